@@ -1,0 +1,1 @@
+"""What unity does, measured beside what it is compared to."""

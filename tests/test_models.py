@@ -1,0 +1,182 @@
+"""The benchmark models are the published ones: by their parameter counts, and by laws that their parts obey."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import models
+from benchmarks.models import Model
+from benchmarks.models.llama import _rotate
+from benchmarks.models.recurrent import lstm
+from benchmarks.models.transformer import causal, self_attention
+
+PUBLISHED = {
+    "alexnet": 61_100_840,  # torchvision
+    "bert_large": 335_174_458,  # BERT-Large uncased with its masked-language-model head
+    "dlrm_kaggle": 33_762_577 * 16 + (13 + 1) * 512 + 513 * 256 + 257 * 64 + 65 * 16 + 368 * 512 + 513 * 256 + 257,
+    "gpt2": 124_439_808,
+    "gpt2_padded": 124_439_808 + (50304 - 50257) * 768,
+    "inception_v3": 23_834_568,  # torchvision, less the auxiliary head
+    "lenet5": 61_706,
+    "llama3_8b": 8_030_261_248,
+    "resnet101": 44_549_160,  # torchvision, as the next four
+    "resnet50": 25_557_032,
+    "resnext50": 25_028_904,
+    "vgg16": 138_357_544,
+    "wide_resnet50": 68_883_240,
+}
+ROUNDED = {  # published in millions, or in GiB of float32
+    "candle_uno": (821e6, 0.5e6),
+    "gpt3_6.7b": (6.7e9, 0.05e9),
+    "mlp_unity": (956e6, 0.5e6),
+    "rnn_tensoropt": (108 * 2**28, 0.01 * 108 * 2**28),
+    "transformer_tensoropt": (9.7 * 2**28, 0.01 * 9.7 * 2**28),
+    "wide_resnet_tensoropt": (7.3 * 2**28, 0.025 * 7.3 * 2**28),
+}
+ONE_OF_EACH_BUILDER = (
+    *("mlp", "mlp_unity", "lenet5", "alexnet", "vgg16", "inception_v3", "inception_v3_unity", "resnext50"),
+    *("resnext50_unity", "gpt2", "llama3_8b", "bert_large", "bert_unity", "dlrm", "dlrm_kaggle", "xdl", "candle_uno"),
+    *("rnnlm", "rnntc", "nmt"),
+)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_as_many_as_published(name: str) -> None:
+    assert models.get(name).parameters == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_parameters_round_to_what_was_published(name: str) -> None:
+    count, rounding = ROUNDED[name]
+    assert abs(models.get(name).parameters - count) <= rounding
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_gradient_traces_at_published_size(name: str) -> None:
+    model = models.get(name)
+    loss, gradient = jax.eval_shape(jax.value_and_grad(model.loss), model.params, model.batch)
+    assert loss.shape == ()
+    assert loss.dtype == jnp.float32
+    assert same_types(gradient, model.params)
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_tiny_has_the_structure_of_the_batch_and_its_limits(name: str) -> None:
+    tiny, full = models.tiny(name), models.get(name)
+    assert tiny.name == full.name == name
+    assert set(tiny.batch) == set(full.batch)
+    assert jax.tree.structure(tiny.batch) == jax.tree.structure(tiny.below)
+    assert tiny.parameters < 4_000_000
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH_BUILDER)
+def test_gradient_reaches_every_parameter(name: str) -> None:
+    model = models.tiny(name)
+    params, batch = models.concrete(model)
+    gradient = jax.jit(jax.grad(model.loss))(params, batch)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
+        assert np.isfinite(leaf).all(), path
+        assert np.any(leaf), path
+
+
+@pytest.mark.parametrize(
+    ("name", "classes"),
+    [("lenet5", 10), ("resnet50", 10), ("gpt2", 61), ("llama3_8b", 61), ("bert_large", 61), ("dlrm_kaggle", 2)]
+    + [("mlp_unity", 32), ("nmt", 61), ("rnntc", 2)],
+)
+def test_a_model_of_zeros_guesses_evenly(name: str, classes: int) -> None:
+    model = models.tiny(name)
+    params, batch = models.concrete(model, scale=0.0)
+    assert jax.jit(model.loss)(params, batch) == pytest.approx(math.log(classes), rel=1e-6)
+
+
+def test_concrete_is_what_was_abstract() -> None:
+    model = models.tiny("dlrm")
+    params, batch = models.concrete(model)
+    assert same_types(params, model.params)
+    assert same_types(batch, model.batch)
+    for rows, count in zip(batch["sparse"], model.below["sparse"], strict=True):
+        assert 0 <= rows.min()
+        assert rows.max() < count
+
+
+def test_scanned_and_rematerialized_are_unrolled() -> None:
+    plain, scanned = models.tiny("gpt2"), models.tiny("gpt2", scan=True, remat=True)
+    params, batch = models.concrete(plain)
+    stacked = params | {"blocks": jax.tree.map(lambda *layers: jnp.stack(layers), *params["blocks"])}
+    loss, gradient = value_and_grad(plain, params, batch)
+    loss_scanned, gradient_scanned = value_and_grad(scanned, stacked, batch)
+    assert loss_scanned == pytest.approx(loss, rel=1e-5)
+    for layer, expected in enumerate(gradient["blocks"]):
+        found = jax.tree.map(lambda leaf, layer=layer: leaf[layer], gradient_scanned["blocks"])
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), found, expected)
+
+
+def test_fused_projections_are_the_separate_ones() -> None:
+    fused, separate = models.tiny("gpt2"), models.tiny("gpt2", fused_qkv=False)
+    params, batch = models.concrete(separate)
+
+    def fuse(block: dict) -> dict:
+        attention = block["attention"]
+        parts = [attention[name] for name in ("query", "key", "value")]
+        qkv = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-1), *parts)
+        return block | {"attention": {"qkv": qkv, "out": attention["out"]}}
+
+    joined = params | {"blocks": [fuse(block) for block in params["blocks"]]}
+    assert fused.loss(joined, batch) == pytest.approx(separate.loss(params, batch), rel=1e-5)
+
+
+def test_low_precision_computes_but_does_not_store() -> None:
+    exact, rounded = models.tiny("gpt2"), models.tiny("gpt2", compute="bfloat16")
+    params, batch = models.concrete(exact)
+    loss, gradient = value_and_grad(rounded, params, batch)
+    assert same_types(gradient, exact.params)
+    # bfloat16 keeps 8 bits; a dozen roundings lie between a token and its loss
+    assert loss == pytest.approx(exact.loss(params, batch), rel=12 * 2**-8)
+
+
+def test_causal_attention_does_not_see_the_future() -> None:
+    model = models.tiny("gpt2")
+    attention = models.concrete(model)[0]["blocks"][0]["attention"]
+    x = jax.random.normal(jax.random.key(0), (2, 16, 32))
+    before = self_attention(attention, x, 4, causal(16))
+    after = self_attention(attention, x.at[:, 9].add(1.0), 4, causal(16))
+    np.testing.assert_array_equal(before[:, :9], after[:, :9])
+    assert np.all(np.any(before[:, 9:] != after[:, 9:], axis=(0, 2)))
+
+
+def test_rotated_products_depend_on_distance_alone() -> None:
+    query, key = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 8))
+    rotated = [_rotate(jnp.broadcast_to(x, (1, 12, 1, 8)))[0, :, 0] for x in (query, key)]
+    products = np.asarray(rotated[0] @ rotated[1].T)
+    np.testing.assert_allclose(products[3:, 3:], products[:-3, :-3], rtol=1e-4, atol=1e-5)
+
+
+def test_lstm_is_its_equations() -> None:
+    layer = models.concrete(models.tiny("rnnlm"))[0]["layers"][0]
+    inputs = np.asarray(jax.random.normal(jax.random.key(1), (5, 3, 16)))
+    zero = jnp.zeros((3, 16))
+    (output, cell), outputs = lstm(layer, (zero, zero), inputs)
+    h, c = np.zeros((3, 16)), np.zeros((3, 16))
+    for x in inputs:
+        gates = x @ layer["input"]["weight"] + layer["input"]["bias"] + h @ layer["recurrent"]["weight"]
+        i, f, g, o = np.split(np.asarray(gates, np.float64), 4, axis=-1)
+        c = c / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i))
+        h = np.tanh(c) / (1 + np.exp(-o))
+    np.testing.assert_allclose(output, h, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(cell, c, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(outputs[-1], output)
+
+
+def value_and_grad(model: Model, params: dict, batch: dict) -> tuple[jax.Array, dict]:
+    return jax.jit(jax.value_and_grad(model.loss))(params, batch)
+
+
+def same_types(found: object, expected: object) -> bool:
+    """Same structure, shapes and dtypes."""
+    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), found) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), expected
+    )

@@ -1,0 +1,155 @@
+"""Measures the devices of this process: matrix products, memory, operators' overhead, and collectives among them.
+
+Everything runs on all devices at once, because devices may share what they run on: virtual CPU devices share the host's
+cores and memory. Each figure is the best of a few runs: other work on the host can only slow a run down.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import geometric_mean
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+JaxDevice: TypeAlias = Any  # jax.Device, which is no type to a type checker: jaxlib has no stubs
+
+# float64 is left out: it needs jax_enable_x64, which is the user's to choose.
+DTYPES = ("float32", "bfloat16", "float16")
+
+_AXIS = "device"
+_RUN = 0.01  # seconds that a run should take at least
+_RUNS = 3
+_SMALL_BYTES, _LARGE_BYTES = 2**12, 2**22  # of the collectives that the line is drawn through
+_MEMORY_BYTES = 2**24  # per device: beyond a core's own caches
+_TOTAL_BYTES = 2**28  # of all devices together: there may be many virtual ones on a small host
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one device reaches while all of them work, and the link between them.
+
+    Args:
+        flops: FLOP/s of a dense matrix product, by dtype.
+        bandwidth: bytes/s of memory, reading and writing counted together.
+        launch: seconds per operator that has almost nothing to do.
+        link_bandwidth: bytes/s per device in one direction, as in the ring formulas of `unity.search.collectives`.
+        link_latency: seconds per message, as there. Both are None for a device alone.
+    """
+
+    flops: Mapping[str, float]
+    bandwidth: float
+    launch: float
+    link_bandwidth: float | None
+    link_latency: float | None
+
+
+def measure(devices: Sequence[JaxDevice]) -> Measured:
+    """Measures `devices`, all of this process and of one kind. Takes a few seconds, most of them compiling."""
+    mesh = Mesh(np.array(devices), (_AXIS,))
+    if len(devices) == 1:
+        return Measured(_flops(mesh), _bandwidth(mesh), _launch(mesh), None, None)
+    link_bandwidth, link_latency = _link(mesh)
+    return Measured(_flops(mesh), _bandwidth(mesh), _launch(mesh), link_bandwidth, link_latency)
+
+
+def _flops(mesh: Mesh) -> dict[str, float]:
+    # Large enough that a product takes far longer than its launch, small enough for hundreds of virtual devices on a
+    # core.
+    size_on_cpu = 512 if mesh.size <= 16 else 256
+    size = size_on_cpu if mesh.devices.flat[0].platform == "cpu" else 4096
+
+    def step(x: jax.Array) -> jax.Array:
+        return x @ x
+
+    # Products of the identity stay the identity: no overflow, however many follow each other.
+    eye = np.broadcast_to(np.eye(size, dtype=np.float32), (mesh.size, size, size))
+    return {dtype: 2 * size**3 / _seconds_per_step(mesh, step, eye.astype(jnp.dtype(dtype))) for dtype in DTYPES}
+
+
+def _bandwidth(mesh: Mesh) -> float:
+    nbytes = min(_MEMORY_BYTES, _TOTAL_BYTES // mesh.size)
+
+    def step(x: jax.Array) -> jax.Array:
+        return x * 0.5 + 1
+
+    seconds = _seconds_per_step(mesh, step, np.ones((mesh.size, nbytes // 4), np.float32))
+    return 2 * nbytes / seconds
+
+
+def _launch(mesh: Mesh) -> float:
+    chain = 16
+
+    def step(x: jax.Array) -> jax.Array:
+        # Each product waits for the one before, and products are not fused with each other.
+        for _ in range(chain):
+            x = x @ x
+        return x
+
+    eye = np.broadcast_to(np.eye(8, dtype=np.float32), (mesh.size, 8, 8))
+    return _seconds_per_step(mesh, step, eye) / chain
+
+
+def _link(mesh: Mesh) -> tuple[float, float]:
+    """Bandwidth and latency that make the ring formulas of all-reduce and all-gather fit what was measured, as the
+    geometric mean of the two."""
+    k = mesh.size
+
+    def all_reduce(x: jax.Array) -> jax.Array:
+        return lax.pcast(lax.psum(x, _AXIS) / k, _AXIS, to="varying")
+
+    def all_gather(x: jax.Array) -> jax.Array:
+        return lax.all_gather(x, _AXIS).reshape(k, -1)[0]
+
+    large = min(_LARGE_BYTES, max(_TOTAL_BYTES // (4 * k), 16 * _SMALL_BYTES))
+    bandwidths, latencies = [], []
+    for collective, rounds, pieces in ((all_reduce, 2, 1), (all_gather, 1, k)):
+        # The full side has `nbytes` for both: an all-gather starts from the k-th part.
+        sizes = [nbytes // (4 * pieces) * 4 * pieces for nbytes in (max(_SMALL_BYTES, 4 * k), large)]
+        small_time, large_time = (
+            _seconds_per_step(mesh, collective, np.ones((k, nbytes // (4 * pieces)), np.float32)) for nbytes in sizes
+        )
+        # If noise hides the slope, all the time of the larger one counts as transfer: too slow rather than infinitely
+        # fast.
+        slope = (large_time - small_time) / (sizes[1] - sizes[0])
+        beta = slope if slope > 0 else large_time / sizes[1]
+        # The small one's few bytes are neglected, for the same reason.
+        bandwidths.append(rounds * (k - 1) / (k * beta))
+        latencies.append(small_time / (rounds * (k - 1)))
+    return geometric_mean(bandwidths), geometric_mean(latencies)
+
+
+def _seconds_per_step(mesh: Mesh, step: Callable[[jax.Array], jax.Array], values: np.ndarray[Any, Any]) -> float:
+    """Seconds of `step`, applied over and over to each device's row of `values` on all devices at once.
+
+    The number of steps is an argument of one compiled loop, so that the compiler can neither unroll nor shorten it.
+    """
+    spec = PartitionSpec(_AXIS)
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=mesh, in_specs=(PartitionSpec(), spec), out_specs=spec)
+    def run(steps: jax.Array, x: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, steps, lambda _, y: step(y), x[0])[None]
+
+    x = jax.device_put(values, NamedSharding(mesh, spec))
+
+    def seconds(steps: int) -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(run(np.int32(steps), x))
+        return time.perf_counter() - start
+
+    seconds(1)  # compiles
+    steps = 1
+    while (taken := seconds(steps)) < _RUN:
+        steps *= max(2, min(16, int(_RUN / max(taken, 1e-9))))
+    once = min(seconds(steps) for _ in range(_RUNS))
+    twice = min(seconds(2 * steps) for _ in range(_RUNS))
+    # The difference leaves out the call and the first touch of its memory, unless noise was larger than the run.
+    return (twice - once if twice > once else twice / 2) / steps

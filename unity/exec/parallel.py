@@ -1,0 +1,181 @@
+"""The parallelization operators as they run inside `shard_map`: one collective each, and its dual backward (design section 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+from jax import lax
+
+from unity.pcg.axis import Axis
+from unity.pcg.layout import outer_here, take_digit
+from unity.pcg.resharding import Step
+from unity.pcg.state import Digit, digits
+
+
+def varying(x: Any) -> frozenset[str]:
+    """The mesh axes along which JAX takes a value to differ."""
+    return frozenset(jax.typeof(x).manual_axis_type.varying)
+
+
+def vary(x: Any, names: Sequence[str] | frozenset[str]) -> Any:
+    """`x`, known to JAX to differ along the named axes too. Backward, this is their all-reduce."""
+    missing = tuple(n for n in names if n not in varying(x))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def apply(step: Step, x: jax.Array, axes: tuple[Axis, ...]) -> jax.Array:
+    """Runs one parallelization operator on a local piece."""
+    names = tuple(axes[i].name for i in step.axes)
+    if step.kind == "replicate":
+        return vary(x, names)
+    if step.kind == "reduce":
+        return lax.psum(x, names)
+    old, new = digits(step.before, axes), digits(step.after, axes)
+    if step.kind == "partition":
+        return _partition(x, step, axes)
+    if step.kind == "reduce_partition":
+        given = [d for i in step.axes if (d := new[i]) is not None]
+        return _scatter(x, names, given, _others(old, step.axes))
+    if step.kind in ("combine", "combine_replicate"):
+        taken = [d for i in step.axes if (d := old[i]) is not None]
+        return _gather(x, names, taken, _others(new, step.axes), "invarying" if step.kind == "combine" else "varying")
+    given, taken = [d for i in step.axes if (d := new[i]) is not None], [d for i in step.axes if (d := old[i]) is not None]
+    return _exchange(x, names, taken, given, _others(old, step.axes))
+
+
+def _others(found: Sequence[Digit | None], but: Sequence[int]) -> list[Digit]:
+    return [d for i, d in enumerate(found) if d is not None and i not in but]
+
+
+def _partition(x: jax.Array, step: Step, axes: tuple[Axis, ...]) -> jax.Array:
+    """Slices. From *unused*, the gradient is gathered; from *replicated* it is a partial sum already, and is padded."""
+    old, new = digits(step.before, axes), digits(step.after, axes)
+    here = _others(old, step.axes)
+    for kind in ("R", "U"):
+        chosen = [i for i in step.axes if step.before[i].kind == kind]
+        names, given = tuple(axes[i].name for i in chosen), [d for i in chosen if (d := new[i]) is not None]
+        if not chosen:
+            continue
+        if kind == "R":
+            x = _slices(x, names, given, here)
+        else:
+            x = _slice_unused(x, names, tuple(given), tuple(here))
+        here = here + given
+    return x
+
+
+def _slices(x: jax.Array, names: Sequence[str], given: Sequence[Digit], here: Sequence[Digit]) -> jax.Array:
+    done = list(here)
+    for name, digit in zip(names, given, strict=True):
+        x = take_digit(x, digit, lax.axis_index(name), done)
+        done.append(digit)
+    return x
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _slice_unused(x: jax.Array, names: tuple[str, ...], given: tuple[Digit, ...], here: tuple[Digit, ...]) -> jax.Array:
+    return _slices(x, names, given, here)
+
+
+def _slice_forward(x: jax.Array, names: Any, given: Any, here: Any) -> tuple[jax.Array, None]:
+    return _slices(x, names, given, here), None
+
+
+def _slice_backward(names: Any, given: Any, here: Any, _: None, g: jax.Array) -> tuple[jax.Array]:
+    return (_gather(g, names, given, here, "invarying"),)
+
+
+_slice_unused.defvjp(_slice_forward, _slice_backward)
+
+
+def _contiguous(moved: Sequence[Digit], here: Sequence[Digit]) -> int | None:
+    """The dimension whose most major digits are exactly those moved, major first: JAX's tiled collectives apply."""
+    outer = 1
+    for d in moved:
+        if d.dim != moved[0].dim or d.outer != outer:
+            return None
+        outer *= d.size
+    return moved[0].dim
+
+
+def _gather(x: jax.Array, names: Sequence[str], taken: Sequence[Digit], here: Sequence[Digit], to: str) -> jax.Array:
+    dim = _contiguous(taken, here)
+    if dim is not None:
+        return lax.all_gather(x, tuple(names), axis=dim, tiled=True, to=to)
+    return put(lax.all_gather(x, tuple(names), axis=0, tiled=False, to=to), taken, here)
+
+
+def _scatter(x: jax.Array, names: Sequence[str], given: Sequence[Digit], here: Sequence[Digit]) -> jax.Array:
+    dim = _contiguous(given, here)
+    if dim is not None:
+        return lax.psum_scatter(x, tuple(names), scatter_dimension=dim, tiled=True)
+    return lax.psum_scatter(cut(x, given, here), tuple(names), scatter_dimension=0, tiled=False)
+
+
+def _exchange(
+    x: jax.Array, names: Sequence[str], taken: Sequence[Digit], given: Sequence[Digit], here: Sequence[Digit]
+) -> jax.Array:
+    old, new = _contiguous(taken, here), _contiguous(given, here)
+    if old is not None and new is not None and old != new:
+        return lax.all_to_all(x, tuple(names), split_axis=new, concat_axis=old, tiled=True)
+    pieces = cut(x, given, [*here, *taken])
+    return put(lax.all_to_all(pieces, tuple(names), split_axis=0, concat_axis=0, tiled=True), taken, [*here, *given])
+
+
+def _segments(n: int, moved: Sequence[Digit], here: Sequence[Digit], whole: bool) -> list[int]:
+    """One dimension of a local piece, seen as [before, digit, between, digit, ..., after] (`whole`), or without the digits."""
+    sizes, before = [], 1
+    for d in sorted(moved, key=lambda d: d.outer):
+        outer = outer_here(d, [*here, *(m for m in moved if m.outer < d.outer)])
+        sizes += [outer // before, d.size] if whole else [outer // before]
+        before = outer
+    inside = before
+    for d in moved:
+        inside *= d.size if whole else 1
+    return [*sizes, n // inside]
+
+
+def _views(shape: Sequence[int], moved: Sequence[Digit], here: Sequence[Digit], whole: bool) -> tuple[list[int], list[int]]:
+    """A shape with every moved digit's place opened, and the positions of the digits (`whole`) in the order of `moved`."""
+    view: list[int] = []
+    position: dict[Digit, int] = {}
+    for dim, n in enumerate(shape):
+        mine = sorted((d for d in moved if d.dim == dim), key=lambda d: d.outer)
+        others = [d for d in here if d.dim == dim]
+        for k, d in enumerate(mine):
+            position[d] = len(view) + (2 * k + 1 if whole else k + 1)
+        view += _segments(n, mine, others, whole)
+    return view, [position[d] for d in moved]
+
+
+def cut(x: jax.Array, given: Sequence[Digit], here: Sequence[Digit]) -> jax.Array:
+    """`[product of digit sizes, *piece]`: the pieces that `x` splits into, the first digit most major."""
+    view, places = _views(x.shape, given, here, whole=True)
+    rest = [i for i in range(len(view)) if i not in places]
+    shape = list(x.shape)
+    for d in given:
+        shape[d.dim] //= d.size
+    count = 1
+    for d in given:
+        count *= d.size
+    return x.reshape(view).transpose(*places, *rest).reshape(count, *shape)
+
+
+def put(pieces: jax.Array, taken: Sequence[Digit], here: Sequence[Digit]) -> jax.Array:
+    """The inverse of `cut`: the tensor whose pieces these are."""
+    local = pieces.shape[1:]
+    view, places = _views(local, taken, here, whole=False)
+    x = pieces.reshape(*(d.size for d in taken), *view)
+    k = len(taken)
+    order: list[int] = []
+    for i in range(len(view)):
+        # digits that belong before segment i; `places` counts segments that come before a digit
+        order += [t for t, place in enumerate(places) if place == i]
+        order.append(k + i)
+    shape = list(local)
+    for d in taken:
+        shape[d.dim] *= d.size
+    return x.transpose(order).reshape(shape)

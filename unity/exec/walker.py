@@ -1,0 +1,270 @@
+"""Runs an operator's body on one device's pieces: what lowering, tests and proofs mean by an operator's local body.
+
+The body is walked, not re-bound: JAX's primitives want operands that vary over the same mesh axes, parameters that name shapes
+must name local ones, and custom derivative rules must be kept, on pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from unity.exec.parallel import vary, varying
+from unity.pcg.axis import Axis
+from unity.pcg.body import Atom, Body, Equation, Literal, close
+from unity.pcg.custom import as_function, jvp_body, vjp_bodies
+from unity.pcg.layout import Layout, Placed
+from unity.pcg.solve import Solution, branches, nested_body, solve, vjp_solutions
+from unity.pcg.state import REPLICATED, UNUSED, State, Type
+from unity.pcg.table import TABLE
+
+Types = Sequence[Type]
+
+
+def run_body(body: Body, operands: Sequence[Any], types: Types, results: Types, axes: tuple[Axis, ...]) -> list:
+    """The results of a body on local pieces. `types` and `results` are those of its operands and results."""
+    placing = _placing(body, tuple(types), tuple(results), axes)
+    return Walk(body, placing, axes).run(operands)
+
+
+Placing = tuple[Solution | None, ...]  # one for each axis; None: unused by all
+
+
+@lru_cache(maxsize=65536)
+def _placing(body: Body, types: tuple[Type, ...], results: tuple[Type, ...], axes: tuple[Axis, ...]) -> Placing:
+    found = []
+    for k in range(len(axes)):
+        found.append(along_axis(body, tuple(t[k] for t in types), tuple(t[k] for t in results)))
+    return tuple(found)
+
+
+@lru_cache(maxsize=65536)
+def along_axis(body: Body, operands: tuple[State, ...], results: tuple[State, ...]) -> Solution | None:
+    """The states of a body's variables, given those at its ends. None where the axis is unused."""
+    states = operands + results
+    if all(s == UNUSED for s in states):
+        return None
+    if all(s == REPLICATED for s in states):
+        everywhere = dict.fromkeys(body.tensors, REPLICATED)
+        return Solution(everywhere, {}, (), operands, results)
+    known = dict(zip(body.inputs, operands, strict=True))
+    ends = zip(body.outputs, results, strict=True)
+    known |= {a: s for a, s in ends if isinstance(a, int) and s != UNUSED}
+    return solve(body, known)
+
+
+class Walk:
+    """One run of a body on pieces: the environment, and where every variable lies."""
+
+    def __init__(self, body: Body, placing: Placing, axes: tuple[Axis, ...]) -> None:
+        self.body, self.placing, self.axes = body, placing, axes
+        self.env: dict[int, Any] = {}
+        self.whole: dict[int, Any] = {}  # reduced variables before they were made to vary again
+
+    def type_of(self, atom: Atom, seen: bool) -> Type:
+        if isinstance(atom, Literal):
+            return tuple(UNUSED if s is None else REPLICATED for s in self.placing)
+        return tuple(UNUSED if s is None else (s.seen(atom) if seen else s.states.get(atom, REPLICATED)) for s in self.placing)
+
+    def placed(self, atom: Atom, seen: bool) -> Placed:
+        tensor = self.body.tensor(atom)
+        return Placed(tensor.shape, tensor.dtype, self.type_of(atom, seen), self.axes)
+
+    def read(self, atom: Atom) -> Any:
+        if isinstance(atom, int):
+            return self.env[atom]
+        return atom.value if is_key(atom) else jnp.asarray(atom.value, atom.tensor.dtype)
+
+    def run(self, operands: Sequence[Any]) -> list:
+        self.env.update(zip(self.body.inputs, operands, strict=True))
+        for equation in self.body.equations:
+            results = self.equation(equation)
+            for v, x in zip(equation.results, results, strict=True):
+                self.env[v] = self.reduce(v, x)
+        return [self.whole.get(a, self.read(a)) if isinstance(a, int) else self.read(a) for a in self.body.outputs]
+
+    def reduce(self, variable: int, x: Any) -> Any:
+        """Puts partial results together where the solver put a Reduce inside the body."""
+        kinds: dict[str, list[str]] = {}
+        for axis, solution in zip(self.axes, self.placing, strict=True):
+            if solution is not None and variable in solution.reduced:
+                kinds.setdefault(solution.reduced[variable], []).append(axis.name)
+        for kind, names in kinds.items():
+            x = vary(x, names)
+            x = self.whole[variable] = REDUCERS[kind](x, tuple(names))
+            x = vary(x, names)
+        return x
+
+    def equation(self, equation: Equation) -> list:
+        operands = aligned([self.read(a) for a in equation.operands])
+        layout = Layout(
+            equation.primitive,
+            equation.params,
+            tuple(self.placed(a, True) for a in equation.operands),
+            tuple(self.placed(v, False) for v in equation.results),
+        )
+        nested = NESTED.get(equation.name)
+        entry = TABLE.get(equation.name)
+        if nested is not None and not _whole(layout):
+            return nested(equation, operands, layout, self.axes)
+        if entry is None:
+            return as_function(equation)(*operands)
+        return entry.local(operands, layout) if entry.local else layout.bind(*operands)
+
+
+def is_key(atom: Literal) -> bool:
+    """Whether a literal is a PRNG key, which numpy cannot hold."""
+    return jnp.issubdtype(atom.tensor.dtype, jax.dtypes.extended)
+
+
+def _whole(layout: Layout) -> bool:
+    """Whether every device has all of every operand, so that a nested call can run as it stands."""
+    return all(s.kind in "UR" for p in layout.operands + layout.results for s in p.type)
+
+
+def aligned(operands: list) -> list:
+    """Operands made to vary over the same axes, as JAX's primitives require."""
+    names = frozenset().union(*(varying(x) for x in operands)) if operands else frozenset()
+    return [vary(x, names) for x in operands] if names else operands
+
+
+def _over_bits(collective: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, names: collective(x.astype(jnp.int8), names).astype(bool) if x.dtype == bool else collective(x, names)
+
+
+REDUCERS: Mapping[str, Callable[[Any, tuple[str, ...]], Any]] = {
+    "sum": lax.psum,
+    "max": lambda x, names: lax.pmax(lax.stop_gradient(x), names),
+    "min": lambda x, names: lax.pmin(lax.stop_gradient(x), names),
+    "or": _over_bits(lax.pmax),
+    "and": _over_bits(lax.pmin),
+}
+
+
+def _types(placed: Sequence[Placed]) -> tuple[Type, ...]:
+    return tuple(p.type for p in placed)
+
+
+def varied(values: Sequence[Any], placed: Sequence[Placed]) -> list:
+    """Values made to vary along every axis that their type uses."""
+    return [vary(x, [a.name for a, s in zip(p.axes, p.type, strict=True) if s != UNUSED]) for x, p in zip(values, placed, strict=True)]
+
+
+def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    body, rule = nested_body(equation), jvp_body(equation)
+    types, results = _types(layout.operands), _types(layout.results)
+    tangent_types = tuple(t for t, f in zip(types, rule.floating, strict=True) if f)
+
+    @jax.custom_jvp
+    def call(*primals: Any) -> Any:
+        return run_body(body, primals, types, results, axes)
+
+    @call.defjvp
+    def derivative(primals: Any, tangents: Any) -> Any:
+        chosen = [t for t, f in zip(tangents, rule.floating, strict=True) if f]
+        out = run_body(rule.body, (*primals, *chosen), types + tangent_types, results + results, axes)
+        return out[: len(results)], out[len(results) :]
+
+    return call(*operands)
+
+
+def _custom_vjp(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    body, rule = nested_body(equation), vjp_bodies(equation)
+    types, results = _types(layout.operands), _types(layout.results)
+    n = len(results)
+    per_axis = [
+        None if all(t[k] == UNUSED for t in types + results) else vjp_solutions(
+            equation, tuple(t[k] for t in types), tuple(t[k] for t in results)
+        )
+        for k in range(len(axes))
+    ]  # fmt: skip
+    forward = Walk(rule.forward, tuple(s and s[0] for s in per_axis), axes)
+    names = [a.name for a, s in zip(axes, per_axis, strict=True) if s is not None]
+
+    @jax.custom_vjp
+    def call(*primals: Any) -> Any:
+        return run_body(body, primals, types, results, axes)
+
+    def first(*primals: Any) -> Any:
+        out = Walk(rule.forward, forward.placing, axes).run(primals)
+        return out[:n], out[n:]
+
+    def second(residuals: Any, cotangents: Any) -> Any:
+        back = Walk(rule.backward, tuple(s and s[1] for s in per_axis), axes)
+        given = iter(vary(g, names) for g in back.run((*residuals, *cotangents)))
+        return tuple(next(given) if f else None for f in rule.floating)
+
+    call.defvjp(first, second)
+    return call(*operands)
+
+
+def _remat(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    body, types, results = nested_body(equation), _types(layout.operands), _types(layout.results)
+    run = jax.checkpoint(
+        lambda *x: run_body(body, x, types, results, axes),
+        prevent_cse=equation.params["prevent_cse"],
+        policy=equation.params["policy"],
+    )
+    return run(*operands)
+
+
+def _cond(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    types, results = _types(layout.operands[1:]), _types(layout.results)
+    programs = [
+        lambda *x, b=b: varied(run_body(b, x, types, results, axes), layout.results) for b in branches(equation)
+    ]
+    return list(lax.switch(operands[0], programs, *operands[1:]))
+
+
+def _while(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    params = equation.params
+    test, step = close(params["cond_jaxpr"]), close(params["body_jaxpr"])
+    a, b = params["cond_nconsts"], params["body_nconsts"]
+    types, results = _types(layout.operands), _types(layout.results)
+    looked_at = tuple(tuple(UNUSED if s == UNUSED else REPLICATED for s in types[0]) for _ in test.outputs) if types else ()
+
+    def more(carry: Any) -> Any:
+        return run_body(test, (*operands[:a], *carry), (*types[:a], *types[a + b :]), looked_at, axes)[0]
+
+    def again(carry: Any) -> Any:
+        return varied(run_body(step, (*operands[a : a + b], *carry), types[a:], results, axes), layout.results)
+
+    return list(lax.while_loop(more, again, varied(operands[a + b :], layout.operands[a + b :])))
+
+
+def _scan(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    params = equation.params
+    body, c, k = close(params["jaxpr"]), params["num_consts"], params["num_carry"]
+    types, results = _types(layout.operands), _types(layout.results)
+    steps_in = (*types[: c + k], *(_one_step(t) for t in types[c + k :]))
+    steps_out = (*results[:k], *(_one_step(t) for t in results[k:]))
+
+    def step(carry: Any, xs: Any) -> Any:
+        out = run_body(body, (*operands[:c], *carry, *xs), steps_in, steps_out, axes)
+        return varied(out[:k], layout.results[:k]), out[k:]
+
+    carry = varied(operands[c : c + k], layout.operands[c : c + k])
+    carry, ys = lax.scan(step, carry, operands[c + k :], params["length"], params["reverse"], params["unroll"])
+    return [*carry, *ys]
+
+
+def _one_step(type_: Type) -> Type:
+    """The type of one step's slice of a stacked tensor."""
+    return tuple(State("P", s.dim - 1, s.outer) if s.kind == "P" else s for s in type_)
+
+
+NESTED: Mapping[str, Callable[[Equation, list, Layout, tuple[Axis, ...]], list]] = {
+    "custom_jvp_call": _custom_jvp,
+    "custom_vjp_call": _custom_vjp,
+    "custom_vjp_call_jaxpr": _custom_vjp,
+    "remat2": _remat,
+    "checkpoint": _remat,
+    "cond": _cond,
+    "while": _while,
+    "scan": _scan,
+}

@@ -1,0 +1,1 @@
+"""The parallel computation graph."""

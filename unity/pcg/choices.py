@@ -1,0 +1,146 @@
+"""The legal parallelizations of an operator along one axis, derived from its body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import gcd
+
+from unity.pcg.body import Body
+from unity.pcg.factors import Slot
+from unity.pcg.solve import Solution, Unmatched, nested_body, solve, spec_of
+from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A partial value that is reduced inside a body. `split[c]` is kept by `Choice.partitions`."""
+
+    variable: int
+    nbytes: int  # of the whole tensor
+    kind: str  # "sum", "max", ...
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """One legal way for an operator to use one axis."""
+
+    name: str
+    operands: tuple[State, ...]
+    results: tuple[State, ...]
+    size: int  # the product of degrees on this choice must divide it; 0: any
+    divided: float  # fraction of the operator's FLOPs that the devices share
+    reduced: tuple[Reduced, ...] = ()
+    partitions: frozenset[int] = frozenset()  # variables reduced under some choice that are partitioned under this one
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        return self.operands + self.results
+
+
+def unused(body: Body) -> Choice:
+    """The choice that is always there: every device along the axis does the same."""
+    return Choice("unused", (UNUSED,) * len(body.inputs), (UNUSED,) * len(body.outputs), 0, 0.0)
+
+
+Seed = tuple[int, State]  # position (operands, then results) and the state wanted there
+
+
+def choices(body: Body, seeds: Iterable[Seed] = ()) -> tuple[Choice, ...]:
+    """All choices of an operator: unused, replicated, each factor, each way to let a partial sum through.
+
+    `seeds` are further states that neighbours could use (inner digits); choices that have them are added.
+    """
+    return _choices(body, tuple(sorted(set(seeds))))
+
+
+@lru_cache(maxsize=8192)
+def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
+    replicated = Choice("replicated", (REPLICATED,) * len(body.inputs), (REPLICATED,) * len(body.outputs), 0, 0.0)
+    found = {c.states: c for c in (unused(body), replicated)}
+    if not body.inputs:
+        found.pop(replicated.states, None)
+    solutions: list[Solution] = []
+    for known in _seeds(body, seeds):
+        if any(all(s.states.get(v) == state for v, state in known.items()) for s in solutions):
+            continue
+        try:
+            solution = solve(body, known)
+        except Unmatched:
+            continue
+        solutions.append(solution)
+        choice = _choice(body, solution)
+        found.setdefault(choice.states, choice)
+    return _with_partitions(list(found.values()), {c: s for s in solutions for c in found.values() if c.states == s.operands + s.results})
+
+
+def _seeds(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Mapping[int, State]]:
+    for equation in body.equations:
+        yield from _factor_seeds(body, equation)
+    for v in body.inputs:
+        yield {v: PARTIAL}
+    ends = (*body.inputs, *body.outputs)
+    for position, state in seeds:
+        atom = ends[position]
+        if isinstance(atom, int):
+            yield {atom: state}
+
+
+def _factor_seeds(body: Body, equation) -> Iterator[Mapping[int, State]]:
+    spec = spec_of(body, equation)
+    if spec is None:
+        yield from _nested_seeds(equation)
+        return
+    for factor in spec.factors:
+        operands, results = factor.states()
+        places = zip((*equation.operands, *equation.results), factor.operands + factor.results, operands + results, strict=True)
+        known = {a: s for a, place, s in places if isinstance(a, int) and isinstance(place, Slot)}
+        if known:
+            yield known
+
+
+def _nested_seeds(equation) -> Iterator[Mapping[int, State]]:
+    if equation.name in ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "remat2", "checkpoint"):
+        inner = nested_body(equation)
+        for choice in choices(inner):
+            states = zip((*equation.operands, *equation.results), choice.states, strict=True)
+            known = {a: s for a, s in states if isinstance(a, int) and s.kind == "P"}
+            if known:
+                yield known
+    else:  # control flow: every dimension of every operand is tried
+        from unity.pcg.state import partitioned
+
+        for a in equation.operands:
+            if isinstance(a, int):
+                for dim in range(8):
+                    yield {a: partitioned(dim)}
+
+
+def _choice(body: Body, solution: Solution) -> Choice:
+    size, work, shared = 0, 0.0, 0.0
+    names = []
+    for equation, match in zip(body.equations, solution.matches, strict=True):
+        size = gcd(size, match.size)
+        spec = spec_of(body, equation)
+        flops = 1.0 + (spec.flops if spec else 0.0)
+        work, shared = work + flops, shared + flops * match.divided
+        names += [match.name] if match.divided else []
+    reduced = tuple(Reduced(v, body.tensors[v].nbytes, kind) for v, kind in sorted(solution.reduced.items()))
+    name = names[0] if len(body.equations) == 1 and names else _name(solution)
+    return Choice(name, solution.operands, solution.results, size, shared / work if work else 0.0, reduced)
+
+
+def _name(solution: Solution) -> str:
+    return ",".join(str(s) for s in solution.operands) + "→" + ",".join(str(s) for s in solution.results)
+
+
+def _with_partitions(found: list[Choice], solutions: Mapping[Choice, Solution]) -> tuple[Choice, ...]:
+    """Notes, for every value that some choice reduces, which other choices partition it: that makes the Reduce smaller."""
+    variables = {r.variable for c in found for r in c.reduced}
+    result = []
+    for c in found:
+        s = solutions.get(c)
+        split = frozenset(v for v in variables if s is not None and s.states.get(v, UNUSED).kind == "P")
+        result.append(Choice(c.name, c.operands, c.results, c.size, c.divided, c.reduced, split) if split else c)
+    return tuple(result)

@@ -1,0 +1,108 @@
+"""Custom derivative rules as programs, so that they can be followed and run on pieces like everything else.
+
+A `custom_jvp` or `custom_vjp` is kept by its rule, not by its body. The rules are read through JAX's own public
+transformations: differentiating the call by itself yields the rule's program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from unity.pcg.body import Body, Equation, close
+
+
+# Inside a rule nothing is differentiated again, so custom calls there are their bodies.
+FIRST_ORDER = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
+
+
+@dataclass(frozen=True, eq=False)
+class JvpRule:
+    """`body`: (primals, tangents of the floating ones) → (results, their tangents)."""
+
+    body: Body
+    floating: tuple[bool, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class VjpRule:
+    """`forward`: primals → (results, residuals). `backward`: (residuals, cotangents) → cotangents of the floating primals."""
+
+    forward: Body
+    backward: Body
+    floating: tuple[bool, ...]
+
+
+def as_function(equation: Equation) -> Callable[..., list]:
+    """One equation as a function of all its operands (literals included), on whole tensors."""
+    eqn = equation.origin
+    assert eqn is not None
+    variables = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, core.Literal)))
+    run = core.jaxpr_as_fun(core.ClosedJaxpr(core.Jaxpr((), variables, eqn.outvars, [eqn]), ()))
+
+    def call(*operands: Any) -> list:
+        pairs = [(v, x) for v, x in zip(eqn.invars, operands, strict=True) if not isinstance(v, core.Literal)]
+        values = dict(pairs)
+        return list(run(*(values[v] for v in variables)))
+
+    return call
+
+
+def _abstract(equation: Equation) -> tuple[list[jax.ShapeDtypeStruct], tuple[bool, ...]]:
+    eqn = equation.origin
+    assert eqn is not None
+    variables = [v for v in eqn.invars if not isinstance(v, core.Literal)]
+    if len(set(variables)) < len(variables):
+        raise TypeError(f"{equation.name} is given one value twice: its rule cannot be read by itself")
+    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    return structs, tuple(jax.dtypes.issubdtype(s.dtype, jax.numpy.inexact) for s in structs)
+
+
+def _merge(floating: tuple[bool, ...], chosen: Any, others: Any) -> list:
+    chosen, others = iter(chosen), iter(others)
+    return [next(chosen) if f else next(others) for f in floating]
+
+
+@lru_cache(maxsize=1024)
+def jvp_body(equation: Equation) -> JvpRule:
+    """The program of a `custom_jvp`'s rule."""
+    call = as_function(equation)
+    structs, floating = _abstract(equation)
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        others = [p for p, f in zip(primals, floating, strict=True) if not f]
+        chosen = [p for p, f in zip(primals, floating, strict=True) if f]
+        return jax.jvp(lambda *c: call(*_merge(floating, c, others)), tuple(chosen), tuple(tangents))
+
+    tangents = [s for s, f in zip(structs, floating, strict=True) if f]
+    return JvpRule(close(jax.make_jaxpr(rule)(structs, tangents), FIRST_ORDER), floating)
+
+
+@lru_cache(maxsize=1024)
+def vjp_bodies(equation: Equation) -> VjpRule:
+    """The programs of a `custom_vjp`'s forward and backward rules."""
+    call = as_function(equation)
+    structs, floating = _abstract(equation)
+    shapes: dict[str, Any] = {}
+
+    def forward(*primals: Any) -> Any:
+        others = [p for p, f in zip(primals, floating, strict=True) if not f]
+        chosen = [p for p, f in zip(primals, floating, strict=True) if f]
+        results, pull = jax.vjp(lambda *c: call(*_merge(floating, c, others)), *chosen)
+        residuals, shapes["pull"] = jax.tree.flatten(pull)
+        shapes["results"] = [jax.ShapeDtypeStruct(r.shape, r.dtype) for r in results]
+        shapes["residuals"] = [jax.ShapeDtypeStruct(r.shape, r.dtype) for r in residuals]
+        return [*results, *residuals]
+
+    first = close(jax.make_jaxpr(forward)(*structs), FIRST_ORDER)
+
+    def backward(residuals: Any, cotangents: Any) -> Any:
+        return jax.tree.unflatten(shapes["pull"], residuals)(list(cotangents))
+
+    second = close(jax.make_jaxpr(backward)(shapes["residuals"], shapes["results"]), FIRST_ORDER)
+    return VjpRule(first, second, floating)

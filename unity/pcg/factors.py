@@ -1,0 +1,143 @@
+"""The language of the operator table: factors, and the legal parallelizations that follow from them.
+
+An operator iterates over *factors*, as an einsum does. A factor names where it lies in every operand and result: a range of a
+dimension's digits. Put a mesh axis on a factor, and what each device holds follows: operands and results that have the factor
+are partitioned there, operands that lack it are replicated for use, results that lack it are partial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from unity.pcg.state import PARTIAL, REPLICATED, State, partitioned
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a factor lies in a tensor: dimension `dim` seen as `[outer, factor, rest]`."""
+
+    dim: int
+    outer: int = 1
+
+
+Place = Slot | State | None  # None: the tensor lacks the factor; a State: it must be in this one instead
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A range of iteration. `reduction` says how the pieces of results that lack the factor are put together."""
+
+    name: str
+    size: int
+    operands: tuple[Place, ...]
+    results: tuple[Place, ...]
+    reduction: str = ""  # "" (parallel), "sum", "max", "min", "or", "and"
+    halo: bool = False
+
+    def states(self, inner: int = 1) -> tuple[tuple[State, ...], tuple[State, ...]]:
+        """What operands and results are along an axis that is put on the factor's digit at `inner` (1: its most major)."""
+        missing = PARTIAL if self.reduction else REPLICATED
+        operands = tuple(_state(p, inner, REPLICATED) for p in self.operands)
+        return operands, tuple(_state(p, inner, missing) for p in self.results)
+
+
+def _state(place: Place, inner: int, missing: State) -> State:
+    if isinstance(place, Slot):
+        return partitioned(place.dim, place.outer * inner)
+    return missing if place is None else place
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What is known of one application of an operator.
+
+    `linear` lists groups of operands in which the operator is jointly linear: if all of a group are partial sums, and the
+    other operands are replicated, the results are partial sums. `flops` counts the whole application, forward.
+    """
+
+    factors: tuple[Factor, ...]
+    linear: tuple[frozenset[int], ...] = ()
+    flops: float = 0.0
+
+
+@dataclass(frozen=True)
+class Match:
+    """One legal way for one primitive to use one axis: the states of its operands and results."""
+
+    name: str
+    operands: tuple[State, ...]
+    results: tuple[State, ...]
+    size: int  # degrees on this choice must divide it; 0: any degree
+    divided: float  # the fraction of the work that the devices share
+    reduction: str = ""  # how partial results are put together
+
+
+Specification = Callable[..., Spec]
+Local = Callable[..., list]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of the operator table: what is known of a primitive, and how it runs on one device's pieces."""
+
+    name: str
+    spec: Specification
+    local: Local | None = None  # None: the primitive is bound to the local pieces as it is
+
+
+TABLE: dict[str, Entry] = {}
+
+
+def operator(*names: str, local: Local | None = None) -> Callable[[Specification], Specification]:
+    """Registers a specification under primitive names. The specification takes `(params, operand avals, result avals)`."""
+
+    def register(spec: Specification) -> Specification:
+        for name in names:
+            TABLE[name] = Entry(name, spec, local)
+        return spec
+
+    return register
+
+
+def matching(spec: Spec, known: Mapping[int, State], n_operands: int, n_results: int) -> list[Match]:
+    """The choices that agree with the states known so far (position → state; results follow operands).
+
+    A factor's inner digit is found from the first partitioned position: `outer` relative to where the factor begins.
+    """
+    found = []
+    for factor in spec.factors:
+        inner = _inner(factor, known)
+        if inner is not None:
+            operands, results = factor.states(inner)
+            if all((operands + results)[i] == s for i, s in known.items()):
+                found.append(Match(factor.name, operands, results, factor.size // inner, 1.0, factor.reduction))
+    if all(s.kind in "RS" for s in known.values()):
+        found += _linear(spec, known, n_operands, n_results)
+    if all(s == REPLICATED for s in known.values()):
+        found.append(Match("replicated", (REPLICATED,) * n_operands, (REPLICATED,) * n_results, 0, 0.0))
+    return found
+
+
+def _inner(factor: Factor, known: Mapping[int, State]) -> int | None:
+    places = factor.operands + factor.results
+    for position, state in known.items():
+        if state.kind != "P":
+            continue
+        place = places[position]
+        if not isinstance(place, Slot) or place.dim != state.dim or state.outer % place.outer:
+            return None
+        inner = state.outer // place.outer
+        return inner if inner < factor.size and factor.size % inner == 0 else None
+    return 1
+
+
+def _linear(spec: Spec, known: Mapping[int, State], n_operands: int, n_results: int) -> list[Match]:
+    found = []
+    for group in spec.linear:
+        operands = tuple(PARTIAL if i in group else REPLICATED for i in range(n_operands))
+        states = operands + (PARTIAL,) * n_results
+        if all(states[i] == s for i, s in known.items()):
+            name = "linear " + ",".join(map(str, sorted(group)))
+            found.append(Match(name, operands, (PARTIAL,) * n_results, 0, 0.0, "sum"))
+    return found

@@ -1,0 +1,445 @@
+"""Which states a body's variables can have along one axis: factors followed through a composite's own program.
+
+A composite's legal parallelizations are not written down anywhere: they are found by putting an axis on a factor of one of its
+equations and following it through the others. Where a partial sum meets an operator that is not linear, a Reduce is put
+inside the body (a soft-max over a partitioned dimension needs two small ones). No other communication happens inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import gcd
+from typing import Any
+
+from jax.extend import core
+
+from unity.pcg.body import Atom, Body, Equation, Literal, from_jaxpr
+from unity.pcg.custom import close, jvp_body, vjp_bodies
+from unity.pcg.factors import TABLE, Match, Spec, matching
+from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State
+
+
+@dataclass(frozen=True)
+class Solution:
+    """States of a body's variables along one axis. `reduced[v]`: v is partial where it is made and reduced at once."""
+
+    states: Mapping[int, State]
+    reduced: Mapping[int, str]
+    matches: tuple[Match, ...]  # one for each equation
+    operands: tuple[State, ...]
+    results: tuple[State, ...]
+
+    def seen(self, variable: int) -> State:
+        """The state in which later equations find a variable."""
+        return REPLICATED if variable in self.reduced else self.states[variable]
+
+
+class Conflict(Exception):
+    """No choice of an equation agrees with the states around it; `variable` could be reduced first."""
+
+    def __init__(self, variable: int | None) -> None:
+        self.variable = variable
+
+
+class Unmatched(Exception):
+    """The whole body has no solution with these states."""
+
+
+SPECS: dict[int, tuple[Equation, Spec | None]] = {}  # by identity: a specification is asked for thousands of times
+
+
+def spec_of(body: Body, equation: Equation) -> Spec | None:
+    """What the operator table says of one equation (None: nothing, so all its factors are blocked)."""
+    found = SPECS.get(id(equation))
+    if found is None or found[0] is not equation:
+        entry = TABLE.get(equation.name)
+        operands = [body.tensor(a) for a in equation.operands]
+        results = [body.tensor(v) for v in equation.results]
+        found = SPECS[id(equation)] = (equation, entry.spec(equation.params, operands, results) if entry else None)
+    return found[1]
+
+
+def solve(body: Body, known: Mapping[int, State]) -> Solution:
+    """Extends the known states (by variable) to all of the body, reducing partial values where it must.
+
+    Raises Unmatched if the body cannot be parallelized so.
+    """
+    reduced: dict[int, str] = {}
+    while True:
+        try:
+            return _Propagation(body, known, reduced).run()
+        except Conflict as conflict:
+            variable = conflict.variable
+            if variable is None or variable in reduced or variable in body.inputs:
+                raise Unmatched from None
+            reduced[variable] = "sum"
+
+
+class _Propagation:
+    """States spread from what is known to what follows, equation by equation, until nothing is open."""
+
+    def __init__(self, body: Body, known: Mapping[int, State], reduced: Mapping[int, str]) -> None:
+        self.body, self.reduced = body, dict(reduced)
+        self.states: dict[int, State] = {}
+        self.matches: list[Match | None] = [None] * len(body.equations)
+        self.zeros = zeros(body)
+        self.users: dict[int, list[int]] = {}
+        for i, e in enumerate(body.equations):
+            for v in {*(a for a in e.operands if isinstance(a, int)), *e.results}:
+                self.users.setdefault(v, []).append(i)
+        self.queue: list[int] = []
+        for v, s in known.items():
+            self.set(v, s)
+
+    def set(self, variable: int, state: State) -> None:
+        old = self.states.get(variable)
+        if old is None:
+            self.states[variable] = state
+            self.queue += self.users.get(variable, ())
+        elif old != state:
+            raise Conflict(variable if PARTIAL in (old, state) else None)
+
+    def view(self, i: int) -> dict[int, State]:
+        """The known states at the positions of an equation: operands as seen, results as made."""
+        e, known = self.body.equations[i], {}
+        for position, a in enumerate(e.operands):
+            if isinstance(a, int):
+                if a in self.reduced:
+                    known[position] = REPLICATED
+                elif a in self.states:
+                    known[position] = self.states[a]
+        for position, v in enumerate(e.results, len(e.operands)):
+            if v in self.states:
+                known[position] = self.states[v]
+        return known
+
+    def candidates(self, i: int) -> list[Match]:
+        e = self.body.equations[i]
+        found = equation_matches(self.body, e, self.view(i))
+        return [m for m in found if all(self.allowed(a, s) for a, s in zip(e.operands, m.operands, strict=True))]
+
+    def allowed(self, atom: Atom, state: State) -> bool:
+        if isinstance(atom, Literal):
+            return state == REPLICATED or (state == PARTIAL and atom.zero)
+        return state != PARTIAL or atom in self.zeros or atom in self.states or atom in self.body.inputs or self.made(atom)
+
+    def made(self, variable: int) -> bool:
+        return variable not in self.zeros.constants
+
+    def visit(self, i: int, default: bool = False) -> None:
+        if self.matches[i] is not None:
+            self.check(i)
+            return
+        found = self.candidates(i)
+        if not found:
+            raise Conflict(self.partial_operand(i) if self.partial_operand(i) is not None else self.partial_result(i))
+        if len(found) > 1 and not default:
+            return
+        self.take(i, found[-1] if default and found[-1].name == "replicated" else found[0])
+
+    def take(self, i: int, match: Match) -> None:
+        e = self.body.equations[i]
+        self.matches[i] = match
+        if match.reduction not in ("", "sum"):
+            if not all(stopped(self.body, v) for v in e.results):
+                raise Unmatched
+            self.reduced.update((v, match.reduction) for v in e.results)
+        for a, s in zip(e.operands, match.operands, strict=True):
+            if isinstance(a, int) and a not in self.reduced:
+                self.set(a, s)
+        for v, s in zip(e.results, match.results, strict=True):
+            self.set(v, s)
+
+    def check(self, i: int) -> None:
+        match = self.matches[i]
+        assert match is not None
+        states = match.operands + match.results
+        if any(states[p] != s for p, s in self.view(i).items()):
+            raise Conflict(self.partial_operand(i))
+
+    def partial_operand(self, i: int) -> int | None:
+        """A partial operand that could be reduced before this equation."""
+        operands = self.body.equations[i].operands
+        partial = (a for a in operands if isinstance(a, int) and a not in self.reduced and self.states.get(a) == PARTIAL)
+        return next(partial, None)
+
+    def partial_result(self, i: int) -> int | None:
+        """A result that this equation makes partial, although its users were seen to need it whole."""
+        e = self.body.equations[i]
+        known = {p: s for p, s in self.view(i).items() if p < len(e.operands)}
+        for match in equation_matches(self.body, e, known) if known else ():
+            for v, s in zip(e.results, match.results, strict=True):
+                if s == PARTIAL and self.states.get(v) == REPLICATED:
+                    return v
+        return None
+
+    def run(self) -> Solution:
+        while True:
+            while self.queue:
+                self.visit(self.queue.pop())
+            open_ = next((i for i, m in enumerate(self.matches) if m is None), None)
+            if open_ is None:
+                break
+            self.visit(open_, default=True)
+        for v in self.body.inputs:
+            self.states.setdefault(v, REPLICATED)
+        operands = tuple(self.states[v] for v in self.body.inputs)
+        if any(v in self.reduced for v in self.body.inputs):
+            raise Unmatched
+        results = tuple(self.output(a) for a in self.body.outputs)
+        return Solution(self.states, self.reduced, tuple(m for m in self.matches if m), operands, results)
+
+    def output(self, atom: Atom) -> State:
+        """A reduced output is the same on every device and JAX knows it: unused."""
+        if isinstance(atom, Literal) or atom in self.reduced:
+            return UNUSED
+        return self.states[atom]
+
+
+PASSING = frozenset({"max", "broadcast_in_dim", "reshape", "convert_element_type", "select_n", "squeeze", "expand_dims", "is_finite"})
+
+
+def stopped(body: Body, variable: int) -> bool:
+    """Whether no gradient flows back through a variable: a maximum over devices has none (ties would be counted twice)."""
+    if not body.tensors[variable].floating:
+        return True
+    if variable in body.outputs:
+        return False
+    users = [e for e in body.equations if variable in e.operands]
+    return all(e.name == "stop_gradient" or (e.name in PASSING and all(stopped(body, v) for v in e.results)) for e in users)
+
+
+class Constants(frozenset):
+    """Variables that are zero whatever the inputs; `constants` are those that depend on no input."""
+
+    constants: frozenset[int]
+
+
+ZEROS: dict[int, tuple[Body, Constants]] = {}
+
+
+def zeros(body: Body) -> Constants:
+    """Variables made of literal zeros, which may stand in a sum over devices."""
+    found = ZEROS.get(id(body))
+    if found is None or found[0] is not body:
+        zero: set[int] = set()
+        constant: set[int] = set()
+        for e in body.equations:
+            if all(isinstance(a, Literal) or a in constant for a in e.operands):
+                constant.update(e.results)
+            if e.name in ("broadcast_in_dim", "convert_element_type", "reshape") and all(
+                a.zero if isinstance(a, Literal) else a in zero for a in e.operands
+            ):
+                zero.update(v for v in e.results if body.tensors[v].floating)
+        result = Constants(zero)
+        result.constants = frozenset(constant)
+        found = ZEROS[id(body)] = (body, result)
+    return found[1]
+
+
+def equation_matches(body: Body, equation: Equation, known: Mapping[int, State]) -> list[Match]:
+    """The legal choices of one equation that agree with the known states of its positions."""
+    n, m = len(equation.operands), len(equation.results)
+    nested = NESTED.get(equation.name)
+    if nested is not None:
+        if all(s == REPLICATED for s in known.values()) and len(known) == n + m:
+            return [Match("replicated", (REPLICATED,) * n, (REPLICATED,) * m, 0, 0.0)]
+        return list(nested(equation, known))
+    spec = spec_of(body, equation) or Spec(())
+    return matching(spec, known, n, m)
+
+
+def _as_match(solution: Solution, operands: tuple[State, ...], results: tuple[State, ...]) -> Match:
+    size = 0
+    for match in solution.matches:
+        size = gcd(size, match.size)
+    divided = float(any(m.divided for m in solution.matches))
+    return Match("nested", operands, results, size, divided)
+
+
+def _call(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
+    """custom_jvp_call, custom_vjp_call, remat: what their body allows, and their own derivative rules too."""
+    body = nested_body(equation)
+    n = len(equation.operands)
+    names = {p: (body.inputs[p] if p < n else body.outputs[p - n]) for p in known}
+    solution = _quiet_solve(body, {v: known[p] for p, v in names.items() if isinstance(v, int)})
+    if solution is not None and derivative_agrees(equation, solution.operands, solution.results):
+        yield _as_match(solution, solution.operands, solution.results)
+
+
+def derivative_agrees(equation: Equation, operands: tuple[State, ...], results: tuple[State, ...]) -> bool:
+    """Whether a custom derivative rule, run on pieces, gives the pieces of the derivative.
+
+    A tangent is in its primal's state; a cotangent is in the dual one (partial for replicated, replicated for partial).
+    """
+    try:
+        if equation.name == "custom_jvp_call":
+            rule = jvp_body(equation)
+            tangents = tuple(s for s, float_ in zip(operands, rule.floating, strict=True) if float_)
+            found = _quiet_solve(rule.body, dict(zip(rule.body.inputs, operands + tangents, strict=True)))
+            return found is not None and found.results == results + results
+        if equation.name.startswith("custom_vjp_call"):
+            return vjp_solutions(equation, operands, results) is not None
+    except TypeError:  # the rule cannot be traced on abstract values: it is kept whole
+        return False
+    return True
+
+
+def vjp_solutions(equation: Equation, operands: tuple[State, ...], results: tuple[State, ...]) -> tuple[Solution, Solution] | None:
+    """How a custom_vjp's forward and backward rule run along one axis."""
+    rule = vjp_bodies(equation)
+    forward = _quiet_solve(rule.forward, dict(zip(rule.forward.inputs, operands, strict=True)))
+    if forward is None or forward.results[: len(results)] != results:
+        return None
+    cotangents = tuple(dual(s) for s in results)
+    known = dict(zip(rule.backward.inputs, (*forward.results[len(results) :], *cotangents), strict=True))
+    wanted = [dual(s) for s, float_ in zip(operands, rule.floating, strict=True) if float_]
+    known |= {a: s for a, s in zip(rule.backward.outputs, wanted, strict=True) if isinstance(a, int)}
+    backward = _quiet_solve(rule.backward, known)
+    if backward is None or any(
+        s != w for s, w, a in zip(backward.results, wanted, rule.backward.outputs, strict=True) if isinstance(a, int)
+    ):
+        return None
+    return forward, backward
+
+
+def dual(state: State) -> State:
+    """The state of a cotangent."""
+    return {"R": PARTIAL, "S": REPLICATED}.get(state.kind, state)
+
+
+def _quiet_solve(body: Body, known: Mapping[int, State]) -> Solution | None:
+    """A solution without Reduces inside: control flow may not communicate."""
+    try:
+        solution = solve(body, known)
+    except Unmatched:
+        return None
+    return None if solution.reduced else solution
+
+
+def _cond(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
+    """All branches must agree; the index is the same on every device."""
+    n = len(equation.operands)
+    if known.get(0, REPLICATED) != REPLICATED:
+        return
+    operands: dict[int, State] = {p: s for p, s in known.items() if 0 < p < n}
+    results: dict[int, State] = {p - n: s for p, s in known.items() if p >= n}
+    solution = None
+    for _ in range(2):  # the second round sees what the last branch of the first has fixed
+        for branch in branches(equation):
+            states = {branch.inputs[p - 1]: s for p, s in operands.items()}
+            states |= {v: results[k] for k, v in enumerate(branch.outputs) if k in results and isinstance(v, int)}
+            solution = _quiet_solve(branch, states)
+            if solution is None:
+                return
+            operands = dict(enumerate(solution.operands, 1))
+            results = {k: s for k, s in enumerate(solution.results) if isinstance(branch.outputs[k], int)}
+    assert solution is not None
+    if all(k in results for k in range(len(equation.results))):
+        yield _as_match(
+            solution, (REPLICATED, *(operands[p] for p in range(1, n))), tuple(results[k] for k in range(len(results)))
+        )
+
+
+def _loop(parts: Callable[[Equation], Any]) -> Callable[[Equation, Mapping[int, State]], Iterator[Match]]:
+    """while and scan: what goes round must come out in the state in which it went in."""
+
+    def matches(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
+        body, n_consts, n_carry, offset, pinned = parts(equation)
+        n = len(equation.operands)
+        inputs: dict[int, State] = dict.fromkeys(pinned, REPLICATED)
+        for p, s in known.items():
+            if p < n and p >= offset:
+                if inputs.get(p - offset, s) != s:
+                    return
+                inputs[p - offset] = _step_in(s, p - offset >= n_consts + n_carry)
+            elif p >= n:
+                k = p - n
+                if k < n_carry:
+                    inputs.setdefault(n_consts + k, s)
+        if any(s is None for s in inputs.values()):
+            return
+        for _ in range(4):
+            solution = _quiet_solve(body, {body.inputs[k]: s for k, s in inputs.items()})
+            if solution is None:
+                return
+            carry_in, carry_out = solution.operands[n_consts : n_consts + n_carry], solution.results[:n_carry]
+            if carry_in == carry_out:
+                break
+            for k, (a, b) in enumerate(zip(carry_in, carry_out, strict=True)):
+                if a != b and a == REPLICATED:
+                    inputs[n_consts + k] = b
+                elif a != b:
+                    return
+        else:
+            return
+        operands = [REPLICATED] * offset + [
+            _step_out(s, k >= n_consts + n_carry) for k, s in enumerate(solution.operands)
+        ]
+        results = [_step_out(s, k >= n_carry) for k, s in enumerate(solution.results)]
+        if all(s == (operands + results)[p] for p, s in known.items()):
+            yield _as_match(solution, tuple(operands), tuple(results))
+
+    return matches
+
+
+def _step_in(state: State, stacked: bool) -> Any:
+    """The state of one step's slice of a stacked tensor; None if the steps themselves are partitioned."""
+    if not stacked or state.kind != "P":
+        return state
+    return State("P", state.dim - 1, state.outer) if state.dim > 0 else None
+
+
+def _step_out(state: State, stacked: bool) -> State:
+    return State("P", state.dim + 1, state.outer) if stacked and state.kind == "P" else state
+
+
+@lru_cache(maxsize=4096)
+def nested_body(equation: Equation) -> Body:
+    """The program of a call-like equation."""
+    inner = equation.params.get("call_jaxpr", equation.params.get("jaxpr", equation.params.get("fun_jaxpr")))
+    return _program(inner)
+
+
+@lru_cache(maxsize=4096)
+def branches(equation: Equation) -> tuple[Body, ...]:
+    """The programs of a cond."""
+    return tuple(_program(b) for b in equation.params["branches"])
+
+
+def _program(inner: Any) -> Body:
+    if isinstance(inner, core.ClosedJaxpr):
+        return close(inner)
+    return from_jaxpr(inner)
+
+
+@lru_cache(maxsize=1024)
+def _while_parts(equation: Equation) -> Any:
+    """What the predicate looks at stays the same on every device, so that all of them take the same number of steps."""
+    params = equation.params
+    body, cond = close(params["body_jaxpr"]), close(params["cond_jaxpr"])
+    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
+    looks_at = {a for e in cond.equations for a in e.operands if isinstance(a, int)} & set(cond.inputs)
+    carried = cond.inputs[n_cond:]
+    pinned = tuple(n_body + k for k, v in enumerate(carried) if v in looks_at or v in cond.outputs)
+    return body, n_body, len(body.outputs), n_cond, pinned
+
+
+@lru_cache(maxsize=1024)
+def _scan_parts(equation: Equation) -> Any:
+    params = equation.params
+    return close(params["jaxpr"]), params["num_consts"], params["num_carry"], 0, ()
+
+
+NESTED: dict[str, Callable[[Equation, Mapping[int, State]], Any]] = {
+    "custom_jvp_call": _call,
+    "custom_vjp_call": _call,
+    "custom_vjp_call_jaxpr": _call,
+    "remat2": _call,
+    "checkpoint": _call,
+    "cond": _cond,
+    "while": _loop(_while_parts),
+    "scan": _loop(_scan_parts),
+}

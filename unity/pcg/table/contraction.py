@@ -1,0 +1,65 @@
+"""Matrix products of any dimension numbers, and convolutions of any rank."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import jax
+
+from unity.pcg.factors import Factor, Slot, Spec, operator
+from unity.pcg.layout import Layout
+
+BILINEAR = (frozenset({0}), frozenset({1}))
+
+
+@operator("dot_general")
+def dot_general(params: Any, operands: Any, results: Any) -> Spec:
+    """x [batch, free, contracted], y [batch, contracted, free] → [batch, x free, y free], in any order of dimensions."""
+    (contract_x, contract_y), (batch_x, batch_y) = params["dimension_numbers"]
+    x, y = operands
+    free_x = [i for i in range(x.ndim) if i not in (*contract_x, *batch_x)]
+    free_y = [i for i in range(y.ndim) if i not in (*contract_y, *batch_y)]
+    b, m = len(batch_x), len(batch_x) + len(free_x)
+    factors = (
+        *(Factor(f"b{k}", x.shape[i], (Slot(i), Slot(j)), (Slot(k),)) for k, (i, j) in enumerate(zip(batch_x, batch_y, strict=True))),
+        *(Factor(f"m{k}", x.shape[i], (Slot(i), None), (Slot(b + k),)) for k, i in enumerate(free_x)),
+        *(Factor(f"n{k}", y.shape[j], (None, Slot(j)), (Slot(m + k),)) for k, j in enumerate(free_y)),
+        *(
+            Factor(f"c{k}", x.shape[i], (Slot(i), Slot(j)), (None,), "sum")
+            for k, (i, j) in enumerate(zip(contract_x, contract_y, strict=True))
+        ),
+    )
+    flops = 2.0 * prod(results[0].shape) * prod(x.shape[i] for i in contract_x)
+    return Spec(tuple(f for f in factors if f.size > 1), BILINEAR, flops)
+
+
+def convolve_pieces(operands: list[jax.Array], layout: Layout) -> list:
+    """The number of groups on this device follows from the local channels."""
+    image, kernel = operands
+    numbers = layout.params["dimension_numbers"]
+    groups = image.shape[numbers.lhs_spec[1]] // kernel.shape[numbers.rhs_spec[1]]
+    return layout.bind(image, kernel, feature_group_count=groups)
+
+
+@operator("conv_general_dilated", local=convolve_pieces)
+def convolution(params: Any, operands: Any, results: Any) -> Spec:
+    """Image [n, g·c, *space], kernel [g·o, c, *window] → [n, g·o, *space], in any order of dimensions.
+
+    Spatial dimensions are blocked. With batch groups (they occur in backward passes only) everything but
+    output channels within a group is.
+    """
+    numbers, groups = params["dimension_numbers"], params["feature_group_count"]
+    image, kernel = operands
+    (n, c), (o, i), (rn, ro) = numbers.lhs_spec[:2], numbers.rhs_spec[:2], numbers.out_spec[:2]
+    window = prod(kernel.shape[d] for d in numbers.rhs_spec[2:])
+    flops = 2.0 * prod(results[0].shape) * kernel.shape[i] * window
+    if params["batch_group_count"] != 1:
+        return Spec((), BILINEAR, flops)
+    factors = (
+        Factor("n", image.shape[n], (Slot(n), None), (Slot(rn),)),
+        Factor("g", groups, (Slot(c), Slot(o)), (Slot(ro),)),
+        Factor("o", kernel.shape[o] // groups, (None, Slot(o, groups)), (Slot(ro, groups),)),
+        Factor("c", kernel.shape[i], (Slot(c, groups), Slot(i)), (None,), "sum"),
+    )
+    return Spec(tuple(f for f in factors if f.size > 1), BILINEAR, flops)

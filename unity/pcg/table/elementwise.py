@@ -1,0 +1,115 @@
+"""Operators that work element by element, and random bits: every dimension is a factor."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import jax
+
+from unity.pcg.factors import Factor, Place, Slot, Spec, operator
+from unity.pcg.layout import Layout
+from unity.pcg.state import Shape
+
+
+def aligned(shape: Shape, result: Shape) -> tuple[Place, ...]:
+    """For every dimension of the result, where an operand has it: not at all if the operand is a scalar, or of size one there."""
+    if len(shape) != len(result):
+        return (None,) * len(result)
+    return tuple(Slot(i) if n == m else None for i, (n, m) in enumerate(zip(shape, result, strict=True)))
+
+
+def every_dimension(operands: list[Shape], result: Shape, n_results: int = 1, skip: tuple[int, ...] = ()) -> tuple[Factor, ...]:
+    """One parallel factor for each dimension of the result, shared by all operands that have it."""
+    places = [aligned(shape, result) for shape in operands]
+    return tuple(
+        Factor(f"d{i}", n, tuple(p[i] for p in places), (Slot(i),) * n_results)
+        for i, n in enumerate(result)
+        if n > 1 and i not in skip
+    )
+
+
+def elementwise(linear: tuple[tuple[int, ...], ...] = (), work: float = 1.0) -> Any:
+    """The specification of an elementwise operator, jointly linear in the given groups of operands."""
+
+    def spec(params: Any, operands: Any, results: Any) -> Spec:
+        shape = results[0].shape
+        factors = every_dimension([o.shape for o in operands], shape, len(results))
+        return Spec(factors, tuple(frozenset(g) for g in linear), work * prod(shape))
+
+    return spec
+
+
+NONLINEAR = (
+    "abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil conj cos cosh digamma eq eq_to erf"
+    " erfc erf_inv exp exp2 expm1 floor ge gt igamma igammac igamma_grad_a imag integer_pow is_finite le le_to lgamma log"
+    " log1p logistic lt lt_to max min ne nextafter not or polygamma population_count clz pow real regularized_incomplete_beta"
+    " random_gamma_grad reduce_precision rem round rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin sinh"
+    " sqrt square tan tanh xor zeta clamp bitcast_convert_type_same threefry2x32 random_wrap_none erf_inv is_finite complex"
+)
+operator(*NONLINEAR.split())(elementwise(work=1.0))
+operator("neg", "copy", "copy_p", "real", "imag", "conj", "stop_gradient")(elementwise(linear=((0,),)))
+operator("add", "sub", "add_any", "complex")(elementwise(linear=((0, 1),)))
+operator("mul")(elementwise(linear=((0,), (1,))))
+operator("div")(elementwise(linear=((0,),)))
+
+
+@operator("select_n")
+def select(params: Any, operands: Any, results: Any) -> Spec:
+    """`select_n(which, *cases)`: linear in all cases together."""
+    factors = every_dimension([o.shape for o in operands], results[0].shape)
+    return Spec(factors, (frozenset(range(1, len(operands))),), prod(results[0].shape))
+
+
+@operator("convert_element_type")
+def convert(params: Any, operands: Any, results: Any) -> Spec:
+    """Linear between floating-point types (a sum of roundings is as good as a rounding of the sum), not to integers."""
+    floating = operands[0].dtype.kind in "fcV" and results[0].dtype.kind in "fcV"
+    factors = every_dimension([operands[0].shape], results[0].shape)
+    return Spec(factors, (frozenset({0}),) if floating else (), prod(results[0].shape))
+
+
+@operator("bitcast_convert_type")
+def bitcast(params: Any, operands: Any, results: Any) -> Spec:
+    """Factors are the dimensions that both have: a change of width adds or removes a last dimension."""
+    rank = min(operands[0].ndim, results[0].ndim)
+    names = ((i, n) for i, n in enumerate(operands[0].shape[:rank]) if n > 1 and results[0].shape[i] == n)
+    return Spec(tuple(Factor(f"d{i}", n, (Slot(i),), (Slot(i),)) for i, n in names), (), 0.0)
+
+
+@operator("optimization_barrier")
+def barrier(params: Any, operands: Any, results: Any) -> Spec:
+    """Nothing is computed: whatever all operands share may be partitioned."""
+    if len({o.shape for o in operands}) != 1:
+        return Spec(())
+    return Spec(every_dimension([o.shape for o in operands], results[0].shape, len(results)))
+
+
+def random_pieces(operands: list[jax.Array], layout: Layout) -> list:
+    """Draws all of the bits and keeps this device's, so that masks equal the unsharded ones.
+
+    With one key for each leading index, only this device's keys are used and nothing is wasted along those dimensions.
+    """
+    keys, result = layout.operands[0], layout.results[0]
+    lead = len(keys.local_shape)
+    shape = (*keys.local_shape, *result.shape[lead:])
+    bits = layout.bind(*operands, shape=shape[lead:])[0]
+    rest = [(a, d) for a, d in result.slices if d.dim >= lead]
+    return [result._cut(bits, rest)]
+
+
+@operator("random_bits", local=random_pieces)
+def random_bits(params: Any, operands: Any, results: Any) -> Spec:
+    """Keys `[*k]`, result `[*k, *shape]`."""
+    keys, shape = operands[0].shape, results[0].shape
+    lead = tuple(Factor(f"k{i}", n, (Slot(i),), (Slot(i),)) for i, n in enumerate(keys) if n > 1)
+    rest = tuple(Factor(f"d{i}", n, (None,), (Slot(i),)) for i, n in enumerate(shape) if i >= len(keys) and n > 1)
+    return Spec(lead + rest, (), 60.0 * prod(shape))
+
+
+@operator("random_wrap", "random_unwrap", "random_fold_in", "random_seed", "random_clone")
+def keys(params: Any, operands: Any, results: Any) -> Spec:
+    """Key arithmetic: the leading dimensions of all operands and results are shared."""
+    rank = min(*(o.ndim for o in operands), results[0].ndim)
+    names = ((i, n) for i, n in enumerate(results[0].shape[:rank]) if n > 1 and all(o.shape[i] == n for o in operands))
+    return Spec(tuple(Factor(f"k{i}", n, (Slot(i),) * len(operands), (Slot(i),)) for i, n in names))

@@ -1,0 +1,130 @@
+"""Gather, scatter and dynamic slices: what is indexed may be partitioned by rows, by columns, or by the indices."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from unity.pcg.factors import Factor, Place, Slot, Spec, operator
+from unity.pcg.layout import Layout
+from unity.pcg.state import PARTIAL
+
+
+def _window_pieces(operands: list[jax.Array], layout: Layout) -> list:
+    return layout.bind(*operands, slice_sizes=layout.results[0].local_shape)
+
+
+@operator("dynamic_slice", local=_window_pieces)
+def dynamic_slice(params: Any, operands: Any, results: Any) -> Spec:
+    """Operand and one index for each dimension. Dimensions taken whole are parallel."""
+    shape, rest = operands[0].shape, (None,) * (len(operands) - 1)
+    whole = [i for i, (n, m) in enumerate(zip(shape, results[0].shape, strict=True)) if n == m and n > 1]
+    return Spec(tuple(Factor(f"d{i}", shape[i], (Slot(i), *rest), (Slot(i),)) for i in whole), (frozenset({0}),))
+
+
+@operator("dynamic_update_slice")
+def dynamic_update_slice(params: Any, operands: Any, results: Any) -> Spec:
+    """Operand, update, indices. Dimensions replaced whole are parallel."""
+    shape, rest = operands[0].shape, (None,) * (len(operands) - 2)
+    whole = [i for i, (n, m) in enumerate(zip(shape, operands[1].shape, strict=True)) if n == m and n > 1]
+    return Spec(tuple(Factor(f"d{i}", shape[i], (Slot(i), Slot(i), *rest), (Slot(i),)) for i in whole), (frozenset({0, 1}),))
+
+
+def _gather_pieces(operands: list[jax.Array], layout: Layout) -> list:
+    """Rows that live on other devices count as zero here, so that the results are partial sums."""
+    table, indices = operands
+    numbers, here = layout.params["dimension_numbers"], layout.operands[0]
+    whole = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    sizes = tuple(n if i in whole else here.local_shape[i] for i, n in enumerate(layout.params["slice_sizes"]))
+    rows = [d for d in numbers.collapsed_slice_dims if here.along(d)]
+    if not rows:
+        return layout.bind(table, indices, slice_sizes=sizes)
+    valid = mine = first = jnp.ones(indices.shape[:-1], bool)
+    for dim in range(table.ndim):
+        if dim in numbers.start_index_map:
+            column = numbers.start_index_map.index(dim)
+            wanted = _bounded(layout, indices[..., column], dim)
+            valid &= (wanted >= 0) & (wanted <= here.shape[dim] - layout.params["slice_sizes"][dim])
+            if dim in rows:
+                start = here.coordinates(dim)[0].astype(indices.dtype)
+                here_too = (wanted >= start) & (wanted < start + here.local_shape[dim])
+                mine, first = mine & here_too, first & (start == 0)
+                indices = indices.at[..., column].set(jnp.where(here_too, wanted - start, 0))
+    out = layout.bind(table, indices, slice_sizes=sizes, mode=lax.GatherScatterMode.CLIP)[0]
+    spread = [i for i in range(out.ndim) if i not in numbers.offset_dims]
+    out = jnp.where(lax.broadcast_in_dim(mine & valid, out.shape, spread), out, jnp.zeros((), out.dtype))
+    if layout.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP:
+        # one device alone supplies what is out of bounds
+        out = jnp.where(lax.broadcast_in_dim(first & ~valid, out.shape, spread), fill_value(layout.params, out.dtype), out)
+    return [out]
+
+
+def _bounded(layout: Layout, wanted: jax.Array, dim: int) -> jax.Array:
+    if layout.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP:
+        return wanted
+    return jnp.clip(wanted, 0, layout.operands[0].shape[dim] - layout.params["slice_sizes"][dim])
+
+
+def fill_value(params: Any, dtype: Any) -> jax.Array:
+    """What a gather reads out of bounds: as given, or NaN, or the extreme integer."""
+    value = params["fill_value"]
+    if value is None:
+        kind = np.dtype(dtype).kind if not jnp.issubdtype(dtype, jnp.inexact) else "f"
+        value = jnp.nan if kind == "f" else True if kind == "b" else (jnp.iinfo(dtype).min if kind == "i" else jnp.iinfo(dtype).max)
+    return jnp.asarray(value, dtype)
+
+
+@operator("gather", local=_gather_pieces)
+def gather(params: Any, operands: Any, results: Any) -> Spec:
+    """Table and indices `[..., index]`. Columns, batching dimensions and indices are parallel, rows are a reduction."""
+    numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
+    table, indices = operands
+    factors: list[Factor] = []
+    offsets = [i for i in range(table.ndim) if i not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)]
+    for i, out in zip(offsets, numbers.offset_dims, strict=True):
+        if sizes[i] == table.shape[i]:
+            factors.append(Factor(f"w{i}", sizes[i], (Slot(i), None), (Slot(out),)))
+    batch_out = [i for i in range(results[0].ndim) if i not in numbers.offset_dims]
+    paired = dict(zip(numbers.start_indices_batching_dims, numbers.operand_batching_dims, strict=True))
+    for j, out in enumerate(batch_out):
+        own: Place = Slot(paired[j]) if j in paired else None
+        factors.append(Factor(f"i{j}", indices.shape[j], (own, Slot(j)), (Slot(out),)))
+    factors += [
+        Factor(f"r{i}", table.shape[i], (Slot(i), None), (None,), "sum")
+        for i in numbers.collapsed_slice_dims
+        if i in numbers.start_index_map
+    ]
+    # not linear in the table: a fill value would be added once for each device
+    fills = params["mode"] == lax.GatherScatterMode.FILL_OR_DROP and params["fill_value"] not in (None, 0)
+    linear = () if fills or not table.floating else (frozenset({0}),)
+    return Spec(tuple(f for f in factors if f.size > 1), linear, prod(results[0].shape))
+
+
+@operator("scatter-add", "scatter_add", "scatter")
+def scatter(params: Any, operands: Any, results: Any) -> Spec:
+    """Operand, indices `[..., index]`, updates. Columns and batching dimensions are parallel; rows are blocked.
+
+    For scatter-add, parts of the updates give partial sums, if the operand is one too.
+    """
+    numbers = params["dimension_numbers"]
+    operand, indices, updates = operands
+    windows = [i for i in range(operand.ndim) if i not in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)]
+    factors = []
+    for i, u in zip(windows, numbers.update_window_dims, strict=True):
+        if operand.shape[i] == updates.shape[u]:
+            factors.append(Factor(f"w{i}", operand.shape[i], (Slot(i), None, Slot(u)), (Slot(i),)))
+    spread = [i for i in range(updates.ndim) if i not in numbers.update_window_dims]
+    paired = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
+    adds = params.get("update_jaxpr") is not None and "add" in str(params["update_jaxpr"])
+    for j, u in enumerate(spread):
+        if j in paired:
+            factors.append(Factor(f"b{j}", indices.shape[j], (Slot(paired[j]), Slot(j), Slot(u)), (Slot(paired[j]),)))
+        elif adds:
+            factors.append(Factor(f"i{j}", indices.shape[j], (PARTIAL, Slot(j), Slot(u)), (PARTIAL,), "sum"))
+    linear = (frozenset({0, 2}),) if adds else ()
+    return Spec(tuple(f for f in factors if f.size > 1), linear, prod(updates.shape))

@@ -1,0 +1,53 @@
+"""Reductions, arg-reductions, cumulative operators, sort and top-k."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from unity.pcg.factors import Factor, Slot, Spec, operator
+from unity.pcg.table.elementwise import every_dimension
+
+REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_or": "or", "reduce_and": "and"}
+
+
+def reduction(kind: str) -> Any:
+    """Reduction over `axes`: the reduced dimensions are reduction factors where pieces can be put together by `kind`."""
+
+    def spec(params: Any, operands: Any, results: Any) -> Spec:
+        shape, axes = operands[0].shape, params["axes"]
+        kept = [i for i in range(len(shape)) if i not in axes]
+        factors = [Factor(f"d{i}", shape[i], (Slot(i),), (Slot(k),) * len(results)) for k, i in enumerate(kept) if shape[i] > 1]
+        if kind:
+            factors += [Factor(f"r{i}", shape[i], (Slot(i),), (None,), kind) for i in axes if shape[i] > 1]
+        return Spec(tuple(factors), (frozenset({0}),) if kind == "sum" else (), prod(shape))
+
+    return spec
+
+
+for _name, _kind in REDUCTIONS.items():
+    operator(_name)(reduction(_kind))
+operator("reduce_prod", "argmax", "argmin", "reduce_xor")(reduction(""))
+
+
+def along_one(parameter: str, linear: bool = False) -> Any:
+    """Operators that walk along one dimension, which is blocked."""
+
+    def spec(params: Any, operands: Any, results: Any) -> Spec:
+        blocked = params[parameter] % operands[0].ndim
+        factors = every_dimension([o.shape for o in operands], operands[0].shape, len(results), skip=(blocked,))
+        return Spec(factors, (frozenset({0}),) if linear else (), prod(operands[0].shape))
+
+    return spec
+
+
+operator("cumsum")(along_one("axis", linear=True))
+operator("cumprod", "cummax", "cummin", "cumlogsumexp")(along_one("axis"))
+operator("sort")(along_one("dimension"))
+
+
+@operator("top_k")
+def top_k(params: Any, operands: Any, results: Any) -> Spec:
+    """The last dimension (or `axis`) is blocked."""
+    blocked = params.get("axis", -1) % operands[0].ndim
+    return Spec(every_dimension([operands[0].shape], operands[0].shape, 2, skip=(blocked,)), (), prod(operands[0].shape))

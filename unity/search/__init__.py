@@ -1,0 +1,1 @@
+"""Machine, cost and search."""
