@@ -36,8 +36,10 @@ ROUNDED = {  # published in millions, or in GiB of float32
     "transformer_tensoropt": (9.7 * 2**28, 0.01 * 9.7 * 2**28),
     "wide_resnet_tensoropt": (7.3 * 2**28, 0.025 * 7.3 * 2**28),
 }
+EPSILON = 2.0**-23  # of float32
+DEPTH = 100  # roundings that follow each other in a tiny transformer's step, to within a factor of two
 ONE_OF_EACH_BUILDER = (
-    *("mlp", "mlp_unity", "lenet5", "alexnet", "vgg16", "inception_v3", "inception_v3_unity", "resnext50"),
+    *("mlp", "mlp_unity", "lenet5", "alexnet", "vgg16", "inception_v3_unity", "resnext50"),
     *("resnext50_unity", "gpt2", "llama3_8b", "bert_large", "bert_unity", "dlrm", "dlrm_kaggle", "xdl", "candle_uno"),
     *("rnnlm", "rnntc", "nmt"),
 )
@@ -84,13 +86,15 @@ def test_gradient_reaches_every_parameter(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "classes"),
-    [("lenet5", 10), ("resnet50", 10), ("gpt2", 61), ("llama3_8b", 61), ("bert_large", 61), ("dlrm_kaggle", 2)]
-    + [("mlp_unity", 32), ("nmt", 61), ("rnntc", 2)],
+    [
+        *(("lenet5", 10), ("resnet50", 10), ("gpt2", 61), ("llama3_8b", 61), ("bert_large", 61)),
+        *(("dlrm_kaggle", 2), ("mlp_unity", 32), ("nmt", 61), ("rnntc", 2)),
+    ],
 )
 def test_a_model_of_zeros_guesses_evenly(name: str, classes: int) -> None:
     model = models.tiny(name)
     params, batch = models.concrete(model, scale=0.0)
-    assert jax.jit(model.loss)(params, batch) == pytest.approx(math.log(classes), rel=1e-6)
+    assert float(jax.jit(model.loss)(params, batch)) == pytest.approx(math.log(classes), rel=8 * EPSILON)
 
 
 def test_concrete_is_what_was_abstract() -> None:
@@ -99,7 +103,7 @@ def test_concrete_is_what_was_abstract() -> None:
     assert same_types(params, model.params)
     assert same_types(batch, model.batch)
     for rows, count in zip(batch["sparse"], model.below["sparse"], strict=True):
-        assert 0 <= rows.min()
+        assert rows.min() >= 0
         assert rows.max() < count
 
 
@@ -109,10 +113,10 @@ def test_scanned_and_rematerialized_are_unrolled() -> None:
     stacked = params | {"blocks": jax.tree.map(lambda *layers: jnp.stack(layers), *params["blocks"])}
     loss, gradient = value_and_grad(plain, params, batch)
     loss_scanned, gradient_scanned = value_and_grad(scanned, stacked, batch)
-    assert loss_scanned == pytest.approx(loss, rel=1e-5)
+    assert float(loss_scanned) == pytest.approx(float(loss), rel=DEPTH * EPSILON)
     for layer, expected in enumerate(gradient["blocks"]):
         found = jax.tree.map(lambda leaf, layer=layer: leaf[layer], gradient_scanned["blocks"])
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), found, expected)
+        assert distance(found, expected) <= DEPTH * EPSILON
 
 
 def test_fused_projections_are_the_separate_ones() -> None:
@@ -126,7 +130,7 @@ def test_fused_projections_are_the_separate_ones() -> None:
         return block | {"attention": {"qkv": qkv, "out": attention["out"]}}
 
     joined = params | {"blocks": [fuse(block) for block in params["blocks"]]}
-    assert fused.loss(joined, batch) == pytest.approx(separate.loss(params, batch), rel=1e-5)
+    assert float(fused.loss(joined, batch)) == pytest.approx(float(separate.loss(params, batch)), rel=DEPTH * EPSILON)
 
 
 def test_low_precision_computes_but_does_not_store() -> None:
@@ -135,7 +139,7 @@ def test_low_precision_computes_but_does_not_store() -> None:
     loss, gradient = value_and_grad(rounded, params, batch)
     assert same_types(gradient, exact.params)
     # bfloat16 keeps 8 bits; a dozen roundings lie between a token and its loss
-    assert loss == pytest.approx(exact.loss(params, batch), rel=12 * 2**-8)
+    assert float(loss) == pytest.approx(float(exact.loss(params, batch)), rel=12 * 2**-8)
 
 
 def test_causal_attention_does_not_see_the_future() -> None:
@@ -152,12 +156,14 @@ def test_rotated_products_depend_on_distance_alone() -> None:
     query, key = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 8))
     rotated = [_rotate(jnp.broadcast_to(x, (1, 12, 1, 8)))[0, :, 0] for x in (query, key)]
     products = np.asarray(rotated[0] @ rotated[1].T)
-    np.testing.assert_allclose(products[3:, 3:], products[:-3, :-3], rtol=1e-4, atol=1e-5)
+    # an angle of up to 12 radians is rounded before its sine is taken
+    bound = 12 * EPSILON * float(jnp.linalg.norm(query) * jnp.linalg.norm(key))
+    np.testing.assert_allclose(products[3:, 3:], products[:-3, :-3], rtol=0, atol=bound)
 
 
 def test_lstm_is_its_equations() -> None:
     layer = models.concrete(models.tiny("rnnlm"))[0]["layers"][0]
-    inputs = np.asarray(jax.random.normal(jax.random.key(1), (5, 3, 16)))
+    inputs = jax.random.normal(jax.random.key(1), (5, 3, 16))
     zero = jnp.zeros((3, 16))
     (output, cell), outputs = lstm(layer, (zero, zero), inputs)
     h, c = np.zeros((3, 16)), np.zeros((3, 16))
@@ -166,13 +172,24 @@ def test_lstm_is_its_equations() -> None:
         i, f, g, o = np.split(np.asarray(gates, np.float64), 4, axis=-1)
         c = c / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i))
         h = np.tanh(c) / (1 + np.exp(-o))
-    np.testing.assert_allclose(output, h, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(cell, c, rtol=1e-4, atol=1e-6)
+    # 16 products are added up at each of 5 steps; outputs and cells are of order 1
+    np.testing.assert_allclose(output, h, rtol=0, atol=16 * 5 * EPSILON)
+    np.testing.assert_allclose(cell, c, rtol=0, atol=16 * 5 * EPSILON)
     np.testing.assert_array_equal(outputs[-1], output)
 
 
 def value_and_grad(model: Model, params: dict, batch: dict) -> tuple[jax.Array, dict]:
     return jax.jit(jax.value_and_grad(model.loss))(params, batch)
+
+
+def distance(found: object, expected: object) -> float:
+    """2-norm of the difference, relative to what was expected."""
+    difference = jax.tree.map(jnp.subtract, found, expected)
+    return norm(difference) / norm(expected)
+
+
+def norm(tree: object) -> float:
+    return math.sqrt(sum(float(jnp.sum(jnp.square(leaf))) for leaf in jax.tree.leaves(tree)))
 
 
 def same_types(found: object, expected: object) -> bool:

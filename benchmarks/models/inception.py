@@ -31,9 +31,7 @@ def biased(width: int, window: int | Pair, stride: int = 1, padding: int | Pair 
     return serial(conv(width, window, stride, padding), relu)
 
 
-def inception_v3(
-    *, unit: Unit = normed, batch: int = 64, image: int = 299, classes: int = 1000, blocks: int = 11
-) -> Model:
+def inception_v3(*, unit: Unit = normed, batch: int = 64, image: int = 299, classes: int = 1000, blocks: int = 11) -> Model:
     """`blocks` keeps only the first so many of the eleven mixed blocks."""
     stem = [unit(32, 3, 2), unit(32, 3), unit(64, 3, 1, 1), max_pool(3, 2), unit(80, 1), unit(192, 3), max_pool(3, 2)]
     mixed = [

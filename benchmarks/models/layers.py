@@ -62,9 +62,7 @@ def conv(
         return kernel | {"bias": f32(width)} if bias else kernel
 
     def apply(params: Tree, x: jax.Array) -> jax.Array:
-        y = lax.conv_general_dilated(
-            x, params["kernel"], (stride, stride), [(p, p) for p in pad], feature_group_count=groups
-        )
+        y = lax.conv_general_dilated(x, params["kernel"], (stride, stride), [(p, p) for p in pad], feature_group_count=groups)
         return y + params["bias"][:, None, None] if bias else y
 
     return Layer("conv", params, apply)

@@ -75,9 +75,7 @@ def _rms_norm(params: Tree, x: jax.Array, epsilon: float = 1e-5) -> jax.Array:
 
 def _grouped_attention(params: Tree, x: jax.Array, head: int) -> jax.Array:
     """Several query heads share a key head. [batch, sequence, width] -> the same."""
-    query, key, value = (
-        (x @ params[name]["weight"]).reshape(*x.shape[:2], -1, head) for name in ("query", "key", "value")
-    )
+    query, key, value = ((x @ params[name]["weight"]).reshape(*x.shape[:2], -1, head) for name in ("query", "key", "value"))
     group = query.shape[2] // key.shape[2]
     key, value = jnp.repeat(_rotate(key), group, axis=2), jnp.repeat(value, group, axis=2)
     mixed = attend(_rotate(query), key, value, causal(x.shape[1]))

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .layers import Layer, dense, relu, serial, sigmoid
 from .losses import click_loss, squared_error
@@ -18,7 +19,7 @@ def pairwise_products(features: list[jax.Array]) -> jax.Array:
     """The dense feature, and the inner product of every two features: DLRM's own interaction."""
     stacked = jnp.stack(features, axis=1)
     products = jnp.einsum("bid,bjd->bij", stacked, stacked)
-    row, column = jnp.tril_indices(len(features), -1)
+    row, column = np.tril_indices(len(features), -1)
     return jnp.concatenate([features[0], products[:, row, column]], axis=-1)
 
 

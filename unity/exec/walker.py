@@ -110,7 +110,7 @@ class Walk:
         )
         nested = NESTED.get(equation.name)
         entry = TABLE.get(equation.name)
-        if nested is not None and not _whole(layout):
+        if nested is not None and not _unused(layout):
             return nested(equation, operands, layout, self.axes)
         if entry is None:
             return as_function(equation)(*operands)
@@ -122,9 +122,9 @@ def is_key(atom: Literal) -> bool:
     return jnp.issubdtype(atom.tensor.dtype, jax.dtypes.extended)
 
 
-def _whole(layout: Layout) -> bool:
-    """Whether every device has all of every operand, so that a nested call can run as it stands."""
-    return all(s.kind in "UR" for p in layout.operands + layout.results for s in p.type)
+def _unused(layout: Layout) -> bool:
+    """Whether all devices do the same, so that a nested call can run as it stands."""
+    return all(s == UNUSED for p in layout.operands + layout.results for s in p.type)
 
 
 def aligned(operands: list) -> list:

@@ -70,6 +70,8 @@ def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
         except Unmatched:
             continue
         solutions.append(solution)
+        if solution.reduced and PARTIAL in solution.operands:
+            continue  # the neighbour's Reduce, before this operator, does the same on less
         choice = _choice(body, solution)
         found.setdefault(choice.states, choice)
     return _with_partitions(list(found.values()), {c: s for s in solutions for c in found.values() if c.states == s.operands + s.results})

@@ -39,26 +39,17 @@ class VjpRule:
 
 
 def as_function(equation: Equation) -> Callable[..., list]:
-    """One equation as a function of all its operands (literals included), on whole tensors."""
+    """One equation as a function of all its operands (literals and repeated ones included), on whole tensors."""
     eqn = equation.origin
     assert eqn is not None
-    variables = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, core.Literal)))
-    run = core.jaxpr_as_fun(core.ClosedJaxpr(core.Jaxpr((), variables, eqn.outvars, [eqn]), ()))
-
-    def call(*operands: Any) -> list:
-        pairs = [(v, x) for v, x in zip(eqn.invars, operands, strict=True) if not isinstance(v, core.Literal)]
-        values = dict(pairs)
-        return list(run(*(values[v] for v in variables)))
-
-    return call
+    variables = [core.Var(v.aval) for v in eqn.invars]
+    run = core.jaxpr_as_fun(core.ClosedJaxpr(core.Jaxpr((), variables, eqn.outvars, [eqn.replace(invars=variables)]), ()))
+    return lambda *operands: list(run(*operands))
 
 
 def _abstract(equation: Equation) -> tuple[list[jax.ShapeDtypeStruct], tuple[bool, ...]]:
     eqn = equation.origin
     assert eqn is not None
-    variables = [v for v in eqn.invars if not isinstance(v, core.Literal)]
-    if len(set(variables)) < len(variables):
-        raise TypeError(f"{equation.name} is given one value twice: its rule cannot be read by itself")
     structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
     return structs, tuple(jax.dtypes.issubdtype(s.dtype, jax.numpy.inexact) for s in structs)
 

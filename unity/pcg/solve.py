@@ -135,7 +135,7 @@ class _Propagation:
         found = self.candidates(i)
         if not found:
             raise Conflict(self.partial_operand(i) if self.partial_operand(i) is not None else self.partial_result(i))
-        if len(found) > 1 and not default:
+        if not default and (len(found) > 1 or self.may_reduce(i)):
             return
         self.take(i, found[-1] if default and found[-1].name == "replicated" else found[0])
 
@@ -164,6 +164,15 @@ class _Propagation:
         operands = self.body.equations[i].operands
         partial = (a for a in operands if isinstance(a, int) and a not in self.reduced and self.states.get(a) == PARTIAL)
         return next(partial, None)
+
+    def may_reduce(self, i: int) -> bool:
+        """Whether a result that users want whole could still be a partial one, reduced: not all operands are known yet."""
+        e, known = self.body.equations[i], self.view(i)
+        n = len(e.operands)
+        if all(p in known for p, a in enumerate(e.operands) if isinstance(a, int)) or REPLICATED not in known.values():
+            return False
+        operands = {p: s for p, s in known.items() if p < n}
+        return any(PARTIAL in m.results and m.divided for m in equation_matches(self.body, e, operands))
 
     def partial_result(self, i: int) -> int | None:
         """A result that this equation makes partial, although its users were seen to need it whole."""

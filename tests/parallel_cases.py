@@ -1,0 +1,218 @@
+"""Runs an operator on pieces, in every way that the operator table allows, and compares it with the whole operator."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from pieces import differing, dual, join, mesh_of, normal, stack_spec, take
+
+from unity.exec.hlo import collectives
+from unity.exec.parallel import vary
+from unity.exec.walker import run_body
+from unity.pcg.axis import Axis
+from unity.pcg.body import Body, close
+from unity.pcg.choices import Choice, choices
+from unity.pcg.state import UNUSED, Type, misfit, partitioned
+
+MOST = 14  # combinations of choices for one application and mesh: compiling them is what takes the time
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute")
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A choice for every axis of the mesh."""
+
+    choices: tuple[Choice, ...]
+
+    @property
+    def operands(self) -> tuple[Type, ...]:
+        return tuple(zip(*(c.operands for c in self.choices), strict=True))
+
+    @property
+    def results(self) -> tuple[Type, ...]:
+        return tuple(zip(*(c.results for c in self.choices), strict=True))
+
+    @property
+    def reduces(self) -> int:
+        """Several axes' Reduces of one kind at one variable are one."""
+        return len({(r.variable, r.kind) for c in self.choices for r in c.reduced})
+
+    def __str__(self) -> str:
+        return " × ".join(c.name for c in self.choices)
+
+
+def inner_seeds(body: Body) -> list:
+    """States at the second digit of every dimension of every operand, as a neighbour might ask for."""
+    shapes = [body.tensors[v].shape for v in body.inputs]
+    return [
+        (p, partitioned(i, outer)) for p, shape in enumerate(shapes) for i, n in enumerate(shape) for outer in (2, 3) if n % outer == 0 and n > outer
+    ]  # fmt: skip
+
+
+def fits(body: Body, found: Combination, axes: Sequence[Axis]) -> bool:
+    """Whether the degrees divide what they must."""
+    degree: Counter[int] = Counter()
+    for c, a in zip(found.choices, axes, strict=True):
+        degree[id(c)] = max(degree[id(c)], 1) * a.size
+    if any(c.size % degree[id(c)] for c in found.choices):
+        return False
+    ends = [body.tensor(a).shape for a in (*body.inputs, *body.outputs)]
+    return all(misfit(shape, t, axes) is None for shape, t in zip(ends, found.operands + found.results, strict=True))
+
+
+def combinations(body: Body, axes: Sequence[Axis]) -> list[Combination]:
+    """Every choice on every axis alone, every choice on all axes, and pairs of choices: as many as there is time for."""
+    plain, more = choices(body), choices(body, inner_seeds(body))
+    unused = plain[0]
+    assert all(s == UNUSED for s in unused.states)
+    alone = [
+        Combination(tuple(c if k == axis else unused for k in range(len(axes))))
+        for axis in range(len(axes)) for c in plain[1:]
+    ]  # fmt: skip
+    same = [Combination((c,) * len(axes)) for c in plain[1:]]
+    pairs = [Combination(p) for p in itertools.product(more, repeat=len(axes)) if len(set(map(id, p))) > 1]
+    rng = random.Random(body.key)
+    rng.shuffle(pairs)
+    wanted = [c for c in alone + same if fits(body, c, axes)]
+    states = {(c.operands, c.results) for c in wanted}
+    for c in pairs:
+        if len(wanted) >= max(MOST, len(alone) + len(same)):
+            break
+        if (c.operands, c.results) not in states and fits(body, c, axes):
+            wanted.append(c)
+            states.add((c.operands, c.results))
+    return wanted
+
+
+def is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def plain(x: Any) -> np.ndarray:
+    """Any array as numpy has it; keys as their data."""
+    return np.asarray(jax.random.key_data(x) if is_key(x) else x)
+
+
+class Application:
+    """One operator applied to whole operands: what it gives, and how it is to be split."""
+
+    def __init__(self, fn: Callable, args: Sequence[Any], sizes: Sequence[int], body: Body | None = None) -> None:
+        self.args = [x if isinstance(x, jax.Array) and is_key(x) else np.asarray(x) for x in args]
+        self.fn = fn
+        self.body = body or close(jax.make_jaxpr(lambda *a: jax.tree.leaves(fn(*a)))(*self.args))
+        self.mesh, self.axes = mesh_of(sizes)
+        self.rng = np.random.default_rng(0)
+        self.floating = [i for i, v in enumerate(self.body.inputs) if self.body.tensors[v].floating]
+        self.differentiable = [i for i, a in enumerate(self.body.outputs) if self.body.tensor(a).floating]
+        self.cotangents = [normal(self.rng, t.shape, t.dtype) for t in self.results if t.floating]
+
+    @property
+    def results(self) -> list:
+        return [self.body.tensor(a) for a in self.body.outputs]
+
+    def step(self, fn: Callable, args: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list, list]:
+        """Results, and gradients of the floating operands."""
+
+        def chosen(*some: Any) -> tuple[list, list]:
+            given = dict(zip(self.floating, some, strict=True))
+            out = fn(*(given.get(i, x) for i, x in enumerate(args)))
+            return [out[i] for i in self.differentiable], out
+
+        _, pull, out = jax.vjp(chosen, *(args[i] for i in self.floating), has_aux=True)
+        return out, list(pull(list(cotangents)))
+
+    def whole(self) -> tuple[list, list]:
+        run = jax.jit(lambda a, c: self.step(lambda *x: jax.tree.leaves(self.fn(*x)), a, c))
+        return run(self.args, self.cotangents)
+
+    def on_pieces(self, found: Combination, *stacked: Any) -> list:
+        """Stacked pieces of operands → stacked pieces of results."""
+        into = tuple(stack_spec(t, self.axes) for t in found.operands)
+        out = tuple(stack_spec(t, self.axes) for t in found.results)
+
+        def local(*pieces: Any) -> tuple:
+            results = run_body(self.body, [x[0] for x in pieces], found.operands, found.results, self.axes)
+            types = found.results
+            return tuple(vary(x, [a.name for a in differing(t, self.axes)])[None] for x, t in zip(results, types, strict=True))
+
+        return list(jax.shard_map(local, mesh=self.mesh, in_specs=into, out_specs=out)(*stacked))
+
+    def pieces(self, whole: Any, type_: Type) -> Any:
+        if is_key(whole):
+            data = plain(whole)
+            return jax.random.wrap_key_data(take(data, type_, self.axes, self.rng, extra=data.ndim - whole.ndim), impl=jax.random.key_impl(whole))
+        return take(whole, type_, self.axes, self.rng)
+
+    def check(self) -> list[Combination]:
+        """Compares values, gradients and collectives of every combination with the whole operator's."""
+        every = combinations(self.body, self.axes)
+        operands = [[self.pieces(x, t) for x, t in zip(self.args, c.operands, strict=True)] for c in every]
+        types = [[dual(c.results[i]) for i in self.differentiable] for c in every]
+        cotangents = [[self.pieces(g, t) for g, t in zip(self.cotangents, ts, strict=True)] for ts in types]
+
+        def all_of_them(operands: Any, cotangents: Any) -> list:
+            return [self.step(partial(self.on_pieces, c), a, g) for c, a, g in zip(every, operands, cotangents, strict=True)]
+
+        lowered = jax.jit(all_of_them).lower(operands, cotangents)
+        compiled = lowered.compile(compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True})
+        expected, gradients = self.whole()
+        for c, (out, grads) in zip(every, compiled(operands, cotangents), strict=True):
+            for k, (x, whole, t) in enumerate(zip(out, expected, c.results, strict=True)):
+                self.compare(f"{c}: result {k}", x, whole, t)
+            for k, x, whole in zip(self.floating, grads, gradients, strict=True):
+                self.compare(f"{c}: gradient of operand {k}", x, whole, dual(c.operands[k]))
+        self.check_collectives(every, operands, lowered.as_text(), compiled.as_text())
+        return every
+
+    def compare(self, what: str, pieces: Any, whole: Any, type_: Type) -> None:
+        pieces, expected = plain(pieces), plain(whole)
+        floating = jnp.issubdtype(expected.dtype, jnp.inexact)
+        # sums of at most some hundred terms of order one
+        scale = max(1.0, float(np.max(np.abs(np.nan_to_num(expected.astype(complex))), initial=0))) if floating else 0
+        near = 300 * float(jnp.finfo(expected.dtype).eps) * scale if floating else 0
+        try:
+            found = join(pieces, whole.shape, type_, self.axes, near)
+            np.testing.assert_allclose(found, expected.astype(found.dtype), rtol=0, atol=near)
+        except AssertionError as error:
+            raise AssertionError(f"{what} as {'; '.join(map(str, type_))}: {error}\n{show(self.body)}") from None
+
+    def check_collectives(self, every: list[Combination], operands: Any, lowered: str, compiled: str) -> None:
+        """Forward: the Reduces inside, and nothing else. Backward: at most their duals. XLA adds nothing."""
+        reduces = sum(c.reduces for c in every)
+        both = count(lowered)
+        assert set(both) <= {"all_reduce"}, both
+        assert reduces <= both["all_reduce"] <= 2 * reduces, (both, reduces)
+        if reduces:
+            forward = jax.jit(lambda xs: [self.on_pieces(c, *x) for c, x in zip(every, xs, strict=True)]).lower(operands)
+            assert count(forward.as_text()) == {"all_reduce": reduces}, [(str(c), c.reduced) for c in every]
+        ran = collectives(compiled)
+        assert {c.kind for c in ran} <= {"all-reduce"}, ran
+        assert sum(c.parts for c in ran) <= both["all_reduce"], ran
+
+
+def count(stablehlo: str) -> Counter[str]:
+    found = Counter({kind: stablehlo.count(f'stablehlo.{kind}"') for kind in COLLECTIVES})
+    return +found
+
+
+def show(body: Body) -> str:
+    lines = [f"{e.results} = {e.name} {[a if isinstance(a, int) else '·' for a in e.operands]}" for e in body.equations]
+    return "\n".join([f"inputs {body.inputs}", *lines, f"outputs {body.outputs}"])
+
+
+def rounds(fn: Callable, args: Sequence[Any], meshes: Sequence[Sequence[int]]) -> Iterator[list[Combination]]:
+    for sizes in meshes:
+        yield Application(fn, args, sizes).check()
+
+
+__all__ = ["Application", "Combination", "combinations", "prod", "rounds"]

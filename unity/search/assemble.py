@@ -1,0 +1,150 @@
+"""From a graph and a machine to the optimizer's problem: a domain and a cost for every site, a cost for every port."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from unity.pcg.graph import PCG, Node
+from unity.pcg.parallelize import Assignment
+from unity.pcg.state import Type
+from unity.search.cost import SiteCost, Training, site_cost
+from unity.search.configurations import Domain, Limits, domain, ranks, usual_limits
+from unity.search.machine import Machine
+from unity.search.offers import offered
+from unity.search.problem import Cost, Edge, Point, Problem
+from unity.search.reshard import changes
+from unity.search.sites import Port, Site, Sites, sites
+
+
+@dataclass(frozen=True, eq=False)
+class Assembled:
+    """Everything the search needs, and the way back from a point to an assignment."""
+
+    graph: PCG
+    machine: Machine
+    training: Training
+    opened: Sites
+    domains: tuple[Domain, ...]
+    costs: tuple[SiteCost, ...]
+    ports: tuple[tuple[int, int], ...]  # (site, operand) of every edge
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The factor graph."""
+        unary = tuple(
+            Cost(_key(d.key, c.time.tobytes(), c.memory.tobytes()), c.time[None], c.memory[None])
+            for d, c in zip(self.domains, self.costs, strict=True)
+        )
+        cache: dict[str, Cost] = {}
+        edges = []
+        for s, p in self.ports:
+            port = self.opened.sites[s].ports[p]
+            edges.append(Edge(port.source, s, self.port_cost(s, p, port, cache)))
+        return Problem(tuple(len(d) for d in self.domains), unary, tuple(edges))
+
+    def port_cost(self, s: int, p: int, port: Port, cache: dict[str, Cost]) -> Cost:
+        """The change of type between a producer and a user, kept or gathered again."""
+        before, first = self.domains[port.source].types[self.position(port)]
+        after, second = self.domains[s].types[p]
+        text = f"{self.domains[port.source].key} {port.index} {self.domains[s].key} {p} {port.tensor} {port.times}"
+        key = _key(text, port.gradient, port.kept, port.again, self.training.backward)
+        if key not in cache:
+            time, memory = self.change(before, after, port)
+            cache[key] = Cost(key, time[:, first][:, :, second], memory[:, first][:, :, second])
+        return cache[key]
+
+    def position(self, port: Port) -> int:
+        """Where a port's tensor stands among the ends of the site that makes it."""
+        return len(self.opened.sites[port.source].ports) + port.index
+
+    def change(self, before: tuple[Type, ...], after: tuple[Type, ...], port: Port) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds and bytes of all changes, [alternatives, before, after]."""
+        c, n, times, backward = changes(self.machine, before, after), port.tensor.nbytes, port.times, self.training.backward
+        runs = 2 if port.again and backward else 1
+        time = runs * (c.forward[0] + c.forward[1] * n)
+        if port.gradient and backward:
+            time = time + c.backward[0] + c.backward[1] * n
+        time = np.where(c.possible, time, np.inf) * times
+        saved = port.kept and backward
+        memory = c.size * (n * times) if saved else np.zeros_like(time)
+        if not (saved and c.gathered.any()):
+            return time[None], memory[None]
+        again = np.where(c.gathered, time + times * (c.gathers[0] + c.gathers[1] * n), np.inf)
+        return np.stack([time, again]), np.stack([memory, np.where(c.gathered, 0.0, memory)])
+
+    def assignment(self, point: Point) -> Assignment:
+        """The strategy that a point stands for."""
+        opened, values = self.opened, point.values
+        again = {self.ports[e] for e, alternative in enumerate(point.alternatives.edges) if alternative == 1}
+        results: dict[int, tuple[Type, ...]] = {}
+        operands: dict[tuple[int, int], tuple[Type, ...]] = {}
+        marked: set[tuple[int, int]] = set()
+        for node in _all_nodes(self.graph):
+            site = opened.of_node.get(id(node))
+            if id(node) in opened.results:
+                results[id(node)] = tuple(self.result_type(values, s, k) for s, k in opened.results[id(node)])
+            elif site is not None:
+                results[id(node)] = tuple(self.result_type(values, site, k) for k in range(len(node.tensors)))
+            for p in range(len(node.operands)):
+                free = opened.operands.get((id(node), p), ())
+                through = [self.domains[f].type_of(values[f], 0) for f in free]
+                if site is not None and node.inside is None:
+                    through.append(self.domains[site].type_of(values[site], p))
+                    if (site, p) in again:
+                        marked.add((id(node), p))
+                operands[id(node), p] = tuple(through)
+        outputs = {
+            key: tuple(self.domains[f].type_of(values[f], 0) for f in free) for key, free in opened.outputs.items()
+        }
+        return Assignment(self.machine.axes, results, operands, outputs, frozenset(marked))
+
+    def result_type(self, values: tuple[int, ...], site: int, k: int) -> Type:
+        """The type of a site's result."""
+        return self.domains[site].type_of(values[site], len(self.opened.sites[site].ports) + k)
+
+
+def _all_nodes(graph: PCG) -> list[Node]:
+    return [node for node, _ in graph.walk()]
+
+
+def _key(*parts: object) -> str:
+    digest = hashlib.blake2b(digest_size=12)
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else repr(part).encode())
+    return digest.hexdigest()
+
+
+def assemble(
+    graph: PCG, differentiated: Collection[int], machine: Machine, training: Training, limits: Limits | None = None
+) -> Assembled:
+    """Opens a serial graph for a machine. Equal sites share one domain and one cost."""
+    opened = sites(graph, differentiated, training.backward)
+    found = offered(opened.sites)
+    order = ranks(opened.sites, found)
+    shared: dict[tuple, Domain] = {}
+    costs: dict[tuple, SiteCost] = {}
+    domains, terms = [], []
+    for site, cs, rank in zip(opened.sites, found, order, strict=True):
+        same = _signature(site, cs, rank)
+        if same not in shared:
+            shared[same] = domain(site, cs, rank, machine.axes, limits or usual_limits(machine.axes))
+            costs[same] = site_cost(site, shared[same], machine, training)
+        domains.append(shared[same])
+        terms.append(costs[same])
+    ports = tuple((s, p) for s, site in enumerate(opened.sites) for p in range(len(site.ports)))
+    return Assembled(graph, machine, training, opened, tuple(domains), tuple(terms), ports)
+
+
+def _signature(site: Site, cs: tuple, rank: tuple[int, ...]) -> tuple:
+    """What a site's domain and cost depend on."""
+    order = sorted(set(rank))
+    body = site.node.body.key if site.node is not None and site.node.body is not None else ""
+    ports = tuple((str(p.tensor), p.gradient) for p in site.ports)
+    relative = tuple(order.index(r) for r in rank)
+    flags = (site.kind, site.times, site.again, site.flows, tuple(site.stored), site.weight, site.step, site.whole)
+    return (body, ports, tuple(map(str, site.results)), tuple(c.states for c in cs), relative, flags)

@@ -1,0 +1,129 @@
+"""The choices of every site along one axis: what its operator allows, and what its neighbours could use.
+
+States spread from site to site until nothing is new: a free site offers what its producer makes and its users want, and an
+operator next to a tensor that is partitioned at an inner digit offers that digit too, if its factors allow.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from unity.pcg.choices import Choice, choices
+from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State, partitioned
+from unity.search.sites import Site
+
+HEAVY = frozenset({"dot_general", "conv_general_dilated"})
+DIGITS = 2  # inner digits offered for one dimension of a tensor
+
+Offers = list[tuple[Choice, ...]]
+Users = list[list[tuple[int, int, int]]]  # of each site: (user, operand position, result)
+
+
+def offered(sites: Sequence[Site]) -> Offers:
+    """The choices of every site."""
+    found = [_own(site) for site in sites]
+    users: Users = [[] for _ in sites]
+    for u, site in enumerate(sites):
+        for p, port in enumerate(site.ports):
+            users[port.source].append((u, p, port.index))
+    queue = deque(range(len(sites)))
+    waiting = set(queue)
+    while queue:
+        s = queue.popleft()
+        waiting.discard(s)
+        grown = _grown(sites, found, users, s)
+        if len(grown) > len(found[s]):
+            found[s] = grown
+            for n in {*(p.source for p in sites[s].ports), *(u for u, _, _ in users[s]), s} - waiting:
+                waiting.add(n)
+                queue.append(n)
+    return _reachable(sites, found)
+
+
+def _own(site: Site) -> tuple[Choice, ...]:
+    if site.node is not None and site.node.body is not None:
+        return choices(site.node.body)
+    n = len(site.ports)
+    found = [Choice("unused", (UNUSED,) * n, (UNUSED,), 0, 0.0)]
+    if site.kind == "input":
+        found += [_free(site, partitioned(d)) for d, size in enumerate(site.results[0].shape) if size > 1]
+    return tuple(found)
+
+
+def _free(site: Site, state: State) -> Choice:
+    """A free site's choice with this state of its result; a step of a scan has one dimension less than what is stacked."""
+    shift = SHIFT.get(site.step, 0) if state.kind == "P" else 0
+    operand = State(state.kind, state.dim + shift, state.outer) if shift else state
+    return Choice(str(state), (operand,) * len(site.ports), (state,), 0, 0.0)
+
+
+SHIFT = {"in": 1, "out": -1}  # from a dimension of the result to that of the operand
+
+
+def _grown(sites: Sequence[Site], found: Offers, users: Users, s: int) -> tuple[Choice, ...]:
+    """A site's choices, with those added that take or give the states that its neighbours speak of."""
+    site = sites[s]
+    wanted: dict[tuple[int, State], None] = {}
+    for p, port in enumerate(site.ports):
+        position = len(sites[port.source].ports) + port.index
+        wanted.update(((p, c.states[position]), None) for c in found[port.source])
+    for u, p, index in users[s]:
+        wanted.update(((len(site.ports) + index, c.operands[p]), None) for c in found[u])
+    if site.node is not None and site.node.body is not None:
+        seeds = _few(found[s], [w for w in wanted if w[1].kind == "P" and w[1].outer > 1])
+        return choices(site.node.body, seeds) if seeds else found[s]
+    present = {c.states for c in found[s]}
+    grown = list(found[s])
+    for position, state in wanted:
+        result = _of_result(site, state, position < len(site.ports))
+        if result is not None:
+            choice = _free(site, result)
+            if choice.states not in present:
+                present.add(choice.states)
+                grown.append(choice)
+    return tuple(grown)
+
+
+def _of_result(site: Site, state: State, operand: bool) -> State | None:
+    """A neighbour's state as one of a free site's result. None: the site cannot have it."""
+    if operand and state.kind == "P":
+        state = State("P", state.dim - SHIFT.get(site.step, 0), state.outer)
+    if state == PARTIAL or (site.whole and (state == REPLICATED or state.outer > 1)):
+        return None
+    stacked = state.kind == "P" and (state.dim < 0 or (site.step == "out" and state.dim == 0))
+    return None if stacked else state  # the steps of a scan are not partitioned
+
+
+def _few(present: tuple[Choice, ...], wanted: list[tuple[int, State]]) -> tuple[tuple[int, State], ...]:
+    """At most `DIGITS` inner digits for each dimension of each operand and result."""
+    chosen = {(p, s) for c in present for p, s in enumerate(c.states) if s.kind == "P" and s.outer > 1}
+    count: dict[tuple[int, int], int] = {}
+    for position, state in chosen:
+        count[position, state.dim] = count.get((position, state.dim), 0) + 1
+    for position, state in wanted:
+        if (position, state) not in chosen and count.get((position, state.dim), 0) < DIGITS:
+            chosen.add((position, state))
+            count[position, state.dim] = count.get((position, state.dim), 0) + 1
+    return tuple(sorted(chosen))
+
+
+def _reachable(sites: Sequence[Site], found: Offers) -> Offers:
+    """Drops choices that no producer can feed, and replication where it means nothing."""
+    kept = [tuple(c for c in cs if _sensible(site, c)) for site, cs in zip(sites, found, strict=True)]
+    while True:
+        partial = [[any(c.results[k] == PARTIAL for c in cs) for k in range(len(s.results))] for s, cs in zip(sites, kept, strict=True)]
+        after = [
+            tuple(c for c in cs if all(s != PARTIAL or partial[p.source][p.index] for s, p in zip(c.operands, site.ports, strict=True)))
+            for site, cs in zip(sites, kept, strict=True)
+        ]
+        if after == kept:
+            return kept
+        kept = after
+
+
+def _sensible(site: Site, choice: Choice) -> bool:
+    """To repeat an operator on replicated operands pays only if it is light and a gradient is reduced the earlier for it."""
+    if choice.name != "replicated" or not site.ports or site.node is None:
+        return True
+    return site.node.kind not in HEAVY and any(p.gradient for p in site.ports)
