@@ -36,7 +36,7 @@ def gratings(rng: np.random.Generator) -> Iterator[dict[str, jax.Array]]:
 
 
 def train(loss_fn: Callable[..., Any], params: Any, averages: Any, data: list[Any], shard: Callable[..., Any]) -> list[float]:
-    optimizer = optax.sgd(0.05, momentum=0.9)
+    optimizer = optax.sgd(0.02, momentum=0.9)
 
     @jax.jit
     def step(params: Any, averages: Any, state: Any, batch: Any) -> tuple[Any, Any, Any, jax.Array]:

@@ -117,6 +117,15 @@ class Application:
         self.cotangents = [normal(self.rng, t.shape, t.dtype) for t in self.results if t.floating]
 
     @property
+    def precision(self) -> float:
+        """A bound on relative errors: by the narrowest type that anything, a gradient for instance, is rounded to."""
+        types = {t.dtype for t in self.body.tensors.values() if t.floating}
+        eps = max((float(jnp.finfo(t).eps) for t in types), default=0.0)
+        bits = [e.params["mantissa_bits"] for e in self.body.equations if e.name == "reduce_precision"]
+        eps = max([eps, *(2.0**-b for b in bits)])
+        return (300 if eps < 1e-10 else 8) * eps
+
+    @property
     def results(self) -> list:
         return [self.body.tensor(a) for a in self.body.outputs]
 
@@ -177,9 +186,8 @@ class Application:
     def compare(self, what: str, pieces: Any, whole: Any, type_: Type) -> None:
         pieces, expected = plain(pieces), plain(whole)
         floating = jnp.issubdtype(expected.dtype, jnp.inexact)
-        # sums of at most some hundred terms of order one
         scale = max(1.0, float(np.max(np.abs(np.nan_to_num(expected.astype(complex))), initial=0))) if floating else 0
-        near = 300 * float(jnp.finfo(expected.dtype).eps) * scale if floating else 0
+        near = self.precision * scale if floating else 0
         try:
             found = join(pieces, whole.shape, type_, self.axes, near)
             np.testing.assert_allclose(found, expected.astype(found.dtype), rtol=0, atol=near)

@@ -1,1 +1,24 @@
-"""Finds and runs the best way to train a JAX model on many devices."""
+"""unity: finds, proves and runs the best way to train a JAX model on many devices."""
+
+from unity.optimize import optimize
+from unity.pcg.errors import CaptureError, InfeasibleError, ParallelTypeError, PlanError, UnityError
+from unity.plan import Frontier, Plan
+from unity.planfile import load
+from unity.search.machine import Device, Level, Machine, MachineError
+
+__version__ = "0.1.0"
+__all__ = [
+    "CaptureError",
+    "Device",
+    "Frontier",
+    "InfeasibleError",
+    "Level",
+    "Machine",
+    "MachineError",
+    "ParallelTypeError",
+    "Plan",
+    "PlanError",
+    "UnityError",
+    "load",
+    "optimize",
+]

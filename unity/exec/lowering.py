@@ -15,8 +15,9 @@ from unity.exec.parallel import apply, vary
 from unity.exec.walker import run_body
 from unity.pcg.axis import Axis
 from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
-from unity.pcg.resharding import Step, absolute
+from unity.pcg.resharding import Step
 from unity.pcg.state import UNUSED, Type
+from unity.pcg.traffic import step_of
 
 
 def mesh_of(axes: Sequence[Axis], devices: Sequence[Any]) -> Mesh:
@@ -104,12 +105,6 @@ def _change(node: Node, x: Any, axes: tuple[Axis, ...]) -> Any:
     if node.attributes.get("again"):
         return Again(settle(node.operands[0], x, axes), (step,))
     return apply(step, settle(node.operands[0], x, axes), axes)
-
-
-def step_of(node: Node, axes: tuple[Axis, ...]) -> Step:
-    """The change of type that a parallelization operator is."""
-    before, after = absolute(node.operands[0].type, axes), absolute(node.types[0], axes)
-    return Step(node.kind, tuple(i for i, (s, t) in enumerate(zip(before, after, strict=True)) if s != t), before, after)
 
 
 def _gathering(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:

@@ -19,6 +19,7 @@ from unity.pcg.axis import Axis
 from unity.pcg.body import Atom, Body, Equation, Literal, close
 from unity.pcg.custom import as_function, jvp_body, vjp_bodies
 from unity.pcg.layout import Layout, Placed
+from unity.pcg.placing import Placing, placing
 from unity.pcg.solve import Solution, branches, nested_body, solve, vjp_solutions
 from unity.pcg.state import REPLICATED, UNUSED, State, Type
 from unity.pcg.table import TABLE
@@ -28,34 +29,7 @@ Types = Sequence[Type]
 
 def run_body(body: Body, operands: Sequence[Any], types: Types, results: Types, axes: tuple[Axis, ...]) -> list:
     """The results of a body on local pieces. `types` and `results` are those of its operands and results."""
-    placing = _placing(body, tuple(types), tuple(results), axes)
-    return Walk(body, placing, axes).run(operands)
-
-
-Placing = tuple[Solution | None, ...]  # one for each axis; None: unused by all
-
-
-@lru_cache(maxsize=65536)
-def _placing(body: Body, types: tuple[Type, ...], results: tuple[Type, ...], axes: tuple[Axis, ...]) -> Placing:
-    found = []
-    for k in range(len(axes)):
-        found.append(along_axis(body, tuple(t[k] for t in types), tuple(t[k] for t in results)))
-    return tuple(found)
-
-
-@lru_cache(maxsize=65536)
-def along_axis(body: Body, operands: tuple[State, ...], results: tuple[State, ...]) -> Solution | None:
-    """The states of a body's variables, given those at its ends. None where the axis is unused."""
-    states = operands + results
-    if all(s == UNUSED for s in states):
-        return None
-    if all(s == REPLICATED for s in states):
-        everywhere = dict.fromkeys(body.tensors, REPLICATED)
-        return Solution(everywhere, {}, (), operands, results)
-    known = dict(zip(body.inputs, operands, strict=True))
-    ends = zip(body.outputs, results, strict=True)
-    known |= {a: s for a, s in ends if isinstance(a, int) and s != UNUSED}
-    return solve(body, known)
+    return Walk(body, placing(body, tuple(types), tuple(results), len(axes)), axes).run(operands)
 
 
 class Walk:
@@ -112,9 +86,9 @@ class Walk:
         entry = TABLE.get(equation.name)
         if nested is not None and not _unused(layout):
             return nested(equation, operands, layout, self.axes)
-        if entry is None:
+        if nested is not None:
             return as_function(equation)(*operands)
-        return entry.local(operands, layout) if entry.local else layout.bind(*operands)
+        return entry.local(operands, layout) if entry and entry.local else layout.bind(*operands)
 
 
 def is_key(atom: Literal) -> bool:

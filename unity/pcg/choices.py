@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
 
+import jax
+import numpy as np
+
 from unity.pcg.body import Body
 from unity.pcg.factors import Slot
 from unity.pcg.solve import Solution, Unmatched, nested_body, solve, spec_of
@@ -44,6 +47,9 @@ def unused(body: Body) -> Choice:
     return Choice("unused", (UNUSED,) * len(body.inputs), (UNUSED,) * len(body.outputs), 0, 0.0)
 
 
+INVARIANT = frozenset({"regularized_incomplete_beta"})  # JAX cannot run these on operands that differ between devices
+
+
 Seed = tuple[int, State]  # position (operands, then results) and the state wanted there
 
 
@@ -57,6 +63,8 @@ def choices(body: Body, seeds: Iterable[Seed] = ()) -> tuple[Choice, ...]:
 
 @lru_cache(maxsize=8192)
 def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
+    if any(e.name in INVARIANT for e in body.equations):
+        return (unused(body),)
     replicated = Choice("replicated", (REPLICATED,) * len(body.inputs), (REPLICATED,) * len(body.outputs), 0, 0.0)
     found = {c.states: c for c in (unused(body), replicated)}
     if not body.inputs:
@@ -72,7 +80,7 @@ def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
         solutions.append(solution)
         if solution.reduced and PARTIAL in solution.operands:
             continue  # the neighbour's Reduce, before this operator, does the same on less
-        choice = _choice(body, solution)
+        choice = choice_of(body, solution)
         found.setdefault(choice.states, choice)
     return _with_partitions(list(found.values()), {c: s for s in solutions for c in found.values() if c.states == s.operands + s.results})
 
@@ -81,7 +89,8 @@ def _seeds(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Mapping[int, State]]
     for equation in body.equations:
         yield from _factor_seeds(body, equation)
     for v in body.inputs:
-        yield {v: PARTIAL}
+        if jax.dtypes.issubdtype(body.tensors[v].dtype, np.number):  # truth values and keys have no sum
+            yield {v: PARTIAL}
     ends = (*body.inputs, *body.outputs)
     for position, state in seeds:
         atom = ends[position]
@@ -119,7 +128,8 @@ def _nested_seeds(equation) -> Iterator[Mapping[int, State]]:
                     yield {a: partitioned(dim)}
 
 
-def _choice(body: Body, solution: Solution) -> Choice:
+def choice_of(body: Body, solution: Solution) -> Choice:
+    """A solution as a choice."""
     size, work, shared = 0, 0.0, 0.0
     names = []
     for equation, match in zip(body.equations, solution.matches, strict=True):

@@ -11,3 +11,11 @@ class CaptureError(UnityError):
 
 class ParallelTypeError(UnityError):
     """A graph whose types do not agree with what its operators can do."""
+
+
+class PlanError(UnityError):
+    """A plan is used with other arguments, devices or files than it was made for."""
+
+
+class InfeasibleError(UnityError):
+    """No plan meets the limits. The message says what is needed, what there is, and what comes nearest."""

@@ -22,11 +22,63 @@ class Gradients:
         return self.flows.get((id(v.node), v.index), False)
 
 
-def gradients(graph: PCG, inputs: Collection[int]) -> Gradients:
-    """Gradient flow when the inputs with these numbers are differentiated. Integers and stopped gradients carry none."""
+def gradients(graph: PCG, inputs: Collection[int], outputs: Collection[int] | None = None) -> Gradients:
+    """Gradient flow from the outputs with these numbers (None: `losses`) to the inputs with these numbers.
+
+    Integers and stopped gradients carry none; nor does what reaches no such output.
+    """
     flows: dict[tuple[int, int], bool] = {}
     _forward(graph, {k: k in inputs for k in range(len(graph.inputs))}, flows)
-    return Gradients(flows)
+    wanted: set[tuple[int, int]] = set()
+    ends = losses(graph) if outputs is None else outputs
+    _backward(graph, [k in ends for k in range(len(graph.outputs))], wanted)
+    return Gradients({k: flag and k in wanted for k, flag in flows.items()})
+
+
+def losses(graph: PCG) -> tuple[int, ...]:
+    """The outputs that are differentiated: a first one that is a scalar (the rest is auxiliary, as in `jax.grad`), or all."""
+    floating = tuple(k for k, v in enumerate(graph.outputs) if v.tensor.floating)
+    scalar = floating[:1] == (0,) and graph.outputs[0].tensor.shape == ()
+    return (0,) if scalar else floating
+
+
+def _backward(graph: PCG, outputs: list[bool], wanted: set[tuple[int, int]]) -> list[bool]:
+    """Marks every value that a wanted output depends on differentiably; tells which inputs are."""
+    wanted.update((id(v.node), v.index) for v, flag in zip(graph.outputs, outputs, strict=True) if flag)
+    for node in reversed(graph.nodes):
+        marks = tuple((id(node), k) in wanted for k in range(len(node.tensors)))
+        if node.kind != "input" and any(marks):
+            operands = _needed(node, marks, wanted)
+            wanted.update((id(v.node), v.index) for v, flag in zip(node.operands, operands, strict=True) if flag)
+    return [(id(n), 0) in wanted for n in graph.inputs]
+
+
+def _needed(node: Node, marks: tuple[bool, ...], wanted: set[tuple[int, int]]) -> list[bool]:
+    """Which operands the marked results depend on."""
+    if node.body is not None:
+        return list(leading_to(node.body, marks))
+    if node.inside is None:
+        return [True] * len(node.operands)
+    if node.kind != "scan":
+        return _backward(node.inside, list(marks), wanted)
+    consts, carry = int(node.attributes["consts"]), int(node.attributes["carry"])
+    ends = list(marks)
+    while True:
+        operands = _backward(node.inside, ends, wanted)
+        grown = [e or operands[consts + k] if k < carry else e for k, e in enumerate(ends)]
+        if grown == ends:
+            return operands
+        ends = grown
+
+
+@lru_cache(maxsize=65536)
+def leading_to(body: Body, outputs: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Which inputs the outputs that are marked depend on differentiably."""
+    wanted = {a for a, flag in zip(body.outputs, outputs, strict=True) if flag and isinstance(a, int) and body.tensors[a].floating}
+    for e in reversed(body.equations):
+        if e.name != "stop_gradient" and wanted.intersection(e.results):
+            wanted.update(a for a in e.operands if isinstance(a, int) and body.tensors[a].floating)
+    return tuple(v in wanted for v in body.inputs)
 
 
 def _forward(graph: PCG, inputs: Mapping[int, bool], flows: dict[tuple[int, int], bool]) -> list[bool]:

@@ -24,6 +24,10 @@ class Placed:
     type: Type
     axes: tuple[Axis, ...]
 
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
     @cached_property
     def local_shape(self) -> Shape:
         return local_shape(self.shape, self.type, self.axes)
@@ -40,13 +44,24 @@ class Placed:
 
     def coordinates(self, dim: int) -> jax.Array:
         """Global indices along `dim` of this device's piece. Shape `[local size]`, int32."""
-        return self._cut(jnp.arange(self.shape[dim], dtype=jnp.int32), [(a, Digit(0, d.outer, d.size)) for a, d in self.along(dim)])
+        return self.cut(jnp.arange(self.shape[dim], dtype=jnp.int32), [(a, Digit(0, d.outer, d.size)) for a, d in self.along(dim)])
+
+    def find(self, indices: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
+        """Whether this device's piece has the given indices of `dim`, and where (anything where it has not)."""
+        here, n = jnp.ones(indices.shape, bool), self.shape[dim]
+        for axis, digit in sorted(self.along(dim), key=lambda found: -found[1].outer):  # the most minor digit is taken out first
+            inside = n // (digit.outer * digit.size)
+            here &= indices // inside % digit.size == lax.axis_index(axis)
+            indices = indices // (digit.size * inside) * inside + indices % inside
+            n //= digit.size
+        return here, indices
 
     def piece(self, whole: jax.Array) -> jax.Array:
         """This device's piece of a value that every device has computed whole."""
-        return self._cut(whole, self.slices)
+        return self.cut(whole, self.slices)
 
-    def _cut(self, x: jax.Array, slices: Sequence[tuple[str, Digit]]) -> jax.Array:
+    def cut(self, x: jax.Array, slices: Sequence[tuple[str, Digit]]) -> jax.Array:
+        """This device's part of `x` at some of the slices."""
         done: list[Digit] = []
         for axis, digit in slices:
             x = take_digit(x, digit, lax.axis_index(axis), done)

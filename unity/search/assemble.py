@@ -15,7 +15,7 @@ from unity.pcg.state import Type
 from unity.search.cost import SiteCost, Training, site_cost
 from unity.search.configurations import Domain, Limits, domain, ranks, usual_limits
 from unity.search.machine import Machine
-from unity.search.offers import offered
+from unity.search.offers import HEAVY, offered
 from unity.search.problem import Cost, Edge, Point, Problem
 from unity.search.reshard import changes
 from unity.search.sites import Port, Site, Sites, sites
@@ -54,7 +54,8 @@ class Assembled:
         text = f"{self.domains[port.source].key} {port.index} {self.domains[s].key} {p} {port.tensor} {port.times}"
         key = _key(text, port.gradient, port.kept, port.again, self.training.backward)
         if key not in cache:
-            time, memory = self.change(before, after, port)
+            node = self.opened.sites[s].node
+            time, memory = self.change(before, after, port, node is not None and node.kind in HEAVY)
             cache[key] = Cost(key, time[:, first][:, :, second], memory[:, first][:, :, second])
         return cache[key]
 
@@ -62,8 +63,11 @@ class Assembled:
         """Where a port's tensor stands among the ends of the site that makes it."""
         return len(self.opened.sites[port.source].ports) + port.index
 
-    def change(self, before: tuple[Type, ...], after: tuple[Type, ...], port: Port) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds and bytes of all changes, [alternatives, before, after]."""
+    def change(
+        self, before: tuple[Type, ...], after: tuple[Type, ...], port: Port, product: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds and bytes of all changes, [alternatives, before, after]. Only a product's operand may be gathered again:
+        nothing else of it is computed twice then."""
         c, n, times, backward = changes(self.machine, before, after), port.tensor.nbytes, port.times, self.training.backward
         runs = 2 if port.again and backward else 1
         time = runs * (c.forward[0] + c.forward[1] * n)
@@ -72,7 +76,7 @@ class Assembled:
         time = np.where(c.possible, time, np.inf) * times
         saved = port.kept and backward
         memory = c.size * (n * times) if saved else np.zeros_like(time)
-        if not (saved and c.gathered.any()):
+        if not (product and saved and c.gathered.any()):
             return time[None], memory[None]
         again = np.where(c.gathered, time + times * (c.gathers[0] + c.gathers[1] * n), np.inf)
         return np.stack([time, again]), np.stack([memory, np.where(c.gathered, 0.0, memory)])

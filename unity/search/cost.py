@@ -64,20 +64,29 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     body = site.node.body if site.node is not None else None
     if body is None:
         return SiteCost(zero, zero, zero, memory)
-    flops, dtype = dense_work(body)
-    rate = machine.device.flops_of(dtype) * machine.device.efficiency
     touched = sum(
         (t.nbytes * fraction(domain, k, machine) for k, t in enumerate([*(p.tensor for p in site.ports), *site.results])), zero
     )
-    compute, traffic = flops * _share(domain, machine) / rate, touched / machine.device.bandwidth
-    launch = machine.device.launch if body.equations else 0.0
-    differentiated = sum(p.gradient for p in site.ports)
-    forward = np.maximum(compute, traffic) + launch
-    backward = zero
-    if training.backward and any(site.flows) and differentiated:
-        backward = np.maximum(compute * min(differentiated, 2), 2 * traffic) + launch
+    differentiated = sum(p.gradient for p in site.ports) if training.backward and any(site.flows) else 0
+    forward, backward = roofline(body, _share(domain, machine), touched, differentiated, machine)
     runs = site.times * (2 if site.again and training.backward else 1)
     return SiteCost(forward * runs, backward * site.times, _reduces(site, domain, machine, training) * site.times, memory)
+
+
+def roofline(body: Body, share: Array, touched: Array, differentiated: int, machine: Machine) -> tuple[Array, Array]:
+    """Seconds forward and backward on one device that does `share` of the work and touches so many bytes.
+
+    Either arithmetic or memory traffic is what takes the time (Williams et al. 2009). Backward, a product is one more product
+    for each of its two operands that has a gradient, and traffic is twofold: cotangents in and out beside the operands.
+    """
+    flops, dtype = dense_work(body)
+    compute = flops * share / (machine.device.flops_of(dtype) * machine.device.efficiency)
+    traffic = touched / machine.device.bandwidth
+    launch = machine.device.launch if body.equations else 0.0
+    forward = np.maximum(compute, traffic) + launch
+    if not differentiated:
+        return forward, np.zeros_like(forward)
+    return forward, np.maximum(compute * min(differentiated, 2), 2 * traffic) + launch
 
 
 def fraction(domain: Domain, position: int, machine: Machine) -> Array:

@@ -13,6 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
+from unity.pcg.atomic import write
 from unity.pcg.axis import Axis
 from unity.search.hardware import Device, Level, MachineError, check_count
 from unity.search.presets import CLUSTERS, DEVICES, LINKS, USUAL_LINKS
@@ -158,16 +159,21 @@ class Machine:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the machine as JSON; the file is replaced as a whole, or not at all."""
-        target = Path(path)
-        data = {
+        write(path, json.dumps(self.to_json(), indent=2) + "\n")
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine as JSON data."""
+        return {
             "schema": SCHEMA,
             "name": self.name,
             "device": {name: getattr(self.device, name) for name in _DEVICE_FIELDS},
             "levels": [{name: getattr(level, name) for name in _LEVEL_FIELDS} for level in self.levels],
         }
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(data, indent=2) + "\n")
-        os.replace(temporary, target)
+
+    @staticmethod
+    def from_json(data: Any) -> Machine:
+        """The machine that `to_json` described. Raises MachineError as `load` does."""
+        return _from_json(data)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Machine:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ class Cost:
                 f"cost {self.key!r}: time {self.time.shape} and memory {self.memory.shape} must be equal: "
                 "[alternatives, n] or [alternatives, n, m], with one alternative at least"
             )
+        if not (np.isfinite(self.memory) | ~np.isfinite(self.time)).all():
+            raise ValueError(f"cost {self.key!r}: memory is not finite where time is; forbid by an infinite time")
         if not self.key:
             content = hashlib.blake2b(repr(self.time.shape).encode(), digest_size=16)
             content.update(self.time.tobytes())
@@ -74,10 +77,22 @@ class Problem:
                     f"{tuple(self.sizes[v] for v in scope)}"
                 )
 
-    @property
-    def tables(self) -> list[tuple[tuple[int, ...], Cost]]:
+    @cached_property
+    def tables(self) -> tuple[tuple[tuple[int, ...], Cost], ...]:
         """The variables and the cost of every table: first the unary ones, then the edges."""
-        return [((v,), cost) for v, cost in enumerate(self.unary)] + [((e.first, e.second), e.cost) for e in self.edges]
+        unary = (((v,), cost) for v, cost in enumerate(self.unary))
+        return (*unary, *(((edge.first, edge.second), edge.cost) for edge in self.edges))
+
+    @cached_property
+    def groups(self) -> tuple[tuple[Cost, Array, Array], ...]:
+        """Every cost once, with the indices of its tables and their variables, [tables, 1 or 2]."""
+        indices: dict[str, list[int]] = {}
+        for index, (_, cost) in enumerate(self.tables):
+            indices.setdefault(cost.key, []).append(index)
+        return tuple(
+            (self.tables[same[0]][1], np.array(same), np.array([self.tables[i][0] for i in same]))
+            for same in indices.values()
+        )
 
 
 @dataclass(frozen=True)
@@ -102,52 +117,54 @@ class Point:
     exact: bool = field(default=True, compare=False)
 
 
-@dataclass(frozen=True)
-class Objective:
-    """The direction `time * a + memory * b`: what is minimized."""
-
-    time: float
-    memory: float
-
-    @staticmethod
-    def of(weight: float) -> Objective:
-        """The objective time + weight * memory; memory alone for an infinite weight."""
-        return Objective(0.0, 1.0) if np.isinf(weight) else Objective(1.0, float(weight))
-
-    def __call__(self, time: Array, memory: Array) -> Array:
-        """The objective's value: infinite where the time is."""
-        forbidden = np.isinf(time)
-        cost = self.time * np.where(forbidden, 0.0, time) + self.memory * np.where(forbidden, 0.0, memory)
-        return np.where(forbidden, np.inf, cost)
+def direction(weight: float) -> tuple[float, float]:
+    """What time and memory count in the objective time + weight * memory; memory alone for an infinite weight."""
+    return (0.0, 1.0) if np.isinf(weight) else (1.0, float(weight))
 
 
-def point_at(problem: Problem, values: Sequence[int], objective: Objective, exact: bool = True) -> Point:
-    """The point with these values and at every table the best alternative; ties go to less memory, then lower index."""
-    chosen = []
-    for scope, cost in problem.tables:
-        entry = (slice(None), *(values[v] for v in scope))
-        time, memory = cost.time[entry], cost.memory[entry]
-        chosen.append(0 if len(time) == 1 else int(np.lexsort((memory, objective(time, memory)))[0]))
-    return point_of(problem, values, chosen, exact)
+def score(time: Array, memory: Array, directions: Array) -> Array:
+    """The objective in every direction, infinite where the time is. `directions`: [..., 2], broadcast with the rest."""
+    allowed = np.isfinite(time)
+    if allowed.all():
+        return directions[..., 0] * time + directions[..., 1] * memory
+    time, memory = np.where(allowed, time, 0.0), np.where(allowed, memory, 0.0)
+    return np.where(allowed, directions[..., 0] * time + directions[..., 1] * memory, np.inf)
 
 
-def point_of(problem: Problem, values: Sequence[int], alternatives: Sequence[int], exact: bool = True) -> Point:
-    """The point with these values, and these alternatives at `problem.tables`, costed from the tables themselves."""
-    time = memory = 0.0
-    for (scope, cost), alternative in zip(problem.tables, alternatives, strict=True):
-        entry = (alternative, *(values[v] for v in scope))
-        time += float(cost.time[entry])
-        memory += float(cost.memory[entry])
-    taken = tuple(map(int, alternatives))
+def best_alternatives(problem: Problem, values: Array, directions: Array) -> Array:
+    """For points with `values` [points, variables], the best alternative at every table, [points, tables].
+
+    Each point has its own direction, [points, 2]. Ties go to less memory, then to the lower index.
+    """
+    best = np.zeros((len(values), len(problem.tables)), np.int64)
+    for cost, indices, scopes in problem.groups:
+        if len(cost.time) > 1:
+            entries = (slice(None), *(values[:, variables] for variables in scopes.T))
+            time, memory = cost.time[entries], cost.memory[entries]
+            order = np.lexsort((memory, score(time, memory, directions[:, None, :])), axis=0)
+            best[:, indices] = order[0]
+    return best
+
+
+def points(problem: Problem, values: Array, alternatives: Array, exact: bool) -> list[Point]:
+    """The points with `values` [points, variables] and `alternatives` [points, tables], costed from the tables."""
+    time = np.empty(alternatives.shape)
+    memory = np.empty(alternatives.shape)
+    for cost, indices, scopes in problem.groups:
+        entries = (alternatives[:, indices], *(values[:, variables] for variables in scopes.T))
+        time[:, indices] = cost.time[entries]
+        memory[:, indices] = cost.memory[entries]
     unary = len(problem.unary)
-    return Point(time, memory, tuple(map(int, values)), Alternatives(taken[:unary], taken[unary:]), exact)
+    return [
+        Point(float(t), float(m), tuple(v), Alternatives(tuple(taken[:unary]), tuple(taken[unary:])), exact)
+        for t, m, v, taken in zip(time.sum(1), memory.sum(1), values.tolist(), alternatives.tolist(), strict=True)
+    ]
 
 
-def nondominated(points: Sequence[Point]) -> tuple[Point, ...]:
-    """The points that no other beats (TensorOpt, algorithm 1), by ascending time; of equal ones, those proved, then
-    those with the lowest values."""
+def nondominated(candidates: Iterable[Point]) -> tuple[Point, ...]:
+    """The points that no other beats (TensorOpt, algorithm 1), by ascending time; of equal ones, the first."""
     kept: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.time, p.memory, not p.exact, p.values, p.alternatives.unary, p.alternatives.edges)):
+    for point in sorted(candidates, key=lambda p: (p.time, p.memory)):
         if not kept or point.memory < kept[-1].memory:
             kept.append(point)
     return tuple(kept)

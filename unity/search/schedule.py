@@ -53,15 +53,15 @@ class Slice:
 Operation = Leaf | Eliminate | Choose | Slice
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Factor:
-    """The table of an operation at a place in the problem: on these variables, in ascending order."""
+    """The table of an operation at one place in the problem: on these variables, in ascending order."""
 
     scope: tuple[int, ...]
     operation: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Step:
     """The elimination of a variable: the factors that had it, and what came of them.
 
@@ -74,7 +74,7 @@ class Step:
     chosen: int | None = None  # the `Choose` of a heuristic elimination
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Schedule:
     """All operations, each after those it needs, all steps, and the factors without variables that remain."""
 
@@ -165,7 +165,7 @@ class _Elimination:
         self._branches(sorted(self.alive))
         while self.alive:
             nodes = [v for v in sorted(self.alive) if len(self.neighbours(v)) <= 2]
-            chosen = self._round(nodes) if nodes else self._smallest()
+            chosen = self._round(nodes) or self._smallest()
             if chosen:
                 touched = {n for v in chosen for n in self.neighbours(v)}
                 for v in chosen:

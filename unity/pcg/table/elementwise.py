@@ -41,17 +41,22 @@ def elementwise(linear: tuple[tuple[int, ...], ...] = (), work: float = 1.0) -> 
 
 
 NONLINEAR = (
-    "abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil conj cos cosh digamma eq eq_to erf"
-    " erfc erf_inv exp exp2 expm1 floor ge gt igamma igammac igamma_grad_a imag integer_pow is_finite le le_to lgamma log"
-    " log1p logistic lt lt_to max min ne nextafter not or polygamma population_count clz pow real regularized_incomplete_beta"
-    " random_gamma_grad reduce_precision rem round rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin sinh"
-    " sqrt square tan tanh xor zeta clamp bitcast_convert_type_same threefry2x32 random_wrap_none erf_inv is_finite complex"
+    "abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz cos cosh digamma eq eq_to erf"
+    " erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac integer_pow is_finite le le_to lgamma log log1p"
+    " logistic lt lt_to max min ne nextafter not or polygamma population_count pow random_gamma_grad reduce_precision rem"
+    " round rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square tan tanh threefry2x32"
+    " xor zeta"
 )
-operator(*NONLINEAR.split())(elementwise(work=1.0))
+operator(*NONLINEAR.split())(elementwise())
 operator("neg", "copy", "copy_p", "real", "imag", "conj", "stop_gradient")(elementwise(linear=((0,),)))
 operator("add", "sub", "add_any", "complex")(elementwise(linear=((0, 1),)))
 operator("mul")(elementwise(linear=((0,), (1,))))
-operator("div")(elementwise(linear=((0,),)))
+
+
+@operator("div")
+def divide(params: Any, operands: Any, results: Any) -> Spec:
+    """Linear in the dividend, but for integers: they are rounded."""
+    return elementwise(((0,),) if operands[0].floating else ())(params, operands, results)
 
 
 @operator("select_n")
@@ -64,7 +69,7 @@ def select(params: Any, operands: Any, results: Any) -> Spec:
 @operator("convert_element_type")
 def convert(params: Any, operands: Any, results: Any) -> Spec:
     """Linear between floating-point types (a sum of roundings is as good as a rounding of the sum), not to integers."""
-    floating = operands[0].dtype.kind in "fcV" and results[0].dtype.kind in "fcV"
+    floating = operands[0].floating and results[0].floating
     factors = every_dimension([operands[0].shape], results[0].shape)
     return Spec(factors, (frozenset({0}),) if floating else (), prod(results[0].shape))
 
@@ -91,11 +96,11 @@ def random_pieces(operands: list[jax.Array], layout: Layout) -> list:
     With one key for each leading index, only this device's keys are used and nothing is wasted along those dimensions.
     """
     keys, result = layout.operands[0], layout.results[0]
-    lead = len(keys.local_shape)
+    lead = keys.ndim
     shape = (*keys.local_shape, *result.shape[lead:])
     bits = layout.bind(*operands, shape=shape[lead:])[0]
     rest = [(a, d) for a, d in result.slices if d.dim >= lead]
-    return [result._cut(bits, rest)]
+    return [result.cut(bits, rest)]
 
 
 @operator("random_bits", local=random_pieces)
@@ -105,6 +110,18 @@ def random_bits(params: Any, operands: Any, results: Any) -> Spec:
     lead = tuple(Factor(f"k{i}", n, (Slot(i),), (Slot(i),)) for i, n in enumerate(keys) if n > 1)
     rest = tuple(Factor(f"d{i}", n, (None,), (Slot(i),)) for i, n in enumerate(shape) if i >= len(keys) and n > 1)
     return Spec(lead + rest, (), 60.0 * prod(shape))
+
+
+def _split_keys(operands: list[jax.Array], layout: Layout) -> list:
+    """Splits this device's keys, and keeps its own of the new ones."""
+    lead, result = layout.operands[0].ndim, layout.results[0]
+    return [result.cut(layout.bind(*operands)[0], [(a, d) for a, d in result.slices if d.dim >= lead])]
+
+
+@operator("random_split", local=_split_keys)
+def split_keys(params: Any, operands: Any, results: Any) -> Spec:
+    """Keys `[*k]`, result `[*k, *shape]`."""
+    return random_bits(params, operands, results)
 
 
 @operator("random_wrap", "random_unwrap", "random_fold_in", "random_seed", "random_clone")

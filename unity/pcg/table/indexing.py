@@ -39,28 +39,28 @@ def _gather_pieces(operands: list[jax.Array], layout: Layout) -> list:
     """Rows that live on other devices count as zero here, so that the results are partial sums."""
     table, indices = operands
     numbers, here = layout.params["dimension_numbers"], layout.operands[0]
-    whole = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-    sizes = tuple(n if i in whole else here.local_shape[i] for i, n in enumerate(layout.params["slice_sizes"]))
+    sizes = tuple(m if n == whole else n for n, m, whole in zip(layout.params["slice_sizes"], here.local_shape, here.shape, strict=True))
     rows = [d for d in numbers.collapsed_slice_dims if here.along(d)]
     if not rows:
         return layout.bind(table, indices, slice_sizes=sizes)
-    valid = mine = first = jnp.ones(indices.shape[:-1], bool)
-    for dim in range(table.ndim):
-        if dim in numbers.start_index_map:
-            column = numbers.start_index_map.index(dim)
-            wanted = _bounded(layout, indices[..., column], dim)
-            valid &= (wanted >= 0) & (wanted <= here.shape[dim] - layout.params["slice_sizes"][dim])
-            if dim in rows:
-                start = here.coordinates(dim)[0].astype(indices.dtype)
-                here_too = (wanted >= start) & (wanted < start + here.local_shape[dim])
-                mine, first = mine & here_too, first & (start == 0)
-                indices = indices.at[..., column].set(jnp.where(here_too, wanted - start, 0))
+    indices = indices.astype(jnp.int32 if indices.dtype.itemsize < 4 else indices.dtype)  # it must hold the table's size
+    valid = mine = jnp.ones(indices.shape[:-1], bool)
+    for column, dim in enumerate(numbers.start_index_map):
+        wanted = _bounded(layout, indices[..., column], dim)
+        valid &= (wanted >= 0) & (wanted <= here.shape[dim] - layout.params["slice_sizes"][dim])
+        if dim in rows:
+            here_too, local = here.find(jnp.where(valid, wanted, 0), dim)
+            mine &= here_too
+            indices = indices.at[..., column].set(jnp.where(here_too, local, 0))
     out = layout.bind(table, indices, slice_sizes=sizes, mode=lax.GatherScatterMode.CLIP)[0]
     spread = [i for i in range(out.ndim) if i not in numbers.offset_dims]
     out = jnp.where(lax.broadcast_in_dim(mine & valid, out.shape, spread), out, jnp.zeros((), out.dtype))
     if layout.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP:
         # one device alone supplies what is out of bounds
-        out = jnp.where(lax.broadcast_in_dim(first & ~valid, out.shape, spread), fill_value(layout.params, out.dtype), out)
+        first = ~valid
+        for axis in {axis for dim in rows for axis, _ in here.along(dim)}:
+            first &= lax.axis_index(axis) == 0
+        out = jnp.where(lax.broadcast_in_dim(first, out.shape, spread), fill_value(layout.params, out.dtype), out)
     return [out]
 
 
@@ -95,7 +95,7 @@ def gather(params: Any, operands: Any, results: Any) -> Spec:
         own: Place = Slot(paired[j]) if j in paired else None
         factors.append(Factor(f"i{j}", indices.shape[j], (own, Slot(j)), (Slot(out),)))
     factors += [
-        Factor(f"r{i}", table.shape[i], (Slot(i), None), (None,), "sum")
+        Factor(f"r{i}", table.shape[i], (Slot(i), None), (None,), "or" if table.dtype == bool else "sum")
         for i in numbers.collapsed_slice_dims
         if i in numbers.start_index_map
     ]

@@ -1,0 +1,168 @@
+"""What a plan decided, as tables: operators, collectives with the user's line behind each, and what could not be split."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Sequence
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from unity.pcg.axis import Axis
+from unity.pcg.capture import unparallelized
+from unity.pcg.graph import Node
+from unity.pcg.state import show
+from unity.search.predict import CollectiveTerm, OperatorTerm, Prediction, predict
+
+if TYPE_CHECKING:
+    from unity.plan import Made, Plan
+
+ROWS = 40  # of a table, before the rest is summed up
+
+
+def explain(plan: Plan, file: Any = None) -> None:
+    """Prints everything there is to say of a plan."""
+    console = Console(file=file, soft_wrap=file is not None)
+    made = plan._made
+    differentiated = made.captured.differentiated if made.training.backward else ()
+    found = predict(plan.pcg, plan.machine, differentiated)
+    compute = sum(t.forward + t.backward for t in found.operators)
+    talk = sum(t.seconds for t in found.collectives)
+    console.print(f"[bold]{plan.__name__}[/] on {plan.machine}")
+    console.print(
+        f"one step: {_time(found.time)} predicted ({_time(compute)} computing, {_time(talk)} communicating), "
+        f"{_size(plan.memory)} on each device; {len(plan.original)} operators, searched in {made.seconds:.2f} s"
+    )
+    console.print(_arguments(plan))
+    console.print(_operators(found, plan.pcg.axes))
+    console.print(_collectives(found, plan.pcg.axes))
+    for line in blocked(plan):
+        console.print(line, style="yellow")
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+
+def _size(nbytes: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.4g} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def _cut(table: Table, rows: Sequence[tuple[str, ...]], what: str) -> Table:
+    for row in rows[:ROWS]:
+        table.add_row(*row)
+    if len(rows) > ROWS:
+        table.add_row(f"… and {len(rows) - ROWS} more {what}", *("" for _ in table.columns[1:]))
+    return table
+
+
+def _grouped(rows: Iterable[tuple[Any, float]]) -> list[tuple[Any, int, float]]:
+    """Equal rows once, with how many there were and the sum of their times; the most expensive first."""
+    found: dict[Any, list[float]] = {}
+    for key, seconds in rows:
+        found.setdefault(key, []).append(seconds)
+    return sorted(((k, len(v), sum(v)) for k, v in found.items()), key=lambda row: -row[2])
+
+
+def _arguments(plan: Plan) -> Table:
+    table = Table("arguments", "tensors", "shape", "stored", "bytes on a device", title="where arguments live", title_justify="left")
+    axes = plan.pcg.axes
+    rows = []
+    for node in plan.pcg.inputs:
+        tensor = node.tensors[0]
+        piece = tensor.nbytes / prod(a.size for a, s in zip(axes, node.types[0], strict=True) if s.kind == "P")
+        rows.append(((_pattern(str(node.attributes["name"])), str(tensor), show(node.types[0], axes, tensor.ndim)), piece))
+    return _cut(table, [(k[0], str(n), k[1], k[2], _size(b)) for k, n, b in _grouped(rows)], "kinds of arguments")
+
+
+def _pattern(path: str) -> str:
+    """A path with its layer numbers left open, so that equal layers are one row."""
+    argument, bracket, rest = path.partition("]")
+    return argument + bracket + re.sub(r"\d+", "*", rest)
+
+
+def _operators(found: Prediction, axes: tuple[Axis, ...]) -> Table:
+    table = Table("operator", "×", "result on each device", "forward + backward", "line", title="operators", title_justify="left")
+
+    def key(t: OperatorTerm) -> tuple[str, str, str]:
+        v = t.node.results[0]
+        return t.node.kind, f"{v.tensor} {show(v.type, axes, v.tensor.ndim)}", t.node.source
+
+    rows = _grouped((key(t), t.forward + t.backward) for t in found.operators)
+    return _cut(table, [(k[0], str(n), k[1], _time(s), k[2]) for k, n, s in rows], "kinds of operators")
+
+
+def _collectives(found: Prediction, axes: tuple[Axis, ...]) -> Table:
+    table = Table("collective", "×", "over", "bytes", "time", "why", "line", title="collectives", title_justify="left")
+
+    def key(t: CollectiveTerm) -> tuple[str, str, str, str, str]:
+        c = t.collective
+        over = "·".join(axes[i].name for i in c.axes)
+        return c.kind, over, _size(c.nbytes), f"{c.direction} of {c.node.kind}", line_behind(c.node)
+
+    rows = _grouped((key(t), t.seconds) for t in found.collectives)
+    return _cut(table, [(k[0], str(n), k[1], k[2], _time(s), k[3], k[4]) for k, n, s in rows], "kinds of collectives")
+
+
+def line_behind(node: Node) -> str:
+    """The user's line that a parallelization operator serves: its own, or what it changes the type of."""
+    while not node.source and node.operands:
+        node = node.operands[0].node
+    return node.source or str(node.attributes.get("name", ""))
+
+
+def blocked(plan: Plan) -> list[str]:
+    """What could not be parallelized, and why: unknown primitives, and dimensions that nothing divides."""
+    lines = [f"{node.kind} runs whole on every device: {why} ({node.source})" for node, why in unparallelized(plan.original)]
+    smallest = min((a.size for a in plan.pcg.axes), default=1)
+    total = prod(a.size for a in plan.pcg.axes)
+    seen = set()
+    for node in plan.original.inputs:
+        for dim, n in enumerate(node.tensors[0].shape):
+            if n >= 16 and n % smallest and (n, dim) not in seen:
+                seen.add((n, dim))
+                nearest = -(-n // total) * total
+                lines.append(
+                    f"{node.attributes['name']}: no axis divides dimension {dim} of size {n}; the nearest size that all"
+                    f" {total} devices divide is {nearest}"
+                )
+    return lines
+
+
+def frontier_table(made: Made, chosen: int) -> Table:
+    """The frontier: one row a point."""
+    whole = "every point that no other beats" if made.exact else "the convex hull, and points found between"
+    table = Table("", "point", "time", "memory", title=f"time against memory on each device ({whole})", title_justify="left")
+    for k, c in enumerate(made.candidates):
+        table.add_row("→" if k == chosen else "", str(k), _time(c.time), _size(c.memory))
+    return table
+
+
+def rendered(table: Table) -> str:
+    """A table as plain text."""
+    console = Console(file=io.StringIO(), width=120)
+    console.print(table)
+    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def frontier_plot(made: Made, chosen: int, path: str | Path | None) -> Any:
+    """The frontier as a figure: seconds against gigabytes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot()
+    memory, times = [c.memory / 1e9 for c in made.candidates], [c.time * 1e3 for c in made.candidates]
+    axes.step(memory, times, where="post", marker="o", label="frontier")
+    axes.plot(memory[chosen], times[chosen], "*", markersize=14, label="this plan")
+    axes.set(xlabel="memory on each device (GB)", ylabel="predicted time of a step (ms)", title=made.machine.name)
+    axes.legend()
+    if path is not None:
+        figure.savefig(path)
+    return figure

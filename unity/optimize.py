@@ -1,0 +1,173 @@
+"""`unity.optimize`: from a JAX function to a plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from unity import cache
+from unity.pcg.capture import Captured, capture
+from unity.pcg.errors import InfeasibleError
+from unity.plan import Made, Plan
+from unity.search.assemble import assemble
+from unity.search.cost import Training
+from unity.search.frontier import frontier
+from unity.search.machine import Machine
+from unity.strategies import Candidate
+
+OBJECTIVES = ("time", "devices", "memory")
+POINTS = 24  # of a frontier
+
+
+def optimize(
+    fn: Callable[..., Any],
+    *args: Any,
+    argnums: int | Sequence[int] = 0,
+    training: bool = True,
+    machine: Machine | None = None,
+    objective: str = "time",
+    memory_limit: float | None = None,
+    optimizer_slots: int = 2,
+    search: str = "unity",
+    budget: float | None = None,
+    rules: Any = None,
+    constraints: Sequence[Any] = (),
+    seed: int = 0,
+    progress: bool = True,
+) -> Plan:
+    """Plans `fn` for many devices: the best way to split every operator and store every argument.
+
+    Args:
+        fn: any JAX function of pytrees of arrays.
+        args: its arguments, or `jax.ShapeDtypeStruct`s in their place: nothing is allocated.
+        argnums: the arguments that are differentiated (the weights), as in `jax.grad`.
+        training: whether the backward pass is planned too; otherwise the forward pass alone.
+        machine: what it will run on; the default is the machine that this process sees.
+        objective: "time": the fastest that fits; "devices": on the fewest devices that fit; "memory": the leanest.
+        memory_limit: bytes on one device; the default is the device's own.
+        optimizer_slots: values that the optimizer keeps for each weight (Adam: 2), counted as memory.
+        progress: whether to show what is being done, on a terminal.
+
+    Returns:
+        A Plan: call it as you would `fn`.
+
+    Raises:
+        CaptureError: the function cannot be traced, or an argument is no array.
+        InfeasibleError: no plan fits the memory limit.
+        ValueError: an option is not known, or not available yet.
+    """
+    _refuse(objective, search, budget, rules, constraints)
+    chosen = machine or Machine.local()
+    kinds = Training(training, optimizer_slots)
+    with _stages(progress) as say:
+        say("capturing the graph")
+        captured = capture(fn, *args, argnums=argnums)
+        limit = chosen.device.memory if memory_limit is None else memory_limit
+        if objective == "devices":
+            return _fewest(fn, captured, chosen, kinds, limit, say)
+        made = _searched(fn, captured, chosen, kinds, seed, say)
+    return Plan(made, _choose(made, objective, limit))
+
+
+def _refuse(objective: str, search: str, budget: Any, rules: Any, constraints: Any) -> None:
+    """Options of the signature that are known but not there yet are refused by name, never ignored."""
+    if objective not in OBJECTIVES:
+        raise ValueError(f"objective={objective!r} is not known; one of {', '.join(map(repr, OBJECTIVES))}")
+    if search != "unity":
+        raise ValueError(f"search={search!r} is not available; this version has 'unity': exact frontier search on the captured graph")
+    later = {"budget": budget is not None, "rules": rules is not None, "constraints": bool(constraints)}
+    for name, given in later.items():
+        if given:
+            raise ValueError(f"{name}= is not available in this version: the graph is parallelized as captured, by exact search")
+
+
+@contextmanager
+def _stages(progress: bool) -> Iterator[Callable[[str], None]]:
+    """Shows the current stage with a spinner, on a terminal; says nothing into a pipe."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not (progress and console.is_terminal):
+        yield lambda stage: None
+        return
+    with console.status("unity") as status:
+        yield lambda stage: status.update(f"unity: {stage}")
+
+
+def _searched(
+    fn: Callable[..., Any], captured: Captured, machine: Machine, training: Training, seed: int, say: Callable[[str], None]
+) -> Made:
+    """The frontier on one machine, from the cache if it was found before."""
+    settings = {"points": POINTS, "seed": seed}
+    started = time.perf_counter()
+    path = cache.entry(captured, machine, training, settings)
+    say("looking in the cache")
+    known = cache.recall(path, captured, fn)
+    if known is not None:
+        return replace(known, seconds=time.perf_counter() - started)
+    say(f"{len(captured.graph)} operators on {machine.devices} devices: listing parallelizations")
+    assembled = assemble(captured.graph, captured.differentiated, machine, training)
+    say(f"{len(assembled.domains)} choices of up to {max(map(len, assembled.domains))} values: searching the frontier")
+    found = frontier(assembled.problem, points=POINTS)
+    candidates = tuple(Candidate(p.time, p.memory, assembled.assignment(p)) for p in found.points)
+    made = Made(fn, captured, machine, training, candidates, time.perf_counter() - started, found.exact, settings)
+    cache.keep(path, made)
+    return made
+
+
+def _choose(made: Made, objective: str, limit: float) -> int:
+    """The point that the objective asks for."""
+    fits = [k for k, c in enumerate(made.candidates) if c.memory <= limit]
+    if not fits:
+        leanest = min(made.candidates, key=lambda c: c.memory)
+        more = leanest.memory / limit
+        raise InfeasibleError(
+            f"infeasible: on {made.machine.name} the leanest plan needs {_bytes(leanest.memory)} on each device, the limit is"
+            f" {_bytes(limit)}.\n    Nearest: {_bytes(leanest.memory)} at {leanest.time * 1e3:.3g} ms a step"
+            f" (memory_limit={int(leanest.memory) + 1}), or about {more:.1f} times as many devices. (docs: memory#infeasible)"
+        )
+    pick = min if objective != "memory" else max
+    return pick(fits, key=lambda k: (made.candidates[k].time, k))
+
+
+def _bytes(n: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n >= size:
+            return f"{n / size:.4g} {unit}"
+    return f"{n:.0f} bytes"
+
+
+def _fewest(
+    fn: Callable[..., Any], captured: Captured, machine: Machine, training: Training, limit: float, say: Callable[[str], None]
+) -> Plan:
+    """The fastest plan on the fewest devices that fit it (TensorOpt's mini-parallelism)."""
+    last: InfeasibleError | None = None
+    for smaller in sub_machines(machine):
+        say(f"trying {smaller.devices} devices")
+        made = _searched(fn, captured, smaller, training, 0, say)
+        try:
+            return Plan(made, _choose(made, "time", limit))
+        except InfeasibleError as error:
+            last = error
+    assert last is not None
+    raise last
+
+
+def sub_machines(machine: Machine) -> list[Machine]:
+    """Parts of a machine, smallest first, itself last: inner levels fill up before outer ones are used."""
+    sizes = [level.size for level in machine.levels]
+    found = {}
+    for k in range(len(sizes)):
+        for n in range(1, sizes[k] + 1):
+            if sizes[k] % n == 0:
+                part = [1] * k + [n] + sizes[k + 1 :]
+                found.setdefault(prod(part), part)
+    return [
+        replace(machine, name=f"{machine.name} ({n} devices)" if n < machine.devices else machine.name,
+                levels=tuple(replace(level, size=size) for level, size in zip(machine.levels, part, strict=True)))
+        for n, part in sorted(found.items())
+    ]  # fmt: skip

@@ -1,0 +1,117 @@
+"""The collectives of a parallel graph: what each device sends, forward and backward, and the user's line behind it.
+
+One list, read by costs, by `explain`, and by the check against the compiled program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from unity.pcg.gradients import Gradients, gradients
+from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
+from unity.pcg.placing import placing
+from unity.pcg.resharding import Step, absolute
+from unity.pcg.state import copies
+
+FORWARD, BACKWARD = "forward", "backward"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective on one device. `elements` is the full side: what is reduced, or the gathered whole."""
+
+    kind: str  # by its XLA name
+    axes: tuple[int, ...]  # mesh axes, by position
+    elements: int
+    itemsize: int
+    count: int  # how often it runs in one step
+    direction: str
+    node: Node  # the operator behind it: a parallelization operator, or a composite that reduces inside
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the full side, once."""
+        return self.elements * self.itemsize
+
+
+def step_of(node: Node, axes: tuple) -> Step:
+    """The change of type that a parallelization operator is."""
+    before, after = absolute(node.operands[0].type, axes), absolute(node.types[0], axes)
+    return Step(node.kind, tuple(i for i, (s, t) in enumerate(zip(before, after, strict=True)) if s != t), before, after)
+
+
+def traffic(graph: PCG, differentiated: Collection[int] = ()) -> tuple[Collective, ...]:
+    """All collectives of a parallel graph. `differentiated`: inputs that gradients are taken for (none: forward only)."""
+    flow = gradients(graph, differentiated)
+    return tuple(_of_graph(graph, flow, 1, False, bool(differentiated)))
+
+
+def _of_graph(graph: PCG, flow: Gradients, times: int, again: bool, training: bool) -> Iterator[Collective]:
+    for node in graph.nodes:
+        if node.kind in PARALLELIZATION and node.kind != "view":
+            yield from _of_step(node, graph, flow, times, again and training)
+        elif node.inside is not None:
+            inner = times * int(node.attributes.get("length", 1))
+            yield from _of_graph(node.inside, flow, inner, again or node.kind == "remat", training)
+        elif node.body is not None:
+            yield from _inside(node, graph, flow, times, again and training)
+
+
+def _of_step(node: Node, graph: PCG, flow: Gradients, times: int, again: bool) -> Iterator[Collective]:
+    step, tensor = step_of(node, graph.axes), node.tensors[0]
+    whole = tensor.nbytes // tensor.itemsize
+    before, after = whole // copies(step.before, graph.axes), whole // copies(step.after, graph.axes)
+    there, back = TRAFFIC[step.kind]
+    backward = flow(Value(node))
+    runs = times * (2 if again or (backward and node.attributes.get("again") and _gathers(step)) else 1)
+    full = after if step.kind in ("combine", "combine_replicate") else before
+    if there:
+        yield Collective(there, step.axes, full, tensor.itemsize, runs, FORWARD, node)
+    if back and backward:
+        over = step.axes
+        if step.kind == "partition":
+            over = tuple(i for i in step.axes if step.before[i].kind == "U")
+            for i in step.axes:
+                full //= graph.axes[i].size if step.before[i].kind == "R" else 1
+        if over:
+            yield Collective(back, over, full, tensor.itemsize, times, BACKWARD, node)
+
+
+def _gathers(step: Step) -> bool:
+    return step.kind in ("combine", "combine_replicate")
+
+
+TRAFFIC = {  # design section 2: forward, backward
+    "partition": ("", "all-gather"),
+    "combine": ("all-gather", ""),
+    "replicate": ("", "all-reduce"),
+    "reduce": ("all-reduce", ""),
+    "reduce_partition": ("reduce-scatter", "all-gather"),
+    "combine_replicate": ("all-gather", "reduce-scatter"),
+    "combine_partition": ("all-to-all", "all-to-all"),
+}
+
+
+def _inside(node: Node, graph: PCG, flow: Gradients, times: int, again: bool) -> Iterator[Collective]:
+    """Reduces that a composite needs inside: an all-reduce each way for a sum."""
+    assert node.body is not None
+    body, n = node.body, len(graph.axes)
+    found = placing(body, tuple(v.type for v in node.operands), node.types, n)
+    over: dict[int, list[int]] = {}
+    for k, solution in enumerate(found):
+        for variable in solution.reduced if solution else ():
+            over.setdefault(variable, []).append(k)
+    for variable, axes in over.items():
+        tensor = body.tensors[variable]
+        elements = tensor.nbytes // tensor.itemsize
+        for axis, s in zip(graph.axes, found, strict=True):
+            if s is not None and s.states[variable].kind == "P":
+                elements //= axis.size
+        kind = next(s.reduced[variable] for s in found if s is not None and variable in s.reduced)
+        runs = times * (2 if again else 1)
+        yield Collective("all-reduce", tuple(axes), elements, tensor.itemsize, runs, FORWARD, node)
+        if kind == "sum" and any(flow(v) for v in node.results) and any(flow(v) for v in node.operands):
+            yield Collective("all-reduce", tuple(axes), elements, tensor.itemsize, times, BACKWARD, node)
+
+

@@ -1,0 +1,90 @@
+"""Plans on disk: JSON with a schema version, written whole or not at all, and refused for any other model or machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import unity.search.machine as machines
+from unity.pcg.atomic import write
+from unity.pcg.capture import capture
+from unity.pcg.errors import PlanError
+from unity.plan import Made, Plan
+from unity.search.cost import Training
+from unity.search.machine import Machine
+from unity.strategies import from_json, to_json
+
+SCHEMA = 1
+
+
+def content(made: Made, index: int) -> dict[str, Any]:
+    """A plan's frontier as JSON data."""
+    return {
+        "unity": "plan",
+        "schema": SCHEMA,
+        "graph": made.captured.graph.key,
+        "arguments": [str(n.tensors[0]) for n in made.captured.graph.inputs],
+        "machine": made.machine.to_json(),
+        "training": {"backward": made.training.backward, "optimizer_slots": made.training.optimizer_slots},
+        "settings": made.settings,
+        "seconds": made.seconds,
+        "exact": made.exact,
+        "chosen": index,
+        **to_json(made.captured.graph, made.candidates),
+    }
+
+
+def save(path: str | Path, made: Made, index: int) -> None:
+    """Saves a frontier and which of its points was chosen."""
+    write(path, json.dumps(content(made, index)))
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """A plan file's data. Raises PlanError if it is not one, damaged, or of another schema."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise PlanError(f"{path} cannot be read as a plan: {error}") from error
+    if not isinstance(data, dict) or data.get("unity") != "plan":
+        raise PlanError(f"{path} is not a plan that unity saved (plan.save writes them)")
+    if data.get("schema") != SCHEMA:
+        raise PlanError(f"{path} has plan schema {data.get('schema')}, this version of unity reads {SCHEMA}: plan again")
+    return data
+
+
+def load(path: str | Path, fn: Callable[..., Any], *args: Any, argnums: int | tuple[int, ...] = 0) -> Plan:
+    """The plan that `plan.save` wrote, for the same function and arguments of the same shapes.
+
+    Nothing in the file is run: it holds types only, and `fn` is captured again. Raises PlanError, naming the difference, if the
+    function, the arguments or the machine are others.
+    """
+    data = read(path)
+    captured = capture(fn, *args, argnums=argnums)
+    arguments = [str(n.tensors[0]) for n in captured.graph.inputs]
+    if arguments != data.get("arguments"):
+        pairs = zip((*captured.paths, *("closed over",) * len(captured.consts)), arguments, data.get("arguments", ()), strict=False)
+        different = next((f"{p} is {now}, was {then}" for p, now, then in pairs if now != then), "their number differs")
+        raise PlanError(f"{path} was made for other arguments: {different}. Plan again with unity.optimize.")
+    if captured.graph.key != data.get("graph"):
+        raise PlanError(
+            f"{path} was made for another function: its graph has the hash {data.get('graph')}, that of"
+            f" {getattr(fn, '__name__', 'this function')} is {captured.graph.key}. Plan again with unity.optimize."
+        )
+    made = restore(path, data, captured, fn)
+    index = data.get("chosen")
+    if not isinstance(index, int) or not 0 <= index < len(made.candidates):
+        raise PlanError(f"{path} is damaged: it has {len(made.candidates)} points, and chose point {index}")
+    return Plan(made, index)
+
+
+def restore(path: str | Path, data: dict[str, Any], captured: Any, fn: Callable[..., Any]) -> Made:
+    """A frontier from its data, for a function that was captured again."""
+    try:
+        machine = Machine.from_json(data["machine"])
+        training = Training(**data["training"])
+        rest = float(data["seconds"]), bool(data["exact"]), dict(data["settings"])
+    except (KeyError, TypeError, ValueError, machines.MachineError) as error:
+        raise PlanError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    return Made(fn, captured, machine, training, from_json(captured.graph, machine.axes, data), *rest)

@@ -1,0 +1,238 @@
+"""The exact minimum of time + weight * memory over all strategies, for many weights at once, by variable elimination."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+import numpy as np
+
+from unity.search.domains import domains
+from unity.search.minplus import product
+from unity.search.problem import Array, Point, Problem, best_alternatives, direction, points, score
+from unity.search.schedule import Choose, Eliminate, Leaf, Operation, Slice, schedule
+
+# Entries of a table that exact elimination may make, for one weight: 160 MB.
+BUDGET = 20_000_000
+# Entries of all tables that may be kept at once; weights are taken in batches that stay below. 1 GB.
+RESIDENT = 125_000_000
+# Entries of a temporary.
+TEMPORARY = 4_000_000
+# Ties go to less memory: to count memory by this much more changes no objective beyond the rounding of long sums.
+NUDGE = 2.0**-36
+# Where one of the two does not count at all, it is then made to count so little, relative to the other.
+TINY = (1e-8, 1e-11)
+# Two sums of the same terms differ by less than this, relatively.
+ROUNDING = 1e-12
+
+Labelled = dict[tuple[int, ...], Array]  # labels of the axes (see `Eliminate`), and a table [weights, *axes]
+
+
+class Infeasible(Exception):
+    """Heuristic elimination fixed variables so that nothing is left, and exact elimination would be too large."""
+
+
+class Minimizer:
+    """A problem made ready for any number of objectives."""
+
+    def __init__(self, problem: Problem, budget: int = BUDGET) -> None:
+        self.problem = problem
+        self.budget = budget
+        self.domains = domains(problem)
+        self.schedule = schedule(problem, self.domains, budget)
+
+    def at(self, weights: Sequence[float] | Array) -> list[Point]:
+        """The minimizer of time + weight * memory for every weight; nothing if there is no solution.
+
+        An infinite weight stands for memory alone. Ties go to less memory (for an infinite weight, to less time), then
+        to lower indices.
+        """
+        if self.domains.empty:
+            return []
+        found = self._solve([(time, memory * (1 + NUDGE)) for time, memory in map(direction, weights)])
+        if not found:
+            return []
+        ends = [(i, tiny) for i, weight in enumerate(weights) if weight == 0 or np.isinf(weight) for tiny in TINY]
+        refined = self._solve([_tie_breaking(float(weights[i]), found[i], tiny) for i, tiny in ends])
+        for (i, _), point in zip(ends, refined, strict=True):
+            found[i] = _less_of_the_other(float(weights[i]), found[i], point)
+        return found
+
+    def _solve(self, directions: Sequence[tuple[float, float]]) -> list[Point]:
+        entries = max(1, sum(map(prod, self.schedule.shapes)))
+        batch = max(1, RESIDENT // entries)
+        found: list[Point] = []
+        for start in range(0, len(directions), batch):
+            some = np.array(directions[start : start + batch])
+            values = self._values(some)
+            if values is None:
+                return self._with_more_budget(directions)
+            alternatives = best_alternatives(self.problem, values, some)
+            found += points(self.problem, values, alternatives, self.schedule.exact)
+        return found
+
+    def _with_more_budget(self, directions: Sequence[tuple[float, float]]) -> list[Point]:
+        if self.schedule.exact:
+            return []
+        if self.budget > RESIDENT:
+            raise Infeasible(
+                f"the graph of {len(self.problem.sizes)} variables is too dense to be solved exactly, and the variables "
+                "that were fixed to simplify it left no solution: give variables fewer values, or fewer edges"
+            )
+        return Minimizer(self.problem, 8 * self.budget)._solve(directions)
+
+    def _values(self, directions: Array) -> Array | None:
+        """The best value of every variable in every direction; nothing if there is none."""
+        tables: list[Array] = []
+        for operation, shape in zip(self.schedule.operations, self.schedule.shapes, strict=True):
+            tables.append(self._table(operation, shape, tables, directions))
+        total = sum(tables[constant.operation] for constant in self.schedule.constants)
+        if not np.isfinite(total).all():
+            return None
+        positions = self._decode(tables, len(directions))
+        columns = [values[positions[:, v]] for v, values in enumerate(self.domains.values)]
+        return np.stack(columns, axis=1) if columns else positions
+
+    def _table(self, operation: Operation, shape: tuple[int, ...], tables: list[Array], directions: Array) -> Array:
+        match operation:
+            case Leaf():
+                return self._leaf(operation, directions)
+            case Eliminate(inputs):
+                return _eliminate(_merged(inputs, tables), len(shape))
+            case Choose(inputs):
+                costs = [table.min(axis=_others(labels)) for labels, table in _merged(inputs, tables).items()]
+                return np.argmin(sum(costs), axis=1)
+            case Slice(table, axis, choice):
+                return np.moveaxis(tables[table], axis + 1, 1)[np.arange(len(directions)), tables[choice]]
+
+    def _leaf(self, leaf: Leaf, directions: Array) -> Array:
+        scope, cost = self.problem.tables[leaf.table]
+        kept = np.ix_(*(self.domains.values[v] for v in scope))
+        best = np.full((len(directions), *(len(self.domains.values[v]) for v in scope)), np.inf)
+        shaped = directions.reshape(len(directions), *(1 for _ in scope), 2)
+        for time, memory in zip(cost.time, cost.memory, strict=True):
+            np.minimum(best, score(time[kept], memory[kept], shaped), out=best)
+        return np.ascontiguousarray(best.swapaxes(1, 2)) if leaf.transposed else best
+
+    def _decode(self, tables: list[Array], weights: int) -> Array:
+        """Walks the eliminations backwards: the neighbours of a variable are known by then."""
+        positions = np.zeros((weights, len(self.problem.sizes)), np.int64)
+        every = np.arange(weights)[:, None]
+        for step in reversed(self.schedule.steps):
+            v = step.variable
+            if step.chosen is not None:
+                positions[:, v] = tables[step.chosen]
+                continue
+            own = np.arange(len(self.domains.values[v]))[None]
+            total = np.zeros((weights, own.size))
+            for factor in step.factors:
+                known = (own if u == v else positions[:, u, None] for u in factor.scope)
+                total += tables[factor.operation][(every, *known)]
+            positions[:, v] = total.argmin(1)
+        return positions
+
+
+def minimize(problem: Problem, weights: Array, budget: int = BUDGET) -> list[Point]:
+    """For every weight (seconds per byte) the exact minimizer of time + weight * memory; nothing if there is none."""
+    return Minimizer(problem, budget).at(weights)
+
+
+def _tie_breaking(weight: float, best: Point, tiny: float) -> tuple[float, float]:
+    """The direction of weight 0 or infinity, turned a little towards what it leaves out."""
+    ratio = abs(best.time / best.memory) if best.time and best.memory else 1.0
+    return (1.0, tiny * ratio) if weight == 0 else (tiny / ratio, 1.0)
+
+
+def _less_of_the_other(weight: float, best: Point, other: Point) -> Point:
+    """The second point, if it is as good as the first by what counts, and better by what does not."""
+    counted = (best.time, other.time) if weight == 0 else (best.memory, other.memory)
+    left_out = (best.memory, other.memory) if weight == 0 else (best.time, other.time)
+    tied = counted[1] <= counted[0] + ROUNDING * abs(counted[0])
+    return other if tied and left_out[1] < left_out[0] else best
+
+
+def _merged(inputs: Sequence[tuple[int, tuple[int, ...]]], tables: list[Array]) -> Labelled:
+    """Edge elimination (OptCNN, section 5.2): tables on the same variables are added up."""
+    merged: Labelled = {}
+    for number, labels in inputs:
+        merged[labels] = merged[labels] + tables[number] if labels in merged else tables[number]
+    return merged
+
+
+def _others(labels: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(axis + 1 for axis, label in enumerate(labels) if label != 0)
+
+
+def _eliminate(tables: Labelled, degree: int) -> Array:
+    """The minimum over axis 0 of the sum of the tables, a table [weights, axis 1, axis 2, …, axis `degree`]."""
+    middle = tables.pop((0,), None)
+    if middle is None:
+        labels, table = next(iter(tables.items()))
+        middle = np.zeros((len(table), table.shape[1 + labels.index(0)]))
+    if degree == 0:
+        return middle.min(1)
+    sizes = {label: n for labels, table in tables.items() for label, n in zip(labels, table.shape[1:], strict=True)}
+    left, right = _halves(tables, sizes)
+    if not right:
+        return _minimum(tables | {(0,): middle}, left, sizes)
+    a, b = (_joined(_inside(tables, half), half, sizes, len(middle)) for half in (left, right))
+    c = product(a, middle, b.swapaxes(1, 2))
+    c = c.reshape(len(c), *(sizes[label] for label in (*left, *right)))
+    return np.ascontiguousarray(c.transpose(0, *(1 + (*left, *right).index(label) for label in range(1, degree + 1))))
+
+
+def _halves(tables: Labelled, sizes: dict[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Two sets of neighbours that no table joins, of about the same number of entries; the second may be empty."""
+    parts: list[set[int]] = []
+    for labels in tables:
+        joined = {label for label in labels if label != 0}
+        for part in [part for part in parts if part & joined]:
+            joined |= part
+            parts.remove(part)
+        parts.append(joined)
+    halves: tuple[set[int], set[int]] = (set(), set())
+    for part in sorted(parts, key=lambda part: (-prod(sizes[label] for label in part), min(part))):
+        min(halves, key=lambda half: prod(sizes[label] for label in half) if half else 0).update(part)
+    return tuple(sorted(halves[0])), tuple(sorted(halves[1]))
+
+
+def _inside(tables: Labelled, labels: tuple[int, ...]) -> Labelled:
+    return {own: table for own, table in tables.items() if set(own) & set(labels)}
+
+
+def _joined(tables: Labelled, labels: tuple[int, ...], sizes: dict[int, int], weights: int) -> Array:
+    """The sum of tables as [weights, all entries of `labels`, axis 0]."""
+    total = _sum(tables, labels)
+    shape = tuple(sizes[label] for label in (*labels, 0))
+    return np.broadcast_to(total, (weights, *shape)).reshape(weights, -1, sizes[0])
+
+
+def _sum(tables: Labelled, labels: tuple[int, ...]) -> Array:
+    """The sum of tables with the axes `labels`, and axis 0 last."""
+    order = (*labels, 0)
+    total: Array | None = None
+    for own, table in tables.items():
+        present = [label for label in order if label in own]
+        aligned = table.transpose(0, *(1 + own.index(label) for label in present))
+        missing = tuple(1 + axis for axis, label in enumerate(order) if label not in own)
+        aligned = np.expand_dims(aligned, missing)
+        total = aligned if total is None else total + aligned
+    assert total is not None
+    return total
+
+
+def _minimum(tables: Labelled, labels: tuple[int, ...], sizes: dict[int, int]) -> Array:
+    """The minimum over axis 0 of the sum, made a block of the first axis at a time."""
+    return np.concatenate([_sum(block, labels).min(-1) for block in _blocks(tables, labels, sizes)], axis=1)
+
+
+def _blocks(tables: Labelled, labels: tuple[int, ...], sizes: dict[int, int]) -> Iterator[Labelled]:
+    weights = len(next(iter(tables.values())))
+    step = max(1, TEMPORARY // max(1, weights * prod(sizes[label] for label in (*labels[1:], 0))))
+    for start in range(0, sizes[labels[0]], step):
+        yield {
+            own: np.take(table, range(start, min(start + step, sizes[labels[0]])), 1 + own.index(labels[0]))
+            if labels[0] in own and step < sizes[labels[0]]
+            else table
+            for own, table in tables.items()
+        }

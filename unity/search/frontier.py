@@ -1,0 +1,128 @@
+"""The trade-off between time and memory: all strategies that no other beats in both, or the best that can be found."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from unity.search.elimination import Minimizer
+from unity.search.improvement import improved
+from unity.search.pareto import TooLarge, pareto
+from unity.search.problem import Point, Problem, nondominated
+
+# Rows that are joined at most to find the whole frontier: some seconds.
+EXACT = 3_000_000
+# Objectives in one round of the search for the hull.
+ROUND = 8
+# Gaps of the hull that are filled, the largest first, and points kept in each.
+GAPS, FILL = 8, 4
+# A new point must be below the line between its neighbours by more than rounding, relatively.
+BELOW = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Frontier:
+    """Points by ascending time and descending memory, none of which beats another.
+
+    `exact` says that they are all there are. Otherwise those with `exact` of their own are vertices of the convex hull.
+    """
+
+    points: tuple[Point, ...]
+    exact: bool
+    minimizer: Minimizer = field(repr=False)
+
+    def fastest(self) -> Point | None:
+        """The point with the least time; nothing if there is no solution."""
+        return self.points[0] if self.points else None
+
+    def under(self, memory: float) -> Point | None:
+        """The fastest point that fits; nothing if none does. Looks between the points if they are not all there are."""
+        fitting = next((point for point in self.points if point.memory <= memory), None)
+        if self.exact or fitting is None or fitting is self.points[0]:
+            return fitting
+        return _between(self.minimizer, self.points, memory)
+
+
+def frontier(problem: Problem, *, points: int = 24, exact_limit: int = EXACT) -> Frontier:
+    """The time-memory frontier (TensorOpt, section 3.1).
+
+    It is exact if that takes no more than `exact_limit` joined rows. Otherwise it has up to `points` vertices of the
+    convex hull, each the exact minimum of time + weight * memory for some weight, and points found between them.
+    """
+    minimizer = Minimizer(problem)
+    if minimizer.domains.empty:
+        return Frontier((), True, minimizer)
+    try:
+        return Frontier(pareto(problem, minimizer.domains, minimizer.schedule, exact_limit), True, minimizer)
+    except TooLarge:
+        hull = _hull(minimizer, points)
+        return Frontier(nondominated([*hull, *_filled(problem, hull)]), not hull, minimizer)
+
+
+def frontier_under(problem: Problem, memory: float) -> Point | None:
+    """The fastest point found whose memory is at most `memory`; nothing if the leanest has more."""
+    minimizer = Minimizer(problem)
+    ends = nondominated(minimizer.at([0.0, math.inf]))
+    if not ends or ends[-1].memory > memory:
+        return None
+    return ends[0] if ends[0].memory <= memory else _between(minimizer, ends, memory)
+
+
+def _hull(minimizer: Minimizer, most: int) -> tuple[Point, ...]:
+    """Vertices of the convex hull: the ends, then what is farthest below the line between two neighbours.
+
+    This is the dichotomy of bi-objective optimization (Aneja and Nair 1979), the largest gaps first.
+    """
+    hull = nondominated(minimizer.at([0.0, math.inf]))
+    closed: set[tuple[Point, Point]] = set()
+    while len(hull) < most:
+        gaps = sorted((gap for gap in pairwise(hull) if gap not in closed), key=_area, reverse=True)
+        gaps = gaps[: min(ROUND, most - len(hull))]
+        if not gaps:
+            break
+        found = minimizer.at([_slope(*gap) for gap in gaps])
+        new = [point for gap, point in zip(gaps, found, strict=True) if _is_below(point, *gap)]
+        closed.update(gap for gap, point in zip(gaps, found, strict=True) if not _is_below(point, *gap))
+        hull = nondominated([*hull, *new])
+    return hull
+
+
+def _between(minimizer: Minimizer, known: tuple[Point, ...], memory: float) -> Point:
+    """The fastest point that fits, from those known: a narrower and narrower gap of the hull, then single changes."""
+    fast, lean = next((a, b) for a, b in pairwise(known) if b.memory <= memory)
+    while True:
+        (point,) = minimizer.at([_slope(fast, lean)])
+        if not _is_below(point, fast, lean):
+            break
+        fast, lean = (fast, point) if point.memory <= memory else (point, lean)
+    reached = [point for start in (lean, fast) for point in improved(minimizer.problem, start, memory)]
+    return nondominated([lean, *reached])[0]
+
+
+def _filled(problem: Problem, hull: tuple[Point, ...]) -> list[Point]:
+    """Points between those of the hull, up to `FILL` in every large gap, evenly spread over them."""
+    filled: list[Point] = []
+    for fast, lean in sorted(pairwise(hull), key=lambda gap: _area(gap), reverse=True)[:GAPS]:
+        found = nondominated(p for p in improved(problem, lean, fast.memory) if p.time > fast.time)
+        step = max(1, math.ceil(len(found) / FILL))
+        filled += found[::step]
+    return filled
+
+
+def _area(gap: tuple[Point, Point]) -> float:
+    fast, lean = gap
+    return (lean.time - fast.time) * (fast.memory - lean.memory)
+
+
+def _slope(fast: Point, lean: Point) -> float:
+    """Seconds per byte between two points: the objective for which they are equally good."""
+    return (lean.time - fast.time) / (fast.memory - lean.memory)
+
+
+def _is_below(point: Point, fast: Point, lean: Point) -> bool:
+    """Whether a point is strictly between two, and strictly below the line that joins them."""
+    inside = fast.time < point.time < lean.time and lean.memory < point.memory < fast.memory
+    weight = _slope(fast, lean)
+    line = fast.time + weight * fast.memory
+    return inside and point.time + weight * point.memory < line - BELOW * abs(line)

@@ -1,0 +1,174 @@
+"""The whole frontier of small problems: the elimination of variables over sets of (time, memory) points.
+
+This is TensorOpt's frontier tracking (section 3.2, algorithm 2): every entry of a table holds the points that no other
+beats. Tables are relations, one row for each point of each entry, and their sum is a join.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unity.search.domains import Domains
+from unity.search.problem import Array, Point, Problem, nondominated, points
+from unity.search.schedule import Eliminate, Factor, Leaf, Schedule
+
+
+class TooLarge(Exception):
+    """More rows would be joined than allowed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Relation:
+    """Points of a table: their positions on its axes, their costs, and where they come from."""
+
+    axes: dict[int, Array]  # by label (see `Eliminate`)
+    time: Array
+    memory: Array
+    sources: tuple[Array, ...] = ()  # of a sum: the row in every table that was added
+    alternative: Array | None = None  # of a leaf
+    eliminated: Array | None = None  # of an elimination: the position of the variable
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    def take(self, rows: Array) -> Relation:
+        """Some of the rows, in the given order."""
+        return Relation(
+            {label: axis[rows] for label, axis in self.axes.items()},
+            self.time[rows],
+            self.memory[rows],
+            tuple(source[rows] for source in self.sources),
+            None if self.alternative is None else self.alternative[rows],
+            None if self.eliminated is None else self.eliminated[rows],
+        )
+
+
+class _Work:
+    """Counts rows that are joined."""
+
+    def __init__(self, limit: int) -> None:
+        self.left = limit
+
+    def spend(self, rows: int) -> None:
+        self.left -= rows
+        if self.left < 0:
+            raise TooLarge
+
+
+def pareto(problem: Problem, domains: Domains, schedule: Schedule, limit: int) -> tuple[Point, ...]:
+    """All points of the frontier, by ascending time.
+
+    Raises:
+        TooLarge: more than `limit` rows would be joined, or the schedule is not exact.
+    """
+    if not schedule.exact:
+        raise TooLarge
+    work = _Work(limit)
+    relations: list[Relation] = []
+    for operation in schedule.operations:
+        if isinstance(operation, Leaf):
+            relations.append(_leaf(problem, domains, operation, work))
+        else:
+            assert isinstance(operation, Eliminate)
+            inputs = [_labelled(relations[number], labels) for number, labels in operation.inputs]
+            relations.append(_eliminate(_sum(inputs, work)))
+    total = _sum([relations[constant.operation] for constant in schedule.constants], work)
+    values, alternatives = _decode(schedule, domains, relations, total)
+    return nondominated(points(problem, values, alternatives, True))
+
+
+def _leaf(problem: Problem, domains: Domains, leaf: Leaf, work: _Work) -> Relation:
+    scope, cost = problem.tables[leaf.table]
+    kept = np.ix_(range(len(cost.time)), *(domains.values[v] for v in scope))
+    time, memory = cost.time[kept], cost.memory[kept]
+    work.spend(time.size)
+    alternative, *positions = np.nonzero(np.isfinite(time))
+    rows = (alternative, *positions)
+    axes = dict(enumerate(reversed(positions) if leaf.transposed else positions))
+    return _undominated(Relation(axes, time[rows], memory[rows], alternative=alternative))
+
+
+def _labelled(relation: Relation, labels: Sequence[int]) -> Relation:
+    """The same rows with other names for the axes, as the one source of themselves."""
+    axes = {label: relation.axes[axis] for axis, label in enumerate(labels)}
+    return Relation(axes, relation.time, relation.memory, (np.arange(len(relation)),))
+
+
+def _sum(inputs: Sequence[Relation], work: _Work) -> Relation:
+    """The points of the sum of tables (TensorOpt's product of frontiers), with their rows in every table."""
+    total = Relation({}, np.zeros(1), np.zeros(1))
+    for table in inputs:
+        sources = table.sources or (np.arange(len(table)),)
+        left, right = _matching(total, table, work)
+        axes = {label: axis[left] for label, axis in total.axes.items()}
+        axes |= {label: axis[right] for label, axis in table.axes.items()}
+        total = _undominated(
+            Relation(
+                axes,
+                total.time[left] + table.time[right],
+                total.memory[left] + table.memory[right],
+                (*(source[left] for source in total.sources), *(source[right] for source in sources)),
+            )
+        )
+    return total
+
+
+def _matching(a: Relation, b: Relation, work: _Work) -> tuple[Array, Array]:
+    """All pairs of rows that agree on the axes that both have."""
+    shared = sorted(a.axes.keys() & b.axes.keys())
+    key_a, key_b = (np.zeros(len(r), np.int64) for r in (a, b))
+    for label in shared:
+        size = 1 + max(a.axes[label].max(initial=0), b.axes[label].max(initial=0))
+        key_a, key_b = key_a * size + a.axes[label], key_b * size + b.axes[label]
+    order = np.argsort(key_b, kind="stable")
+    first = np.searchsorted(key_b[order], key_a, "left")
+    count = np.searchsorted(key_b[order], key_a, "right") - first
+    pairs = int(count.sum())
+    work.spend(pairs)
+    left = np.repeat(np.arange(len(a)), count)
+    return left, order[np.arange(pairs) - np.repeat(np.cumsum(count) - count, count) + first[left]]
+
+
+def _eliminate(total: Relation) -> Relation:
+    axes = {label - 1: axis for label, axis in total.axes.items() if label != 0}
+    return _undominated(Relation(axes, total.time, total.memory, total.sources, eliminated=total.axes[0]))
+
+
+def _undominated(relation: Relation) -> Relation:
+    """Of the points of an entry, those that no other beats (TensorOpt, algorithm 1); of equal ones, the first."""
+    entry = np.zeros(len(relation), np.int64)
+    for label in sorted(relation.axes):
+        entry = entry * (1 + relation.axes[label].max(initial=0)) + relation.axes[label]
+    order = np.lexsort((relation.memory, relation.time, entry))
+    # The running minimum of the memory must start anew at every entry: as ranks, later entries are lower throughout.
+    _, rank = np.unique(relation.memory[order], return_inverse=True)
+    number = np.cumsum(np.diff(entry[order], prepend=-1) > 0)
+    level = rank - number * (len(rank) + 1)
+    before = np.minimum.accumulate(level)
+    keep = np.ones(len(level), bool)
+    keep[1:] = level[1:] < before[:-1]
+    return relation.take(order[keep])
+
+
+def _decode(
+    schedule: Schedule, domains: Domains, relations: Sequence[Relation], total: Relation
+) -> tuple[Array, Array]:
+    """Follows every point of the total back to the rows of the problem's own tables."""
+    rows: dict[Factor, Array] = dict(zip(schedule.constants, total.sources, strict=True))
+    values = np.zeros((len(total), len(domains.values)), np.int64)
+    for step in reversed(schedule.steps):
+        (result,) = step.results
+        relation, own = relations[result.operation], rows[result]
+        assert relation.eliminated is not None
+        values[:, step.variable] = domains.values[step.variable][relation.eliminated[own]]
+        for factor, source in zip(step.factors, relation.sources, strict=True):
+            rows[factor] = source[own]
+    alternatives = np.zeros((len(total), len(schedule.leaves)), np.int64)
+    for table, leaf in enumerate(schedule.leaves):
+        alternative = relations[leaf.operation].alternative
+        assert alternative is not None
+        alternatives[:, table] = alternative[rows[leaf]]
+    return values, alternatives

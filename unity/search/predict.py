@@ -1,0 +1,96 @@
+"""What a parallel graph costs, term by term: every operator's time, every collective's, and where the memory goes.
+
+The search adds up the same terms without building the graph; `tests/test_predict.py` holds the two against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from unity.pcg.body import Body
+from unity.pcg.choices import choice_of
+from unity.pcg.gradients import Gradients, gradients
+from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
+from unity.pcg.placing import placing
+from unity.pcg.state import copies
+from unity.pcg.traffic import Collective, traffic
+from unity.search.collectives import collective_seconds
+from unity.search.cost import roofline
+from unity.search.machine import Machine
+
+
+@dataclass(frozen=True)
+class OperatorTerm:
+    """One operator: how often it runs, and the seconds of all its runs on one device."""
+
+    node: Node
+    count: int
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True)
+class CollectiveTerm:
+    """One collective and the seconds of all its runs."""
+
+    collective: Collective
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """All terms of one step's time."""
+
+    operators: tuple[OperatorTerm, ...]
+    collectives: tuple[CollectiveTerm, ...]
+
+    @cached_property
+    def time(self) -> float:
+        """Seconds of one step, computing and communicating one after the other."""
+        compute = sum(t.forward + t.backward for t in self.operators)
+        return compute + sum(t.seconds for t in self.collectives)
+
+
+def predict(graph: PCG, machine: Machine, differentiated: Collection[int]) -> Prediction:
+    """Prices a parallel graph. `differentiated`: the inputs that gradients are taken for; none means the forward pass alone."""
+    flow = gradients(graph, differentiated)
+    operators = tuple(_operators(graph, flow, machine, 1, False, bool(differentiated)))
+    collectives = tuple(CollectiveTerm(c, _seconds(c, machine)) for c in traffic(graph, differentiated))
+    return Prediction(operators, collectives)
+
+
+def _seconds(c: Collective, machine: Machine) -> float:
+    return c.count * collective_seconds(machine, c.kind, (machine.axes[i] for i in c.axes), c.nbytes)
+
+
+def _operators(graph: PCG, flow: Gradients, machine: Machine, times: int, again: bool, training: bool) -> Iterator[OperatorTerm]:
+    for node in graph.nodes:
+        if node.inside is not None:
+            inner = times * int(node.attributes.get("length", 1))
+            yield from _operators(node.inside, flow, machine, inner, again or node.kind == "remat", training)
+        elif node.body is not None and node.kind not in PARALLELIZATION:
+            share, touched = work_share(node, node.body, graph), local_bytes(node, graph)
+            differentiated = sum(flow(v) for v in node.operands) if any(flow(v) for v in node.results) else 0
+            forward, backward = roofline(node.body, np.array(share), np.array(touched), differentiated, machine)
+            runs = times * (2 if again and training else 1)
+            yield OperatorTerm(node, times, float(forward) * runs, float(backward) * times)
+
+
+def work_share(node: Node, body: Body, graph: PCG) -> float:
+    """The part of an operator's work that one device does."""
+    share = 1.0
+    for axis, solution in zip(graph.axes, placing(body, tuple(v.type for v in node.operands), node.types, len(graph.axes)), strict=True):
+        if solution is not None and solution.matches:
+            divided = choice_of(body, solution).divided
+            share *= 1 - divided + divided / axis.size
+    return share
+
+
+def local_bytes(node: Node, graph: PCG) -> float:
+    """Bytes of an operator's operands and results on one device."""
+    values: list[Value] = [*node.operands, *node.results]
+    return sum(v.tensor.nbytes / copies(v.type, graph.axes) for v in values)
