@@ -202,7 +202,7 @@ class Application:
         assert reduces <= both["all_reduce"] <= 2 * reduces, (both, reduces)
         if reduces:
             forward = jax.jit(lambda xs: [self.on_pieces(c, *x) for c, x in zip(every, xs, strict=True)]).lower(operands)
-            assert count(forward.as_text()) == {"all_reduce": reduces}, [(str(c), c.reduced) for c in every]
+            assert count(forward.as_text()) == {"all_reduce": reduces}, [(str(c), c.reduces) for c in every]
         ran = collectives(compiled)
         assert {c.kind for c in ran} <= {"all-reduce"}, ran
         assert sum(c.parts for c in ran) <= both["all_reduce"], ran

@@ -20,6 +20,7 @@ from unity.plan import Made
 from unity.planfile import content, read, restore
 from unity.search.cost import Training
 from unity.search.machine import Machine
+from unity.search.session import Candidate
 
 VERSION = "0.1.0"
 
@@ -31,7 +32,7 @@ def entry(captured: Captured, machine: Machine, training: Training, settings: di
     return Path(platformdirs.user_cache_dir("unity")) / "plans" / f"{name}.json"
 
 
-def recall(path: Path, captured: Captured, fn: Callable[..., Any]) -> Made | None:
+def recall(path: Path, captured: Captured, fn: Callable[..., Any]) -> tuple[Made, Candidate] | None:
     """What an entry holds; None if there is none. A damaged entry is set aside, and the search done again."""
     if not path.exists():
         return None
@@ -42,10 +43,10 @@ def recall(path: Path, captured: Captured, fn: Callable[..., Any]) -> Made | Non
         return None
 
 
-def keep(path: Path, made: Made) -> None:
+def keep(path: Path, made: Made, chosen: Candidate) -> None:
     """Writes an entry. A cache that cannot be written is no reason to fail."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, json.dumps(content(made, 0)))
+        write(path, json.dumps(content(made, chosen, False)))
     except OSError:
         return

@@ -11,28 +11,30 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from unity.pcg.axis import Axis
 from unity.pcg.capture import unparallelized
 from unity.pcg.graph import Node
 from unity.pcg.state import show
+from unity.search.session import Candidate
 from unity.search.predict import CollectiveTerm, OperatorTerm, Prediction, predict
 
 if TYPE_CHECKING:
-    from unity.plan import Made, Plan
+    from unity.plan import Plan
 
 ROWS = 40  # of a table, before the rest is summed up
 
 
 def explain(plan: Plan, file: Any = None) -> None:
     """Prints everything there is to say of a plan."""
-    console = Console(file=file, soft_wrap=file is not None)
+    console = Console(file=file, markup=False, highlight=False, width=None if file is None else 160)
     made = plan._made
-    differentiated = made.captured.differentiated if made.training.backward else ()
+    differentiated = made.captured.differentiated if made.search.training.backward else ()
     found = predict(plan.pcg, plan.machine, differentiated)
     compute = sum(t.forward + t.backward for t in found.operators)
     talk = sum(t.seconds for t in found.collectives)
-    console.print(f"[bold]{plan.__name__}[/] on {plan.machine}")
+    console.print(f"{plan.__name__} on {plan.machine}", style="bold")
     console.print(
         f"one step: {_time(found.time)} predicted ({_time(compute)} computing, {_time(talk)} communicating), "
         f"{_size(plan.memory)} on each device; {len(plan.original)} operators, searched in {made.seconds:.2f} s"
@@ -57,7 +59,7 @@ def _size(nbytes: float) -> str:
 
 def _cut(table: Table, rows: Sequence[tuple[str, ...]], what: str) -> Table:
     for row in rows[:ROWS]:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # as it is: types are written with brackets, as markup is
     if len(rows) > ROWS:
         table.add_row(f"… and {len(rows) - ROWS} more {what}", *("" for _ in table.columns[1:]))
     return table
@@ -136,12 +138,13 @@ def blocked(plan: Plan) -> list[str]:
     return lines
 
 
-def frontier_table(made: Made, chosen: int) -> Table:
+def frontier_table(candidates: Sequence[Candidate], chosen: Candidate, exact: bool) -> Table:
     """The frontier: one row a point."""
-    whole = "every point that no other beats" if made.exact else "the convex hull, and points found between"
-    table = Table("", "point", "time", "memory", title=f"time against memory on each device ({whole})", title_justify="left")
-    for k, c in enumerate(made.candidates):
-        table.add_row("→" if k == chosen else "", str(k), _time(c.time), _size(c.memory))
+    whole = "every point that no other beats" if exact else "the convex hull, and points found between"
+    table = Table("", "point", "time", "memory", title=f"time and memory on each device: {whole}", title_justify="left", min_width=80)
+    for k, c in enumerate(candidates):
+        same = (c.time, c.memory) == (chosen.time, chosen.memory)
+        table.add_row("→" if same else "", str(k), _time(c.time), _size(c.memory))
     return table
 
 
@@ -152,16 +155,16 @@ def rendered(table: Table) -> str:
     return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def frontier_plot(made: Made, chosen: int, path: str | Path | None) -> Any:
-    """The frontier as a figure: seconds against gigabytes."""
+def frontier_plot(candidates: Sequence[Candidate], chosen: Candidate, machine: str, path: str | Path | None) -> Any:
+    """The frontier as a figure: milliseconds against gigabytes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot()
-    memory, times = [c.memory / 1e9 for c in made.candidates], [c.time * 1e3 for c in made.candidates]
+    memory, times = [c.memory / 1e9 for c in candidates], [c.time * 1e3 for c in candidates]
     axes.step(memory, times, where="post", marker="o", label="frontier")
-    axes.plot(memory[chosen], times[chosen], "*", markersize=14, label="this plan")
-    axes.set(xlabel="memory on each device (GB)", ylabel="predicted time of a step (ms)", title=made.machine.name)
+    axes.plot(chosen.memory / 1e9, chosen.time * 1e3, "*", markersize=14, label="this plan")
+    axes.set(xlabel="memory on each device (GB)", ylabel="predicted time of a step (ms)", title=machine)
     axes.legend()
     if path is not None:
         figure.savefig(path)

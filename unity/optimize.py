@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -13,14 +13,11 @@ from unity import cache
 from unity.pcg.capture import Captured, capture
 from unity.pcg.errors import InfeasibleError
 from unity.plan import Made, Plan
-from unity.search.assemble import assemble
 from unity.search.cost import Training
-from unity.search.frontier import frontier
 from unity.search.machine import Machine
-from unity.strategies import Candidate
+from unity.search.session import Candidate, Search
 
 OBJECTIVES = ("time", "devices", "memory")
-POINTS = 24  # of a frontier
 
 
 def optimize(
@@ -62,15 +59,12 @@ def optimize(
     """
     _refuse(objective, search, budget, rules, constraints)
     chosen = machine or Machine.local()
-    kinds = Training(training, optimizer_slots)
     with _stages(progress) as say:
         say("capturing the graph")
         captured = capture(fn, *args, argnums=argnums)
         limit = chosen.device.memory if memory_limit is None else memory_limit
-        if objective == "devices":
-            return _fewest(fn, captured, chosen, kinds, limit, say)
-        made = _searched(fn, captured, chosen, kinds, seed, say)
-    return Plan(made, _choose(made, objective, limit))
+        task = _Task(fn, captured, Training(training, optimizer_slots), objective, limit, seed, say)
+        return task.fewest(chosen) if objective == "devices" else task.on(chosen)
 
 
 def _refuse(objective: str, search: str, budget: Any, rules: Any, constraints: Any) -> None:
@@ -98,40 +92,55 @@ def _stages(progress: bool) -> Iterator[Callable[[str], None]]:
         yield lambda stage: status.update(f"unity: {stage}")
 
 
-def _searched(
-    fn: Callable[..., Any], captured: Captured, machine: Machine, training: Training, seed: int, say: Callable[[str], None]
-) -> Made:
-    """The frontier on one machine, from the cache if it was found before."""
-    settings = {"points": POINTS, "seed": seed}
-    started = time.perf_counter()
-    path = cache.entry(captured, machine, training, settings)
-    say("looking in the cache")
-    known = cache.recall(path, captured, fn)
-    if known is not None:
-        return replace(known, seconds=time.perf_counter() - started)
-    say(f"{len(captured.graph)} operators on {machine.devices} devices: listing parallelizations")
-    assembled = assemble(captured.graph, captured.differentiated, machine, training)
-    say(f"{len(assembled.domains)} choices of up to {max(map(len, assembled.domains))} values: searching the frontier")
-    found = frontier(assembled.problem, points=POINTS)
-    candidates = tuple(Candidate(p.time, p.memory, assembled.assignment(p)) for p in found.points)
-    made = Made(fn, captured, machine, training, candidates, time.perf_counter() - started, found.exact, settings)
-    cache.keep(path, made)
-    return made
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """What is asked for, whatever machine it is tried on."""
+
+    fn: Callable[..., Any]
+    captured: Captured
+    training: Training
+    objective: str
+    limit: float
+    seed: int
+    say: Callable[[str], None]
+
+    def on(self, machine: Machine) -> Plan:
+        """The plan on one machine, from the cache if it was found before."""
+        started = time.perf_counter()
+        settings = {"objective": self.objective, "limit": self.limit, "seed": self.seed}
+        path = cache.entry(self.captured, machine, self.training, settings)
+        self.say("looking in the cache")
+        known = cache.recall(path, self.captured, self.fn)
+        if known is not None:
+            made, candidate = known
+            return Plan(replace(made, seconds=time.perf_counter() - started), candidate)
+        search = Search(self.captured.graph, self.captured.differentiated, machine, self.training, self.say)
+        candidate = search.leanest if self.objective == "memory" else search.under(self.limit)
+        if candidate is None or candidate.memory > self.limit:
+            raise InfeasibleError(_shortfall(machine, search.leanest, self.limit))
+        made = Made(self.fn, self.captured, search, time.perf_counter() - started)
+        cache.keep(path, made, candidate)
+        return Plan(made, candidate)
+
+    def fewest(self, machine: Machine) -> Plan:
+        """The fastest plan on the fewest devices that fit it (TensorOpt's mini-parallelism)."""
+        *parts, whole = sub_machines(machine)
+        for part in parts:
+            self.say(f"trying {part.devices} devices")
+            try:
+                return self.on(part)
+            except InfeasibleError:
+                continue
+        return self.on(whole)
 
 
-def _choose(made: Made, objective: str, limit: float) -> int:
-    """The point that the objective asks for."""
-    fits = [k for k, c in enumerate(made.candidates) if c.memory <= limit]
-    if not fits:
-        leanest = min(made.candidates, key=lambda c: c.memory)
-        more = leanest.memory / limit
-        raise InfeasibleError(
-            f"infeasible: on {made.machine.name} the leanest plan needs {_bytes(leanest.memory)} on each device, the limit is"
-            f" {_bytes(limit)}.\n    Nearest: {_bytes(leanest.memory)} at {leanest.time * 1e3:.3g} ms a step"
-            f" (memory_limit={int(leanest.memory) + 1}), or about {more:.1f} times as many devices. (docs: memory#infeasible)"
-        )
-    pick = min if objective != "memory" else max
-    return pick(fits, key=lambda k: (made.candidates[k].time, k))
+def _shortfall(machine: Machine, leanest: Candidate, limit: float) -> str:
+    needed = _bytes(leanest.memory)
+    return (
+        f"infeasible: on {machine.name} the leanest plan needs {needed} on each device, the limit is {_bytes(limit)}.\n"
+        f"    Nearest: {needed} at {leanest.time * 1e3:.3g} ms a step (memory_limit={int(leanest.memory) + 1}), or about"
+        f" {leanest.memory / limit:.1f} times as many devices. (docs: memory#infeasible)"
+    )
 
 
 def _bytes(n: float) -> str:
@@ -139,22 +148,6 @@ def _bytes(n: float) -> str:
         if n >= size:
             return f"{n / size:.4g} {unit}"
     return f"{n:.0f} bytes"
-
-
-def _fewest(
-    fn: Callable[..., Any], captured: Captured, machine: Machine, training: Training, limit: float, say: Callable[[str], None]
-) -> Plan:
-    """The fastest plan on the fewest devices that fit it (TensorOpt's mini-parallelism)."""
-    last: InfeasibleError | None = None
-    for smaller in sub_machines(machine):
-        say(f"trying {smaller.devices} devices")
-        made = _searched(fn, captured, smaller, training, 0, say)
-        try:
-            return Plan(made, _choose(made, "time", limit))
-        except InfeasibleError as error:
-            last = error
-    assert last is not None
-    raise last
 
 
 def sub_machines(machine: Machine) -> list[Machine]:

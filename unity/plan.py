@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -17,9 +17,8 @@ from unity.pcg.capture import Captured
 from unity.pcg.errors import PlanError
 from unity.pcg.graph import PCG
 from unity.pcg.parallelize import parallelize
-from unity.search.cost import Training
 from unity.search.machine import Machine
-from unity.strategies import Candidate
+from unity.search.session import Candidate, Search
 
 if TYPE_CHECKING:
     from unity.exec.check import Check
@@ -27,16 +26,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """What all plans of one frontier share: the function, its graph, the machine, and every candidate."""
+    """What all plans of one frontier share: the function, its graph, and the search that found them."""
 
     fn: Callable[..., Any]
     captured: Captured
-    machine: Machine
-    training: Training
-    candidates: tuple[Candidate, ...]
+    search: Search
     seconds: float  # that the search took
-    exact: bool  # whether the candidates are the whole frontier, or its convex hull and what was found between
-    settings: dict[str, Any] = field(default_factory=dict)
+    known: tuple[Candidate, ...] = ()  # a frontier that was read from a file
+    known_exact: bool = False
+
+    @cached_property
+    def frontier(self) -> tuple[tuple[Candidate, ...], bool]:
+        """All points, fastest first, and whether they are all there are. Searched for when first asked for."""
+        return (self.known, self.known_exact) if self.known else self.search.frontier
 
 
 class Plan:
@@ -46,8 +48,8 @@ class Plan:
     the gradients are ordinary arrays.
     """
 
-    def __init__(self, made: Made, index: int) -> None:
-        self._made, self._index = made, index
+    def __init__(self, made: Made, candidate: Candidate) -> None:
+        self._made, self._candidate = made, candidate
         self._warned = False
         self.__name__ = getattr(made.fn, "__name__", "plan")
         self.__doc__ = made.fn.__doc__
@@ -55,12 +57,12 @@ class Plan:
     @property
     def candidate(self) -> Candidate:
         """The point of the frontier that this plan is."""
-        return self._made.candidates[self._index]
+        return self._candidate
 
     @property
     def machine(self) -> Machine:
         """The machine that it was planned for."""
-        return self._made.machine
+        return self._made.search.machine
 
     @property
     def time(self) -> float:
@@ -90,7 +92,7 @@ class Plan:
     @cached_property
     def frontier(self) -> Frontier:
         """The trade-off between time and memory; its points are plans too."""
-        return Frontier(self._made, self._index)
+        return Frontier(self._made, self._candidate)
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -196,13 +198,13 @@ class Plan:
         """Compiles the plan and compares the program's collectives and memory with the prediction, line by line."""
         from unity.exec.check import check
 
-        return check(self, self._made.training.backward if gradient is None else gradient)
+        return check(self, self._made.search.training.backward if gradient is None else gradient)
 
     def save(self, path: str | Path) -> None:
         """Writes the plan and its whole frontier as JSON. A crash while saving leaves an old file whole."""
         from unity.planfile import save
 
-        save(path, self._made, self._index)
+        save(path, self._made, self._candidate)
 
     def __repr__(self) -> str:
         return f"<Plan of {self.__name__} on {self.machine.name}: {self.time * 1e3:.3g} ms, {self.memory / 1e6:.4g} MB per device>"
@@ -211,11 +213,12 @@ class Plan:
 class Frontier(Sequence[Plan]):
     """The points that no other beats in both time and memory, fastest first. Each is a plan."""
 
-    def __init__(self, made: Made, chosen: int) -> None:
+    def __init__(self, made: Made, chosen: Candidate) -> None:
         self._made, self._chosen = made, chosen
+        self._candidates, self.exact = made.frontier
 
     def __len__(self) -> int:
-        return len(self._made.candidates)
+        return len(self._candidates)
 
     @overload
     def __getitem__(self, index: int) -> Plan: ...
@@ -223,23 +226,18 @@ class Frontier(Sequence[Plan]):
     def __getitem__(self, index: slice) -> list[Plan]: ...
     def __getitem__(self, index: int | slice) -> Plan | list[Plan]:
         if isinstance(index, slice):
-            return [Plan(self._made, k) for k in range(*index.indices(len(self)))]
+            return [Plan(self._made, c) for c in self._candidates[index]]
         if not -len(self) <= index < len(self):
             raise IndexError(f"the frontier has {len(self)} points, there is no point {index}")
-        return Plan(self._made, index % len(self))
+        return Plan(self._made, self._candidates[index])
 
     def __iter__(self) -> Iterator[Plan]:
         return (self[k] for k in range(len(self)))
 
-    @property
-    def exact(self) -> bool:
-        """Whether every point of the true frontier is here, or its convex hull and what was found between."""
-        return self._made.exact
-
     def __str__(self) -> str:
         from unity.explain import frontier_table, rendered
 
-        return rendered(frontier_table(self._made, self._chosen))
+        return rendered(frontier_table(self._candidates, self._chosen, self.exact))
 
     __repr__ = __str__
 
@@ -247,4 +245,4 @@ class Frontier(Sequence[Plan]):
         """The frontier as a matplotlib figure (the extra `plot`), written to `path` if one is given."""
         from unity.explain import frontier_plot
 
-        return frontier_plot(self._made, self._chosen, path)
+        return frontier_plot(self._candidates, self._chosen, self._made.search.machine.name, path)

@@ -9,36 +9,37 @@ from typing import Any
 
 import unity.search.machine as machines
 from unity.pcg.atomic import write
-from unity.pcg.capture import capture
+from unity.pcg.capture import Captured, capture
 from unity.pcg.errors import PlanError
 from unity.plan import Made, Plan
 from unity.search.cost import Training
 from unity.search.machine import Machine
+from unity.search.session import Candidate, Search
 from unity.strategies import from_json, to_json
 
 SCHEMA = 1
 
 
-def content(made: Made, index: int) -> dict[str, Any]:
-    """A plan's frontier as JSON data."""
+def content(made: Made, chosen: Candidate, whole: bool) -> dict[str, Any]:
+    """A plan as JSON data, with its whole frontier or alone."""
+    search = made.search
+    candidates, exact = made.frontier if whole else ((), False)
     return {
         "unity": "plan",
         "schema": SCHEMA,
         "graph": made.captured.graph.key,
         "arguments": [str(n.tensors[0]) for n in made.captured.graph.inputs],
-        "machine": made.machine.to_json(),
-        "training": {"backward": made.training.backward, "optimizer_slots": made.training.optimizer_slots},
-        "settings": made.settings,
+        "machine": search.machine.to_json(),
+        "training": {"backward": search.training.backward, "optimizer_slots": search.training.optimizer_slots},
         "seconds": made.seconds,
-        "exact": made.exact,
-        "chosen": index,
-        **to_json(made.captured.graph, made.candidates),
+        "exact": exact,
+        **to_json(made.captured.graph, (chosen, *candidates)),
     }
 
 
-def save(path: str | Path, made: Made, index: int) -> None:
-    """Saves a frontier and which of its points was chosen."""
-    write(path, json.dumps(content(made, index)))
+def save(path: str | Path, made: Made, chosen: Candidate) -> None:
+    """Saves a plan and its frontier."""
+    write(path, json.dumps(content(made, chosen, True)))
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -72,19 +73,17 @@ def load(path: str | Path, fn: Callable[..., Any], *args: Any, argnums: int | tu
             f"{path} was made for another function: its graph has the hash {data.get('graph')}, that of"
             f" {getattr(fn, '__name__', 'this function')} is {captured.graph.key}. Plan again with unity.optimize."
         )
-    made = restore(path, data, captured, fn)
-    index = data.get("chosen")
-    if not isinstance(index, int) or not 0 <= index < len(made.candidates):
-        raise PlanError(f"{path} is damaged: it has {len(made.candidates)} points, and chose point {index}")
-    return Plan(made, index)
+    return Plan(*restore(path, data, captured, fn))
 
 
-def restore(path: str | Path, data: dict[str, Any], captured: Any, fn: Callable[..., Any]) -> Made:
-    """A frontier from its data, for a function that was captured again."""
+def restore(path: str | Path, data: dict[str, Any], captured: Captured, fn: Callable[..., Any]) -> tuple[Made, Candidate]:
+    """A plan from its data, for a function that was captured again."""
     try:
         machine = Machine.from_json(data["machine"])
         training = Training(**data["training"])
-        rest = float(data["seconds"]), bool(data["exact"]), dict(data["settings"])
+        seconds, exact = float(data["seconds"]), bool(data["exact"])
+        chosen, *candidates = from_json(captured.graph, machine.axes, data)
     except (KeyError, TypeError, ValueError, machines.MachineError) as error:
         raise PlanError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-    return Made(fn, captured, machine, training, from_json(captured.graph, machine.axes, data), *rest)
+    search = Search(captured.graph, captured.differentiated, machine, training)
+    return Made(fn, captured, search, seconds, tuple(candidates), exact), chosen

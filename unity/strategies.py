@@ -7,7 +7,6 @@ means something only together with the graph whose hash it carries.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from unity.pcg.axis import Axis
@@ -15,15 +14,7 @@ from unity.pcg.errors import PlanError
 from unity.pcg.graph import PCG, Node
 from unity.pcg.parallelize import Assignment
 from unity.pcg.state import State, Type
-
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """One point of the frontier: predicted seconds and bytes per device, and the strategy that has them."""
-
-    time: float
-    memory: float
-    assignment: Assignment
+from unity.search.session import Candidate
 
 
 def _graphs(graph: PCG) -> Iterator[PCG]:

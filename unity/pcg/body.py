@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import jax
 import numpy as np
-from jax.extend import core, source_info_util
+from jax.extend import core
 
+from unity.pcg.errors import CaptureError
+from unity.pcg.keys import array_text, identities, text_of
+from unity.pcg.places import Place, place_of
 from unity.pcg.state import Shape
 
-INLINED = frozenset({"jit", "pjit", "closed_call", "core_call"})  # calls that mean nothing but their body
+# calls that mean nothing but their body
+INLINED = frozenset({"jit", "pjit", "closed_call", "core_call", "composite", "custom_vmap_call", "xla_metadata_call"})
+HOISTED = 4096  # bytes: a larger array inside a nested call becomes an input
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,19 @@ class Tensor:
     def nbytes(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64)) * self.itemsize
 
-    def __str__(self) -> str:
+    @cached_property
+    def _text(self) -> str:
         name = getattr(self.dtype, "name", str(self.dtype))
         return f"{name}[{','.join(map(str, self.shape))}]"
+
+    def __str__(self) -> str:
+        return self._text
+
+
+@lru_cache(maxsize=65536)
+def tensor_type(shape: Shape, dtype: Any) -> Tensor:
+    """A tensor type, one object for all that are equal."""
+    return Tensor(shape, dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +78,22 @@ class Literal:
         """Whether it may stand in a sum over devices without being counted several times."""
         return self.tensor.floating and not np.any(np.asarray(self.value))
 
+    @cached_property
+    def key(self) -> str:
+        """Its type and value as text."""
+        scalar = not self.tensor.shape and not jax.dtypes.issubdtype(self.tensor.dtype, jax.dtypes.extended)
+        return f"{self.tensor}={np.asarray(self.value).item()!r}" if scalar else f"{self.tensor}={array_text(self.value)}"
+
 
 Atom = int | Literal
 
 
 @dataclass(frozen=True, eq=False)
 class Equation:
-    """One primitive applied. `group` names the nested calls (outermost first) that it came from, each with a number."""
+    """One primitive applied. `group` names the nested calls (outermost first) that it came from, each with a number.
+
+    `source` is the user's line, `scope` the names that the model gave the place (`jax.named_scope`; Flax and Haiku modules).
+    """
 
     primitive: core.Primitive
     params: Mapping[str, Any]
@@ -79,10 +102,21 @@ class Equation:
     source: str
     group: tuple[str, ...] = ()
     origin: core.JaxprEqn | None = None
+    scope: str = ""
 
     @property
     def name(self) -> str:
         return self.primitive.name
+
+    @cached_property
+    def signature(self) -> str:
+        """The primitive and its parameters as text."""
+        return f"{self.name} {params_key(self.params)}"
+
+    @cached_property
+    def identity(self) -> tuple[int, ...]:
+        """The ids of functions among the parameters, which the signature tells apart by their code alone."""
+        return tuple(identities(self.params)) if self.name in WITH_FUNCTIONS else ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,40 +134,46 @@ class Body:
     @cached_property
     def key(self) -> str:
         """A hash of the content: equal for bodies that differ only in the numbering of variables."""
-        numbers: dict[int, int] = {}
+        numbers: dict[int, int] = {v: k for k, v in enumerate(self.inputs)}
         text = [f"in {[str(self.tensors[v]) for v in self.inputs]}"]
-        for v in self.inputs:
-            numbers[v] = len(numbers)
         for e in self.equations:
             names = [_atom_key(a, numbers) for a in e.operands]
             for v in e.results:
                 numbers[v] = len(numbers)
-            text.append(f"{e.name} {params_key(e.params)} {names} {[str(self.tensors[v]) for v in e.results]}")
+            text.append(f"{e.signature} {names} {[str(self.tensors[v]) for v in e.results]}")
         text.append(f"out {[_atom_key(a, numbers) for a in self.outputs]}")
         return hashlib.sha256("\n".join(text).encode()).hexdigest()[:32]
 
+    @cached_property
+    def identity(self) -> tuple[int, ...]:
+        """Two bodies of equal key and identity do the same in this process, even if their functions hide something."""
+        return tuple(i for e in self.equations for i in e.identity)
+
+    @property
+    def primitives(self) -> tuple[str, ...]:
+        """The names of its primitives, in order."""
+        return tuple(e.name for e in self.equations)
+
+
+WITH_FUNCTIONS = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "pure_callback", "custom_partitioning"})
+
 
 def _atom_key(atom: Atom, numbers: Mapping[int, int]) -> str:
-    if isinstance(atom, Literal):
-        return f"{atom.tensor}={np.asarray(atom.value).tobytes().hex() if atom.tensor.shape else atom.value!r}"
-    return str(numbers[atom])
+    return atom.key if isinstance(atom, Literal) else str(numbers[atom])
 
 
 def params_key(params: Mapping[str, Any]) -> str:
-    """Parameters as text that is the same in every process: nested programs by content, functions by name."""
-    return ", ".join(f"{k}={_value_key(v)}" for k, v in sorted(params.items()))
+    """Parameters as text that is the same in every process: nested programs by content, functions by their code."""
+    return ", ".join(f"{k}={text_of(v, _program_key)}" for k, v in sorted(params.items()))
 
 
-def _value_key(value: Any) -> str:
-    if isinstance(value, core.ClosedJaxpr):
-        return close(value).key
-    if isinstance(value, core.Jaxpr):
-        return from_jaxpr(value).key
-    if isinstance(value, (tuple, list)):
-        return "(" + ", ".join(map(_value_key, value)) + ")"
-    if callable(value) and not isinstance(value, type):
-        return getattr(value, "__qualname__", type(value).__name__)
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+def _program_key(value: Any) -> str | None:
+    return _key_of_jaxpr(value) if isinstance(value, (core.ClosedJaxpr, core.Jaxpr)) else None
+
+
+@lru_cache(maxsize=16384)
+def _key_of_jaxpr(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> str:
+    return (close(jaxpr) if isinstance(jaxpr, core.ClosedJaxpr) else from_jaxpr(jaxpr)).key
 
 
 def close(closed: core.ClosedJaxpr, also_inline: frozenset[str] = frozenset()) -> Body:
@@ -153,59 +193,82 @@ def close(closed: core.ClosedJaxpr, also_inline: frozenset[str] = frozenset()) -
 class _Builder:
     """Numbers variables and collects equations while nested calls are inlined."""
 
-    def __init__(self, inlined: frozenset[str]) -> None:
-        self.inlined = inlined
+    def __init__(self, inlined: frozenset[str], hoist: bool = False) -> None:
+        self.inlined, self.hoist = inlined, hoist
         self.tensors: dict[int, Tensor] = {}
         self.equations: list[Equation] = []
+        self.hoisted: dict[int, tuple[int, Any]] = {}  # id of a large constant → its variable, itself
         self.calls = 0
 
-    def new(self, aval: Any) -> int:
+    def new(self, aval: Any, where: str = "") -> int:
         number = len(self.tensors)
-        self.tensors[number] = Tensor(tuple(aval.shape), aval.dtype)
+        if not hasattr(aval, "dtype") or type(aval).__name__ == "AbstractRef":
+            raise CaptureError(
+                f"{where or 'an argument'} makes a {type(aval).__name__}, which is changed in place: a plan is a graph of values"
+                " only.\n    Use functional updates (x.at[...].set) instead of jax.Ref. (docs: capture#effects)"
+            )
+        self.tensors[number] = tensor_type(tuple(aval.shape), aval.dtype)
         return number
 
-    def inline(self, jaxpr: core.Jaxpr, args: Sequence[Atom], group: tuple[str, ...]) -> tuple[Atom, ...]:
+    def inline(self, jaxpr: core.Jaxpr, args: Sequence[Atom], group: tuple[str, ...], call: Place) -> tuple[Atom, ...]:
         env: dict[Any, Atom] = dict(zip((*jaxpr.constvars, *jaxpr.invars), args, strict=True))
 
         def read(atom: Any) -> Atom:
             if isinstance(atom, core.Literal):
-                return Literal(atom.val, Tensor(tuple(atom.aval.shape), atom.aval.dtype))
+                return Literal(atom.val, tensor_type(tuple(atom.aval.shape), atom.aval.dtype))
             return env[atom]
 
         for eqn in jaxpr.eqns:
             operands = tuple(read(a) for a in eqn.invars)
             inner = self.program(eqn)
+            place = place_of(eqn.source_info, call, str(eqn.params.get("name", "")) if inner is not None else "")
             if inner is not None:
                 self.calls += 1
                 name = f"{eqn.params.get('name', eqn.primitive.name)}#{self.calls}"
                 closed = [self.constant(c) for c in inner.consts]
-                results = self.inline(inner.jaxpr, (*closed, *operands), (*group, name))
+                results = self.inline(inner.jaxpr, (*closed, *operands), (*group, name), place)
                 env.update(zip(eqn.outvars, results, strict=True))
                 continue
-            numbers = tuple(self.new(v.aval) for v in eqn.outvars)
+            numbers = tuple(self.new(v.aval, place.line) for v in eqn.outvars)
             env.update(zip(eqn.outvars, numbers, strict=True))
-            source = source_info_util.summarize(eqn.source_info)
-            self.equations.append(Equation(eqn.primitive, eqn.params, operands, numbers, source, group, eqn))
+            self.equations.append(Equation(eqn.primitive, eqn.params, operands, numbers, place.line, group, eqn, place.scope))
         return tuple(read(a) for a in jaxpr.outvars)
 
     def program(self, eqn: core.JaxprEqn) -> core.ClosedJaxpr | None:
         """The program of a call that means nothing but its body."""
         if eqn.primitive.name not in self.inlined:
             return None
-        inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+        inner = next((eqn.params[k] for k in ("jaxpr", "call_jaxpr", "call") if k in eqn.params), None)
         return core.ClosedJaxpr(inner, ()) if isinstance(inner, core.Jaxpr) else inner
 
-    def constant(self, value: Any) -> Literal:
+    def constant(self, value: Any) -> Atom:
         aval = jax.typeof(value)
-        return Literal(value, Tensor(tuple(aval.shape), aval.dtype))
+        tensor = tensor_type(tuple(aval.shape), aval.dtype)
+        if not self.hoist or tensor.nbytes <= HOISTED:
+            return Literal(value, tensor)
+        if id(value) not in self.hoisted:
+            self.hoisted[id(value)] = self.new(aval), value
+        return self.hoisted[id(value)][0]
 
 
+@lru_cache(maxsize=4096)
 def from_jaxpr(jaxpr: core.Jaxpr, also_inline: frozenset[str] = frozenset()) -> Body:
     """The body of a jaxpr; its inputs are the jaxpr's constants and then its arguments."""
     builder = _Builder(INLINED | also_inline)
     inputs = tuple(builder.new(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars))
-    outputs = builder.inline(jaxpr, inputs, ())
+    outputs = builder.inline(jaxpr, inputs, (), Place())
     return Body(inputs, outputs, tuple(builder.equations), builder.tensors)
+
+
+def program_of(closed: core.ClosedJaxpr) -> tuple[Body, tuple[Any, ...]]:
+    """A function's body and the arrays that it closes over, which are its last inputs (small ones are literals)."""
+    builder = _Builder(INLINED, hoist=True)
+    arguments = tuple(builder.new(v.aval) for v in closed.jaxpr.invars)
+    consts = [builder.constant(c) for c in closed.consts]
+    outputs = builder.inline(closed.jaxpr, (*consts, *arguments), (), Place())
+    hoisted = builder.hoisted.values()
+    body = Body((*arguments, *(v for v, _ in hoisted)), outputs, tuple(builder.equations), builder.tensors)
+    return body, tuple(value for _, value in hoisted)
 
 
 def used(body: Body) -> Body:
@@ -213,7 +276,7 @@ def used(body: Body) -> Body:
     wanted = {a for a in body.outputs if isinstance(a, int)}
     kept = []
     for e in reversed(body.equations):
-        if wanted.intersection(e.results):
+        if not wanted.isdisjoint(e.results):
             kept.append(e)
             wanted.update(a for a in e.operands if isinstance(a, int))
     return Body(body.inputs, body.outputs, tuple(reversed(kept)), body.tensors)

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.extend import core
 
-from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, close, extract, from_jaxpr, used
-from unity.pcg.clustering import clusters, constants, label, outputs_of
+from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, close, extract, from_jaxpr, program_of, used
+from unity.pcg.clustering import clusters, constants
 from unity.pcg.errors import CaptureError
 from unity.pcg.graph import PCG, Node, Value
+from unity.pcg.keys import text_of
+from unity.pcg.labels import calls, label
+from unity.pcg.places import owner
 from unity.pcg.table import TABLE
 
 SCANNED = ("scan",)
 REMATERIALIZED = ("remat2", "checkpoint", "remat")
+VALUES = (  # what JAX raises where a program asks for a value that is not there yet
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerBoolConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
 
 
 @dataclass(frozen=True)
@@ -34,29 +44,95 @@ class Captured:
 def capture(fn: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 0) -> Captured:
     """The graph of `fn(*args)`. Arguments are pytrees of arrays or `jax.ShapeDtypeStruct`s; nothing is computed.
 
-    Raises CaptureError when an argument is not an array or the function cannot be traced, with the reason and the place.
+    Raises CaptureError when an argument is not an array, `argnums` names none that can be differentiated, or the function
+    cannot be traced because it looks at values, has side effects or leaks; with the reason and the place. What the function
+    itself raises passes through, with a note.
     """
     leaves, in_tree = jax.tree.flatten(args)
     paths = tuple(_path(path) for path, _ in jax.tree_util.tree_flatten_with_path(args)[0])
-    structs = jax.tree.unflatten(in_tree, [_struct(x, p) for x, p in zip(leaves, paths, strict=True)])
+    structs = [_struct(x, p) for x, p in zip(leaves, paths, strict=True)]
+    differentiated = _differentiated(args, structs, argnums)
+    closed, shape = _traced(fn, jax.tree.unflatten(in_tree, structs))
+    body, consts = program_of(closed)
+    names = (*paths, *(f"<constant {k}>" for k in range(len(consts))))
+    graph = _Capture().graph(used(body), names)
+    return Captured(graph, consts, in_tree, jax.tree.structure(shape), paths, differentiated)
+
+
+def _traced(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[core.ClosedJaxpr, Any]:
     try:
-        closed, shape = jax.make_jaxpr(fn, return_shape=True)(*structs)
-    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError) as error:
+        closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+    except CaptureError:
+        raise
+    except VALUES as error:
         raise CaptureError(
-            f"{_name(fn)} looks at the values of its arguments, which are not known while it is planned: {_first_line(error)}\n"
-            "    Use jax.numpy.where, lax.cond or lax.scan there, or close over what is constant. (docs: capture#values)"
+            f"{_where(error) or _name(fn)}: {_name(fn)} looks at a value that is not known while it is planned:"
+            f" {_first_line(error)}\n    Use jax.numpy.where, lax.cond or lax.scan there, or close over what is constant."
+            " (docs: capture#values)"
         ) from error
+    except jax.errors.UnexpectedTracerError as error:
+        raise CaptureError(
+            f"{_where(error) or _name(fn)}: {_name(fn)} uses a value that an earlier trace left behind, in a global, an attribute"
+            " or a cache.\n    Return such values, and pass them in as arguments. (docs: capture#leaks)"
+        ) from error
+    except Exception as error:
+        if _not_arrays(error):
+            raise CaptureError(
+                f"{_name(fn)} returns something that is not an array: {_first_line(error)}\n    Return arrays only; leave strings,"
+                " functions and the like out of the result. (docs: capture#results)"
+            ) from error
+        error.add_note(f"This came from {_name(fn)} itself, while unity traced it on abstract arguments to plan it.")
+        raise
     if closed.effects:
         raise CaptureError(
-            f"{_name(fn)} has side effects ({', '.join(sorted(map(str, closed.effects)))}), which a plan would repeat on every"
-            " device.\n    Take jax.debug.print, callbacks and the like out of the planned function. (docs: capture#effects)"
+            f"{_effect_place(closed) or _name(fn)}: {_name(fn)} has side effects ({', '.join(sorted(map(str, closed.effects)))}),"
+            " which a plan would repeat on every device.\n    Take jax.debug.print, callbacks and the like out of the planned"
+            " function. (docs: capture#effects)"
         )
-    wanted = {argnums % len(args)} if isinstance(argnums, int) else {i % len(args) for i in argnums}
-    differentiated = _leaves_of(args, wanted)
-    body = used(_arguments_first(closed))
-    consts = tuple(closed.consts)
-    names = (*paths, *(f"<constant {k}>" for k in range(len(consts))))
-    return Captured(graph_of(body, names), consts, in_tree, jax.tree.structure(shape), paths, differentiated)
+    return closed, shape
+
+
+def _not_arrays(error: Exception) -> bool:
+    return isinstance(error, TypeError) and "not a valid JAX type" in str(error) and "return" in str(error).lower()
+
+
+def _where(error: BaseException) -> str:
+    """The user's line that an exception came from: the innermost frame that is neither JAX's nor unity's."""
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if owner(code.co_filename) == "user" or (not found and owner(code.co_filename) == "library"):
+            found = f"{code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+def _effect_place(closed: core.ClosedJaxpr) -> str:
+    """The line of the first equation that has an effect."""
+    try:
+        body, _ = program_of(closed)
+    except CaptureError:
+        return ""
+    return next((e.source for e in body.equations if e.origin is not None and e.origin.effects), "")
+
+
+def _differentiated(args: Sequence[Any], structs: Sequence[Any], argnums: int | Sequence[int]) -> frozenset[int]:
+    """The numbers of the leaves of `argnums`."""
+    wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    for i in wanted:
+        if not isinstance(i, int) or not -len(args) <= i < len(args):
+            raise CaptureError(
+                f"argnums={argnums!r} names argument {i!r}, but there are {len(args)} arguments.\n    Arguments are counted"
+                " from 0, as in jax.grad. (docs: capture#argnums)"
+            )
+    found = _leaves_of(args, {i % len(args) for i in wanted})
+    if found and not any(jax.dtypes.issubdtype(structs[k].dtype, jax.numpy.inexact) for k in found):
+        kinds = ", ".join(sorted({str(structs[k].dtype) for k in found}))
+        raise CaptureError(
+            f"argnums={argnums!r} names arguments without a real number in them (only {kinds}): they have no gradient.\n"
+            "    Give the position of the weights, as in jax.grad. (docs: capture#argnums)"
+        )
+    return found
 
 
 def _leaves_of(args: Sequence[Any], wanted: set[int]) -> frozenset[int]:
@@ -66,12 +142,6 @@ def _leaves_of(args: Sequence[Any], wanted: set[int]) -> frozenset[int]:
         found |= set(range(start, start + count)) if k in wanted else set()
         start += count
     return frozenset(found)
-
-
-def _arguments_first(closed: core.ClosedJaxpr) -> Body:
-    """The function's body, with what it closes over as its last inputs."""
-    body, n = from_jaxpr(closed.jaxpr), len(closed.consts)
-    return Body((*body.inputs[n:], *body.inputs[:n]), body.outputs, body.equations, body.tensors)
 
 
 def _struct(x: Any, path: str) -> jax.ShapeDtypeStruct:
@@ -102,65 +172,75 @@ def _first_line(error: Exception) -> str:
 
 def graph_of(body: Body, names: Sequence[str]) -> PCG:
     """A body as a graph of operators; scans and remats get a graph inside."""
-    inputs = tuple(
-        Node("input", (), (body.tensors[v],), attributes={"index": k, "name": name})
-        for k, (v, name) in enumerate(zip(body.inputs, names, strict=True))
-    )
-    values: dict[int, Value] = {v: Value(n) for v, n in zip(body.inputs, inputs, strict=True)}
-    constant = constants(body)
-    for cluster in clusters(body):
-        first = body.equations[cluster.members[0]]
-        members = list(cluster.members)
-        made = outputs_of(body, members)
-        if first.name in SCANNED + REMATERIALIZED:
-            node = _nested(body, first, lambda a: _read(body, a, values, constant))
-            made = list(first.results)
-        else:
-            part, order = extract(body, members, made, constant)
-            operands = tuple(values[v] for v in order)
-            node = Node(label(part), operands, tuple(body.tensors[v] for v in made), part, source=_source(body, members))
-        values.update((v, Value(node, k)) for k, v in enumerate(made))
-    return PCG(inputs, tuple(_read(body, a, values, constant) for a in body.outputs))
+    return _Capture().graph(body, names)
 
 
-def _source(body: Body, members: Sequence[int]) -> str:
-    """The user's line behind most of an operator."""
-    lines = [body.equations[i].source for i in members]
-    return max(lines, key=lines.count)
+class _Capture:
+    """One capture. Operators that compute the same share their body, so that whatever is derived of it is derived once."""
 
+    def __init__(self) -> None:
+        self.bodies: dict[tuple[str, tuple[int, ...]], Body] = {}
 
-def _read(body: Body, atom: Atom, values: Mapping[int, Value], constant: Mapping[int, int]) -> Value:
-    """The value of an atom; a constant becomes a node of its own."""
-    if isinstance(atom, int) and atom in values:
+    def graph(self, body: Body, names: Sequence[str]) -> PCG:
+        inputs = tuple(
+            Node("input", (), (body.tensors[v],), attributes={"index": k, "name": name})
+            for k, (v, name) in enumerate(zip(body.inputs, names, strict=True))
+        )
+        values: dict[int, Value] = {v: Value(n) for v, n in zip(body.inputs, inputs, strict=True)}
+        constant, sizes = constants(body), calls(body)
+        for cluster in clusters(body, constant):
+            first, made = body.equations[cluster.members[0]], cluster.outputs
+            if first.name in SCANNED + REMATERIALIZED:
+                made = first.results
+                node = self.nested(body, first, tuple(self.read(body, a, values, constant) for a in first.operands))
+            else:
+                part, order = extract(body, cluster.members, made, constant)
+                operands, tensors = tuple(values[v] for v in order), tuple(body.tensors[v] for v in made)
+                members = [body.equations[i] for i in cluster.members]
+                line, scope = _most_common(e.source for e in members), _most_common(e.scope for e in members)
+                node = Node(label(part, sizes), operands, tensors, self.shared(part), source=line, scope=scope)
+            values.update((v, Value(node, k)) for k, v in enumerate(made))
+        return PCG(inputs, tuple(self.read(body, a, values, constant) for a in body.outputs))
+
+    def shared(self, part: Body) -> Body:
+        return self.bodies.setdefault((part.key, part.identity), part)
+
+    def read(self, body: Body, atom: Atom, values: dict[int, Value], constant: Mapping[int, int]) -> Value:
+        """The value of an atom; a constant becomes a node of its own."""
+        if isinstance(atom, Literal):
+            return Value(Node("constant", (), (atom.tensor,), self.shared(Body((), (atom,), (), {}))))
+        if atom not in values:
+            part, _ = extract(body, [constant[atom]], [atom], constant)
+            values[atom] = Value(Node("constant", (), (body.tensor(atom),), self.shared(part)))
         return values[atom]
-    if isinstance(atom, Literal):
-        part = Body((), (atom,), (), {})
-    else:
-        part, _ = extract(body, [constant[atom]], [atom], constant)
-    return Value(Node("constant", (), (body.tensor(atom),), part))
+
+    def nested(self, body: Body, equation: Equation, operands: tuple[Value, ...]) -> Node:
+        """A scan or a remat, its program a graph inside."""
+        params, inner = equation.params, equation.params["jaxpr"]
+        program = used(close(inner) if isinstance(inner, core.ClosedJaxpr) else from_jaxpr(inner))
+        tensors = tuple(body.tensors[v] for v in equation.results)
+        place = {"source": equation.source, "scope": equation.scope}
+        if equation.name in SCANNED:
+            consts, carry = params["num_consts"], params["num_carry"]
+            names = [f"const {k}" for k in range(consts)] + [f"carry {k}" for k in range(carry)]
+            names += [f"step of {k}" for k in range(len(operands) - consts - carry)]
+            attributes = {
+                "length": params["length"], "reverse": params["reverse"], "consts": consts, "carry": carry,
+                "unroll": params["unroll"],
+            }  # fmt: skip
+            return Node("scan", operands, tensors, None, self.graph(program, names), attributes, **place)
+        attributes = {"prevent_cse": params["prevent_cse"]}
+        inside = self.graph(program, [f"operand {k}" for k in range(len(operands))])
+        policy = params.get("policy")
+        if policy is not None:
+            attributes["policy"] = text_of(policy, lambda value: None)
+        return Node("remat", operands, tensors, None, inside, attributes, **place, policy=policy)
 
 
-def _nested(body: Body, equation: Equation, read: Callable[[Atom], Value]) -> Node:
-    params = equation.params
-    inner = params["jaxpr"]
-    program = used(close(inner) if isinstance(inner, core.ClosedJaxpr) else from_jaxpr(inner))
-    operands = tuple(read(a) for a in equation.operands)
-    tensors = tuple(body.tensors[v] for v in equation.results)
-    if equation.name in SCANNED:
-        consts, carry = params["num_consts"], params["num_carry"]
-        names = [f"const {k}" for k in range(consts)] + [f"carry {k}" for k in range(carry)]
-        names += [f"step of {k}" for k in range(len(operands) - consts - carry)]
-        attributes = {
-            "length": params["length"], "reverse": params["reverse"], "consts": consts, "carry": carry, "unroll": params["unroll"],
-        }  # fmt: skip
-        return Node("scan", operands, tensors, None, graph_of(program, names), attributes, source=equation.source)
-    attributes = {"prevent_cse": params["prevent_cse"]}
-    names = [f"operand {k}" for k in range(len(operands))]
-    inside = graph_of(program, names)
-    policy = params.get("policy")
-    if policy is not None:
-        attributes["policy"] = getattr(policy, "__qualname__", type(policy).__name__)
-    return Node("remat", operands, tensors, None, inside, attributes, source=equation.source, policy=policy)
+def _most_common(texts: Iterable[str]) -> str:
+    """The text said most often (the last of those), if any says something."""
+    said = [t for t in texts if t]
+    return max(reversed(said), key=said.count) if said else ""
 
 
 def unparallelized(graph: PCG) -> list[tuple[Node, str]]:

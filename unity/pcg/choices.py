@@ -12,6 +12,7 @@ import numpy as np
 
 from unity.pcg.body import Body
 from unity.pcg.factors import Slot
+from unity.pcg.placing import along_axis
 from unity.pcg.solve import Solution, Unmatched, nested_body, solve, spec_of
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State
 
@@ -75,7 +76,10 @@ def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
             continue
         try:
             solution = solve(body, known)
+            solution = along_axis(body, solution.operands, solution.results)  # what will run is found from the ends
         except Unmatched:
+            continue
+        if solution is None:
             continue
         solutions.append(solution)
         if solution.reduced and PARTIAL in solution.operands:

@@ -1,13 +1,15 @@
 """Which equations become one operator: composites are the light work between two heavy operators.
 
 People and rules think in operators such as soft-max, layer norm or dropout, not in the ten primitives each consists of. An
-equation joins the operator of its only user, if both are light. Nothing is lost: factors of a composite are derived from
-its body, and where joining would lose one, the equations stay apart.
+equation joins the operator of its only user, if both are light; statistics join the operator that they are taken for, though
+others read them too. Nothing is lost: factors of a composite are derived from its body, and where joining would lose one,
+the equations stay apart. Two normalizations that meet in a sum stay two operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from unity.pcg.body import Body, Equation, extract
@@ -15,60 +17,92 @@ from unity.pcg.choices import choices
 from unity.pcg.table import TABLE
 
 ALONE = frozenset(
-    "dot_general conv_general_dilated scatter scatter-add scatter_add sort top_k scan while cond remat2 checkpoint"
+    "dot_general conv_general_dilated scatter scatter-add scatter_add sort top_k scan while cond remat2 checkpoint remat"
     " reduce_window_sum reduce_window_max reduce_window_min reduce_window cumsum cumprod cummax cummin cumlogsumexp"
     " argmax argmin dynamic_slice dynamic_update_slice optimization_barrier custom_vjp_call custom_vjp_call_jaxpr fft".split()
 )
 LARGEST = 96  # equations in one composite: a bound on the work of deriving its factors
+REPEATED = 48  # equations of a constant that are computed again at every use; a larger one is an operator of its own
+SMALL = 8  # statistics are smaller than what they are taken of by at least this
+FAR = 256  # clusters looked at before two are taken to be connected by a path outside
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Equations (by number) that make one operator."""
+    """Equations (by number) that make one operator, and their variables that others use."""
 
     members: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+class Uses:
+    """Which equations use and make each variable of a body, found once."""
+
+    def __init__(self, body: Body) -> None:
+        self.body = body
+        self.ends = {a for a in body.outputs if isinstance(a, int)}
+        self.users: dict[int, list[int]] = {}
+        self.maker: dict[int, int] = {}
+        for i, e in enumerate(body.equations):
+            for a in e.operands:
+                if isinstance(a, int):
+                    self.users.setdefault(a, []).append(i)
+            self.maker.update((v, i) for v in e.results)
+
+    def outputs(self, members: Iterable[int], inside: set[int]) -> tuple[int, ...]:
+        """Variables made by `members` and used elsewhere. An operator without any still has its last equation's."""
+        made = [v for i in members for v in self.body.equations[i].results]
+        return tuple(v for v in made if v in self.ends or any(u not in inside for u in self.users.get(v, ())))
 
 
 def constants(body: Body) -> Mapping[int, int]:
-    """Variables that depend on no input → the equation that makes them. They are computed wherever they are used."""
+    """Variables that depend on no input and are cheap → the equation that makes them. They are computed wherever they are used."""
     found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for i, e in enumerate(body.equations):
-        if all(not isinstance(a, int) or a in found for a in e.operands) and e.name not in ("scan", "while", "cond"):
-            found.update((v, i) for v in e.results)
+        if light(e) and e.name not in ("random_bits", "gather") and all(not isinstance(a, int) or a in found for a in e.operands):
+            size = 1 + sum(sizes[a] for a in e.operands if isinstance(a, int))
+            if size <= REPEATED:
+                found.update((v, i) for v in e.results)
+                sizes.update((v, size) for v in e.results)
     return found
 
 
 def light(equation: Equation) -> bool:
     """Whether an equation may be part of a composite."""
-    if equation.name == "custom_jvp_call":
-        return True
-    return equation.name not in ALONE and equation.name in TABLE
+    return equation.name == "custom_jvp_call" or (equation.name not in ALONE and equation.name in TABLE)
 
 
-def clusters(body: Body) -> list[Cluster]:
+def clusters(body: Body, constant: Mapping[int, int] | None = None) -> list[Cluster]:
     """The operators of a body: a partition of its equations (those of constants left out), operands before users."""
-    constant = constants(body)
-    ends = {a for a in body.outputs if isinstance(a, int)}
-    users: dict[int, list[int]] = {}
+    constant = constants(body) if constant is None else constant
+    uses = Uses(body)
+    wanted = [i for i, e in enumerate(body.equations) if not (e.results and e.results[0] in constant)]
+    trees = [part for tree in _trees(uses, wanted, frozenset()) for part in _apart(uses, tree, constant)]
+    whole = [part for tree in trees for part in _lossless_parts(uses, tree, constant)]
+    return _Merging(uses, whole, constant).run()
+
+
+def _trees(uses: Uses, numbers: Sequence[int], cut: frozenset[int]) -> list[list[int]]:
+    """Joins every equation to the cluster of its only user; a variable in `cut` ends its cluster. Each has one end, its last."""
+    body, ends = uses.body, uses.ends
+    inside = set(numbers)
     home: dict[int, int] = {}  # equation → the last equation of its cluster
     size: dict[int, int] = {}
-    for i in range(len(body.equations) - 1, -1, -1):
+    for i in reversed(numbers):
         e = body.equations[i]
-        if e.results and e.results[0] in constant:
-            continue
-        homes = {home[u] for v in e.results for u in users.get(v, ())}
-        target = next(iter(homes)) if len(homes) == 1 and not ends.intersection(e.results) else i
+        readers = {u for v in e.results for u in uses.users.get(v, ())}
+        homes = {home[u] for u in readers if u in inside}
+        leaves = any(v in ends or v in cut for v in e.results) or not readers <= inside
+        target = i if leaves or len(homes) != 1 else homes.pop()
         if target != i and not _may_join(body, e, target, size):
             target = i
         home[i] = target
         size[target] = size.get(target, 0) + 1
-        for a in e.operands:
-            if isinstance(a, int):
-                users.setdefault(a, []).append(i)
     members: dict[int, list[int]] = {}
-    for i, target in sorted(home.items()):
-        members.setdefault(target, []).append(i)
-    return [c for target in sorted(members) for c in _unless_lossy(body, members[target], constant)]
+    for i in numbers:
+        members.setdefault(home[i], []).append(i)
+    return [members[target] for target in sorted(members)]
 
 
 def _may_join(body: Body, equation: Equation, target: int, size: Mapping[int, int]) -> bool:
@@ -77,81 +111,168 @@ def _may_join(body: Body, equation: Equation, target: int, size: Mapping[int, in
         return False
     if last.name == "gather":  # index arithmetic only: a table is an operand that must be free to lie anywhere
         return not any(body.tensors[v].floating for v in equation.results)
-    return equation.name != "gather" or not body.tensors[equation.results[0]].floating or _small_gather(body, equation)
+    return equation.name != "gather" or not body.tensors[equation.results[0]].floating or _small_gather(equation)
 
 
-def _small_gather(body: Body, equation: Equation) -> bool:
+def _small_gather(equation: Equation) -> bool:
     """Whether a gather picks scalars (labels from log-probabilities) rather than rows of an embedding table."""
-    sizes = equation.params["slice_sizes"]
-    return all(n == 1 for n in sizes)
+    return all(n == 1 for n in equation.params["slice_sizes"])
 
 
-def outputs_of(body: Body, members: list[int]) -> list[int]:
-    """Variables made in a cluster and used outside of it."""
-    inside = set(members)
-    used = {a for a in body.outputs if isinstance(a, int)}
-    for i, e in enumerate(body.equations):
-        if i not in inside:
-            used.update(a for a in e.operands if isinstance(a, int))
-    return [v for i in members for v in body.equations[i].results if v in used]
+def _apart(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[list[int]]:
+    """Cuts a tree where two branches meet that each reduce something, and have nothing in common: they are two operators."""
+    body = uses.body
+    reads: dict[int, frozenset[int]] = {}  # variable made here → inputs that it depends on
+    reduces: set[int] = set()  # variables made here that depend on a reduction
+    cut: set[int] = set()
+    for i in tree:
+        e = body.equations[i]
+        operands = {a for a in e.operands if isinstance(a, int) and a not in constant}
+        branches = [a for a in operands if a in reduces]
+        alone = {a for a in branches if len(branches) > 1 and all(a == b or reads[a].isdisjoint(reads[b]) for b in branches)}
+        cut |= alone
+        below = frozenset[int]().union(*({a} if a in alone else reads.get(a, {a}) for a in operands))
+        reads.update((v, below) for v in e.results)
+        if alone < set(branches) or (e.name.startswith("reduce_") and body.tensors[e.results[0]].floating):
+            reduces.update(e.results)
+    return _trees(uses, tree, frozenset(cut)) if cut else [tree]
 
 
 LOSSLESS: dict[str, bool] = {}  # by content of the composite
 
 
-def _unless_lossy(body: Body, members: list[int], constant: Mapping[int, int]) -> list[Cluster]:
-    if len(members) > 1:
-        part, _ = extract(body, members, body.equations[members[-1]].results, constant)
-        if part.key not in LOSSLESS:
-            LOSSLESS[part.key] = lossless(part)
-        if not LOSSLESS[part.key]:
-            return [Cluster((i,)) for i in members]
-    return [Cluster(tuple(members))]
+def _keeps(uses: Uses, members: Sequence[int], outputs: Sequence[int], constant: Mapping[int, int]) -> bool:
+    if len(members) == 1:
+        return True
+    part, _ = extract(uses.body, members, outputs, constant)
+    if part.key not in LOSSLESS:
+        LOSSLESS[part.key] = lossless(part)
+    return LOSSLESS[part.key]
+
+
+def _lossless_parts(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[list[int]]:
+    """The tree if it is lossless; otherwise its largest lossless end (found by bisection), and the parts of the rest."""
+    found: list[list[int]] = []
+    waiting = [tree]
+    while waiting:
+        members = waiting.pop()
+        last = uses.body.equations[members[-1]].results
+        start, lossy = len(members) - 1, -1
+        if _keeps(uses, members, last, constant):
+            start = 0
+        while start - lossy > 1:
+            middle = (start + lossy) // 2
+            if _keeps(uses, members[middle:], last, constant):
+                start = middle
+            else:
+                lossy = middle
+        found.append(members[start:])
+        if start:
+            waiting += _trees(uses, members[:start], frozenset())
+    return sorted(found, key=lambda members: members[-1])
 
 
 def lossless(composite: Body) -> bool:
-    """Whether a composite can still be partitioned wherever each of its equations could be, at its operands."""
-    single: dict[int, set] = {v: set() for v in composite.inputs}
+    """Whether every dimension of a composite's operands can still be partitioned that each of its equations alone could.
+
+    At which digit may differ: a bias added before a split into query, key and value is partitioned as the split is.
+    """
+    single: dict[int, set[int]] = {v: set() for v in composite.inputs}
     for i, e in enumerate(composite.equations):
-        touched = [a for a in e.operands if isinstance(a, int) and a in single]
-        if touched:
+        if any(isinstance(a, int) and a in single for a in e.operands):
             alone, order = extract(composite, [i], e.results, {})
             for choice in choices(alone):
                 for v, s in zip(order, choice.operands, strict=True):
                     if v in single and s.kind == "P":
-                        single[v].add(s)
-    joint: dict[int, set] = {v: set() for v in composite.inputs}
+                        single[v].add(s.dim)
+    joint: dict[int, set[int]] = {v: set() for v in composite.inputs}
     for choice in choices(composite):
         for v, s in zip(composite.inputs, choice.operands, strict=True):
-            joint[v].add(s)
+            joint[v].add(s.dim)
     return all(single[v] <= joint[v] for v in composite.inputs)
 
 
-LABELS = (  # the first set that is contained in a composite's primitives names it
-    ({"random_bits"}, "dropout"),
-    ({"reduce_max", "exp", "reduce_sum", "log"}, "log_softmax"),
-    ({"reduce_max", "exp", "reduce_sum"}, "softmax"),
-    ({"rsqrt", "reduce_sum"}, "normalization"),
-    ({"gather"}, "embedding"),
-    ({"erf"}, "gelu"),
-    ({"erfc"}, "gelu"),
-    ({"tanh", "integer_pow"}, "gelu"),
-    ({"logistic"}, "silu"),
-    ({"custom_jvp_call"}, "activation"),
-    ({"reduce_sum"}, "reduce_sum"),
-    ({"reduce_max"}, "reduce_max"),
-)
+class _Merging:
+    """Statistics that several operators read join the one that they are taken for: batch norm is one operator."""
 
+    def __init__(self, uses: Uses, parts: Sequence[Sequence[int]], constant: Mapping[int, int]) -> None:
+        self.uses, self.constant = uses, constant
+        self.members: dict[int, list[int]] = {k: list(part) for k, part in enumerate(parts)}
+        self.home = {i: k for k, part in self.members.items() for i in part}
 
-def label(composite: Body) -> str:
-    """A name for an operator: the nested call that all of it comes from, what it contains, or its only primitive."""
-    names = {e.name for e in composite.equations}
-    groups = [e.group for e in composite.equations]
-    common = groups[0] if groups else ()
-    for g in groups[1:]:
-        common = common[: next((k for k, (a, b) in enumerate(zip(common, g, strict=False)) if a != b), min(len(common), len(g)))]
-    if common and len(composite.equations) > 1:
-        return common[-1].split("#")[0].lstrip("_")
-    if len(composite.equations) == 1:
-        return composite.equations[0].name
-    return next((name for wanted, name in LABELS if wanted <= names), "elementwise")
+    def run(self) -> list[Cluster]:
+        for k in sorted(self.members):
+            if self.statistic(k):
+                for user in sorted(self.following(k)):
+                    if self.joins(k, user):
+                        break
+        return [Cluster(tuple(self.members[k]), self.outputs(self.members[k])) for k in self.order()]
+
+    def outputs(self, members: Sequence[int]) -> tuple[int, ...]:
+        return self.uses.outputs(members, set(members))
+
+    def following(self, k: int) -> set[int]:
+        """The clusters that read what this one makes."""
+        made = (v for i in self.members[k] for v in self.uses.body.equations[i].results)
+        return {self.home[u] for v in made for u in self.uses.users.get(v, ()) if u in self.home} - {k}
+
+    def reads(self, k: int) -> set[int]:
+        body, inside = self.uses.body, set(self.members[k])
+        operands = {a for i in inside for a in body.equations[i].operands if isinstance(a, int) and a not in self.constant}
+        return {a for a in operands if self.uses.maker.get(a) not in inside}
+
+    def statistic(self, k: int) -> bool:
+        """Whether a cluster reduces something large to something small."""
+        body = self.uses.body
+        equations = [body.equations[i] for i in self.members[k]]
+        if not any(e.name.startswith("reduce_") for e in equations) or not all(map(light, equations)):
+            return False
+        made = sum(body.tensors[v].nbytes for v in self.outputs(self.members[k]))
+        return any(body.tensors[v].nbytes >= SMALL * made for v in self.reads(k) if body.tensors[v].floating)
+
+    def joins(self, k: int, user: int) -> bool:
+        """Merges a statistic into a cluster that reads the same large input, if no path between them leads outside."""
+        body, members = self.uses.body, sorted(self.members[k] + self.members[user])
+        common = self.reads(k) & self.reads(user)
+        made = sum(body.tensors[v].nbytes for v in self.outputs(self.members[k]))
+        if len(members) > LARGEST or not any(body.tensors[v].nbytes >= SMALL * made for v in common):
+            return False
+        if not all(light(body.equations[i]) for i in self.members[user]) or self.connected(k, user):
+            return False
+        if not _keeps(self.uses, members, self.outputs(members), self.constant):
+            return False
+        self.members[user] = members
+        self.home.update(dict.fromkeys(self.members.pop(k), user))
+        return True
+
+    def connected(self, k: int, user: int) -> bool:
+        """Whether a path from one cluster to another leads over a third (or might)."""
+        seen: set[int] = set()
+        waiting = list(self.following(k) - {user})
+        while waiting:
+            c = waiting.pop()
+            if c == user or len(seen) > FAR:
+                return True
+            if c not in seen:
+                seen.add(c)
+                waiting += self.following(c)
+        return False
+
+    def order(self) -> list[int]:
+        """Operands before users; otherwise as the equations were."""
+        after = {k: self.following(k) for k in self.members}
+        missing = dict.fromkeys(self.members, 0)
+        for users in after.values():
+            for u in users:
+                missing[u] += 1
+        ready = [(self.members[k][-1], k) for k, n in missing.items() if n == 0]
+        heapq.heapify(ready)
+        found = []
+        while ready:
+            _, k = heapq.heappop(ready)
+            found.append(k)
+            for u in after[k]:
+                missing[u] -= 1
+                if missing[u] == 0:
+                    heapq.heappush(ready, (self.members[u][-1], u))
+        return found

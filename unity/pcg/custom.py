@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Any
 
 import jax
-from jax.extend import core
 
 from unity.pcg.body import Body, Equation, close
 
@@ -39,12 +38,15 @@ class VjpRule:
 
 
 def as_function(equation: Equation) -> Callable[..., list]:
-    """One equation as a function of all its operands (literals and repeated ones included), on whole tensors."""
-    eqn = equation.origin
-    assert eqn is not None
-    variables = [core.Var(v.aval) for v in eqn.invars]
-    run = core.jaxpr_as_fun(core.ClosedJaxpr(core.Jaxpr((), variables, eqn.outvars, [eqn.replace(invars=variables)]), ()))
-    return lambda *operands: list(run(*operands))
+    """One equation as a function of all its operands (literals included), on whole tensors."""
+    primitive = equation.primitive
+    functions, params = primitive.get_bind_params(equation.params)
+
+    def call(*operands: Any) -> list:
+        out = primitive.bind(*functions, *operands, **params)
+        return list(out) if primitive.multiple_results else [out]
+
+    return call
 
 
 def _abstract(equation: Equation) -> tuple[list[jax.ShapeDtypeStruct], tuple[bool, ...]]:

@@ -35,6 +35,7 @@ class Node:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     types: tuple[Type, ...] = ()  # of the results; empty in a serial graph
     source: str = ""
+    scope: str = ""  # the model's own name for the place, "encoder/layer_3"
     policy: Any = None  # what a remat saves, as jax.checkpoint takes it: a function, so not part of the graph's data
 
     @cached_property

@@ -30,6 +30,9 @@ whichever has the smaller beta: libraries choose by size, so few bytes go the wa
 of most bandwidth. The line is exact at both ends, and too low (less than twofold) around the size where the choice
 changes.
 
+Every collective is also launched: the device's `launch` is added to alpha. Of two ways that take as long on the wire, an
+all-reduce or a reduce-scatter and a later all-gather, the one with fewer collectives is the faster.
+
 All-to-all likewise: each byte crosses the level where its sender and its receiver part and no other, so beta is the sum
 over i of (k_i - 1)/k_i / (k_1 ... k_(i-1) B_i), and going level by level takes the same alpha as above. A permute is as
 slow as the slowest level among the group's.
@@ -78,7 +81,8 @@ def collective(machine: Machine, kind: str, axes: Iterable[Axis]) -> Linear:
         own = ", ".join(f"{axis.name} ({axis.size})" for axis in machine.axes)
         raise MachineError(f"{kind} over {names}: machine {machine.name!r} has no such axis; its axes: {own or 'none'}")
     sizes = tuple(prod(a.size for a in group if a.level == index) for index in range(len(machine.levels)))
-    return _over_sizes(machine.levels, kind, sizes)
+    line = _over_sizes(machine.levels, kind, sizes)
+    return Linear(line.alpha + machine.device.launch, line.beta) if group else line
 
 
 def collective_seconds(machine: Machine, kind: str, axes: Iterable[Axis], nbytes: float) -> float:

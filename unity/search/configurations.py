@@ -104,7 +104,7 @@ EXACT = Limits(99, 99, float("inf"))
 
 def usual_limits(axes: Sequence[Axis]) -> Limits:
     """No limits up to 16 devices; then such as keep the largest domain near a thousand values."""
-    return EXACT if prod(a.size for a in axes) <= 16 else Limits(2, 3, 2.0)
+    return EXACT if prod(a.size for a in axes) <= 16 else Limits(2, 2, 2.0)
 
 
 def domain(site: Site, found: tuple[Choice, ...], rank: tuple[int, ...], axes: tuple[Axis, ...], limits: Limits) -> Domain:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unity.search.problem import Array, Problem
+from unity.search.problem import Array, Cost, Problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +32,8 @@ def domains(problem: Problem) -> Domains:
 
     This is arc consistency (Mackworth 1977, algorithm AC-3). It excludes no solution.
     """
-    left = [np.isfinite(cost.time).any(0) for cost in problem.unary]
-    allowed = {cost.key: np.isfinite(cost.time).any(0) for _, cost in problem.tables}
+    left = [_allowed(cost) for cost in problem.unary]
+    allowed = {cost.key: _allowed(cost) for cost, _, _ in problem.groups}
     arcs: list[list[tuple[int, Array]]] = [[] for _ in problem.sizes]  # of a variable: a neighbour, [neighbour, own]
     for edge in problem.edges:
         table = allowed[edge.cost.key]
@@ -51,3 +51,7 @@ def domains(problem: Problem) -> Domains:
     named: dict[bytes, int] = {}
     names = tuple(named.setdefault(mask.tobytes(), len(named)) for mask in left)
     return Domains(tuple(np.flatnonzero(mask) for mask in left), names)
+
+
+def _allowed(cost: Cost) -> Array:
+    return np.asarray(np.isfinite(cost.time).any(0))

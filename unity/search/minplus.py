@@ -54,8 +54,8 @@ def _merge_middle(a: Array, middle: Array, b: Array) -> tuple[Array, Array, Arra
     _, left = twins(a.swapaxes(1, 2))
     _, right = twins(b)
     _, first, group = np.unique(left * len(right) + right, return_index=True, return_inverse=True)
-    merged = np.full((len(middle), len(first)), np.inf)
-    np.minimum.at(merged, (slice(None), group), middle)
+    by_group = np.argsort(group, kind="stable")
+    merged = np.minimum.reduceat(middle[:, by_group], np.flatnonzero(np.diff(group[by_group], prepend=-1)), axis=1)
     usable = np.isfinite(merged).any(0) & np.isfinite(a[:, :, first]).any((0, 1)) & np.isfinite(b[:, first]).any((0, 2))
     kept = first[usable]
     return _take(a, kept, 2), merged[:, usable], _take(b, kept, 1)

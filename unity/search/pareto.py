@@ -15,6 +15,9 @@ from unity.search.domains import Domains
 from unity.search.problem import Array, Point, Problem, nondominated, points
 from unity.search.schedule import Eliminate, Factor, Leaf, Schedule
 
+# Where the entries alone are so many times the limit, forbidden ones will not make the difference.
+HOPELESS = 4
+
 
 class TooLarge(Exception):
     """More rows would be joined than allowed."""
@@ -64,7 +67,7 @@ def pareto(problem: Problem, domains: Domains, schedule: Schedule, limit: int) -
     Raises:
         TooLarge: more than `limit` rows would be joined, or the schedule is not exact.
     """
-    if not schedule.exact:
+    if not schedule.exact or schedule.work > HOPELESS * limit:
         raise TooLarge
     work = _Work(limit)
     relations: list[Relation] = []
@@ -75,14 +78,14 @@ def pareto(problem: Problem, domains: Domains, schedule: Schedule, limit: int) -
             assert isinstance(operation, Eliminate)
             inputs = [_labelled(relations[number], labels) for number, labels in operation.inputs]
             relations.append(_eliminate(_sum(inputs, work)))
-    total = _sum([relations[constant.operation] for constant in schedule.constants], work)
+    total = _sum([_labelled(relations[constant.operation], ()) for constant in schedule.constants], work)
     values, alternatives = _decode(schedule, domains, relations, total)
     return nondominated(points(problem, values, alternatives, True))
 
 
 def _leaf(problem: Problem, domains: Domains, leaf: Leaf, work: _Work) -> Relation:
     scope, cost = problem.tables[leaf.table]
-    kept = np.ix_(range(len(cost.time)), *(domains.values[v] for v in scope))
+    kept = np.ix_(np.arange(len(cost.time)), *(domains.values[v] for v in scope))
     time, memory = cost.time[kept], cost.memory[kept]
     work.spend(time.size)
     alternative, *positions = np.nonzero(np.isfinite(time))
@@ -101,7 +104,6 @@ def _sum(inputs: Sequence[Relation], work: _Work) -> Relation:
     """The points of the sum of tables (TensorOpt's product of frontiers), with their rows in every table."""
     total = Relation({}, np.zeros(1), np.zeros(1))
     for table in inputs:
-        sources = table.sources or (np.arange(len(table)),)
         left, right = _matching(total, table, work)
         axes = {label: axis[left] for label, axis in total.axes.items()}
         axes |= {label: axis[right] for label, axis in table.axes.items()}
@@ -110,7 +112,7 @@ def _sum(inputs: Sequence[Relation], work: _Work) -> Relation:
                 axes,
                 total.time[left] + table.time[right],
                 total.memory[left] + table.memory[right],
-                (*(source[left] for source in total.sources), *(source[right] for source in sources)),
+                (*(source[left] for source in total.sources), *(source[right] for source in table.sources)),
             )
         )
     return total

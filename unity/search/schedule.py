@@ -90,6 +90,16 @@ class Schedule:
         return all(step.chosen is None for step in self.steps)
 
     @property
+    def work(self) -> int:
+        """Sums that eliminations look at, for one objective; equal eliminations counted once."""
+        total = 0
+        for operation, shape in zip(self.operations, self.shapes, strict=True):
+            if isinstance(operation, Eliminate) and operation.inputs:
+                number, labels = operation.inputs[0]
+                total += prod(shape) * self.shapes[number][labels.index(0)]
+        return total
+
+    @property
     def products(self) -> int:
         """Eliminations with a result on two variables or more, equal ones counted once."""
         return sum(isinstance(o, Eliminate) and len(s) > 1 for o, s in zip(self.operations, self.shapes, strict=True))
@@ -199,10 +209,10 @@ class _Elimination:
         for members in sorted(classes.values(), key=lambda members: (work[members[0]], -len(members), members[0])):
             for v in members:
                 around = self.neighbours(v)
-                if self._entries(v) <= self.budget and not taken.intersection(around):
-                    if all(work[v] <= work.get(n, work[v]) for n in around):
-                        chosen.append(v)
-                        taken.add(v)
+                cheapest = all(work[v] <= work.get(n, work[v]) for n in around)
+                if cheapest and self._entries(v) <= self.budget and not taken.intersection(around):
+                    chosen.append(v)
+                    taken.add(v)
         return chosen
 
     def _smallest(self) -> list[int]:
@@ -212,12 +222,11 @@ class _Elimination:
         if least > self.budget:
             return []
         best = min((v for v in entries if entries[v] == least), key=lambda v: (self._fill(v), v))
-        signature = self._signature(best)
         chosen: list[int] = []
         for v in entries:
-            if entries[v] == least and not set(chosen).intersection(self.neighbours(v)):
-                if self._signature(v) == signature:
-                    chosen.append(v)
+            alike = entries[v] == least and self._signature(v) == self._signature(best)
+            if alike and not set(chosen).intersection(self.neighbours(v)):
+                chosen.append(v)
         return chosen
 
     def _fill(self, variable: int) -> int:

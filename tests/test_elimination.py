@@ -1,0 +1,140 @@
+import math
+
+import numpy as np
+import pytest
+from factor_graphs import brute_force, problems, segments
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unity.search import minplus
+from unity.search.domains import domains
+from unity.search.elimination import BUDGET, Minimizer, minimize
+from unity.search.problem import Cost, Edge, Point, Problem
+from unity.search.schedule import schedule
+
+# Sums of fewer than 50 numbers below 100, with weights below 10, in another order; and `elimination.NUDGE`.
+ROUNDING = 1e-7
+
+
+def objective(point: Point, weight: float) -> tuple[float, float]:
+    """What is minimized, then what breaks ties."""
+    if math.isinf(weight):
+        return point.memory, point.time
+    return point.time + weight * point.memory, point.memory
+
+
+@settings(max_examples=300)
+@given(problems(), st.lists(st.floats(0.01, 10), max_size=3))
+def test_the_minimum_is_that_of_brute_force(problem: Problem, some: list[float]) -> None:
+    weights = [0.0, 0.5, 1.0, *some, math.inf]
+    every = brute_force(problem)
+    found = minimize(problem, np.array(weights))
+    assert len(found) == (len(weights) if every else 0)
+    for weight, point in zip(weights, found, strict=False):
+        best = min(objective(p, weight) for p in every)
+        assert objective(point, weight)[0] == pytest.approx(best[0], rel=ROUNDING)
+        assert point in every
+        assert point.exact
+
+
+@settings(max_examples=100)
+@given(problems())
+def test_ties_go_to_less_of_the_other_cost(problem: Problem) -> None:
+    every = brute_force(problem)
+    for weight, point in zip((0.0, 1.0, math.inf), minimize(problem, np.array([0.0, 1.0, math.inf])), strict=False):
+        assert objective(point, weight) == min(objective(p, weight) for p in every)
+
+
+@settings(max_examples=100)
+@given(problems())
+def test_heuristic_elimination_is_said_and_never_forbidden(problem: Problem) -> None:
+    minimizer = Minimizer(problem, budget=0)
+    every = brute_force(problem)
+    found = minimizer.at([0.5])
+    assert bool(found) == bool(every)
+    for point in found:
+        assert point in every
+        if point.exact:
+            assert objective(point, 0.5)[0] == pytest.approx(min(objective(p, 0.5)[0] for p in every), rel=ROUNDING)
+
+
+def test_a_dense_graph_needs_heuristic_elimination_only_beyond_the_budget() -> None:
+    rng = np.random.default_rng(0)
+    pairs = [(a, b) for a in range(6) for b in range(a)]
+    tables = [Cost("", rng.random((1, 3, 3)), rng.random((1, 3, 3))) for _ in pairs]
+    edges = tuple(Edge(a, b, table) for (a, b), table in zip(pairs, tables, strict=True))
+    problem = Problem((3,) * 6, (Cost("", np.zeros((1, 3)), np.zeros((1, 3))),) * 6, edges)
+    (fixed,) = minimize(problem, np.array([1.0]), budget=3**3)
+    (exact,) = minimize(problem, np.array([1.0]))
+    assert not fixed.exact
+    assert exact.exact
+    assert exact.time + exact.memory <= fixed.time + fixed.memory
+
+
+# A residual block: its input goes to two operators and to the sum at the end, which is the next block's input.
+RESIDUAL = ((0, 1), (1, 2), (2, 3), (0, 3))
+
+
+def test_equal_segments_are_solved_once() -> None:
+    def made(count: int) -> int:
+        return Minimizer(segments(count, (3, 4, 5), RESIDUAL)).schedule.products
+
+    assert made(100) == made(10) <= 5
+
+
+@pytest.mark.parametrize("pairs", [((0, 1), (1, 2), (2, 3)), RESIDUAL])
+def test_a_ring_of_equal_segments_is_halved(pairs: tuple[tuple[int, int], ...]) -> None:
+    ring = segments(128, (3, 4, 5), pairs, ring=True)
+    assert Minimizer(ring).schedule.products <= 3 + 2 * math.log2(128)
+
+
+def test_a_chain_is_one_sweep_without_any_product() -> None:
+    assert Minimizer(segments(100, (3,), ((0, 1),))).schedule.products == 0
+
+
+def test_forbidden_values_are_left_out_through_the_whole_chain() -> None:
+    same = np.where(np.eye(4, dtype=bool), 0.0, np.inf)[None]
+    free, one = np.zeros((1, 4)), np.where(np.arange(4) == 2, 0.0, np.inf)[None]
+    keep = Cost("same", same, np.zeros_like(same))
+    unary = (*(Cost("free", free, free) for _ in range(9)), Cost("one", one, free))
+    problem = Problem((4,) * 10, unary, tuple(Edge(v, v + 1, keep) for v in range(9)))
+    assert domains(problem).sizes == (1,) * 10
+    assert minimize(problem, np.array([0.0]))[0].values == (2,) * 10
+
+
+def test_every_variable_is_eliminated_once_after_all_that_it_needs() -> None:
+    problem = segments(5, (2, 3), ((0, 1), (1, 2), (0, 2)))
+    plan = schedule(problem, domains(problem), BUDGET)
+    assert sorted(step.variable for step in plan.steps) == list(range(10))
+    seen = set(plan.leaves)
+    for step in plan.steps:
+        assert seen.issuperset(step.factors)
+        seen.update(step.results)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["real", "twins", "sparse"]))
+def test_the_product_is_the_minimum_over_all_terms(seed: int, kind: str) -> None:
+    rng = np.random.default_rng(seed)
+    n, k, m = rng.integers(60, 110, 3)
+    a, middle, b = rng.random((2, n, k)), rng.random((2, k)), rng.random((2, k, m))
+    if kind == "twins":
+        rows, left, right, columns = (rng.integers(0, 9, size) for size in (n, k, k, m))
+        a, b = a[:, rows][:, :, left], b[:, right][:, :, columns]
+    if kind == "sparse":
+        a[rng.random(a.shape) < 0.9], b[:, rng.random((k, m)) < 0.5] = np.inf, np.inf
+        a[:, 3], b[:, :, 5], middle[:, :7] = np.inf, np.inf, np.inf
+    assert n * k * m > minplus.DIRECT
+    whole = np.stack([((x + u)[:, :, None] + y).min(1) for x, u, y in zip(a, middle, b, strict=True)])
+    assert np.array_equal(minplus.product(a, middle, b), whole)
+
+
+def test_a_problem_that_makes_no_sense_is_refused() -> None:
+    one = Cost("", np.zeros((1, 2)), np.zeros((1, 2)))
+    pair = Cost("", np.zeros((1, 2, 3)), np.zeros((1, 2, 3)))
+    with pytest.raises(ValueError, match="they must exist, and differ"):
+        Problem((2,), (one,), (Edge(0, 0, pair),))
+    with pytest.raises(ValueError, match=r"is a table of \(2, 3\) values"):
+        Problem((2, 2), (one, one), (Edge(0, 1, pair),))
+    with pytest.raises(ValueError, match="not finite where time is"):
+        Cost("", np.zeros((1, 2)), np.full((1, 2), np.inf))

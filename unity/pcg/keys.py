@@ -1,0 +1,102 @@
+"""Parameters of primitives as text that is the same in every process: programs and functions by what they do."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+Follow = Callable[[Any], str | None]  # text for what the caller knows better (programs), None for the rest
+
+DEEPEST = 12  # functions that close over functions; what lies deeper is told apart by its type alone
+
+
+def text_of(value: Any, known: Follow, depth: int = 0) -> str:
+    """A value as text: arrays and functions by content, whatever is not understood by its printed form without addresses."""
+    found = known(value)
+    if found is not None:
+        return found
+    if isinstance(value, (bool, int, float, str, bytes, type(None), np.dtype)):
+        return repr(value)
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(text_of(v, known, depth) for v in value) + ")"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {text_of(v, known, depth)}" for k, v in sorted(value.items(), key=lambda kv: repr(kv[0]))) + "}"
+    if isinstance(value, jax.core.Tracer):
+        return f"a traced {value.aval}"
+    if hasattr(value, "__array__") and hasattr(value, "dtype"):
+        return array_text(value)
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    parts = list(_parts(value))
+    if parts and depth < DEEPEST:
+        return _function_name(value) + "[" + "; ".join(text_of(p, known, depth + 1) for p in parts) + "]"
+    if callable(value) or depth:
+        return _function_name(value)
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def array_text(value: Any) -> str:
+    """An array (random keys included) by its bytes, hashed."""
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+        return f"{value.dtype}{hashlib.sha256(np.asarray(jax.random.key_data(value)).tobytes()).hexdigest()[:16]}"
+    data = np.asarray(value)
+    return f"{data.dtype}{data.shape}{hashlib.sha256(data.tobytes()).hexdigest()[:16]}"
+
+
+def identities(value: Any, depth: int = 0) -> Iterator[int]:
+    """The ids of all that `text_of` may not see through: two values with equal text and equal ids do the same."""
+    if isinstance(value, (tuple, list)):
+        for v in value:
+            yield from identities(v, depth)
+    elif isinstance(value, Mapping):
+        for v in value.values():
+            yield from identities(v, depth)
+    elif _of_jax(value) and depth < DEEPEST:  # JAX wraps a rule anew at every call; the rule itself tells
+        for p in _parts(value):
+            yield from identities(p, depth + 1)
+    elif callable(value) and not isinstance(value, type):
+        yield id(value)
+
+
+def _of_jax(value: Any) -> bool:
+    module = getattr(value, "__module__", None) or ""
+    return module.partition(".")[0] in ("jax", "jaxlib")
+
+
+def _function_name(value: Any) -> str:
+    named = value if hasattr(value, "__qualname__") else type(value)
+    code = getattr(value, "__code__", None)
+    return f"{named.__module__}.{named.__qualname__}{_code_text(code) if code else ''}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _code_text(code: types.CodeType) -> str:
+    inner = [_code_text(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts if not isinstance(c, frozenset)]
+    content = "\n".join([code.co_code.hex(), *code.co_names, *inner])
+    return "#" + hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """What a function is made of: what it closes over, what it wraps, what it is applied to."""
+    if isinstance(value, functools.partial):
+        yield from (value.func, value.args, value.keywords)
+    elif isinstance(value, types.MethodType):
+        yield from (value.__func__, value.__self__)
+    elif isinstance(value, types.FunctionType):
+        for cell in value.__closure__ or ():
+            try:
+                content = cell.cell_contents
+            except ValueError:  # a function that refers to itself, not yet defined
+                continue
+            if not (_of_jax(value) and isinstance(content, dict)):  # JAX's caches change as they are used
+                yield content
+        yield from value.__defaults__ or ()
+    elif _of_jax(value) and isinstance(getattr(value, "f", None), (types.FunctionType, types.MethodType, functools.partial)):
+        yield value.f  # a wrapped function

@@ -1,0 +1,129 @@
+"""What people call an operator: softmax, layer_norm, gelu, dropout; read off the program that it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from unity.pcg.body import Body, Equation
+from unity.pcg.solve import nested_body
+
+LAYOUT = frozenset("reshape transpose squeeze expand_dims broadcast_in_dim rev".split())
+CONVERT = frozenset({"convert_element_type", "copy", "stop_gradient", "reduce_precision"})
+SILENT = LAYOUT | CONVERT | {"iota", "slice", "split", "concatenate", "pad"}
+
+CONTAINING = (  # the first set that is contained in a composite's primitives names it
+    ({"random_bits"}, "dropout"),
+    ({"reduce_max", "exp", "reduce_sum", "log"}, "log_softmax"),
+    ({"reduce_max", "exp", "reduce_sum"}, "softmax"),
+)
+ALSO = (  # tried when neither the structure nor a call's name says more
+    ({"gather"}, "embedding"),
+    ({"erf"}, "gelu"),
+    ({"erfc"}, "gelu"),
+    ({"tanh", "integer_pow"}, "gelu"),
+    ({"logistic"}, "silu"),
+    ({"sin", "cos"}, "rotary_embedding"),
+    ({"reduce_sum"}, "reduce_sum"),
+    ({"reduce_max"}, "reduce_max"),
+    ({"iota", "eq"}, "one_hot"),
+)
+
+
+def calls(body: Body) -> Mapping[str, int]:
+    """How many equations come from each nested call."""
+    found: dict[str, int] = {}
+    for e in body.equations:
+        for call in e.group:
+            found[call] = found.get(call, 0) + 1
+    return found
+
+
+def label(composite: Body, sizes: Mapping[str, int]) -> str:
+    """A name for an operator. `sizes` says how many equations each nested call has in all."""
+    equations = composite.equations
+    names = {e.name for e in equations}
+    if len(equations) == 1:
+        return _single(equations[0])
+    found = next((name for wanted, name in CONTAINING if wanted <= names), None)
+    return found or normalization(composite) or _call(composite, sizes) or _content(equations, names)
+
+
+def _single(equation: Equation) -> str:
+    """A primitive's own name; a custom derivative is named as the function that it belongs to."""
+    if not equation.name.startswith("custom_"):
+        return equation.name
+    inner = nested_body(equation)
+    groups = {e.group[0] for e in inner.equations if e.group}
+    if len(groups) == 1 and all(e.group for e in inner.equations):
+        return _spoken(groups.pop())
+    return equation.name.removesuffix("_call")
+
+
+def _spoken(call: str) -> str:
+    return call.partition("#")[0].strip("_<>") or "call"
+
+
+def _call(composite: Body, sizes: Mapping[str, int]) -> str | None:
+    """The outermost nested call that is all of the operator, but for casts and changes of shape, and wholly in it."""
+    counts = calls(composite)
+    loud = [e for e in composite.equations if e.name not in SILENT]
+    for e in loud[:1]:
+        for call in e.group:
+            if counts[call] >= sizes.get(call, 0) and all(call in other.group for other in loud):
+                return _spoken(call)
+    return None
+
+
+def _content(equations: tuple[Equation, ...], names: set[str]) -> str:
+    found = next((name for wanted, name in ALSO if wanted <= names), None)
+    if found:
+        return found
+    inner = {_single(e) for e in equations if e.name == "custom_jvp_call"}
+    if len(inner) == 1:
+        return inner.pop()
+    if names <= LAYOUT:
+        return "transpose" if "transpose" in names and "reshape" not in names else "reshape"
+    if names <= LAYOUT | CONVERT:
+        return "convert_element_type"
+    loud = names - SILENT
+    return loud.pop() if len(loud) == 1 else "elementwise"
+
+
+def normalization(composite: Body) -> str | None:
+    """batch_norm, group_norm, layer_norm or rms_norm: division by a root of what was reduced, told apart by what was reduced."""
+    names = {e.name for e in composite.equations}
+    if "rsqrt" not in names and not ({"sqrt"} & names and "div" in names):
+        return None
+    sums = [e for e in composite.equations if e.name == "reduce_sum" and _many(composite, e)]
+    if not sums:
+        scales = "rsqrt" in names and "mul" in names and {"sub", "add"} & names
+        return "batch_norm" if scales and _by_channel(composite) else None
+    widest = max(sums, key=lambda e: composite.tensor(e.operands[0]).nbytes)
+    shape, axes = composite.tensor(widest.operands[0]).shape, sorted(widest.params["axes"])
+    if axes and axes[0] == 0 and len(axes) < len(shape):
+        return "batch_norm"
+    if _regrouped(composite, shape):
+        return "group_norm"
+    trailing = axes == list(range(len(shape) - len(axes), len(shape)))
+    if trailing and len(axes) < len(shape):
+        return "layer_norm" if "sub" in names else "rms_norm"
+    return "group_norm" if len(axes) < len(shape) else None
+
+
+def _many(composite: Body, equation: Equation) -> bool:
+    tensor = composite.tensor(equation.operands[0])
+    return tensor.floating and tensor.ndim > len(equation.params["axes"]) > 0
+
+
+def _by_channel(composite: Body) -> bool:
+    """Whether the root is of something as small as one value for each channel."""
+    root = next(e for e in composite.equations if e.name == "rsqrt")
+    largest = max((composite.tensors[v].nbytes for v in composite.inputs), default=0)
+    return composite.tensor(root.operands[0]).nbytes * 8 <= largest
+
+
+def _regrouped(composite: Body, shape: tuple[int, ...]) -> bool:
+    """Whether what is reduced had its channels split into groups inside the operator."""
+    made = (e for e in composite.equations if e.name == "reshape")
+    pairs = ((composite.tensor(e.operands[0]).shape, composite.tensor(e.results[0]).shape) for e in made)
+    return any(after == shape and len(after) > len(before) > 2 and 1 not in after[1:] for before, after in pairs)
