@@ -83,6 +83,11 @@ def _traced(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[core.ClosedJax
             ) from error
         error.add_note(f"This came from {_name(fn)} itself, while unity traced it on abstract arguments to plan it.")
         raise
+    if any(isinstance(c, jax.core.Tracer) for c in closed.consts):
+        raise CaptureError(
+            f"{_name(fn)} closes over a value that is itself being traced.\n    Plan outside of jax.jit, jax.grad and the like, and"
+            " pass such values in as arguments. (docs: capture#leaks)"
+        )
     if closed.effects:
         raise CaptureError(
             f"{_effect_place(closed) or _name(fn)}: {_name(fn)} has side effects ({', '.join(sorted(map(str, closed.effects)))}),"

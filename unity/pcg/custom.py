@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+from jax.extend import core
 
 from unity.pcg.body import Body, Equation, close
 
@@ -38,15 +39,14 @@ class VjpRule:
 
 
 def as_function(equation: Equation) -> Callable[..., list]:
-    """One equation as a function of all its operands (literals included), on whole tensors."""
-    primitive = equation.primitive
-    functions, params = primitive.get_bind_params(equation.params)
-
-    def call(*operands: Any) -> list:
-        out = primitive.bind(*functions, *operands, **params)
-        return list(out) if primitive.multiple_results else [out]
-
-    return call
+    """One equation as a function of all its operands (literals and repeated ones included), on whole tensors."""
+    eqn = equation.origin
+    assert eqn is not None
+    operands = [core.Var(v.aval) for v in eqn.invars]
+    unnamed = core.DebugInfo(equation.name, "", None, None)
+    jaxpr = core.Jaxpr((), operands, eqn.outvars, [eqn.replace(invars=operands)], debug_info=unnamed)
+    run = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))
+    return lambda *given: list(run(*given))
 
 
 def _abstract(equation: Equation) -> tuple[list[jax.ShapeDtypeStruct], tuple[bool, ...]]:

@@ -1,13 +1,14 @@
 """The parallelization operators as changes of type, and the sequence of them that leads from one type to another.
 
 Along one axis a change is one of seven operators (design section 2). For several axes at once, changes of one kind are one
-operator, and kinds go in the order in which pieces are smallest: gather what is in the way, slice, reduce-scatter, all-to-all,
-all-reduce, replicate, and gather last. `tests/test_resharding.py` compares this sequence with the shortest path over all.
+operator, and kinds go in the order in which pieces are smallest: slice, reduce-scatter and all-to-all as far as they go; gather
+what is in the way of the rest, and again; then all-reduce, replicate, and gather last. `tests/test_resharding.py` compares this
+sequence with the shortest path over all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -56,39 +57,69 @@ def steps(before: Type, after: Type, axes: tuple[Axis, ...]) -> tuple[Step, ...]
     now, goal = list(absolute(before, axes)), absolute(after, axes)
     found: list[Step] = []
 
-    def go(kind: str, change: dict[int, State]) -> None:
+    def go(kind: str, changed: Iterable[int], to: State | None = None) -> None:
+        change = {i: to or goal[i] for i in changed}
         if change:
             old = tuple(now)
             for i, s in change.items():
                 now[i] = s
             found.append(Step(kind, tuple(sorted(change)), old, tuple(now)))
 
-    early = in_the_way(tuple(now), goal, axes)
-    go("combine_replicate", {i: REPLICATED for i in early if goal[i] != UNUSED})
-    go("combine", {i: UNUSED for i in early if goal[i] == UNUSED})
-    go("partition", {i: t for i, (s, t) in enumerate(zip(now, goal, strict=True)) if kind_of(s, t) == "partition"})
-    for kind in ("reduce_partition", "combine_partition"):
-        go(kind, {i: t for i, (s, t) in enumerate(zip(now, goal, strict=True)) if kind_of(s, t) == kind})
-    go("reduce", {i: UNUSED for i, (s, t) in enumerate(zip(now, goal, strict=True)) if s == PARTIAL and t != PARTIAL})
-    for kind in ("replicate", "combine_replicate", "combine"):
-        go(kind, {i: t for i, (s, t) in enumerate(zip(now, goal, strict=True)) if kind_of(s, t) == kind})
+    def waiting(kind: str) -> list[int]:
+        return [i for i, (s, t) in enumerate(zip(now, goal, strict=True)) if kind_of(s, t) == kind]
+
+    stuck: int | None = -1
+    while stuck is not None:
+        while any(free(i, now, goal, axes) for kind in SLICING for i in waiting(kind)):
+            for kind in shrinking(now, goal, axes):
+                go(kind, [i for i in waiting(kind) if free(i, now, goal, axes)])
+        stuck = in_the_way(now, goal, axes)
+        if stuck is not None:
+            unused = goal[stuck] == UNUSED
+            go("combine" if unused else "combine_replicate", [stuck], UNUSED if unused else REPLICATED)
+    go("reduce", [i for i, (s, t) in enumerate(zip(now, goal, strict=True)) if s == PARTIAL and t != PARTIAL], UNUSED)
+    go("replicate", waiting("replicate"))
+    for kind in outermost_first("combine_replicate", "combine", waiting, axes):
+        go(kind, waiting(kind))
     assert tuple(now) == goal, (before, after, now)
     return tuple(found)
 
 
-def in_the_way(now: Type, goal: Type, axes: Sequence[Axis]) -> list[int]:
-    """Axes that must be gathered first: they move within a dimension, or hold digits that another axis is to be given."""
-    old, new = digits(now, axes), digits(goal, axes)
-    found = []
-    for i, d in enumerate(old):
-        if d is None or d == new[i]:
-            continue
-        other = new[i]
-        within = other is not None and other.dim == d.dim
-        if within or any(_claims(n, old[j], d) for j, n in enumerate(new) if j != i):
-            found.append(i)
-    return found
+SLICING = ("partition", "reduce_partition", "combine_partition")
 
 
-def _claims(new: Digit | None, old: Digit | None, held: Digit) -> bool:
-    return new is not None and new != old and new.overlaps(held)
+def shrinking(now: Sequence[State], goal: Type, axes: Sequence[Axis]) -> tuple[str, ...]:
+    """The operators that make pieces smaller, in order.
+
+    Slices cost nothing forward, but an all-gather backward if they are made from *unused*: over a slower level than the
+    reduce-scatter's, it is better done on smaller pieces.
+    """
+    sliced = [axes[i].level for i, (s, t) in enumerate(zip(now, goal, strict=True)) if s == UNUSED and t.kind == "P"]
+    summed = [axes[i].level for i, (s, t) in enumerate(zip(now, goal, strict=True)) if s == PARTIAL and t.kind == "P"]
+    late = sliced and summed and min(sliced) < min(summed)
+    return ("reduce_partition", "partition", "combine_partition") if late else SLICING
+
+
+def outermost_first(first: str, second: str, waiting: Callable[[str], list[int]], axes: Sequence[Axis]) -> tuple[str, str]:
+    """Gathers over a slower level go before those over a faster one, while pieces are small."""
+    a, b = waiting(first), waiting(second)
+    return (second, first) if a and b and min(axes[i].level for i in b) < min(axes[i].level for i in a) else (first, second)
+
+
+def free(i: int, now: Sequence[State], goal: Type, axes: Sequence[Axis]) -> bool:
+    """Whether an axis can be given its place: no axis, not even itself, holds any of it."""
+    new = _digit(goal[i], axes[i])
+    held = (_digit(s, a) for s, a in zip(now, axes, strict=True))
+    return new is not None and now[i] != goal[i] and not any(d is not None and d.overlaps(new) for d in held)
+
+
+def in_the_way(now: Sequence[State], goal: Type, axes: Sequence[Axis]) -> int | None:
+    """The axis that must be gathered for others, or itself, to move on: the fastest level's last. None if none must be."""
+    wanted = [d for s, t, a in zip(now, goal, axes, strict=True) if s != t and (d := _digit(t, a))]
+    held = [(i, _digit(s, a)) for i, (s, t, a) in enumerate(zip(now, goal, axes, strict=True)) if s != t]
+    found = [i for i, own in held if own and any(d.overlaps(own) for d in wanted)]
+    return max(found, key=lambda i: (axes[i].level, i), default=None)
+
+
+def _digit(state: State, axis: Axis) -> Digit | None:
+    return Digit(state.dim, state.outer, axis.size) if state.kind == "P" else None

@@ -57,9 +57,9 @@ class Digit:
     size: int
 
     def overlaps(self, other: Digit) -> bool:
-        """Whether both claim part of the same index range, so that one must be gathered before the other is sliced."""
-        same = self.dim == other.dim
-        return same and self.outer < other.outer * other.size and other.outer < self.outer * self.size
+        """Whether a tensor cannot be sliced at both: they claim part of the same index range, or one does not divide the other."""
+        first, second = (self, other) if self.outer <= other.outer else (other, self)
+        return self.dim == other.dim and second.outer % (first.outer * first.size) != 0
 
 
 def digits(type_: Type, axes: Sequence[Axis]) -> tuple[Digit | None, ...]:

@@ -26,6 +26,7 @@ class Collective:
     elements: int
     itemsize: int
     count: int  # how often it runs in one step
+    repeats: int  # runs among them that repeat, in straight-line code, a forward one in the backward pass
     direction: str
     node: Node  # the operator behind it: a parallelization operator, or a composite that reduces inside
 
@@ -44,30 +45,32 @@ def step_of(node: Node, axes: tuple) -> Step:
 def traffic(graph: PCG, differentiated: Collection[int] = ()) -> tuple[Collective, ...]:
     """All collectives of a parallel graph. `differentiated`: inputs that gradients are taken for (none: forward only)."""
     flow = gradients(graph, differentiated)
-    return tuple(_of_graph(graph, flow, 1, False, bool(differentiated)))
+    return tuple(_of_graph(graph, flow, 1, False, False, bool(differentiated)))
 
 
-def _of_graph(graph: PCG, flow: Gradients, times: int, again: bool, training: bool) -> Iterator[Collective]:
+def _of_graph(graph: PCG, flow: Gradients, times: int, again: bool, looped: bool, training: bool) -> Iterator[Collective]:
     for node in graph.nodes:
         if node.kind in PARALLELIZATION and node.kind != "view":
-            yield from _of_step(node, graph, flow, times, again and training)
+            yield from _of_step(node, graph, flow, times, again and training, looped)
         elif node.inside is not None:
             inner = times * int(node.attributes.get("length", 1))
-            yield from _of_graph(node.inside, flow, inner, again or node.kind == "remat", training)
+            yield from _of_graph(node.inside, flow, inner, again or node.kind == "remat", looped or node.kind == "scan", training)
         elif node.body is not None:
-            yield from _inside(node, graph, flow, times, again and training)
+            yield from _inside(node, graph, flow, times, again and training, looped)
 
 
-def _of_step(node: Node, graph: PCG, flow: Gradients, times: int, again: bool) -> Iterator[Collective]:
+def _of_step(node: Node, graph: PCG, flow: Gradients, times: int, again: bool, looped: bool) -> Iterator[Collective]:
     step, tensor = step_of(node, graph.axes), node.tensors[0]
     whole = tensor.nbytes // tensor.itemsize
     before, after = whole // copies(step.before, graph.axes), whole // copies(step.after, graph.axes)
     there, back = TRAFFIC[step.kind]
     backward = flow(Value(node))
-    runs = times * (2 if again or (backward and node.attributes.get("again") and _gathers(step)) else 1)
+    twice = again or (backward and node.attributes.get("again") and _gathers(step))
+    repeats = times if twice and not looped else 0
+    runs = times * (2 if twice else 1)
     full = after if step.kind in ("combine", "combine_replicate") else before
     if there:
-        yield Collective(there, step.axes, full, tensor.itemsize, runs, FORWARD, node)
+        yield Collective(there, step.axes, full, tensor.itemsize, runs, repeats, FORWARD, node)
     if back and backward:
         over = step.axes
         if step.kind == "partition":
@@ -75,7 +78,7 @@ def _of_step(node: Node, graph: PCG, flow: Gradients, times: int, again: bool) -
             for i in step.axes:
                 full //= graph.axes[i].size if step.before[i].kind == "R" else 1
         if over:
-            yield Collective(back, over, full, tensor.itemsize, times, BACKWARD, node)
+            yield Collective(back, over, full, tensor.itemsize, times, 0, BACKWARD, node)
 
 
 def _gathers(step: Step) -> bool:
@@ -93,7 +96,7 @@ TRAFFIC = {  # design section 2: forward, backward
 }
 
 
-def _inside(node: Node, graph: PCG, flow: Gradients, times: int, again: bool) -> Iterator[Collective]:
+def _inside(node: Node, graph: PCG, flow: Gradients, times: int, again: bool, looped: bool) -> Iterator[Collective]:
     """Reduces that a composite needs inside: an all-reduce each way for a sum."""
     assert node.body is not None
     body, n = node.body, len(graph.axes)
@@ -109,9 +112,9 @@ def _inside(node: Node, graph: PCG, flow: Gradients, times: int, again: bool) ->
             if s is not None and s.states[variable].kind == "P":
                 elements //= axis.size
         kind = next(s.reduced[variable] for s in found if s is not None and variable in s.reduced)
-        runs = times * (2 if again else 1)
-        yield Collective("all-reduce", tuple(axes), elements, tensor.itemsize, runs, FORWARD, node)
+        runs, repeats = times * (2 if again else 1), times if again and not looped else 0
+        yield Collective("all-reduce", tuple(axes), elements, tensor.itemsize, runs, repeats, FORWARD, node)
         if kind == "sum" and any(flow(v) for v in node.results) and any(flow(v) for v in node.operands):
-            yield Collective("all-reduce", tuple(axes), elements, tensor.itemsize, times, BACKWARD, node)
+            yield Collective("all-reduce", tuple(axes), elements, tensor.itemsize, times, 0, BACKWARD, node)
 
 

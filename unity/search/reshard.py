@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from unity.pcg.axis import Axis
-from unity.pcg.resharding import IMPOSSIBLE
+from unity.pcg.resharding import IMPOSSIBLE, SLICING
 from unity.pcg.state import Digit, Type, digits
 from unity.search.collectives import table
 from unity.search.machine import Machine
@@ -39,121 +39,160 @@ def changes(machine: Machine, before: tuple[Type, ...], after: tuple[Type, ...])
     return _Pricing(machine, before, after).run()
 
 
+U, R, S, P = range(4)
+KIND = {"U": U, "R": R, "S": S, "P": P}
+FROM = {"partition": (U, R), "reduce_partition": (S,), "combine_partition": (P,)}
+LATE = ("reduce_partition", "partition", "combine_partition")
+
+
 class _Pricing:
-    """Follows all pairs through the steps of `pcg.resharding.steps`, in the same order."""
+    """Follows all pairs through `pcg.resharding.steps`. A pair is a column; `rows` are the pairs that take part in a step."""
 
     def __init__(self, machine: Machine, before: tuple[Type, ...], after: tuple[Type, ...]) -> None:
         self.machine, axes = machine, machine.axes
-        self.k = len(axes)
+        self.axes = range(len(axes))
         numbers: dict[Digit, int] = {}
-        self.old_kind, self.old = _codes(before, axes, numbers)
-        self.new_kind, self.new = _codes(after, axes, numbers)
-        self.clash = _clashes(list(numbers))
-        self.dims = np.array([d.dim for d in numbers] + [-1])
+        old, new = _codes(before, axes, numbers), _codes(after, axes, numbers)
         self.shape = (len(before), len(after))
-        self.sizes = [a.size for a in axes]
-        zero = np.zeros(self.shape)
-        self.cost = {name: [zero.copy(), zero.copy()] for name in ("forward", "backward", "gathers")}
-        self.gathered = np.zeros(self.shape, bool)
+        self.pairs = len(before) * len(after)
+        self.kind, self.held = (np.repeat(x, len(after), axis=1) for x in old)
+        self.goal_kind, self.goal = (np.tile(x, (1, len(before))) for x in new)
+        self.start = (self.kind.copy(), self.held.copy())
+        self.bits, self.clash = _bits(list(numbers))
+        self.sizes = np.array([a.size for a in axes], float)
+        self.levels = np.array([a.level for a in axes])
+        self.fraction = np.prod(np.where(self.kind == P, 1 / self.sizes[:, None], 1.0), axis=0)
+        self.cost = {name: [np.zeros(self.pairs), np.zeros(self.pairs)] for name in ("forward", "backward", "gathers")}
+        self.gathered = np.zeros(self.pairs, bool)
 
     def run(self) -> Changes:
-        state = [np.broadcast_to(self.old_kind[:, None, i], self.shape).copy() for i in range(self.k)]
-        goal = [np.broadcast_to(self.new_kind[None, :, i], self.shape) for i in range(self.k)]
-        same = [self.old[:, None, i] == self.new[None, :, i] for i in range(self.k)]
-        self.fraction = np.ones(self.shape)
-        for i, n in enumerate(self.sizes):
-            self.fraction = np.where(state[i] == "P", self.fraction / n, self.fraction)
-        possible = np.ones(self.shape, bool)
-        for i in range(self.k):
-            for a, b in IMPOSSIBLE:
-                possible &= ~((state[i] == a) & (goal[i] == b))
-        early = self.early(state, same)
-        self.gather([e & (g != "U") for e, g in zip(early, goal, strict=True)], state, "R")
-        self.gather([e & (g == "U") for e, g in zip(early, goal, strict=True)], state, "U")
-        moves = [~e & (s == "P") & (g == "P") & ~m for e, s, g, m in zip(early, state, goal, same, strict=True)]
-        self.slice([(s == "R") & (g == "P") for s, g in zip(state, goal, strict=True)], state, None)
-        self.slice([(s == "U") & (g == "P") for s, g in zip(state, goal, strict=True)], state, "all-gather")
-        chosen = [(s == "S") & (g == "P") for s, g in zip(state, goal, strict=True)]
-        mask = self.mask(chosen)
-        self.add("forward", "reduce-scatter", mask)
-        self.add("backward", "all-gather", mask)
-        self.become(chosen, state, "P")
-        mask = self.mask(moves)
-        self.add("forward", "all-to-all", mask)
-        self.add("backward", "all-to-all", mask)
-        chosen = [(s == "S") & (g != "S") for s, g in zip(state, goal, strict=True)]
-        self.add("forward", "all-reduce", self.mask(chosen))
-        self.become(chosen, state, "U")
-        chosen = [(s == "U") & (g == "R") for s, g in zip(state, goal, strict=True)]
-        self.add("backward", "all-reduce", self.mask(chosen))
-        self.become(chosen, state, "R")
-        self.gather([(s == "P") & (g == "R") for s, g in zip(state, goal, strict=True)], state, "R")
-        self.gather([(s == "P") & (g == "U") for s, g in zip(state, goal, strict=True)], state, "U")
-        moved = np.zeros(self.shape, bool)
-        for i in range(self.k):
-            differs = (self.old_kind[:, None, i] != goal[i]) | ~same[i]
-            moved |= differs & ~((self.old_kind[:, None, i] == "U") & (goal[i] == "R"))
-        f, b, g = (tuple(self.cost[name]) for name in ("forward", "backward", "gathers"))
-        return Changes(f, b, g, np.where(moved, self.fraction, 0.0), self.gathered, possible)
+        possible = np.ones(self.pairs, bool)
+        for a, b in IMPOSSIBLE:
+            possible &= ~((self.kind == KIND[a]) & (self.goal_kind == KIND[b])).any(0)
+        rows = np.flatnonzero(possible & ~self.done(np.arange(self.pairs)).all(0))
+        everything = rows
+        while len(rows):
+            self.slice_all(rows)
+            rows = self.gather_what_is_in_the_way(rows)
+        self.finish(everything)
+        kind, held = self.start
+        moved = ((kind != self.goal_kind) | (held != self.goal)) & ~((kind == U) & (self.goal_kind == R))
+        f, b, g = ((x[0].reshape(self.shape), x[1].reshape(self.shape)) for x in self.cost.values())
+        size = np.where(moved.any(0), self.fraction, 0.0)
+        return Changes(f, b, g, size.reshape(self.shape), self.gathered.reshape(self.shape), possible.reshape(self.shape))
 
-    def early(self, state: list[Array], same: list[Array]) -> list[Array]:
-        """`pcg.resharding.in_the_way` for all pairs."""
-        found = []
-        for i in range(self.k):
-            own = self.old[:, None, i]
-            within = self.dims[own] == self.dims[self.new[None, :, i]]
-            clash = np.zeros(self.shape, bool)
-            for j in range(self.k):
-                if j != i:
-                    given = self.new[None, :, j] != self.old[:, None, j]
-                    clash |= given & self.clash[self.new[None, :, j], own]
-            found.append((state[i] == "P") & ~same[i] & (within | clash))
-        return found
+    def slice_all(self, rows: Array) -> None:
+        """Slices, reduce-scatters and all-to-alls, as long as any pair has an axis that is free to move."""
+        while len(rows := rows[self.free(rows).any(0)]):
+            kind, goal = self.kind[:, rows], self.goal_kind[:, rows] == P
+            sliced, summed = (self.outermost((kind == k) & goal) for k in (U, S))
+            late = sliced < np.where(summed == NOWHERE, -1, summed)
+            for chosen, order in ((rows[~late], SLICING), (rows[late], LATE)):
+                for name in order:
+                    self.slice(name, chosen)
 
-    def mask(self, chosen: Sequence[Array]) -> Array:
-        return sum(c.astype(np.int64) << i for i, c in enumerate(chosen)) if chosen else np.zeros(self.shape, np.int64)
+    def slice(self, name: str, rows: Array) -> None:
+        chosen = self.free(rows) & np.isin(self.kind[:, rows], FROM[name])
+        rows, chosen = rows[chosen.any(0)], chosen[:, chosen.any(0)]
+        if name == "partition":
+            replicated = self.kind[:, rows] == R
+            self.become(rows, chosen & replicated, P)
+            self.add("backward", "all-gather", rows, chosen & ~replicated)
+            self.become(rows, chosen & ~replicated, P)
+        elif name == "reduce_partition":
+            self.add("forward", "reduce-scatter", rows, chosen)
+            self.add("backward", "all-gather", rows, chosen)
+            self.become(rows, chosen, P)
+        else:
+            self.add("forward", "all-to-all", rows, chosen)
+            self.add("backward", "all-to-all", rows, chosen)
+            self.become(rows, chosen, P)
 
-    def add(self, name: str, kind: str, mask: Array) -> None:
+    def gather_what_is_in_the_way(self, rows: Array) -> Array:
+        """One gather for each pair that is stuck; those pairs."""
+        done = self.done(rows)
+        wanted = self.union(np.where(done, -1, self.goal[:, rows]))
+        stuck = ~done & (self.kind[:, rows] == P) & (self.clash[self.held[:, rows]] & wanted).any(-1)
+        rows, stuck = rows[stuck.any(0)], stuck[:, stuck.any(0)]
+        order = self.levels * len(self.levels) + np.array(self.axes)
+        last = np.argmax(np.where(stuck, order[:, None], -1), axis=0) if len(rows) else np.zeros(0, int)
+        chosen = np.arange(len(self.levels))[:, None] == last
+        to_unused = chosen & (self.goal_kind[:, rows] == U)
+        self.gather(rows, to_unused, U)
+        self.gather(rows, chosen & ~to_unused, R)
+        return rows
+
+    def finish(self, rows: Array) -> None:
+        chosen = (self.kind[:, rows] == S) & (self.goal_kind[:, rows] != S)
+        self.add("forward", "all-reduce", rows, chosen)
+        self.become(rows, chosen, U)
+        chosen = (self.kind[:, rows] == U) & (self.goal_kind[:, rows] == R)
+        self.add("backward", "all-reduce", rows, chosen)
+        self.become(rows, chosen, R)
+        held = self.kind[:, rows] == P
+        to_r, to_u = held & (self.goal_kind[:, rows] == R), held & (self.goal_kind[:, rows] == U)
+        first = self.outermost(to_u) < self.outermost(to_r)
+        self.gather(rows, to_u & first, U)
+        self.gather(rows, to_r, R)
+        self.gather(rows, to_u & ~first, U)
+
+    def done(self, rows: Array) -> Array:
+        return (self.kind[:, rows] == self.goal_kind[:, rows]) & (self.held[:, rows] == self.goal[:, rows])
+
+    def free(self, rows: Array) -> Array:
+        """`pcg.resharding.free` for every axis, [axes, rows]."""
+        held = self.union(self.held[:, rows])
+        wants = (self.goal_kind[:, rows] == P) & ~self.done(rows)
+        return wants & ~(self.clash[self.goal[:, rows]] & held).any(-1)
+
+    def union(self, places: Array) -> Array:
+        """Sets of slice positions as bits, [rows, words], from their numbers [axes, rows]."""
+        return np.bitwise_or.reduce(self.bits[places], axis=0)
+
+    def outermost(self, chosen: Array) -> Array:
+        """The slowest level among the chosen axes of every pair."""
+        return np.where(chosen, self.levels[:, None], NOWHERE).min(0, initial=NOWHERE)
+
+    def add(self, name: str, kind: str, rows: Array, chosen: Array) -> None:
         alpha, beta = table(self.machine, kind)
-        self.cost[name][0] += alpha[mask]
-        self.cost[name][1] += beta[mask] * self.fraction
+        mask = (chosen.astype(np.int64) << np.array(self.axes)[:, None]).sum(0)
+        self.cost[name][0][rows] += alpha[mask]
+        self.cost[name][1][rows] += beta[mask] * self.fraction[rows]
 
-    def become(self, chosen: Sequence[Array], state: list[Array], kind: str) -> None:
-        for i, c in enumerate(chosen):
-            if kind == "P":
-                self.fraction = np.where(c, self.fraction / self.sizes[i], self.fraction)
-            state[i] = np.where(c, kind, state[i])
+    def become(self, rows: Array, chosen: Array, kind: int) -> None:
+        was = self.kind[:, rows] == P
+        size = self.sizes[:, None]
+        change = np.where(chosen & ~was, 1 / size, 1.0) if kind == P else np.where(chosen & was, size, 1.0)
+        self.fraction[rows] *= change.prod(0)
+        self.kind[:, rows] = np.where(chosen, kind, self.kind[:, rows])
+        self.held[:, rows] = np.where(chosen, self.goal[:, rows] if kind == P else -1, self.held[:, rows])
 
-    def slice(self, chosen: Sequence[Array], state: list[Array], backward: str | None) -> None:
-        if backward:
-            self.add("backward", backward, self.mask(chosen))
-        self.become(chosen, state, "P")
+    def gather(self, rows: Array, chosen: Array, kind: int) -> None:
+        rows, chosen = rows[chosen.any(0)], chosen[:, chosen.any(0)]
+        self.become(rows, chosen, kind)
+        self.add("forward", "all-gather", rows, chosen)
+        self.add("gathers", "all-gather", rows, chosen)
+        if kind == R:
+            self.add("backward", "reduce-scatter", rows, chosen)
+        self.gathered[rows] = True
 
-    def gather(self, chosen: Sequence[Array], state: list[Array], kind: str) -> None:
-        for i, c in enumerate(chosen):
-            self.fraction = np.where(c, self.fraction * self.sizes[i], self.fraction)
-            state[i] = np.where(c, kind, state[i])
-        mask = self.mask(chosen)
-        self.add("forward", "all-gather", mask)
-        self.add("gathers", "all-gather", mask)
-        if kind == "R":
-            self.add("backward", "reduce-scatter", mask)
-        self.gathered |= mask > 0
+
+NOWHERE = 1 << 30  # a level beyond all levels
 
 
 def _codes(types: Sequence[Type], axes: Sequence[Axis], numbers: dict[Digit, int]) -> tuple[Array, Array]:
-    """Kinds, and numbered slice positions (-1: none), both [types, axes]."""
-    kinds = np.array([[s.kind for s in t] for t in types]).reshape(len(types), len(axes))
+    """Kinds, and numbered slice positions (-1: none), both [axes, types]."""
+    kinds = np.array([[KIND[s.kind] for s in t] for t in types], np.int8).reshape(len(types), len(axes))
     found = [[-1 if d is None else numbers.setdefault(d, len(numbers)) for d in digits(t, axes)] for t in types]
-    return kinds, np.array(found, np.int64).reshape(len(types), len(axes))
+    return kinds.T, np.array(found, np.int16).reshape(len(types), len(axes)).T
 
 
-def _clashes(found: list[Digit]) -> Array:
-    """Whether position i overlaps position j; the last row and column stand for none."""
-    result = np.zeros((len(found) + 1, len(found) + 1), bool)
+def _bits(found: list[Digit]) -> tuple[Array, Array]:
+    """Every slice position as a set of one, and the set of those that it overlaps; both [positions + 1, words], the last empty."""
+    words = len(found) // 64 + 1
+    single, clash = (np.zeros((len(found) + 1, words), np.uint64) for _ in range(2))
     for i, a in enumerate(found):
-        for j, b in enumerate(found):
-            result[i, j] = a.overlaps(b)
-    return result
-
-
+        single[i, i // 64] = np.uint64(1 << i % 64)
+    for i, a in enumerate(found):
+        clash[i] = np.bitwise_or.reduce([single[j] for j, b in enumerate(found) if a.overlaps(b)], axis=0)
+    return single, clash
