@@ -67,7 +67,7 @@ def main() -> None:
         return -likelihood.mean(), averages
 
     plan = unity.optimize(loss_fn, params, averages, data[0])
-    print(plan.explain())
+    plan.explain()
 
     alone = train(loss_fn, params, averages, data, shard=lambda *arguments: arguments)
     together = train(plan, params, averages, data, shard=plan.shard)

@@ -92,7 +92,7 @@ def main() -> None:
 
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     print(f"\n{args.layers} layers of {args.hidden}: {count:,} parameters, captured as {len(plan.pcg)} operators\n")
-    print(plan.explain())
+    plan.explain()
     print(plan.frontier)
 
     alone = train(loss_fn, params, data, shard=lambda *arguments: arguments)

@@ -74,7 +74,7 @@ def main() -> None:
     data = list(batches(STEPS, BATCH, SEQUENCE))
 
     plan = unity.optimize(loss_fn, params, data[0])
-    print(plan.explain())
+    plan.explain()
 
     alone = train(loss_fn, params, data, shard=lambda *arguments: arguments)
     together = train(plan, params, data, shard=plan.shard)

@@ -23,7 +23,7 @@ from unity.search.predict import CollectiveTerm, OperatorTerm, Prediction, predi
 if TYPE_CHECKING:
     from unity.plan import Plan
 
-ROWS = 40  # of a table, before the rest is summed up
+ROWS = 25  # of a table, before the rest is summed up
 
 
 def explain(plan: Plan, file: Any = None) -> None:
@@ -95,7 +95,7 @@ def _operators(found: Prediction, axes: tuple[Axis, ...]) -> Table:
 
     def key(t: OperatorTerm) -> tuple[str, str, str]:
         v = t.node.results[0]
-        return t.node.kind, f"{v.tensor} {show(v.type, axes, v.tensor.ndim)}", t.node.source
+        return t.node.kind, f"{v.tensor} {show(v.type, axes, v.tensor.ndim)}", short(t.node.source)
 
     rows = _grouped((key(t), t.forward + t.backward) for t in found.operators)
     return _cut(table, [(k[0], str(n), k[1], _time(s), k[2]) for k, n, s in rows], "kinds of operators")
@@ -110,19 +110,30 @@ def _collectives(found: Prediction, axes: tuple[Axis, ...]) -> Table:
         return c.kind, over, _size(c.nbytes), f"{c.direction} of {c.node.kind}", line_behind(c.node)
 
     rows = _grouped((key(t), t.seconds) for t in found.collectives)
+    if not rows:
+        table.caption = "none: no device needs anything of another"
     return _cut(table, [(k[0], str(n), k[1], k[2], _time(s), k[3], k[4]) for k, n, s in rows], "kinds of collectives")
 
 
 def line_behind(node: Node) -> str:
-    """The user's line that a parallelization operator serves: its own, or what it changes the type of."""
+    """The user's line that a parallelization operator serves (or the argument): its own, or that of what it changes."""
     while not node.source and node.operands:
         node = node.operands[0].node
-    return node.source or str(node.attributes.get("name", ""))
+    return short(node.source) or _pattern(str(node.attributes.get("name", "")))
+
+
+def short(source: str) -> str:
+    """A source line without its folders and column: `model.py:42 (block)`."""
+    found = re.match(r"(.*?):(\d+)(?::\d+)?(.*)", source)
+    if not found:
+        return source
+    function = found[3].strip(" ()").split(".<locals>.")[-1]
+    return f"{Path(found[1]).name}:{found[2]}" + (f" ({function})" if function else "")
 
 
 def blocked(plan: Plan) -> list[str]:
     """What could not be parallelized, and why: unknown primitives, and dimensions that nothing divides."""
-    lines = [f"{node.kind} runs whole on every device: {why} ({node.source})" for node, why in unparallelized(plan.original)]
+    lines = [f"{node.kind} runs whole on every device: {why} ({short(node.source)})" for node, why in unparallelized(plan.original)]
     smallest = min((a.size for a in plan.pcg.axes), default=1)
     total = prod(a.size for a in plan.pcg.axes)
     seen = set()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -280,6 +280,26 @@ def used(body: Body) -> Body:
             kept.append(e)
             wanted.update(a for a in e.operands if isinstance(a, int))
     return Body(body.inputs, body.outputs, tuple(reversed(kept)), body.tensors)
+
+
+def deduplicated(body: Body, pure: Callable[[Equation], bool]) -> Body:
+    """The body with equal equations computed once, where `pure` allows it (a mean taken twice, for itself and for a variance)."""
+    first: dict[tuple, tuple[int, ...]] = {}
+    same: dict[int, int] = {}
+    kept = []
+    for e in body.equations:
+        operands = tuple(same.get(a, a) if isinstance(a, int) else a for a in e.operands)
+        if any(a is not b for a, b in zip(operands, e.operands, strict=True)):
+            e = dataclasses.replace(e, operands=operands)
+        if pure(e):
+            content = (e.signature, *(a.key if isinstance(a, Literal) else a for a in operands))
+            results = first.setdefault(content, e.results)
+            if results is not e.results:
+                same.update(zip(e.results, results, strict=True))
+                continue
+        kept.append(e)
+    outputs = tuple(same.get(a, a) if isinstance(a, int) else a for a in body.outputs)
+    return Body(body.inputs, outputs, tuple(kept), body.tensors)
 
 
 def extract(body: Body, chosen: Iterable[int], outputs: Sequence[int], duplicated: Mapping[int, int]) -> tuple[Body, tuple[int, ...]]:

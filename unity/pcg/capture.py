@@ -9,8 +9,8 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, close, extract, from_jaxpr, program_of, used
-from unity.pcg.clustering import clusters, constants
+from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, close, deduplicated, extract, from_jaxpr, program_of, used
+from unity.pcg.clustering import clusters, constants, light
 from unity.pcg.errors import CaptureError
 from unity.pcg.graph import PCG, Node, Value
 from unity.pcg.keys import text_of
@@ -55,7 +55,7 @@ def capture(fn: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 0
     closed, shape = _traced(fn, jax.tree.unflatten(in_tree, structs))
     body, consts = program_of(closed)
     names = (*paths, *(f"<constant {k}>" for k in range(len(consts))))
-    graph = _Capture().graph(used(body), names)
+    graph = graph_of(used(body), names)
     return Captured(graph, consts, in_tree, jax.tree.structure(shape), paths, differentiated)
 
 
@@ -187,6 +187,7 @@ class _Capture:
         self.bodies: dict[tuple[str, tuple[int, ...]], Body] = {}
 
     def graph(self, body: Body, names: Sequence[str]) -> PCG:
+        body = deduplicated(body, light)
         inputs = tuple(
             Node("input", (), (body.tensors[v],), attributes={"index": k, "name": name})
             for k, (v, name) in enumerate(zip(body.inputs, names, strict=True))

@@ -48,6 +48,26 @@ class Uses:
                 if isinstance(a, int):
                     self.users.setdefault(a, []).append(i)
             self.maker.update((v, i) for v in e.results)
+        self.statistics = self._statistics()
+
+    def _statistics(self) -> dict[int, frozenset[int]]:
+        """Small variables that come from a reduction of something large, and what large variables those are taken of."""
+        tensors = self.body.tensors
+        found: dict[int, frozenset[int]] = {}
+        roots: dict[int, frozenset[int]] = {}  # of a variable used once: what its equation reads
+        for e in self.body.equations:
+            operands = [a for a in e.operands if isinstance(a, int)]
+            below = frozenset[int]().union(*(found.get(a) or roots.get(a) or {a} for a in operands)) if light(e) else frozenset()
+            largest = max((tensors[a].nbytes for a in operands), default=0)
+            reduces = e.name.startswith("reduce_") and all(SMALL * tensors[v].nbytes <= largest for v in e.results)
+            small = any(a in found for a in operands) and all(a in found or SMALL * tensors[a].nbytes <= largest for a in operands)
+            small = small or (bool(operands) and all(a in found for a in operands))
+            for v in e.results:
+                if light(e) and tensors[v].floating and (reduces or (small and tensors[v].nbytes <= largest)):
+                    found[v] = below
+                elif len(self.users.get(v, ())) == 1 and len(below) <= 8:
+                    roots[v] = below
+        return found
 
     def outputs(self, members: Iterable[int], inside: set[int]) -> tuple[int, ...]:
         """Variables made by `members` and used elsewhere. An operator without any still has its last equation's."""
@@ -128,12 +148,15 @@ def _apart(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[lis
     for i in tree:
         e = body.equations[i]
         operands = {a for a in e.operands if isinstance(a, int) and a not in constant}
+        for a in operands & uses.statistics.keys() - reads.keys():  # taken outside, of what is read here too
+            reads[a] = uses.statistics[a]
+            reduces.add(a)
         branches = [a for a in operands if a in reduces]
         alone = {a for a in branches if len(branches) > 1 and all(a == b or reads[a].isdisjoint(reads[b]) for b in branches)}
         cut |= alone
         below = frozenset[int]().union(*({a} if a in alone else reads.get(a, {a}) for a in operands))
         reads.update((v, below) for v in e.results)
-        if alone < set(branches) or (e.name.startswith("reduce_") and body.tensors[e.results[0]].floating):
+        if set(branches) - alone or (e.name.startswith("reduce_") and body.tensors[e.results[0]].floating):
             reduces.update(e.results)
     return _trees(uses, tree, frozenset(cut)) if cut else [tree]
 
@@ -204,180 +227,33 @@ class _Merging:
         self.home = {i: k for k, part in self.members.items() for i in part}
 
     def run(self) -> list[Cluster]:
-        grown = {}
+        before = dict(self.members)
+        grown: dict[int, list[int]] = {}  # cluster → those that were merged into it
         for k in sorted(self.members):
             if self.statistic(k):
                 user = next((u for u in sorted(self.following(k)) if self.joins(k, u)), None)
                 if user is not None:
-                    grown[user] = None
-                    grown.pop(k, None)
-        for k in grown:
+                    grown.setdefault(user, []).extend([*grown.pop(k, []), k])
+        for k, parts in grown.items():
             for user in sorted(self.following(k)):
-                if self.averages(k, user) and not self.connected(k, user):
-                    self.merge(user, k)
+                if user not in grown and self.averages(k, user) and not self.connected(k, user):
+                    parts += [user] if self.merge(user, k) else []
             for maker in sorted(self.makers(k), reverse=True):
-                if self.following(maker) == {k} and not self.reduces(maker) and self.plain(maker):
-                    self.merge(maker, k)
+                if maker not in grown and self.following(maker) == {k} and not self.reduces(maker) and self.plain(maker):
+                    parts += [maker] if self.merge(maker, k) else []
+        for k, parts in grown.items():
+            if not self.keeps(self.members[k]):
+                self.undo(k, parts, before)
         return [Cluster(tuple(self.members[k]), self.outputs(self.members[k])) for k in self.order()]
 
-    def outputs(self, members: Iterable[int], inside: set[int]) -> tuple[int, ...]:
-        """Variables made by `members` and used elsewhere. An operator without any still has its last equation's."""
-        made = [v for i in members for v in self.body.equations[i].results]
-        return tuple(v for v in made if v in self.ends or any(u not in inside for u in self.users.get(v, ())))
+    def keeps(self, members: Sequence[int]) -> bool:
+        return _keeps(self.uses, members, self.outputs(members), self.constant)
 
-
-def constants(body: Body) -> Mapping[int, int]:
-    """Variables that depend on no input and are cheap → the equation that makes them. They are computed wherever they are used."""
-    found: dict[int, int] = {}
-    sizes: dict[int, int] = {}
-    for i, e in enumerate(body.equations):
-        if light(e) and e.name not in ("random_bits", "gather") and all(not isinstance(a, int) or a in found for a in e.operands):
-            size = 1 + sum(sizes[a] for a in e.operands if isinstance(a, int))
-            if size <= REPEATED:
-                found.update((v, i) for v in e.results)
-                sizes.update((v, size) for v in e.results)
-    return found
-
-
-def light(equation: Equation) -> bool:
-    """Whether an equation may be part of a composite."""
-    return equation.name == "custom_jvp_call" or (equation.name not in ALONE and equation.name in TABLE)
-
-
-def clusters(body: Body, constant: Mapping[int, int] | None = None) -> list[Cluster]:
-    """The operators of a body: a partition of its equations (those of constants left out), operands before users."""
-    constant = constants(body) if constant is None else constant
-    uses = Uses(body)
-    wanted = [i for i, e in enumerate(body.equations) if not (e.results and e.results[0] in constant)]
-    trees = [part for tree in _trees(uses, wanted, frozenset()) for part in _apart(uses, tree, constant)]
-    whole = [part for tree in trees for part in _lossless_parts(uses, tree, constant)]
-    return _Merging(uses, whole, constant).run()
-
-
-def _trees(uses: Uses, numbers: Sequence[int], cut: frozenset[int]) -> list[list[int]]:
-    """Joins every equation to the cluster of its only user; a variable in `cut` ends its cluster. Each has one end, its last."""
-    body, ends = uses.body, uses.ends
-    inside = set(numbers)
-    home: dict[int, int] = {}  # equation → the last equation of its cluster
-    size: dict[int, int] = {}
-    for i in reversed(numbers):
-        e = body.equations[i]
-        readers = {u for v in e.results for u in uses.users.get(v, ())}
-        homes = {home[u] for u in readers if u in inside}
-        leaves = any(v in ends or v in cut for v in e.results) or not readers <= inside
-        target = i if leaves or len(homes) != 1 else homes.pop()
-        if target != i and not _may_join(body, e, target, size):
-            target = i
-        home[i] = target
-        size[target] = size.get(target, 0) + 1
-    members: dict[int, list[int]] = {}
-    for i in numbers:
-        members.setdefault(home[i], []).append(i)
-    return [members[target] for target in sorted(members)]
-
-
-def _may_join(body: Body, equation: Equation, target: int, size: Mapping[int, int]) -> bool:
-    last = body.equations[target]
-    if not (light(equation) and light(last)) or size[target] >= LARGEST:
-        return False
-    if last.name == "gather":  # index arithmetic only: a table is an operand that must be free to lie anywhere
-        return not any(body.tensors[v].floating for v in equation.results)
-    return equation.name != "gather" or not body.tensors[equation.results[0]].floating or _small_gather(equation)
-
-
-def _small_gather(equation: Equation) -> bool:
-    """Whether a gather picks scalars (labels from log-probabilities) rather than rows of an embedding table."""
-    return all(n == 1 for n in equation.params["slice_sizes"])
-
-
-def _apart(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[list[int]]:
-    """Cuts a tree where two branches meet that each reduce something, and have nothing in common: they are two operators."""
-    body = uses.body
-    reads: dict[int, frozenset[int]] = {}  # variable made here → inputs that it depends on
-    reduces: set[int] = set()  # variables made here that depend on a reduction
-    cut: set[int] = set()
-    for i in tree:
-        e = body.equations[i]
-        operands = {a for a in e.operands if isinstance(a, int) and a not in constant}
-        branches = [a for a in operands if a in reduces]
-        alone = {a for a in branches if len(branches) > 1 and all(a == b or reads[a].isdisjoint(reads[b]) for b in branches)}
-        cut |= alone
-        below = frozenset[int]().union(*({a} if a in alone else reads.get(a, {a}) for a in operands))
-        reads.update((v, below) for v in e.results)
-        if alone < set(branches) or (e.name.startswith("reduce_") and body.tensors[e.results[0]].floating):
-            reduces.update(e.results)
-    return _trees(uses, tree, frozenset(cut)) if cut else [tree]
-
-
-LOSSLESS: dict[str, bool] = {}  # by content of the composite
-
-
-def _keeps(uses: Uses, members: Sequence[int], outputs: Sequence[int], constant: Mapping[int, int]) -> bool:
-    if len(members) == 1:
-        return True
-    part, _ = extract(uses.body, members, outputs, constant)
-    if part.key not in LOSSLESS:
-        LOSSLESS[part.key] = lossless(part)
-    return LOSSLESS[part.key]
-
-
-def _lossless_parts(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[list[int]]:
-    """The tree if it is lossless; otherwise its largest lossless end (found by bisection), and the parts of the rest."""
-    found: list[list[int]] = []
-    waiting = [tree]
-    while waiting:
-        members = waiting.pop()
-        last = uses.body.equations[members[-1]].results
-        start, lossy = len(members) - 1, -1
-        if _keeps(uses, members, last, constant):
-            start = 0
-        while start - lossy > 1:
-            middle = (start + lossy) // 2
-            if _keeps(uses, members[middle:], last, constant):
-                start = middle
-            else:
-                lossy = middle
-        found.append(members[start:])
-        if start:
-            waiting += _trees(uses, members[:start], frozenset())
-    return sorted(found, key=lambda members: members[-1])
-
-
-def lossless(composite: Body) -> bool:
-    """Whether every dimension of a composite's operands can still be partitioned that each of its equations alone could.
-
-    At which digit may differ: a bias added before a split into query, key and value is partitioned as the split is.
-    """
-    single: dict[int, set[int]] = {v: set() for v in composite.inputs}
-    for i, e in enumerate(composite.equations):
-        if any(isinstance(a, int) and a in single for a in e.operands):
-            alone, order = extract(composite, [i], e.results, {})
-            for choice in choices(alone):
-                for v, s in zip(order, choice.operands, strict=True):
-                    if v in single and s.kind == "P":
-                        single[v].add(s.dim)
-    joint: dict[int, set[int]] = {v: set() for v in composite.inputs}
-    for choice in choices(composite):
-        for v, s in zip(composite.inputs, choice.operands, strict=True):
-            joint[v].add(s.dim)
-    return all(single[v] <= joint[v] for v in composite.inputs)
-
-
-class _Merging:
-    """Statistics that several operators read join the one that they are taken for: batch norm is one operator."""
-
-    def __init__(self, uses: Uses, parts: Sequence[Sequence[int]], constant: Mapping[int, int]) -> None:
-        self.uses, self.constant = uses, constant
-        self.members: dict[int, list[int]] = {k: list(part) for k, part in enumerate(parts)}
-        self.home = {i: k for k, part in self.members.items() for i in part}
-
-    def run(self) -> list[Cluster]:
-        for k in sorted(self.members):
-            if self.statistic(k):
-                for user in sorted(self.following(k)):
-                    if self.joins(k, user):
-                        break
-        return [Cluster(tuple(self.members[k]), self.outputs(self.members[k])) for k in self.order()]
+    def undo(self, k: int, parts: list[int], before: Mapping[int, list[int]]) -> None:
+        """A merger that would lose something comes apart again."""
+        for part in (k, *parts):
+            self.members[part] = before[part]
+            self.home.update(dict.fromkeys(before[part], part))
 
     def outputs(self, members: Sequence[int]) -> tuple[int, ...]:
         return self.uses.outputs(members, set(members))
@@ -430,9 +306,9 @@ class _Merging:
         return self.merge(k, user)
 
     def merge(self, k: int, into: int) -> bool:
-        """Merges two clusters, unless that makes too large a one or loses a way to partition."""
+        """Merges two clusters, unless that makes too large a one."""
         members = sorted(self.members[k] + self.members[into])
-        if len(members) > LARGEST or not _keeps(self.uses, members, self.outputs(members), self.constant):
+        if len(members) > LARGEST:
             return False
         self.members[into] = members
         self.home.update(dict.fromkeys(self.members.pop(k), into))

@@ -21,7 +21,7 @@ ALSO = (  # tried when neither the structure nor a call's name says more
     ({"erf"}, "gelu"),
     ({"erfc"}, "gelu"),
     ({"tanh", "integer_pow"}, "gelu"),
-    ({"logistic"}, "silu"),
+    ({"logistic", "tanh"}, "recurrent_cell"),
     ({"sin", "cos"}, "rotary_embedding"),
     ({"reduce_sum"}, "reduce_sum"),
     ({"reduce_max"}, "reduce_max"),
@@ -81,11 +81,13 @@ def _content(equations: tuple[Equation, ...], names: set[str]) -> str:
     inner = {_single(e) for e in equations if e.name == "custom_jvp_call"}
     if len(inner) == 1:
         return inner.pop()
+    if "logistic" in names and names - SILENT <= {"logistic", "mul", "add"}:
+        return "silu" if "mul" in names else "logistic"
     if names <= LAYOUT:
         return "transpose" if "transpose" in names and "reshape" not in names else "reshape"
     if names <= LAYOUT | CONVERT:
         return "convert_element_type"
-    loud = names - SILENT
+    loud = names - SILENT or names - LAYOUT - CONVERT - {"iota"}
     return loud.pop() if len(loud) == 1 else "elementwise"
 
 
