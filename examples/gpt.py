@@ -70,30 +70,42 @@ def train(loss_fn: Callable[..., jax.Array], params: Any, data: Iterable[Any], s
     return losses
 
 
+def describe(plan: unity.Plan) -> None:
+    """What was captured, what was chosen, and what it was chosen from."""
+    weights, _ = plan.in_shardings
+    print(f"captured {len(plan.original)} operators; planned in {plan.search_seconds:.1f} s: {plan!r}")
+    print("\nthe first block's weights, and the mesh axes that split their dimensions:")
+    for path, sharding in jax.tree.leaves_with_path(weights["blocks"][0]):
+        print(f"  {jax.tree_util.keystr(path, simple=True, separator='.'):28} {sharding.spec}")
+    print(f"\n{len(plan.frontier)} plans that no other beats in both time and memory, among them:")
+    for point in plan.frontier[:: max(1, len(plan.frontier) // 6)]:
+        print(f"  {point.time * 1e3:8.1f} ms a step {point.memory / 1e6:8.2f} MB a device")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--devices", type=int, default=8, help="virtual devices, where there is no GPU")
-    parser.add_argument("--memory-limit", type=float, help="MiB a device may use", default=None)
+    parser.add_argument("--memory-limit", type=float, metavar="MB", help="what a device may use")
+    parser.add_argument("--explain", action="store_true", help="print every decision of the plan")
     args = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", args.devices)
 
     graph, params = nnx.split(GPT(args.layers, args.hidden, nnx.Rngs(0)), nnx.Param)
+    print(f"{args.layers} layers of {args.hidden}: {sum(leaf.size for leaf in jax.tree.leaves(params)):,} parameters")
     data = list(batches(args.steps, BATCH, SEQUENCE))
 
     def loss_fn(params: nnx.State, batch: dict[str, jax.Array]) -> jax.Array:
         logits = nnx.merge(graph, params)(batch["tokens"])
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
 
-    limit = None if args.memory_limit is None else int(args.memory_limit * 2**20)
+    limit = None if args.memory_limit is None else args.memory_limit * 1e6
     plan = unity.optimize(loss_fn, params, data[0], memory_limit=limit)
-
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    print(f"\n{args.layers} layers of {args.hidden}: {count:,} parameters, captured as {len(plan.pcg)} operators\n")
-    plan.explain()
-    print(plan.frontier)
+    describe(plan)
+    if args.explain:
+        plan.explain()
 
     alone = train(loss_fn, params, data, shard=lambda *arguments: arguments)
     together = train(plan, params, data, shard=plan.shard)

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend.random import threefry_2x32
 
 Case = tuple[Callable, tuple]
 CASES: dict[str, Case] = {}
@@ -341,7 +343,7 @@ case("random fold_in, vmapped", lambda k, i: jax.vmap(jax.random.fold_in)(k, i),
 case("random seed", lambda s: jax.random.key_data(jax.vmap(jax.random.key)(s)), ints(99, 6, dtype=np.uint32))
 case("random clone and data", lambda k: jax.random.key_data(jax.random.clone(k)), key(8, count=6))
 case("random permutation", lambda k, x: jax.random.permutation(k, x), key(9), n(6, 2))
-case("threefry itself", lambda k: jax.random.key_data(jax.random.split(jax.random.wrap_key_data(k), 6)), np.array([1, 2], np.uint32))
+case("threefry itself", lambda k, x: threefry_2x32(k, x), np.array([1, 2], np.uint32), ints(99, 12, dtype=np.uint32))
 case("rng_bit_generator", lambda k: lax.rng_bit_generator(k, (4, 6)), np.array([1, 2, 3, 4], np.uint32))
 case("dropout", lambda x, k: jnp.where(jax.random.bernoulli(k, 0.7, x.shape), x / 0.7, 0.0), n(4, 6), key(10))
 case("dropout, raw key", lambda x, k: jnp.where(jax.random.bernoulli(k, 0.7, x.shape), x / 0.7, 0.0), n(4, 6), np.array([7, 8], np.uint32))
@@ -425,6 +427,14 @@ def total(x: Any, w: Any) -> Any:
 total.defvjp(lambda x, w: (x @ w, (x, w)), lambda r, g: (g @ r[1].T, r[0].T @ g))
 
 
+@jax.custom_vjp
+def clipped(x: Any) -> Any:
+    return x
+
+
+clipped.defvjp(lambda x: (x, None), lambda _, g: (g / jnp.maximum(1.0, jnp.sqrt((g * g).sum())),))
+
+
 @jax.custom_jvp
 def bounded(x: Any, y: Any) -> Any:
     return jnp.tanh(x) * y
@@ -441,6 +451,8 @@ case("custom_vjp, integer operand", chosen, n(4, 6), ints(4, 4, 6))
 case("custom_vjp, straight through", straight_through, n(4, 6))
 case("custom_vjp, reduction", total, n(4, 6), n(6, 2))
 case("custom_vjp, same value twice", lambda x: total(x, x), n(6, 6))
+case("custom_vjp, not linear in the cotangent", clipped, n(4, 6))
+case("custom_vjp, not linear, in remat and scan", lambda x: lax.scan(lambda c, r: (c + jax.checkpoint(clipped)(r), r), jnp.zeros(6), x), n(4, 6))
 case("custom_jvp", bounded, n(4, 6), n(4, 6))
 case("custom_jvp, same value twice", lambda x: bounded(x, x), n(4, 6))
 case("custom_jvp, in a composite", lambda x, w: bounded(x @ w, jax.nn.relu(x @ w)), n(4, 6), n(6, 2))
@@ -467,8 +479,45 @@ case("remat", jax.checkpoint(lambda x, w: jnp.sin(jnp.sin(x @ w))), n(4, 6), n(6
 case("remat, policy", jax.checkpoint(lambda x: jnp.sin(jnp.cos(x)), policy=jax.checkpoint_policies.dots_saveable), n(4, 6))
 case("remat, random", jax.checkpoint(lambda x, k: jnp.where(jax.random.bernoulli(k, 0.5, x.shape), jnp.sin(x), 0.0)), n(4, 6), key(12))
 
-# Without an entry: whole on every device
+def igamma_gradient(a: Any, x: Any) -> Any:
+    return jax.grad(lambda a: lax.igamma(a, x).sum())(a)
+
+
+def max_pool(x: Any) -> Any:
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2), (1, 2), "VALID")
+
+
+# Gradients in the function itself, and what they bring with them
+
+case("gradient of max pooling", lambda x: jax.grad(lambda x: (max_pool(x) * jnp.arange(1.0, 3.0)).sum())(x), n(6, 4))
+case("tangent of max pooling", lambda x, t: jax.jvp(max_pool, (x,), (lax.stop_gradient(t),))[1], n(6, 4), n(6, 4))
+case("gradient of two uses", lambda x, g: jax.vjp(lambda x: jnp.sin(x) * jnp.exp(x), x)[1](g)[0], n(4, 6), n(4, 6))
+case("gradient of igamma", lambda a, x: igamma_gradient(lax.stop_gradient(a), lax.stop_gradient(x)), pos(4, 6), pos(4, 6))
+case("zeta", lambda x, q: lax.zeta(lax.stop_gradient(x), lax.stop_gradient(q)), 2 + pos(4, 6), pos(4, 6))
+case("names", jax.checkpoint(lambda x: checkpoint_name(jnp.sin(x), "sine") ** 2, policy=jax.checkpoint_policies.save_only_these_names("sine")), n(4, 6))
+case("sharding constraint", lambda x: lax.with_sharding_constraint(x * 2, jax.sharding.SingleDeviceSharding(jax.devices()[0])), n(4, 6))
+case("device_put", lambda x: jax.device_put(x * 2), n(4, 6))
+case("unstack", lambda x: jnp.unstack(x, axis=1), n(4, 2, 6))
+case("tile of both", lambda x: jnp.tile(x, (2, 3)), n(4, 6))
+case("scatter-sub", lambda x, i, u: x.at[i].subtract(u), n(12, 2), ints(12, 6), n(6, 2))
+case("reduce of two", lambda x, i: lax.reduce((x, i), (jnp.int32(0), jnp.int32(0)), lambda a, b: (a[0] + b[0], jnp.maximum(a[1], b[1])), (1,)), ints(9, 4, 6), ints(9, 4, 6))
+
+# Linear algebra
 
 case("fft", lambda x: jnp.fft.fft(x), c(4, 6))
-case("triangular_solve", lambda a, b: lax.linalg.triangular_solve(a + 4 * jnp.eye(4), b, left_side=True, lower=True), n(4, 4), n(4, 6))
-case("cholesky", lambda a: jnp.linalg.cholesky(a @ a.T + jnp.eye(4)), n(4, 4))
+case("rfft2", lambda x: jnp.abs(jnp.fft.rfft2(x)), n(6, 4, 4))
+case("irfft", lambda x: jnp.fft.irfft(x), c(6, 3))
+case("triangular_solve", lambda a, b: lax.linalg.triangular_solve(a + 4 * jnp.eye(4), b, left_side=True, lower=True), n(6, 4, 4), n(6, 4, 2))
+case("cholesky", lambda a: jnp.linalg.cholesky(a @ a.mT + jnp.eye(4)), n(6, 4, 4))
+case("eigh", lambda a: jnp.linalg.eigh(a @ a.mT)[0], n(6, 3, 3))
+case("eig", lambda a: jnp.linalg.eigvals(lax.stop_gradient(a)), n(6, 3, 3))
+case("svd", lambda a: jnp.linalg.svd(a, compute_uv=False), n(6, 3, 2))
+case("qr", lambda a: jnp.linalg.qr(a + 3 * jnp.eye(3)), n(6, 3, 3))
+case("inverse", lambda a: jnp.linalg.inv(a + 4 * jnp.eye(3)), n(6, 3, 3))
+case("determinant", lambda a: jnp.linalg.det(a), n(6, 3, 3))
+
+# Without an entry: whole on every device
+
+UNKNOWN = ("rng_bit_generator", "random gamma", "inverse of one")
+case("inverse of one", lambda a: jnp.linalg.inv(a + 4 * jnp.eye(4)), n(4, 4))
+case("random gamma", lambda k, a: jax.random.gamma(k, lax.stop_gradient(a)), key(13), pos(4, 6))

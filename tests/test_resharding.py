@@ -75,7 +75,7 @@ def change(x, before, after, axes, mesh):
     return jax.shard_map(local, mesh=mesh, in_specs=stack_spec(before, axes), out_specs=stack_spec(after, axes))(x)
 
 
-@pytest.mark.parametrize("batch", range(6))
+@pytest.mark.parametrize("batch", range(3))
 @pytest.mark.parametrize("sizes", MESHES)
 def test_steps_give_the_right_pieces_gradients_and_collectives(sizes, batch):
     shape, (mesh, axes) = MESHES[sizes], mesh_of(sizes)
@@ -112,7 +112,8 @@ def test_steps_give_the_right_pieces_gradients_and_collectives(sizes, batch):
 @pytest.mark.parametrize("sizes", MESHES)
 def test_steps_lead_from_one_type_to_the_other(sizes):
     shape, axes = MESHES[sizes], tuple(Axis(f"a{k}", n, k % 2) for k, n in enumerate(sizes))
-    for before, after in pairs(shape, axes):
+    every = pairs(shape, axes)
+    for before, after in random.Random(0).sample(every, min(len(every), 3000)):
         now = absolute(before, axes)
         for step in steps(before, after, axes):
             assert step.before == now
@@ -132,8 +133,10 @@ def test_nothing_to_do_takes_no_steps():
 def test_a_change_along_one_axis_is_one_operator():
     axes = (Axis("a", 2, 0),)
     for before, after in pairs((12, 12), axes):
-        two = (before, after) == ((PARTIAL,), (REPLICATED,))  # reduced, then replicated
-        assert len(steps(before, after, axes)) == 1 + two, (before, after)
+        held, given = digits(before, axes)[0], digits(after, axes)[0]
+        # reduced, then replicated; or gathered, then sliced where the old place is in the new one's way
+        two = (before, after) == ((PARTIAL,), (REPLICATED,)) or (held and given and held.overlaps(given))
+        assert len(steps(before, after, axes)) == 1 + bool(two), (before, after)
 
 
 def aligned(type_, shape, axes):

@@ -5,10 +5,17 @@ Values, gradients (in their dual types) and collectives: a body's only communica
 
 import jax
 import pytest
-from operator_cases import CASES
+from operator_cases import CASES, UNKNOWN
 from parallel_cases import Application
 
-import unity.pcg.table  # noqa: F401 (fills the table)
+from unity.pcg.body import Body, close
+from unity.pcg.choices import choices
+from unity.pcg.factors import Entry, Factor, Slot, Spec
+from unity.pcg.solve import NESTED, nested_body, spec_of
+from unity.pcg.state import PARTIAL, REPLICATED, UNUSED
+from unity.pcg.table import TABLE
+from unity.pcg.table.elementwise import elementwise, every_dimension
+from unity.pcg.table.reduction import reduction
 
 
 @pytest.fixture(autouse=True)
@@ -17,11 +24,122 @@ def exact():
         yield
 
 
-def application(name: str, sizes: tuple[int, ...]) -> Application:
+def application(name, sizes=(2, 3)):
     fn, args = CASES[name]
     return Application(fn, [a() if callable(a) else a for a in args], sizes)
 
 
+def equations(body: Body):
+    for e in body.equations:
+        yield body, e
+        if e.name in NESTED and e.name not in ("cond", "while"):
+            inner = nested_body(e)
+            yield from equations(inner)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_every_choice_computes_what_the_operator_does(name):
-    application(name, (2, 3)).check()
+    application(name).check()
+
+
+@pytest.mark.parametrize("name", ["conv, groups, many channels in each", "layer norm", "embedding", "dropout", "scan", "custom_vjp"])
+@pytest.mark.parametrize("sizes", [(2, 4), (2, 2, 2)])
+def test_on_eight_devices_too(name, sizes):
+    application(name, sizes).check()
+
+
+def test_every_entry_is_exercised():
+    seen = set()
+    for fn, args in CASES.values():
+        jaxpr = jax.make_jaxpr(fn)(*(a() if callable(a) else a for a in args))
+        seen |= {e.name for _, e in equations(close(jaxpr))}
+    assert set(TABLE) <= seen
+
+
+def test_every_factor_of_an_operator_is_a_choice():
+    for name in CASES:
+        body = application(name).body
+        (*rest, e) = body.equations
+        if rest or e.name not in TABLE or e.operands != body.inputs:
+            continue
+        found = [(c.operands, c.results) for c in choices(body)]
+        for factor in spec_of(body, e).factors:
+            assert factor.reduction not in ("", "sum") or factor.states() in found, (name, factor)
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_nobody_described_runs_whole(name):
+    body = application(name).body
+    assert {s for c in choices(body) for s in c.states} <= {UNUSED, REPLICATED}
+
+
+def test_what_cannot_vary_is_left_alone():
+    assert [c.name for c in choices(application("regularized_incomplete_beta").body)] == ["unused"]
+
+
+def test_truth_values_have_no_partial_sums():
+    for name in ("select_n of bools", "any and all", "embedding of bools"):
+        assert all(PARTIAL not in c.states for c in choices(application(name).body))
+
+
+# A wrong table is found out
+
+
+def parallel_contraction(params, operands, results):
+    spec = TABLE_BEFORE["dot_general"].spec(params, operands, results)
+    return Spec(tuple(Factor(f.name, f.size, f.operands, f.results) for f in spec.factors))
+
+
+def unblocked(params, operands, results):
+    return Spec(every_dimension([operands[0].shape], results[0].shape))
+
+
+def plain_bits(operands, layout):
+    return layout.bind(*operands, shape=layout.results[0].local_shape[layout.operands[0].ndim :])
+
+
+def plain_rows(operands, layout):
+    sizes = zip(layout.params["slice_sizes"], layout.operands[0].local_shape, layout.operands[0].shape, strict=True)
+    return layout.bind(*operands, slice_sizes=tuple(m if n == whole else n for n, m, whole in sizes))
+
+
+def swapped_digits(params, operands, results):
+    """The second digit is said to be the first."""
+    spec = TABLE_BEFORE["reshape"].spec(params, operands, results)
+    (first, *rest) = spec.factors
+    return Spec((Factor(first.name, first.size, first.operands, (Slot(1),)), *rest))
+
+
+TABLE_BEFORE = dict(TABLE)
+MUTATIONS = {
+    "a sine is linear": ("sin", "sin", elementwise(linear=((0,),)), None),
+    "a sum is linear in each of its terms": ("add", "add", elementwise(linear=((0,), (1,))), None),
+    "a product is linear in both factors together": ("mul", "mul", elementwise(linear=((0, 1),)), None),
+    "integers are divided linearly": ("div of integers", "div", elementwise(linear=((0,),)), None),
+    "partial maxima are added": ("max over one dimension", "reduce_max", reduction("sum"), None),
+    "a contracted dimension is parallel": ("dot_general", "dot_general", parallel_contraction, None),
+    "a running sum may be cut": ("cumsum", "cumsum", unblocked, None),
+    "a reversed dimension may be cut": ("rev", "rev", unblocked, None),
+    "sorting may be cut": ("sort", "sort", unblocked, None),
+    "every device draws its own random numbers": ("random bits", "random_bits", None, plain_bits),
+    "every device has all rows": ("embedding, clipped", "gather", None, plain_rows),
+    "groups are not counted again": ("conv, groups", "conv_general_dilated", None, lambda operands, layout: layout.bind(*operands)),
+    "a reshape loses its digits": ("reshape, [2, 12] to [6, 4]", "reshape", swapped_digits, None),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_wrong_entry_is_noticed(mutation, monkeypatch):
+    case, name, spec, local = MUTATIONS[mutation]
+    entry = TABLE[name]
+    monkeypatch.setitem(TABLE, name, Entry(name, spec or entry.spec, local or entry.local))
+    with pytest.raises((AssertionError, ValueError, TypeError)):
+        application(case).check()
+
+
+def test_a_forgotten_all_reduce_is_noticed(monkeypatch):
+    from unity.exec import walker
+
+    monkeypatch.setattr(walker, "REDUCERS", {**walker.REDUCERS, "sum": lambda x, names: jax.lax.pmax(x, names)})
+    with pytest.raises((AssertionError, NotImplementedError)):
+        application("softmax").check()

@@ -28,7 +28,8 @@ ROWS = 25  # of a table, before the rest is summed up
 
 def explain(plan: Plan, file: Any = None) -> None:
     """Prints everything there is to say of a plan."""
-    console = Console(file=file, markup=False, highlight=False, width=None if file is None else 160)
+    console = Console(file=file, markup=False, highlight=False)
+    console.width = max(console.width, 140)  # a type and a line number side by side
     made = plan._made
     differentiated = made.captured.differentiated if made.search.training.backward else ()
     found = predict(plan.pcg, plan.machine, differentiated)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,12 +62,18 @@ class Check:
 def predicted_elements(
     graph: PCG, differentiated: Any, direction: str | None = None, merged: bool = False
 ) -> Mapping[str, int]:
-    """Elements of every kind of collective in one step, on one device. `merged`: as a backend that drops `jax.checkpoint`'s
-    barriers in straight-line code runs them, a repeated collective being the first one again (design section 9)."""
+    """Elements of every kind of collective in one step, on one device; equal ones of one value count once, as XLA runs them.
+
+    `merged`: as a backend that drops `jax.checkpoint`'s barriers in straight-line code runs them, a repeated collective being
+    the first one again (design section 9).
+    """
     found: Counter[str] = Counter()
+    seen: set[Hashable] = set()
     for c in traffic(graph, differentiated):
         if direction in (None, c.direction):
-            found[c.kind] += c.elements * (c.count - (c.repeats if merged else 0))
+            once = 0 if c.name in seen else c.count - c.repeats
+            found[c.kind] += c.elements * (once + (0 if merged else c.repeats))
+            seen |= {c.name} - {None}
     return found
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import jax
@@ -24,6 +24,11 @@ from unity.pcg.state import Shape
 
 # calls that mean nothing but their body
 INLINED = frozenset({"jit", "pjit", "closed_call", "core_call", "composite", "custom_vmap_call", "xla_metadata_call"})
+REDUCTIONS: Mapping[str, Callable[..., jax.Array]] = {  # over an axis that `vmap` gave a name
+    "psum": lambda x, axes: jax.lax.reduce_sum(x, axes),
+    "pmax": lambda x, axes: jax.lax.reduce_max(x, axes),
+    "pmin": lambda x, axes: jax.lax.reduce_min(x, axes),
+}
 HOISTED = 4096  # bytes: a larger array inside a nested call becomes an input
 
 
@@ -50,6 +55,10 @@ class Tensor:
     @cached_property
     def nbytes(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64)) * self.itemsize
+
+    @property
+    def struct(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(self.shape, self.dtype)
 
     @cached_property
     def _text(self) -> str:
@@ -229,6 +238,11 @@ class _Builder:
                 results = self.inline(inner.jaxpr, (*closed, *operands), (*group, name), place)
                 env.update(zip(eqn.outvars, results, strict=True))
                 continue
+            if eqn.primitive.name in REDUCTIONS and all(isinstance(a, int) for a in eqn.params["axes"]):
+                reduce = jax.make_jaxpr(partial(REDUCTIONS[eqn.primitive.name], axes=eqn.params["axes"]))
+                for x, v in zip(operands, eqn.outvars, strict=True):
+                    env[v] = self.inline(reduce(self.tensor(x).struct).jaxpr, (x,), group, place)[0]
+                continue
             numbers = tuple(self.new(v.aval, place.line) for v in eqn.outvars)
             env.update(zip(eqn.outvars, numbers, strict=True))
             self.equations.append(Equation(eqn.primitive, eqn.params, operands, numbers, place.line, group, eqn, place.scope))
@@ -240,6 +254,9 @@ class _Builder:
             return None
         inner = next((eqn.params[k] for k in ("jaxpr", "call_jaxpr", "call") if k in eqn.params), None)
         return core.ClosedJaxpr(inner, ()) if isinstance(inner, core.Jaxpr) else inner
+
+    def tensor(self, atom: Atom) -> Tensor:
+        return atom.tensor if isinstance(atom, Literal) else self.tensors[atom]
 
     def constant(self, value: Any) -> Atom:
         aval = jax.typeof(value)

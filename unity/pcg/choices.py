@@ -13,7 +13,7 @@ import numpy as np
 from unity.pcg.body import Body
 from unity.pcg.factors import Slot
 from unity.pcg.placing import along_axis
-from unity.pcg.solve import Solution, Unmatched, nested_body, solve, spec_of
+from unity.pcg.solve import Solution, Unmatched, nested_body, replicable, solve, spec_of
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State
 
 
@@ -68,7 +68,7 @@ def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
         return (unused(body),)
     replicated = Choice("replicated", (REPLICATED,) * len(body.inputs), (REPLICATED,) * len(body.outputs), 0, 0.0)
     found = {c.states: c for c in (unused(body), replicated)}
-    if not body.inputs:
+    if not body.inputs or not replicable(body):
         found.pop(replicated.states, None)
     solutions: list[Solution] = []
     for known in _seeds(body, seeds):

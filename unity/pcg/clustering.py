@@ -12,8 +12,9 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from unity.pcg.body import Body, Equation, extract
+from unity.pcg.body import Atom, Body, Equation, Literal, extract
 from unity.pcg.choices import choices
+from unity.pcg.solve import nested_body
 from unity.pcg.table import TABLE
 
 ALONE = frozenset(
@@ -24,6 +25,7 @@ ALONE = frozenset(
 LARGEST = 96  # equations in one composite: a bound on the work of deriving its factors
 REPEATED = 48  # equations of a constant that are computed again at every use; a larger one is an operator of its own
 SMALL = 8  # statistics are smaller than what they are taken of by at least this
+TINY = 256  # bytes: what random keys are smaller than
 FAR = 256  # clusters looked at before two are taken to be connected by a path outside
 
 
@@ -161,16 +163,52 @@ def _apart(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[lis
     return _trees(uses, tree, frozenset(cut)) if cut else [tree]
 
 
-LOSSLESS: dict[str, bool] = {}  # by content of the composite
+LOSSLESS: dict[str, bool] = {}  # by pattern of the composite
 
 
 def _keeps(uses: Uses, members: Sequence[int], outputs: Sequence[int], constant: Mapping[int, int]) -> bool:
     if len(members) == 1:
         return True
     part, _ = extract(uses.body, members, outputs, constant)
-    if part.key not in LOSSLESS:
-        LOSSLESS[part.key] = lossless(part)
-    return LOSSLESS[part.key]
+    key = pattern(part)
+    if key not in LOSSLESS:
+        LOSSLESS[key] = lossless(part)
+    return LOSSLESS[key]
+
+
+SIZELESS = frozenset("broadcast_in_dim squeeze expand_dims iota".split())  # their other parameters tell them, and their results
+
+
+def pattern(composite: Body) -> str:
+    """A composite's content but for its sizes: which are equal, and which are one, is what its factors depend on.
+
+    Where sizes have to be divided by each other (a reshape that splits or merges), or lie among the parameters, they count.
+    """
+    names: dict[int, str] = {1: "1"}
+    numbers: dict[int, int] = {v: k for k, v in enumerate(composite.inputs)}
+
+    def shape(atom: Atom) -> str:
+        tensor = composite.tensor(atom)
+        return f"{tensor.dtype}{[names.setdefault(n, f's{len(names)}') for n in tensor.shape]}"
+
+    text = [shape(v) for v in composite.inputs]
+    for e in composite.equations:
+        numbers.update((v, len(numbers) + k) for k, v in enumerate(e.results))
+        operands = [shape(a) if isinstance(a, Literal) else numbers[a] for a in e.operands]
+        text.append(f"{_sizeless(composite, e)} {operands} {[shape(v) for v in e.results]}")
+    return "\n".join([*text, str([a if isinstance(a, Literal) else numbers[a] for a in composite.outputs])])
+
+
+def _sizeless(composite: Body, equation: Equation) -> str:
+    if equation.name in SIZELESS:
+        return f"{equation.name} {[equation.params.get(k) for k in ('broadcast_dimensions', 'dimensions', 'dimension')]}"
+    if equation.name == "reshape":
+        before, after = composite.tensor(equation.operands[0]).shape, composite.tensor(equation.results[0]).shape
+        if [n for n in before if n != 1] == [n for n in after if n != 1]:
+            return "reshape"
+    if equation.name == "custom_jvp_call":
+        return f"{equation.name} {nested_body(equation).primitives}"
+    return equation.signature
 
 
 def _lossless_parts(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[list[int]]:
@@ -227,17 +265,19 @@ class _Merging:
         self.home = {i: k for k, part in self.members.items() for i in part}
 
     def run(self) -> list[Cluster]:
+        self.join_keys()
         before = dict(self.members)
         grown: dict[int, list[int]] = {}  # cluster → those that were merged into it
         for k in sorted(self.members):
-            if self.statistic(k):
+            if k in self.members and self.statistic(k):
+                parts = [*grown.pop(k, []), *self.absorbed(k)]
                 user = next((u for u in sorted(self.following(k)) if self.joins(k, u)), None)
                 if user is not None:
-                    grown.setdefault(user, []).extend([*grown.pop(k, []), k])
+                    grown.setdefault(user, []).extend([*parts, k])
+                elif parts:
+                    grown[k] = parts
         for k, parts in grown.items():
-            for user in sorted(self.following(k)):
-                if user not in grown and self.averages(k, user) and not self.connected(k, user):
-                    parts += [user] if self.merge(user, k) else []
+            parts += self.absorbed(k)
             for maker in sorted(self.makers(k), reverse=True):
                 if maker not in grown and self.following(maker) == {k} and not self.reduces(maker) and self.plain(maker):
                     parts += [maker] if self.merge(maker, k) else []
@@ -246,8 +286,32 @@ class _Merging:
                 self.undo(k, parts, before)
         return [Cluster(tuple(self.members[k]), self.outputs(self.members[k])) for k in self.order()]
 
+    def join_keys(self) -> None:
+        """Random keys and the like, split and sliced at every use, become one operator."""
+        for k in sorted(self.members):
+            users = sorted(self.following(k)) if self.tiny(k) else []
+            user = next((u for u in users if self.tiny(u) and not self.connected(k, u)), None)
+            if user is not None:
+                self.merge(k, user)
+
+    def tiny(self, k: int) -> bool:
+        """Whether a cluster makes integers only, and few."""
+        tensors, equations = self.uses.body.tensors, [self.uses.body.equations[i] for i in self.members[k]]
+        made = [tensors[v] for e in equations for v in e.results]
+        return self.plain(k) and all(not t.floating and t.nbytes <= TINY for t in made)
+
     def keeps(self, members: Sequence[int]) -> bool:
         return _keeps(self.uses, members, self.outputs(members), self.constant)
+
+    def absorbed(self, k: int) -> list[int]:
+        """Merges into a cluster the small ones that follow it alone: what a mean is squeezed and averaged by."""
+        done: list[int] = []
+        while True:
+            small = (u for u in sorted(self.following(k)) if self.averages(k, u) and not self.connected(k, u))
+            user = next((u for u in small if not self.reduces(u) and self.merge(u, k)), None)
+            if user is None:
+                return done
+            done.append(user)
 
     def undo(self, k: int, parts: list[int], before: Mapping[int, list[int]]) -> None:
         """A merger that would lose something comes apart again."""

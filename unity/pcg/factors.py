@@ -33,7 +33,6 @@ class Factor:
     operands: tuple[Place, ...]
     results: tuple[Place, ...]
     reduction: str = ""  # "" (parallel), "sum", "max", "min", "or", "and"
-    halo: bool = False
 
     def states(self, inner: int = 1) -> tuple[tuple[State, ...], tuple[State, ...]]:
         """What operands and results are along an axis that is put on the factor's digit at `inner` (1: its most major)."""

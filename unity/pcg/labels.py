@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 from unity.pcg.body import Body, Equation
 from unity.pcg.solve import nested_body
 
 LAYOUT = frozenset("reshape transpose squeeze expand_dims broadcast_in_dim rev".split())
 CONVERT = frozenset({"convert_element_type", "copy", "stop_gradient", "reduce_precision"})
+KEYS = frozenset({"random_split", "random_fold_in", "random_seed", "random_clone", "threefry2x32"})
 SILENT = LAYOUT | CONVERT | {"iota", "slice", "split", "concatenate", "pad"}
 
 CONTAINING = (  # the first set that is contained in a composite's primitives names it
-    ({"random_bits"}, "dropout"),
     ({"reduce_max", "exp", "reduce_sum", "log"}, "log_softmax"),
     ({"reduce_max", "exp", "reduce_sum"}, "softmax"),
 )
 ALSO = (  # tried when neither the structure nor a call's name says more
-    ({"gather"}, "embedding"),
+    ({"gather"}, "gather"),
     ({"erf"}, "gelu"),
     ({"erfc"}, "gelu"),
     ({"tanh", "integer_pow"}, "gelu"),
@@ -45,7 +46,16 @@ def label(composite: Body, sizes: Mapping[str, int]) -> str:
     if len(equations) == 1:
         return _single(equations[0])
     found = next((name for wanted, name in CONTAINING if wanted <= names), None)
-    return found or normalization(composite) or _call(composite, sizes) or _content(equations, names)
+    return found or normalization(composite) or _certain(composite, names) or _call(composite, sizes) or _content(equations, names)
+
+
+def _certain(composite: Body, names: set[str]) -> str | None:
+    """Names for which one primitive is enough, whatever function it came from."""
+    if "random_bits" in names:
+        return "dropout"
+    if any(e.name == "gather" and composite.tensor(e.results[0]).floating and prod(e.params["slice_sizes"]) > 1 for e in composite.equations):
+        return "embedding"
+    return "random_keys" if names & KEYS and not any(composite.tensor(a).floating for a in composite.outputs) else None
 
 
 def _single(equation: Equation) -> str:

@@ -254,10 +254,26 @@ def equation_matches(body: Body, equation: Equation, known: Mapping[int, State])
     nested = NESTED.get(equation.name)
     if nested is not None:
         if all(s == REPLICATED for s in known.values()) and len(known) == n + m:
-            return [Match("replicated", (REPLICATED,) * n, (REPLICATED,) * m, 0, 0.0)]
+            whole = [Match("replicated", (REPLICATED,) * n, (REPLICATED,) * m, 0, 0.0)]
+            return whole if replicable_call(equation) else []
         return list(nested(equation, known))
     spec = spec_of(body, equation) or Spec(())
     return matching(spec, known, n, m)
+
+
+@lru_cache(maxsize=8192)
+def replicable(body: Body) -> bool:
+    """Whether a body can be replicated for use: its cotangents are partial sums then, which a custom_vjp may not pass on."""
+    return all(replicable_call(e) for e in body.equations if e.name in NESTED)
+
+
+def replicable_call(equation: Equation) -> bool:
+    """Whether a nested call can be replicated for use."""
+    if equation.name.startswith("custom_vjp_call"):
+        return derivative_agrees(equation, (REPLICATED,) * len(equation.operands), (REPLICATED,) * len(equation.results))
+    if equation.name == "cond":
+        return all(map(replicable, branches(equation)))
+    return equation.name in ("custom_jvp_call", "while") or replicable(nested_body(equation))
 
 
 def _as_match(solution: Solution, operands: tuple[State, ...], results: tuple[State, ...]) -> Match:

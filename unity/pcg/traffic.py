@@ -5,9 +5,10 @@ One list, read by costs, by `explain`, and by the check against the compiled pro
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass
 
+from unity.pcg.equal import Names
 from unity.pcg.gradients import Gradients, gradients
 from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.placing import placing
@@ -29,6 +30,7 @@ class Collective:
     repeats: int  # runs among them that repeat, in straight-line code, a forward one in the backward pass
     direction: str
     node: Node  # the operator behind it: a parallelization operator, or a composite that reduces inside
+    name: Hashable = None  # equal for collectives that do the same with the same value, of which a compiler runs one
 
     @property
     def nbytes(self) -> int:
@@ -49,9 +51,10 @@ def traffic(graph: PCG, differentiated: Collection[int] = ()) -> tuple[Collectiv
 
 
 def _of_graph(graph: PCG, flow: Gradients, times: int, again: bool, looped: bool, training: bool) -> Iterator[Collective]:
+    names = Names(graph)
     for node in graph.nodes:
         if node.kind in PARALLELIZATION and node.kind != "view":
-            yield from _of_step(node, graph, flow, times, again and training, looped)
+            yield from _of_step(node, graph, names, flow, times, again and training, looped)
         elif node.inside is not None:
             inner = times * int(node.attributes.get("length", 1))
             yield from _of_graph(node.inside, flow, inner, again or node.kind == "remat", looped or node.kind == "scan", training)
@@ -59,7 +62,9 @@ def _of_graph(graph: PCG, flow: Gradients, times: int, again: bool, looped: bool
             yield from _inside(node, graph, flow, times, again and training, looped)
 
 
-def _of_step(node: Node, graph: PCG, flow: Gradients, times: int, again: bool, looped: bool) -> Iterator[Collective]:
+def _of_step(
+    node: Node, graph: PCG, names: Names, flow: Gradients, times: int, again: bool, looped: bool
+) -> Iterator[Collective]:
     step, tensor = step_of(node, graph.axes), node.tensors[0]
     whole = tensor.nbytes // tensor.itemsize
     before, after = whole // copies(step.before, graph.axes), whole // copies(step.after, graph.axes)
@@ -70,7 +75,8 @@ def _of_step(node: Node, graph: PCG, flow: Gradients, times: int, again: bool, l
     runs = times * (2 if twice else 1)
     full = after if step.kind in ("combine", "combine_replicate") else before
     if there:
-        yield Collective(there, step.axes, full, tensor.itemsize, runs, repeats, FORWARD, node)
+        name = (there, _moved(step, step.axes), names.value(node.operands[0]))
+        yield Collective(there, step.axes, full, tensor.itemsize, runs, repeats, FORWARD, node, name)
     if back and backward:
         over = step.axes
         if step.kind == "partition":
@@ -78,7 +84,13 @@ def _of_step(node: Node, graph: PCG, flow: Gradients, times: int, again: bool, l
             for i in step.axes:
                 full //= graph.axes[i].size if step.before[i].kind == "R" else 1
         if over:
-            yield Collective(back, over, full, tensor.itemsize, times, 0, BACKWARD, node)
+            name = (back, _moved(step, over), names.cotangent(Value(node)))
+            yield Collective(back, over, full, tensor.itemsize, times, 0, BACKWARD, node, name)
+
+
+def _moved(step: Step, over: tuple[int, ...]) -> Hashable:
+    """Between which pieces a change moves data: whether a gathered value is then unused or replicated moves nothing."""
+    return (over, tuple(s for i in over for s in (step.before[i], step.after[i]) if s.kind == "P"))
 
 
 def _gathers(step: Step) -> bool:

@@ -12,12 +12,12 @@ import numpy as np
 from unity.pcg.graph import PCG, Node
 from unity.pcg.parallelize import Assignment
 from unity.pcg.state import Type
-from unity.search.cost import SiteCost, Training, site_cost
 from unity.search.configurations import Domain, Limits, domain, ranks, usual_limits
+from unity.search.cost import SiteCost, Training, site_cost
 from unity.search.machine import Machine
 from unity.search.offers import HEAVY, offered
 from unity.search.problem import Cost, Edge, Point, Problem
-from unity.search.reshard import changes
+from unity.search.reshard import Types, distinct_changes
 from unity.search.sites import Port, Site, Sites, sites
 
 
@@ -55,20 +55,22 @@ class Assembled:
         key = _key(text, port.gradient, port.kept, port.again, self.training.backward)
         if key not in cache:
             node = self.opened.sites[s].node
-            time, memory = self.change(before, after, port, node is not None and node.kind in HEAVY)
-            cache[key] = Cost(key, time[:, first][:, :, second], memory[:, first][:, :, second])
+            time, memory, index = self.change(before, after, port, node is not None and node.kind in HEAVY)
+            index = index[first[:, None], second]
+            cache[key] = Cost(key, time[:, index], memory[:, index])
         return cache[key]
 
     def position(self, port: Port) -> int:
         """Where a port's tensor stands among the ends of the site that makes it."""
         return len(self.opened.sites[port.source].ports) + port.index
 
-    def change(
-        self, before: tuple[Type, ...], after: tuple[Type, ...], port: Port, product: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds and bytes of all changes, [alternatives, before, after]. Only a product's operand may be gathered again:
-        nothing else of it is computed twice then."""
-        c, n, times, backward = changes(self.machine, before, after), port.tensor.nbytes, port.times, self.training.backward
+    def change(self, before: Types, after: Types, port: Port, product: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Seconds and bytes of all distinct changes, [alternatives, changes], and which one leads from type to type.
+
+        Only a product's operand may be gathered again: nothing else of it is computed twice then.
+        """
+        c, index = distinct_changes(self.machine, before, after)
+        n, times, backward = port.tensor.nbytes, port.times, self.training.backward
         runs = 2 if port.again and backward else 1
         time = runs * (c.forward[0] + c.forward[1] * n)
         if port.gradient and backward:
@@ -77,9 +79,9 @@ class Assembled:
         saved = port.kept and backward
         memory = c.size * (n * times) if saved else np.zeros_like(time)
         if not (product and saved and c.gathered.any()):
-            return time[None], memory[None]
+            return time[None], memory[None], index
         again = np.where(c.gathered, time + times * (c.gathers[0] + c.gathers[1] * n), np.inf)
-        return np.stack([time, again]), np.stack([memory, np.where(c.gathered, 0.0, memory)])
+        return np.stack([time, again]), np.stack([memory, np.where(c.gathered, 0.0, memory)]), index
 
     def assignment(self, point: Point) -> Assignment:
         """The strategy that a point stands for."""

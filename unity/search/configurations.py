@@ -10,14 +10,15 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations_with_replacement, groupby, product
+from itertools import combinations_with_replacement, groupby
 from math import prod
 
 import numpy as np
 
 from unity.pcg.axis import Axis
 from unity.pcg.choices import Choice
-from unity.pcg.state import State, Type, misfit
+from unity.pcg.state import State, Type
+from unity.search.reshard import Types
 from unity.search.sites import Site
 
 
@@ -33,21 +34,19 @@ class Domain:
         return len(self.picks)
 
     @cached_property
-    def types(self) -> tuple[tuple[tuple[Type, ...], np.ndarray], ...]:
+    def types(self) -> tuple[tuple[Types, np.ndarray], ...]:
         """For each operand and then each result: its distinct types, and which of them each value has."""
         found = []
         for position in range(len(self.choices[0].states)):
             codes: dict[State, int] = {}
-            of_choice = np.array([codes.setdefault(c.states[position], len(codes)) for c in self.choices])
-            states = list(codes)
+            of_choice = np.array([codes.setdefault(c.states[position], len(codes)) for c in self.choices], np.int16)
             rows, index = np.unique(of_choice[self.picks], axis=0, return_inverse=True)
-            found.append((tuple(tuple(states[s] for s in row) for row in rows), index.reshape(-1)))
+            found.append((Types(tuple(codes), rows), index.reshape(-1)))
         return tuple(found)
 
     def type_of(self, value: int, position: int) -> Type:
         """The type of an operand, or (counted after the operands) of a result."""
-        distinct, index = self.types[position]
-        return distinct[index[value]]
+        return tuple(self.choices[c].states[position] for c in self.picks[value])
 
 
 def ranks(sites: Sequence[Site], found: Sequence[tuple[Choice, ...]]) -> list[tuple[int, ...]]:
@@ -109,22 +108,47 @@ def usual_limits(axes: Sequence[Axis]) -> Limits:
 
 def domain(site: Site, found: tuple[Choice, ...], rank: tuple[int, ...], axes: tuple[Axis, ...], limits: Limits) -> Domain:
     """All values of a site: one choice for each axis, in rank order on interchangeable axes, that fits all its tensors."""
-    order = sorted(range(len(found)), key=lambda i: (rank[i], found[i].states))
-    cs = [found[i] for i in order]
-    idle = {i for i, c in enumerate(cs) if c.name in ("unused", "replicated")}
-    groups = [len(list(g)) for _, g in groupby(axes, key=lambda a: (a.size, a.level))]
-    per_group = [[c for c in combinations_with_replacement(range(len(cs)), n) if len(set(c)) <= limits.distinct] for n in groups]
+    cs = [found[i] for i in sorted(range(len(found)), key=lambda i: (rank[i], found[i].states))]
     shapes = [p.tensor.shape for p in site.ports] + [t.shape for t in site.results]
-    fits = _Fit(cs, shapes, axes)
-    picks = [
-        pick
-        for parts in product(*per_group)
-        if len(set(pick := tuple(i for part in parts for i in part)) - idle) <= limits.total and fits(pick)
-    ]
-    table = _frugal(cs, np.array(picks, np.int16).reshape(len(picks), len(axes)), axes, limits)
+    table = _frugal(cs, _picks(cs, shapes, axes, limits), axes, limits)
     text = repr([(c.states, c.size, round(c.divided, 6), c.reduced, sorted(c.partitions)) for c in cs])
     key = hashlib.blake2b((text + repr((shapes, axes, limits))).encode(), digest_size=12).hexdigest()
     return Domain(tuple(cs), table, key)
+
+
+def _picks(cs: Sequence[Choice], shapes: Sequence[tuple[int, ...]], axes: tuple[Axis, ...], limits: Limits) -> np.ndarray:
+    """All values that fit, [values, axes]. What does not fit on some of the axes does not fit on more."""
+    idle = np.array([c.name in ("unused", "replicated") for c in cs])
+    picks, done = np.zeros((1, 0), np.int16), 0
+    for _, group in groupby(axes, key=lambda a: (a.size, a.level)):
+        n = len(list(group))
+        ways = [c for c in combinations_with_replacement(range(len(cs)), n) if len(set(c)) <= limits.distinct]
+        more = np.array(ways, np.int16).reshape(len(ways), n)
+        more = more[_fits(cs, shapes, more, axes[done : done + n])]
+        picks = np.hstack([np.repeat(picks, len(more), axis=0), np.tile(more, (len(picks), 1))])
+        done += n
+        used = (picks[:, :, None] == np.arange(len(cs))).any(1)
+        picks = picks[(used & ~idle).sum(1) <= limits.total]
+        picks = picks[_fits(cs, shapes, picks, axes[:done])]
+    return picks
+
+
+def _fits(cs: Sequence[Choice], shapes: Sequence[tuple[int, ...]], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
+    """Which picks divide everything that they partition: `pcg.state.misfit`, and every choice's own size."""
+    sizes = np.array([a.size for a in axes], int)
+    good = np.ones(len(picks), bool)
+    for i, c in enumerate(cs):
+        good &= c.size % np.where(picks == i, sizes, 1).prod(1) == 0
+    for position, shape in enumerate(shapes):
+        states = [c.states[position] for c in cs]
+        slots = sorted({s for s in states if s.kind == "P"}, key=lambda s: (s.dim, -s.outer))
+        for dim, same in groupby(slots, key=lambda s: s.dim):
+            end = np.full(len(picks), shape[dim])
+            for slot in same:  # the innermost first
+                degree = np.where(np.array([s == slot for s in states])[picks], sizes, 1).prod(1)
+                good &= (degree == 1) | (end % (slot.outer * degree) == 0)
+                end = np.where(degree > 1, slot.outer, end)
+    return good
 
 
 def _frugal(cs: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis], limits: Limits) -> np.ndarray:
@@ -133,25 +157,3 @@ def _frugal(cs: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis], limit
     divided = np.array([c.divided for c in cs])[picks]
     share = np.prod(1 - divided + divided / sizes, axis=1)
     return picks[share <= limits.waste * share.min()] if len(picks) and np.isfinite(limits.waste) else picks
-
-
-class _Fit:
-    """Whether a pick of choices divides everything that it partitions; what was found for a type is remembered."""
-
-    def __init__(self, cs: Sequence[Choice], shapes: Sequence[tuple[int, ...]], axes: tuple[Axis, ...]) -> None:
-        self.cs, self.shapes, self.axes = cs, shapes, axes
-        self.known: dict[tuple[int, Type], bool] = {}
-
-    def __call__(self, pick: tuple[int, ...]) -> bool:
-        degree: dict[int, int] = {}
-        for i, axis in zip(pick, self.axes, strict=True):
-            degree[i] = degree.get(i, 1) * axis.size
-        if any(self.cs[i].size % n for i, n in degree.items()):
-            return False
-        for position, shape in enumerate(self.shapes):
-            key = (position, tuple(self.cs[i].states[position] for i in pick))
-            if key not in self.known:
-                self.known[key] = misfit(shape, key[1], self.axes) is None
-            if not self.known[key]:
-                return False
-        return True

@@ -1,20 +1,20 @@
 """What it costs to change types: the sequence of `pcg.resharding`, priced for all pairs of types at once.
 
 Every step is one collective whose time is alpha + beta · bytes, so a change costs a + b · (bytes of the whole tensor), with
-coefficients that depend on the two types only. They are computed once for a set of types and used for every tensor.
+coefficients that depend on the two types only, and on them only up to the names of dimensions: gathering dimension 0 to
+slice dimension 1 costs what the reverse does. Changes that are the same but for that are priced once for a machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache, reduce
 
 import numpy as np
 
-from unity.pcg.axis import Axis
 from unity.pcg.resharding import IMPOSSIBLE, SLICING
-from unity.pcg.state import Digit, Type, digits
+from unity.pcg.state import Digit, State, Type
 from unity.search.collectives import table
 from unity.search.machine import Machine
 
@@ -22,8 +22,29 @@ Array = np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
+class Types:
+    """A set of types: for each, the index of its state along every axis."""
+
+    states: tuple[State, ...]
+    rows: Array  # [types, axes]
+
+    @staticmethod
+    def of(types: Sequence[Type]) -> Types:
+        """The set that has these types, in this order."""
+        codes: dict[State, int] = {}
+        rows = [[codes.setdefault(s, len(codes)) for s in t] for t in types]
+        return Types(tuple(codes), np.array(rows, np.int16).reshape(len(types), -1))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Type:
+        return tuple(self.states[s] for s in self.rows[index])
+
+
+@dataclass(frozen=True, eq=False)
 class Changes:
-    """Coefficients for every pair (from, to). Seconds are `alpha + beta · nbytes` with the whole tensor's bytes."""
+    """Coefficients of changes, arrays of one shape. Seconds are `alpha + beta · nbytes` with the whole tensor's bytes."""
 
     forward: tuple[Array, Array]
     backward: tuple[Array, Array]
@@ -32,40 +53,151 @@ class Changes:
     gathered: Array  # whether anything is gathered
     possible: Array
 
+    def __getitem__(self, index: Array) -> Changes:
+        f, b, g = ((alpha[index], beta[index]) for alpha, beta in (self.forward, self.backward, self.gathers))
+        return Changes(f, b, g, self.size[index], self.gathered[index], self.possible[index])
 
-@cache
-def changes(machine: Machine, before: tuple[Type, ...], after: tuple[Type, ...]) -> Changes:
-    """The coefficients of all changes between two sets of types on a machine's axes."""
-    return _Pricing(machine, before, after).run()
+
+def changes(machine: Machine, before: Sequence[Type], after: Sequence[Type]) -> Changes:
+    """The coefficients of all changes between two sets of types on a machine's axes, [before, after]."""
+    found, index = distinct_changes(machine, Types.of(before), Types.of(after))
+    return found[index]
+
+
+def distinct_changes(machine: Machine, before: Types, after: Types) -> tuple[Changes, Array]:
+    """Every change between two sets of types once, and which of them leads from one type to another, [before, after]."""
+    return _book(machine).changes(before, after)
+
+
+@lru_cache(maxsize=8)
+def _book(machine: Machine) -> _Book:
+    return _Book(machine)
 
 
 U, R, S, P = range(4)
 KIND = {"U": U, "R": R, "S": S, "P": P}
 FROM = {"partition": (U, R), "reduce_partition": (S,), "combine_partition": (P,)}
 LATE = ("reduce_partition", "partition", "combine_partition")
+OUTERS = 1 << 10  # inner digits that a book can tell apart
+FIELDS = 9  # of a priced change
+
+
+@dataclass(frozen=True, eq=False)
+class _Renamed:
+    """A set of types with dimensions renamed: the distinct ones' `codes` [types, axes] and `ids`, and which each has become."""
+
+    codes: Array
+    ids: Array
+    index: Array
+
+
+class _Book:
+    """All changes that were priced on a machine, for dimensions named as they appear: first in the old type, then in the new.
+
+    A type is a row of codes, one for each axis: U, R, S, or P + name · OUTERS + the number of its outer.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.outers: dict[int, int] = {}
+        self.ids: dict[bytes, int] = {}
+        self.keys = np.zeros(0, np.int64)  # of the priced pairs, ascending
+        self.priced = np.zeros((FIELDS, 0))
+
+    def changes(self, before: Types, after: Types) -> tuple[Changes, Array]:
+        old, new, naming = self.renamed(before, after)
+        rows, columns = old.index[:, None], new.index[naming]
+        present = np.zeros((len(old.ids), len(new.ids)), bool)
+        present[rows, columns] = True
+        pairs = np.stack(np.nonzero(present))
+        number = np.zeros(present.shape, np.int32)
+        number[tuple(pairs)] = np.arange(pairs.shape[1])
+        keys = old.ids[pairs[0]] << 32 | new.ids[pairs[1]]
+        missing = ~np.isin(keys, self.keys, assume_unique=True)
+        if missing.any():
+            self.learn(keys[missing], _Pricing(self.machine, tuple(self.outers), old.codes, new.codes, pairs[:, missing]).run())
+        f0, f1, b0, b1, g0, g1, size, gathered, possible = self.priced[:, np.searchsorted(self.keys, keys)]
+        return Changes((f0, f1), (b0, b1), (g0, g1), size, gathered > 0, possible > 0), number[rows, columns]
+
+    def learn(self, keys: Array, priced: Array) -> None:
+        order = np.argsort(keys)
+        at = np.searchsorted(self.keys, keys[order])
+        self.keys = np.insert(self.keys, at, keys[order])
+        self.priced = np.insert(self.priced, at, priced[:, order], axis=1)
+
+    def renamed(self, before: Types, after: Types) -> tuple[_Renamed, _Renamed, Array]:
+        """Both sets with dimensions named, the new one for every naming that an old type gives; and which each of them gives."""
+        dims = 1 + max(s.dim for s in (*before.states, *after.states, UNUSED_AT_0))
+        own = _named(np.full((len(before), dims), -1), before)
+        namings, of = np.unique(own, axis=0, return_inverse=True)
+        every = _named(np.repeat(namings[:, None], len(after), axis=1), after)
+        return self.coded(before, own), self.coded(after, every), of.reshape(-1)
+
+    def coded(self, types: Types, names: Array) -> _Renamed:
+        kind, dim, outer = (np.array(column)[types.rows] for column in zip(*map(self.described, types.states), strict=True))
+        name = np.take_along_axis(names, np.broadcast_to(dim, (*names.shape[:-1], dim.shape[-1])), axis=-1)
+        codes = np.where(kind == P, P + name * OUTERS + outer, kind).astype(np.uint16)
+        local: dict[bytes, int] = {}
+        index = [local.setdefault(row, len(local)) for row in _rows(codes)]
+        ids = [self.ids.setdefault(row, len(self.ids)) for row in local]
+        distinct = np.frombuffer(b"".join(local), np.uint16).reshape(len(local), codes.shape[-1])
+        return _Renamed(distinct, np.array(ids, np.int64), np.array(index).reshape(names.shape[:-1]))
+
+    def described(self, state: State) -> tuple[int, int, int]:
+        number = self.outers.setdefault(state.outer, len(self.outers))
+        assert number < OUTERS, "more inner digits than a code can hold"
+        return KIND[state.kind], max(state.dim, 0), number
+
+
+UNUSED_AT_0 = State("U", 0)
+
+
+def _rows(codes: Array) -> list[bytes]:
+    """Every row of codes as bytes."""
+    width = codes.shape[-1] * codes.itemsize
+    count = codes.size // codes.shape[-1] if width else int(np.prod(codes.shape[:-1]))
+    return codes.reshape(count, -1).view(np.dtype((np.void, width))).ravel().tolist() if width else [b""] * count
+
+
+def _named(names: Array, types: Types) -> Array:
+    """Names dimensions that have none yet (-1), in the order of the axes: [..., types, dimensions]."""
+    dims = np.array([s.dim for s in types.states], int)[types.rows]
+    following = names.max(-1) + 1
+    rows = np.arange(len(types))
+    for axis in range(dims.shape[1]):
+        dim = dims[:, axis]
+        new = (dim >= 0) & (names[..., rows, dim] < 0)
+        names[..., rows, dim] = np.where(new, following, names[..., rows, dim])
+        following = following + new
+    return names
 
 
 class _Pricing:
     """Follows all pairs through `pcg.resharding.steps`. A pair is a column; `rows` are the pairs that take part in a step."""
 
-    def __init__(self, machine: Machine, before: tuple[Type, ...], after: tuple[Type, ...]) -> None:
+    def __init__(self, machine: Machine, outers: Sequence[int], old: Array, new: Array, pairs: Array) -> None:
         self.machine, axes = machine, machine.axes
         self.axes = range(len(axes))
-        numbers: dict[Digit, int] = {}
-        old, new = _codes(before, axes, numbers), _codes(after, axes, numbers)
-        self.shape = (len(before), len(after))
-        self.pairs = len(before) * len(after)
-        self.kind, self.held = (np.repeat(x, len(after), axis=1) for x in old)
-        self.goal_kind, self.goal = (np.tile(x, (1, len(before))) for x in new)
-        self.start = (self.kind.copy(), self.held.copy())
-        self.bits, self.clash = _bits(list(numbers))
+        self.pairs = pairs.shape[1]
         self.sizes = np.array([a.size for a in axes], float)
         self.levels = np.array([a.level for a in axes])
+        found, kinds = [], []
+        for codes in (old, new):
+            kind, digit = _digits(codes, outers, [a.size for a in axes])
+            kinds.append(kind)
+            found.append(digit)
+        places = np.unique(np.concatenate([d[d >= 0] for d in found]))
+        held, goal = (np.where(d >= 0, np.searchsorted(places, d), -1).T for d in found)
+        self.kind, self.goal_kind = kinds[0].T[:, pairs[0]], kinds[1].T[:, pairs[1]]
+        self.held, self.goal = held[:, pairs[0]], goal[:, pairs[1]]
+        self.start = (self.kind.copy(), self.held.copy())
+        self.bits, self.clash = _bits([Digit(p >> 48, p >> 16 & 0xFFFFFFFF, p & 0xFFFF) for p in places.tolist()])
         self.fraction = np.prod(np.where(self.kind == P, 1 / self.sizes[:, None], 1.0), axis=0)
         self.cost = {name: [np.zeros(self.pairs), np.zeros(self.pairs)] for name in ("forward", "backward", "gathers")}
         self.gathered = np.zeros(self.pairs, bool)
 
-    def run(self) -> Changes:
+    def run(self) -> Array:
+        """The fields of `Changes`, [FIELDS, pairs]."""
         possible = np.ones(self.pairs, bool)
         for a, b in IMPOSSIBLE:
             possible &= ~((self.kind == KIND[a]) & (self.goal_kind == KIND[b])).any(0)
@@ -77,9 +209,8 @@ class _Pricing:
         self.finish(everything)
         kind, held = self.start
         moved = ((kind != self.goal_kind) | (held != self.goal)) & ~((kind == U) & (self.goal_kind == R))
-        f, b, g = ((x[0].reshape(self.shape), x[1].reshape(self.shape)) for x in self.cost.values())
         size = np.where(moved.any(0), self.fraction, 0.0)
-        return Changes(f, b, g, size.reshape(self.shape), self.gathered.reshape(self.shape), possible.reshape(self.shape))
+        return np.stack([*(x for line in self.cost.values() for x in line), size, self.gathered, possible])
 
     def slice_all(self, rows: Array) -> None:
         """Slices, reduce-scatters and all-to-alls, as long as any pair has an axis that is free to move."""
@@ -92,7 +223,7 @@ class _Pricing:
                     self.slice(name, chosen)
 
     def slice(self, name: str, rows: Array) -> None:
-        chosen = self.free(rows) & np.isin(self.kind[:, rows], FROM[name])
+        chosen = self.free(rows) & reduce(np.logical_or, (self.kind[:, rows] == kind for kind in FROM[name]))
         rows, chosen = rows[chosen.any(0)], chosen[:, chosen.any(0)]
         if name == "partition":
             replicated = self.kind[:, rows] == R
@@ -180,18 +311,23 @@ class _Pricing:
 NOWHERE = 1 << 30  # a level beyond all levels
 
 
-def _codes(types: Sequence[Type], axes: Sequence[Axis], numbers: dict[Digit, int]) -> tuple[Array, Array]:
-    """Kinds, and numbered slice positions (-1: none), both [axes, types]."""
-    kinds = np.array([[KIND[s.kind] for s in t] for t in types], np.int8).reshape(len(types), len(axes))
-    found = [[-1 if d is None else numbers.setdefault(d, len(numbers)) for d in digits(t, axes)] for t in types]
-    return kinds.T, np.array(found, np.int16).reshape(len(types), len(axes)).T
+def _digits(codes: Array, outers: Sequence[int], sizes: Sequence[int]) -> tuple[Array, Array]:
+    """Kinds, and slice positions made absolute and packed into a number (-1: none), both [types, axes]."""
+    codes = codes.astype(np.int64)
+    kind = np.minimum(codes, P).astype(np.int8)
+    name, outer = np.divmod(np.maximum(codes - P, 0), OUTERS)
+    absolute = np.array(outers, np.int64)[outer]
+    for k in range(codes.shape[1]):
+        for j in range(k):
+            absolute[:, k] *= np.where(codes[:, j] == codes[:, k], sizes[j], 1)
+    return kind, np.where(kind == P, name << 48 | absolute << 16 | np.array(sizes, np.int64), -1)
 
 
 def _bits(found: list[Digit]) -> tuple[Array, Array]:
-    """Every slice position as a set of one, and the set of those that it overlaps; both [positions + 1, words], the last empty."""
+    """Slice positions as sets of one, and the sets of those that they overlap; both [positions + 1, words], the last empty."""
     words = len(found) // 64 + 1
     single, clash = (np.zeros((len(found) + 1, words), np.uint64) for _ in range(2))
-    for i, a in enumerate(found):
+    for i in range(len(found)):
         single[i, i // 64] = np.uint64(1 << i % 64)
     for i, a in enumerate(found):
         clash[i] = np.bitwise_or.reduce([single[j] for j, b in enumerate(found) if a.overlaps(b)], axis=0)

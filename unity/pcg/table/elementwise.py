@@ -41,14 +41,15 @@ def elementwise(linear: tuple[tuple[int, ...], ...] = (), work: float = 1.0) -> 
 
 
 NONLINEAR = (
-    "abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz cos cosh digamma eq eq_to erf"
-    " erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac integer_pow is_finite le le_to lgamma log log1p"
-    " logistic lt lt_to max min ne nextafter not or polygamma population_count pow random_gamma_grad reduce_precision rem"
+    "abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz cos cosh digamma eq erf"
+    " erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac integer_pow is_finite le lgamma log log1p"
+    " logistic lt max min ne nextafter not or polygamma population_count pow reduce_precision rem"
     " round rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square tan tanh threefry2x32"
     " xor zeta"
 )
 operator(*NONLINEAR.split())(elementwise())
-operator("neg", "copy", "copy_p", "real", "imag", "conj", "stop_gradient")(elementwise(linear=((0,),)))
+operator("neg", "copy", "name", "real", "imag", "conj", "stop_gradient")(elementwise(linear=((0,),)))
+operator("sharding_constraint", "device_put", local=lambda operands, layout: list(operands))(elementwise(linear=((0,),)))
 operator("add", "sub", "add_any", "complex")(elementwise(linear=((0, 1),)))
 operator("mul")(elementwise(linear=((0,), (1,))))
 

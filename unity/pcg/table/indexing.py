@@ -105,7 +105,7 @@ def gather(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(tuple(f for f in factors if f.size > 1), linear, prod(results[0].shape))
 
 
-@operator("scatter-add", "scatter_add", "scatter")
+@operator("scatter-add", "scatter", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
 def scatter(params: Any, operands: Any, results: Any) -> Spec:
     """Operand, indices `[..., index]`, updates. Columns and batching dimensions are parallel; rows are blocked.
 

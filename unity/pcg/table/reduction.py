@@ -30,6 +30,17 @@ for _name, _kind in REDUCTIONS.items():
 operator("reduce_prod", "argmax", "argmin", "reduce_xor")(reduction(""))
 
 
+@operator("reduce")
+def general_reduction(params: Any, operands: Any, results: Any) -> Spec:
+    """Operands, then their initial values (scalars), and any function: what is reduced is blocked."""
+    kept = [i for i in range(operands[0].ndim) if i not in params["dimensions"]]
+    n = len(results)
+    factors = (
+        Factor(f"d{i}", operands[0].shape[i], (Slot(i),) * n + (None,) * n, (Slot(k),) * n) for k, i in enumerate(kept)
+    )
+    return Spec(tuple(f for f in factors if f.size > 1), (), prod(operands[0].shape))
+
+
 def along_one(parameter: str, linear: bool = False) -> Any:
     """Operators that walk along one dimension, which is blocked."""
 

@@ -68,7 +68,7 @@ def reshape(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(tuple(Factor(f"d{k}", size, (x,), (y,)) for k, (size, x, y) in enumerate(found)), LINEAR)
 
 
-@operator("squeeze", "expand_dims")
+@operator("squeeze")
 def squeeze(params: Any, operands: Any, results: Any) -> Spec:
     """Dimensions of size one go; the rest keep their order."""
     found = common_digits(operands[0].shape, results[0].shape)
@@ -136,6 +136,30 @@ def concatenate(params: Any, operands: Any, results: Any) -> Spec:
     if len(sizes) == 1 and max(sizes) > 1:
         factors.append(Factor(f"d{axis}", max(sizes), (Slot(axis),) * len(operands), (Slot(axis, len(operands)),)))
     return Spec(tuple(factors), (frozenset(range(len(operands))),))
+
+
+@operator("stack")
+def stack(params: Any, operands: Any, results: Any) -> Spec:
+    """The new dimension is blocked."""
+    axis, shape = params["axis"], operands[0].shape
+    pairs = ((i, i + (i >= axis)) for i, n in enumerate(shape) if n > 1)
+    factors = tuple(Factor(f"d{i}", shape[i], (Slot(i),) * len(operands), (Slot(k),)) for i, k in pairs)
+    return Spec(factors, (frozenset(range(len(operands))),))
+
+
+@operator("unstack")
+def unstack(params: Any, operands: Any, results: Any) -> Spec:
+    """The dimension that is taken apart is blocked."""
+    axis, shape = params["axis"], operands[0].shape
+    pairs = ((i, i - (i > axis)) for i, n in enumerate(shape) if n > 1 and i != axis)
+    return Spec(tuple(Factor(f"d{i}", shape[i], (Slot(i),), (Slot(k),) * len(results)) for i, k in pairs), LINEAR)
+
+
+@operator("tile")
+def tile(params: Any, operands: Any, results: Any) -> Spec:
+    """Each device repeats its share: along a repeated dimension, that is its share of every repetition."""
+    pairs = zip(operands[0].shape, params["reps"], strict=True)
+    return Spec(tuple(Factor(f"d{i}", n, (Slot(i),), (Slot(i, k),)) for i, (n, k) in enumerate(pairs) if n > 1), LINEAR)
 
 
 @operator("pad")

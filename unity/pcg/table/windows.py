@@ -28,4 +28,5 @@ def windowed(linear: bool) -> Any:
 
 
 operator("reduce_window_sum")(windowed(linear=True))
+operator("select_and_gather_add", "select_and_scatter_add")(windowed(linear=False))
 operator("reduce_window_max", "reduce_window_min", "reduce_window")(windowed(linear=False))

@@ -1,0 +1,49 @@
+"""What was measured, as JSON beside the benchmark: rows of figures, with the date, the machine and the versions."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from unity.pcg.atomic import write
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def record(name: str, rows: list[dict[str, Any]], **notes: Any) -> Path:
+    """Writes `results/name.json`; an old file is replaced as a whole, or not at all."""
+    content = {
+        "benchmark": name,
+        "date": datetime.date.today().isoformat(),
+        "machine": {"cores": os.cpu_count(), "platform": platform.platform(), "load": os.getloadavg()[0]},
+        "versions": {"python": platform.python_version(), **{p: version(p) for p in ("jax", "numpy", "scipy")}},
+        **notes,
+        "rows": rows,
+    }
+    path = RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, json.dumps(content, indent=1) + "\n")
+    return path
+
+
+def show(title: str, rows: list[dict[str, Any]]) -> None:
+    """Prints rows as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title)
+    columns = list(dict.fromkeys(k for row in rows for k in row))
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(_text(row.get(c)) for c in columns))
+    Console(width=200).print(table)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,149 @@
+"""Small models in plain JAX, and strategies picked at random: what property tests of whole plans run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from unity.search.assemble import Assembled
+from unity.search.problem import Alternatives, Point
+
+
+@dataclass(frozen=True)
+class Small:
+    loss: Callable[[Any, Any], Any]
+    params: Any
+    batch: Any
+
+
+def arrays(tree: Any, seed: int = 0) -> Any:
+    """Float64 weights of a sensible size, and integers below seven."""
+    rng = np.random.default_rng(seed)
+
+    def one(s: jax.ShapeDtypeStruct) -> np.ndarray:
+        if np.dtype(s.dtype).kind == "i":
+            return rng.integers(0, 7, s.shape).astype(s.dtype)
+        return (rng.normal(size=s.shape) / np.sqrt(max(s.shape[0], 1) if s.shape else 1)).astype(s.dtype)
+
+    return jax.tree.map(one, tree)
+
+
+def f(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, "float64")
+
+
+def i(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, "int32")
+
+
+def norm(x: Any, gain: Any, bias: Any) -> Any:
+    mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) * lax.rsqrt(variance + 1e-5) * gain + bias
+
+
+def block(p: Any, x: Any) -> Any:
+    b, s, d = x.shape
+    y = norm(x, p["g1"], p["b1"])
+    q, k, v = (z.reshape(b, s, 4, d // 4).transpose(0, 2, 1, 3) for z in jnp.split(y @ p["qkv"], 3, -1))
+    scores = jnp.where(jnp.tril(jnp.ones((s, s), bool)), q @ k.swapaxes(-1, -2) / np.sqrt(d // 4), -1e9)
+    x = x + (jax.nn.softmax(scores) @ v).transpose(0, 2, 1, 3).reshape(b, s, d) @ p["o"]
+    return x + jax.nn.gelu(norm(x, p["g2"], p["b2"]) @ p["up"] + p["c"]) @ p["down"]
+
+
+def cross_entropy(logits: Any, labels: Any) -> Any:
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1).mean()
+
+
+def layer(d: int) -> Any:
+    return {
+        "qkv": f(d, 3 * d), "o": f(d, d), "up": f(d, 4 * d), "c": f(4 * d), "down": f(4 * d, d),
+        "g1": f(d), "b1": f(d), "g2": f(d), "b2": f(d),
+    }  # fmt: skip
+
+
+def gpt(layers: int = 1, d: int = 32, vocabulary: int = 48, b: int = 8, s: int = 16) -> Small:
+    def loss(p: Any, batch: Any) -> Any:
+        x = p["token"][batch["x"]] + p["position"]
+        for one in p["layers"]:
+            x = block(one, x)
+        return cross_entropy(x @ p["token"].T, batch["y"])
+
+    params = {"token": f(vocabulary, d), "position": f(s, d), "layers": [layer(d) for _ in range(layers)]}
+    return Small(loss, params, {"x": i(b, s), "y": i(b, s)})
+
+
+def gpt_scanned(layers: int = 2, d: int = 16, vocabulary: int = 32, b: int = 8, s: int = 8) -> Small:
+    def loss(p: Any, batch: Any) -> Any:
+        x = p["token"][batch["x"]] + p["position"]
+        x, _ = lax.scan(lambda x, one: (jax.checkpoint(block)(one, x), None), x, p["layers"])
+        return cross_entropy(x @ p["token"].T, batch["y"])
+
+    stacked = jax.tree.map(lambda t: f(layers, *t.shape), layer(d))
+    return Small(loss, {"token": f(vocabulary, d), "position": f(s, d), "layers": stacked}, {"x": i(b, s), "y": i(b, s)})
+
+
+def lstm(b: int = 8, s: int = 6, d: int = 16, vocabulary: int = 32) -> Small:
+    def loss(p: Any, batch: Any) -> Any:
+        def step(carry: Any, x: Any) -> Any:
+            h, c = carry
+            a, g, m, o = jnp.split(x @ p["wx"] + h @ p["wh"] + p["b"], 4, -1)
+            c = jax.nn.sigmoid(a) * c + jax.nn.sigmoid(g) * jnp.tanh(m)
+            h = jax.nn.sigmoid(o) * jnp.tanh(c)
+            return (h, c), h
+
+        x = p["token"][batch["x"]].transpose(1, 0, 2)
+        start = jnp.zeros((b, d), x.dtype)
+        _, h = lax.scan(step, (start, start), x)
+        return cross_entropy(h @ p["out"], batch["y"].T)
+
+    params = {"token": f(vocabulary, d), "wx": f(d, 4 * d), "wh": f(d, 4 * d), "b": f(4 * d), "out": f(d, vocabulary)}
+    return Small(loss, params, {"x": i(b, s), "y": i(b, s)})
+
+
+def cnn() -> Small:
+    numbers = ("NHWC", "HWIO", "NHWC")
+
+    def loss(p: Any, batch: Any) -> Any:
+        x = lax.conv_general_dilated(batch["image"], p["k1"], (1, 1), "SAME", dimension_numbers=numbers)
+        mean, variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
+        x = jax.nn.relu((x - mean) * lax.rsqrt(variance + 1e-3) * p["g"] + p["b"])
+        x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+        x = lax.conv_general_dilated(x, p["k2"], (2, 2), "SAME", dimension_numbers=numbers, feature_group_count=4)
+        return cross_entropy(jax.nn.relu(x).mean((1, 2)) @ p["w"], batch["y"])
+
+    params = {"k1": f(3, 3, 4, 8), "g": f(8), "b": f(8), "k2": f(3, 3, 2, 16), "w": f(16, 8)}
+    return Small(loss, params, {"image": f(8, 8, 8, 4), "y": i(8)})
+
+
+MODELS = {"gpt": gpt, "gpt_scanned": gpt_scanned, "lstm": lstm, "cnn": cnn}
+
+
+def random_point(assembled: Assembled, rng: np.random.Generator) -> Point:
+    """Any strategy that can be run, drawn site by site; drawn again where the last choice left nothing possible."""
+    problem = assembled.problem
+    joined: dict[int, list[Any]] = {}
+    for e in problem.edges:
+        joined.setdefault(e.first, []).append(e)
+        joined.setdefault(e.second, []).append(e)
+    while True:
+        values: list[int] = []
+        for s in range(len(problem.sizes)):
+            allowed = np.isfinite(problem.unary[s].time[0]).copy()
+            for e in joined.get(s, []):
+                other = e.first if e.second == s else e.second
+                if other < len(values):
+                    best = e.cost.time.min(0)
+                    allowed &= np.isfinite(best[values[other], :] if e.second == s else best[:, values[other]])
+            if not allowed.any():
+                break
+            values.append(int(rng.choice(np.flatnonzero(allowed))))
+        if len(values) == len(problem.sizes):
+            chosen = [e.cost.time[:, values[e.first], values[e.second]] for e in problem.edges]
+            alternatives = tuple(int(rng.choice(np.flatnonzero(np.isfinite(t)))) for t in chosen)
+            return Point(0.0, 0.0, tuple(values), Alternatives((0,) * len(values), alternatives))

@@ -1,0 +1,41 @@
+"""Whatever the strategy, the program computes what the function computes: values and gradients, in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from small_models import MODELS, arrays, random_point
+
+from unity.exec.lowering import mesh_of, program
+from unity.pcg.capture import capture
+from unity.pcg.parallelize import parallelize
+from unity.search.assemble import assemble
+from unity.search.cost import Training
+from unity.search.machine import Machine
+
+
+def close(got: Any, wanted: Any) -> None:
+    def one(x: Any, y: Any) -> None:
+        np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=1e-10, atol=1e-10 * max(1e-30, float(np.abs(y).max())))
+
+    jax.tree.map(one, got, wanted)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("machine", [Machine.grid(2, 4, "a100"), Machine.grid(1, 6, "v100")], ids=["2x4", "6"])
+def test_random_strategies_keep_values_and_gradients(name: str, machine: Machine) -> None:
+    with jax.enable_x64(True):
+        model = MODELS[name]()
+        captured = capture(model.loss, model.params, model.batch)
+        assembled = assemble(captured.graph, captured.differentiated, machine, Training())
+        params, batch = arrays(model.params), arrays(model.batch)
+        wanted = jax.jit(jax.value_and_grad(model.loss))(params, batch)
+        mesh = mesh_of(machine.axes, jax.devices())
+        for seed in range(2):
+            point = random_point(assembled, np.random.default_rng(seed))
+            run = program(parallelize(captured.graph, assembled.assignment(point)), mesh)
+            got = jax.jit(jax.value_and_grad(lambda p, b, run=run: run(*jax.tree.leaves((p, b)))[0]))(params, batch)
+            close(got, wanted)

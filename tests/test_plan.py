@@ -1,0 +1,240 @@
+"""Plans as a user meets them: calling, placing, saving, and being told what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import unity
+from unity.pcg.atomic import write
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+MACHINE = unity.Machine.grid(1, 8, "a100")
+
+
+def loss(params: dict[str, Any], batch: dict[str, Any]) -> Any:
+    hidden = jnp.tanh(batch["x"] @ params["w1"] + params["b"])
+    return ((hidden @ params["w2"] - batch["y"]) ** 2).mean()
+
+
+def arguments(rows: int = 32) -> tuple[dict[str, Any], dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    params = {"w1": rng.normal(size=(64, 256)), "b": np.zeros(256), "w2": rng.normal(size=(256, 16))}
+    batch = {"x": rng.normal(size=(rows, 64)), "y": rng.normal(size=(rows, 16))}
+    return jax.tree.map(lambda x: jnp.asarray(x, "float32"), (params, batch))
+
+
+def planned(**options: Any) -> unity.Plan:
+    return unity.optimize(loss, *arguments(), machine=MACHINE, progress=False, **options)
+
+
+def test_a_plan_is_a_drop_in() -> None:
+    params, batch = arguments()
+    plan = planned()
+    params_, batch_ = plan.shard(params, batch)
+    value, gradient = jax.jit(jax.value_and_grad(plan), donate_argnums=0)(params_, batch_)
+    wanted = jax.value_and_grad(loss)(params, batch)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), (value, gradient), wanted)
+    flat = jnp.concatenate([g.ravel() for g in jax.tree.leaves(gradient)])
+    assert flat.shape == (64 * 256 + 256 + 256 * 16,)
+    assert jax.tree.structure(plan.in_shardings) == jax.tree.structure((params, batch))
+
+
+def test_arguments_that_lie_elsewhere_are_moved_with_one_warning() -> None:
+    params, batch = arguments()
+    plan = planned(memory_limit=planned().memory)
+    with pytest.warns(UserWarning, match=r"plan\.shard"):
+        value = plan(params, batch)
+    np.testing.assert_allclose(value, loss(params, batch), rtol=1e-5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan(params, batch)
+
+
+def test_auxiliary_outputs_any_pytree() -> None:
+    def with_aux(params: Any, batch: Any) -> Any:
+        hidden = batch["x"] @ params["w1"]
+        return (hidden**2).mean(), {"mean": hidden.mean(0), "same": batch["y"], "none": None, "three": 3}
+
+    params, batch = arguments()
+    plan = unity.optimize(with_aux, params, batch, machine=MACHINE, progress=False)
+    (value, aux), gradient = jax.jit(jax.value_and_grad(plan, has_aux=True))(*plan.shard(params, batch))
+    (wanted, wanted_aux), wanted_gradient = jax.value_and_grad(with_aux, has_aux=True)(params, batch)
+    assert aux["none"] is None
+    assert int(aux["three"]) == 3
+    for got, right in (
+        (value, wanted), (aux["mean"], wanted_aux["mean"]), (aux["same"], batch["y"]), (gradient["w1"], wanted_gradient["w1"]),
+    ):  # fmt: skip
+        np.testing.assert_allclose(got, right, rtol=1e-3, atol=1e-4)
+
+
+def test_the_same_search_again_comes_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = planned()
+    monkeypatch.setattr("unity.search.session.assemble", lambda *a, **k: pytest.fail("searched again"))
+    second = planned()
+    assert (second.time, second.memory) == (first.time, first.memory)
+    assert second.pcg.key == first.pcg.key
+
+
+def test_a_damaged_cache_entry_is_set_aside(tmp_path: Path) -> None:
+    planned()
+    (entry,) = (tmp_path / "cache" / "unity" / "plans").glob("*.json")
+    entry.write_text(entry.read_text()[:100])
+    planned()
+    assert entry.exists()
+    assert entry.with_suffix(".corrupt").exists()
+
+
+def test_the_frontier_trades_time_for_memory() -> None:
+    frontier = planned().frontier
+    times, memories = [p.time for p in frontier], [p.memory for p in frontier]
+    assert times == sorted(times)
+    assert memories == sorted(memories, reverse=True)
+    assert len(frontier[1:3]) == 2
+    assert "point" in str(frontier)
+    assert frontier.plot() is not None
+    with pytest.raises(IndexError, match="frontier has"):
+        frontier[len(frontier)]
+
+
+def test_objectives() -> None:
+    fastest, leanest = planned(), planned(objective="memory")
+    assert leanest.memory <= fastest.memory
+    assert fastest.time <= leanest.time
+    fewest = unity.optimize(loss, *arguments(), machine=MACHINE, progress=False, objective="devices")
+    assert fewest.machine.devices == 1
+    limit = planned().memory * 1.01
+    fewer = unity.optimize(loss, *arguments(), machine=MACHINE, progress=False, objective="devices", memory_limit=limit)
+    assert fewer.memory <= limit
+
+
+def test_no_plan_fits() -> None:
+    with pytest.raises(unity.InfeasibleError, match=r"leanest plan needs .* limit is 1 kB.*\n.*Nearest") as caught:
+        planned(memory_limit=1000)
+    assert "memory_limit=" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"search": "optcnn"}, "search='optcnn'"),
+        ({"objective": "speed"}, "objective='speed'"),
+        ({"budget": 3}, "budget="),
+        ({"rules": "x.json"}, "rules="),
+        ({"constraints": [1]}, "constraints="),
+    ],
+)
+def test_options_that_are_not_there_are_refused_by_name(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        planned(**option)
+
+
+def test_other_shapes_than_planned_for() -> None:
+    plan = planned()
+    params, batch = arguments(rows=16)
+    with pytest.raises(unity.PlanError, match=r"args\[1\]\['x'\]: planned for float32\[32,64\], called with float32\[16,64\]"):
+        plan(params, batch)
+    with pytest.raises(unity.PlanError, match="structure"):
+        plan(params, [batch])
+    with pytest.raises(unity.PlanError, match="takes 2 arguments"):
+        plan.shard(params, batch, batch)
+
+
+def test_fewer_devices_than_planned_for() -> None:
+    params, batch = arguments()
+    plan = unity.optimize(loss, params, batch, machine=unity.Machine.grid(4, 8, "h100"), progress=False)
+    assert plan.pcg.axes
+    with pytest.raises(unity.PlanError, match="for 32 devices .* JAX sees 8"):
+        plan(params, batch)
+
+
+def test_devices_and_batches_that_divide_nothing() -> None:
+    """Seven devices, a batch of 5: nothing can be split by samples, and the plan is right all the same."""
+    params, batch = arguments(rows=5)
+    plan = unity.optimize(loss, params, batch, machine=unity.Machine.grid(1, 7, "a100"), progress=False)
+    np.testing.assert_allclose(plan(*plan.shard(params, batch)), loss(params, batch), rtol=1e-5)
+
+
+def test_forward_only() -> None:
+    plan = planned(training=False)
+    params, batch = arguments()
+    np.testing.assert_allclose(plan(*plan.shard(params, batch)), loss(params, batch), rtol=1e-5)
+    assert plan.memory < planned().memory
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    plan = planned()
+    plan.save(tmp_path / "plan.json")
+    again = unity.load(tmp_path / "plan.json", loss, *arguments())
+    assert again.pcg.key == plan.pcg.key
+    assert [p.time for p in again.frontier] == [p.time for p in plan.frontier]
+    assert again.frontier[-1].pcg.key == plan.frontier[-1].pcg.key
+
+
+def test_foreign_plans_are_refused_with_the_difference(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    planned().save(path)
+    with pytest.raises(unity.PlanError, match=r"args\[1\]\['x'\] is float32\[16,64\], was float32\[32,64\]"):
+        unity.load(path, loss, *arguments(rows=16))
+    with pytest.raises(unity.PlanError, match="another function"):
+        unity.load(path, lambda p, b: loss(p, b) * 2, *arguments())
+    whole = path.read_text()
+    for damaged, message in (
+        (whole[: len(whole) // 2], "cannot be read"),
+        ("[1, 2]", "is not a plan"),
+        (json.dumps(json.loads(whole) | {"schema": 99}), "schema 99"),
+        (json.dumps(json.loads(whole) | {"types": []}), "damaged"),
+        (json.dumps(json.loads(whole) | {"machine": {}}), "damaged"),
+    ):
+        path.write_text(damaged)
+        with pytest.raises(unity.PlanError, match=message):
+            unity.load(path, loss, *arguments())
+    with pytest.raises(unity.PlanError, match="cannot be read"):
+        unity.load(tmp_path / "none.json", loss, *arguments())
+
+
+def test_a_crash_while_saving_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "plan.json"
+    write(path, "old")
+
+    def crash(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", crash)
+    with pytest.raises(KeyboardInterrupt):
+        write(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_explain_names_what_was_decided(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = planned()
+    plan.explain()
+    text = capsys.readouterr().out
+    for word in ("one step", "args[0]['w1']", "dot_general", "test_plan.py", "collectives"):
+        assert word in text, word
+
+
+def test_explain_says_what_no_axis_divides(capsys: pytest.CaptureFixture[str]) -> None:
+    params, batch = arguments()
+    odd = dict(params, w2=jnp.ones((256, 33)))
+    unity.optimize(lambda p, b: ((b["x"] @ p["w1"]) @ p["w2"]).mean(), odd, batch, machine=MACHINE, progress=False).explain()
+    assert "size 33; the nearest size that all 8 devices divide is 40" in capsys.readouterr().out
+
+
+def test_silent_without_progress(capfd: pytest.CaptureFixture[str]) -> None:
+    planned()
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,72 @@
+"""Prices of changes of type: the vectorized pricing follows the steps that run, and says what each of them costs."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from unity.pcg.resharding import possible, steps
+from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, copies, misfit, partitioned
+from unity.search.collectives import collective
+from unity.search.machine import Machine
+from unity.search.reshard import changes
+
+STATES = (UNUSED, REPLICATED, PARTIAL, partitioned(0), partitioned(1), partitioned(2), partitioned(1, 3))
+SHAPE, NBYTES = (24, 36, 48), 1e6
+DIRECTIONS = {  # what a step runs forward and backward
+    "combine": ("all-gather", None),
+    "combine_replicate": ("all-gather", "reduce-scatter"),
+    "combine_partition": ("all-to-all", "all-to-all"),
+    "reduce": ("all-reduce", None),
+    "reduce_partition": ("reduce-scatter", "all-gather"),
+    "replicate": (None, "all-reduce"),
+}
+
+
+def price(machine, before, after):
+    """Seconds forward, backward and of gathers, step by step."""
+    axes = machine.axes
+    forward = backward = gathers = 0.0
+    for step in steps(before, after, axes):
+        chosen = [axes[i] for i in step.axes]
+        full = NBYTES / min(copies(step.before, axes), copies(step.after, axes))
+        kinds = DIRECTIONS.get(step.kind, (None, "all-gather"))
+        if step.kind == "partition":
+            chosen = [axes[i] for i in step.axes if step.before[i] == UNUSED]
+            full /= np.prod([axes[i].size for i in step.axes if step.before[i] == REPLICATED])
+        f, b = (collective(machine, kind, chosen)(full) if kind else 0.0 for kind in kinds)
+        forward, backward = forward + f, backward + b
+        gathers += f if kinds[0] == "all-gather" else 0.0
+    return forward, backward, gathers
+
+
+@pytest.mark.parametrize(("nodes", "per_node"), [(1, 4), (2, 6), (4, 2)])
+def test_pricing_all_pairs_at_once_is_pricing_every_step(nodes, per_node):
+    machine = Machine.grid(nodes, per_node, "v100")
+    axes = machine.axes
+    every = [t for t in itertools.product(STATES, repeat=len(axes)) if misfit(SHAPE, t, axes) is None]
+    rng = random.Random(0)
+    before, after = (tuple(rng.sample(every, min(len(every), 250))) for _ in range(2))
+    found = changes(machine, before, after)
+    for i, j in itertools.product(range(len(before)), range(len(after))):
+        s, t = before[i], after[j]
+        assert possible(s, t) == found.possible[i, j]
+        if not found.possible[i, j] or rng.random() > 0.2:
+            continue
+        ours = price(machine, s, t)
+        theirs = [alpha[i, j] + beta[i, j] * NBYTES for alpha, beta in (found.forward, found.backward, found.gathers)]
+        np.testing.assert_allclose(theirs, ours, rtol=1e-12, atol=1e-18, err_msg=f"{s} → {t}")
+        made = s != t and any(a != b and (a, b) != (UNUSED, REPLICATED) for a, b in zip(s, t, strict=True))
+        assert found.gathered[i, j] == any(step.kind.startswith("combine") and step.kind != "combine_partition" for step in steps(s, t, axes))
+        if made:
+            assert found.size[i, j] == pytest.approx(1 / copies(t, axes))
+
+
+def test_no_change_costs_nothing():
+    machine = Machine.grid(2, 2, "v100")
+    types = tuple(t for t in itertools.product(STATES, repeat=2) if misfit(SHAPE, t, machine.axes) is None)
+    found = changes(machine, types, types)
+    for alpha, beta in (found.forward, found.backward, found.gathers):
+        assert not np.diagonal(alpha).any() and not np.diagonal(beta).any()
+    assert not np.diagonal(found.size).any() and np.diagonal(found.possible).all()

@@ -1,0 +1,157 @@
+"""Solutions: every equation of a body uses an axis in a legal way, and its ends say what the inside does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from operator_cases import CASES
+from parallel_cases import inner_seeds
+
+from unity.pcg.body import Literal, close
+from unity.pcg.choices import choices
+from unity.pcg.placing import along_axis
+from unity.pcg.solve import NESTED, Unmatched, equation_matches, solve, zeros
+from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, partitioned
+
+P = partitioned
+x, w, v = np.zeros((4, 6)), np.zeros((6, 12)), np.zeros((12, 6))
+
+
+@pytest.fixture(autouse=True)
+def exact():
+    with jax.enable_x64(True):
+        yield
+
+
+def body_of(fn, *args):
+    return close(jax.make_jaxpr(fn)(*args))
+
+
+def legal(body):
+    """What a lone operator could do: (operands, results) of every choice but unused and replicated."""
+    return {(c.operands, c.results) for c in choices(body) if c.name not in ("unused", "replicated")}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_equation_of_a_solution_is_a_legal_match(name):
+    fn, args = CASES[name]
+    body = body_of(lambda *a: jax.tree.leaves(fn(*a)), *(a() if callable(a) else a for a in args))
+    for choice in choices(body, inner_seeds(body))[1:]:
+        solution = along_axis(body, choice.operands, choice.results)
+        assert solution is not None
+        assert (solution.operands, solution.results) == (choice.operands, choice.results)
+        assert {(r.variable, r.kind) for r in choice.reduced} == set(solution.reduced.items())
+        for v, kind in solution.reduced.items():
+            assert v not in body.inputs
+            assert kind != "sum" or solution.states[v] == PARTIAL
+        if not solution.matches:  # replicated
+            continue
+        for e, match in zip(body.equations, solution.matches, strict=True):
+            operands = [match.operands[k] if isinstance(a, Literal) else solution.seen(a) for k, a in enumerate(e.operands)]
+            made = [solution.states[v] for v in e.results]
+            assert (tuple(operands), tuple(made)) == (match.operands, match.results), (name, e.name)
+            known = dict(enumerate([*operands, *made]))
+            if e.name not in NESTED:
+                assert match.name in [m.name for m in equation_matches(body, e, known)]
+            for a, s in zip(e.operands, match.operands, strict=True):
+                assert not isinstance(a, Literal) or s == REPLICATED or (s == PARTIAL and a.zero)
+            for a, s in zip(e.operands, operands, strict=True):
+                constant = isinstance(a, int) and a in zeros(body).constants
+                assert not (constant and s == PARTIAL) or a in zeros(body), "a constant is not the sum of its copies"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_solving_from_the_ends_finds_the_same(name):
+    fn, args = CASES[name]
+    body = body_of(lambda *a: jax.tree.leaves(fn(*a)), *(a() if callable(a) else a for a in args))
+    for choice in choices(body):
+        again = along_axis(body, choice.operands, choice.results)
+        assert again is None or (again.operands, again.results) == (choice.operands, choice.results)
+
+
+# What is expected of some composites
+
+
+def test_layers_of_a_perceptron():
+    found = legal(body_of(lambda x, w, v: jax.nn.relu(x @ w) @ v, x, w, v))
+    rows = ((P(0), REPLICATED, REPLICATED), (P(0),))
+    columns = ((REPLICATED, REPLICATED, P(1)), (P(1),))
+    hidden = ((REPLICATED, P(1), P(0)), (PARTIAL,))  # Megatron's
+    assert {rows, columns, hidden} <= found
+    linear_at_the_end = ((REPLICATED, REPLICATED, PARTIAL), (PARTIAL,))
+    assert linear_at_the_end in found
+    assert not any(PARTIAL in operands[:2] for operands, _ in found), "a relu is not linear"
+
+
+def test_a_bias_is_added_once():
+    found = legal(body_of(lambda x, w, b: x @ w + b, x, w, np.zeros(12)))
+    assert ((P(1), P(0), PARTIAL), (PARTIAL,)) in found
+    assert not any(operands[:2] == (P(1), P(0)) and operands[2] == REPLICATED for operands, _ in found)
+
+
+def test_softmax_over_a_partitioned_dimension_reduces_twice():
+    (choice,) = [c for c in choices(body_of(jax.nn.softmax, x)) if c.operands == (P(1),)]
+    assert sorted(r.kind for r in choice.reduced) == ["max", "sum"]
+    assert choice.results == (P(1),)
+    (other,) = [c for c in choices(body_of(jax.nn.softmax, x)) if c.operands == (P(0),)]
+    assert other.reduced == ()
+    assert len(other.partitions) == 2, "its rows make the other's Reduces smaller"
+
+
+def test_a_mean_is_a_partial_sum():
+    (choice,) = [c for c in choices(body_of(lambda x: x.mean(1), x)) if c.operands == (P(1),)]
+    assert (choice.results, choice.reduced) == ((PARTIAL,), ())
+
+
+def test_a_maximum_that_is_differentiated_is_not_split():
+    assert not any(c.operands == (P(1),) for c in choices(body_of(lambda x: x.max(1), x)))
+    assert any(c.operands == (P(1),) and c.results == (UNUSED,) for c in choices(body_of(lambda x: x.max(1), x.astype(int))))
+
+
+def test_scalars_and_zeros_pass_partial_sums_as_they_may():
+    partial = ((PARTIAL,), (PARTIAL,))
+    assert partial in legal(body_of(lambda x: 3 * x, x))
+    assert partial in legal(body_of(lambda x: x + 0.0, x))
+    assert partial in legal(body_of(lambda x: jnp.concatenate([x, jnp.zeros((4, 1))], 1), x))
+    assert partial not in legal(body_of(lambda x: x + 1.0, x))
+    assert partial not in legal(body_of(lambda x: jnp.concatenate([x, jnp.ones((4, 1))], 1), x))
+    assert partial not in legal(body_of(lambda x: jnp.where(x > 0, x, 0.0), x))
+
+
+def test_reshapes_follow_digits():
+    found = legal(body_of(lambda x: x.reshape(2, 6, 4, 3), np.zeros((2, 6, 12))))
+    assert {((P(2),), (P(2),)), ((P(2, 4),), (P(3),))} <= found
+    body = body_of(lambda x: x.reshape(8, 9), np.zeros((2, 36)))
+    assert {((P(0),), (P(0),)), ((P(1),), (P(0, 2),)), ((P(1, 4),), (P(1),))} <= legal(body)
+
+
+def test_seeds_add_inner_digits():
+    body = body_of(jnp.sin, np.zeros((4, 12)))
+    assert ((P(1, 3),), (P(1, 3),)) not in legal(body)
+    seeded = {(c.operands, c.results) for c in choices(body, [(0, P(1, 3))])}
+    assert ((P(1, 3),), (P(1, 3),)) in seeded
+    assert legal(body) <= seeded
+
+
+def test_custom_rules_decide_with_the_body():
+    """A rule that is not linear in the cotangent needs it whole: on partial sums, but not on slices or copies."""
+    fn, args = CASES["custom_vjp, not linear in the cotangent"]
+    assert [c.operands for c in choices(body_of(fn, *args))] == [(UNUSED,), (PARTIAL,)]
+    assert not any(REPLICATED in c.states for c in choices(body_of(lambda x: fn(jnp.sin(x)), *args)))
+
+
+def test_what_a_loop_looks_at_stays_whole():
+    body = body_of(lambda x: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c + 1, x), x)
+    assert legal(body) == set()
+    assert ((P(0),), (P(0),)) in legal(body_of(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: jnp.sin(y), x), x))
+
+
+def test_illegal_states_are_refused():
+    body = body_of(lambda x, y: x + y, x, x)
+    a, b = body.inputs
+    with pytest.raises(Unmatched):
+        solve(body, {a: P(0), b: P(1)})
+    with pytest.raises(Unmatched):
+        solve(body, {a: PARTIAL, b: REPLICATED})
+    with pytest.raises(Unmatched):
+        solve(body_of(jnp.sin, x), {0: PARTIAL})

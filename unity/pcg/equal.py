@@ -1,0 +1,85 @@
+"""Which values of a graph are one and the same for the compiler, so that it runs equal collectives of them once.
+
+Two gathers of one value are equal. So are gathers of two cotangents that are one value: an addition hands its cotangent to both of
+its operands, and a residual stream and the branch beside it are often gathered alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import lru_cache
+
+from unity.pcg.body import Body
+from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
+from unity.pcg.placing import placing
+
+
+class Names:
+    """Names for the values of one parallel graph, and for their cotangents: those that are equal have equal names."""
+
+    def __init__(self, graph: PCG) -> None:
+        self.n_axes = len(graph.axes)
+        self.uses: dict[Value, list[tuple[Node, int] | None]] = {}  # None: an output of the graph
+        for node in graph.nodes:
+            for position, v in enumerate(node.operands):
+                self.uses.setdefault(v, []).append((node, position))
+        for v in graph.outputs:
+            self.uses.setdefault(v, []).append(None)
+
+    def value(self, v: Value) -> Hashable:
+        """A value is named by what was changed, and the changes."""
+        changes = []
+        while v.node.kind in PARALLELIZATION:
+            changes.append(_change(v.node))
+            v = v.node.operands[0]
+        return (id(v.node), v.index, *changes)
+
+    def cotangent(self, v: Value) -> Hashable:
+        """A cotangent is named by the only place that it comes from unchanged, if there is one."""
+        changes = []
+        while True:
+            uses = self.uses.get(v, [])
+            use = uses[0] if len(uses) == 1 else None
+            if use is None:
+                return (id(v.node), v.index, *changes)
+            node, position = use
+            if node.kind in PARALLELIZATION:
+                changes.append(_change(node))
+                v = Value(node)
+                continue
+            variable = self.carrier(node, position)
+            if variable is None:
+                return (id(v.node), v.index, *changes)
+            assert node.body is not None
+            if variable not in node.body.outputs or _read(node.body, variable):
+                return (id(node), "inside", variable, *changes)
+            v = Value(node, node.body.outputs.index(variable))
+
+    def carrier(self, node: Node, position: int) -> int | None:
+        """The variable of an operator's body whose cotangent is also the operand's, device by device."""
+        if node.body is None:
+            return None
+        operand = node.body.inputs[position]
+        variable = summand_of(node.body, operand)
+        found = placing(node.body, tuple(v.type for v in node.operands), node.types, self.n_axes)
+        same = all(s is None or s.states[variable] == s.states[operand] for s in found)
+        return variable if variable != operand and same else None
+
+
+def _change(node: Node) -> Hashable:
+    return (node.kind, node.operands[0].type, node.types[0])
+
+
+def _read(body: Body, variable: int) -> bool:
+    return any(variable in e.operands for e in body.equations)
+
+
+@lru_cache(maxsize=65536)
+def summand_of(body: Body, variable: int) -> int:
+    """The last sum that a variable goes into without being used in any other way."""
+    while variable not in body.outputs:
+        users = [e for e in body.equations for a in e.operands if a == variable]
+        if len(users) != 1 or users[0].name not in ("add", "add_any"):
+            return variable
+        variable = users[0].results[0]
+    return variable

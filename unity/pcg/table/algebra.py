@@ -1,0 +1,34 @@
+"""Linear algebra on stacks of matrices, and Fourier transforms: leading dimensions are parallel, the last ones blocked."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from unity.pcg.factors import Factor, Slot, Spec, operator
+
+
+def stacked(blocked: int, shape: tuple[int, ...], n_operands: int, n_results: int) -> tuple[Factor, ...]:
+    """One factor for each dimension but the last `blocked`, which all operands and results have in the same place."""
+    lead = ((i, n) for i, n in enumerate(shape[: len(shape) - blocked]) if n > 1)
+    return tuple(Factor(f"b{i}", n, (Slot(i),) * n_operands, (Slot(i),) * n_results) for i, n in lead)
+
+
+@operator("cholesky", "eig", "eigh", "lu", "qr", "svd")
+def decomposition(params: Any, operands: Any, results: Any) -> Spec:
+    """Matrices `[..., m, n]` into their factors."""
+    shape = operands[0].shape
+    return Spec(stacked(2, shape, 1, len(results)), (), 2.0 * prod(shape) * min(shape[-2:]))
+
+
+@operator("triangular_solve")
+def triangular_solve(params: Any, operands: Any, results: Any) -> Spec:
+    """Matrices and right-hand sides; linear in the latter."""
+    shape = operands[1].shape
+    return Spec(stacked(2, shape, 2, 1), (frozenset({1}),), 1.0 * prod(shape) * operands[0].shape[-1])
+
+
+@operator("fft")
+def fourier(params: Any, operands: Any, results: Any) -> Spec:
+    """A linear transform of the last dimensions."""
+    return Spec(stacked(len(params["fft_lengths"]), operands[0].shape, 1, 1), (frozenset({0}),), 10.0 * prod(results[0].shape))
