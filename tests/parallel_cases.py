@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from typing import Any
 
 import jax
@@ -53,10 +52,8 @@ class Combination:
 
 def inner_seeds(body: Body) -> list:
     """States at the second digit of every dimension of every operand, as a neighbour might ask for."""
-    shapes = [body.tensors[v].shape for v in body.inputs]
-    return [
-        (p, partitioned(i, outer)) for p, shape in enumerate(shapes) for i, n in enumerate(shape) for outer in (2, 3) if n % outer == 0 and n > outer
-    ]  # fmt: skip
+    places = [(p, i, n) for p, v in enumerate(body.inputs) for i, n in enumerate(body.tensors[v].shape)]
+    return [(p, partitioned(i, outer)) for p, i, n in places for outer in (2, 3) if n % outer == 0 and n > outer]
 
 
 def fits(body: Body, found: Combination, axes: Sequence[Axis]) -> bool:
@@ -159,7 +156,8 @@ class Application:
     def pieces(self, whole: Any, type_: Type) -> Any:
         if is_key(whole):
             data = plain(whole)
-            return jax.random.wrap_key_data(take(data, type_, self.axes, self.rng, extra=data.ndim - whole.ndim), impl=jax.random.key_impl(whole))
+            stacked = jnp.asarray(take(data, type_, self.axes, self.rng, extra=data.ndim - whole.ndim))
+            return jax.random.wrap_key_data(stacked, impl=jax.random.key_impl(whole))
         return take(whole, type_, self.axes, self.rng)
 
     def check(self) -> list[Combination]:
@@ -173,14 +171,15 @@ class Application:
             return [self.step(partial(self.on_pieces, c), a, g) for c, a, g in zip(every, operands, cotangents, strict=True)]
 
         lowered = jax.jit(all_of_them).lower(operands, cotangents)
-        compiled = lowered.compile(compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True})
+        quick: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+        compiled = lowered.compile(compiler_options=quick)
         expected, gradients = self.whole()
         for c, (out, grads) in zip(every, compiled(operands, cotangents), strict=True):
             for k, (x, whole, t) in enumerate(zip(out, expected, c.results, strict=True)):
                 self.compare(f"{c}: result {k}", x, whole, t)
             for k, x, whole in zip(self.floating, grads, gradients, strict=True):
                 self.compare(f"{c}: gradient of operand {k}", x, whole, dual(c.operands[k]))
-        self.check_collectives(every, operands, lowered.as_text(), compiled.as_text())
+        self.check_collectives(every, operands, lowered.as_text(), compiled.as_text() or "")
         return every
 
     def compare(self, what: str, pieces: Any, whole: Any, type_: Type) -> None:
@@ -216,11 +215,3 @@ def count(stablehlo: str) -> Counter[str]:
 def show(body: Body) -> str:
     lines = [f"{e.results} = {e.name} {[a if isinstance(a, int) else '·' for a in e.operands]}" for e in body.equations]
     return "\n".join([f"inputs {body.inputs}", *lines, f"outputs {body.outputs}"])
-
-
-def rounds(fn: Callable, args: Sequence[Any], meshes: Sequence[Sequence[int]]) -> Iterator[list[Combination]]:
-    for sizes in meshes:
-        yield Application(fn, args, sizes).check()
-
-
-__all__ = ["Application", "Combination", "combinations", "prod", "rounds"]

@@ -56,8 +56,8 @@ def indices(shape: Sequence[int], type_: Type, axes: Sequence[Axis], at: dict[in
 
 
 def take(whole: np.ndarray, type_: Type, axes: Sequence[Axis], rng: np.random.Generator, extra: int = 0) -> np.ndarray:
-    """The stacked pieces of a tensor; the parts of a partial sum are random. The last `extra` dimensions are no part of the type."""
-    parts = {(): whole}
+    """The stacked pieces; parts of a partial sum are random. The type says nothing of the last `extra` dimensions."""
+    parts: dict[tuple, np.ndarray] = {(): whole}
     for k, s in enumerate(type_):
         if s == PARTIAL:
             parts = {(*key, (k, i)): p for key, x in parts.items() for i, p in enumerate(split(x, axes[k].size, rng))}

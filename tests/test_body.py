@@ -74,9 +74,16 @@ def test_the_key_differs_where_anything_does():
 
 def test_the_key_is_the_same_in_another_process():
     """Whatever the addresses and the hash seed are."""
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import test_body as t; print({n: t.body_of(f).key for n, f in t.PROGRAMS.items()})"
+    read = "print({n: t.body_of(f).key for n, f in t.PROGRAMS.items()})"
+    code = f"import sys; sys.path.insert(0, sys.argv[1]); import test_body as t; {read}"
     here = __file__.rpartition("/")[0]
-    out = subprocess.run([sys.executable, "-c", code, here], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": "7"})
+    out = subprocess.run(
+        [sys.executable, "-c", code, here],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+    )
     assert out.stdout.strip() == str({n: body_of(f).key for n, f in PROGRAMS.items()})
 
 

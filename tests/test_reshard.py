@@ -58,7 +58,9 @@ def test_pricing_all_pairs_at_once_is_pricing_every_step(nodes, per_node):
         theirs = [alpha[i, j] + beta[i, j] * NBYTES for alpha, beta in (found.forward, found.backward, found.gathers)]
         np.testing.assert_allclose(theirs, ours, rtol=1e-12, atol=1e-18, err_msg=f"{s} → {t}")
         made = s != t and any(a != b and (a, b) != (UNUSED, REPLICATED) for a, b in zip(s, t, strict=True))
-        assert found.gathered[i, j] == any(step.kind.startswith("combine") and step.kind != "combine_partition" for step in steps(s, t, axes))
+        assert found.gathered[i, j] == any(
+            step.kind.startswith("combine") and step.kind != "combine_partition" for step in steps(s, t, axes)
+        )
         if made:
             assert found.size[i, j] == pytest.approx(1 / copies(t, axes))
 
@@ -68,5 +70,7 @@ def test_no_change_costs_nothing():
     types = tuple(t for t in itertools.product(STATES, repeat=2) if misfit(SHAPE, t, machine.axes) is None)
     found = changes(machine, types, types)
     for alpha, beta in (found.forward, found.backward, found.gathers):
-        assert not np.diagonal(alpha).any() and not np.diagonal(beta).any()
-    assert not np.diagonal(found.size).any() and np.diagonal(found.possible).all()
+        assert not np.diagonal(alpha).any()
+        assert not np.diagonal(beta).any()
+    assert not np.diagonal(found.size).any()
+    assert np.diagonal(found.possible).all()

@@ -102,7 +102,7 @@ def test_steps_give_the_right_pieces_gradients_and_collectives(sizes, batch):
         np.testing.assert_array_equal(found, cotangent, err_msg=f"gradient of {before} → {after}")
     every_step = [c for s, t in chosen for step in steps(s, t, axes) for c in promised(step, math.prod(shape), axes)]
     wanted = [(kind, elements, groups(over, axes)) for _, kind, elements, over in every_step]
-    ran = [(c.kind, c.elements, frozenset(frozenset(g) for g in c.groups)) for c in collectives(compiled.as_text())]
+    ran = [(c.kind, c.elements, frozenset(frozenset(g) for g in c.groups)) for c in collectives(compiled.as_text() or "")]
     assert Counter(ran) == Counter(wanted)
 
 
@@ -155,7 +155,7 @@ def seconds(machine, step, nbytes, training):
 
 
 def shortest(machine, shape, nbytes, training, directly):
-    """For all pairs of types: (seconds of the steps, seconds of the shortest path). `directly`: places are old or new ones only."""
+    """For all pairs of types, seconds of the steps, and of the shortest path. `directly`: places are old or new ones only."""
     axes = machine.axes
     named = types(shape, axes, (UNUSED, REPLICATED, PARTIAL, P(0), P(1), P(0, 2)))
     ends = {t: absolute(t, axes) for t in named}

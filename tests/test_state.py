@@ -12,7 +12,16 @@ from pieces import indices
 
 from unity.pcg.axis import Axis
 from unity.pcg.state import (
-    PARTIAL, REPLICATED, UNUSED, copies, degrees, digits, local_shape, misfit, partitioned, show,
+    PARTIAL,
+    REPLICATED,
+    UNUSED,
+    copies,
+    degrees,
+    digits,
+    local_shape,
+    misfit,
+    partitioned,
+    show,
 )  # fmt: skip
 
 states = st.one_of(

@@ -88,7 +88,7 @@ def _arguments(plan: Plan) -> Table:
 def _pattern(path: str) -> str:
     """A path with its layer numbers left open, so that equal layers are one row."""
     argument, bracket, rest = path.partition("]")
-    return argument + bracket + re.sub(r"\d+", "*", rest)
+    return argument + bracket + re.sub(r"(?<=\[)\d+(?=\])|(?<=_)\d+(?=\W)", "*", rest)
 
 
 def _operators(found: Prediction, axes: tuple[Axis, ...]) -> Table:

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from unity.exec.lowering import mesh_of, program, spec_of
 from unity.pcg.capture import Captured
+from unity.pcg.check import check
 from unity.pcg.errors import PlanError
 from unity.pcg.graph import PCG
 from unity.pcg.parallelize import parallelize
@@ -87,7 +88,9 @@ class Plan:
     @cached_property
     def pcg(self) -> PCG:
         """The parallel graph: what every device holds of everything, and every change of it."""
-        return parallelize(self.original, self.candidate.assignment)
+        graph = parallelize(self.original, self.candidate.assignment)
+        check(graph)
+        return graph
 
     @cached_property
     def frontier(self) -> Frontier:
@@ -196,9 +199,9 @@ class Plan:
 
     def check(self, *, gradient: bool | None = None) -> Check:
         """Compiles the plan and compares the program's collectives and memory with the prediction, line by line."""
-        from unity.exec.check import check
+        from unity.exec.check import compare
 
-        return check(self, self._made.search.training.backward if gradient is None else gradient)
+        return compare(self, self._made.search.training.backward if gradient is None else gradient)
 
     def save(self, path: str | Path) -> None:
         """Writes the plan and its whole frontier as JSON. A crash while saving leaves an old file whole."""

@@ -113,7 +113,7 @@ def _on_cpu() -> bool:
     return jax.devices()[0].platform == "cpu"
 
 
-def check(plan: Plan, gradient: bool) -> Check:
+def compare(plan: Plan, gradient: bool) -> Check:
     """Compiles one step of a plan and compares."""
     compiled = compile_step(plan, gradient)
     found: Counter[str] = Counter()

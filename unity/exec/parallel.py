@@ -1,4 +1,4 @@
-"""The parallelization operators as they run inside `shard_map`: one collective each, and its dual backward (design section 2)."""
+"""The parallelization operators as they run inside `shard_map`: one collective each, and its dual backward."""
 
 from __future__ import annotations
 
@@ -59,10 +59,8 @@ def _partition(x: jax.Array, step: Step, axes: tuple[Axis, ...]) -> jax.Array:
         names, given = tuple(axes[i].name for i in chosen), [d for i in chosen if (d := new[i]) is not None]
         if not chosen:
             continue
-        if kind == "R":
-            x = _slices(x, names, given, here)
-        else:
-            x = _slice_unused(x, names, tuple(given), tuple(here))
+        slices = _slices if kind == "R" else _slice_unused
+        x = slices(x, names, tuple(given), tuple(here))
         here = here + given
     return x
 

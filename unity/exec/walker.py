@@ -7,7 +7,6 @@ must name local ones, and custom derivative rules must be kept, on pieces.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -20,7 +19,7 @@ from unity.pcg.body import Atom, Body, Equation, Literal, close
 from unity.pcg.custom import as_function, jvp_body, vjp_bodies
 from unity.pcg.layout import Layout, Placed
 from unity.pcg.placing import Placing, placing
-from unity.pcg.solve import Solution, branches, nested_body, solve, vjp_solutions
+from unity.pcg.solve import branches, nested_body, vjp_solutions
 from unity.pcg.state import REPLICATED, UNUSED, State, Type
 from unity.pcg.table import TABLE
 
@@ -126,7 +125,10 @@ def _types(placed: Sequence[Placed]) -> tuple[Type, ...]:
 
 def varied(values: Sequence[Any], placed: Sequence[Placed]) -> list:
     """Values made to vary along every axis that their type uses."""
-    return [vary(x, [a.name for a, s in zip(p.axes, p.type, strict=True) if s != UNUSED]) for x, p in zip(values, placed, strict=True)]
+    return [
+        vary(x, [a.name for a, s in zip(p.axes, p.type, strict=True) if s != UNUSED])
+        for x, p in zip(values, placed, strict=True)
+    ]
 
 
 def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
@@ -189,9 +191,7 @@ def _remat(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis,
 
 def _cond(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
     types, results = _types(layout.operands[1:]), _types(layout.results)
-    programs = [
-        lambda *x, b=b: varied(run_body(b, x, types, results, axes), layout.results) for b in branches(equation)
-    ]
+    programs = [lambda *x, b=b: varied(run_body(b, x, types, results, axes), layout.results) for b in branches(equation)]
     return list(lax.switch(operands[0], programs, *operands[1:]))
 
 

@@ -322,9 +322,10 @@ def deduplicated(body: Body, pure: Callable[[Equation], bool]) -> Body:
 def extract(body: Body, chosen: Iterable[int], outputs: Sequence[int], duplicated: Mapping[int, int]) -> tuple[Body, tuple[int, ...]]:
     """The equations numbered `chosen` as a body of their own, and the variables of `body` that are its inputs.
 
-    `duplicated` maps a variable to the equation that computes it where that equation is copied in rather than shared.
+    `duplicated` maps a variable to the equation that computes it where that equation is copied in rather than shared. Copies
+    come right before their first use, so that equal operators have equal bodies wherever their constants were first made.
     """
-    numbers = sorted(_with_copies(body, chosen, duplicated))
+    numbers = _with_copies(body, chosen, duplicated)
     made = {v for i in numbers for v in body.equations[i].results}
     inputs: dict[int, None] = {}
     for i in numbers:
@@ -335,11 +336,16 @@ def extract(body: Body, chosen: Iterable[int], outputs: Sequence[int], duplicate
     return Body(order, tuple(outputs), equations, {v: body.tensors[v] for v in kept}), order
 
 
-def _with_copies(body: Body, chosen: Iterable[int], duplicated: Mapping[int, int]) -> set[int]:
-    found, stack = set(), list(chosen)
-    while stack:
-        i = stack.pop()
-        if i not in found:
-            found.add(i)
-            stack += [duplicated[a] for a in body.equations[i].operands if isinstance(a, int) and a in duplicated]
-    return found
+def _with_copies(body: Body, chosen: Iterable[int], duplicated: Mapping[int, int]) -> list[int]:
+    found: dict[int, None] = {}
+    for i in sorted(chosen):
+        stack = [i]
+        while stack:
+            operands = body.equations[stack[-1]].operands
+            missing = (duplicated[a] for a in operands if isinstance(a, int) and a in duplicated)
+            copy = next((j for j in missing if j not in found), None)
+            if copy is None:
+                found.setdefault(stack.pop(), None)
+            else:
+                stack.append(copy)
+    return list(found)

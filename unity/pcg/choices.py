@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 
 from unity.pcg.body import Body
@@ -86,14 +86,16 @@ def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
             continue  # the neighbour's Reduce, before this operator, does the same on less
         choice = choice_of(body, solution)
         found.setdefault(choice.states, choice)
-    return _with_partitions(list(found.values()), {c: s for s in solutions for c in found.values() if c.states == s.operands + s.results})
+    return _with_partitions(
+        list(found.values()), {c: s for s in solutions for c in found.values() if c.states == s.operands + s.results}
+    )
 
 
 def _seeds(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Mapping[int, State]]:
     for equation in body.equations:
         yield from _factor_seeds(body, equation)
     for v in body.inputs:
-        if jax.dtypes.issubdtype(body.tensors[v].dtype, np.number):  # truth values and keys have no sum
+        if jnp.issubdtype(body.tensors[v].dtype, np.number):  # truth values and keys have no sum
             yield {v: PARTIAL}
     ends = (*body.inputs, *body.outputs)
     for position, state in seeds:

@@ -280,7 +280,8 @@ class _Merging:
             parts += self.absorbed(k)
             for maker in sorted(self.makers(k), reverse=True):
                 if maker not in grown and self.following(maker) == {k} and not self.reduces(maker) and self.plain(maker):
-                    parts += [maker] if self.merge(maker, k) else []
+                    together = sorted(self.members[k] + self.members[maker])
+                    parts += [maker] if self.keeps(together) and self.merge(maker, k) else []
         for k, parts in grown.items():
             if not self.keeps(self.members[k]):
                 self.undo(k, parts, before)

@@ -12,10 +12,10 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core
 
 from unity.pcg.body import Body, Equation, close
-
 
 # Inside a rule nothing is differentiated again, so custom calls there are their bodies.
 FIRST_ORDER = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
@@ -42,7 +42,7 @@ def as_function(equation: Equation) -> Callable[..., list]:
     """One equation as a function of all its operands (literals and repeated ones included), on whole tensors."""
     eqn = equation.origin
     assert eqn is not None
-    operands = [core.Var(v.aval) for v in eqn.invars]
+    operands: list[Any] = [core.Var(v.aval) for v in eqn.invars]
     unnamed = core.DebugInfo(equation.name, "", None, None)
     jaxpr = core.Jaxpr((), operands, eqn.outvars, [eqn.replace(invars=operands)], debug_info=unnamed)
     run = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))
@@ -52,8 +52,9 @@ def as_function(equation: Equation) -> Callable[..., list]:
 def _abstract(equation: Equation) -> tuple[list[jax.ShapeDtypeStruct], tuple[bool, ...]]:
     eqn = equation.origin
     assert eqn is not None
-    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    return structs, tuple(jax.dtypes.issubdtype(s.dtype, jax.numpy.inexact) for s in structs)
+    avals: list[Any] = [v.aval for v in eqn.invars]
+    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    return structs, tuple(jnp.issubdtype(s.dtype, jnp.inexact) for s in structs)
 
 
 def _merge(floating: tuple[bool, ...], chosen: Any, others: Any) -> list:

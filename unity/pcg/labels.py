@@ -112,7 +112,7 @@ def normalization(composite: Body) -> str | None:
         return "batch_norm" if scales and _by_channel(composite) else None
     widest = max(sums, key=lambda e: composite.tensor(e.operands[0]).nbytes)
     shape, axes = composite.tensor(widest.operands[0]).shape, sorted(widest.params["axes"])
-    if axes and axes[0] == 0 and len(axes) < len(shape):
+    if any(0 in e.params["axes"] for e in sums):
         return "batch_norm"
     if _regrouped(composite, shape):
         return "group_norm"

@@ -8,27 +8,44 @@ a scan nothing is computed again: JAX stacks what each step leaves, and no fusio
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from unity.pcg.body import Atom, Body, Equation
 from unity.pcg.custom import jvp_body, vjp_bodies
 from unity.pcg.solve import spec_of
 
-# Their derivative is computed from the result. JAX saves so many more values of its size ((1 - y) beside y).
+# Their derivative is computed from the result. JAX stacks so many more values of its size: (1 - y) beside y.
 OF_RESULT = {"exp": 0, "exp2": 0, "expm1": 0, "tanh": 1, "logistic": 1, "sqrt": 0, "rsqrt": 0, "cbrt": 0}
+# Linear in an operand for JAX, but not for the operator table, where pieces would be summed with what fills them up.
+LINEAR_AT = {"gather": 0, "pad": 0}
 # No derivative flows through these.
 FLAT = frozenset(
-    "eq ne lt le gt ge and or not xor sign floor ceil round is_finite stop_gradient iota argmax argmin random_bits".split()
-)
+    {
+        "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor", "sign", "floor", "ceil", "round", "is_finite",
+        "stop_gradient", "iota", "argmax", "argmin", "random_bits"
+    }
+)  # fmt: skip
 # The same values, placed otherwise.
-MOVED = frozenset("broadcast_in_dim reshape transpose squeeze expand_dims convert_element_type copy rev name stop_gradient".split())
+MOVED = frozenset(
+    {
+        "broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "convert_element_type", "copy", "rev",
+        "name", "stop_gradient"
+    }
+)  # fmt: skip
 # Cheaper to compute again than to keep.
-CHEAP = FLAT | frozenset("add sub mul neg abs max min clamp select_n square integer_pow real imag conj add_any iota".split())
+CHEAP = FLAT | MOVED | frozenset(
+    {
+        "add", "sub", "mul", "neg", "abs", "max", "min", "clamp", "select_n", "square", "integer_pow", "real", "imag",
+        "conj", "add_any"
+    }
+)  # fmt: skip
 # What a reduction computes on the way.
-FOLDED = frozenset("mul square integer_pow convert_element_type".split())
-REDUCTIONS = ("reduce_", "dot_general", "conv_general_dilated", "cumsum", "reduce_window")
+FOLDED = frozenset({"mul", "square", "integer_pow", "convert_element_type"})
+REDUCTIONS = ("reduce_", "dot_general", "conv_general_dilated", "cumsum")
 CUSTOM_VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
+CUSTOM = ("custom_jvp_call", *CUSTOM_VJP)
 
 
 @dataclass(frozen=True)
@@ -43,138 +60,147 @@ class Residuals:
 @lru_cache(maxsize=65536)
 def residuals(body: Body, differentiated: tuple[bool, ...], stacked: bool = False) -> Residuals:
     """What is kept of an operator if gradients flow to the operands marked. `stacked`: it is part of a scan's step."""
-    return _Reading(body, stacked).residuals({v for v, flag in zip(body.inputs, differentiated, strict=True) if flag})
+    reading = _Reading(body, stacked)
+    reading.differentiate({v for v, flag in zip(body.inputs, differentiated, strict=True) if flag})
+    chosen = reading.chosen()
+    ends = {*body.inputs, *(a for a in body.outputs if isinstance(a, int))}
+    results = tuple(isinstance(a, int) and a in chosen and a not in body.inputs for a in body.outputs)
+    inner = tuple((v, body.tensors[v].nbytes) for v in chosen if v not in ends)
+    return Residuals(tuple(v in chosen for v in body.inputs), results, inner + tuple(reading.more))
 
 
 class _Reading:
-    """One body, and the values of it that are needed: those `chosen` are kept."""
+    """One body, and which of its values a derivative reads. `rule`: the body is a custom derivative's own program."""
 
     def __init__(self, body: Body, stacked: bool, rule: bool = False) -> None:
         self.body, self.stacked, self.rule = body, stacked, rule
         self.maker = {v: e for e in body.equations for v in e.results}
         self.needed: dict[int, None] = {}
-        self.chosen: dict[int, None] = {}
-        self.more: list[tuple[int, int]] = []
+        self.more: list[tuple[int, int]] = []  # kept beside the body's own values
         self.buffers = {v for e in body.equations if e.name.startswith(REDUCTIONS) for v in self.folded(e)}
-        self.varying = set(body.inputs)  # depends on the operands
+        self.varying = set(body.inputs)  # what is not constant
         for e in body.equations:
-            if self.varying.intersection(e.operands):
+            if not self.varying.isdisjoint(_variables(e)):
                 self.varying.update(e.results)
 
     def folded(self, e: Equation) -> list[int]:
         """The values that a reduction reads, before what it computes on the way."""
-        found, stack = [], [a for a in e.operands if isinstance(a, int)]
+        found, stack = [], _variables(e)
         while stack:
             made = self.maker.get(v := stack.pop())
             if made is not None and made.name in FOLDED:
-                stack += [a for a in made.operands if isinstance(a, int)]
+                stack += _variables(made)
             else:
                 found.append(v)
         return found
 
-    def residuals(self, live: set[int]) -> Residuals:
-        """`live`: the variables that carry a derivative (in a derivative's own program, that are one)."""
-        wanted = self.leading_to_results()
+    def differentiate(self, live: set[int]) -> None:
+        """Reads what the derivative for these variables needs (in a rule's program, for these tangents)."""
+        wanted = {a for a in self.body.outputs if isinstance(a, int) and self.body.tensors[a].floating}
+        for e in reversed(self.body.equations):
+            if e.name not in FLAT and not wanted.isdisjoint(e.results):
+                wanted.update(_variables(e))
         for e in self.body.equations:
             at = [p for p, a in enumerate(e.operands) if isinstance(a, int) and a in live]
             ahead = [v for v in e.results if self.body.tensors[v].floating and v in wanted]
             if at and ahead and e.name not in FLAT:
                 live.update(ahead)
                 self.read(e, at)
-        self.choose()
-        outputs = self.body.outputs
-        ends = {*self.body.inputs, *(a for a in outputs if isinstance(a, int))}
-        inner = tuple((v, self.body.tensors[v].nbytes) for v in self.chosen if v not in ends)
-        kept = tuple(isinstance(a, int) and a in self.chosen and a not in self.body.inputs for a in outputs)
-        return Residuals(tuple(v in self.chosen for v in self.body.inputs), kept, inner + tuple(self.more))
 
-    def leading_to_results(self) -> set[int]:
-        wanted = {a for a in self.body.outputs if isinstance(a, int) and self.body.tensors[a].floating}
-        for e in reversed(self.body.equations):
-            if e.name not in FLAT and wanted.intersection(e.results):
-                wanted.update(a for a in e.operands if isinstance(a, int))
-        return wanted
+    def need(self, atoms: Iterable[Atom]) -> None:
+        self.needed.update((self.same[a], None) for a in atoms if isinstance(a, int) and a in self.varying)
 
-    def need(self, atom: Atom) -> None:
-        if isinstance(atom, int) and atom in self.varying:
-            self.needed[atom] = None
+    @cached_property
+    def same(self) -> dict[int, int]:
+        """For every value the first that equals it, wherever broadcasts stand: a variance computes a mean of its own."""
+        numbers: dict[Hashable, int] = {}
+        meaning = {v: numbers.setdefault(v, k) for k, v in enumerate(self.body.inputs)}
+        for e in self.body.equations:
+            operands = [meaning[a] if isinstance(a, int) else a.key for a in e.operands]
+            for v in e.results:
+                alone = e.name in CUSTOM or len(e.results) > 1
+                moved = e.name in MOVED and isinstance(e.operands[0], int)
+                key = v if alone else operands[0] if moved else (e.signature, *operands)
+                meaning[v] = operands[0] if moved else numbers.setdefault(key, len(numbers))
+        first: dict[tuple[int, int], int] = {}
+        return {v: first.setdefault((m, self.body.tensors[v].nbytes), v) for v, m in meaning.items()}
 
     def read(self, e: Equation, at: list[int]) -> None:
         """What the derivative of one equation reads, if it is taken for the operands at these positions."""
-        if e.name == "custom_jvp_call" or e.name in CUSTOM_VJP:
+        if e.name in CUSTOM:
             self.read_rule(e, at)
             return
         spec = spec_of(self.body, e)
         groups = spec.linear if spec is not None else ()
+        groups = (*groups, frozenset({LINEAR_AT[e.name]})) if e.name in LINEAR_AT else groups
         together = next((g for g in groups if g.issuperset(at)), None)
         if together is not None or all(any(p in g for g in groups) for p in at):
             for p in at:
                 group = together or next(g for g in groups if p in g)
                 self.read_factors(e, p, [a for q, a in enumerate(e.operands) if q not in group])
         elif e.name in OF_RESULT:
-            self.need(e.results[0])
+            self.need(e.results)
             copies = OF_RESULT[e.name] if self.stacked else 0
             self.more += [(e.results[0], self.body.tensors[e.results[0]].nbytes)] * copies
         else:
-            for a in e.operands:
-                self.need(a)
+            self.need(e.operands)
 
     def read_factors(self, e: Equation, p: int, factors: list[Atom]) -> None:
-        """The other factors of a product. The gradient of one that is smaller is a reduction, and that reads a buffer."""
-        size = self.body.tensors[e.results[0]].nbytes
-        for a in factors:
-            self.need(a)
-            if isinstance(a, int) and self.source(e.operands[p]) < size:
-                self.buffers.add(a)
+        """The other factors of a product. The gradient of a smaller operand is a reduction, and reads a buffer."""
+        self.need(factors)
+        if self.source(e.operands[p]) < self.body.tensors[e.results[0]].nbytes:
+            self.buffers.update(a for a in factors if isinstance(a, int))
 
     def source(self, atom: Atom) -> int:
         """Bytes of a value before it was broadcast."""
         made = self.maker.get(atom) if isinstance(atom, int) else None
-        return self.source(made.operands[0]) if made is not None and made.name == "broadcast_in_dim" else self.body.tensor(atom).nbytes
+        broadcast = made is not None and made.name == "broadcast_in_dim"
+        return self.source(made.operands[0]) if broadcast else self.body.tensor(atom).nbytes
 
     def read_rule(self, e: Equation, at: list[int]) -> None:
-        """What a custom derivative reads: through its own program, whose arguments are the call's operands."""
+        """What a custom derivative reads, found in its own program, whose first arguments are the call's operands."""
         if e.name in CUSTOM_VJP:
-            rule = vjp_bodies(e)
-            inside = _Reading(rule.forward, self.stacked, rule=True)
-            for a in rule.forward.outputs[len(e.results) :]:
-                inside.need(a)
-            inside.choose()
-            results = rule.forward.outputs[: len(e.results)]
+            program = vjp_bodies(e).forward
+            inside = _Reading(program, self.stacked, rule=True)
+            inside.need(program.outputs[len(e.results) :])
         else:
-            rule = jvp_body(e)
-            inside = _Reading(rule.body, self.stacked, rule=True)
+            rule, program = jvp_body(e), jvp_body(e).body
+            inside = _Reading(program, self.stacked, rule=True)
             floating = [p for p, flag in enumerate(rule.floating) if flag]
-            tangents = rule.body.inputs[len(e.operands) :]
-            inside.residuals({t for p, t in zip(floating, tangents, strict=True) if p in at})
-            results = rule.body.outputs[: len(e.results)]
-        outside = dict(zip(inside.body.inputs, e.operands, strict=False))
-        outside |= {a: v for a, v in zip(results, e.results, strict=True) if isinstance(a, int)}
-        for v in inside.chosen:
-            if v in outside:
-                self.need(outside[v])
-            else:
-                self.more.append((e.results[0], inside.body.tensors[v].nbytes))
+            tangents = program.inputs[len(e.operands) :]
+            inside.differentiate({t for p, t in zip(floating, tangents, strict=True) if p in at})
+        outside: dict[int, Atom] = dict(zip(program.inputs, e.operands, strict=False))
+        outside |= {a: v for a, v in zip(program.outputs, e.results, strict=False) if isinstance(a, int)}
+        chosen = inside.chosen()
+        self.need(outside[v] for v in chosen if v in outside)
+        self.more += [(e.results[0], program.tensors[v].nbytes) for v in chosen if v not in outside] + [
+            (e.results[0], nbytes) for _, nbytes in inside.more
+        ]
 
-    def choose(self) -> None:
-        """Decides what is kept of what is needed: first what cannot be computed again, then what is not worth it.
+    def chosen(self) -> dict[int, None]:
+        """What is kept of what is needed: all that cannot be computed again, and what it takes to compute the rest.
 
-        What a custom rule computes cheaply is followed to the call's operands, for which the same is asked outside.
+        What a rule computes cheaply is followed to the call's operands in any case: the same is asked there again.
         """
-        again = [v for v in self.needed if not self.stacked and v not in self.buffers and self.cheap(v)]
-        self.chosen.update((v, None) for v in self.needed if v not in again)
+        again = [v for v in self.needed if not self.stacked and self.cheap(v)]
+        found = {v: None for v in self.needed if v not in again}
         for v in again:
-            roots = {r for r in self.roots(v) if r not in self.chosen}
+            roots = {r for r in self.roots(v) if r not in found}
             better = sum(self.body.tensors[r].nbytes for r in roots) <= self.body.tensors[v].nbytes
-            self.chosen.update((r, None) for r in (roots if better or self.rule else (v,)))
+            found.update((r, None) for r in (roots if better or self.rule else (v,)))
+        return found
 
     def cheap(self, v: int) -> bool:
-        return v in self.maker and self.maker[v].name in CHEAP | MOVED
+        return v in self.maker and self.maker[v].name in CHEAP and v not in self.buffers
 
     def roots(self, v: int) -> set[int]:
         """The values that a cheap one is computed again from."""
         found: set[int] = set()
-        for a in self.maker[v].operands:
-            if isinstance(a, int) and a in self.varying:
-                found |= self.roots(a) if self.cheap(a) and a not in self.buffers and a not in self.chosen else {a}
+        for a in _variables(self.maker[v]):
+            if a in self.varying:
+                found |= self.roots(a) if self.cheap(a) else {self.same[a]}
         return found
+
+
+def _variables(e: Equation) -> list[int]:
+    return [a for a in e.operands if isinstance(a, int)]

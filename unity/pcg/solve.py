@@ -207,7 +207,9 @@ class _Propagation:
         return self.states[atom]
 
 
-PASSING = frozenset({"max", "broadcast_in_dim", "reshape", "convert_element_type", "select_n", "squeeze", "expand_dims", "is_finite"})
+PASSING = frozenset(
+    {"max", "broadcast_in_dim", "reshape", "convert_element_type", "select_n", "squeeze", "expand_dims", "is_finite"}
+)
 
 
 def stopped(body: Body, variable: int) -> bool:
@@ -312,7 +314,9 @@ def derivative_agrees(equation: Equation, operands: tuple[State, ...], results: 
     return True
 
 
-def vjp_solutions(equation: Equation, operands: tuple[State, ...], results: tuple[State, ...]) -> tuple[Solution, Solution] | None:
+def vjp_solutions(
+    equation: Equation, operands: tuple[State, ...], results: tuple[State, ...]
+) -> tuple[Solution, Solution] | None:
     """How a custom_vjp's forward and backward rule run along one axis."""
     rule = vjp_bodies(equation)
     forward = _quiet_solve(rule.forward, dict(zip(rule.forward.inputs, operands, strict=True)))
@@ -400,9 +404,7 @@ def _loop(parts: Callable[[Equation], Any]) -> Callable[[Equation, Mapping[int, 
                     return
         else:
             return
-        operands = [REPLICATED] * offset + [
-            _step_out(s, k >= n_consts + n_carry) for k, s in enumerate(solution.operands)
-        ]
+        operands = [REPLICATED] * offset + [_step_out(s, k >= n_consts + n_carry) for k, s in enumerate(solution.operands)]
         results = [_step_out(s, k >= n_carry) for k, s in enumerate(solution.results)]
         if all(s == (operands + results)[p] for p, s in known.items()):
             yield _as_match(solution, tuple(operands), tuple(results))

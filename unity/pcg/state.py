@@ -57,7 +57,7 @@ class Digit:
     size: int
 
     def overlaps(self, other: Digit) -> bool:
-        """Whether a tensor cannot be sliced at both: they claim part of the same index range, or one does not divide the other."""
+        """Whether a tensor cannot be sliced at both: they share part of an index range, or one does not divide the other."""
         first, second = (self, other) if self.outer <= other.outer else (other, self)
         return self.dim == other.dim and second.outer % (first.outer * first.size) != 0
 
@@ -109,7 +109,8 @@ def misfit(shape: Shape, type_: Type, axes: Sequence[Axis]) -> str | None:
         for (outer, degree), end in zip(sorted(slots.items()), ends, strict=True):
             if end % (outer * degree):
                 nearest = -(-shape[dim] // (outer * degree)) * outer * degree
-                return f"dimension {dim} of size {shape[dim]} is not divisible by {outer * degree} (the nearest that is: {nearest})"
+                size = f"dimension {dim} of size {shape[dim]}"
+                return f"{size} is not divisible by {outer * degree} (the nearest that is: {nearest})"
     return None
 
 

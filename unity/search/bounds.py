@@ -58,6 +58,12 @@ class Pruned:
     bound: float
     best: float
     messages: Messages
+    excess: list[Array]  # of every value that is kept, over the bound
+
+    def first(self, count: int) -> list[Array]:
+        """For every variable, of the values that are kept those with the lowest bounds, ascending."""
+        ranked = (np.argsort(excess, kind="stable")[:count] for excess in self.excess)
+        return [kept[np.sort(best)] for kept, best in zip(self.kept, ranked, strict=True)]
 
 
 def pruned(energy: Energy, best: float, start: Messages | None, passes: int, enough: float) -> Pruned:
@@ -70,6 +76,7 @@ def pruned(energy: Energy, best: float, start: Messages | None, passes: int, eno
     full = dict(start) if start is not None else _zeros(energy)
     descent = _Descent(energy, dict(full))
     wanted = enough * energy.entries
+    excess = energy.unary
     bound, gap, stalled = -np.inf, np.inf, 0
     for number in range(passes):
         descent.backward()
@@ -79,16 +86,17 @@ def pruned(energy: Energy, best: float, start: Messages | None, passes: int, eno
         best = min(best, descent.energy.at(descent.decoded()))
         before, gap = gap, best - bound
         stalled = 0 if gap < (1 - PROGRESS) * before or not np.isfinite(gap) else stalled + 1
-        left = [np.isfinite(own) & (own <= gap + ABOVE * abs(best)) for own in descent.forward()]
+        excess = descent.forward()
+        left = [np.isfinite(own) & (own <= gap + ABOVE * abs(best)) for own in excess]
         remain = sum(int(left[s].sum()) * int(left[t].sum()) for s, t in energy.pairs)
         done = gap <= ABOVE * abs(best) or stalled == STALLED or remain <= wanted or number == passes - 1
         if done or remain < CUT * descent.energy.entries:
             full = _remembered(full, kept, descent.messages)
-            kept = [own[mask] for own, mask in zip(kept, left, strict=True)]
+            kept, excess = ([own[mask] for own, mask in zip(all_, left, strict=True)] for all_ in (kept, excess))
             descent = _Descent(descent.energy.cut(left), {e: m[left[e[1]]] for e, m in descent.messages.items()})
         if done:
             break
-    return Pruned(kept, bound, best, full)
+    return Pruned(kept, bound, best, full, excess)
 
 
 def _zeros(energy: Energy) -> Messages:

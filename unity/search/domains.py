@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,17 @@ class Domains:
         return not all(self.sizes)
 
 
+def narrowed(domains: Domains, kept: Sequence[Array]) -> Domains:
+    """Some of the values: `kept` are their positions, for every variable."""
+    return _named(values[positions] for values, positions in zip(domains.values, kept, strict=True))
+
+
+def _named(values: Iterable[Array]) -> Domains:
+    every = tuple(values)
+    named: dict[bytes, int] = {}
+    return Domains(every, tuple(named.setdefault(some.tobytes(), len(named)) for some in every))
+
+
 def domains(problem: Problem) -> Domains:
     """Leaves out values that a unary cost forbids, or that an edge forbids with every value left at its other end.
 
@@ -48,9 +60,7 @@ def domains(problem: Problem) -> Domains:
             if supported.sum() < left[neighbour].sum():
                 left[neighbour] = supported
                 changed.append(neighbour)
-    named: dict[bytes, int] = {}
-    names = tuple(named.setdefault(mask.tobytes(), len(named)) for mask in left)
-    return Domains(tuple(np.flatnonzero(mask) for mask in left), names)
+    return _named(np.flatnonzero(mask) for mask in left)
 
 
 def _allowed(cost: Cost) -> Array:

@@ -1,4 +1,4 @@
-"""The exact minimum of time + weight * memory over all strategies, for many weights at once, by variable elimination."""
+"""The best strategies for many objectives at once, by the elimination of variables."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from math import prod
 
 import numpy as np
 
-from unity.search.domains import domains
+from unity.search.bounds import Energy
+from unity.search.domains import Domains
 from unity.search.minplus import product
-from unity.search.problem import Array, Point, Problem, best_alternatives, direction, points, score
+from unity.search.problem import Array, Point, Problem, best_alternatives, points, score
 from unity.search.schedule import Choose, Eliminate, Leaf, Operation, Slice, schedule
 
 # Entries of a table that exact elimination may make, for one weight: 160 MB.
@@ -18,13 +19,6 @@ BUDGET = 20_000_000
 RESIDENT = 125_000_000
 # Entries of a temporary.
 TEMPORARY = 4_000_000
-# Ties go to less memory: to count memory by this much more changes no objective beyond the rounding of long sums.
-NUDGE = 2.0**-36
-# Where one of the two does not count at all, it is then made to count so little, relative to the other.
-TINY = (1e-8, 1e-11)
-# Two sums of the same terms differ by less than this, relatively.
-ROUNDING = 1e-12
-
 Labelled = dict[tuple[int, ...], Array]  # labels of the axes (see `Eliminate`), and a table [weights, *axes]
 
 
@@ -32,38 +26,22 @@ class Infeasible(Exception):
     """Heuristic elimination fixed variables so that nothing is left, and exact elimination would be too large."""
 
 
-class Minimizer:
-    """A problem made ready for any number of objectives."""
+class Elimination:
+    """A problem on some of its values, made ready for any number of objectives."""
 
-    def __init__(self, problem: Problem, budget: int = BUDGET) -> None:
+    def __init__(self, problem: Problem, domains: Domains, budget: int = BUDGET) -> None:
         self.problem = problem
+        self.domains = domains
         self.budget = budget
-        self.domains = domains(problem)
-        self.schedule = schedule(problem, self.domains, budget)
+        self.schedule = schedule(problem, domains, budget)
 
-    def at(self, weights: Sequence[float] | Array) -> list[Point]:
-        """The minimizer of time + weight * memory for every weight; nothing if there is no solution.
-
-        An infinite weight stands for memory alone. Ties go to less memory (for an infinite weight, to less time), then
-        to lower indices.
-        """
-        if self.domains.empty:
-            return []
-        found = self._solve([(time, memory * (1 + NUDGE)) for time, memory in map(direction, weights)])
-        if not found:
-            return []
-        ends = [(i, tiny) for i, weight in enumerate(weights) if weight == 0 or np.isinf(weight) for tiny in TINY]
-        refined = self._solve([_tie_breaking(float(weights[i]), found[i], tiny) for i, tiny in ends])
-        for (i, _), point in zip(ends, refined, strict=True):
-            found[i] = _less_of_the_other(float(weights[i]), found[i], point)
-        return found
-
-    def _solve(self, directions: Sequence[tuple[float, float]]) -> list[Point]:
+    def solve(self, directions: Array) -> list[Point]:
+        """The best point in every direction [directions, 2] (see `problem.direction`); nothing if there is none."""
         entries = max(1, sum(map(prod, self.schedule.shapes)))
         batch = max(1, RESIDENT // entries)
         found: list[Point] = []
         for start in range(0, len(directions), batch):
-            some = np.array(directions[start : start + batch])
+            some = directions[start : start + batch]
             values = self._values(some)
             if values is None:
                 return self._with_more_budget(directions)
@@ -71,7 +49,7 @@ class Minimizer:
             found += points(self.problem, values, alternatives, self.schedule.exact)
         return found
 
-    def _with_more_budget(self, directions: Sequence[tuple[float, float]]) -> list[Point]:
+    def _with_more_budget(self, directions: Array) -> list[Point]:
         if self.schedule.exact:
             return []
         if self.budget > RESIDENT:
@@ -79,7 +57,22 @@ class Minimizer:
                 f"the graph of {len(self.problem.sizes)} variables is too dense to be solved exactly, and the variables "
                 "that were fixed to simplify it left no solution: give variables fewer values, or fewer edges"
             )
-        return Minimizer(self.problem, 8 * self.budget)._solve(directions)
+        return Elimination(self.problem, self.domains, 8 * self.budget).solve(directions)
+
+    def energy(self, direction: Array) -> Energy:
+        """The problem's tables in one direction."""
+        once = {leaf.operation: leaf for leaf in self.schedule.leaves}
+        tables = {number: self._table(self.schedule.operations[number], (), [], direction[None])[0] for number in once}
+        unary = [np.zeros(n) for n in self.domains.sizes]
+        pairs: dict[tuple[int, int], Array] = {}
+        for leaf in self.schedule.leaves:
+            table = tables[leaf.operation]
+            if len(leaf.scope) == 1:
+                unary[leaf.scope[0]] = unary[leaf.scope[0]] + table
+            else:
+                pair = leaf.scope[0], leaf.scope[1]
+                pairs[pair] = pairs[pair] + table if pair in pairs else table
+        return Energy(unary, pairs)
 
     def _values(self, directions: Array) -> Array | None:
         """The best value of every variable in every direction; nothing if there is none."""
@@ -130,25 +123,6 @@ class Minimizer:
                 total += tables[factor.operation][(every, *known)]
             positions[:, v] = total.argmin(1)
         return positions
-
-
-def minimize(problem: Problem, weights: Array, budget: int = BUDGET) -> list[Point]:
-    """For every weight (seconds per byte) the exact minimizer of time + weight * memory; nothing if there is none."""
-    return Minimizer(problem, budget).at(weights)
-
-
-def _tie_breaking(weight: float, best: Point, tiny: float) -> tuple[float, float]:
-    """The direction of weight 0 or infinity, turned a little towards what it leaves out."""
-    ratio = abs(best.time / best.memory) if best.time and best.memory else 1.0
-    return (1.0, tiny * ratio) if weight == 0 else (tiny / ratio, 1.0)
-
-
-def _less_of_the_other(weight: float, best: Point, other: Point) -> Point:
-    """The second point, if it is as good as the first by what counts, and better by what does not."""
-    counted = (best.time, other.time) if weight == 0 else (best.memory, other.memory)
-    left_out = (best.memory, other.memory) if weight == 0 else (best.time, other.time)
-    tied = counted[1] <= counted[0] + ROUNDING * abs(counted[0])
-    return other if tied and left_out[1] < left_out[0] else best
 
 
 def _merged(inputs: Sequence[tuple[int, tuple[int, ...]]], tables: list[Array]) -> Labelled:

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from unity.search.elimination import Minimizer
 from unity.search.improvement import improved
+from unity.search.minimizer import Minimizer
 from unity.search.pareto import TooLarge, pareto
 from unity.search.problem import Point, Problem, nondominated
 
@@ -54,7 +54,7 @@ def frontier(problem: Problem, *, points: int = 24, exact_limit: int = EXACT) ->
     if minimizer.domains.empty:
         return Frontier((), True, minimizer)
     try:
-        return Frontier(pareto(problem, minimizer.domains, minimizer.schedule, exact_limit), True, minimizer)
+        return Frontier(pareto(problem, minimizer.domains, minimizer.elimination.schedule, exact_limit), True, minimizer)
     except TooLarge:
         hull = _hull(minimizer, points)
         return Frontier(nondominated([*hull, *_filled(problem, hull)]), not hull, minimizer)

@@ -24,17 +24,17 @@ def product(a: Array, middle: Array, b: Array) -> Array:
 
     This is node elimination (OptCNN, section 5.2; TensorOpt, equation 4) for a batch of objectives w. The result is
     exact: only what provably cannot change it is left out. Rows of `a` that are equal give equal rows of the result;
-    so do columns of `b`; and of several k with equal columns in `a` and equal rows in `b` only the one with the
-    smallest `middle` counts. Tables of redistribution costs are full of these, since a cost depends on the layouts of
-    one tensor, not on all that an operator may choose.
+    so do columns of `b`; and all k with equal rows in `b` (or columns in `a`) count as one, once the minimum over them
+    is taken on the other side. Tables of redistribution costs are full of these, since a cost depends on the layouts
+    of one tensor, not on all that an operator may choose.
     """
     if a.shape[1] * a.shape[2] * b.shape[2] <= DIRECT:
         return np.stack([_direct(x + m, y) for x, m, y in zip(a, middle, b, strict=True)])
     rows, row_of = twins(a)
     columns, column_of = twins(b.swapaxes(1, 2))
     a, b = _take(a, rows, 1), _take(b, columns, 2)
-    a, middle, b = _merge_middle(a, middle, b)
-    c = np.stack([_pruned(x + m, y) for x, m, y in zip(a, middle, b, strict=True)])
+    a, b = _grouped(a, middle, b)
+    c = np.stack([_pruned(np.ascontiguousarray(x), np.ascontiguousarray(y)) for x, y in zip(a, b, strict=True)])
     return _take(_take(c, row_of, 1), column_of, 2)
 
 
@@ -50,15 +50,20 @@ def twins(table: Array) -> tuple[Array, Array]:
     return first, group
 
 
-def _merge_middle(a: Array, middle: Array, b: Array) -> tuple[Array, Array, Array]:
+def _grouped(a: Array, middle: Array, b: Array) -> tuple[Array, Array]:
+    """The two factors without the middle's own cost, and with as few values of it as there are equal rows or columns."""
     _, left = twins(a.swapaxes(1, 2))
-    _, right = twins(b)
-    _, first, group = np.unique(left * len(right) + right, return_index=True, return_inverse=True)
-    by_group = np.argsort(group, kind="stable")
-    merged = np.minimum.reduceat(middle[:, by_group], np.flatnonzero(np.diff(group[by_group], prepend=-1)), axis=1)
-    usable = np.isfinite(merged).any(0) & np.isfinite(a[:, :, first]).any((0, 1)) & np.isfinite(b[:, first]).any((0, 2))
-    kept = first[usable]
-    return _take(a, kept, 2), merged[:, usable], _take(b, kept, 1)
+    rows, right = twins(b)
+    if left.max(initial=-1) < right.max(initial=-1):
+        b, a = _grouped(b.swapaxes(1, 2), middle, a.swapaxes(1, 2))
+        a, b = a.swapaxes(1, 2), b.swapaxes(1, 2)
+    else:
+        order = np.argsort(right, kind="stable")
+        starts = np.flatnonzero(np.diff(right[order], prepend=-1))
+        summed = (np.take(x, order, 1) + m[order] for x, m in zip(a, middle, strict=True))
+        a, b = np.stack([np.minimum.reduceat(x, starts, axis=1) for x in summed]), _take(b, rows, 1)
+    usable = np.isfinite(a).any((0, 1)) & np.isfinite(b).any((0, 2))
+    return _take(a, np.flatnonzero(usable), 2), _take(b, np.flatnonzero(usable), 1)
 
 
 def _take(table: Array, indices: Array, axis: int) -> Array:

@@ -11,7 +11,7 @@ from unity.pcg.graph import PCG
 from unity.pcg.parallelize import Assignment
 from unity.search.assemble import Assembled, assemble
 from unity.search.cost import Training
-from unity.search.elimination import Minimizer
+from unity.search.minimizer import Minimizer
 from unity.search.frontier import frontier, frontier_under
 from unity.search.machine import Machine
 from unity.search.problem import Point

@@ -8,14 +8,38 @@ changed from the one type to the other.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unity.pcg.body import Tensor
-from unity.pcg.gradients import Gradients, gradients, kept
+from unity.pcg.gradients import Gradients, gradients
 from unity.pcg.graph import PCG, Node, Value
+from unity.pcg.residuals import Residuals, residuals
 
 SHARING = frozenset({"dot_general", "conv_general_dilated"})  # users of a kind that take one converted copy together
+
+
+@dataclass(frozen=True)
+class Around:
+    """What scans and remats stand around a site.
+
+    `times`: how often it runs. `again`: it runs once more in the backward pass, inside a remat. `alive`: of all its runs, how many
+    are held at once when each keeps something for the backward pass: all steps of a scan; but of a remat only one run, and of
+    several remats side by side one (so each counts for a part). `stacked`: each step of a scan leaves its values to a stack.
+    """
+
+    times: int = 1
+    again: bool = False
+    alive: float = 1.0
+    share: float = 1.0
+    stacked: bool = False
+
+    def scan(self, length: int) -> Around:
+        return replace(self, times=self.times * length, alive=self.alive * length, stacked=True)
+
+    def remat(self, siblings: int) -> Around:
+        share = self.share / siblings
+        return replace(self, again=True, alive=share, share=share, stacked=False)
 
 
 @dataclass(frozen=True)
@@ -30,7 +54,8 @@ class Port:
     tensor: Tensor
     times: int
     gradient: bool
-    kept: bool  # the operand is needed in the backward pass as the operator sees it
+    kept: float = 0.0  # how many of the operands are held at once for the backward pass, as the site sees them
+    sole: bool = False  # nobody else needs it, so that before it is changed it is not kept
     again: bool = False
 
 
@@ -42,13 +67,23 @@ class Site:
     node: Node | None
     ports: list[Port]
     results: tuple[Tensor, ...]
-    times: int = 1
-    again: bool = False  # runs again in the backward pass
+    around: Around = Around()
     flows: tuple[bool, ...] = ()  # gradients of the results
     stored: list[bool] = field(default_factory=list)  # whether each result is kept for the backward pass as it is
+    inner: tuple[tuple[int, int], ...] = ()  # kept inside the operator, as `pcg.residuals` has it
     weight: bool = False  # an argument that is differentiated
     step: str = ""  # "in": the result is one step of the operand; "out": the result stacks the operand
     whole: bool = False  # crosses the program's boundary: most major digits only, nothing partial
+
+    @property
+    def times(self) -> int:
+        """How often it runs, forward."""
+        return self.around.times
+
+    @property
+    def again(self) -> bool:
+        """Whether it runs once more in the backward pass."""
+        return self.around.again
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +102,7 @@ def sites(graph: PCG, differentiated: Collection[int], training: bool) -> Sites:
     flow = gradients(graph, differentiated if training else ())
     builder = _Builder(flow, frozenset(differentiated) if training else frozenset())
     builder.top(graph)
+    builder.keep()
     return Sites(tuple(builder.sites), builder.of_node, builder.operands, builder.outputs, builder.results)
 
 
@@ -83,18 +119,17 @@ class _Builder:
         self.operands: dict[tuple[int, int], tuple[int, ...]] = {}
         self.outputs: dict[tuple[int, int], tuple[int, ...]] = {}
         self.results: dict[int, tuple[Where, ...]] = {}
+        self.needed: set[Where] = set()  # kept as they are, whoever reads them
 
     def add(self, site: Site) -> int:
         site.stored = [False] * len(site.results)
         self.sites.append(site)
         return len(self.sites) - 1
 
-    def port(self, where: Where, times: int, kept_: bool, again: bool) -> Port:
+    def port(self, where: Where, around: Around, kept: bool = False) -> Port:
         site = self.sites[where[0]]
         tensor, gradient = site.results[where[1]], site.flows[where[1]]
-        if kept_ and not again:
-            site.stored[where[1]] = True
-        return Port(where[0], where[1], tensor, times, gradient, kept_ and not again, again)
+        return Port(*where, tensor, around.times, gradient, around.alive if kept else 0.0, again=around.again)
 
     def top(self, graph: PCG) -> None:
         given = []
@@ -103,83 +138,109 @@ class _Builder:
             site = Site("input", node, [], node.tensors, flows=(self.flow(Value(node)),), weight=weight, whole=True)
             self.of_node[id(node)] = self.add(site)
             given.append((self.of_node[id(node)], 0))
-        for k, where in enumerate(self.graph(graph, given, 1, False)):
-            free = self.free(where, 1, False, whole=True)
+        for k, where in enumerate(self.graph(graph, given, Around())):
+            free = self.free(where, Around(), whole=True)
             self.outputs[id(graph), k] = (free,)
 
-    def free(self, where: Where, times: int, again: bool, step: str = "", whole: bool = False, tensor: Any = None) -> int:
+    def free(self, where: Where, around: Around, step: str = "", whole: bool = False, tensor: Any = None) -> int:
         """A place where the type of a value may be chosen."""
-        port = self.port(where, times, False, again)
+        port = self.port(where, around)
         result = tensor or port.tensor
-        return self.add(Site("free", None, [port], (result,), times, again, (port.gradient,), step=step, whole=whole))
+        return self.add(Site("free", None, [port], (result,), around, (port.gradient,), step=step, whole=whole))
 
-    def graph(self, graph: PCG, given: Sequence[Where], times: int, again: bool) -> list[Where]:
+    def keep(self) -> None:
+        """Settles what is kept where. A need goes from a free site to what it is a copy of; a carry is stacked there.
+
+        A value that one operator alone reads is kept as that operator sees it; other values as they are made, and as
+        everyone sees them who must change them.
+        """
+        readers: dict[Where, list[Port]] = {}
+        for s in reversed(range(len(self.sites))):
+            site = self.sites[s]
+            read = any((s, k) in self.needed or readers.get((s, k)) for k in range(len(site.results)))
+            if site.kind == "free" and len(site.ports) == 1 and read:
+                site.ports[0] = replace(site.ports[0], kept=site.around.alive)
+            for port in site.ports:
+                if port.kept:
+                    readers.setdefault((port.source, port.index), []).append(port)
+        for s, site in enumerate(self.sites):
+            if site.kind == "free" and len(site.ports) == 1:
+                continue
+            for k in range(len(site.results)):
+                found = readers.get((s, k), [])
+                alone = len(found) == 1 and (s, k) not in self.needed and found[0].kept == site.around.alive
+                if alone and site.kind == "operator":
+                    self.replace(found[0], replace(found[0], sole=True))
+                else:
+                    site.stored[k] = bool(found) or (s, k) in self.needed
+
+    def graph(self, graph: PCG, given: Sequence[Where], around: Around) -> list[Where]:
         """Adds the sites of a graph whose inputs are at `given`; returns where its outputs are."""
         at: dict[Value, Where] = {Value(n): w for n, w in zip(graph.inputs, given, strict=True)}
         copies: dict[tuple[Value, str], int] = {}
+        remats = sum(node.kind == "remat" for node in graph.nodes)
         for node in graph.nodes:
             if node.kind == "input":
                 continue
             operands = []
             for p, v in enumerate(node.operands):
-                copy = self.copy(graph, node, p, v, at[v], copies, times, again)
+                copy = self.copy(graph, node, p, v, at[v], copies, around)
                 operands.append(at[v] if copy is None else (copy, 0))
                 if copy is not None:
                     self.operands[id(node), p] = (copy,)
             if node.kind == "scan":
-                found = self.scan(node, operands, times, again)
+                found = self.scan(node, operands, around)
             elif node.kind == "remat":
                 assert node.inside is not None
-                for where in operands:
-                    self.port(where, times, not again, again)  # what a remat starts from is kept
-                found = self.graph(node.inside, operands, times, True)
+                self.needed.update(operands)  # what a remat starts from is kept
+                found = self.graph(node.inside, operands, around.remat(remats))
                 self.results[id(node)] = tuple(found)
             else:
-                found = self.operator(node, operands, times, again)
+                found = self.operator(node, operands, around)
             at.update(zip(node.results, found, strict=True))
         return [at[v] for v in graph.outputs]
 
-    def copy(self, graph: PCG, node: Node, p: int, v: Value, where: Where, copies: dict, times: int, again: bool) -> int | None:
+    def copy(self, graph: PCG, node: Node, p: int, v: Value, where: Where, copies: dict, around: Around) -> int | None:
         """The copy that an operand shares with other users of the same kind (None: it shares none)."""
         if node.kind not in SHARING:
             return None
         key = (v, f"{node.kind} {p}")
         if key not in copies:
             users = [u for u, q in graph.users[id(v.node)] if u.kind == node.kind and u.operands[q] == v and q == p]
-            copies[key] = self.free(where, times, again) if len(users) > 1 else -1
+            copies[key] = self.free(where, around) if len(users) > 1 else -1
         return None if copies[key] < 0 else copies[key]
 
-    def operator(self, node: Node, operands: list[Where], times: int, again: bool) -> list[Where]:
-        flags = tuple(self.sites[s].flows[r] for s, r in operands)
+    def operator(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
         flows = tuple(self.flow(v) for v in node.results)
-        needed = kept(node.body, flags) if node.body is not None and any(flows) else (False,) * len(flags)
-        ports = [self.port(w, times, k, again) for w, k in zip(operands, needed, strict=True)]
-        site = self.add(Site("operator", node, ports, node.tensors, times, again, flows))
+        kept = self.kept(node, tuple(self.sites[s].flows[r] for s, r in operands), any(flows), around)
+        ports = [self.port(w, around, k) for w, k in zip(operands, kept.operands, strict=True)]
+        site = self.add(Site("operator", node, ports, node.tensors, around, flows, inner=kept.inner))
         self.of_node[id(node)] = site
+        self.needed.update((site, k) for k, flag in enumerate(kept.results) if flag)
         return [(site, k) for k in range(len(node.tensors))]
 
-    def scan(self, node: Node, operands: list[Where], times: int, again: bool) -> list[Where]:
+    def scan(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
         """Constants and carries have one type for all steps; of what is stacked, the steps are not partitioned."""
         assert node.inside is not None
         inside, c, k = node.inside, int(node.attributes["consts"]), int(node.attributes["carry"])
-        inner = times * int(node.attributes["length"])
+        inner = around.scan(int(node.attributes["length"]))
         given: list[Where] = []
         for p, (where, n) in enumerate(zip(operands, inside.inputs, strict=True)):
-            free = self.free(where, times, again, step="in" if p >= c + k else "", tensor=n.tensors[0])
+            free = self.free(where, around, step="in" if p >= c + k else "", tensor=n.tensors[0])
             self.sites[free].flows = (self.flow(Value(n)),)
             self.of_node[id(n)] = free
             self.operands[id(node), p] = (*self.operands.get((id(node), p), ()), free)
             given.append((free, 0))
-        ends = self.graph(inside, given, inner, again)
+        ends = self.graph(inside, given, inner)
         found: list[Where] = []
         for q, where in enumerate(ends):
             if q < k:
                 carry = given[c + q][0]
-                self.sites[carry].ports.append(self.port(where, inner, False, again))
+                self.sites[carry].ports.append(self.port(where, inner))
                 self.outputs[id(inside), q] = (carry,)
                 found.append((carry, 0))
             else:
-                free = self.free(where, inner, again, step="out", tensor=node.tensors[q])
+                free = self.free(where, inner, step="out", tensor=node.tensors[q])
                 self.outputs[id(inside), q] = (free,)
                 found.append((free, 0))
         self.results[id(node)] = tuple(found)

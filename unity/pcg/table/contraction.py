@@ -22,7 +22,10 @@ def dot_general(params: Any, operands: Any, results: Any) -> Spec:
     free_y = [i for i in range(y.ndim) if i not in (*contract_y, *batch_y)]
     b, m = len(batch_x), len(batch_x) + len(free_x)
     factors = (
-        *(Factor(f"b{k}", x.shape[i], (Slot(i), Slot(j)), (Slot(k),)) for k, (i, j) in enumerate(zip(batch_x, batch_y, strict=True))),
+        *(
+            Factor(f"b{k}", x.shape[i], (Slot(i), Slot(j)), (Slot(k),))
+            for k, (i, j) in enumerate(zip(batch_x, batch_y, strict=True))
+        ),
         *(Factor(f"m{k}", x.shape[i], (Slot(i), None), (Slot(b + k),)) for k, i in enumerate(free_x)),
         *(Factor(f"n{k}", y.shape[j], (None, Slot(j)), (Slot(m + k),)) for k, j in enumerate(free_y)),
         *(

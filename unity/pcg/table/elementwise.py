@@ -13,7 +13,7 @@ from unity.pcg.state import Shape
 
 
 def aligned(shape: Shape, result: Shape) -> tuple[Place, ...]:
-    """For every dimension of the result, where an operand has it: not at all if the operand is a scalar, or of size one there."""
+    """For every dimension of the result, where an operand has it: nowhere if it is a scalar, or of size one there."""
     if len(shape) != len(result):
         return (None,) * len(result)
     return tuple(Slot(i) if n == m else None for i, (n, m) in enumerate(zip(shape, result, strict=True)))

@@ -39,7 +39,9 @@ def _gather_pieces(operands: list[jax.Array], layout: Layout) -> list:
     """Rows that live on other devices count as zero here, so that the results are partial sums."""
     table, indices = operands
     numbers, here = layout.params["dimension_numbers"], layout.operands[0]
-    sizes = tuple(m if n == whole else n for n, m, whole in zip(layout.params["slice_sizes"], here.local_shape, here.shape, strict=True))
+    sizes = tuple(
+        m if n == whole else n for n, m, whole in zip(layout.params["slice_sizes"], here.local_shape, here.shape, strict=True)
+    )
     rows = [d for d in numbers.collapsed_slice_dims if here.along(d)]
     if not rows:
         return layout.bind(table, indices, slice_sizes=sizes)
@@ -75,7 +77,9 @@ def fill_value(params: Any, dtype: Any) -> jax.Array:
     value = params["fill_value"]
     if value is None:
         kind = np.dtype(dtype).kind if not jnp.issubdtype(dtype, jnp.inexact) else "f"
-        value = jnp.nan if kind == "f" else True if kind == "b" else (jnp.iinfo(dtype).min if kind == "i" else jnp.iinfo(dtype).max)
+        value = (
+            jnp.nan if kind == "f" else True if kind == "b" else (jnp.iinfo(dtype).min if kind == "i" else jnp.iinfo(dtype).max)
+        )
     return jnp.asarray(value, dtype)
 
 

@@ -35,9 +35,7 @@ def general_reduction(params: Any, operands: Any, results: Any) -> Spec:
     """Operands, then their initial values (scalars), and any function: what is reduced is blocked."""
     kept = [i for i in range(operands[0].ndim) if i not in params["dimensions"]]
     n = len(results)
-    factors = (
-        Factor(f"d{i}", operands[0].shape[i], (Slot(i),) * n + (None,) * n, (Slot(k),) * n) for k, i in enumerate(kept)
-    )
+    factors = (Factor(f"d{i}", operands[0].shape[i], (Slot(i),) * n + (None,) * n, (Slot(k),) * n) for k, i in enumerate(kept))
     return Spec(tuple(f for f in factors if f.size > 1), (), prod(operands[0].shape))
 
 

@@ -129,9 +129,7 @@ def split(params: Any, operands: Any, results: Any) -> Spec:
 def concatenate(params: Any, operands: Any, results: Any) -> Spec:
     """The joined dimension is blocked, unless all parts are of one size: then each device joins its shares."""
     axis, shape = params["dimension"], results[0].shape
-    factors = [
-        Factor(f"d{i}", n, (Slot(i),) * len(operands), (Slot(i),)) for i, n in enumerate(shape) if i != axis and n > 1
-    ]
+    factors = [Factor(f"d{i}", n, (Slot(i),) * len(operands), (Slot(i),)) for i, n in enumerate(shape) if i != axis and n > 1]
     sizes = {o.shape[axis] for o in operands}
     if len(sizes) == 1 and max(sizes) > 1:
         factors.append(Factor(f"d{axis}", max(sizes), (Slot(axis),) * len(operands), (Slot(axis, len(operands)),)))

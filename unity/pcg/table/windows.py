@@ -19,7 +19,9 @@ def windowed(linear: bool) -> Any:
             if n > 1 and window[i] == 1 and strides[i] == 1 and tuple(padding[i]) == (0, 0) and results[0].shape[i] == n
         ]
         factors = tuple(
-            Factor(f"d{i}", operands[0].shape[i], tuple(Slot(i) if o.ndim else None for o in operands), (Slot(i),) * len(results))
+            Factor(
+                f"d{i}", operands[0].shape[i], tuple(Slot(i) if o.ndim else None for o in operands), (Slot(i),) * len(results)
+            )
             for i in still
         )
         return Spec(factors, (frozenset({0}),) if linear else (), prod(results[0].shape) * prod(window))

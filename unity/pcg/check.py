@@ -1,0 +1,130 @@
+"""The type checker of parallel graphs: every operator application is one that the operator table allows.
+
+JAX catches a forgotten Reduce, but runs a relu over a partial sum without a word, and wrongly. This is the guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unity.pcg.axis import Axis
+from unity.pcg.choices import Choice, choice_of, choices
+from unity.pcg.errors import ParallelTypeError
+from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
+from unity.pcg.placing import along_axis
+from unity.pcg.resharding import absolute, kind_of
+from unity.pcg.solve import Unmatched
+from unity.pcg.state import UNUSED, State, misfit, show
+
+
+def check(graph: PCG) -> None:
+    """Raises ParallelTypeError, naming operator, operand, dimension and axis, unless all types of a parallel graph agree."""
+    for k, v in enumerate(graph.outputs):
+        for state, axis in zip(v.type, graph.axes, strict=True):
+            if state.kind in "RS" or state.outer > 1:
+                raise ParallelTypeError(
+                    f'{_where(v.node)}: output {k} of the graph is {_words(state)} along axis "{axis.name}": it cannot leave the'
+                    " program so.\n    Reduce or combine it first. (docs: types#changes)"
+                )
+    _graph(graph)
+
+
+def _graph(graph: PCG) -> None:
+    for node in graph.nodes:
+        for v in node.results:
+            _fits(node, v, graph.axes)
+        if node.kind in PARALLELIZATION:
+            _change(node, graph.axes)
+        elif node.inside is not None:
+            _nested(node, graph.axes)
+        elif node.kind != "input":
+            _application(node, graph.axes)
+
+
+def _where(node: Node) -> str:
+    return f"{node.source or 'the graph'}: {node.kind}"
+
+
+def _words(state: State) -> str:
+    if state.kind != "P":
+        return {"U": "unused", "R": "replicated for use", "S": "a partial sum"}[state.kind]
+    return f"partitioned in dimension {state.dim}" + (f" at inner digit {state.outer}" if state.outer > 1 else "")
+
+
+def _fits(node: Node, v: Value, axes: tuple[Axis, ...]) -> None:
+    if len(v.type) != len(axes):
+        raise ParallelTypeError(f"{_where(node)}: result {v.index} has a type of {len(v.type)} axes on a mesh of {len(axes)}")
+    problem = misfit(v.tensor.shape, v.type, axes)
+    if problem:
+        raise ParallelTypeError(f"{_where(node)}: result {v.index}: {problem}. (docs: types#divisibility)")
+
+
+def _change(node: Node, axes: tuple[Axis, ...]) -> None:
+    (operand,) = node.operands
+    before, after = absolute(operand.type, axes), absolute(node.types[0], axes)
+    for axis, s, t in zip(axes, before, after, strict=True):
+        if s != t and (node.kind == "view" or kind_of(s, t) != node.kind):
+            raise ParallelTypeError(
+                f'{_where(node)}: along axis "{axis.name}" it changes {_words(s)} to {_words(t)}, which is'
+                f" {kind_of(s, t) or 'no operator at all'}. (docs: types#changes)"
+            )
+
+
+def _nested(node: Node, axes: tuple[Axis, ...]) -> None:
+    assert node.inside is not None
+    inside = node.inside
+    if node.kind == "scan":
+        consts, carry = int(node.attributes["consts"]), int(node.attributes["carry"])
+        for k in range(carry):
+            start, end = inside.inputs[consts + k].types[0], inside.outputs[k].type
+            if start != end:
+                rank = inside.outputs[k].tensor.ndim
+                raise ParallelTypeError(
+                    f"{_where(node)}: carry {k} goes in as {show(start, axes, rank)} and comes out as {show(end, axes, rank)}:"
+                    " every step must find it as the first did"
+                )
+    _graph(inside)
+
+
+def _application(node: Node, axes: tuple[Axis, ...]) -> None:
+    assert node.body is not None, node
+    degree: dict[tuple[State, ...], int] = {}
+    sizes: dict[tuple[State, ...], int] = {}
+    for k, axis in enumerate(axes):
+        operands, results = tuple(v.type[k] for v in node.operands), tuple(t[k] for t in node.types)
+        try:
+            solution = along_axis(node.body, operands, results)
+        except Unmatched:
+            raise ParallelTypeError(_refusal(node, axis, operands, results)) from None
+        if solution is None:
+            continue
+        choice = choice_of(node.body, solution)
+        if (choice.operands, choice.results) != (operands, results) and not _unused_outputs(choice, operands, results):
+            raise ParallelTypeError(_refusal(node, axis, operands, results))
+        degree[operands + results] = degree.get(operands + results, 1) * axis.size
+        sizes[operands + results] = choice.size
+    for states, n in degree.items():
+        if sizes[states] and sizes[states] % n:
+            raise ParallelTypeError(
+                f"{_where(node)}: {n} devices share a factor of size {sizes[states]}, which {n} does not divide. (docs: types#divisibility)"
+            )
+
+
+def _unused_outputs(choice: Choice, operands: Sequence[State], results: Sequence[State]) -> bool:
+    """A result that an operator makes the same on every device may be called replicated, too."""
+    pairs = zip(choice.results, results, strict=True)
+    return choice.operands == tuple(operands) and all(a == b or (a == UNUSED and b.kind == "R") for a, b in pairs)
+
+
+def _refusal(node: Node, axis: Axis, operands: Sequence[State], results: Sequence[State]) -> str:
+    """What an operator is given along an axis, and the nearest thing that it allows."""
+    assert node.body is not None
+    given = (*operands, *results)
+    names = [f"operand {p}" for p in range(len(operands))] + [f"result {p}" for p in range(len(results))]
+    shown = "\n".join(f"    {name} ({v.tensor}) is {_words(s)}" for name, v, s in zip(names, (*node.operands, *node.results), given, strict=True))
+    nearest = max(choices(node.body), key=lambda c: sum(a == b for a, b in zip(c.states, given, strict=True)))
+    changes = [f"{name} {_words(s)}" for name, s, now in zip(names, nearest.states, given, strict=True) if s != now]
+    two = [s for s in operands if s.kind == "P"]
+    cause = ": one axis cannot carry two factors of an operator" if len(two) > 1 else ""
+    link = "types#one-axis-one-factor" if len(two) > 1 else "types#types"
+    return f'{_where(node)}: along axis "{axis.name}"{cause}\n{shown}\n    It would be allowed with {", ".join(changes)}. (docs: {link})'

@@ -1,0 +1,122 @@
+"""The exact minimum of time + weight * memory over all strategies, for any number of weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from unity.search.bounds import ABOVE, Messages, pruned
+from unity.search.domains import domains, narrowed
+from unity.search.elimination import BUDGET, Elimination
+from unity.search.problem import Array, Point, Problem, direction
+
+# Ties go to less memory: to count memory by this much more changes no objective beyond the rounding of long sums.
+NUDGE = 2.0**-36
+# Where one of the two does not count at all, it is then made to count so little, relative to the other.
+TINY = (1e-8, 1e-11)
+# Two sums of the same terms differ by less than this, relatively.
+ROUNDING = 1e-12
+# Sums that an elimination must look at before bounds are worth their passes: at all, and for each entry of the tables.
+LARGE, PER_ENTRY = 500_000_000, 40
+# Passes over the graph between two guesses, guesses at most, and values of each variable that a guess looks at.
+PASSES, GUESSES, VALUES = 8, 6, 6
+# The share of all entries that bounds should leave.
+ENOUGH = 0.05
+
+
+class Minimizer:
+    """A problem made ready for any number of objectives.
+
+    It remembers what it found: for a further objective, a point that is known bounds the best one from above.
+    """
+
+    def __init__(self, problem: Problem, budget: int = BUDGET) -> None:
+        self.problem = problem
+        self.domains = domains(problem)
+        self.elimination = Elimination(problem, self.domains, budget)
+        self.known: dict[Point, None] = {}
+        self.messages: list[tuple[float, Messages]] = []
+
+    def at(self, weights: Sequence[float] | Array) -> list[Point]:
+        """The minimizer of time + weight * memory for every weight; nothing if there is no solution.
+
+        An infinite weight stands for memory alone. Ties go to less memory (for an infinite weight, to less time), then
+        to lower indices.
+        """
+        if self.domains.empty or not len(weights):
+            return []
+        found = self._solve(np.array([(time, memory * (1 + NUDGE)) for time, memory in map(direction, weights)]))
+        if not found:
+            return []
+        ends = [(i, tiny) for i, weight in enumerate(weights) if weight == 0 or math.isinf(weight) for tiny in TINY]
+        refined = self._solve(np.array([_tie_breaking(float(weights[i]), found[i], tiny) for i, tiny in ends]))
+        for (i, _), point in zip(ends, refined, strict=True):
+            found[i] = _less_of_the_other(float(weights[i]), found[i], point)
+        return found
+
+    @property
+    def large(self) -> bool:
+        """Whether values should be left out by bounds before variables are eliminated."""
+        schedule = self.elimination.schedule
+        entries = sum(math.prod(schedule.shapes[leaf.operation]) for leaf in schedule.leaves)
+        return not schedule.exact or schedule.work > max(LARGE, PER_ENTRY * entries)
+
+    def _solve(self, directions: Array) -> list[Point]:
+        if not self.large:
+            return self.elimination.solve(directions)
+        found = [point for some in directions for point in self._bounded(some)]
+        self.known.update(dict.fromkeys(found))
+        return found
+
+    def _bounded(self, some: Array) -> list[Point]:
+        """The best point in one direction, if there is one: bounds leave few values, elimination decides on them.
+
+        The best strategy with the most promising values of each variable serves as the upper bound: it is hardly ever
+        improved on.
+        """
+        energy = self.elimination.energy(some)
+        best = min((_objective(point, some) for point in self.known), default=math.inf)
+        angle = math.atan2(some[1], some[0])
+        start = min(self.messages, key=lambda known: abs(known[0] - angle), default=(0.0, None))[1]
+        for _ in range(GUESSES):
+            result = pruned(energy, best, start, PASSES, ENOUGH)
+            best, start = result.best, result.messages
+            guess = self._on(result.first(VALUES), some)
+            best = min([best, *(_objective(point, some) for point in guess)])
+            left = sum(len(result.kept[s]) * len(result.kept[t]) for s, t in energy.pairs)
+            if left <= ENOUGH * energy.entries:
+                break
+        self.messages.append((angle, start))
+        return [
+            replace(point, exact=point.exact or _objective(point, some) <= result.bound + ABOVE * abs(result.bound))
+            for point in self._on(result.kept, some)
+        ]
+
+    def _on(self, kept: Sequence[Array], some: Array) -> list[Point]:
+        return Elimination(self.problem, narrowed(self.domains, kept), self.elimination.budget).solve(some[None])
+
+
+def minimize(problem: Problem, weights: Sequence[float] | Array, budget: int = BUDGET) -> list[Point]:
+    """For every weight (seconds per byte) the exact minimizer of time + weight * memory; nothing if there is none."""
+    return Minimizer(problem, budget).at(weights)
+
+
+def _objective(point: Point, some: Array) -> float:
+    return float(some[0] * point.time + some[1] * point.memory)
+
+
+def _tie_breaking(weight: float, best: Point, tiny: float) -> tuple[float, float]:
+    """The direction of weight 0 or infinity, turned a little towards what it leaves out."""
+    ratio = abs(best.time / best.memory) if best.time and best.memory else 1.0
+    return (1.0, tiny * ratio) if weight == 0 else (tiny / ratio, 1.0)
+
+
+def _less_of_the_other(weight: float, best: Point, other: Point) -> Point:
+    """The second point, if it is as good as the first by what counts, and better by what does not."""
+    counted = (best.time, other.time) if weight == 0 else (best.memory, other.memory)
+    left_out = (best.memory, other.memory) if weight == 0 else (best.time, other.time)
+    tied = counted[1] <= counted[0] + ROUNDING * abs(counted[0])
+    return other if tied and left_out[1] < left_out[0] else best
