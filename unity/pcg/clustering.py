@@ -71,6 +71,13 @@ class Uses:
                     roots[v] = below
         return found
 
+    def often(self, v: int, inside: set[int]) -> bool:
+        """Whether a variable is used more than once in a cluster, as it is or in another precision."""
+        users = [u for u in self.users.get(v, ()) if u in inside]
+        if len(users) == 1 and self.body.equations[users[0]].name == "convert_element_type":
+            return self.often(self.body.equations[users[0]].results[0], inside)
+        return len(users) > 1
+
     def outputs(self, members: Iterable[int], inside: set[int]) -> tuple[int, ...]:
         """Variables made by `members` and used elsewhere. An operator without any still has its last equation's."""
         made = [v for i in members for v in self.body.equations[i].results]
@@ -142,8 +149,13 @@ def _small_gather(equation: Equation) -> bool:
 
 
 def _apart(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[list[int]]:
-    """Cuts a tree where two branches meet that each reduce something, and have nothing in common: they are two operators."""
+    """Cuts a tree where two branches meet that each reduce something, and have nothing in common: they are two operators.
+
+    A residual sum is an operator too, rather than part of the normalization that follows it where nothing else reads it.
+    """
     body = uses.body
+    inside = set(tree)
+    roots = any(body.equations[i].name in ("rsqrt", "sqrt") for i in tree)
     reads: dict[int, frozenset[int]] = {}  # variable made here → inputs that it depends on
     reduces: set[int] = set()  # variables made here that depend on a reduction
     cut: set[int] = set()
@@ -156,6 +168,9 @@ def _apart(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[lis
         branches = [a for a in operands if a in reduces]
         alone = {a for a in branches if len(branches) > 1 and all(a == b or reads[a].isdisjoint(reads[b]) for b in branches)}
         cut |= alone
+        shapes = {body.tensors[a] for a in operands}
+        if roots and e.name == "add" and len(operands) == 2 and shapes == {body.tensors[e.results[0]]}:
+            cut |= {v for v in e.results if uses.often(v, inside)}
         below = frozenset[int]().union(*({a} if a in alone else reads.get(a, {a}) for a in operands))
         reads.update((v, below) for v in e.results)
         if set(branches) - alone or (e.name.startswith("reduce_") and body.tensors[e.results[0]].floating):

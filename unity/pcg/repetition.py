@@ -60,13 +60,21 @@ def repeated(graph: PCG) -> tuple[Repeated, ...]:
 
 
 def _late(graph: PCG) -> list[Node]:
-    """Operators in an order in which a layer's follow each other: each as late as its users allow."""
+    """Operators in an order in which a layer's follow each other: each as late as its users allow.
+
+    What several layers share and is made of inputs alone (a mask, a table of positions) comes first.
+    """
+    shared: set[int] = set()
+    for n in graph.nodes:
+        made = n.kind in ("input", "constant") or (len(graph.users[id(n)]) > 1 and any(v.node.kind == "input" for v in n.operands))
+        if made and all(id(v.node) in shared for v in n.operands):
+            shared.add(id(n))
     steps: dict[int, int] = {}  # longest way to the end
     for n in reversed(graph.nodes):
         after = [steps[id(user)] + 1 for user, _ in graph.users[id(n)]]
         steps[id(n)] = max(after, default=0)
     operators = [n for n in graph.nodes if n.kind not in ("input", "constant")]
-    return sorted(operators, key=lambda n: (-steps[id(n)], signature(n)))
+    return sorted(operators, key=lambda n: (id(n) not in shared, -steps[id(n)], signature(n)))
 
 
 class _Word:
@@ -85,7 +93,7 @@ class _Word:
             places = last.setdefault(letter, deque(maxlen=ALIKE))
             found.update(i - j for j in places if i - j <= LONGEST)
             places.append(i)
-        return sorted(p for p, count in found.items() if count >= p)
+        return sorted(p for p, count in found.items() if count >= p > 1)
 
     def agreements(self, period: int) -> Iterator[tuple[int, int]]:
         """Maximal ranges in which every node is like the one a period later."""

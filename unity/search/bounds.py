@@ -17,11 +17,6 @@ from unity.search.problem import Array
 
 # Values are left out only if their bound is above the best known by more than rounding, relatively.
 ABOVE = 1e-9
-# The tables are cut down when that leaves no more than this share of them.
-CUT = 0.8
-# Passes without much progress: so many, in each of which the gap shrank by less than this share.
-STALLED, PROGRESS = 8, 0.01
-
 Messages = dict[tuple[int, int], Array]  # from a variable to a neighbour: a cost for each of the neighbour's values
 
 
@@ -41,86 +36,15 @@ class Energy:
         alone = sum(float(own[v]) for own, v in zip(self.unary, values, strict=True))
         return alone + sum(float(table[values[s], values[t]]) for (s, t), table in self.pairs.items())
 
-    def cut(self, left: Sequence[Array]) -> Energy:
-        """The same on the values that are left, a mask for every variable."""
-        unary = [own[mask] for own, mask in zip(self.unary, left, strict=True)]
-        return Energy(unary, {(s, t): table[np.ix_(left[s], left[t])] for (s, t), table in self.pairs.items()})
 
+class Bounds:
+    """A bound on all strategies, and for every value on those that use it. They rise with the passes made.
 
-@dataclass(frozen=True, eq=False)
-class Pruned:
-    """For every variable the values that a best strategy may use, and the bounds that its objective lies between.
-
-    `messages` are a start for an objective that is not much different.
+    `start` are the messages of an objective that is not much different, if there is one.
     """
 
-    kept: list[Array]
-    bound: float
-    best: float
-    messages: Messages
-    excess: list[Array]  # of every value that is kept, over the bound
-
-    def first(self, count: int) -> list[Array]:
-        """For every variable, of the values that are kept those with the lowest bounds, ascending."""
-        ranked = (np.argsort(excess, kind="stable")[:count] for excess in self.excess)
-        return [kept[np.sort(best)] for kept, best in zip(self.kept, ranked, strict=True)]
-
-
-def pruned(energy: Energy, best: float, start: Messages | None, passes: int, enough: float) -> Pruned:
-    """Leaves out values that no strategy as good as `best`, the objective of a known one, can use.
-
-    It stops after so many `passes`; when what is left has no more than the share `enough` of all entries; when the
-    best known strategy is proved to be the best; or when there is hardly any progress.
-    """
-    kept = [np.arange(len(own)) for own in energy.unary]
-    full = dict(start) if start is not None else _zeros(energy)
-    descent = _Descent(energy, dict(full))
-    wanted = enough * energy.entries
-    excess = energy.unary
-    bound, gap, stalled = -np.inf, np.inf, 0
-    for number in range(passes):
-        descent.backward()
-        bound = max(bound, descent.bound())
-        if not np.isfinite(bound):
-            break
-        best = min(best, descent.energy.at(descent.decoded()))
-        before, gap = gap, best - bound
-        stalled = 0 if gap < (1 - PROGRESS) * before or not np.isfinite(gap) else stalled + 1
-        excess = descent.forward()
-        left = [np.isfinite(own) & (own <= gap + ABOVE * abs(best)) for own in excess]
-        remain = sum(int(left[s].sum()) * int(left[t].sum()) for s, t in energy.pairs)
-        done = gap <= ABOVE * abs(best) or stalled == STALLED or remain <= wanted or number == passes - 1
-        if done or remain < CUT * descent.energy.entries:
-            full = _remembered(full, kept, descent.messages)
-            kept, excess = ([own[mask] for own, mask in zip(all_, left, strict=True)] for all_ in (kept, excess))
-            descent = _Descent(descent.energy.cut(left), {e: m[left[e[1]]] for e, m in descent.messages.items()})
-        if done:
-            break
-    return Pruned(kept, bound, best, full, excess)
-
-
-def _zeros(energy: Energy) -> Messages:
-    ends = [edge for s, t in energy.pairs for edge in ((s, t), (t, s))]
-    return {(s, t): np.zeros(len(energy.unary[t])) for s, t in ends}
-
-
-def _remembered(full: Messages, kept: Sequence[Array], messages: Messages) -> Messages:
-    """Messages to all values: the new ones to those that are kept, the old ones to the others."""
-    result = {}
-    for edge, message in messages.items():
-        result[edge] = full[edge].copy()
-        # what is forbidden under one objective is so under all, but with fewer values left more looks forbidden
-        usable = np.isfinite(message)
-        result[edge][kept[edge[1]][usable]] = message[usable]
-    return result
-
-
-class _Descent:
-    """Messages, and the passes that improve them."""
-
-    def __init__(self, energy: Energy, messages: Messages) -> None:
+    def __init__(self, energy: Energy, start: Messages | None = None) -> None:
         self.energy = energy
-        self.messages = messages
         count = len(energy.unary)
         self.before: list[list[int]] = [[] for _ in range(count)]
         self.after: list[list[int]] = [[] for _ in range(count)]
@@ -130,8 +54,31 @@ class _Descent:
         # the share of a variable's cost that each chain through it has
         self.share = [1 / max(1, len(b), len(a)) for b, a in zip(self.before, self.after, strict=True)]
         self.work = np.empty(max((table.size for table in energy.pairs.values()), default=0))
+        ends = [edge for s, t in energy.pairs for edge in ((s, t), (t, s))]
+        self.messages = dict(start) if start else {(s, t): np.zeros(len(energy.unary[t])) for s, t in ends}
+        self.least = -np.inf
+        self.excess = [own - own.min() for own in energy.unary]
 
-    def forward(self) -> list[Array]:
+    def improve(self, passes: int) -> float:
+        """Makes so many passes in both directions. Returns the objective of the best strategy met on the way."""
+        best = np.inf
+        for _ in range(passes):
+            self._backward()
+            self.least = max(self.least, self._bound())
+            best = min(best, self.energy.at(self._decoded()))
+            self.excess = self._forward()
+        return best
+
+    def left(self, best: float) -> list[Array]:
+        """For every variable, the values that some strategy no worse than `best` may use."""
+        most = best - self.least + ABOVE * abs(best)
+        return [np.flatnonzero(np.isfinite(own) & (own <= most)) for own in self.excess]
+
+    def first(self, count: int) -> list[Array]:
+        """For every variable, the values with the lowest bounds, ascending."""
+        return [np.sort(np.argsort(own, kind="stable")[:count]) for own in self.excess]
+
+    def _forward(self) -> list[Array]:
         """A pass in the order of the variables. For every value, by how much it is worse than the variable's best.
 
         That is the excess over the bound of any strategy with this value: at its turn, a variable's own cost and its
@@ -139,7 +86,7 @@ class _Descent:
         """
         return [own - own.min() for own in self._pass(range(len(self.energy.unary)), self.after)]
 
-    def backward(self) -> None:
+    def _backward(self) -> None:
         """A pass against the order of the variables."""
         for _ in self._pass(reversed(range(len(self.energy.unary))), self.before):
             pass
@@ -171,12 +118,12 @@ class _Descent:
             return np.add(table, own[:, None], out=total).min(0)
         return np.add(table, own, out=total).min(1)
 
-    def bound(self) -> float:
+    def _bound(self) -> float:
         """The sum of the chains' minima, after a backward pass: each where the chain starts."""
         starting = (1 - share * len(before) for share, before in zip(self.share, self.before, strict=True))
         return sum(part * float(self._gathered(s).min()) for s, part in enumerate(starting) if part > 0)
 
-    def decoded(self) -> list[int]:
+    def _decoded(self) -> list[int]:
         """A strategy: variable by variable the best value, given those before, and messages for those after."""
         values: list[int] = []
         for s, own in enumerate(self.energy.unary):

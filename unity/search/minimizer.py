@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from unity.search.bounds import ABOVE, Messages, pruned
+from unity.search.bounds import ABOVE, Bounds, Messages
 from unity.search.domains import domains, narrowed
 from unity.search.elimination import BUDGET, Elimination
 from unity.search.problem import Array, Point, Problem, direction
@@ -22,7 +22,7 @@ ROUNDING = 1e-12
 # Sums that an elimination must look at before bounds are worth their passes: at all, and for each entry of the tables.
 LARGE, PER_ENTRY = 500_000_000, 40
 # Passes over the graph between two guesses, guesses at most, and values of each variable that a guess looks at.
-PASSES, GUESSES, VALUES = 8, 6, 6
+PASSES, GUESSES, VALUES = 3, 16, 6
 # The share of all entries that bounds should leave.
 ENOUGH = 0.05
 
@@ -80,19 +80,20 @@ class Minimizer:
         energy = self.elimination.energy(some)
         best = min((_objective(point, some) for point in self.known), default=math.inf)
         angle = math.atan2(some[1], some[0])
-        start = min(self.messages, key=lambda known: abs(known[0] - angle), default=(0.0, None))[1]
+        bounds = Bounds(energy, min(self.messages, key=lambda known: abs(known[0] - angle), default=(0.0, None))[1])
         for _ in range(GUESSES):
-            result = pruned(energy, best, start, PASSES, ENOUGH)
-            best, start = result.best, result.messages
-            guess = self._on(result.first(VALUES), some)
+            best = min(best, bounds.improve(PASSES))
+            if not math.isfinite(bounds.least):
+                return []
+            guess = self._on(bounds.first(VALUES), some)
             best = min([best, *(_objective(point, some) for point in guess)])
-            left = sum(len(result.kept[s]) * len(result.kept[t]) for s, t in energy.pairs)
-            if left <= ENOUGH * energy.entries:
+            left = tuple(map(len, bounds.left(best)))
+            if sum(left[s] * left[t] for s, t in energy.pairs) <= ENOUGH * energy.entries:
                 break
-        self.messages.append((angle, start))
+        self.messages.append((angle, bounds.messages))
         return [
-            replace(point, exact=point.exact or _objective(point, some) <= result.bound + ABOVE * abs(result.bound))
-            for point in self._on(result.kept, some)
+            replace(point, exact=point.exact or _objective(point, some) <= bounds.least + ABOVE * abs(bounds.least))
+            for point in self._on(bounds.left(best), some)
         ]
 
     def _on(self, kept: Sequence[Array], some: Array) -> list[Point]:
