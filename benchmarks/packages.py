@@ -84,11 +84,13 @@ def keras_application(name: str, size: int) -> Case:
     bare = {"include_preprocessing": False} if name.startswith(("EfficientNetV2", "ConvNeXt")) else {}
     jax.eval_shape(build)
     network = made[0]
-    trainable, other = abstract([v.value for v in network.trainable_variables]), abstract([v.value for v in network.non_trainable_variables])
+    variables = network.trainable_variables, network.non_trainable_variables
+    trainable, other = (abstract([v.value for v in vs]) for vs in variables)
 
     def loss(trainable: Any, other: Any, image: jax.Array, label: jax.Array) -> Any:
         logits, state = network.stateless_call(trainable, other, image, training=True)
-        return jnp.mean(keras.losses.sparse_categorical_crossentropy(label, logits)), state
+        losses: Any = keras.losses.sparse_categorical_crossentropy(label, logits)
+        return jnp.mean(losses), state
 
     return loss, (trainable, other, *images(size))
 
@@ -126,7 +128,8 @@ def linen_vit() -> Case:
     params = jax.eval_shape(network.init, {"params": key(), "dropout": key()}, image)["params"]
 
     def loss(params: Any, image: jax.Array, label: jax.Array, seed: jax.Array) -> jax.Array:
-        return cross_entropy(network.apply({"params": params}, image, rngs={"dropout": seed}), label)
+        logits: Any = network.apply({"params": params}, image, rngs={"dropout": seed})
+        return cross_entropy(logits, label)
 
     return loss, (params, image, label, key())
 
@@ -383,7 +386,7 @@ def equinox_resnet() -> Case:
 @model("transformers", "Llama-7B", "LlamaConfig", "FlaxLlamaForCausalLM", 32000, 2048)
 def hugging_face(config: str, name: str, vocabulary: int, length: int) -> Case:
     """Weights as a nested dictionary of an uninitialized model."""
-    import transformers
+    import transformers  # pyright: ignore[reportMissingImports]
 
     large = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
     settings = getattr(transformers, config)(vocab_size=vocabulary, **(large if name.startswith("FlaxBert") else {}))
@@ -402,7 +405,7 @@ def hugging_face(config: str, name: str, vocabulary: int, length: int) -> Case:
 @model("jraph", "graph network")
 def graph_network() -> Case:
     """No batch: nodes and edges, gathered and summed by segments."""
-    import jraph
+    import jraph  # pyright: ignore[reportMissingImports]
 
     nodes, edges, width, layers = 10000, 50000, 128, 5
 
@@ -434,42 +437,12 @@ def graph_network() -> Case:
     return loss, (params, graph, Abstract((nodes, width), f))
 
 
-# --- penzai ---
-
-
-@model("penzai", "Llama-like transformer")
-def penzai_llama() -> Case:
-    """Named axes: every operation is a vmap of vmaps."""
-    from penzai import pz
-    from penzai.models.transformer.variants import llamalike_common as llama
-
-    config = llama.LlamalikeTransformerConfig(
-        num_kv_heads=8, query_head_multiplier=1, embedding_dim=512, projection_dim=64, mlp_hidden_dim=2048,
-        num_decoder_blocks=6, vocab_size=32000, mlp_variant="swiglu", rope_wavelength=10000, tie_embedder_and_logits=False,
-        attention_type=llama.AttentionTypeGlobalCausal(), rms_norm_eps=1e-6, parameter_dtype=jnp.float32,
-        activation_dtype=jnp.float32,
-    )  # fmt: skip
-    shapes = jax.eval_shape(lambda k: llama.build_llamalike_transformer(config, init_base_rng=k), key())
-    network, variables = pz.unbind_params(shapes)
-    values = [v.value for v in variables]
-
-    def loss(values: Any, x: jax.Array, labels: jax.Array) -> jax.Array:
-        filled = [v.replace(value=w) if hasattr(v, "replace") else v for v, w in zip(variables, values, strict=True)]
-        whole = pz.bind_variables(network, [v.freeze() if hasattr(v, "freeze") else v for v in filled])
-        x = pz.nx.wrap(x).tag("batch", "seq")
-        positions = pz.nx.arange("seq", x.named_shape["seq"])
-        logits = whole(x, token_positions=positions).unwrap("batch", "seq", "vocabulary")
-        return cross_entropy(logits, labels)
-
-    return loss, (values, tokens(512), tokens(512))
-
-
 # --- Equimo (vision models on Equinox) ---
 
 
 @model("equimo", "ViT-S/16")
 def equimo_vit() -> Case:
-    import equimo.models as models
+    import equimo.models as models  # pyright: ignore[reportMissingImports]
     import equinox as eqx
 
     def make(k: Any) -> Any:
@@ -493,7 +466,7 @@ def equimo_vit() -> Case:
 @model("e3nn-jax", "equivariant tensor products")
 def equivariant() -> Case:
     """Spherical harmonics and Clebsch-Gordan products: many small contractions over closed-over tables."""
-    import e3nn_jax as e3nn
+    import e3nn_jax as e3nn  # pyright: ignore[reportMissingImports]
 
     inside = e3nn.Irreps("32x0e + 32x1o + 16x2e")
     edges, nodes = 4096, 512
@@ -525,7 +498,7 @@ def equivariant() -> Case:
 
 @model("distrax", "masked coupling flow")
 def normalizing_flow() -> Case:
-    import distrax
+    import distrax  # pyright: ignore[reportMissingImports]
 
     width, layers, hidden = 64, 8, 256
 

@@ -63,7 +63,7 @@ def _joined(shape: str, count: int, rng: np.random.Generator) -> list[tuple[int,
             pairs = list(itertools.combinations(range(count), 2))
         case _:
             pairs = [(int(a), int(b)) for a, b in rng.integers(count, size=(count, 2)) if a != b]
-    return [pair[:: 1 if rng.random() < 0.5 else -1] for pair in pairs]
+    return [(a, b) if rng.random() < 0.5 else (b, a) for a, b in pairs]
 
 
 def _cost(rng: np.random.Generator, sizes: tuple[int, ...], forbidden: float, alternatives: int) -> Cost:

@@ -50,7 +50,10 @@ def test_right_types_pass() -> None:
 @pytest.mark.parametrize(
     ("types", "words"),
     [
-        (((partitioned(0),), (partitioned(1),), (partitioned(0),)), ["two factors", 'axis "n0"', "operand 1", "dimension 1", "replicated"]),
+        (
+            ((partitioned(0),), (partitioned(1),), (partitioned(0),)),
+            ["two factors", 'axis "n0"', "operand 1", "dimension 1", "replicated"],
+        ),
         (((partitioned(0),), (UNUSED,), (partitioned(0),)), ["operand 1 (float32[8,8]) is unused", "operand 1 replicated for use"]),
         (((partitioned(1),), (partitioned(0),), (UNUSED,)), ["result 0", "a partial sum"]),
         (((partitioned(1),), (partitioned(0),), (PARTIAL,)), ["output 0", "a partial sum", "Reduce"]),
@@ -68,15 +71,15 @@ def test_a_relu_over_a_partial_sum_is_refused() -> None:
     (node,) = [n for n in graph.nodes if n.kind != "input"]
     results = {id(graph.inputs[0]): ((PARTIAL,),), id(node): ((PARTIAL,),)}
     parallel = parallelize(graph, Assignment(MACHINE.axes[:1], results, {}, {(id(graph), 0): ((UNUSED,),)}))
-    with pytest.raises(ParallelTypeError, match="operand 0 .* is a partial sum"):
+    with pytest.raises(ParallelTypeError, match=r"operand 0 .* is a partial sum"):
         check(parallel)
 
 
 def test_dimensions_that_do_not_divide_are_named() -> None:
+    graph = capture(lambda a: a + 1, jax.ShapeDtypeStruct((3,), jnp.float32)).graph
+    (node,) = [n for n in graph.nodes if n.kind != "input"]
+    types = {id(graph.inputs[0]): ((partitioned(0),),), id(node): ((partitioned(0),),)}
     with pytest.raises(ParallelTypeError, match=r"dimension 0 of size 3 is not divisible by 2 \(the nearest that is: 4\)"):
-        graph = capture(lambda a: a + 1, jax.ShapeDtypeStruct((3,), jnp.float32)).graph
-        (node,) = [n for n in graph.nodes if n.kind != "input"]
-        types = {id(graph.inputs[0]): ((partitioned(0),),), id(node): ((partitioned(0),),)}
         parallelize(graph, Assignment(MACHINE.axes[:1], types, {}, {}))
 
 

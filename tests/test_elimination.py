@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from unity.search import minplus
 from unity.search.domains import domains
-from unity.search.elimination import BUDGET, Minimizer, minimize
+from unity.search.elimination import BUDGET
+from unity.search.minimizer import Minimizer, minimize
 from unity.search.problem import Cost, Edge, Point, Problem
 from unity.search.schedule import schedule
 
@@ -77,7 +78,7 @@ RESIDUAL = ((0, 1), (1, 2), (2, 3), (0, 3))
 
 def test_equal_segments_are_solved_once() -> None:
     def made(count: int) -> int:
-        return Minimizer(segments(count, (3, 4, 5), RESIDUAL)).schedule.products
+        return Minimizer(segments(count, (3, 4, 5), RESIDUAL)).elimination.schedule.products
 
     assert made(100) == made(10) <= 5
 
@@ -85,11 +86,11 @@ def test_equal_segments_are_solved_once() -> None:
 @pytest.mark.parametrize("pairs", [((0, 1), (1, 2), (2, 3)), RESIDUAL])
 def test_a_ring_of_equal_segments_is_halved(pairs: tuple[tuple[int, int], ...]) -> None:
     ring = segments(128, (3, 4, 5), pairs, ring=True)
-    assert Minimizer(ring).schedule.products <= 3 + 2 * math.log2(128)
+    assert Minimizer(ring).elimination.schedule.products <= 3 + 2 * math.log2(128)
 
 
 def test_a_chain_is_one_sweep_without_any_product() -> None:
-    assert Minimizer(segments(100, (3,), ((0, 1),))).schedule.products == 0
+    assert Minimizer(segments(100, (3,), ((0, 1),))).elimination.schedule.products == 0
 
 
 def test_forbidden_values_are_left_out_through_the_whole_chain() -> None:

@@ -50,7 +50,7 @@ def test_of_a_large_problem_the_hull_is_exact(problem: Problem) -> None:
 def test_the_fastest_that_fits(problem: Problem) -> None:
     every = brute_force(problem)
     whole, hull = frontier(problem), frontier(problem, exact_limit=0)
-    for memory in np.arange(-1, 60, 4):
+    for memory in range(-1, 60, 4):
         fitting = lower_left([p for p in every if p.memory <= memory])
         best = whole.under(memory)
         assert (best and (best.time, best.memory)) == (fitting[0] if fitting else None)

@@ -157,7 +157,7 @@ def test_fewer_devices_than_planned_for() -> None:
     params, batch = arguments()
     plan = unity.optimize(loss, params, batch, machine=unity.Machine.grid(4, 8, "h100"), progress=False)
     assert plan.pcg.axes
-    with pytest.raises(unity.PlanError, match="for 32 devices .* JAX sees 8"):
+    with pytest.raises(unity.PlanError, match=r"for 32 devices .* JAX sees 8"):
         plan(params, batch)
 
 

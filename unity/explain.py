@@ -17,8 +17,8 @@ from unity.pcg.axis import Axis
 from unity.pcg.capture import unparallelized
 from unity.pcg.graph import Node
 from unity.pcg.state import show
-from unity.search.session import Candidate
 from unity.search.predict import CollectiveTerm, OperatorTerm, Prediction, predict
+from unity.search.session import Candidate
 
 if TYPE_CHECKING:
     from unity.plan import Plan
@@ -75,7 +75,8 @@ def _grouped(rows: Iterable[tuple[Any, float]]) -> list[tuple[Any, int, float]]:
 
 
 def _arguments(plan: Plan) -> Table:
-    table = Table("arguments", "tensors", "shape", "stored", "bytes on a device", title="where arguments live", title_justify="left")
+    columns = ("arguments", "tensors", "shape", "stored", "bytes on a device")
+    table = Table(*columns, title="where arguments live", title_justify="left")
     axes = plan.pcg.axes
     rows = []
     for node in plan.pcg.inputs:
@@ -153,7 +154,8 @@ def blocked(plan: Plan) -> list[str]:
 def frontier_table(candidates: Sequence[Candidate], chosen: Candidate, exact: bool) -> Table:
     """The frontier: one row a point."""
     whole = "every point that no other beats" if exact else "the convex hull, and points found between"
-    table = Table("", "point", "time", "memory", title=f"time and memory on each device: {whole}", title_justify="left", min_width=80)
+    title = f"time and memory on each device: {whole}"
+    table = Table("", "point", "time", "memory", title=title, title_justify="left", min_width=80)
     for k, c in enumerate(candidates):
         same = (c.time, c.memory) == (chosen.time, chosen.memory)
         table.add_row("→" if same else "", str(k), _time(c.time), _size(c.memory))

@@ -61,7 +61,7 @@ def optimize(
     chosen = machine or Machine.local()
     with _stages(progress) as say:
         say("capturing the graph")
-        captured = capture(fn, *args, argnums=argnums)
+        captured = capture(fn, *args, argnums=argnums if training else ())
         limit = chosen.device.memory if memory_limit is None else memory_limit
         task = _Task(fn, captured, Training(training, optimizer_slots), objective, limit, seed, say)
         return task.fewest(chosen) if objective == "devices" else task.on(chosen)
@@ -72,7 +72,7 @@ def _refuse(objective: str, search: str, budget: Any, rules: Any, constraints: A
     if objective not in OBJECTIVES:
         raise ValueError(f"objective={objective!r} is not known; one of {', '.join(map(repr, OBJECTIVES))}")
     if search != "unity":
-        raise ValueError(f"search={search!r} is not available; this version has 'unity': exact frontier search on the captured graph")
+        raise ValueError(f"search={search!r} is not available; this version has 'unity', exact search on the captured graph")
     later = {"budget": budget is not None, "rules": rules is not None, "constraints": bool(constraints)}
     for name, given in later.items():
         if given:

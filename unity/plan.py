@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import jax
+import jax.core
 from jax.sharding import Mesh, NamedSharding
 
 from unity.exec.lowering import mesh_of, program, spec_of
@@ -161,7 +162,10 @@ class Plan:
         captured = self._made.captured
         leaves, tree = jax.tree.flatten(args)
         if tree != captured.in_tree:
-            raise PlanError(f"{self.__name__} was planned for arguments of the structure\n    {captured.in_tree}\nbut is called with\n    {tree}")
+            raise PlanError(
+                f"{self.__name__} was planned for arguments of the structure\n    {captured.in_tree}\n"
+                f"but is called with\n    {tree}\n    Call unity.optimize again for these. (docs: plan#shapes)"
+            )
         wrong = []
         for path, x, node in zip(captured.paths, leaves, self.original.inputs, strict=False):
             aval, tensor = jax.typeof(x), node.tensors[0]

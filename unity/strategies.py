@@ -58,7 +58,8 @@ def from_json(graph: PCG, axes: tuple[Axis, ...], data: Mapping[str, Any]) -> tu
         types = [tuple(_state(s) for s in row) for row in data["types"]]
         return tuple(_candidate(graph, axes, types, point) for point in data["points"])
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise PlanError(f"the plan's strategies do not fit its graph ({type(error).__name__}: {error}): the file is damaged") from error
+        what = f"{type(error).__name__}: {error}"
+        raise PlanError(f"the plan's strategies do not fit its graph ({what}): the file is damaged") from error
 
 
 def _candidate(graph: PCG, axes: tuple[Axis, ...], types: list[Type], point: Mapping[str, Any]) -> Candidate:

@@ -54,7 +54,8 @@ class Check:
 
     def __str__(self) -> str:
         rows = [f"{'collective':20} {'predicted':>14} {'compiled':>14}  (elements on one device)"]
-        rows += [f"{line.kind:20} {line.predicted:14,} {line.compiled:14,}  {line.difference:+.1%}" for line in (*self.lines, self.total)]
+        lines = (*self.lines, self.total)
+        rows += [f"{line.kind:20} {line.predicted:14,} {line.compiled:14,}  {line.difference:+.1%}" for line in lines]
         rows.append(f"{'memory':20} {self.predicted_memory:14,.0f} {self.memory.total:14,}  (bytes)")
         return "\n".join(rows)
 

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 
-def write(path: str | Path, text: str) -> None:
+def write(path: str | os.PathLike[str], text: str) -> None:
     """Writes a file so that a crash leaves the old one: to a temporary file beside it, which then takes its name."""
     target = Path(path)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name + ".", suffix=".part")

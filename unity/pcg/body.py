@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
@@ -46,7 +47,7 @@ class Tensor:
     @property
     def floating(self) -> bool:
         """Whether it can have a gradient: floating point or complex (bfloat16 and float8 included)."""
-        return jax.dtypes.issubdtype(self.dtype, np.inexact)
+        return jnp.issubdtype(self.dtype, np.inexact)
 
     @property
     def itemsize(self) -> int:
@@ -90,7 +91,7 @@ class Literal:
     @cached_property
     def key(self) -> str:
         """Its type and value as text."""
-        scalar = not self.tensor.shape and not jax.dtypes.issubdtype(self.tensor.dtype, jax.dtypes.extended)
+        scalar = not self.tensor.shape and not jnp.issubdtype(self.tensor.dtype, jax.dtypes.extended)
         return f"{self.tensor}={np.asarray(self.value).item()!r}" if scalar else f"{self.tensor}={array_text(self.value)}"
 
 
@@ -164,6 +165,14 @@ class Body:
         return tuple(e.name for e in self.equations)
 
 
+@dataclass(frozen=True)
+class Outline:
+    """All that a file keeps of a body: its hash, and the names of its primitives, in order."""
+
+    key: str
+    primitives: tuple[str, ...]
+
+
 WITH_FUNCTIONS = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "pure_callback", "custom_partitioning"})
 
 
@@ -224,7 +233,8 @@ class _Builder:
 
         def read(atom: Any) -> Atom:
             if isinstance(atom, core.Literal):
-                return Literal(atom.val, tensor_type(tuple(atom.aval.shape), atom.aval.dtype))
+                aval: Any = atom.aval
+                return Literal(atom.val, tensor_type(tuple(aval.shape), aval.dtype))
             return env[atom]
 
         for eqn in jaxpr.eqns:

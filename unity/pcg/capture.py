@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.core import Tracer
 from jax.extend import core
 
 from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, close, deduplicated, extract, from_jaxpr, program_of, used
@@ -64,41 +66,40 @@ def _traced(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[core.ClosedJax
         closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     except CaptureError:
         raise
-    except VALUES as error:
-        raise CaptureError(
-            f"{_where(error) or _name(fn)}: {_name(fn)} looks at a value that is not known while it is planned:"
-            f" {_first_line(error)}\n    Use jax.numpy.where, lax.cond or lax.scan there, or close over what is constant."
-            " (docs: capture#values)"
-        ) from error
     except jax.errors.UnexpectedTracerError as error:
-        raise CaptureError(
-            f"{_where(error) or _name(fn)}: {_name(fn)} uses a value that an earlier trace left behind, in a global, an attribute"
-            " or a cache.\n    Return such values, and pass them in as arguments. (docs: capture#leaks)"
-        ) from error
+        raise CaptureError(f"{_where(error) or _name(fn)}: {_name(fn)} {_LEAK}") from error
     except Exception as error:
-        if _not_arrays(error):
+        if isinstance(error, VALUES) or (isinstance(error, TypeError) and "of concrete values" in str(error)):
+            raise CaptureError(
+                f"{_where(error) or _name(fn)}: {_name(fn)} looks at a value that is not known while it is planned:"
+                f" {_first_line(error)}\n    Use jax.numpy.where, lax.cond or lax.scan there, or close over what is constant."
+                " (docs: capture#values)"
+            ) from error
+        if isinstance(error, TypeError) and "not a valid JAX type" in str(error) and "return" in str(error):
             raise CaptureError(
                 f"{_name(fn)} returns something that is not an array: {_first_line(error)}\n    Return arrays only; leave strings,"
                 " functions and the like out of the result. (docs: capture#results)"
             ) from error
         error.add_note(f"This came from {_name(fn)} itself, while unity traced it on abstract arguments to plan it.")
         raise
-    if any(isinstance(c, jax.core.Tracer) for c in closed.consts):
-        raise CaptureError(
-            f"{_name(fn)} closes over a value that is itself being traced.\n    Plan outside of jax.jit, jax.grad and the like, and"
-            " pass such values in as arguments. (docs: capture#leaks)"
-        )
+    if any(isinstance(c, Tracer) for c in closed.consts):
+        raise CaptureError(f"{_name(fn)} {_LEAK}")
     if closed.effects:
+        equations = program_of(closed)[0].equations
+        where = next((e.source for e in equations if e.origin is not None and e.origin.effects), _name(fn))
+        kinds = ", ".join(sorted({type(e).__name__ for e in closed.effects}))
         raise CaptureError(
-            f"{_effect_place(closed) or _name(fn)}: {_name(fn)} has side effects ({', '.join(sorted(map(str, closed.effects)))}),"
-            " which a plan would repeat on every device.\n    Take jax.debug.print, callbacks and the like out of the planned"
-            " function. (docs: capture#effects)"
+            f"{where}: {_name(fn)} has side effects ({kinds}), which a plan would repeat on every device.\n    Take"
+            " jax.debug.print, callbacks and the like out of the planned function. (docs: capture#effects)"
         )
     return closed, shape
 
 
-def _not_arrays(error: Exception) -> bool:
-    return isinstance(error, TypeError) and "not a valid JAX type" in str(error) and "return" in str(error).lower()
+_LEAK = (
+    "uses a value of another trace: one left behind in a global, an attribute or a cache, or one of a jax.jit or jax.grad around"
+    " the planning.\n    Return such values and pass them in as arguments; plan outside of other transformations."
+    " (docs: capture#leaks)"
+)
 
 
 def _where(error: BaseException) -> str:
@@ -112,15 +113,6 @@ def _where(error: BaseException) -> str:
     return found
 
 
-def _effect_place(closed: core.ClosedJaxpr) -> str:
-    """The line of the first equation that has an effect."""
-    try:
-        body, _ = program_of(closed)
-    except CaptureError:
-        return ""
-    return next((e.source for e in body.equations if e.origin is not None and e.origin.effects), "")
-
-
 def _differentiated(args: Sequence[Any], structs: Sequence[Any], argnums: int | Sequence[int]) -> frozenset[int]:
     """The numbers of the leaves of `argnums`."""
     wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
@@ -131,7 +123,7 @@ def _differentiated(args: Sequence[Any], structs: Sequence[Any], argnums: int | 
                 " from 0, as in jax.grad. (docs: capture#argnums)"
             )
     found = _leaves_of(args, {i % len(args) for i in wanted})
-    if found and not any(jax.dtypes.issubdtype(structs[k].dtype, jax.numpy.inexact) for k in found):
+    if found and not any(jnp.issubdtype(structs[k].dtype, jnp.inexact) for k in found):
         kinds = ", ".join(sorted({str(structs[k].dtype) for k in found}))
         raise CaptureError(
             f"argnums={argnums!r} names arguments without a real number in them (only {kinds}): they have no gradient.\n"
@@ -225,7 +217,7 @@ class _Capture:
         params, inner = equation.params, equation.params["jaxpr"]
         program = used(close(inner) if isinstance(inner, core.ClosedJaxpr) else from_jaxpr(inner))
         tensors = tuple(body.tensors[v] for v in equation.results)
-        place = {"source": equation.source, "scope": equation.scope}
+        line, scope = equation.source, equation.scope
         if equation.name in SCANNED:
             consts, carry = params["num_consts"], params["num_carry"]
             names = [f"const {k}" for k in range(consts)] + [f"carry {k}" for k in range(carry)]
@@ -234,13 +226,13 @@ class _Capture:
                 "length": params["length"], "reverse": params["reverse"], "consts": consts, "carry": carry,
                 "unroll": params["unroll"],
             }  # fmt: skip
-            return Node("scan", operands, tensors, None, self.graph(program, names), attributes, **place)
+            return Node("scan", operands, tensors, None, self.graph(program, names), attributes, source=line, scope=scope)
         attributes = {"prevent_cse": params["prevent_cse"]}
         inside = self.graph(program, [f"operand {k}" for k in range(len(operands))])
         policy = params.get("policy")
         if policy is not None:
             attributes["policy"] = text_of(policy, lambda value: None)
-        return Node("remat", operands, tensors, None, inside, attributes, **place, policy=policy)
+        return Node("remat", operands, tensors, None, inside, attributes, source=line, scope=scope, policy=policy)
 
 
 def _most_common(texts: Iterable[str]) -> str:

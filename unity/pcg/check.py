@@ -96,7 +96,7 @@ def _application(node: Node, axes: tuple[Axis, ...]) -> None:
             solution = along_axis(node.body, operands, results)
         except Unmatched:
             raise ParallelTypeError(_refusal(node, axis, operands, results)) from None
-        if solution is None:
+        if solution is None or not solution.matches:  # all unused or all replicated: every device does the same
             continue
         choice = choice_of(node.body, solution)
         if (choice.operands, choice.results) != (operands, results) and not _unused_outputs(choice, operands, results):
@@ -106,7 +106,8 @@ def _application(node: Node, axes: tuple[Axis, ...]) -> None:
     for states, n in degree.items():
         if sizes[states] and sizes[states] % n:
             raise ParallelTypeError(
-                f"{_where(node)}: {n} devices share a factor of size {sizes[states]}, which {n} does not divide. (docs: types#divisibility)"
+                f"{_where(node)}: {n} devices share a factor of size {sizes[states]}, which {n} does not divide."
+                " (docs: types#divisibility)"
             )
 
 
@@ -121,10 +122,12 @@ def _refusal(node: Node, axis: Axis, operands: Sequence[State], results: Sequenc
     assert node.body is not None
     given = (*operands, *results)
     names = [f"operand {p}" for p in range(len(operands))] + [f"result {p}" for p in range(len(results))]
-    shown = "\n".join(f"    {name} ({v.tensor}) is {_words(s)}" for name, v, s in zip(names, (*node.operands, *node.results), given, strict=True))
+    ends = zip(names, (*node.operands, *node.results), given, strict=True)
+    shown = "\n".join(f"    {name} ({v.tensor}) is {_words(s)}" for name, v, s in ends)
     nearest = max(choices(node.body), key=lambda c: sum(a == b for a, b in zip(c.states, given, strict=True)))
     changes = [f"{name} {_words(s)}" for name, s, now in zip(names, nearest.states, given, strict=True) if s != now]
     two = [s for s in operands if s.kind == "P"]
     cause = ": one axis cannot carry two factors of an operator" if len(two) > 1 else ""
     link = "types#one-axis-one-factor" if len(two) > 1 else "types#types"
-    return f'{_where(node)}: along axis "{axis.name}"{cause}\n{shown}\n    It would be allowed with {", ".join(changes)}. (docs: {link})'
+    allowed = f"It would be allowed with {', '.join(changes)}."
+    return f'{_where(node)}: along axis "{axis.name}"{cause}\n{shown}\n    {allowed} (docs: {link})'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
 
@@ -36,7 +36,7 @@ class Choice:
     size: int  # the product of degrees on this choice must divide it; 0: any
     divided: float  # fraction of the operator's FLOPs that the devices share
     reduced: tuple[Reduced, ...] = ()
-    partitions: frozenset[int] = frozenset()  # variables reduced under some choice that are partitioned under this one
+    partitions: frozenset[int] = frozenset()  # variables of the body that are partitioned
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -154,11 +154,6 @@ def _name(solution: Solution) -> str:
 
 
 def _with_partitions(found: list[Choice], solutions: Mapping[Choice, Solution]) -> tuple[Choice, ...]:
-    """Notes, for every value that some choice reduces, which other choices partition it: that makes the Reduce smaller."""
-    variables = {r.variable for c in found for r in c.reduced}
-    result = []
-    for c in found:
-        s = solutions.get(c)
-        split = frozenset(v for v in variables if s is not None and s.states.get(v, UNUSED).kind == "P")
-        result.append(Choice(c.name, c.operands, c.results, c.size, c.divided, c.reduced, split) if split else c)
-    return tuple(result)
+    """Notes which values each choice partitions: a Reduce of one is smaller then, and keeping one takes less."""
+    split = {c: frozenset(v for v, s in solutions[c].states.items() if s.kind == "P") for c in found if c in solutions}
+    return tuple(replace(c, partitions=split[c]) if split.get(c) else c for c in found)

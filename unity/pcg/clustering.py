@@ -18,9 +18,7 @@ from unity.pcg.solve import nested_body
 from unity.pcg.table import TABLE
 
 ALONE = frozenset(
-    "dot_general conv_general_dilated scatter scatter-add scatter_add sort top_k scan while cond remat2 checkpoint remat"
-    " reduce_window_sum reduce_window_max reduce_window_min reduce_window cumsum cumprod cummax cummin cumlogsumexp"
-    " argmax argmin dynamic_slice dynamic_update_slice optimization_barrier custom_vjp_call custom_vjp_call_jaxpr fft".split()
+    ["dot_general", "conv_general_dilated", "scatter", "scatter-add", "scatter_add", "sort", "top_k", "scan", "while", "cond", "remat2", "checkpoint", "remat", "reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "argmax", "argmin", "dynamic_slice", "dynamic_update_slice", "optimization_barrier", "custom_vjp_call", "custom_vjp_call_jaxpr", "fft"]
 )
 LARGEST = 96  # equations in one composite: a bound on the work of deriving its factors
 REPEATED = 48  # equations of a constant that are computed again at every use; a larger one is an operator of its own
@@ -159,6 +157,12 @@ def _apart(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[lis
     reads: dict[int, frozenset[int]] = {}  # variable made here → inputs that it depends on
     reduces: set[int] = set()  # variables made here that depend on a reduction
     cut: set[int] = set()
+    touched = (a for i in tree for a in (*body.equations[i].operands, *body.equations[i].results))
+    largest = max(body.tensors[a].nbytes for a in touched if isinstance(a, int))
+
+    def large(a: int) -> frozenset[int]:  # two norms may share a gain and stay two
+        return frozenset({a} if SMALL * body.tensors[a].nbytes > largest else ())
+
     for i in tree:
         e = body.equations[i]
         operands = {a for a in e.operands if isinstance(a, int) and a not in constant}
@@ -166,12 +170,13 @@ def _apart(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[lis
             reads[a] = uses.statistics[a]
             reduces.add(a)
         branches = [a for a in operands if a in reduces]
-        alone = {a for a in branches if len(branches) > 1 and all(a == b or reads[a].isdisjoint(reads[b]) for b in branches)}
+        apart = [(a, b) for a in branches for b in branches if reads[a] and reads[b] and reads[a].isdisjoint(reads[b])]
+        alone = {a for a in branches if len(branches) > 1 and all(a == b or (a, b) in apart for b in branches)}
         cut |= alone
         shapes = {body.tensors[a] for a in operands}
         if roots and e.name == "add" and len(operands) == 2 and shapes == {body.tensors[e.results[0]]}:
             cut |= {v for v in e.results if uses.often(v, inside)}
-        below = frozenset[int]().union(*({a} if a in alone else reads.get(a, {a}) for a in operands))
+        below = frozenset[int]().union(*(large(a) if a in alone or a not in reads else reads[a] for a in operands))
         reads.update((v, below) for v in e.results)
         if set(branches) - alone or (e.name.startswith("reduce_") and body.tensors[e.results[0]].floating):
             reduces.update(e.results)
@@ -191,7 +196,7 @@ def _keeps(uses: Uses, members: Sequence[int], outputs: Sequence[int], constant:
     return LOSSLESS[key]
 
 
-SIZELESS = frozenset("broadcast_in_dim squeeze expand_dims iota".split())  # their other parameters tell them, and their results
+SIZELESS = frozenset(["broadcast_in_dim", "squeeze", "expand_dims", "iota"])  # their other parameters tell them, and their results
 
 
 def pattern(composite: Body) -> str:

@@ -17,5 +17,9 @@ class PlanError(UnityError):
     """A plan is used with other arguments, devices or files than it was made for."""
 
 
+class PlanFileError(PlanError):
+    """A file is damaged, from a newer version, or none that unity wrote."""
+
+
 class InfeasibleError(UnityError):
     """No plan meets the limits. The message says what is needed, what there is, and what comes nearest."""

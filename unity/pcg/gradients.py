@@ -1,4 +1,4 @@
-"""Which values a gradient flows through, and what the backward pass needs to have been kept."""
+"""Which values a gradient flows through."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from unity.pcg.body import Body
-from unity.pcg.choices import choices
 from unity.pcg.graph import PCG, Node, Value
-from unity.pcg.state import PARTIAL, REPLICATED
 
 
 @dataclass(frozen=True)
@@ -121,23 +119,3 @@ def reached(body: Body, operands: tuple[bool, ...]) -> tuple[bool, ...]:
         if e.name != "stop_gradient" and any(isinstance(a, int) and a in live for a in e.operands):
             live.update(v for v in e.results if body.tensors[v].floating)
     return tuple(isinstance(a, int) and a in live for a in body.outputs)
-
-
-@lru_cache(maxsize=65536)
-def kept(body: Body, differentiated: tuple[bool, ...]) -> tuple[bool, ...]:
-    """Which operands the backward pass needs: none of a linear operator's, the other factor of a product, else all."""
-    wanted = [p for p, flag in enumerate(differentiated) if flag]
-    if not wanted:
-        return (False,) * len(differentiated)
-    floating = [body.tensors[v].floating for v in body.inputs]
-    linear = [{p for p, s in enumerate(c.operands) if s == PARTIAL} for c in choices(body) if _linear(c.operands)]
-    if any(set(wanted) <= group for group in linear):
-        return (False,) * len(differentiated)
-    if all(any(p in group for group in linear) for p in wanted):
-        groups = {p: next(g for g in linear if p in g) for p in wanted}
-        return tuple(f and any(p not in groups[q] for q in wanted) for p, f in enumerate(floating))
-    return tuple(floating)
-
-
-def _linear(operands: tuple) -> bool:
-    return PARTIAL in operands and all(s in (PARTIAL, REPLICATED) for s in operands)

@@ -15,7 +15,7 @@ from typing import Any
 import networkx as nx
 
 from unity.pcg.axis import Axis
-from unity.pcg.body import Body, Tensor
+from unity.pcg.body import Body, Outline, Tensor
 from unity.pcg.state import Type, show
 
 
@@ -36,18 +36,22 @@ class Node:
     types: tuple[Type, ...] = ()  # of the results; empty in a serial graph
     source: str = ""
     scope: str = ""  # the model's own name for the place, "encoder/layer_3"
+    outline: Outline | None = None  # of the body, in a graph that was read from a file
     policy: Any = None  # what a remat saves, as jax.checkpoint takes it: a function, so not part of the graph's data
 
     @cached_property
     def key(self) -> str:
         """A hash of the operator and everything that it is computed from, the same whatever nodes are called."""
+        for node in _before(self):  # operands first, so that no hash recurses
+            _ = node.key
+        program = self.body or self.outline
         parts = [
             self.kind,
             repr(sorted((k, v) for k, v in self.attributes.items() if k != "name")),
             *(str(t) for t in self.tensors),
             repr(self.types),
-            self.body.key if self.body else "",
-            self.inside.key if self.inside else "",
+            program.key if program else "",
+            self.inside.key if self.inside is not None else "",
             *(f"{v.node.key}.{v.index}" for v in self.operands),
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
@@ -58,6 +62,23 @@ class Node:
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.key[:8]}>"
+
+
+def _before(node: Node) -> list[Node]:
+    """The nodes below this one whose hashes are not known, operands first."""
+    order: dict[int, Node] = {}
+    stack = [v.node for v in node.operands]
+    while stack:
+        last = stack[-1]
+        missing = [] if "key" in last.__dict__ or id(last) in order else [v.node for v in last.operands]
+        missing = [n for n in missing if "key" not in n.__dict__ and id(n) not in order]
+        if missing:
+            stack += missing
+        else:
+            stack.pop()
+            if "key" not in last.__dict__:
+                order[id(last)] = last
+    return list(order.values())
 
 
 @dataclass(frozen=True)

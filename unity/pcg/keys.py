@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 Follow = Callable[[Any], str | None]  # text for what the caller knows better (programs), None for the rest
 
@@ -28,7 +30,7 @@ def text_of(value: Any, known: Follow, depth: int = 0) -> str:
         return "(" + ", ".join(text_of(v, known, depth) for v in value) + ")"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k}: {text_of(v, known, depth)}" for k, v in sorted(value.items(), key=lambda kv: repr(kv[0]))) + "}"
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         return f"a traced {value.aval}"
     if hasattr(value, "__array__") and hasattr(value, "dtype"):
         return array_text(value)
@@ -44,7 +46,7 @@ def text_of(value: Any, known: Follow, depth: int = 0) -> str:
 
 def array_text(value: Any) -> str:
     """An array (random keys included) by its bytes, hashed."""
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+    if jnp.issubdtype(value.dtype, jax.dtypes.extended):
         return f"{value.dtype}{hashlib.sha256(np.asarray(jax.random.key_data(value)).tobytes()).hexdigest()[:16]}"
     data = np.asarray(value)
     return f"{data.dtype}{data.shape}{hashlib.sha256(data.tobytes()).hexdigest()[:16]}"

@@ -8,7 +8,7 @@ from math import prod
 from unity.pcg.body import Body, Equation
 from unity.pcg.solve import nested_body
 
-LAYOUT = frozenset("reshape transpose squeeze expand_dims broadcast_in_dim rev".split())
+LAYOUT = frozenset(["reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "rev"])
 CONVERT = frozenset({"convert_element_type", "copy", "stop_gradient", "reduce_precision"})
 KEYS = frozenset({"random_split", "random_fold_in", "random_seed", "random_clone", "threefry2x32"})
 SILENT = LAYOUT | CONVERT | {"iota", "slice", "split", "concatenate", "pad"}
@@ -118,7 +118,7 @@ def normalization(composite: Body) -> str | None:
         return "group_norm"
     trailing = axes == list(range(len(shape) - len(axes), len(shape)))
     if trailing and len(axes) < len(shape):
-        return "layer_norm" if "sub" in names else "rms_norm"
+        return "layer_norm" if sum(sorted(e.params["axes"]) == axes for e in sums) > 1 else "rms_norm"
     return "group_norm" if len(axes) < len(shape) else None
 
 

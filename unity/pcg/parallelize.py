@@ -83,9 +83,9 @@ class _Builder:
             return v
         self.fits(v, goal, "")
         if not possible(v.type, goal):
+            now, then = show(v.type, axes, v.tensor.ndim), show(goal, axes, v.tensor.ndim)
             raise ParallelTypeError(
-                f"{v.node.source or v.node.kind}: {show(v.type, axes, v.tensor.ndim)} cannot become {show(goal, axes, v.tensor.ndim)}:"
-                " what is replicated for use or partial has no way back to that. (docs: types#changes)"
+                f"{v.node.source or v.node.kind}: {now} cannot become {then}: what is replicated for use or partial has no way back to that. (docs: types#changes)"
             )
         found = steps(v.type, goal, axes)
         attributes = {"again": True} if again else {}
@@ -110,4 +110,5 @@ class _Builder:
     def fits(self, v: Value, type_: Type, source: str) -> None:
         problem = misfit(v.tensor.shape, type_, self.a.axes)
         if problem:
-            raise ParallelTypeError(f"{source or v.node.source or v.node.kind}: {v.node.kind}: {problem} (docs: types#divisibility)")
+            where = source or v.node.source or v.node.kind
+            raise ParallelTypeError(f"{where}: {v.node.kind}: {problem} (docs: types#divisibility)")

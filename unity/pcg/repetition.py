@@ -123,7 +123,8 @@ class _Word:
 def signature(node: Node) -> str:
     """What a node computes, whatever it computes it from."""
     attributes = sorted((k, v) for k, v in node.attributes.items() if k != "name")
-    body, inside = node.body.key if node.body else "", node.inside.key if node.inside else ""
+    program = node.body or node.outline
+    body, inside = program.key if program else "", node.inside.key if node.inside is not None else ""
     return f"{node.kind} {attributes!r} {[str(t) for t in node.tensors]} {node.types!r} {body} {inside}"
 
 

@@ -2,8 +2,9 @@
 
 A derivative is linear in what is differentiated; whatever multiplies that must still be there. Every primitive says what it is:
 nothing where it is linear, the other factor of a product, its result (tanh) or its operands. XLA keeps less: what follows
-elementwise from kept values is computed again where it is used, unless a reduction reads it, which makes it a buffer anyway. In
-a scan nothing is computed again: JAX stacks what each step leaves, and no fusion crosses the loop.
+elementwise from kept values is computed again where it is used elementwise; a reduction reads a buffer, though, which is kept
+beside what it was computed from. In a scan nothing is computed again: JAX stacks what each step leaves, and no fusion crosses
+the loop.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ CHEAP = FLAT | MOVED | frozenset(
 )  # fmt: skip
 # What a reduction computes on the way.
 FOLDED = frozenset({"mul", "square", "integer_pow", "convert_element_type"})
+# So much more may be kept instead of a value for it to be computed again: a bias beside what it is added to.
+SLACK = 1.1
 REDUCTIONS = ("reduce_", "dot_general", "conv_general_dilated", "cumsum")
 CUSTOM_VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
 CUSTOM = ("custom_jvp_call", *CUSTOM_VJP)
@@ -76,6 +79,7 @@ class _Reading:
         self.body, self.stacked, self.rule = body, stacked, rule
         self.maker = {v: e for e in body.equations for v in e.results}
         self.needed: dict[int, None] = {}
+        self.elementwise: set[int] = set()  # those that are not needed by reductions alone
         self.more: list[tuple[int, int]] = []  # kept beside the body's own values
         self.buffers = {v for e in body.equations if e.name.startswith(REDUCTIONS) for v in self.folded(e)}
         self.varying = set(body.inputs)  # what is not constant
@@ -107,8 +111,10 @@ class _Reading:
                 live.update(ahead)
                 self.read(e, at)
 
-    def need(self, atoms: Iterable[Atom]) -> None:
-        self.needed.update((self.same[a], None) for a in atoms if isinstance(a, int) and a in self.varying)
+    def need(self, atoms: Iterable[Atom], elementwise: bool = True) -> None:
+        found = [self.same[a] for a in atoms if isinstance(a, int) and a in self.varying]
+        self.needed.update(dict.fromkeys(found))
+        self.elementwise.update(found if elementwise else ())
 
     @cached_property
     def same(self) -> dict[int, int]:
@@ -147,9 +153,9 @@ class _Reading:
 
     def read_factors(self, e: Equation, p: int, factors: list[Atom]) -> None:
         """The other factors of a product. The gradient of a smaller operand is a reduction, and reads a buffer."""
-        self.need(factors)
-        if self.source(e.operands[p]) < self.body.tensors[e.results[0]].nbytes:
-            self.buffers.update(a for a in factors if isinstance(a, int))
+        smaller = self.source(e.operands[p]) < self.body.tensors[e.results[0]].nbytes
+        self.need(factors, elementwise=not smaller)
+        self.buffers.update(a for a in factors if smaller and isinstance(a, int))
 
     def source(self, atom: Atom) -> int:
         """Bytes of a value before it was broadcast."""
@@ -184,14 +190,21 @@ class _Reading:
         """
         again = [v for v in self.needed if not self.stacked and self.cheap(v)]
         found = {v: None for v in self.needed if v not in again}
+        for v in [v for v in found if v in self.elementwise and self.follows(v) and not self.stacked]:
+            found.update(dict.fromkeys(self.roots(v)))
         for v in again:
             roots = {r for r in self.roots(v) if r not in found}
-            better = sum(self.body.tensors[r].nbytes for r in roots) <= self.body.tensors[v].nbytes
+            better = sum(self.body.tensors[r].nbytes for r in roots) <= SLACK * self.body.tensors[v].nbytes
             found.update((r, None) for r in (roots if better or self.rule else (v,)))
         return found
 
+    def follows(self, v: int) -> bool:
+        """Whether a value follows elementwise from others."""
+        return v in self.maker and self.maker[v].name in CHEAP
+
     def cheap(self, v: int) -> bool:
-        return v in self.maker and self.maker[v].name in CHEAP and v not in self.buffers
+        """Whether it is computed again, then, rather than kept."""
+        return self.follows(v) and v not in self.buffers
 
     def roots(self, v: int) -> set[int]:
         """The values that a cheap one is computed again from."""

@@ -75,7 +75,7 @@ def _of_step(
     runs = times * (2 if twice else 1)
     full = after if step.kind in ("combine", "combine_replicate") else before
     if there:
-        name = (there, _moved(step, step.axes), names.value(node.operands[0]))
+        name = (FORWARD, there, _moved(step, step.axes), names.value(node.operands[0]))
         yield Collective(there, step.axes, full, tensor.itemsize, runs, repeats, FORWARD, node, name)
     if back and backward:
         over = step.axes
@@ -84,7 +84,7 @@ def _of_step(
             for i in step.axes:
                 full //= graph.axes[i].size if step.before[i].kind == "R" else 1
         if over:
-            name = (back, _moved(step, over), names.cotangent(Value(node)))
+            name = (BACKWARD, back, _moved(step, over), names.cotangent(Value(node)))
             yield Collective(back, over, full, tensor.itemsize, times, 0, BACKWARD, node, name)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from unity.pcg.graph import PCG, Node
 from unity.pcg.parallelize import Assignment
 from unity.pcg.state import Type
-from unity.search.configurations import Domain, Limits, domain, ranks, usual_limits
+from unity.search.configurations import Domain, Limits, domain, ranks
 from unity.search.cost import SiteCost, Training, site_cost
 from unity.search.machine import Machine
 from unity.search.offers import HEAVY, offered
@@ -52,20 +52,20 @@ class Assembled:
         before, first = self.domains[port.source].types[self.position(port)]
         after, second = self.domains[s].types[p]
         text = f"{self.domains[port.source].key} {port.index} {self.domains[s].key} {p} {port.tensor} {port.times}"
-        key = _key(text, port.gradient, port.kept, port.again, self.training.backward)
+        key = _key(text, port.gradient, port.kept, port.sole, port.again, self.training.backward)
         if key not in cache:
             node = self.opened.sites[s].node
-            time, memory, index = self.change(before, after, port, node is not None and node.kind in HEAVY)
-            index = index[first[:, None], second]
-            cache[key] = Cost(key, time[:, index], memory[:, index])
+            time, memory = self.change(before, after, port, node is not None and node.kind in HEAVY)
+            pairs = first[:, None], second
+            cache[key] = Cost(key, time[:, *pairs], memory[:, *pairs])
         return cache[key]
 
     def position(self, port: Port) -> int:
         """Where a port's tensor stands among the ends of the site that makes it."""
         return len(self.opened.sites[port.source].ports) + port.index
 
-    def change(self, before: Types, after: Types, port: Port, product: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Seconds and bytes of all distinct changes, [alternatives, changes], and which one leads from type to type.
+    def change(self, before: Types, after: Types, port: Port, product: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds and bytes of all changes, [alternatives, before, after].
 
         Only a product's operand may be gathered again: nothing else of it is computed twice then.
         """
@@ -76,12 +76,16 @@ class Assembled:
         if port.gradient and backward:
             time = time + c.backward[0] + c.backward[1] * n
         time = np.where(c.possible, time, np.inf) * times
-        saved = port.kept and backward
-        memory = c.size * (n * times) if saved else np.zeros_like(time)
-        if not (product and saved and c.gathered.any()):
-            return time[None], memory[None], index
+        if not (port.kept and backward):
+            return time[index][None], np.zeros((1, *index.shape))
+        unchanged = port.sole * before.parts(self.machine.axes)[:, None]
+        held = port.kept * n * c.size[index]
+        memory = np.where(held > 0, held, port.kept * n * unchanged)
+        if not (product and c.gathered.any()):
+            return time[index][None], memory[None]
         again = np.where(c.gathered, time + times * (c.gathers[0] + c.gathers[1] * n), np.inf)
-        return np.stack([time, again]), np.stack([memory, np.where(c.gathered, 0.0, memory)]), index
+        without = np.where(c.gathered[index], port.kept * n * unchanged, memory)
+        return np.stack([time[index], again[index]]), np.stack([memory, without])
 
     def assignment(self, point: Point) -> Assignment:
         """The strategy that a point stands for."""
@@ -126,9 +130,9 @@ def _key(*parts: object) -> str:
 
 
 def assemble(
-    graph: PCG, differentiated: Collection[int], machine: Machine, training: Training, limits: Limits | None = None
+    graph: PCG, differentiated: Collection[int], machine: Machine, training: Training, limits: tuple[Limits, ...] | None = None
 ) -> Assembled:
-    """Opens a serial graph for a machine. Equal sites share one domain and one cost."""
+    """Opens a serial graph for a machine. Equal sites share one domain and one cost. `limits`: see `configurations.domain`."""
     opened = sites(graph, differentiated, training.backward)
     found = offered(opened.sites)
     order = ranks(opened.sites, found)
@@ -138,7 +142,7 @@ def assemble(
     for site, cs, rank in zip(opened.sites, found, order, strict=True):
         same = _signature(site, cs, rank)
         if same not in shared:
-            shared[same] = domain(site, cs, rank, machine.axes, limits or usual_limits(machine.axes))
+            shared[same] = domain(site, cs, rank, machine.axes, limits)
             costs[same] = site_cost(site, shared[same], machine, training)
         domains.append(shared[same])
         terms.append(costs[same])
@@ -152,5 +156,5 @@ def _signature(site: Site, cs: tuple, rank: tuple[int, ...]) -> tuple:
     body = site.node.body.key if site.node is not None and site.node.body is not None else ""
     ports = tuple((str(p.tensor), p.gradient) for p in site.ports)
     relative = tuple(order.index(r) for r in rank)
-    flags = (site.kind, site.times, site.again, site.flows, tuple(site.stored), site.weight, site.step, site.whole)
+    flags = (site.kind, site.around, site.flows, tuple(site.stored), site.inner, site.weight, site.step, site.whole)
     return (body, ports, tuple(map(str, site.results)), tuple(c.states for c in cs), relative, flags)

@@ -1,17 +1,17 @@
 """The values of every site: which choice each mesh axis takes.
 
 Axes of one size on one level are interchangeable, so choices are given to them in one fixed order: the order of the tensor
-dimensions that they follow through the graph (samples first). That is what keeps domains small without losing degrees.
+dimensions that they follow through the graph (samples first). That keeps domains small without losing degrees; what it does
+lose is other orders in parts of the graph, and those are looked at around what was found (`unity.search.refine`).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations_with_replacement, groupby
-from math import prod
+from itertools import combinations_with_replacement, groupby, product
 
 import numpy as np
 
@@ -87,9 +87,9 @@ def ranks(sites: Sequence[Site], found: Sequence[tuple[Choice, ...]]) -> list[tu
 
 @dataclass(frozen=True)
 class Limits:
-    """How far domains are cut for large machines; the loss is measured in `benchmarks/pruning.py`.
+    """Which values a first search looks at. What is left out is looked at around what was found (`unity.search.refine`).
 
-    `distinct`: different choices on one group of interchangeable axes, and `total` on all axes, the unused not counted.
+    `distinct`: different choices on one group of interchangeable axes, and `total` on all axes, idle ones not counted.
     `waste`: how many times more work than the best value a device may do.
     """
 
@@ -98,42 +98,102 @@ class Limits:
     waste: float
 
 
-EXACT = Limits(99, 99, float("inf"))
+EXACT = (Limits(99, 99, np.inf),)
+# From the widest limits to the narrowest; a value may keep to any of one step's. `benchmarks/pruning.py` compares them.
+LADDER = (
+    EXACT,
+    (Limits(3, 3, np.inf),),
+    (Limits(2, 3, np.inf),),
+    (Limits(2, 2, np.inf),),
+    (Limits(2, 2, 4.0), Limits(2, 1, np.inf)),
+    (Limits(2, 2, 2.0), Limits(2, 1, np.inf)),
+)
+VALUES = 400  # of a site, for which wider limits are taken
+LISTED = 20_000  # values that are listed to choose among them
+ORDERED = 3  # axes from which on choices on interchangeable ones are taken in one order only
 
 
-def usual_limits(axes: Sequence[Axis]) -> Limits:
-    """No limits up to 16 devices; then such as keep the largest domain near a thousand values."""
-    return EXACT if prod(a.size for a in axes) <= 16 else Limits(2, 2, 2.0)
+Shapes = Sequence[tuple[int, ...]]
 
 
-def domain(site: Site, found: tuple[Choice, ...], rank: tuple[int, ...], axes: tuple[Axis, ...], limits: Limits) -> Domain:
-    """All values of a site: one choice for each axis, in rank order on interchangeable axes, that fits all its tensors."""
-    cs = [found[i] for i in sorted(range(len(found)), key=lambda i: (rank[i], found[i].states))]
-    shapes = [p.tensor.shape for p in site.ports] + [t.shape for t in site.results]
-    table = _frugal(cs, _picks(cs, shapes, axes, limits), axes, limits)
-    text = repr([(c.states, c.size, round(c.divided, 6), c.reduced, sorted(c.partitions)) for c in cs])
-    key = hashlib.blake2b((text + repr((shapes, axes, limits))).encode(), digest_size=12).hexdigest()
-    return Domain(tuple(cs), table, key)
+def domain(
+    site: Site,
+    found: tuple[Choice, ...],
+    rank: tuple[int, ...],
+    axes: tuple[Axis, ...],
+    limits: tuple[Limits, ...] | None = None,
+) -> Domain:
+    """The values of a site: one choice for each axis, in rank order on interchangeable axes, that fits all its tensors.
+
+    Without `limits`, the widest of the ladder's that leave few enough.
+    """
+    cs = tuple(found[i] for i in sorted(range(len(found)), key=lambda i: (rank[i], found[i].states)))
+    shapes = shapes_of(site)
+    if limits is not None:
+        return made(cs, _within(cs, _listed(cs, shapes, axes, max(m.distinct for m in limits)), axes, limits), shapes, axes)
+    picks = _listed(cs, shapes, axes, None)
+    steps = (_within(cs, picks, axes, step) for step in LADDER)
+    return made(cs, next((p for p in steps if len(p) <= VALUES), _within(cs, picks, axes, LADDER[-1])), shapes, axes)
 
 
-def _picks(cs: Sequence[Choice], shapes: Sequence[tuple[int, ...]], axes: tuple[Axis, ...], limits: Limits) -> np.ndarray:
-    """All values that fit, [values, axes]. What does not fit on some of the axes does not fit on more."""
-    idle = np.array([c.name in ("unused", "replicated") for c in cs])
+def shapes_of(site: Site) -> list[tuple[int, ...]]:
+    """The shapes of a site's operands and results."""
+    return [p.tensor.shape for p in site.ports] + [t.shape for t in site.results]
+
+
+def made(cs: tuple[Choice, ...], picks: np.ndarray, shapes: Shapes, axes: tuple[Axis, ...]) -> Domain:
+    """A domain, with a key that is equal for equal ones."""
+    content = hashlib.blake2b(digest_size=12)
+    text = [(c.states, c.size, round(c.divided, 6), c.reduced, sorted(c.partitions)) for c in cs]
+    content.update(repr((text, shapes, axes, picks.shape)).encode())
+    content.update(np.ascontiguousarray(picks).tobytes())
+    return Domain(cs, picks, content.hexdigest())
+
+
+def _groups(axes: Sequence[Axis]) -> list[int]:
+    """How many axes are interchangeable, group by group."""
+    return [len(list(g)) for _, g in groupby(axes, key=lambda a: (a.size, a.level))]
+
+
+def _listed(cs: Sequence[Choice], shapes: Shapes, axes: tuple[Axis, ...], distinct: int | None) -> np.ndarray:
+    """All values that fit, [values, axes]; without `distinct`, if they are too many, those with 3 choices on a group, or 2.
+
+    What does not fit on some of the axes does not fit on more.
+    """
+    orders = combinations_with_replacement if len(axes) >= ORDERED else _in_any_order
     picks, done = np.zeros((1, 0), np.int16), 0
-    for _, group in groupby(axes, key=lambda a: (a.size, a.level)):
-        n = len(list(group))
-        ways = [c for c in combinations_with_replacement(range(len(cs)), n) if len(set(c)) <= limits.distinct]
-        more = np.array(ways, np.int16).reshape(len(ways), n)
-        more = more[_fits(cs, shapes, more, axes[done : done + n])]
-        picks = np.hstack([np.repeat(picks, len(more), axis=0), np.tile(more, (len(picks), 1))])
+    for n in _groups(axes):
+        more = np.array(list(orders(range(len(cs)), n)), np.int16).reshape(-1, n)
+        more = more[fits(cs, shapes, more, axes[done : done + n])]
+        kinds = 1 + (np.diff(np.sort(more, axis=1), axis=1) > 0).sum(1)
+        for most in (99, 3, 2) if distinct is None else (distinct,):
+            kept = more[kinds <= most]
+            if len(picks) * len(kept) <= LISTED:
+                break
         done += n
-        used = (picks[:, :, None] == np.arange(len(cs))).any(1)
-        picks = picks[(used & ~idle).sum(1) <= limits.total]
-        picks = picks[_fits(cs, shapes, picks, axes[:done])]
+        picks = np.hstack([np.repeat(picks, len(kept), axis=0), np.tile(kept, (len(picks), 1))])
+        picks = picks[fits(cs, shapes, picks, axes[:done])]
     return picks
 
 
-def _fits(cs: Sequence[Choice], shapes: Sequence[tuple[int, ...]], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
+def _in_any_order(choices: Iterable[int], n: int) -> Iterator[tuple[int, ...]]:
+    return product(choices, repeat=n)
+
+
+def _within(cs: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis], limits: Sequence[Limits]) -> np.ndarray:
+    """The values that keep to some of the limits. An operator that shares no work wastes none."""
+    idle = np.array([c.name in ("unused", "replicated") for c in cs])
+    used = [(part[:, :, None] == np.arange(len(cs))).any(1) for part in np.split(picks, np.cumsum(_groups(axes))[:-1], axis=1)]
+    distinct = np.max([u.sum(1) for u in used], axis=0, initial=0) if used else np.zeros(len(picks), int)
+    total = (np.any(used, axis=0) & ~idle).sum(1) if used else distinct
+    sizes = np.array([a.size for a in axes], float)
+    divided = np.array([c.divided for c in cs])[picks]
+    share = np.prod(1 - divided + divided / sizes, axis=1)
+    least = share.min(initial=1.0)
+    return picks[np.any([(distinct <= m.distinct) & (total <= m.total) & (share <= m.waste * least) for m in limits], axis=0)]
+
+
+def fits(cs: Sequence[Choice], shapes: Shapes, picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
     """Which picks divide everything that they partition: `pcg.state.misfit`, and every choice's own size."""
     sizes = np.array([a.size for a in axes], int)
     good = np.ones(len(picks), bool)
@@ -149,11 +209,3 @@ def _fits(cs: Sequence[Choice], shapes: Sequence[tuple[int, ...]], picks: np.nda
                 good &= (degree == 1) | (end % (slot.outer * degree) == 0)
                 end = np.where(degree > 1, slot.outer, end)
     return good
-
-
-def _frugal(cs: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis], limits: Limits) -> np.ndarray:
-    """Values that share the work well enough. An operator that shares nothing keeps all."""
-    sizes = np.array([a.size for a in axes], float)
-    divided = np.array([c.divided for c in cs])[picks]
-    share = np.prod(1 - divided + divided / sizes, axis=1)
-    return picks[share <= limits.waste * share.min()] if len(picks) and np.isfinite(limits.waste) else picks

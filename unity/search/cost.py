@@ -122,14 +122,19 @@ def _reduces(site: Site, domain: Domain, machine: Machine, training: Training) -
 
 
 def _kept(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
-    """Bytes that stay: arguments with their gradients and optimizer slots, results that the backward pass needs."""
+    """Bytes that stay: arguments with their gradients and optimizer slots, results and inner values for the backward pass."""
     n = len(site.ports)
+    if site.kind == "input":
+        count = 1 + (1 + training.optimizer_slots if site.weight and training.backward else 0)
+        return count * site.results[0].nbytes * fraction(domain, n, machine)
     total = np.zeros(len(domain))
+    if not training.backward:
+        return total
     for k, tensor in enumerate(site.results):
-        if site.kind == "input":
-            count = 1 + (1 + training.optimizer_slots if site.weight and training.backward else 0)
-        else:
-            count = site.times if site.stored[k] and site.kind == "operator" and training.backward else 0
-        if count:
-            total += count * tensor.nbytes * fraction(domain, n + k, machine)
+        if site.stored[k]:
+            total += site.stored[k] * tensor.nbytes * fraction(domain, n + k, machine)
+    sizes = np.array([a.size for a in machine.axes], float)
+    for variable, nbytes in site.inner:
+        split = np.array([variable in c.partitions for c in domain.choices])[domain.picks]
+        total += site.around.alive * nbytes * np.prod(np.where(split, 1 / sizes, 1.0), axis=1)
     return total

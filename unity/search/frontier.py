@@ -17,6 +17,8 @@ EXACT = 3_000_000
 ROUND = 8
 # Gaps of the hull that are filled, the largest first, and points kept in each.
 GAPS, FILL = 8, 4
+# A gap of the hull that is no more than this part of the whole, in area, is left alone.
+SMALL = 1e-5
 # A new point must be below the line between its neighbours by more than rounding, relatively.
 BELOW = 1e-9
 
@@ -44,13 +46,16 @@ class Frontier:
         return _between(self.minimizer, self.points, memory)
 
 
-def frontier(problem: Problem, *, points: int = 24, exact_limit: int = EXACT) -> Frontier:
+def frontier(
+    problem: Problem, *, points: int = 24, exact_limit: int = EXACT, minimizer: Minimizer | None = None
+) -> Frontier:
     """The time-memory frontier (TensorOpt, section 3.1).
 
     It is exact if that takes no more than `exact_limit` joined rows. Otherwise it has up to `points` vertices of the
     convex hull, each the exact minimum of time + weight * memory for some weight, and points found between them.
+    A `minimizer` of the same problem knows what it was asked before.
     """
-    minimizer = Minimizer(problem)
+    minimizer = minimizer or Minimizer(problem)
     if minimizer.domains.empty:
         return Frontier((), True, minimizer)
     try:
@@ -60,9 +65,9 @@ def frontier(problem: Problem, *, points: int = 24, exact_limit: int = EXACT) ->
         return Frontier(nondominated([*hull, *_filled(problem, hull)]), not hull, minimizer)
 
 
-def frontier_under(problem: Problem, memory: float) -> Point | None:
+def frontier_under(problem: Problem, memory: float, minimizer: Minimizer | None = None) -> Point | None:
     """The fastest point found whose memory is at most `memory`; nothing if the leanest has more."""
-    minimizer = Minimizer(problem)
+    minimizer = minimizer or Minimizer(problem)
     ends = nondominated(minimizer.at([0.0, math.inf]))
     if not ends or ends[-1].memory > memory:
         return None
@@ -75,9 +80,11 @@ def _hull(minimizer: Minimizer, most: int) -> tuple[Point, ...]:
     This is the dichotomy of bi-objective optimization (Aneja and Nair 1979), the largest gaps first.
     """
     hull = nondominated(minimizer.at([0.0, math.inf]))
+    small = SMALL * _area((hull[0], hull[-1])) if hull else 0.0
     closed: set[tuple[Point, Point]] = set()
     while len(hull) < most:
-        gaps = sorted((gap for gap in pairwise(hull) if gap not in closed), key=_area, reverse=True)
+        open_gaps = [gap for gap in pairwise(hull) if gap not in closed and _area(gap) > small]
+        gaps = sorted(open_gaps, key=_area, reverse=True)
         gaps = gaps[: min(ROUND, most - len(hull))]
         if not gaps:
             break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -37,7 +38,7 @@ class Minimizer:
         self.problem = problem
         self.domains = domains(problem)
         self.elimination = Elimination(problem, self.domains, budget)
-        self.known: dict[Point, None] = {}
+        self.known: dict[float, Point] = {}  # by weight
         self.messages: list[tuple[float, Messages]] = []
 
     def at(self, weights: Sequence[float] | Array) -> list[Point]:
@@ -46,30 +47,33 @@ class Minimizer:
         An infinite weight stands for memory alone. Ties go to less memory (for an infinite weight, to less time), then
         to lower indices.
         """
-        if self.domains.empty or not len(weights):
+        wanted = [float(weight) for weight in weights]
+        new = sorted(set(wanted) - self.known.keys())
+        if self.domains.empty or not self._learn(new):
             return []
-        found = self._solve(np.array([(time, memory * (1 + NUDGE)) for time, memory in map(direction, weights)]))
-        if not found:
-            return []
-        ends = [(i, tiny) for i, weight in enumerate(weights) if weight == 0 or math.isinf(weight) for tiny in TINY]
-        refined = self._solve(np.array([_tie_breaking(float(weights[i]), found[i], tiny) for i, tiny in ends]))
-        for (i, _), point in zip(ends, refined, strict=True):
-            found[i] = _less_of_the_other(float(weights[i]), found[i], point)
-        return found
+        ends = [(weight, tiny) for weight in new if weight == 0 or math.isinf(weight) for tiny in TINY]
+        refined = self._solve([_tie_breaking(weight, self.known[weight], tiny) for weight, tiny in ends])
+        for (weight, _), point in zip(ends, refined, strict=True):
+            self.known[weight] = _less_of_the_other(weight, self.known[weight], point)
+        return [self.known[weight] for weight in wanted]
 
-    @property
+    def _learn(self, weights: list[float]) -> bool:
+        """Finds the points for some weights, without breaking ties. Returns whether there are any."""
+        found = self._solve([(time, memory * (1 + NUDGE)) for time, memory in map(direction, weights)])
+        self.known.update(zip(weights, found, strict=False))
+        return len(found) == len(weights)
+
+    @cached_property
     def large(self) -> bool:
         """Whether values should be left out by bounds before variables are eliminated."""
         schedule = self.elimination.schedule
         entries = sum(math.prod(schedule.shapes[leaf.operation]) for leaf in schedule.leaves)
         return not schedule.exact or schedule.work > max(LARGE, PER_ENTRY * entries)
 
-    def _solve(self, directions: Array) -> list[Point]:
+    def _solve(self, directions: list[tuple[float, float]]) -> list[Point]:
         if not self.large:
-            return self.elimination.solve(directions)
-        found = [point for some in directions for point in self._bounded(some)]
-        self.known.update(dict.fromkeys(found))
-        return found
+            return self.elimination.solve(np.array(directions).reshape(-1, 2))
+        return [point for some in directions for point in self._bounded(np.array(some))]
 
     def _bounded(self, some: Array) -> list[Point]:
         """The best point in one direction, if there is one: bounds leave few values, elimination decides on them.
@@ -78,7 +82,7 @@ class Minimizer:
         improved on.
         """
         energy = self.elimination.energy(some)
-        best = min((_objective(point, some) for point in self.known), default=math.inf)
+        best = min((_objective(point, some) for point in self.known.values()), default=math.inf)
         angle = math.atan2(some[1], some[0])
         bounds = Bounds(energy, min(self.messages, key=lambda known: abs(known[0] - angle), default=(0.0, None))[1])
         for _ in range(GUESSES):
@@ -88,7 +92,8 @@ class Minimizer:
             guess = self._on(bounds.first(VALUES), some)
             best = min([best, *(_objective(point, some) for point in guess)])
             left = tuple(map(len, bounds.left(best)))
-            if sum(left[s] * left[t] for s, t in energy.pairs) <= ENOUGH * energy.entries:
+            remain = sum(left[s] * left[t] for s, t in energy.pairs)
+            if remain <= ENOUGH * energy.entries or best <= bounds.least + ABOVE * abs(best):
                 break
         self.messages.append((angle, bounds.messages))
         return [

@@ -83,7 +83,8 @@ def _operators(graph: PCG, flow: Gradients, machine: Machine, times: int, again:
 def work_share(node: Node, body: Body, graph: PCG) -> float:
     """The part of an operator's work that one device does."""
     share = 1.0
-    for axis, solution in zip(graph.axes, placing(body, tuple(v.type for v in node.operands), node.types, len(graph.axes)), strict=True):
+    found = placing(body, tuple(v.type for v in node.operands), node.types, len(graph.axes))
+    for axis, solution in zip(graph.axes, found, strict=True):
         if solution is not None and solution.matches:
             divided = choice_of(body, solution).divided
             share *= 1 - divided + divided / axis.size

@@ -13,6 +13,7 @@ from functools import lru_cache, reduce
 
 import numpy as np
 
+from unity.pcg.axis import Axis
 from unity.pcg.resharding import IMPOSSIBLE, SLICING
 from unity.pcg.state import Digit, State, Type
 from unity.search.collectives import table
@@ -37,6 +38,11 @@ class Types:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def parts(self, axes: Sequence[Axis]) -> Array:
+        """For each type, what part of a tensor one device holds."""
+        split = np.array([s.kind == "P" for s in self.states], bool)[self.rows]
+        return np.prod(np.where(split, [1 / a.size for a in axes], 1.0), axis=1)
 
     def __getitem__(self, index: int) -> Type:
         return tuple(self.states[s] for s in self.rows[index])
@@ -126,7 +132,7 @@ class _Book:
         self.priced = np.insert(self.priced, at, priced[:, order], axis=1)
 
     def renamed(self, before: Types, after: Types) -> tuple[_Renamed, _Renamed, Array]:
-        """Both sets with dimensions named, the new one for every naming that an old type gives; and which each of them gives."""
+        """Both sets with dimensions named, the new one for every naming that old types give; and which each of them gives."""
         dims = 1 + max(s.dim for s in (*before.states, *after.states, UNUSED_AT_0))
         own = _named(np.full((len(before), dims), -1), before)
         namings, of = np.unique(own, axis=0, return_inverse=True)
@@ -286,7 +292,7 @@ class _Pricing:
 
     def add(self, name: str, kind: str, rows: Array, chosen: Array) -> None:
         alpha, beta = table(self.machine, kind)
-        mask = (chosen.astype(np.int64) << np.array(self.axes)[:, None]).sum(0)
+        mask = (chosen.astype(np.int64) << np.array(self.axes, np.int64)[:, None]).sum(0)
         self.cost[name][0][rows] += alpha[mask]
         self.cost[name][1][rows] += beta[mask] * self.fraction[rows]
 

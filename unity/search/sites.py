@@ -14,7 +14,7 @@ from typing import Any
 from unity.pcg.body import Tensor
 from unity.pcg.gradients import Gradients, gradients
 from unity.pcg.graph import PCG, Node, Value
-from unity.pcg.residuals import Residuals, residuals
+from unity.pcg.residuals import residuals
 
 SHARING = frozenset({"dot_general", "conv_general_dilated"})  # users of a kind that take one converted copy together
 
@@ -69,7 +69,7 @@ class Site:
     results: tuple[Tensor, ...]
     around: Around = Around()
     flows: tuple[bool, ...] = ()  # gradients of the results
-    stored: list[bool] = field(default_factory=list)  # whether each result is kept for the backward pass as it is
+    stored: list[float] = field(default_factory=list)  # how many of each result are kept for the backward pass as they are
     inner: tuple[tuple[int, int], ...] = ()  # kept inside the operator, as `pcg.residuals` has it
     weight: bool = False  # an argument that is differentiated
     step: str = ""  # "in": the result is one step of the operand; "out": the result stacks the operand
@@ -109,6 +109,11 @@ def sites(graph: PCG, differentiated: Collection[int], training: bool) -> Sites:
 Where = tuple[int, int]  # (site, result)
 
 
+def copies(site: Site) -> bool:
+    """Whether a site is the same value as another, only placed otherwise."""
+    return site.kind == "free" and len(site.ports) == 1
+
+
 class _Builder:
     """Walks graphs inside out, appending sites."""
 
@@ -119,10 +124,10 @@ class _Builder:
         self.operands: dict[tuple[int, int], tuple[int, ...]] = {}
         self.outputs: dict[tuple[int, int], tuple[int, ...]] = {}
         self.results: dict[int, tuple[Where, ...]] = {}
-        self.needed: set[Where] = set()  # kept as they are, whoever reads them
+        self.needed: dict[Where, set[int]] = {}  # kept as they are, whoever else reads them; and how often that one runs
 
     def add(self, site: Site) -> int:
-        site.stored = [False] * len(site.results)
+        site.stored = [0.0] * len(site.results)
         self.sites.append(site)
         return len(self.sites) - 1
 
@@ -149,30 +154,35 @@ class _Builder:
         return self.add(Site("free", None, [port], (result,), around, (port.gradient,), step=step, whole=whole))
 
     def keep(self) -> None:
-        """Settles what is kept where. A need goes from a free site to what it is a copy of; a carry is stacked there.
+        """Settles what is kept where. A free site passes a need on to what it is a copy of; only a carry is stacked there.
 
-        A value that one operator alone reads is kept as that operator sees it; other values as they are made, and as
-        everyone sees them who must change them.
+        A value that one operator alone reads is kept as that operator sees it; others as they are made, and once more for
+        everyone who must change them.
         """
-        readers: dict[Where, list[Port]] = {}
+        readers: dict[Where, list[tuple[int, int]]] = {}
         for s in reversed(range(len(self.sites))):
             site = self.sites[s]
-            read = any((s, k) in self.needed or readers.get((s, k)) for k in range(len(site.results)))
-            if site.kind == "free" and len(site.ports) == 1 and read:
+            if copies(site) and ((s, 0) in self.needed or (s, 0) in readers):
                 site.ports[0] = replace(site.ports[0], kept=site.around.alive)
-            for port in site.ports:
+            for p, port in enumerate(site.ports):
                 if port.kept:
-                    readers.setdefault((port.source, port.index), []).append(port)
+                    readers.setdefault((port.source, port.index), []).append((s, p))
         for s, site in enumerate(self.sites):
-            if site.kind == "free" and len(site.ports) == 1:
-                continue
             for k in range(len(site.results)):
-                found = readers.get((s, k), [])
-                alone = len(found) == 1 and (s, k) not in self.needed and found[0].kept == site.around.alive
-                if alone and site.kind == "operator":
-                    self.replace(found[0], replace(found[0], sole=True))
+                found = [(u, p, self.sites[u].ports[p]) for u, p in readers.get((s, k), ())]
+                times = {port.times for _, _, port in found} | self.needed.get((s, k), set())
+                if copies(site) or not times:
+                    continue
+                alone = [(port.times, port.kept) for *_, port in found] == [(site.around.times, site.around.alive)]
+                if alone and site.kind != "input" and (s, k) not in self.needed:
+                    u, p, port = found[0]
+                    self.sites[u].ports[p] = replace(port, sole=True)
+                elif site.kind == "free":  # a carry: its stack for the steps, its last value for what comes after
+                    after = site.ports[0].times / site.around.times
+                    stack, last = site.around.times in times, bool(times - {site.around.times})
+                    site.stored[k] = site.around.alive * (stack + last * after)
                 else:
-                    site.stored[k] = bool(found) or (s, k) in self.needed
+                    site.stored[k] = site.around.alive
 
     def graph(self, graph: PCG, given: Sequence[Where], around: Around) -> list[Where]:
         """Adds the sites of a graph whose inputs are at `given`; returns where its outputs are."""
@@ -192,7 +202,8 @@ class _Builder:
                 found = self.scan(node, operands, around)
             elif node.kind == "remat":
                 assert node.inside is not None
-                self.needed.update(operands)  # what a remat starts from is kept
+                for where in operands:  # what a remat starts from is kept
+                    self.needed.setdefault(where, set()).add(around.times)
                 found = self.graph(node.inside, operands, around.remat(remats))
                 self.results[id(node)] = tuple(found)
             else:
@@ -212,11 +223,13 @@ class _Builder:
 
     def operator(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
         flows = tuple(self.flow(v) for v in node.results)
-        kept = self.kept(node, tuple(self.sites[s].flows[r] for s, r in operands), any(flows), around)
+        flags = tuple(self.sites[s].flows[r] and any(flows) for s, r in operands)
+        assert node.body is not None
+        kept = residuals(node.body, flags, around.stacked)
         ports = [self.port(w, around, k) for w, k in zip(operands, kept.operands, strict=True)]
         site = self.add(Site("operator", node, ports, node.tensors, around, flows, inner=kept.inner))
         self.of_node[id(node)] = site
-        self.needed.update((site, k) for k, flag in enumerate(kept.results) if flag)
+        self.needed.update(((site, k), {around.times}) for k, flag in enumerate(kept.results) if flag)
         return [(site, k) for k in range(len(node.tensors))]
 
     def scan(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
@@ -227,6 +240,8 @@ class _Builder:
         given: list[Where] = []
         for p, (where, n) in enumerate(zip(operands, inside.inputs, strict=True)):
             free = self.free(where, around, step="in" if p >= c + k else "", tensor=n.tensors[0])
+            if c <= p < c + k:
+                self.sites[free].around = inner
             self.sites[free].flows = (self.flow(Value(n)),)
             self.of_node[id(n)] = free
             self.operands[id(node), p] = (*self.operands.get((id(node), p), ()), free)

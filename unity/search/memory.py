@@ -1,0 +1,252 @@
+"""Where a parallel graph's memory goes on one device: what holds how many bytes when most is held.
+
+Always held: arguments, gradients, optimizer slots, results. Until its reader's backward pass: what `pcg.residuals` says is kept, of a
+scan for every step. For a moment: an operator's working set. In a remat nothing is kept; but when its backward pass comes, all
+that it would have kept is there. The backward pass takes operators in reverse, so most is held at some operator together with
+what those before it keep.
+
+The search adds up the same terms but for what is there for a moment, which is not a sum; `tests/test_memory.py` compares.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from unity.pcg.gradients import Gradients, gradients
+from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
+from unity.pcg.placing import placing
+from unity.pcg.residuals import residuals
+from unity.pcg.state import copies
+from unity.search.cost import Training
+from unity.search.offers import HEAVY
+
+ARGUMENTS, GRADIENTS, SLOTS, RESULTS = "arguments", "gradients", "optimizer slots", "results"
+KEPT, CHANGED, AGAIN, WORKING = "kept for the backward pass", "changed copies", "computed again", "working set"
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes on one device, why they are held, and the operator that made them."""
+
+    why: str
+    node: Node
+    nbytes: float
+
+
+@dataclass(frozen=True)
+class MemoryPrediction:
+    """Everything that is held at the moment when most is. `additive`: what the search counts, which leaves working sets out."""
+
+    held: tuple[Held, ...]
+    additive: float
+
+    @cached_property
+    def total(self) -> float:
+        """Bytes that the device must have in training: also the optimizer's."""
+        return sum(h.nbytes for h in self.held)
+
+    @cached_property
+    def step(self) -> float:
+        """Bytes of one gradient step: what the compiled program has. It knows no optimizer."""
+        return sum(h.nbytes for h in self.held if h.why != SLOTS)
+
+    @cached_property
+    def by_reason(self) -> Mapping[str, float]:
+        """The bytes by why they are held."""
+        found: Counter[str] = Counter()
+        for h in self.held:
+            found[h.why] += h.nbytes  # pyright: ignore[reportArgumentType]
+        return found
+
+
+def predict_memory(
+    graph: PCG, differentiated: Collection[int], training: Training, merged: bool = False
+) -> MemoryPrediction:
+    """The memory of a parallel graph. `differentiated`: the inputs that gradients are taken for, if `training` has them.
+
+    `merged`: as a backend that drops `jax.checkpoint`'s barriers in straight-line code has it: what should be computed again
+    there is kept instead (design section 9).
+    """
+    differentiated = differentiated if training.backward else ()
+    flow = gradients(graph, differentiated)
+    always = [Held(ARGUMENTS, node, local(Value(node), graph)) for node in graph.inputs]
+    for k, node in enumerate(graph.inputs):
+        if k in differentiated and node.tensors[0].floating:
+            nbytes = local(Value(node), graph)
+            always += [Held(GRADIENTS, node, nbytes), Held(SLOTS, node, training.optimizer_slots * nbytes)]
+    found = _Region(graph, flow, training.backward, merged)
+    kept = sum(h.nbytes for h in always) + found.steps + found.momentary
+    results = [Held(RESULTS, v.node, local(v, graph)) for v in dict.fromkeys(graph.outputs)]
+    return MemoryPrediction((*always, *results, *found.peak), kept)
+
+
+def local(v: Value, graph: PCG) -> float:
+    """Bytes of a value on one device."""
+    return v.tensor.nbytes / copies(v.type, graph.axes)
+
+
+class _Region:
+    """A graph, or one inside a scan or a remat: what its operators keep, and what is there when most is."""
+
+    def __init__(self, graph: PCG, flow: Gradients, training: bool, merged: bool, around: str = "") -> None:
+        """`around`: the kind of node that it is inside of. `merged`: it is in straight-line code whose barriers are dropped."""
+        self.graph, self.flow, self.training, self.merged = graph, flow, training, merged
+        self.top, self.stacked = not around, around == "scan"
+        self.nodes = [node for node in graph.nodes if node.kind != "input"]
+        self.inputs = {id(node): k for k, node in enumerate(graph.inputs)}
+        self.chosen: set[Value] = set()
+        self.needs: set[int] = set()  # inputs that the backward pass needs
+        self.steps = 0.0  # bytes that are kept, added up
+        self.momentary = 0.0  # bytes that are kept inside of remats, of which one is open at a time
+        self.remats = sum(node.kind == "remat" for node in self.nodes)
+        kept, moments = [], []
+        for node in self.nodes:
+            k, m = self.operator(node) if node.kind not in PARALLELIZATION else ([], self.change(node))
+            kept.append(k)
+            moments.append(m)
+        self.kept = [h for k in kept for h in k]
+        self.worst = self.highest(moments)
+        self.peak = self.kept + self.worst
+
+    def highest(self, moments: list[list[Held]]) -> list[Held]:
+        """The working set of the operator that has most for a moment, and what passes by."""
+        found: list[Held] = []
+        for node, moment, passing in zip(self.nodes, moments, self.passing(), strict=True):
+            here = [*moment, Held(WORKING, node, passing)]
+            found = max(found, here, key=lambda held: sum(h.nbytes for h in held))
+        return found
+
+    def passing(self) -> list[float]:
+        """For every operator, the bytes of values (in training, of cotangents) that it has no part in but that wait meanwhile."""
+        number = {id(node): i for i, node in enumerate(self.nodes)}
+        last: dict[Value, int] = {}
+        for i, node in enumerate(self.nodes):
+            last.update((v, i) for v in node.operands)
+        if not self.top:
+            last.update((v, len(self.nodes)) for v in self.graph.outputs)
+        total = [0.0] * (len(self.nodes) + 1)
+        for v, end in last.items():
+            start = number.get(id(v.node), -1)
+            if end > start + 1 and self.counts(v):
+                nbytes = local(v, self.graph)
+                total[start + 1] += nbytes
+                total[end] -= nbytes
+        waiting, found = 0.0, []
+        for i, node in enumerate(self.nodes):
+            waiting += total[i]
+            own = (v for v in dict.fromkeys(node.operands) if last[v] > i and self.counts(v))
+            found.append(max(0.0, waiting - sum(local(v, self.graph) for v in own)))
+        return found
+
+    def counts(self, v: Value) -> bool:
+        """Whether a value, or its cotangent, takes memory of its own: arguments and their gradients are counted already."""
+        return not (self.top and id(v.node) in self.inputs) and (self.flow(v) or not self.training)
+
+    def need(self, v: Value) -> list[Held]:
+        """Keeps a value as it is where it was last moved, if it is not kept yet."""
+        v = self.buffer(v)
+        if v in self.chosen:
+            return []
+        self.chosen.add(v)
+        if id(v.node) in self.inputs:
+            self.needs.add(self.inputs[id(v.node)])
+            return []
+        why = CHANGED if v.node.kind in PARALLELIZATION else KEPT
+        return [self.count(Held(why, v.node, local(v, self.graph)))]
+
+    def count(self, held: Held) -> Held:
+        self.steps += held.nbytes
+        return held
+
+    def change(self, node: Node) -> list[Held]:
+        """A change of type has both sides at once, unless nothing moves."""
+        if self.buffer(Value(node)) != Value(node):
+            return []
+        sides = [v for v in (*node.operands, Value(node)) if self.counts(v)]
+        return [Held(WORKING, node, sum(local(v, self.graph) for v in sides))]
+
+    def operator(self, node: Node) -> tuple[list[Held], list[Held]]:
+        """What an operator keeps, and what it has for a moment."""
+        if node.kind == "scan":
+            return self.scan(node)
+        if node.kind == "remat":
+            return self.remat(node)
+        assert node.body is not None
+        flags = tuple(self.flow(v) for v in node.operands)
+        kept: list[Held] = []
+        split = placing(node.body, tuple(v.type for v in node.operands), node.types, len(self.graph.axes))
+
+        def inside(variable: int, nbytes: float) -> float:
+            for axis, solution in zip(self.graph.axes, split, strict=True):
+                if solution is not None and variable in solution.states and solution.states[variable].kind == "P":
+                    nbytes /= axis.size
+            return nbytes
+
+        if self.training and any(map(self.flow, node.results)):
+            found = residuals(node.body, flags, self.stacked)
+            for v, flag in zip((*node.operands, *node.results), found.operands + found.results, strict=True):
+                kept += self.need(v) if flag else []
+            kept += [self.count(Held(KEPT, node, inside(v, nbytes))) for v, nbytes in found.inner]
+        ends = dict.fromkeys((*node.operands, *node.results))
+        values = sum(local(v, self.graph) for v in ends if self.buffer(v) not in self.chosen and not self.is_argument(v))
+        cotangents = sum(local(v, self.graph) for v in ends if self.counts(v)) if self.training else 0.0
+        own = [inside(v, node.body.tensors[v].nbytes) for e in node.body.equations[:-1] for v in e.results]
+        turned = sum(local(v, self.graph) for v in node.results) if node.kind in HEAVY and cotangents else 0.0
+        return kept, [Held(WORKING, node, values + cotangents + turned + max(own, default=0.0))]
+
+    def is_argument(self, v: Value) -> bool:
+        return self.top and id(self.buffer(v).node) in self.inputs
+
+    def scan(self, node: Node) -> tuple[list[Held], list[Held]]:
+        """All steps' values are stacked; while one step runs, its own are there once more, and its slices of what is stacked."""
+        inside = self.inside(node)
+        length, c = int(node.attributes["length"]), int(node.attributes["consts"])
+        carried = range(c, c + int(node.attributes["carry"]))
+        kept: list[Held] = []
+        for p in sorted(inside.needs):
+            start = Value(inside.graph.inputs[p])
+            if p in carried:
+                kept.append(self.count(Held(KEPT, node, length * local(start, self.graph))))
+            else:
+                kept += self.need(node.operands[p])
+        kept += [replace(h, nbytes=length * h.nbytes) for h in inside.kept]
+        self.steps += length * inside.steps
+        self.momentary += inside.momentary
+        slices = sum(local(Value(n), self.graph) for n in inside.graph.inputs[carried.stop :])
+        return kept, [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, slices)]
+
+    def remat(self, node: Node) -> tuple[list[Held], list[Held]]:
+        """Its operands are kept. All that it would keep is there while its own backward pass runs."""
+        inside = self.inside(node)
+        kept = [h for v in node.operands for h in self.need(v)] if self.training else []
+        if self.merged:
+            self.steps += inside.steps
+            return kept + inside.kept, inside.worst
+        self.momentary += (inside.steps + inside.momentary) / self.remats
+        return kept, [_as(AGAIN, h) if h.why != WORKING else h for h in inside.peak]
+
+    def inside(self, node: Node) -> _Region:
+        assert node.inside is not None
+        return _Region(node.inside, self.flow, self.training, self.merged and node.kind == "remat", node.kind)
+
+    def buffer(self, v: Value) -> Value:
+        """The value whose memory this one is: where nothing moves, or what is gathered again, is kept by what it is made of."""
+        while v.node.kind in ("replicate", "view") or (v.node.attributes.get("again") and not self.merged):
+            v = v.node.operands[0]
+        return v
+
+
+def _as(why: str, held: Held) -> Held:
+    return replace(held, why=why)
+
+
+def grouped(held: Iterable[Held]) -> Mapping[tuple[str, str, str], float]:
+    """Bytes by reason, kind of operator and the user's line; the most first."""
+    found: dict[tuple[str, str, str], float] = {}
+    for h in held:
+        key = (h.why, h.node.kind, h.node.source)
+        found[key] = found.get(key, 0.0) + h.nbytes
+    return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -1,0 +1,74 @@
+"""A second look around what a search found: the values that it used, and those that differ from them a little.
+
+A first search leaves values out: on large machines those with many different choices, and everywhere all but one order of the
+choices on interchangeable axes. They are looked at here, where it matters. Every site may take the values that its equals use,
+with any choice on any one axis, or with two axes exchanged. All sites change together, so that a whole region of the graph can
+turn from one axis to another. The old point is among the new ones: nothing gets worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+
+from unity.search.assemble import Assembled
+from unity.search.configurations import fits, made, shapes_of
+from unity.search.cost import site_cost
+from unity.search.problem import Point
+
+GAIN = 1e-5  # what a round must have gained, relatively, for another one
+ROUNDS = 12
+
+Solve = Callable[[Assembled], Point | None]
+Measure = Callable[[Point], float]  # what is to be small
+
+
+def refined(assembled: Assembled, point: Point, solve: Solve, measure: Measure) -> tuple[Assembled, Point]:
+    """Looks around a point, and then around what is found there, as long as it gains."""
+    for _ in range(ROUNDS):
+        near = around(assembled, [point])
+        found = solve(near)
+        before, after = measure(point), measure(found) if found else np.inf
+        if found is None or after >= before:
+            break
+        assembled, point = near, found
+        if before - after < GAIN * abs(before):
+            break
+    return assembled, point
+
+
+def around(assembled: Assembled, points: Iterable[Point]) -> Assembled:
+    """The same graph with other domains: values that the points use, and their neighbours."""
+    values = np.array([p.values for p in points])
+    alike: dict[int, list[int]] = {}
+    for s, old in enumerate(assembled.domains):
+        alike.setdefault(id(old), []).append(s)
+    domains, costs = list(assembled.domains), list(assembled.costs)
+    machine = assembled.machine
+    for same in alike.values():
+        site, old = assembled.opened.sites[same[0]], domains[same[0]]
+        picks = neighbours(old.picks[np.unique(values[:, same])], len(old.choices), machine.axes)
+        shapes = shapes_of(site)
+        near = made(old.choices, picks[fits(old.choices, shapes, picks, machine.axes)], shapes, machine.axes)
+        cost = site_cost(site, near, machine, assembled.training)
+        for s in same:
+            domains[s], costs[s] = near, cost
+    return replace(assembled, domains=tuple(domains), costs=tuple(costs))
+
+
+def neighbours(picks: np.ndarray, choices: int, axes: tuple) -> np.ndarray:
+    """Picks, those with another choice on one axis, and those with the choices of two axes of one size exchanged."""
+    found = [picks]
+    for k in range(len(axes)):
+        changed = np.repeat(picks, choices, axis=0)
+        changed[:, k] = np.tile(np.arange(choices), len(picks))
+        found.append(changed)
+    for i, j in combinations(range(len(axes)), 2):
+        if axes[i].size == axes[j].size:
+            exchanged = picks.copy()
+            exchanged[:, [i, j]] = picks[:, [j, i]]
+            found.append(exchanged)
+    return np.unique(np.concatenate(found), axis=0)
