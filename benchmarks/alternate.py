@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -11,32 +12,34 @@ import jax
 import numpy as np
 
 
-def alternate(
-    runs: Mapping[str, Callable[[], Any]], rounds: int, least: float = 0.02, warm: bool = True
-) -> dict[str, list[float]]:
-    """Seconds of every run in every round. The order is drawn anew each round; a run shorter than `least` is repeated."""
-    if warm:
-        for run in runs.values():
-            jax.block_until_ready(run())
-    counts = {name: max(1, round(least / seconds(run, 1))) if warm else 1 for name, run in runs.items()}
-    found: dict[str, list[float]] = {name: [] for name in runs}
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a program in every round: on the wall, and of this process alone (others on the cores do not count)."""
+
+    wall: list[float]
+    own: list[float]
+
+    @property
+    def median(self) -> float:
+        return median(self.wall)
+
+
+def alternate(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, Times]:
+    """Runs every program once in every round, in an order that is drawn anew, after one round that does not count."""
+    found = {name: Times([], []) for name in runs}
     rng = np.random.default_rng(0)
+    for run in runs.values():
+        jax.block_until_ready(run())
     for _ in range(rounds):
-        for name in rng.permutation(sorted(runs)):
-            found[str(name)].append(seconds(runs[str(name)], counts[str(name)]))
+        for name in map(str, rng.permutation(sorted(runs))):
+            wall, own = time.perf_counter(), time.process_time()
+            jax.block_until_ready(runs[name]())
+            found[name].wall.append(time.perf_counter() - wall)
+            found[name].own.append(time.process_time() - own)
     return found
 
 
-def seconds(run: Callable[[], Any], count: int) -> float:
-    """Seconds of one of `count` runs."""
-    start = time.perf_counter()
-    for _ in range(count):
-        jax.block_until_ready(run())
-    return (time.perf_counter() - start) / count
-
-
-def ratio(times: Mapping[str, list[float]], of: str, to: str) -> dict[str, float]:
-    """The ratio of two medians, and the quartiles of the rounds' own ratios."""
-    each = np.array(times[of]) / np.array(times[to])
-    low, high = np.quantile(each, [0.25, 0.75])
-    return {"ratio": median(times[of]) / median(times[to]), "quartile 1": float(low), "quartile 3": float(high)}
+def ratio(of: Times, to: Times) -> dict[str, Any]:
+    """The ratio of two medians, on the wall and of the process alone; and the quartiles of the rounds' own ratios."""
+    low, high = np.quantile(np.array(of.wall) / np.array(to.wall), [0.25, 0.75])
+    return {"ratio": of.median / to.median, "own ratio": median(of.own) / median(to.own), "quartiles": f"{low:.2f} to {high:.2f}"}

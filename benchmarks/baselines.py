@@ -83,49 +83,84 @@ def megatron(model: Model, mesh: Mesh) -> Contender:
     return _by_xla("Megatron, jit", model, mesh, megatron_specs(model.params), P())
 
 
-def fsdp_by_hand(model: Model, mesh: Mesh) -> Contender:
-    """Every weight is gathered for use, which makes its gradient a reduce-scatter."""
+@dataclass(frozen=True)
+class Layers:
+    """How the layers of a model are computed on one device. `column` and `row`: dense layers that widen and that narrow again;
+    `norm` of what follows a norm; `heads`: of them, how many are here."""
+
+    column: Callable[[Tree, jax.Array], jax.Array]
+    row: Callable[[Tree, jax.Array], jax.Array]
+    norm: Callable[[Tree, jax.Array], jax.Array]
+    heads: int
+
+    def loss(self, params: Tree, data: Tree) -> jax.Array:
+        predict = self.block if "attention" in params else self.mlp
+        return squared_error(predict(params, data["x"]), data["y"])
+
+    def block(self, params: Tree, x: jax.Array) -> jax.Array:
+        attention, mlp = params["attention"], params["mlp"]
+        y = self.norm(params["norm1"], x)
+        query, key, value = (self.column(attention[name], y) for name in ("query", "key", "value"))
+        split = (*x.shape[:2], self.heads, query.shape[-1] // self.heads)
+        mixed = attend(query.reshape(split), key.reshape(split), value.reshape(split), causal(x.shape[1]))
+        x += self.row(attention["out"], mixed.reshape(query.shape))
+        return x + self.row(mlp["down"], jax.nn.gelu(self.column(mlp["up"], self.norm(params["norm2"], x))))
+
+    def mlp(self, params: Tree, x: jax.Array) -> jax.Array:
+        names = sorted(params)
+        for k, name in enumerate(names):
+            x = (self.row if k % 2 else self.column)(params[name], x)
+            x = jax.nn.relu(x) if k + 1 < len(names) else x
+        return x
+
+
+def fsdp_by_hand(model: Model, mesh: Mesh, heads: int, again: bool = False) -> Contender:
+    """Every weight is gathered for use, which makes its gradient a reduce-scatter; `again`: and once more in the backward pass."""
     specs = _first_dimension(model.params, mesh)
 
-    def local(params: Tree, data: Tree) -> jax.Array:
-        # a checkpoint around each layer would gather again backward; the CPU backend undoes that in straight-line code
-        whole = jax.tree.map(lambda x, s: lax.all_gather(x, AXIS, axis=s.index(AXIS), tiled=True) if AXIS in s else x, params, specs)
-        return lax.pmean(model.loss(whole, data), AXIS)
+    def whole(shards: Tree, where: Tree) -> Tree:
+        gather = partial(lax.all_gather, axis_name=AXIS, tiled=True)
+        return jax.tree.map(lambda x, s: gather(x, axis=tuple(s).index(AXIS)) if AXIS in s else x, shards, where)
 
-    return _by_hand("FSDP, shard_map", model, mesh, local, specs, P(AXIS))
+    def kept(shards: Tree, data: Tree) -> jax.Array:
+        return lax.pmean(model.loss(whole(shards, specs), data), AXIS)
+
+    def not_kept(shards: Tree, data: Tree) -> jax.Array:
+        # a parameter travels with its place, so that it can be gathered where it is used
+        paired = jax.tree.map(_Shard, shards, specs)
+        return lax.pmean(Layers(_gathering(dense), _gathering(dense), _gathering(layer_norm), heads).loss(paired, data), AXIS)
+
+    def _gathering(layer: Callable[[Tree, jax.Array], jax.Array]) -> Callable[[Tree, jax.Array], jax.Array]:
+        def run(pairs: Tree, x: jax.Array) -> jax.Array:
+            shards, where = {k: p.piece for k, p in pairs.items()}, {k: p.spec for k, p in pairs.items()}
+            return jax.checkpoint(lambda shards, x: layer(whole(shards, where), x))(shards, x)
+
+        return run
+
+    name = "FSDP again, shard_map" if again else "FSDP, shard_map"
+    return _by_hand(name, model, mesh, not_kept if again else kept, specs, P(AXIS))
 
 
-def megatron_by_hand(model: Model, mesh: Mesh, heads: int = 0) -> Contender:
-    """Megatron's two operators are the cast before a column-parallel layer and the sum after a row-parallel one."""
-    n = mesh.size
+@dataclass(frozen=True)
+class _Shard:
+    piece: jax.Array
+    spec: P
+
+
+def megatron_by_hand(model: Model, mesh: Mesh, heads: int) -> Contender:
+    """Megatron's two operators are the cast before column-parallel layers and the sum after a row-parallel one."""
 
     def before(x: jax.Array) -> jax.Array:
         return lax.pcast(x, AXIS, to="varying")
 
-    def after(params: Tree, x: jax.Array) -> jax.Array:
+    def row(params: Tree, x: jax.Array) -> jax.Array:
         return lax.psum(x @ params["weight"], AXIS) + params["bias"]
 
-    def block(params: Tree, data: Tree) -> jax.Array:
-        x = data["x"]
-        own, y = params["attention"], before(layer_norm(params["norm1"], x))
-        split = (*x.shape[:2], heads // n, x.shape[2] // heads)
-        query, key, value = (dense(own[name], y).reshape(split) for name in ("query", "key", "value"))
-        mixed = attend(query, key, value, causal(x.shape[1])).reshape(*x.shape[:2], -1)
-        x += after(own["out"], mixed)
-        own, y = params["mlp"], before(layer_norm(params["norm2"], x))
-        x += after(own["down"], jax.nn.gelu(dense(own["up"], y)))
-        return squared_error(x, data["y"])
-
-    def mlp(params: Tree, data: Tree) -> jax.Array:
-        x, names = data["x"], sorted(params)
-        for k in range(0, len(names), 2):
-            hidden = jax.nn.relu(dense(params[names[k]], before(x)))
-            x = after(params[names[k + 1]], hidden)
-            x = jax.nn.relu(x) if k + 2 < len(names) else x
-        return squared_error(x, data["y"])
-
-    local = block if "attention" in model.params else mlp
-    return _by_hand("Megatron, shard_map", model, mesh, local, megatron_specs(model.params), P())
+    if "attention" in model.params:  # three layers read what is cast once
+        layers = Layers(dense, row, lambda params, x: before(layer_norm(params, x)), heads // mesh.size)
+    else:
+        layers = Layers(lambda params, x: dense(params, before(x)), row, layer_norm, 0)
+    return _by_hand("Megatron, shard_map", model, mesh, layers.loss, megatron_specs(model.params), P())
 
 
 def megatron_specs(params: Tree) -> Tree:

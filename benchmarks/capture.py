@@ -80,13 +80,19 @@ def main(wanted: list[str]) -> None:
             continue
         result = measure(case)
         found.append(result)
-        print("{package:13} {model:42} {equations:6} equations {operators:5} operators {seconds:7.2f} s".format(**result), flush=True)
+        print(
+            "{package:13} {model:42} {equations:6} equations {operators:5} operators {seconds:7.2f} s".format(**result), flush=True
+        )
     for package in sorted(missing):
         print(f"{package} is not installed: left out")
     packages = sorted({r["package"] for r in found if r["package"] != "unity"})
     data = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()},
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+        },
         "versions": {name: version(name) for name in ["jax", "jaxlib", "numpy", *packages]},
         "left_out": sorted(missing),
         "models": found,

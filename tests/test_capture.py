@@ -362,7 +362,7 @@ def assert_sound(graph: PCG):
             assert_sound(node.inside)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert_large", "resnet50", "inception_v3", "nmt", "dlrm", "llama3_8b"])
+@pytest.mark.parametrize("name", ["gpt2", "bert_large", "lenet5", "nmt", "dlrm"])
 def test_benchmark_models_are_captured_whole(name):
     model = models.tiny(name)
     captured = capture(model.loss, model.params, model.batch)

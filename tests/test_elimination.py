@@ -46,6 +46,12 @@ def test_ties_go_to_less_of_the_other_cost(problem: Problem) -> None:
         assert objective(point, weight) == min(objective(p, weight) for p in every)
 
 
+def test_a_little_time_is_not_given_for_much_memory() -> None:
+    choice = Cost("", np.array([[1.0, 1.0 + 1e-10]]), np.array([[1e3, 1.0]]))
+    (point,) = minimize(Problem((2,), (choice,), ()), np.array([0.0]))
+    assert point.values == (0,)
+
+
 @settings(max_examples=100)
 @given(problems())
 def test_heuristic_elimination_is_said_and_never_forbidden(problem: Problem) -> None:

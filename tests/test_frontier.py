@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from unity.search.frontier import frontier, frontier_under
 from unity.search.improvement import improved
-from unity.search.problem import Cost, Edge, Problem
+from unity.search.problem import Cost, Edge, Point, Problem, points
 
 
 def convex(points: list[tuple[float, float]]) -> set[tuple[float, float]]:
@@ -92,13 +92,22 @@ def test_more_points_never_lose_one_of_the_hull() -> None:
     assert {(p.time, p.memory) for p in few.points if p.exact} <= costs
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
-def test_improvement_fits_and_gets_faster(share: float) -> None:
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.9])
+def test_improvement_ends_where_no_single_change_helps(share: float) -> None:
     problem = segments(12, (4, 3, 5), ((0, 1), (1, 2), (2, 3), (0, 3)))
     whole = frontier(problem).points
     fast, lean = whole[0], whole[-1]
     limit = lean.memory + share * (fast.memory - lean.memory)
     for start in (fast, lean):
         found = improved(problem, start, limit)
+        assert found
         assert all(p.memory <= limit for p in found)
         assert all(b.time < a.time for a, b in pairwise(found))
+        for near in _changed_once(problem, found[-1]):
+            assert near.memory > limit or near.time >= found[-1].time
+
+
+def _changed_once(problem: Problem, point: Point) -> list[Point]:
+    own = np.array(point.values)
+    rows = [np.where(np.arange(len(own)) == v, x, own) for v, n in enumerate(problem.sizes) for x in range(n)]
+    return points(problem, np.array(rows), np.zeros((len(rows), len(problem.tables)), int), exact=False)

@@ -17,6 +17,7 @@ from unity.pcg.axis import Axis
 from unity.pcg.capture import unparallelized
 from unity.pcg.graph import Node
 from unity.pcg.state import show
+from unity.search.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPrediction, predict_memory
 from unity.search.predict import CollectiveTerm, OperatorTerm, Prediction, predict
 from unity.search.session import Candidate
 
@@ -41,6 +42,7 @@ def explain(plan: Plan, file: Any = None) -> None:
         f"{_size(plan.memory)} on each device; {len(plan.original)} operators, searched in {made.seconds:.2f} s"
     )
     console.print(_arguments(plan))
+    console.print(_memory(predict_memory(plan.pcg, differentiated, made.search.training)))
     console.print(_operators(found, plan.pcg.axes))
     console.print(_collectives(found, plan.pcg.axes))
     for line in blocked(plan):
@@ -90,6 +92,15 @@ def _pattern(path: str) -> str:
     """A path with its layer numbers left open, so that equal layers are one row."""
     argument, bracket, rest = path.partition("]")
     return argument + bracket + re.sub(r"(?<=\[)\d+(?=\])|(?<=_)\d+(?=\W)", "*", rest)
+
+
+def _memory(found: MemoryPrediction) -> Table:
+    table = Table("held as", "made by", "bytes on a device", "line", title="memory when most is held", title_justify="left")
+    totals, always = dict(found.by_reason), (ARGUMENTS, GRADIENTS, SLOTS)
+    for why in always:
+        table.add_row(why, "", _size(totals.get(why, 0.0)), "")
+    rows = _grouped(((h.why, h.node.kind, line_behind(h.node)), h.nbytes) for h in found.held if h.why not in always and h.nbytes)
+    return _cut(table, [(k[0], k[1], _size(b), k[2]) for k, _, b in rows], "holders")
 
 
 def _operators(found: Prediction, axes: tuple[Axis, ...]) -> Table:

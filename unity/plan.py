@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def memory(self) -> float:
-        """Predicted bytes on one device: weights, gradients, optimizer slots, what the backward pass needs."""
+        """Predicted bytes on one device when most is held: weights, gradients, optimizer slots, what is kept, what is worked on."""
         return self.candidate.memory
 
     @property

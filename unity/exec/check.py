@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from unity.exec.hlo import Memory, collectives, memory
 from unity.pcg.gradients import losses
 from unity.pcg.graph import PCG
 from unity.pcg.traffic import FORWARD, traffic
+from unity.search.memory import ARGUMENTS, GRADIENTS, RESULTS, MemoryPrediction, predict_memory
 
 if TYPE_CHECKING:
     from unity.plan import Plan
@@ -40,7 +40,7 @@ class Check:
 
     lines: tuple[Line, ...]
     memory: Memory
-    predicted_memory: float
+    predicted: MemoryPrediction
 
     @property
     def total(self) -> Line:
@@ -56,24 +56,32 @@ class Check:
         rows = [f"{'collective':20} {'predicted':>14} {'compiled':>14}  (elements on one device)"]
         lines = (*self.lines, self.total)
         rows += [f"{line.kind:20} {line.predicted:14,} {line.compiled:14,}  {line.difference:+.1%}" for line in lines]
-        rows.append(f"{'memory':20} {self.predicted_memory:14,.0f} {self.memory.total:14,}  (bytes)")
+        rows.append(f"{'memory':20} {'predicted':>14} {'compiled':>14}  (bytes on one device, without the optimizer's)")
+        for name, (predicted, compiled) in self.memory_lines.items():
+            rows.append(f"{name:20} {predicted:14,} {compiled:14,}  {(compiled - predicted) / max(compiled, predicted, 1):+.1%}")
         return "\n".join(rows)
 
+    @property
+    def memory_lines(self) -> Mapping[str, tuple[int, int]]:
+        """Bytes predicted and compiled: arguments, outputs, temporaries, and all together."""
+        found, compiled = self.predicted, self.memory
+        arguments = found.by_reason.get(ARGUMENTS, 0.0)
+        outputs = found.by_reason.get(GRADIENTS, 0.0) + found.by_reason.get(RESULTS, 0.0)
+        return {
+            "arguments": (round(arguments), compiled.arguments),
+            "outputs": (round(outputs), compiled.outputs),
+            "temporaries": (round(found.step - arguments - outputs), compiled.temporaries),
+            "total": (round(found.step), compiled.total),
+        }
 
-def predicted_elements(
-    graph: PCG, differentiated: Any, direction: str | None = None, merged: bool = False
-) -> Mapping[str, int]:
-    """Elements of every kind of collective in one step, on one device; equal ones of one value count once, as XLA runs them.
 
-    `merged`: as a backend that drops `jax.checkpoint`'s barriers in straight-line code runs them, a repeated collective being
-    the first one again (design section 9).
-    """
+def predicted_elements(graph: PCG, differentiated: Any, direction: str | None = None) -> Mapping[str, int]:
+    """Elements of every kind of collective in one step, on one device; equal ones of one value count once, as XLA runs them."""
     found: Counter[str] = Counter()
     seen: set[Hashable] = set()
     for c in traffic(graph, differentiated):
         if direction in (None, c.direction):
-            once = 0 if c.name in seen else c.count - c.repeats
-            found[c.kind] += c.elements * (once + (0 if merged else c.repeats))
+            found[c.kind] += c.elements * (c.repeats if c.name in seen else c.count)
             seen |= {c.name} - {None}
     return found
 
@@ -88,7 +96,7 @@ def compile_step(plan: Plan, gradient: bool) -> Any:
     ]
     run = plan._program
     if not gradient:
-        return jax.jit(run).lower(*leaves).compile(compiler_options=_options())
+        return jax.jit(run).lower(*leaves).compile(compiler_options=compiler_options())
     weights = sorted(k for k in captured.differentiated if plan.original.inputs[k].tensors[0].floating)
     ends = losses(plan.original)
 
@@ -102,16 +110,14 @@ def compile_step(plan: Plan, gradient: bool) -> Any:
         return jax.grad(scalar, has_aux=True)(chosen)
 
     chosen, others = [leaves[k] for k in weights], [x for k, x in enumerate(leaves) if k not in weights]
-    return jax.jit(step).lower(chosen, others).compile(compiler_options=_options())
+    return jax.jit(step).lower(chosen, others).compile(compiler_options=compiler_options())
 
 
-def _options() -> dict[str, str]:
-    """On CPU, the all-reduce combiner keeps all gradients alive at once; bytes are the same without it (design section 9)."""
-    return {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"} if _on_cpu() else {}
-
-
-def _on_cpu() -> bool:
-    return jax.devices()[0].platform == "cpu"
+def compiler_options() -> dict[str, str]:
+    """Two passes of the CPU backend are left out: one joins all-reduces, and so keeps all gradients alive at once; the other
+    drops `jax.checkpoint`'s barriers, after which what is to be computed again is kept (design section 9)."""
+    on_cpu = jax.devices()[0].platform == "cpu"
+    return {"xla_disable_hlo_passes": "cpu-all-reduce-combiner,cse_barrier_expander"} if on_cpu else {}
 
 
 def compare(plan: Plan, gradient: bool) -> Check:
@@ -122,7 +128,8 @@ def compare(plan: Plan, gradient: bool) -> Check:
         found[c.kind] += c.elements * c.count
     captured = plan._made.captured
     differentiated = captured.differentiated if gradient else ()
-    predicted = predicted_elements(plan.pcg, differentiated, None if gradient else FORWARD, _on_cpu())
+    predicted = predicted_elements(plan.pcg, differentiated, None if gradient else FORWARD)
     kinds = sorted({*found, *predicted})
     lines = tuple(Line(k, int(predicted.get(k, 0)), int(found.get(k, 0))) for k in kinds)
-    return Check(lines, memory(compiled), float(np.round(plan.memory)))
+    training = replace(plan._made.search.training, backward=gradient)
+    return Check(lines, memory(compiled), predict_memory(plan.pcg, differentiated, training))

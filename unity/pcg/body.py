@@ -329,7 +329,9 @@ def deduplicated(body: Body, pure: Callable[[Equation], bool]) -> Body:
     return Body(body.inputs, outputs, tuple(kept), body.tensors)
 
 
-def extract(body: Body, chosen: Iterable[int], outputs: Sequence[int], duplicated: Mapping[int, int]) -> tuple[Body, tuple[int, ...]]:
+def extract(
+    body: Body, chosen: Iterable[int], outputs: Sequence[int], duplicated: Mapping[int, int]
+) -> tuple[Body, tuple[int, ...]]:
     """The equations numbered `chosen` as a body of their own, and the variables of `body` that are its inputs.
 
     `duplicated` maps a variable to the equation that computes it where that equation is copied in rather than shared. Copies

@@ -12,13 +12,14 @@ from jax.core import Tracer
 from jax.extend import core
 
 from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, close, deduplicated, extract, from_jaxpr, program_of, used
-from unity.pcg.clustering import clusters, constants, light
+from unity.pcg.clustering import clusters
 from unity.pcg.errors import CaptureError
 from unity.pcg.graph import PCG, Node, Value
 from unity.pcg.keys import text_of
 from unity.pcg.labels import calls, label
 from unity.pcg.places import owner
 from unity.pcg.table import TABLE
+from unity.pcg.uses import constants, light
 
 SCANNED = ("scan",)
 REMATERIALIZED = ("remat2", "checkpoint", "remat")
@@ -252,7 +253,9 @@ def unparallelized(graph: PCG) -> list[tuple[Node, str]]:
     return found
 
 
-STRUCTURED = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "cond", "while", "scan", "remat2", "checkpoint"})
+STRUCTURED = frozenset(
+    {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "cond", "while", "scan", "remat2", "checkpoint"}
+)
 
 
 def tensor_of(aval: Any) -> Tensor:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from unity.pcg.body import Body
 from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.placing import placing
+from unity.pcg.state import REPLICATED, UNUSED
 
 
 class Names:
@@ -27,10 +28,11 @@ class Names:
             self.uses.setdefault(v, []).append(None)
 
     def value(self, v: Value) -> Hashable:
-        """A value is named by what was changed, and the changes."""
+        """A value is named by what was changed, and the changes that did something to it."""
         changes = []
         while v.node.kind in PARALLELIZATION:
-            changes.append(_change(v.node))
+            if v.node.kind not in ("replicate", "view"):
+                changes.append(_change(v.node))
             v = v.node.operands[0]
         return (id(v.node), v.index, *changes)
 
@@ -44,7 +46,8 @@ class Names:
                 return (id(v.node), v.index, *changes)
             node, position = use
             if node.kind in PARALLELIZATION:
-                changes.append(_change(node))
+                if node.kind not in ("reduce", "view"):  # a sum's cotangent is that of each summand
+                    changes.append(_change(node))
                 v = Value(node)
                 continue
             variable = self.carrier(node, position)
@@ -67,7 +70,9 @@ class Names:
 
 
 def _change(node: Node) -> Hashable:
-    return (node.kind, node.operands[0].type, node.types[0])
+    """A change of type, without what is replicated for use: that is the same value."""
+    types = (node.operands[0].type, node.types[0])
+    return (node.kind.removesuffix("_replicate"), *(tuple(UNUSED if s == REPLICATED else s for s in t) for t in types))
 
 
 def _read(body: Body, variable: int) -> bool:

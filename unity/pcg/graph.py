@@ -174,6 +174,9 @@ class PCG:
     def __len__(self) -> int:
         return sum(1 for node, _ in self.walk() if node.kind != "input")
 
+    def __bool__(self) -> bool:
+        return True  # without operators, too, it is a graph
+
     def __str__(self) -> str:
         return "\n".join(_lines(self, "", _Names()))
 

@@ -29,7 +29,9 @@ def text_of(value: Any, known: Follow, depth: int = 0) -> str:
     if isinstance(value, (tuple, list)):
         return "(" + ", ".join(text_of(v, known, depth) for v in value) + ")"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k}: {text_of(v, known, depth)}" for k, v in sorted(value.items(), key=lambda kv: repr(kv[0]))) + "}"
+        return (
+            "{" + ", ".join(f"{k}: {text_of(v, known, depth)}" for k, v in sorted(value.items(), key=lambda kv: repr(kv[0]))) + "}"
+        )
     if isinstance(value, Tracer):
         return f"a traced {value.aval}"
     if hasattr(value, "__array__") and hasattr(value, "dtype"):

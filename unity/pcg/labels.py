@@ -8,7 +8,7 @@ from math import prod
 from unity.pcg.body import Body, Equation
 from unity.pcg.solve import nested_body
 
-LAYOUT = frozenset(["reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "rev"])
+LAYOUT = frozenset({"reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "rev"})
 CONVERT = frozenset({"convert_element_type", "copy", "stop_gradient", "reduce_precision"})
 KEYS = frozenset({"random_split", "random_fold_in", "random_seed", "random_clone", "threefry2x32"})
 SILENT = LAYOUT | CONVERT | {"iota", "slice", "split", "concatenate", "pad"}
@@ -53,7 +53,10 @@ def _certain(composite: Body, names: set[str]) -> str | None:
     """Names for which one primitive is enough, whatever function it came from."""
     if "random_bits" in names:
         return "dropout"
-    if any(e.name == "gather" and composite.tensor(e.results[0]).floating and prod(e.params["slice_sizes"]) > 1 for e in composite.equations):
+    if any(
+        e.name == "gather" and composite.tensor(e.results[0]).floating and prod(e.params["slice_sizes"]) > 1
+        for e in composite.equations
+    ):
         return "embedding"
     return "random_keys" if names & KEYS and not any(composite.tensor(a).floating for a in composite.outputs) else None
 

@@ -122,12 +122,11 @@ class _Reading:
         numbers: dict[Hashable, int] = {}
         meaning = {v: numbers.setdefault(v, k) for k, v in enumerate(self.body.inputs)}
         for e in self.body.equations:
-            operands = [meaning[a] if isinstance(a, int) else a.key for a in e.operands]
+            operands = tuple(meaning[a] if isinstance(a, int) else a.key for a in e.operands)
+            moved = e.operands[0] if e.name in MOVED else None
             for v in e.results:
-                alone = e.name in CUSTOM or len(e.results) > 1
-                moved = e.name in MOVED and isinstance(e.operands[0], int)
-                key = v if alone else operands[0] if moved else (e.signature, *operands)
-                meaning[v] = operands[0] if moved else numbers.setdefault(key, len(numbers))
+                key = ("alone", v) if e.name in CUSTOM or len(e.results) > 1 else (e.signature, operands)
+                meaning[v] = meaning[moved] if isinstance(moved, int) else numbers.setdefault(key, len(numbers))
         first: dict[tuple[int, int], int] = {}
         return {v: first.setdefault((m, self.body.tensors[v].nbytes), v) for v, m in meaning.items()}
 
@@ -160,8 +159,9 @@ class _Reading:
     def source(self, atom: Atom) -> int:
         """Bytes of a value before it was broadcast."""
         made = self.maker.get(atom) if isinstance(atom, int) else None
-        broadcast = made is not None and made.name == "broadcast_in_dim"
-        return self.source(made.operands[0]) if broadcast else self.body.tensor(atom).nbytes
+        if made is not None and made.name == "broadcast_in_dim":
+            return self.source(made.operands[0])
+        return self.body.tensor(atom).nbytes
 
     def read_rule(self, e: Equation, at: list[int]) -> None:
         """What a custom derivative reads, found in its own program, whose first arguments are the call's operands."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass
 
+from unity.pcg.again import Again, everything_again, gathered_again
 from unity.pcg.equal import Names
 from unity.pcg.gradients import Gradients, gradients
 from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
@@ -27,7 +28,7 @@ class Collective:
     elements: int
     itemsize: int
     count: int  # how often it runs in one step
-    repeats: int  # runs among them that repeat, in straight-line code, a forward one in the backward pass
+    repeats: int  # runs among them that repeat a forward one in the backward pass
     direction: str
     node: Node  # the operator behind it: a parallelization operator, or a composite that reduces inside
     name: Hashable = None  # equal for collectives that do the same with the same value, of which a compiler runs one
@@ -47,37 +48,54 @@ def step_of(node: Node, axes: tuple) -> Step:
 def traffic(graph: PCG, differentiated: Collection[int] = ()) -> tuple[Collective, ...]:
     """All collectives of a parallel graph. `differentiated`: inputs that gradients are taken for (none: forward only)."""
     flow = gradients(graph, differentiated)
-    return tuple(_of_graph(graph, flow, 1, False, False, bool(differentiated)))
+    return tuple(_of_graph(graph, flow, 1, None, False))
 
 
-def _of_graph(graph: PCG, flow: Gradients, times: int, again: bool, looped: bool, training: bool) -> Iterator[Collective]:
-    names = Names(graph)
+def _of_graph(graph: PCG, flow: Gradients, times: int, again: Again | None, looped: bool) -> Iterator[Collective]:
+    """`again`: what the backward pass computes again, inside a remat; `looped`: inside a scan."""
+    context = _Context(graph, flow, times, again or gathered_again(graph, flow, looped), Names(graph))
     for node in graph.nodes:
         if node.kind in PARALLELIZATION and node.kind != "view":
-            yield from _of_step(node, graph, names, flow, times, again and training, looped)
+            yield from _of_step(node, context)
+        elif node.kind == "scan":
+            assert node.inside is not None
+            inner = everything_again(node.inside, flow, True) if node in context.again else None
+            yield from _of_graph(node.inside, flow, times * int(node.attributes["length"]), inner, True)
         elif node.inside is not None:
-            inner = times * int(node.attributes.get("length", 1))
-            yield from _of_graph(node.inside, flow, inner, again or node.kind == "remat", looped or node.kind == "scan", training)
+            kept = node.attributes["prevent_cse"] or looped  # otherwise a compiler takes the first one's results again
+            inner = everything_again(node.inside, flow, looped) if kept else again
+            yield from _of_graph(node.inside, flow, times, inner, looped)
         elif node.body is not None:
-            yield from _inside(node, graph, flow, times, again and training, looped)
+            yield from _inside(node, context)
 
 
-def _of_step(
-    node: Node, graph: PCG, names: Names, flow: Gradients, times: int, again: bool, looped: bool
-) -> Iterator[Collective]:
+@dataclass(frozen=True)
+class _Context:
+    """What all nodes of a graph share: `times` is how often each runs."""
+
+    graph: PCG
+    flow: Gradients
+    times: int
+    again: Again
+    names: Names
+
+    def runs(self, node: Node) -> tuple[int, int]:
+        """How often a node runs in one step, and how many of these runs are for the backward pass."""
+        repeats = self.times if node in self.again else 0
+        return self.times + repeats, repeats
+
+
+def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
+    graph, names = context.graph, context.names
     step, tensor = step_of(node, graph.axes), node.tensors[0]
     whole = tensor.nbytes // tensor.itemsize
     before, after = whole // copies(step.before, graph.axes), whole // copies(step.after, graph.axes)
     there, back = TRAFFIC[step.kind]
-    backward = flow(Value(node))
-    twice = again or (backward and node.attributes.get("again") and _gathers(step))
-    repeats = times if twice and not looped else 0
-    runs = times * (2 if twice else 1)
     full = after if step.kind in ("combine", "combine_replicate") else before
     if there:
         name = (FORWARD, there, _moved(step, step.axes), names.value(node.operands[0]))
-        yield Collective(there, step.axes, full, tensor.itemsize, runs, repeats, FORWARD, node, name)
-    if back and backward:
+        yield Collective(there, step.axes, full, tensor.itemsize, *context.runs(node), FORWARD, node, name)
+    if back and context.flow(Value(node)):
         over = step.axes
         if step.kind == "partition":
             over = tuple(i for i in step.axes if step.before[i].kind == "U")
@@ -85,16 +103,12 @@ def _of_step(
                 full //= graph.axes[i].size if step.before[i].kind == "R" else 1
         if over:
             name = (BACKWARD, back, _moved(step, over), names.cotangent(Value(node)))
-            yield Collective(back, over, full, tensor.itemsize, times, 0, BACKWARD, node, name)
+            yield Collective(back, over, full, tensor.itemsize, context.times, 0, BACKWARD, node, name)
 
 
 def _moved(step: Step, over: tuple[int, ...]) -> Hashable:
     """Between which pieces a change moves data: whether a gathered value is then unused or replicated moves nothing."""
     return (over, tuple(s for i in over for s in (step.before[i], step.after[i]) if s.kind == "P"))
-
-
-def _gathers(step: Step) -> bool:
-    return step.kind in ("combine", "combine_replicate")
 
 
 TRAFFIC = {  # design section 2: forward, backward
@@ -108,10 +122,10 @@ TRAFFIC = {  # design section 2: forward, backward
 }
 
 
-def _inside(node: Node, graph: PCG, flow: Gradients, times: int, again: bool, looped: bool) -> Iterator[Collective]:
+def _inside(node: Node, context: _Context) -> Iterator[Collective]:
     """Reduces that a composite needs inside: an all-reduce each way for a sum."""
     assert node.body is not None
-    body, n = node.body, len(graph.axes)
+    graph, flow, body, n = context.graph, context.flow, node.body, len(context.graph.axes)
     found = placing(body, tuple(v.type for v in node.operands), node.types, n)
     over: dict[int, list[int]] = {}
     for k, solution in enumerate(found):
@@ -124,9 +138,6 @@ def _inside(node: Node, graph: PCG, flow: Gradients, times: int, again: bool, lo
             if s is not None and s.states[variable].kind == "P":
                 elements //= axis.size
         kind = next(s.reduced[variable] for s in found if s is not None and variable in s.reduced)
-        runs, repeats = times * (2 if again else 1), times if again and not looped else 0
-        yield Collective("all-reduce", tuple(axes), elements, tensor.itemsize, runs, repeats, FORWARD, node)
+        yield Collective("all-reduce", tuple(axes), elements, tensor.itemsize, *context.runs(node), FORWARD, node)
         if kind == "sum" and any(flow(v) for v in node.results) and any(flow(v) for v in node.operands):
-            yield Collective("all-reduce", tuple(axes), elements, tensor.itemsize, times, 0, BACKWARD, node)
-
-
+            yield Collective("all-reduce", tuple(axes), elements, tensor.itemsize, context.times, 0, BACKWARD, node)

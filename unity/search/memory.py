@@ -1,20 +1,21 @@
 """Where a parallel graph's memory goes on one device: what holds how many bytes when most is held.
 
-Always held: arguments, gradients, optimizer slots, results. Until its reader's backward pass: what `pcg.residuals` says is kept, of a
-scan for every step. For a moment: an operator's working set. In a remat nothing is kept; but when its backward pass comes, all
-that it would have kept is there. The backward pass takes operators in reverse, so most is held at some operator together with
-what those before it keep.
+Always held are arguments, gradients, optimizer slots and results. Until its reader's backward pass: what `pcg.residuals` says is
+kept, of a scan for every step. For a moment: an operator's working set. In a remat nothing is kept; but when its backward pass
+comes, all that it would have kept is there. The backward pass takes operators in reverse, so that most is held at some
+operator, together with what those before it keep.
 
-The search adds up the same terms but for what is there for a moment, which is not a sum; `tests/test_memory.py` compares.
+The search adds up the same terms but for what is there for a moment, which is not a sum; `tests/test_memory.py` holds the two
+against each other. What a backend makes for itself is not counted: layouts of a convolution's operands, indices of a pooling.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from unity.pcg.body import Body
 from unity.pcg.gradients import Gradients, gradients
 from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.placing import placing
@@ -24,6 +25,7 @@ from unity.search.cost import Training
 from unity.search.offers import HEAVY
 
 ARGUMENTS, GRADIENTS, SLOTS, RESULTS = "arguments", "gradients", "optimizer slots", "results"
+NOTHING_MOVES = ("replicate", "view")
 KEPT, CHANGED, AGAIN, WORKING = "kept for the backward pass", "changed copies", "computed again", "working set"
 
 
@@ -56,20 +58,14 @@ class MemoryPrediction:
     @cached_property
     def by_reason(self) -> Mapping[str, float]:
         """The bytes by why they are held."""
-        found: Counter[str] = Counter()
+        found: dict[str, float] = {}
         for h in self.held:
-            found[h.why] += h.nbytes  # pyright: ignore[reportArgumentType]
+            found[h.why] = found.get(h.why, 0.0) + h.nbytes
         return found
 
 
-def predict_memory(
-    graph: PCG, differentiated: Collection[int], training: Training, merged: bool = False
-) -> MemoryPrediction:
-    """The memory of a parallel graph. `differentiated`: the inputs that gradients are taken for, if `training` has them.
-
-    `merged`: as a backend that drops `jax.checkpoint`'s barriers in straight-line code has it: what should be computed again
-    there is kept instead (design section 9).
-    """
+def predict_memory(graph: PCG, differentiated: Collection[int], training: Training) -> MemoryPrediction:
+    """The memory of a parallel graph. `differentiated`: the inputs that gradients are taken for, if `training` has them."""
     differentiated = differentiated if training.backward else ()
     flow = gradients(graph, differentiated)
     always = [Held(ARGUMENTS, node, local(Value(node), graph)) for node in graph.inputs]
@@ -77,7 +73,7 @@ def predict_memory(
         if k in differentiated and node.tensors[0].floating:
             nbytes = local(Value(node), graph)
             always += [Held(GRADIENTS, node, nbytes), Held(SLOTS, node, training.optimizer_slots * nbytes)]
-    found = _Region(graph, flow, training.backward, merged)
+    found = _Region(graph, flow, training.backward)
     kept = sum(h.nbytes for h in always) + found.steps + found.momentary
     results = [Held(RESULTS, v.node, local(v, graph)) for v in dict.fromkeys(graph.outputs)]
     return MemoryPrediction((*always, *results, *found.peak), kept)
@@ -91,9 +87,9 @@ def local(v: Value, graph: PCG) -> float:
 class _Region:
     """A graph, or one inside a scan or a remat: what its operators keep, and what is there when most is."""
 
-    def __init__(self, graph: PCG, flow: Gradients, training: bool, merged: bool, around: str = "") -> None:
-        """`around`: the kind of node that it is inside of. `merged`: it is in straight-line code whose barriers are dropped."""
-        self.graph, self.flow, self.training, self.merged = graph, flow, training, merged
+    def __init__(self, graph: PCG, flow: Gradients, training: bool, around: str = "") -> None:
+        """`around`: the kind of node that the graph is inside of."""
+        self.graph, self.flow, self.training = graph, flow, training
         self.top, self.stacked = not around, around == "scan"
         self.nodes = [node for node in graph.nodes if node.kind != "input"]
         self.inputs = {id(node): k for k, node in enumerate(graph.inputs)}
@@ -108,16 +104,25 @@ class _Region:
             kept.append(k)
             moments.append(m)
         self.kept = [h for k in kept for h in k]
-        self.worst = self.highest(moments)
-        self.peak = self.kept + self.worst
+        self.peak = self.highest(kept, moments)
 
-    def highest(self, moments: list[list[Held]]) -> list[Held]:
-        """The working set of the operator that has most for a moment, and what passes by."""
-        found: list[Held] = []
-        for node, moment, passing in zip(self.nodes, moments, self.passing(), strict=True):
-            here = [*moment, Held(WORKING, node, passing)]
-            found = max(found, here, key=lambda held: sum(h.nbytes for h in held))
-        return found
+    def highest(self, kept: list[list[Held]], moments: list[list[Held]]) -> list[Held]:
+        """When most is held: what is kept then, and the working set of the operator whose turn it is.
+
+        That is what operators before it keep, as those after it are done; but a scan's stacks are there from the start.
+        """
+        early = [node.kind == "scan" for node in self.nodes]
+        sums = [sum(h.nbytes for h in k) for k in kept]
+        below = sum(n for n, first in zip(sums, early, strict=True) if first)
+        at, most, passing = -1, -1.0, self.passing()
+        for i in range(len(self.nodes)):
+            below += 0.0 if early[i] else sums[i]
+            here = below + sum(h.nbytes for h in moments[i]) + passing[i]
+            at, most = (i, here) if here > most else (at, most)
+        if at < 0:
+            return []
+        then = [h for i, k in enumerate(kept) for h in k if i <= at or early[i]]
+        return [*then, *moments[at], Held(WORKING, self.nodes[at], passing[at])]
 
     def passing(self) -> list[float]:
         """For every operator, the bytes of values (in training, of cotangents) that it has no part in but that wait meanwhile."""
@@ -147,7 +152,7 @@ class _Region:
 
     def need(self, v: Value) -> list[Held]:
         """Keeps a value as it is where it was last moved, if it is not kept yet."""
-        v = self.buffer(v)
+        v = buffer(v)
         if v in self.chosen:
             return []
         self.chosen.add(v)
@@ -163,42 +168,43 @@ class _Region:
 
     def change(self, node: Node) -> list[Held]:
         """A change of type has both sides at once, unless nothing moves."""
-        if self.buffer(Value(node)) != Value(node):
+        if node.kind in NOTHING_MOVES:
             return []
         sides = [v for v in (*node.operands, Value(node)) if self.counts(v)]
         return [Held(WORKING, node, sum(local(v, self.graph) for v in sides))]
 
     def operator(self, node: Node) -> tuple[list[Held], list[Held]]:
-        """What an operator keeps, and what it has for a moment."""
+        """What an operator keeps, and what it has for a moment: its ends, their cotangents, its largest inner value's.
+
+        A matrix product or a convolution wants the cotangent of its result in another order, too.
+        """
         if node.kind == "scan":
             return self.scan(node)
         if node.kind == "remat":
             return self.remat(node)
         assert node.body is not None
-        flags = tuple(self.flow(v) for v in node.operands)
-        kept: list[Held] = []
-        split = placing(node.body, tuple(v.type for v in node.operands), node.types, len(self.graph.axes))
-
-        def inside(variable: int, nbytes: float) -> float:
-            for axis, solution in zip(self.graph.axes, split, strict=True):
-                if solution is not None and variable in solution.states and solution.states[variable].kind == "P":
-                    nbytes /= axis.size
-            return nbytes
-
-        if self.training and any(map(self.flow, node.results)):
-            found = residuals(node.body, flags, self.stacked)
-            for v, flag in zip((*node.operands, *node.results), found.operands + found.results, strict=True):
-                kept += self.need(v) if flag else []
-            kept += [self.count(Held(KEPT, node, inside(v, nbytes))) for v, nbytes in found.inner]
+        kept, inside = self.kept_by(node, node.body), _Inside(node, node.body, self.graph)
         ends = dict.fromkeys((*node.operands, *node.results))
-        values = sum(local(v, self.graph) for v in ends if self.buffer(v) not in self.chosen and not self.is_argument(v))
+        values = sum(local(v, self.graph) for v in ends if not self.there(v))
         cotangents = sum(local(v, self.graph) for v in ends if self.counts(v)) if self.training else 0.0
-        own = [inside(v, node.body.tensors[v].nbytes) for e in node.body.equations[:-1] for v in e.results]
         turned = sum(local(v, self.graph) for v in node.results) if node.kind in HEAVY and cotangents else 0.0
-        return kept, [Held(WORKING, node, values + cotangents + turned + max(own, default=0.0))]
+        inner = [inside.local(v, node.body.tensors[v].nbytes) for e in node.body.equations[:-1] for v in e.results]
+        largest = max(inner, default=0.0) if self.training else 0.0
+        return kept, [Held(WORKING, node, values + cotangents + turned + largest)]
 
-    def is_argument(self, v: Value) -> bool:
-        return self.top and id(self.buffer(v).node) in self.inputs
+    def kept_by(self, node: Node, body: Body) -> list[Held]:
+        if not (self.training and any(map(self.flow, node.results))):
+            return []
+        found, inside = residuals(body, tuple(map(self.flow, node.operands)), self.stacked), _Inside(node, body, self.graph)
+        kept: list[Held] = []
+        for v, flag in zip((*node.operands, *node.results), found.operands + found.results, strict=True):
+            kept += self.need(v) if flag else []
+        return kept + [self.count(Held(KEPT, node, inside.local(v, nbytes))) for v, nbytes in found.inner]
+
+    def there(self, v: Value) -> bool:
+        """Whether a value is held anyway: an argument, or kept, and not gathered again."""
+        made = unmoved(v)
+        return made in self.chosen or (self.top and id(made.node) in self.inputs)
 
     def scan(self, node: Node) -> tuple[list[Held], list[Held]]:
         """All steps' values are stacked; while one step runs, its own are there once more, and its slices of what is stacked."""
@@ -222,31 +228,42 @@ class _Region:
         """Its operands are kept. All that it would keep is there while its own backward pass runs."""
         inside = self.inside(node)
         kept = [h for v in node.operands for h in self.need(v)] if self.training else []
-        if self.merged:
-            self.steps += inside.steps
-            return kept + inside.kept, inside.worst
         self.momentary += (inside.steps + inside.momentary) / self.remats
         return kept, [_as(AGAIN, h) if h.why != WORKING else h for h in inside.peak]
 
     def inside(self, node: Node) -> _Region:
         assert node.inside is not None
-        return _Region(node.inside, self.flow, self.training, self.merged and node.kind == "remat", node.kind)
+        return _Region(node.inside, self.flow, self.training, node.kind)
 
-    def buffer(self, v: Value) -> Value:
-        """The value whose memory this one is: where nothing moves, or what is gathered again, is kept by what it is made of."""
-        while v.node.kind in ("replicate", "view") or (v.node.attributes.get("again") and not self.merged):
-            v = v.node.operands[0]
-        return v
+
+class _Inside:
+    """Where the inner values of one operator lie."""
+
+    def __init__(self, node: Node, body: Body, graph: PCG) -> None:
+        found = placing(body, tuple(v.type for v in node.operands), node.types, len(graph.axes))
+        self.split = [(axis.size, s.states) for axis, s in zip(graph.axes, found, strict=True) if s is not None]
+
+    def local(self, variable: int, nbytes: float) -> float:
+        """Bytes on one device of a value that lies like this variable."""
+        for size, states in self.split:
+            state = states.get(variable)
+            nbytes /= size if state is not None and state.kind == "P" else 1
+        return nbytes
+
+
+def buffer(v: Value) -> Value:
+    """The value that is kept for this one: where nothing moves, or what is gathered again, it is what that is made of."""
+    while v.node.kind in NOTHING_MOVES or (v.node.kind in PARALLELIZATION and v.node.attributes.get("again")):
+        v = v.node.operands[0]
+    return v
+
+
+def unmoved(v: Value) -> Value:
+    """The value whose memory this one is."""
+    while v.node.kind in NOTHING_MOVES:
+        v = v.node.operands[0]
+    return v
 
 
 def _as(why: str, held: Held) -> Held:
     return replace(held, why=why)
-
-
-def grouped(held: Iterable[Held]) -> Mapping[tuple[str, str, str], float]:
-    """Bytes by reason, kind of operator and the user's line; the most first."""
-    found: dict[tuple[str, str, str], float] = {}
-    for h in held:
-        key = (h.why, h.node.kind, h.node.source)
-        found[key] = found.get(key, 0.0) + h.nbytes
-    return dict(sorted(found.items(), key=lambda item: -item[1]))

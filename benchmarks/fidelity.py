@@ -1,0 +1,124 @@
+"""Whether compiled programs communicate as predicted: elements by kind of collective, along the frontiers of small models.
+
+`python -m benchmarks.fidelity`. Everything is compiled for virtual CPU devices, and nothing is run. Elements are of the full
+side on one device, times how often the collective runs; forward alone, and with gradients.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import unity
+from benchmarks.models import tiny
+from benchmarks.models.gpt import gpt
+from benchmarks.models.model import Model
+from benchmarks.record import record, show
+from unity.exec.check import Check
+
+TOLERANCE = 0.02
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model on a machine, and how many points of its frontier are compiled (1: the fastest plan and the leanest)."""
+
+    model: Callable[[], Model]
+    nodes: int = 1
+    per_node: int = 8
+    device: str = "a100"
+    points: int = 8
+
+    @property
+    def machine(self) -> unity.Machine:
+        return unity.Machine.grid(self.nodes, self.per_node, self.device)
+
+
+def _gpt_of(devices: int) -> Model:
+    return gpt(layers=2, hidden=4 * devices, heads=devices // 16, vocab=8 * devices, seq=64, batch=devices)
+
+
+CASES = {
+    "gpt": Case(lambda: tiny("gpt2_padded")),
+    "gpt, scan and remat": Case(lambda: tiny("gpt3_6.7b_scan", vocab=64, compute="float32")),
+    "gpt, remat": Case(lambda: tiny("gpt2_padded", remat=True)),
+    "gpt, 2 nodes": Case(lambda: tiny("gpt2_padded", fused_qkv=False, tied=False), 2, 4, "v100"),
+    "lstm": Case(lambda: tiny("rnnlm", vocab=64)),
+    "dlrm": Case(lambda: tiny("dlrm")),
+    "cnn": Case(lambda: tiny("alexnet")),
+    "gpt, 64 devices": Case(lambda: _gpt_of(64), 8, 8, points=1),
+    "gpt, 192 devices": Case(lambda: _gpt_of(192), 32, 6, "v100", points=1),
+}
+
+
+def rows_of(name: str) -> Iterator[dict[str, Any]]:
+    """Compiles and compares."""
+    case = CASES[name]
+    model = case.model()
+    plan = unity.optimize(model.loss, model.params, model.batch, machine=case.machine, progress=False)
+    if case.points == 1:
+        leanest = unity.optimize(
+            model.loss, model.params, model.batch, machine=case.machine, objective="memory", progress=False
+        )
+        chosen = {"fastest": plan, "leanest": leanest}
+    else:
+        last = len(plan.frontier) - 1
+        numbers = sorted({round(k * last / (case.points - 1)) for k in range(case.points)})
+        chosen = {f"{k} of {last}": plan.frontier[k] for k in numbers}
+    for point, plan in chosen.items():
+        for gradient in (False, True):
+            start = time.perf_counter()
+            found = plan.check(gradient=gradient)
+            yield {"model": name, "devices": plan.machine.devices, "point": point, **_figures(found, gradient)} | {
+                "compile s": time.perf_counter() - start
+            }
+
+
+def _figures(found: Check, gradient: bool) -> dict[str, Any]:
+    total = found.total
+    size = max(total.predicted, total.compiled, 1)
+    worst = max(found.lines, key=lambda line: abs(line.compiled - line.predicted), default=total)
+    return {
+        "step": "gradient" if gradient else "forward",
+        "predicted": total.predicted,
+        "compiled": total.compiled,
+        "difference": (total.compiled - total.predicted) / size,
+        "worst kind": worst.kind if worst.predicted != worst.compiled else "",
+        "its difference": (worst.compiled - worst.predicted) / size,
+        "within 2 %": found.agrees(TOLERANCE),
+        "kinds": {line.kind: [line.predicted, line.compiled] for line in found.lines},
+    }
+
+
+def alone(name: str) -> list[dict[str, Any]]:
+    """One case in a process of its own, which has as many virtual devices, and a cache of plans of its own."""
+    devices = CASES[name].machine.devices
+    with tempfile.TemporaryDirectory() as cache:
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+        environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": cache}
+        run = subprocess.run(
+            [sys.executable, "-m", "benchmarks.fidelity", name], env=environment, check=True, stdout=subprocess.PIPE, text=True
+        )
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def main(names: list[str]) -> None:
+    if len(names) == 1:
+        print(json.dumps(list(rows_of(names[0]))))
+        return
+    rows = [row for name in names or CASES for row in alone(name)]
+    show("elements on one device", [{k: v for k, v in row.items() if k != "kinds"} for row in rows])
+    agree = sum(row["within 2 %"] for row in rows)
+    print(f"{agree} of {len(rows)} programs communicate as predicted, within 2 % of the total in total and by kind")
+    record("fidelity", rows, agree=agree, programs=len(rows), tolerance=TOLERANCE)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

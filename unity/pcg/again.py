@@ -1,0 +1,60 @@
+"""What the backward pass computes again: of a remat, all that it reads and what that is made of; else gathers that are not kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from unity.pcg.gradients import Gradients
+from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
+from unity.pcg.residuals import Residuals, residuals
+
+
+class Again:
+    """The nodes of one graph that run once more in the backward pass."""
+
+    def __init__(self, nodes: Iterator[Node]) -> None:
+        self.ids = {id(n) for n in nodes}
+
+    def __contains__(self, node: Node) -> bool:
+        return id(node) in self.ids
+
+
+def everything_again(graph: PCG, flow: Gradients, looped: bool) -> Again:
+    """The nodes of a remat's graph that its backward pass needs; the others, its last sum perhaps, are dead code there."""
+    return Again(_needed(graph, flow, looped))
+
+
+def _needed(graph: PCG, flow: Gradients, looped: bool) -> Iterator[Node]:
+    wanted: set[Value] = set()
+    for node in reversed(graph.nodes):
+        runs = not wanted.isdisjoint(node.results)
+        if node.body is not None:
+            kept = _kept(node, flow, looped)
+            wanted.update(v for v, flag in zip(node.operands, kept.operands, strict=True) if flag)
+            runs = runs or any(kept.results) or bool(kept.inner)
+        elif node.inside is not None:
+            runs = runs or any(flow(v) for v in node.results)
+        if runs:
+            wanted.update(node.operands)
+            yield node
+
+
+def gathered_again(graph: PCG, flow: Gradients, looped: bool) -> Again:
+    """The changes of type marked to be made again, as far as the product that they are for reads its operand backward."""
+    return Again(_gathered(graph, flow, looped))
+
+
+def _gathered(graph: PCG, flow: Gradients, looped: bool) -> Iterator[Node]:
+    for node in graph.nodes:
+        if node.body is not None:
+            kept = _kept(node, flow, looped)
+            for v, flag in zip(node.operands, kept.operands, strict=True):
+                while flag and v.node.kind in PARALLELIZATION and v.node.attributes.get("again"):
+                    yield v.node
+                    v = v.node.operands[0]
+
+
+def _kept(node: Node, flow: Gradients, looped: bool) -> Residuals:
+    assert node.body is not None
+    live = any(flow(v) for v in node.results)
+    return residuals(node.body, tuple(live and flow(v) for v in node.operands), looped)
