@@ -23,8 +23,8 @@ from benchmarks.record import record, show
 from unity.pcg.capture import capture
 from unity.search.assemble import assemble
 from unity.search.cost import Training
-from unity.search.minimizer import Minimizer
 from unity.search.machine import Machine
+from unity.search.minimizer import Minimizer
 
 FROM_CACHE, MEMORY = 0.1, 2e9  # targets: part of the cold time, bytes
 

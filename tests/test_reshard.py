@@ -25,9 +25,9 @@ DIRECTIONS = {  # what a step runs forward and backward
 
 
 def price(machine, before, after):
-    """Seconds forward, backward and of gathers, step by step."""
+    """Seconds forward and backward, step by step."""
     axes = machine.axes
-    forward = backward = gathers = 0.0
+    forward = backward = 0.0
     for step in steps(before, after, axes):
         chosen = [axes[i] for i in step.axes]
         full = NBYTES / min(copies(step.before, axes), copies(step.after, axes))
@@ -37,8 +37,7 @@ def price(machine, before, after):
             full /= np.prod([axes[i].size for i in step.axes if step.before[i] == REPLICATED])
         f, b = (collective(machine, kind, chosen)(full) if kind else 0.0 for kind in kinds)
         forward, backward = forward + f, backward + b
-        gathers += f if kinds[0] == "all-gather" else 0.0
-    return forward, backward, gathers
+    return forward, backward
 
 
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 4), (2, 6), (4, 2)])
@@ -55,7 +54,7 @@ def test_pricing_all_pairs_at_once_is_pricing_every_step(nodes, per_node):
         if not found.possible[i, j] or rng.random() > 0.2:
             continue
         ours = price(machine, s, t)
-        theirs = [alpha[i, j] + beta[i, j] * NBYTES for alpha, beta in (found.forward, found.backward, found.gathers)]
+        theirs = [alpha[i, j] + beta[i, j] * NBYTES for alpha, beta in (found.forward, found.backward)]
         np.testing.assert_allclose(theirs, ours, rtol=1e-12, atol=1e-18, err_msg=f"{s} → {t}")
         made = s != t and any(a != b and (a, b) != (UNUSED, REPLICATED) for a, b in zip(s, t, strict=True))
         assert found.gathered[i, j] == any(
@@ -69,7 +68,7 @@ def test_no_change_costs_nothing():
     machine = Machine.grid(2, 2, "v100")
     types = tuple(t for t in itertools.product(STATES, repeat=2) if misfit(SHAPE, t, machine.axes) is None)
     found = changes(machine, types, types)
-    for alpha, beta in (found.forward, found.backward, found.gathers):
+    for alpha, beta in (found.forward, found.backward):
         assert not np.diagonal(alpha).any()
         assert not np.diagonal(beta).any()
     assert not np.diagonal(found.size).any()

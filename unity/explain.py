@@ -96,10 +96,11 @@ def _pattern(path: str) -> str:
 
 def _memory(found: MemoryPrediction) -> Table:
     table = Table("held as", "made by", "bytes on a device", "line", title="memory when most is held", title_justify="left")
-    totals, always = dict(found.by_reason), (ARGUMENTS, GRADIENTS, SLOTS)
+    always = (ARGUMENTS, GRADIENTS, SLOTS)
     for why in always:
-        table.add_row(why, "", _size(totals.get(why, 0.0)), "")
-    rows = _grouped(((h.why, h.node.kind, line_behind(h.node)), h.nbytes) for h in found.held if h.why not in always and h.nbytes)
+        table.add_row(why, "", _size(found.by_reason.get(why, 0.0)), "")
+    others = (h for h in found.held if h.why not in always and h.nbytes)
+    rows = _grouped(((h.why, h.node.kind, line_behind(h.node)), h.nbytes) for h in others)
     return _cut(table, [(k[0], k[1], _size(b), k[2]) for k, _, b in rows], "holders")
 
 

@@ -62,7 +62,9 @@ def load(path: str | Path, fn: Callable[..., Any], *args: Any, argnums: int | tu
     function, the arguments or the machine are others.
     """
     data = read(path)
-    captured = capture(fn, *args, argnums=argnums)
+    training = data.get("training")
+    backward = not isinstance(training, dict) or training.get("backward", True)
+    captured = capture(fn, *args, argnums=argnums if backward else ())
     arguments = [str(n.tensors[0]) for n in captured.graph.inputs]
     if arguments != data.get("arguments"):
         pairs = zip((*captured.paths, *("closed over",) * len(captured.consts)), arguments, data.get("arguments", ()), strict=False)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Line:
-    """One kind of collective: elements on one device in one step, predicted and compiled."""
+    """One kind of collective, or of memory: elements or bytes on one device in one step, predicted and compiled."""
 
     kind: str
     predicted: int
@@ -57,22 +57,21 @@ class Check:
         lines = (*self.lines, self.total)
         rows += [f"{line.kind:20} {line.predicted:14,} {line.compiled:14,}  {line.difference:+.1%}" for line in lines]
         rows.append(f"{'memory':20} {'predicted':>14} {'compiled':>14}  (bytes on one device, without the optimizer's)")
-        for name, (predicted, compiled) in self.memory_lines.items():
-            rows.append(f"{name:20} {predicted:14,} {compiled:14,}  {(compiled - predicted) / max(compiled, predicted, 1):+.1%}")
+        rows += [f"{line.kind:20} {line.predicted:14,} {line.compiled:14,}  {line.difference:+.1%}" for line in self.memory_lines]
         return "\n".join(rows)
 
     @property
-    def memory_lines(self) -> Mapping[str, tuple[int, int]]:
-        """Bytes predicted and compiled: arguments, outputs, temporaries, and all together."""
+    def memory_lines(self) -> tuple[Line, ...]:
+        """Bytes on one device in one step, which knows no optimizer: arguments, outputs, temporaries, and all together."""
         found, compiled = self.predicted, self.memory
         arguments = found.by_reason.get(ARGUMENTS, 0.0)
         outputs = found.by_reason.get(GRADIENTS, 0.0) + found.by_reason.get(RESULTS, 0.0)
-        return {
-            "arguments": (round(arguments), compiled.arguments),
-            "outputs": (round(outputs), compiled.outputs),
-            "temporaries": (round(found.step - arguments - outputs), compiled.temporaries),
-            "total": (round(found.step), compiled.total),
-        }
+        return (
+            Line("arguments", round(arguments), compiled.arguments),
+            Line("outputs", round(outputs), compiled.outputs),
+            Line("temporaries", round(found.step - arguments - outputs), compiled.temporaries),
+            Line("all", round(found.step), compiled.total),
+        )
 
 
 def predicted_elements(graph: PCG, differentiated: Any, direction: str | None = None) -> Mapping[str, int]:

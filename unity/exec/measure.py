@@ -26,7 +26,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 _AXIS = "device"
 _RUN = 0.01  # seconds that a run should take at least
-_RUNS = 3
+_RUNS = 5
+_STEPS = 0.8  # part of a run that its steps take at least
 _SMALL_BYTES, _LARGE_BYTES = 2**12, 2**22  # of the collectives that the line is drawn through
 _MEMORY_BYTES = 2**24  # per device: beyond a core's own caches
 _TOTAL_BYTES = 2**28  # of all devices together: there may be many virtual ones on a small host
@@ -149,7 +150,8 @@ def _seconds_per_step(mesh: Mesh, step: Callable[[jax.Array], jax.Array], values
     steps = 1
     while (taken := seconds(steps)) < _RUN:
         steps *= max(2, min(16, int(_RUN / max(taken, 1e-9))))
-    once = min(seconds(steps) for _ in range(_RUNS))
-    twice = min(seconds(2 * steps) for _ in range(_RUNS))
-    # The difference leaves out the call and the first touch of its memory, unless noise was larger than the run.
-    return (twice - once if twice > once else twice / 2) / steps
+    pairs = [(seconds(steps), seconds(2 * steps)) for _ in range(_RUNS)]
+    once, twice = (min(column) for column in zip(*pairs, strict=True))
+    # The difference leaves out the call and the first touch of its memory. They are the smaller part of a run: a smaller
+    # difference is noise, and would make a busy machine look many times as fast as it is.
+    return max(twice - once, _STEPS * twice / 2) / steps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from unity.pcg.gradients import Gradients
 from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
@@ -12,11 +12,14 @@ from unity.pcg.residuals import Residuals, residuals
 class Again:
     """The nodes of one graph that run once more in the backward pass."""
 
-    def __init__(self, nodes: Iterator[Node]) -> None:
+    def __init__(self, nodes: Iterable[Node]) -> None:
         self.ids = {id(n) for n in nodes}
 
     def __contains__(self, node: Node) -> bool:
         return id(node) in self.ids
+
+
+NOTHING = Again(())
 
 
 def everything_again(graph: PCG, flow: Gradients, looped: bool) -> Again:
@@ -30,7 +33,8 @@ def _needed(graph: PCG, flow: Gradients, looped: bool) -> Iterator[Node]:
         runs = not wanted.isdisjoint(node.results)
         if node.body is not None:
             kept = _kept(node, flow, looped)
-            wanted.update(v for v, flag in zip(node.operands, kept.operands, strict=True) if flag)
+            read = [v for v, flag in zip(node.operands, kept.operands, strict=True) if flag]
+            wanted.update(_changed_again(v)[-1] for v in read)
             runs = runs or any(kept.results) or bool(kept.inner)
         elif node.inside is not None:
             runs = runs or any(flow(v) for v in node.results)
@@ -49,9 +53,17 @@ def _gathered(graph: PCG, flow: Gradients, looped: bool) -> Iterator[Node]:
         if node.body is not None:
             kept = _kept(node, flow, looped)
             for v, flag in zip(node.operands, kept.operands, strict=True):
-                while flag and v.node.kind in PARALLELIZATION and v.node.attributes.get("again"):
-                    yield v.node
-                    v = v.node.operands[0]
+                if flag:
+                    yield from (w.node for w in _changed_again(v)[:-1])
+
+
+def _changed_again(v: Value) -> list[Value]:
+    """An operand, through the changes that are made again for it, back to the value that is kept."""
+    found = [v]
+    while v.node.kind in PARALLELIZATION and v.node.attributes.get("again"):
+        v = v.node.operands[0]
+        found.append(v)
+    return found
 
 
 def _kept(node: Node, flow: Gradients, looped: bool) -> Residuals:

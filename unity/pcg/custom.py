@@ -7,6 +7,7 @@ transformations: differentiating the call by itself yields the rule's program.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -57,6 +58,13 @@ def _abstract(equation: Equation) -> tuple[list[jax.ShapeDtypeStruct], tuple[boo
     return structs, tuple(jnp.issubdtype(s.dtype, jnp.inexact) for s in structs)
 
 
+def _traced(rule: Callable[..., Any], *structs: Any) -> core.ClosedJaxpr:
+    """A rule's program, in the precision that its arguments have, whatever is switched on by now."""
+    wide = any(getattr(s.dtype, "itemsize", 0) == 8 for s in jax.tree.leaves(structs))
+    with jax.enable_x64(True) if wide else nullcontext():
+        return jax.make_jaxpr(rule)(*structs)
+
+
 def _merge(floating: tuple[bool, ...], chosen: Any, others: Any) -> list:
     chosen, others = iter(chosen), iter(others)
     return [next(chosen) if f else next(others) for f in floating]
@@ -74,7 +82,7 @@ def jvp_body(equation: Equation) -> JvpRule:
         return jax.jvp(lambda *c: call(*_merge(floating, c, others)), tuple(chosen), tuple(tangents))
 
     tangents = [s for s, f in zip(structs, floating, strict=True) if f]
-    return JvpRule(close(jax.make_jaxpr(rule)(structs, tangents), FIRST_ORDER), floating)
+    return JvpRule(close(_traced(rule, structs, tangents), FIRST_ORDER), floating)
 
 
 @lru_cache(maxsize=1024)
@@ -93,10 +101,10 @@ def vjp_bodies(equation: Equation) -> VjpRule:
         shapes["residuals"] = [jax.ShapeDtypeStruct(r.shape, r.dtype) for r in residuals]
         return [*results, *residuals]
 
-    first = close(jax.make_jaxpr(forward)(*structs), FIRST_ORDER)
+    first = close(_traced(forward, *structs), FIRST_ORDER)
 
     def backward(residuals: Any, cotangents: Any) -> Any:
         return jax.tree.unflatten(shapes["pull"], residuals)(list(cotangents))
 
-    second = close(jax.make_jaxpr(backward)(shapes["residuals"], shapes["results"]), FIRST_ORDER)
+    second = close(_traced(backward, shapes["residuals"], shapes["results"]), FIRST_ORDER)
     return VjpRule(first, second, floating)

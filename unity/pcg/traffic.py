@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass
 
-from unity.pcg.again import Again, everything_again, gathered_again
+from unity.pcg.again import NOTHING, Again, everything_again, gathered_again
 from unity.pcg.equal import Names
 from unity.pcg.gradients import Gradients, gradients
 from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
@@ -48,18 +48,18 @@ def step_of(node: Node, axes: tuple) -> Step:
 def traffic(graph: PCG, differentiated: Collection[int] = ()) -> tuple[Collective, ...]:
     """All collectives of a parallel graph. `differentiated`: inputs that gradients are taken for (none: forward only)."""
     flow = gradients(graph, differentiated)
-    return tuple(_of_graph(graph, flow, 1, None, False))
+    return tuple(_of_graph(graph, flow, 1, NOTHING, False))
 
 
-def _of_graph(graph: PCG, flow: Gradients, times: int, again: Again | None, looped: bool) -> Iterator[Collective]:
+def _of_graph(graph: PCG, flow: Gradients, times: int, again: Again, looped: bool) -> Iterator[Collective]:
     """`again`: what the backward pass computes again, inside a remat; `looped`: inside a scan."""
-    context = _Context(graph, flow, times, again or gathered_again(graph, flow, looped), Names(graph))
+    context = _Context(graph, flow, times, again, gathered_again(graph, flow, looped), Names(graph))
     for node in graph.nodes:
         if node.kind in PARALLELIZATION and node.kind != "view":
             yield from _of_step(node, context)
         elif node.kind == "scan":
             assert node.inside is not None
-            inner = everything_again(node.inside, flow, True) if node in context.again else None
+            inner = everything_again(node.inside, flow, True) if node in again else NOTHING
             yield from _of_graph(node.inside, flow, times * int(node.attributes["length"]), inner, True)
         elif node.inside is not None:
             kept = node.attributes["prevent_cse"] or looped  # otherwise a compiler takes the first one's results again
@@ -71,17 +71,19 @@ def _of_graph(graph: PCG, flow: Gradients, times: int, again: Again | None, loop
 
 @dataclass(frozen=True)
 class _Context:
-    """What all nodes of a graph share: `times` is how often each runs."""
+    """What all nodes of a graph share. `times`: how often each runs; `again`, `gathered`: which run once more backward, in a remat,
+    and to gather what is not kept."""
 
     graph: PCG
     flow: Gradients
     times: int
     again: Again
+    gathered: Again
     names: Names
 
     def runs(self, node: Node) -> tuple[int, int]:
         """How often a node runs in one step, and how many of these runs are for the backward pass."""
-        repeats = self.times if node in self.again else 0
+        repeats = self.times * ((node in self.again) + (node in self.gathered))
         return self.times + repeats, repeats
 
 

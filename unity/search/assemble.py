@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -32,6 +32,7 @@ class Assembled:
     domains: tuple[Domain, ...]
     costs: tuple[SiteCost, ...]
     ports: tuple[tuple[int, int], ...]  # (site, operand) of every edge
+    known: dict[str, Cost] = field(default_factory=dict)  # costs of ports that were computed, also for other domains
 
     @cached_property
     def problem(self) -> Problem:
@@ -40,25 +41,29 @@ class Assembled:
             Cost(_key(d.key, c.time.tobytes(), c.memory.tobytes()), c.time[None], c.memory[None])
             for d, c in zip(self.domains, self.costs, strict=True)
         )
-        cache: dict[str, Cost] = {}
         edges = []
         for s, p in self.ports:
             port = self.opened.sites[s].ports[p]
-            edges.append(Edge(port.source, s, self.port_cost(s, p, port, cache)))
+            edges.append(Edge(port.source, s, self.port_cost(s, p, port)))
         return Problem(tuple(len(d) for d in self.domains), unary, tuple(edges))
 
-    def port_cost(self, s: int, p: int, port: Port, cache: dict[str, Cost]) -> Cost:
+    def port_cost(self, s: int, p: int, port: Port) -> Cost:
         """The change of type between a producer and a user, kept or gathered again."""
         before, first = self.domains[port.source].types[self.position(port)]
         after, second = self.domains[s].types[p]
         text = f"{self.domains[port.source].key} {port.index} {self.domains[s].key} {p} {port.tensor} {port.times}"
         key = _key(text, port.gradient, port.kept, port.sole, port.again, self.training.backward)
-        if key not in cache:
+        if key not in self.known:
             node = self.opened.sites[s].node
             time, memory = self.change(before, after, port, node is not None and node.kind in HEAVY)
             pairs = first[:, None], second
-            cache[key] = Cost(key, time[:, *pairs], memory[:, *pairs])
-        return cache[key]
+            self.known[key] = Cost(key, time[:, *pairs], memory[:, *pairs])
+        return self.known[key]
+
+    @property
+    def whole(self) -> bool:
+        """Whether no value was left out."""
+        return all(d.whole for d in self.domains)
 
     def position(self, port: Port) -> int:
         """Where a port's tensor stands among the ends of the site that makes it."""
@@ -83,7 +88,7 @@ class Assembled:
         memory = np.where(held > 0, held, port.kept * n * unchanged)
         if not (product and c.gathered.any()):
             return time[index][None], memory[None]
-        again = np.where(c.gathered, time + times * (c.gathers[0] + c.gathers[1] * n), np.inf)
+        again = np.where(c.gathered, time + times * (c.forward[0] + c.forward[1] * n), np.inf)
         without = np.where(c.gathered[index], port.kept * n * unchanged, memory)
         return np.stack([time[index], again[index]]), np.stack([memory, without])
 

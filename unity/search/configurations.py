@@ -29,6 +29,7 @@ class Domain:
     choices: tuple[Choice, ...]
     picks: np.ndarray  # [values, axes], indices into `choices`
     key: str
+    whole: bool = False  # whether these are all values that there are
 
     def __len__(self) -> int:
         return len(self.picks)
@@ -90,12 +91,14 @@ class Limits:
     """Which values a first search looks at. What is left out is looked at around what was found (`unity.search.refine`).
 
     `distinct`: different choices on one group of interchangeable axes, and `total` on all axes, idle ones not counted.
-    `waste`: how many times more work than the best value a device may do.
+    `waste`: how many times more work than the best value a device may do. `blocks`: into how many blocks of axes with one
+    choice each a group is cut.
     """
 
     distinct: int
     total: int
     waste: float
+    blocks: int = 99
 
 
 EXACT = (Limits(99, 99, np.inf),)
@@ -105,10 +108,11 @@ LADDER = (
     (Limits(3, 3, np.inf),),
     (Limits(2, 3, np.inf),),
     (Limits(2, 2, np.inf),),
-    (Limits(2, 2, 4.0), Limits(2, 1, np.inf)),
-    (Limits(2, 2, 2.0), Limits(2, 1, np.inf)),
+    (Limits(2, 2, np.inf, 2),),
+    (Limits(2, 2, 4.0, 2), Limits(2, 1, np.inf, 2)),
+    (Limits(2, 2, 2.0, 2), Limits(2, 1, np.inf, 2)),
 )
-VALUES = 400  # of a site, for which wider limits are taken
+VALUES = 200  # of a site, for which wider limits are taken
 LISTED = 20_000  # values that are listed to choose among them
 ORDERED = 3  # axes from which on choices on interchangeable ones are taken in one order only
 
@@ -130,10 +134,12 @@ def domain(
     cs = tuple(found[i] for i in sorted(range(len(found)), key=lambda i: (rank[i], found[i].states)))
     shapes = shapes_of(site)
     if limits is not None:
-        return made(cs, _within(cs, _listed(cs, shapes, axes, max(m.distinct for m in limits)), axes, limits), shapes, axes)
-    picks = _listed(cs, shapes, axes, None)
-    steps = (_within(cs, picks, axes, step) for step in LADDER)
-    return made(cs, next((p for p in steps if len(p) <= VALUES), _within(cs, picks, axes, LADDER[-1])), shapes, axes)
+        picks, _ = _listed(cs, shapes, axes, max(m.distinct for m in limits))
+        return made(cs, _within(cs, picks, axes, limits), shapes, axes)
+    picks, whole = _listed(cs, shapes, axes, None)
+    kept = next((k for step in LADDER if len(k := _within(cs, picks, axes, step)) <= VALUES), None)
+    kept = _within(cs, picks, axes, LADDER[-1]) if kept is None else kept
+    return made(cs, kept, shapes, axes, whole and len(kept) == len(picks))
 
 
 def shapes_of(site: Site) -> list[tuple[int, ...]]:
@@ -141,13 +147,13 @@ def shapes_of(site: Site) -> list[tuple[int, ...]]:
     return [p.tensor.shape for p in site.ports] + [t.shape for t in site.results]
 
 
-def made(cs: tuple[Choice, ...], picks: np.ndarray, shapes: Shapes, axes: tuple[Axis, ...]) -> Domain:
+def made(cs: tuple[Choice, ...], picks: np.ndarray, shapes: Shapes, axes: tuple[Axis, ...], whole: bool = False) -> Domain:
     """A domain, with a key that is equal for equal ones."""
     content = hashlib.blake2b(digest_size=12)
     text = [(c.states, c.size, round(c.divided, 6), c.reduced, sorted(c.partitions)) for c in cs]
     content.update(repr((text, shapes, axes, picks.shape)).encode())
     content.update(np.ascontiguousarray(picks).tobytes())
-    return Domain(cs, picks, content.hexdigest())
+    return Domain(cs, picks, content.hexdigest(), whole)
 
 
 def _groups(axes: Sequence[Axis]) -> list[int]:
@@ -155,25 +161,26 @@ def _groups(axes: Sequence[Axis]) -> list[int]:
     return [len(list(g)) for _, g in groupby(axes, key=lambda a: (a.size, a.level))]
 
 
-def _listed(cs: Sequence[Choice], shapes: Shapes, axes: tuple[Axis, ...], distinct: int | None) -> np.ndarray:
-    """All values that fit, [values, axes]; without `distinct`, if they are too many, those with 3 choices on a group, or 2.
+def _listed(
+    cs: Sequence[Choice], shapes: Shapes, axes: tuple[Axis, ...], distinct: int | None
+) -> tuple[np.ndarray, bool]:
+    """Values that fit, [values, axes], and whether these are all. Without `distinct`, too many are cut to 3 choices, or 2.
 
     What does not fit on some of the axes does not fit on more.
     """
     orders = combinations_with_replacement if len(axes) >= ORDERED else _in_any_order
+    whole = len(axes) < ORDERED or max(_groups(axes)) == 1
     picks, done = np.zeros((1, 0), np.int16), 0
     for n in _groups(axes):
         more = np.array(list(orders(range(len(cs)), n)), np.int16).reshape(-1, n)
         more = more[fits(cs, shapes, more, axes[done : done + n])]
         kinds = 1 + (np.diff(np.sort(more, axis=1), axis=1) > 0).sum(1)
-        for most in (99, 3, 2) if distinct is None else (distinct,):
-            kept = more[kinds <= most]
-            if len(picks) * len(kept) <= LISTED:
-                break
-        done += n
+        cut = [more[kinds <= most] for most in ((99, 3, 2) if distinct is None else (distinct,))]
+        kept = next((k for k in cut if len(picks) * len(k) <= LISTED), cut[-1])
+        done, whole = done + n, whole and len(kept) == len(more)
         picks = np.hstack([np.repeat(picks, len(kept), axis=0), np.tile(kept, (len(picks), 1))])
         picks = picks[fits(cs, shapes, picks, axes[:done])]
-    return picks
+    return picks, whole
 
 
 def _in_any_order(choices: Iterable[int], n: int) -> Iterator[tuple[int, ...]]:
@@ -190,7 +197,20 @@ def _within(cs: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis], limit
     divided = np.array([c.divided for c in cs])[picks]
     share = np.prod(1 - divided + divided / sizes, axis=1)
     least = share.min(initial=1.0)
-    return picks[np.any([(distinct <= m.distinct) & (total <= m.total) & (share <= m.waste * least) for m in limits], axis=0)]
+    allowed = [
+        (distinct <= m.distinct) & (total <= m.total) & (share <= m.waste * least) & _blocked(picks, axes, m.blocks) for m in limits
+    ]
+    return picks[np.any(allowed, axis=0)]
+
+
+def _blocked(picks: np.ndarray, axes: Sequence[Axis], blocks: int) -> np.ndarray:
+    """Whether a group's axes, cut into so many blocks, have one choice in each."""
+    same, done = np.ones(len(picks), bool), 0
+    for n in _groups(axes):
+        for block in np.array_split(np.arange(done, done + n), min(blocks, n)):
+            same &= (picks[:, block] == picks[:, block[:1]]).all(1)
+        done += n
+    return same
 
 
 def fits(cs: Sequence[Choice], shapes: Shapes, picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:

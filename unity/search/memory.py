@@ -1,8 +1,8 @@
 """Where a parallel graph's memory goes on one device: what holds how many bytes when most is held.
 
-Always held are arguments, gradients, optimizer slots and results. Until its reader's backward pass: what `pcg.residuals` says is
-kept, of a scan for every step. For a moment: an operator's working set. In a remat nothing is kept; but when its backward pass
-comes, all that it would have kept is there. The backward pass takes operators in reverse, so that most is held at some
+Always held are arguments, gradients, optimizer slots and results. Until its reader's backward pass: what `pcg.residuals` says
+is kept, of a scan for every step. For a moment: an operator's working set. In a remat nothing is kept; but when its backward
+pass comes, all that it would have kept is there. The backward pass takes operators in reverse, so that most is held at some
 operator, together with what those before it keep.
 
 The search adds up the same terms but for what is there for a moment, which is not a sum; `tests/test_memory.py` holds the two
@@ -125,7 +125,7 @@ class _Region:
         return [*then, *moments[at], Held(WORKING, self.nodes[at], passing[at])]
 
     def passing(self) -> list[float]:
-        """For every operator, the bytes of values (in training, of cotangents) that it has no part in but that wait meanwhile."""
+        """For every operator, the bytes of values (in training, of cotangents) that wait while it runs, none of its own."""
         number = {id(node): i for i, node in enumerate(self.nodes)}
         last: dict[Value, int] = {}
         for i, node in enumerate(self.nodes):
@@ -207,7 +207,7 @@ class _Region:
         return made in self.chosen or (self.top and id(made.node) in self.inputs)
 
     def scan(self, node: Node) -> tuple[list[Held], list[Held]]:
-        """All steps' values are stacked; while one step runs, its own are there once more, and its slices of what is stacked."""
+        """All steps' values are stacked; while one runs, its own are there once more, and its slices of what is stacked."""
         inside = self.inside(node)
         length, c = int(node.attributes["length"]), int(node.attributes["consts"])
         carried = range(c, c + int(node.attributes["carry"]))

@@ -112,14 +112,21 @@ def _reachable(sites: Sequence[Site], found: Offers) -> Offers:
     """Drops choices that no producer can feed, and replication where it means nothing."""
     kept = [tuple(c for c in cs if _sensible(site, c)) for site, cs in zip(sites, found, strict=True)]
     while True:
-        partial = [[any(c.results[k] == PARTIAL for c in cs) for k in range(len(s.results))] for s, cs in zip(sites, kept, strict=True)]
-        after = [
-            tuple(c for c in cs if all(s != PARTIAL or partial[p.source][p.index] for s, p in zip(c.operands, site.ports, strict=True)))
-            for site, cs in zip(sites, kept, strict=True)
-        ]
+        partial = [_partial_results(site, cs) for site, cs in zip(sites, kept, strict=True)]
+        after = [tuple(c for c in cs if _fed(site, c, partial)) for site, cs in zip(sites, kept, strict=True)]
         if after == kept:
             return kept
         kept = after
+
+
+def _partial_results(site: Site, cs: tuple[Choice, ...]) -> list[bool]:
+    return [any(c.results[k] == PARTIAL for c in cs) for k in range(len(site.results))]
+
+
+def _fed(site: Site, choice: Choice, partial: list[list[bool]]) -> bool:
+    """Whether every partial sum that a choice takes is one that its producer can make."""
+    pairs = zip(choice.operands, site.ports, strict=True)
+    return all(s != PARTIAL or partial[p.source][p.index] for s, p in pairs)
 
 
 def _sensible(site: Site, choice: Choice) -> bool:

@@ -1,4 +1,4 @@
-"""What a parallel graph costs, term by term: every operator's time, every collective's, and where the memory goes.
+"""What a parallel graph costs, term by term: every operator's time and every collective's. (Memory: `search.memory`.)
 
 The search adds up the same terms without building the graph; `tests/test_predict.py` holds the two against each other.
 """

@@ -19,7 +19,7 @@ from unity.search.configurations import fits, made, shapes_of
 from unity.search.cost import site_cost
 from unity.search.problem import Point
 
-GAIN = 1e-5  # what a round must have gained, relatively, for another one
+GAIN = 1e-4  # what a round must have gained, relatively, for another one
 ROUNDS = 12
 
 Solve = Callable[[Assembled], Point | None]
@@ -28,7 +28,7 @@ Measure = Callable[[Point], float]  # what is to be small
 
 def refined(assembled: Assembled, point: Point, solve: Solve, measure: Measure) -> tuple[Assembled, Point]:
     """Looks around a point, and then around what is found there, as long as it gains."""
-    for _ in range(ROUNDS):
+    for _ in range(0 if assembled.whole else ROUNDS):
         near = around(assembled, [point])
         found = solve(near)
         before, after = measure(point), measure(found) if found else np.inf

@@ -54,14 +54,13 @@ class Changes:
 
     forward: tuple[Array, Array]
     backward: tuple[Array, Array]
-    gathers: tuple[Array, Array]  # the forward all-gathers alone: what gathering again costs
     size: Array  # what one device holds afterwards, as a fraction of the tensor; 0 where no new buffer is made
     gathered: Array  # whether anything is gathered
     possible: Array
 
     def __getitem__(self, index: Array) -> Changes:
-        f, b, g = ((alpha[index], beta[index]) for alpha, beta in (self.forward, self.backward, self.gathers))
-        return Changes(f, b, g, self.size[index], self.gathered[index], self.possible[index])
+        f, b = ((alpha[index], beta[index]) for alpha, beta in (self.forward, self.backward))
+        return Changes(f, b, self.size[index], self.gathered[index], self.possible[index])
 
 
 def changes(machine: Machine, before: Sequence[Type], after: Sequence[Type]) -> Changes:
@@ -85,7 +84,7 @@ KIND = {"U": U, "R": R, "S": S, "P": P}
 FROM = {"partition": (U, R), "reduce_partition": (S,), "combine_partition": (P,)}
 LATE = ("reduce_partition", "partition", "combine_partition")
 OUTERS = 1 << 10  # inner digits that a book can tell apart
-FIELDS = 9  # of a priced change
+FIELDS = 7  # of a priced change
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,8 +121,8 @@ class _Book:
         missing = ~np.isin(keys, self.keys, assume_unique=True)
         if missing.any():
             self.learn(keys[missing], _Pricing(self.machine, tuple(self.outers), old.codes, new.codes, pairs[:, missing]).run())
-        f0, f1, b0, b1, g0, g1, size, gathered, possible = self.priced[:, np.searchsorted(self.keys, keys)]
-        return Changes((f0, f1), (b0, b1), (g0, g1), size, gathered > 0, possible > 0), number[rows, columns]
+        f0, f1, b0, b1, size, gathered, possible = self.priced[:, np.searchsorted(self.keys, keys)]
+        return Changes((f0, f1), (b0, b1), size, gathered > 0, possible > 0), number[rows, columns]
 
     def learn(self, keys: Array, priced: Array) -> None:
         order = np.argsort(keys)
@@ -199,7 +198,7 @@ class _Pricing:
         self.start = (self.kind.copy(), self.held.copy())
         self.bits, self.clash = _bits([Digit(p >> 48, p >> 16 & 0xFFFFFFFF, p & 0xFFFF) for p in places.tolist()])
         self.fraction = np.prod(np.where(self.kind == P, 1 / self.sizes[:, None], 1.0), axis=0)
-        self.cost = {name: [np.zeros(self.pairs), np.zeros(self.pairs)] for name in ("forward", "backward", "gathers")}
+        self.cost = {name: [np.zeros(self.pairs), np.zeros(self.pairs)] for name in ("forward", "backward")}
         self.gathered = np.zeros(self.pairs, bool)
 
     def run(self) -> Array:
@@ -308,7 +307,6 @@ class _Pricing:
         rows, chosen = rows[chosen.any(0)], chosen[:, chosen.any(0)]
         self.become(rows, chosen, kind)
         self.add("forward", "all-gather", rows, chosen)
-        self.add("gathers", "all-gather", rows, chosen)
         if kind == R:
             self.add("backward", "reduce-scatter", rows, chosen)
         self.gathered[rows] = True

@@ -23,9 +23,10 @@ SHARING = frozenset({"dot_general", "conv_general_dilated"})  # users of a kind 
 class Around:
     """What scans and remats stand around a site.
 
-    `times`: how often it runs. `again`: it runs once more in the backward pass, inside a remat. `alive`: of all its runs, how many
-    are held at once when each keeps something for the backward pass: all steps of a scan; but of a remat only one run, and of
-    several remats side by side one (so each counts for a part). `stacked`: each step of a scan leaves its values to a stack.
+    `times`: how often it runs. `again`: it runs once more in the backward pass, inside a remat. `alive`: of all its runs, how
+    many are held at once when each keeps something for the backward pass: all steps of a scan; but of a remat only one run,
+    and of several remats side by side one (so each counts for a `share`). `stacked`: each step of a scan leaves its values to
+    a stack.
     """
 
     times: int = 1
