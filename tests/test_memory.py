@@ -71,7 +71,8 @@ def test_for_the_best_strategies_it_counts_exactly_that(name: str, weight: float
     found = predicted(captured, assembled, point)
     assert point.memory == pytest.approx(counted(assembled, point)) == pytest.approx(found.additive)
     assert found.total >= found.step
-    assert found.by_reason[ARGUMENTS] > 0 and found.by_reason[SLOTS] > 0
+    assert found.by_reason[ARGUMENTS] > 0
+    assert found.by_reason[SLOTS] > 0
 
 
 def kept(fn: Any, *args: Any, stacked: bool = False) -> tuple[Node, Residuals]:
@@ -158,7 +159,8 @@ def test_in_a_remat_the_leanest_plan_partitions_what_is_computed_again() -> None
     (leanest,) = Minimizer(assembled.problem).at([math.inf])
     graph = parallelize(captured.graph, assembled.assignment(leanest))
     hidden = [n for n, _ in graph.walk() if n.kind == "tanh"]
-    assert len(hidden) == 6 and {copies(n.types[0], graph.axes) for n in hidden} == {8}
+    assert len(hidden) == 6
+    assert {copies(n.types[0], graph.axes) for n in hidden} == {8}
 
 
 def test_under_a_limit_working_sets_fit_too() -> None:
@@ -169,7 +171,8 @@ def test_under_a_limit_working_sets_fit_too() -> None:
     for share in (0.3, 0.6, 0.9):
         limit = leanest + share * (fastest - leanest)
         found = search.under(limit)
-        assert found is not None and found.memory <= limit
+        assert found is not None
+        assert found.memory <= limit
     assert search.under(leanest * 0.5) is None
 
 

@@ -85,7 +85,8 @@ class _Builder:
         if not possible(v.type, goal):
             now, then = show(v.type, axes, v.tensor.ndim), show(goal, axes, v.tensor.ndim)
             raise ParallelTypeError(
-                f"{v.node.source or v.node.kind}: {now} cannot become {then}: what is replicated for use or partial has no way back to that. (docs: types#changes)"
+                f"{v.node.source or v.node.kind}: {now} cannot become {then}: what is replicated for use or partial has no"
+                " way back to that. (docs: types#changes)"
             )
         found = steps(v.type, goal, axes)
         attributes = {"again": True} if again else {}

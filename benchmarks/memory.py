@@ -1,0 +1,103 @@
+"""Predicted memory against the compiled program's, on eight devices, for points along the whole frontier.
+
+    python -m benchmarks.memory [case ...]
+
+Compiled for virtual CPU devices; nothing is run. What is compared is one gradient step, so no optimizer slots: arguments, outputs
+and temporaries (`compiled.memory_analysis()`). The prediction's rules were found on the first six cases; the others were only
+measured. Written to `results/memory.json`; a ratio above 1 means that too much was predicted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+
+DEVICES = 8
+if __name__ == "__main__":  # before anything starts JAX's backend, or looks for cached plans
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={DEVICES}".strip()
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
+
+import unity
+from benchmarks.models import registry
+from benchmarks.models.model import Model
+from benchmarks.record import record, show
+
+POINTS = 4  # of each frontier: the fastest, the leanest, and some between
+TARGET = 0.2
+
+
+@dataclass(frozen=True)
+class Case:
+    model: Callable[[], Model]
+    fitted: bool  # whether the prediction's rules were found on it
+
+
+def _case(name: str, fitted: bool = False, **sizes: object) -> Case:
+    return Case(lambda: registry.get(name, **sizes), fitted)
+
+
+GPT = {"layers": 4, "hidden": 128, "heads": 4, "vocab": 512, "seq": 128, "batch": 16}
+CASES = {
+    "gpt": _case("gpt2", True, **GPT),
+    "gpt scan": _case("gpt2", True, **GPT, scan=True),
+    "gpt scan remat": _case("gpt2", True, **GPT, scan=True, remat=True),
+    "lstm": _case("rnnlm", True, hidden=128, vocab=512, steps=40, batch=32),
+    "cnn": _case("resnet50", True, blocks=(1, 1), base=32, image=64, batch=16, classes=16),
+    "dlrm": _case("dlrm", True, tables=(8192,) * 4, width=64, bottom=(16, 64, 64), top=(64, 64, 2), batch=512),
+    "gpt remat": _case("gpt2", **GPT, remat=True),
+    "gpt bfloat16": _case("gpt2", **GPT, compute="bfloat16"),
+    "llama": _case("llama3_8b", **GPT, kv_heads=2, feed_forward=384),
+    "bert": _case("bert_large", **GPT),
+    "nmt": _case("nmt", hidden=128, vocab=512, steps=16, batch=32),
+    "mlp": _case("mlp", layers=4, width=512, batch=256),
+    "alexnet": _case("alexnet", image=63, width=512, batch=64, classes=16),
+    "vgg16": _case("vgg16", image=32, channels=16, width=256, batch=32, classes=16),
+    "candle": _case("candle_uno", width=256, batch=256),
+    "xdl": _case("xdl", tables=(8192,) * 4, width=64, batch=512),
+}
+
+
+def measure(name: str, case: Case) -> list[dict]:
+    """The points of one case's frontier."""
+    model = case.model()
+    plan = unity.optimize(
+        model.loss, model.params, model.batch, machine=unity.Machine.grid(1, DEVICES, "a100"), progress=False
+    )
+    last = len(plan.frontier) - 1
+    rows = []
+    for k in sorted({round(last * i / (POINTS - 1)) for i in range(POINTS)}):
+        point = plan.frontier[k]
+        check = point.check()
+        lines = {line.kind: line for line in check.memory_lines}
+        rows.append({
+            "case": name, "fitted": case.fitted, "point": f"{k}/{last}", "step_ms": point.time * 1e3,
+            **{f"predicted_{n}_MB": lines[n].predicted / 1e6 for n in lines},
+            **{f"compiled_{n}_MB": lines[n].compiled / 1e6 for n in lines},
+            "ratio": lines["all"].predicted / lines["all"].compiled,
+        })  # fmt: skip
+    return rows
+
+
+BRIEF = ("case", "point", "predicted_all_MB", "compiled_all_MB", "ratio", "met")
+
+
+def main(names: list[str]) -> None:
+    rows = []
+    for name in names or CASES:
+        found = [row | {"met": abs(row["ratio"] - 1) <= TARGET} for row in measure(name, CASES[name])]
+        show(name, [{k: r[k] for k in BRIEF} for r in found])
+        rows += found
+    for fitted in (True, False):
+        of = [r for r in rows if r["fitted"] is fitted]
+        print(f"{'fitted' if fitted else 'only measured'}: {sum(r['met'] for r in of)} of {len(of)} within {TARGET:.0%}")
+    if not names:
+        record("memory", rows, target=TARGET, devices=DEVICES)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
