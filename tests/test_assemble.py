@@ -31,7 +31,7 @@ def search_on(model, machine, training=True):
     return Search(captured.graph, captured.differentiated, machine, Training(training))
 
 
-@pytest.mark.parametrize("machine", MACHINES, ids=str)
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.name)
 @settings(max_examples=12)
 @given(functions)
 def test_every_point_is_a_well_typed_graph(machine: Machine, function: Function) -> None:
@@ -127,7 +127,7 @@ def rounded(costs):
 
 
 @pytest.mark.parametrize("name", [*MODELS, "big gpt"])
-@pytest.mark.parametrize("machine", MACHINES[:2], ids=str)
+@pytest.mark.parametrize("machine", MACHINES[:2], ids=lambda m: m.name)
 def test_never_slower_than_the_strategies_that_people_know(name: str, machine: Machine) -> None:
     big = {"layers": 2, "d": 512, "vocabulary": 4096, "b": 96, "s": 128}
     search = search_on(MODELS["gpt"](**big) if name == "big gpt" else MODELS[name](), machine)

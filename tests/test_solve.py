@@ -95,7 +95,7 @@ def test_softmax_over_a_partitioned_dimension_reduces_twice():
     assert choice.results == (P(1),)
     (other,) = [c for c in choices(body_of(jax.nn.softmax, x)) if c.operands == (P(0),)]
     assert other.reduced == ()
-    assert len(other.partitions) == 2, "its rows make the other's Reduces smaller"
+    assert {r.variable for r in choice.reduced} <= other.partitions, "its rows make the other's Reduces smaller"
 
 
 def test_a_mean_is_a_partial_sum():

@@ -112,7 +112,7 @@ def compile_step(plan: Plan, gradient: bool) -> Any:
     return jax.jit(step).lower(chosen, others).compile(compiler_options=compiler_options())
 
 
-def compiler_options() -> dict[str, str]:
+def compiler_options() -> dict[str, str | bool]:
     """Two passes of the CPU backend are left out: one joins all-reduces, and so keeps all gradients alive at once; the other
     drops `jax.checkpoint`'s barriers, after which what is to be computed again is kept (design section 9)."""
     on_cpu = jax.devices()[0].platform == "cpu"

@@ -63,7 +63,7 @@ def _of_graph(graph: PCG, flow: Gradients, times: int, again: Again, looped: boo
             yield from _of_graph(node.inside, flow, times * int(node.attributes["length"]), inner, True)
         elif node.inside is not None:
             kept = node.attributes["prevent_cse"] or looped  # otherwise a compiler takes the first one's results again
-            inner = everything_again(node.inside, flow, looped) if kept else again
+            inner = everything_again(node.inside, flow, looped) if kept or node in again else NOTHING
             yield from _of_graph(node.inside, flow, times, inner, looped)
         elif node.body is not None:
             yield from _inside(node, context)
