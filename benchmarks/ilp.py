@@ -109,7 +109,7 @@ class Program:
         columns, column_of = np.unique(np.moveaxis(table, 2, 0).reshape(table.shape[2], -1), axis=0, return_inverse=True)
         row_at = np.array([np.flatnonzero(row_of.ravel() == i)[0] for i in range(len(rows))])
         column_at = np.array([np.flatnonzero(column_of.ravel() == j)[0] for j in range(len(columns))])
-        index = np.ix_(range(len(table)), row_at, column_at)
+        index = np.ix_(range(len(table)), row_at, column_at)  # pyright: ignore[reportArgumentType, reportCallIssue]
         made = self.new(time_[index].ravel(), memory[index].ravel(), False).reshape(len(table), len(rows), len(columns))
         for i in range(len(rows)):
             self.agree(made[:, i].ravel(), first[:, row_of.ravel() == i].ravel())
@@ -128,14 +128,14 @@ class Program:
             (np.concatenate(self.entries), (np.concatenate(self.rows), np.concatenate(self.columns))),
             shape=(len(self.sides), self.count),
         ).tocsr()
-        constraints = [LinearConstraint(matrix, self.sides, self.sides)]
+        constraints = [LinearConstraint(matrix, self.sides, self.sides)]  # pyright: ignore[reportArgumentType, reportCallIssue]
         if limit is not None:
             constraints.append(LinearConstraint(np.concatenate(self.memory)[None] / limit, -np.inf, 1.0))
         started = time.perf_counter()
         found = milp(
             np.where(allowed, times, 0.0) / unit,
             integrality=np.concatenate(self.integer).astype(int),
-            bounds=Bounds(0.0, allowed.astype(float)),
+            bounds=Bounds(0.0, allowed.astype(float)),  # pyright: ignore[reportArgumentType, reportCallIssue]
             constraints=constraints,
             options={"time_limit": SECONDS, "mip_rel_gap": GAP},
         )

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import unity
 from benchmarks.models import registry
@@ -39,7 +40,7 @@ def _case(name: str, fitted: bool = False, **sizes: object) -> Case:
     return Case(lambda: registry.get(name, **sizes), fitted)
 
 
-GPT = {"layers": 4, "hidden": 128, "heads": 4, "vocab": 512, "seq": 128, "batch": 16}
+GPT: dict[str, Any] = {"layers": 4, "hidden": 128, "heads": 4, "vocab": 512, "seq": 128, "batch": 16}
 CASES = {
     "gpt": _case("gpt2", True, **GPT),
     "gpt scan": _case("gpt2", True, **GPT, scan=True),

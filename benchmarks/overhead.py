@@ -88,7 +88,7 @@ def megatron(rounds: int) -> dict[str, Any]:
         "unity": lambda: jax.jit(jax.value_and_grad(lambda p, b: run(*jax.tree.leaves((p, b)))[0])),
         "jax": lambda: jax.jit(lambda p, b: by_hand.step(p, b)),
     }
-    sent = {name: total_bytes(collectives(make().lower(*args).compile().as_text())) for name, make in makers.items()}
+    sent = {name: total_bytes(collectives(make().lower(*args).compile().as_text() or "")) for name, make in makers.items()}
     row = {"model": "gpt block, Megatron", "step": "gradient", **_compared(makers, args, rounds)}
     return row | {"collectives": {name: dict(sorted(bytes_.items())) for name, bytes_ in sent.items()}}
 

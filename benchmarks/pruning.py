@@ -100,7 +100,7 @@ def compare(name: str, captured: Captured, machine: Machine) -> list[dict[str, A
         _, second = refined(assembled, first, fastest, lambda p: p.time)
         seconds = {"first_process_seconds": between - clock, "second_process_seconds": time.process_time() - between}
         rows.append({"case": name, "limits": variant, "values": values, "first": first.time, "second": second.time, **seconds})
-    whole, exact_time, clock = every(assembled), None, time.process_time()
+    whole, exact_time, clock = every(assembled), None, time.process_time()  # pyright: ignore[reportPossiblyUnboundVariable] (there is a variant)
     if whole is not None:
         exact_time = fastest(whole).time
     reference = exact_time or min(row["second"] for row in rows)

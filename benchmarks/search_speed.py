@@ -119,6 +119,7 @@ def main(names: list[str]) -> None:
         row["met"] = (row["target"] is None or row["search"] <= row["target"]) and row["peak_GB"] * 1e9 <= MEMORY
         row["cache_met"] = row["cached_part"] <= FROM_CACHE
         rows.append(row)
+        print(f"{name}: {row['search']:.2f} s, optimize {cold['wall']:.2f} s, from the cache {again['wall']:.2f} s", flush=True)
     show("Seconds of a search", [{k: r[k] for k in BRIEF} for r in rows])
     if not names:
         record("search_speed", rows, targets={"from_cache": FROM_CACHE, "peak_bytes": MEMORY})

@@ -112,7 +112,7 @@ def test_the_best_is_the_best_of_all_there_are(name: str, training: bool, nodes:
     assert search.fastest.time == pytest.approx(min(t for t, _ in every), rel=1e-12)
     found = frontier(problem)
     assert found.exact
-    wanted = [Point(t, m, (), None) for t, m in every]
+    wanted = [Point(t, m, (), None) for t, m in every]  # pyright: ignore[reportArgumentType]
     got, all_there_are = [(p.time, p.memory) for p in found.points], lower_left(wanted)
     assert rounded(got) == rounded(all_there_are)
 

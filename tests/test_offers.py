@@ -35,9 +35,9 @@ def test_operators_offer_what_their_bodies_allow(function: Function) -> None:
             continue
         makers = [{c.results[p.index] for c in found[p.source]} for p in site.ports]
         offered_states = {c.states for c in cs}
-        for choice in choices(site.node.body):
+        for choice in choices(site.node.body):  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType]
             fed = all(s != PARTIAL or PARTIAL in m for s, m in zip(choice.operands, makers, strict=True))
-            useless = choice.name == "replicated" and (site.node.kind in HEAVY or not any(p.gradient for p in site.ports))
+            useless = choice.name == "replicated" and (site.node.kind in HEAVY or not any(p.gradient for p in site.ports))  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType]
             if fed and not (useless and site.ports):
                 assert choice.states in offered_states
             elif not fed:
@@ -67,7 +67,7 @@ def test_a_fused_dimension_is_split_inside_each_of_its_parts() -> None:
     captured = capture(loss, jax.ShapeDtypeStruct((16, 48), "float32"), jax.ShapeDtypeStruct((8, 16), "float32"))
     opened = sites(captured.graph, captured.differentiated, True).sites
     found = offered(opened)
-    product = next(s for s, site in enumerate(opened) if site.kind == "operator" and site.node.kind == "dot_general")
+    product = next(s for s, site in enumerate(opened) if site.kind == "operator" and site.node.kind == "dot_general")  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType]
     assert partitioned(1, 3) in {c.results[0] for c in found[product]}
 
 
@@ -76,7 +76,7 @@ def test_equal_layers_are_offered_the_same() -> None:
     by_body: dict[str, list] = {}
     for site, cs in zip(opened, found, strict=True):
         if site.kind == "operator":
-            by_body.setdefault(site.node.body.key, []).append({c.states for c in cs})
+            by_body.setdefault(site.node.body.key, []).append({c.states for c in cs})  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType]
     layers = [same for same in by_body.values() if len(same) == 3]
     assert len(layers) > 8
     assert all(a == same[0] for same in layers for a in same)
