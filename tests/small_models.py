@@ -106,7 +106,7 @@ def lstm(b: int = 8, s: int = 6, d: int = 16, vocabulary: int = 32) -> Small:
     return Small(loss, params, {"x": i(b, s), "y": i(b, s)})
 
 
-def cnn() -> Small:
+def cnn(b: int = 8, n: int = 8) -> Small:
     numbers = ("NHWC", "HWIO", "NHWC")
 
     def loss(p: Any, batch: Any) -> Any:
@@ -118,32 +118,49 @@ def cnn() -> Small:
         return cross_entropy(jax.nn.relu(x).mean((1, 2)) @ p["w"], batch["y"])
 
     params = {"k1": f(3, 3, 4, 8), "g": f(8), "b": f(8), "k2": f(3, 3, 2, 16), "w": f(16, 8)}
-    return Small(loss, params, {"image": f(8, 8, 8, 4), "y": i(8)})
+    return Small(loss, params, {"image": f(b, n, n, 4), "y": i(b)})
 
 
 MODELS = {"gpt": gpt, "gpt_scanned": gpt_scanned, "lstm": lstm, "cnn": cnn}
 
 
 def random_point(assembled: Assembled, rng: np.random.Generator) -> Point:
-    """Any strategy that can be run, drawn site by site; drawn again where the last choice left nothing possible."""
+    """Any strategy that can be run, drawn site by site; what a choice makes impossible elsewhere is ruled out at once."""
     problem = assembled.problem
-    joined: dict[int, list[Any]] = {}
-    for e in problem.edges:
-        joined.setdefault(e.first, []).append(e)
-        joined.setdefault(e.second, []).append(e)
-    while True:
-        values: list[int] = []
-        for s in range(len(problem.sizes)):
-            allowed = np.isfinite(problem.unary[s].time[0]).copy()
-            for e in joined.get(s, []):
-                other = e.first if e.second == s else e.second
-                if other < len(values):
-                    best = e.cost.time.min(0)
-                    allowed &= np.isfinite(best[values[other], :] if e.second == s else best[:, values[other]])
-            if not allowed.any():
-                break
-            values.append(int(rng.choice(np.flatnonzero(allowed))))
-        if len(values) == len(problem.sizes):
-            chosen = [e.cost.time[:, values[e.first], values[e.second]] for e in problem.edges]
-            alternatives = tuple(int(rng.choice(np.flatnonzero(np.isfinite(t)))) for t in chosen)
-            return Point(0.0, 0.0, tuple(values), Alternatives((0,) * len(values), alternatives))
+    possible = [np.isfinite(e.cost.time.min(0)) for e in problem.edges]
+    joined: dict[int, list[int]] = {}
+    for k, e in enumerate(problem.edges):
+        joined.setdefault(e.first, []).append(k)
+        joined.setdefault(e.second, []).append(k)
+
+    def consistent(allowed: list[np.ndarray], changed: list[int]) -> bool:
+        while changed:
+            s = changed.pop()
+            for k in joined.get(s, []):
+                e = problem.edges[k]
+                other, table = (e.second, possible[k]) if e.first == s else (e.first, possible[k].T)
+                left = allowed[other] & table[allowed[s]].any(0)
+                if not left.any():
+                    return False
+                if left.sum() < allowed[other].sum():
+                    allowed[other] = left
+                    changed.append(other)
+        return True
+
+    def choose(allowed: list[np.ndarray], s: int) -> list[np.ndarray]:
+        for v in rng.permutation(np.flatnonzero(allowed[s])):
+            trial = [a.copy() for a in allowed]
+            trial[s] = np.arange(len(allowed[s])) == v
+            if consistent(trial, [s]):
+                return trial
+        raise AssertionError(f"no value of site {s} is possible: the sites before it are joined in a circle")
+
+    allowed: list[np.ndarray] = [np.asarray(np.isfinite(c.time).any(0)) for c in problem.unary]
+    assert consistent(allowed, list(range(len(allowed))))
+    for s in range(len(problem.sizes)):
+        allowed = choose(allowed, s)
+    values = [int(np.flatnonzero(a)[0]) for a in allowed]
+    chosen = [e.cost.time[:, values[e.first], values[e.second]] for e in problem.edges]
+    alone = [c.time[:, v] for c, v in zip(problem.unary, values, strict=True)]
+    unary, edges = (tuple(int(rng.choice(np.flatnonzero(np.isfinite(t)))) for t in ts) for ts in (alone, chosen))
+    return Point(0.0, 0.0, tuple(values), Alternatives(unary, edges))

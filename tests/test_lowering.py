@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from unity.pcg.parallelize import parallelize
 from unity.search.assemble import assemble
 from unity.search.cost import Training
 from unity.search.machine import Machine
+from unity.search.minimizer import Minimizer
 
 
 def close(got: Any, wanted: Any) -> None:
@@ -39,3 +41,18 @@ def test_random_strategies_keep_values_and_gradients(name: str, machine: Machine
             run = program(parallelize(captured.graph, assembled.assignment(point)), mesh)
             got = jax.jit(jax.value_and_grad(lambda p, b, run=run: run(*jax.tree.leaves((p, b)))[0]))(params, batch)
             close(got, wanted)
+
+
+def test_what_is_computed_again_keeps_values_and_gradients() -> None:
+    machine = Machine.grid(2, 4, "a100")
+    with jax.enable_x64(True):
+        model = MODELS["gpt"]()
+        captured = capture(model.loss, model.params, model.batch)
+        assembled = assemble(captured.graph, captured.differentiated, machine, Training())
+        params, batch = arrays(model.params), arrays(model.batch)
+        (leanest,) = Minimizer(assembled.problem).at([math.inf])
+        graph = parallelize(captured.graph, assembled.assignment(leanest))
+        assert any(node.body is not None and node.attributes.get("again") for node in graph.nodes)
+        run = program(graph, mesh_of(machine.axes, jax.devices()))
+        got = jax.jit(jax.value_and_grad(lambda p, b: run(*jax.tree.leaves((p, b)))[0]))(params, batch)
+        close(got, jax.jit(jax.value_and_grad(model.loss))(params, batch))

@@ -479,3 +479,18 @@ def test_local_joins_nodes_and_plans_alike_on_all():
 def test_local_refuses_by_name(devices, named):
     with pytest.raises(MachineError, match=named):
         Machine.local(devices)
+
+
+def test_a_level_that_was_measured_says_what_each_collective_takes() -> None:
+    plain = Machine.grid(1, 8, "a100")
+    level = replace(plain.levels[-1], relative=(("all-gather", 2.0, 3.0),))
+    measured = replace(plain, levels=(plain.levels[0], level))
+    assert Machine.from_json(json.loads(json.dumps(measured.to_json()))) == measured
+    for kind in ("all-gather", "all-reduce"):
+        before, after = (collective(m, kind, m.axes) for m in (plain, measured))
+        times = (2.0, 3.0) if kind == "all-gather" else (1.0, 1.0)
+        launch = plain.device.launch
+        assert after.alpha - launch == pytest.approx(times[0] * (before.alpha - launch))
+        assert after.beta == pytest.approx(times[1] * before.beta)
+    with pytest.raises(MachineError, match="relative"):
+        replace(level, relative=(("all-gather", -1.0, 1.0),))

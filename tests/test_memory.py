@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -20,12 +21,13 @@ from unity.pcg.capture import Captured, capture
 from unity.pcg.gradients import gradients
 from unity.pcg.graph import Node, Value
 from unity.pcg.parallelize import parallelize
-from unity.pcg.residuals import Residuals, residuals
+from unity.pcg.residuals import Residuals, recomputable, residuals
 from unity.pcg.state import copies
 from unity.search.assemble import Assembled, assemble
+from unity.search.backend import CPU, GPU, backend_of
 from unity.search.cost import Training
 from unity.search.machine import Machine
-from unity.search.memory import ARGUMENTS, SLOTS, MemoryPrediction, predict_memory
+from unity.search.memory import ARGUMENTS, BACKEND, GRADIENTS, REUSED, SLOTS, MemoryPrediction, predict_memory
 from unity.search.minimizer import Minimizer
 from unity.search.problem import Point
 from unity.search.session import Search
@@ -46,7 +48,7 @@ ASSEMBLED = {name: made(model()) for name, model in MODELS.items()}
 def counted(assembled: Assembled, point: Point) -> float:
     """The memory that the search counts for a point."""
     problem = assembled.problem
-    unary = sum(cost.memory[0, v] for cost, v in zip(problem.unary, point.values, strict=True))
+    unary = sum(c.memory[a, v] for c, v, a in zip(problem.unary, point.values, point.alternatives.unary, strict=True))
     chosen = zip(problem.edges, point.alternatives.edges, strict=True)
     return unary + sum(e.cost.memory[a, point.values[e.first], point.values[e.second]] for e, a in chosen)
 
@@ -109,6 +111,23 @@ FULL = 64 * 32 * 4
 def test_what_an_operator_keeps(fn: Any, operands: Any, results: Any, inner: list[int]) -> None:
     _, found = kept(fn, WIDE)
     assert (found.operands, found.results, sizes(found)) == (operands, results, inner)
+
+
+def test_inner_values_are_computed_again_from_operands_that_are_kept_anyway() -> None:
+    def again(fn: Any) -> bool:
+        node, found = kept(fn, WIDE)
+        assert node.body is not None
+        return recomputable(node.body, found)
+
+    assert again(lambda x: jax.nn.gelu(x, approximate=True))
+    assert not again(lambda x: jax.nn.softmax(x, -1))  # its operand would have to be kept for it
+    assert not again(jnp.sin)  # keeps nothing inside
+
+
+def test_the_leanest_is_as_lean_as_the_frontier() -> None:
+    captured, _ = made(MODELS["gpt"]())
+    search = Search(captured.graph, captured.differentiated, MACHINE, Training())
+    assert search.leanest.memory <= search.frontier[0][-1].memory * 1.01
 
 
 def test_a_product_keeps_the_other_factor() -> None:
@@ -185,3 +204,56 @@ def test_the_compiled_program_has_the_predicted_arguments_and_gradients(remat: b
         arguments, outputs, *_ = compare(one, True).memory_lines
         assert arguments.predicted == arguments.compiled
         assert 0 <= outputs.compiled - outputs.predicted <= 8 * (len(plan.original.inputs) + 1)
+
+
+def test_what_lies_where_a_later_gradient_will_be_is_not_counted() -> None:
+    """Activations of the last layers are gone before the first layers' gradients are there."""
+
+    def loss(params: Any, x: Any) -> Any:
+        for p in params:
+            x = jnp.tanh(x @ p)
+        return jnp.mean(x**2)
+
+    model = Small(loss, [jax.ShapeDtypeStruct((512, 512), jnp.float32)] * 4, jax.ShapeDtypeStruct((64, 512), jnp.float32))
+    captured, assembled = made(model)
+    (fastest,) = Minimizer(assembled.problem).at([0.0])
+    found = predicted(captured, assembled, fastest)
+    assert 0 < -found.by_reason[REUSED] < found.by_reason[GRADIENTS]
+    assert found.total == pytest.approx(sum(h.nbytes for h in found.held))
+
+
+def pooled() -> Small:
+    def loss(params: Any, x: Any) -> Any:
+        y = lax.conv_general_dilated(x, params["k"].astype(jnp.bfloat16), (1, 1), "SAME")
+        y = lax.reduce_window(y, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+        return jnp.mean(y.astype(jnp.float32) ** 2)
+
+    return Small(loss, {"k": jax.ShapeDtypeStruct((16, 8, 3, 3), jnp.float32)}, jax.ShapeDtypeStruct((8, 8, 16, 16), jnp.bfloat16))
+
+
+def test_a_backend_holds_more_by_name() -> None:
+    model = pooled()
+    captured, assembled = made(model)
+    (fastest,) = Minimizer(assembled.problem).at([0.0])
+    graph = parallelize(captured.graph, assembled.assignment(fastest))
+    on = {b: predict_memory(graph, captured.differentiated, Training(), b) for b in (GPU, CPU)}
+    assert BACKEND not in on[GPU].by_reason
+    assert on[CPU].by_reason[BACKEND] > 0
+    assert on[CPU].total > on[GPU].total
+    assert (backend_of(MACHINE), backend_of(replace(MACHINE, device=replace(MACHINE.device, name="cpu")))) == (GPU, CPU)
+
+
+def test_the_leanest_plan_needs_little_at_once() -> None:
+    """A table is gathered for its look-ups if only sums count: nothing of it is kept. But it is there for a moment."""
+
+    def loss(table: Any, ids: Any) -> Any:
+        return jnp.mean(jnp.tanh(table[ids]) ** 2)
+
+    table = jax.ShapeDtypeStruct((2**16, 64), jnp.float32)
+    captured = capture(loss, table, jax.ShapeDtypeStruct((64,), jnp.int32), argnums=0)
+    search = Search(captured.graph, captured.differentiated, MACHINE, Training())
+    whole = 2**16 * 64 * 4
+    assert search.leanest.memory < 5 * whole / 8
+    found = search.under(search.leanest.memory)
+    assert found is not None
+    assert found.memory <= search.leanest.memory

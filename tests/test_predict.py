@@ -34,7 +34,7 @@ ASSEMBLED = {name: made(name) for name in MODELS}
 def counted(assembled: Assembled, point: Point) -> float:
     """The time that the search counts for a point."""
     problem = assembled.problem
-    unary = sum(cost.time[0, v] for cost, v in zip(problem.unary, point.values, strict=True))
+    unary = sum(c.time[a, v] for c, v, a in zip(problem.unary, point.values, point.alternatives.unary, strict=True))
     chosen = zip(problem.edges, point.alternatives.edges, strict=True)
     return unary + sum(e.cost.time[a, point.values[e.first], point.values[e.second]] for e, a in chosen)
 

@@ -17,6 +17,7 @@ from unity.pcg.axis import Axis
 from unity.pcg.capture import unparallelized
 from unity.pcg.graph import Node
 from unity.pcg.state import show
+from unity.search.backend import backend_of
 from unity.search.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPrediction, predict_memory
 from unity.search.predict import CollectiveTerm, OperatorTerm, Prediction, predict
 from unity.search.session import Candidate
@@ -42,7 +43,7 @@ def explain(plan: Plan, file: Any = None) -> None:
         f"{_size(plan.memory)} on each device; {len(plan.original)} operators, searched in {made.seconds:.2f} s"
     )
     console.print(_arguments(plan))
-    console.print(_memory(predict_memory(plan.pcg, differentiated, made.search.training)))
+    console.print(_memory(predict_memory(plan.pcg, differentiated, made.search.training, backend_of(plan.machine))))
     console.print(_operators(found, plan.pcg.axes))
     console.print(_collectives(found, plan.pcg.axes))
     for line in blocked(plan):

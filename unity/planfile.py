@@ -17,7 +17,7 @@ from unity.search.machine import Machine
 from unity.search.session import Candidate, Search
 from unity.strategies import from_json, to_json
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def content(made: Made, chosen: Candidate, whole: bool) -> dict[str, Any]:

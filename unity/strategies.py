@@ -47,6 +47,7 @@ def to_json(graph: PCG, candidates: Sequence[Candidate]) -> dict[str, Any]:
                 "operands": [[[number(t) for t in a.operands.get((id(n), p), ())] for p in range(len(n.operands))] for n in nodes],
                 "outputs": [[[number(t) for t in a.outputs.get((id(g), k), ())] for k in range(len(g.outputs))] for g in graphs],
                 "again": [[i, p] for i, n in enumerate(nodes) for p in range(len(n.operands)) if (id(n), p) in a.again],
+                "recomputed": [i for i, n in enumerate(nodes) if id(n) in a.recomputed],
             }
         )
     return {"types": [[_state_text(s) for s in t] for t in types], "points": points}
@@ -76,7 +77,9 @@ def _candidate(graph: PCG, axes: tuple[Axis, ...], types: list[Type], point: Map
         for k, row in zip(range(len(g.outputs)), rows, strict=True)
     }
     again = frozenset((id(nodes[i]), int(p)) for i, p in point["again"])
-    return Candidate(float(point["time"]), float(point["memory"]), Assignment(axes, results, operands, outputs, again))
+    recomputed = frozenset(id(nodes[i]) for i in point["recomputed"])
+    assignment = Assignment(axes, results, operands, outputs, again, recomputed)
+    return Candidate(float(point["time"]), float(point["memory"]), assignment)
 
 
 def _state_text(state: State) -> str:

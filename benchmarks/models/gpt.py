@@ -49,7 +49,7 @@ def gpt(
         x = stack.apply(jax.checkpoint(block) if remat else block, params["blocks"], x)
         x = layer_norm(cast(params["norm"], dtype), x)
         head = params["token"]["table"].T if tied else params["head"]["weight"]
-        logits = jnp.matmul(x, head.astype(dtype), preferred_element_type=jnp.float32)
+        logits = jnp.matmul(x, head.astype(dtype), preferred_element_type=jnp.promote_types(dtype, jnp.float32))
         return cross_entropy(logits, data["labels"])
 
     one = {

@@ -23,8 +23,8 @@ def norm_params(width: int) -> Tree:
 
 
 def layer_norm(params: Tree, x: jax.Array, epsilon: float = 1e-5) -> jax.Array:
-    """Over the last dimension; the statistics are float32 whatever x is."""
-    wide = x.astype(jnp.float32)
+    """Over the last dimension; the statistics are float32 at least."""
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     mean = jnp.mean(wide, axis=-1, keepdims=True)
     variance = jnp.var(wide, axis=-1, keepdims=True)
     normal = ((wide - mean) * lax.rsqrt(variance + epsilon)).astype(x.dtype)
@@ -51,9 +51,9 @@ def self_attention(params: Tree, x: jax.Array, heads: int, visible: jax.Array) -
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, visible: jax.Array) -> jax.Array:
-    """Softmax attention on [batch, sequence, heads, head width]; the softmax is in float32."""
+    """Softmax attention on [batch, sequence, heads, head width]; the softmax is in float32 at least."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) * query.shape[-1] ** -0.5
-    scores = jnp.where(visible, scores.astype(jnp.float32), MASKED)
+    scores = jnp.where(visible, scores.astype(jnp.promote_types(scores.dtype, jnp.float32)), MASKED)
     weights = jax.nn.softmax(scores).astype(value.dtype)
     return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
 

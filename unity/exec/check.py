@@ -14,6 +14,7 @@ from unity.exec.hlo import Memory, collectives, memory
 from unity.pcg.gradients import losses
 from unity.pcg.graph import PCG
 from unity.pcg.traffic import FORWARD, traffic
+from unity.search.backend import CPU, GPU
 from unity.search.memory import ARGUMENTS, GRADIENTS, RESULTS, MemoryPrediction, predict_memory
 
 if TYPE_CHECKING:
@@ -131,4 +132,5 @@ def compare(plan: Plan, gradient: bool) -> Check:
     kinds = sorted({*found, *predicted})
     lines = tuple(Line(k, int(predicted.get(k, 0)), int(found.get(k, 0))) for k in kinds)
     training = replace(plan._made.search.training, backward=gradient)
-    return Check(lines, memory(compiled), predict_memory(plan.pcg, differentiated, training))
+    backend = CPU if jax.default_backend() == CPU.name else GPU
+    return Check(lines, memory(compiled), predict_memory(plan.pcg, differentiated, training, backend))

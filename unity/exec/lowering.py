@@ -130,9 +130,19 @@ def _compute(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
         )
         results = run(*operands)
     else:
-        assert node.body is not None, node
-        results = run_body(node.body, operands, [v.type for v in node.operands], node.types, axes)
+        results = _body(node, axes)(*operands)
     return [settle(v, x, axes) for v, x in zip(node.results, results, strict=True)]
+
+
+def _body(node: Node, axes: tuple[Axis, ...]) -> Callable[..., list]:
+    """An operator's local program; if its inner values are not kept, it runs once more in the backward pass."""
+    body = node.body
+    assert body is not None, node
+
+    def run(*operands: Any) -> list:
+        return run_body(body, operands, [v.type for v in node.operands], node.types, axes)
+
+    return jax.checkpoint(run) if node.attributes.get("again") else run
 
 
 def _scan(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:

@@ -1,7 +1,8 @@
 """Measures the devices of this process: matrix products, memory, operators' overhead, and collectives among them.
 
 Everything runs on all devices at once, because devices may share what they run on: virtual CPU devices share the host's
-cores and memory. Each figure is the best of a few runs: other work on the host can only slow a run down.
+cores and memory. Each figure is the best of a few runs: other work on the host can only slow a run down. Collectives take turns
+instead, and the median counts, since plans depend on how they compare: whatever else the host does then meets all of them alike.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from typing import Any, TypeAlias
 
 import jax
@@ -27,8 +28,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 _AXIS = "device"
 _RUN = 0.01  # seconds that a run should take at least
 _RUNS = 5
+_ROUNDS = 9  # of collectives that take turns
 _STEPS = 0.8  # part of a run that its steps take at least
 _SMALL_BYTES, _LARGE_BYTES = 2**12, 2**22  # of the collectives that the line is drawn through
+RINGS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}  # and how often a ring goes round for it
 _MEMORY_BYTES = 2**24  # per device: beyond a core's own caches
 _TOTAL_BYTES = 2**28  # of all devices together: there may be many virtual ones on a small host
 
@@ -43,6 +46,7 @@ class Measured:
         launch: seconds per operator that has almost nothing to do.
         link_bandwidth: bytes/s per device in one direction, as in the ring formulas of `unity.search.collectives`.
         link_latency: seconds per message, as there. Both are None for a device alone.
+        relative: for each collective, how many times as long it takes as these two say, as `hardware.Level` has it.
     """
 
     flops: Mapping[str, float]
@@ -50,6 +54,7 @@ class Measured:
     launch: float
     link_bandwidth: float | None
     link_latency: float | None
+    relative: tuple[tuple[str, float, float], ...] = ()
 
 
 def measure(devices: Sequence[JaxDevice]) -> Measured:
@@ -57,8 +62,14 @@ def measure(devices: Sequence[JaxDevice]) -> Measured:
     mesh = Mesh(np.array(devices), (_AXIS,))
     if len(devices) == 1:
         return Measured(_flops(mesh), _bandwidth(mesh), _launch(mesh), None, None)
-    link_bandwidth, link_latency = _link(mesh)
-    return Measured(_flops(mesh), _bandwidth(mesh), _launch(mesh), link_bandwidth, link_latency)
+    lines = _lines(mesh)
+    link_bandwidth, link_latency = _link(mesh.size, lines)
+    relative = tuple(
+        (kind, alpha / (rounds * (mesh.size - 1) * link_latency), beta * mesh.size * link_bandwidth / (rounds * (mesh.size - 1)))
+        for kind, rounds in RINGS.items()
+        for alpha, beta in (lines[kind],)
+    )
+    return Measured(_flops(mesh), _bandwidth(mesh), _launch(mesh), link_bandwidth, link_latency, relative)
 
 
 def _flops(mesh: Mesh) -> dict[str, float]:
@@ -98,37 +109,85 @@ def _launch(mesh: Mesh) -> float:
     return _seconds_per_step(mesh, step, eye) / chain
 
 
-def _link(mesh: Mesh) -> tuple[float, float]:
-    """Bandwidth and latency that make the ring formulas of all-reduce and all-gather fit what was measured, as the
-    geometric mean of the two."""
+def _link(devices: int, lines: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
+    """Bandwidth and latency that make the ring formulas fit all-reduce and all-gather, as the geometric mean of the two."""
+    usual = [(RINGS[kind] * (devices - 1), *lines[kind]) for kind in ("all-reduce", "all-gather")]
+    return (
+        geometric_mean(messages / (devices * beta) for messages, _, beta in usual),
+        geometric_mean(alpha / messages for messages, alpha, _ in usual),
+    )
+
+
+def _lines(mesh: Mesh) -> dict[str, tuple[float, float]]:
+    """For every collective, its seconds with few bytes, and of each byte more. The full side on one device counts."""
     k = mesh.size
-
-    def all_reduce(x: jax.Array) -> jax.Array:
-        return lax.pcast(lax.psum(x, _AXIS) / k, _AXIS, to="varying")
-
-    def all_gather(x: jax.Array) -> jax.Array:
-        return lax.all_gather(x, _AXIS).reshape(k, -1)[0]
-
     large = min(_LARGE_BYTES, max(_TOTAL_BYTES // (4 * k), 16 * _SMALL_BYTES))
-    bandwidths, latencies = [], []
-    for collective, rounds, pieces in ((all_reduce, 2, 1), (all_gather, 1, k)):
-        # The full side has `nbytes` for both: an all-gather starts from the k-th part.
-        sizes = [nbytes // (4 * pieces) * 4 * pieces for nbytes in (max(_SMALL_BYTES, 4 * k), large)]
-        small_time, large_time = (
-            _seconds_per_step(mesh, collective, np.ones((k, nbytes // (4 * pieces)), np.float32)) for nbytes in sizes
-        )
-        # If noise hides the slope, all the time of the larger one counts as transfer: too slow rather than infinitely
-        # fast.
-        slope = (large_time - small_time) / (sizes[1] - sizes[0])
-        beta = slope if slope > 0 else large_time / sizes[1]
-        # The small one's few bytes are neglected, for the same reason.
-        bandwidths.append(rounds * (k - 1) / (k * beta))
-        latencies.append(small_time / (rounds * (k - 1)))
-    return geometric_mean(bandwidths), geometric_mean(latencies)
+    sizes = [nbytes // (4 * k) * 4 * k for nbytes in (max(_SMALL_BYTES, 4 * k), large)]
+    timers = {}
+    for kind in RINGS:
+        pieces = k if kind == "all-gather" else 1  # it starts from the k-th part
+        for nbytes in sizes:
+            timers[kind, nbytes] = _timer(mesh, _STEPS_OF[kind], np.ones((k, nbytes // (4 * pieces)), np.float32))
+    rounds = [{key: _difference(pair(), steps) for key, (pair, steps) in timers.items()} for _ in range(_ROUNDS)]
+    seconds = {key: median(found[key] for found in rounds) for key in timers}
+    return {kind: _line(sizes, [seconds[kind, nbytes] for nbytes in sizes]) for kind in RINGS}
+
+
+def _line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """The line through two sizes: seconds at the start, and of each byte."""
+    small_time, large_time = seconds
+    # If noise hides the slope, all the time of the larger one counts as transfer: too slow rather than infinitely fast. The small
+    # one's few bytes are neglected, for the same reason.
+    slope = (large_time - small_time) / (sizes[1] - sizes[0])
+    return small_time, slope if slope > 0 else large_time / sizes[1]
+
+
+def _all_reduce(x: jax.Array) -> jax.Array:
+    return lax.pcast(lax.psum(x, _AXIS) / lax.axis_size(_AXIS), _AXIS, to="varying")
+
+
+def _all_gather(x: jax.Array) -> jax.Array:
+    return lax.all_gather(x, _AXIS).reshape(lax.axis_size(_AXIS), -1)[0]
+
+
+def _reduce_scatter(x: jax.Array) -> jax.Array:
+    piece = lax.psum_scatter(x, _AXIS, tiled=True) / lax.axis_size(_AXIS)
+    return lax.dynamic_update_slice(x, piece, (0,))
+
+
+def _all_to_all(x: jax.Array) -> jax.Array:
+    return lax.all_to_all(x.reshape(lax.axis_size(_AXIS), -1), _AXIS, 0, 0).reshape(-1)
+
+
+_STEPS_OF = {
+    "all-reduce": _all_reduce,
+    "all-gather": _all_gather,
+    "reduce-scatter": _reduce_scatter,
+    "all-to-all": _all_to_all,
+}
 
 
 def _seconds_per_step(mesh: Mesh, step: Callable[[jax.Array], jax.Array], values: np.ndarray[Any, Any]) -> float:
-    """Seconds of `step`, applied over and over to each device's row of `values` on all devices at once.
+    """Seconds of `step`, applied over and over to each device's row of `values` on all devices at once."""
+    pair, steps = _timer(mesh, step, values)
+    pairs = [pair() for _ in range(_RUNS)]
+    return _difference((min(once for once, _ in pairs), min(twice for _, twice in pairs)), steps)
+
+
+def _difference(pair: tuple[float, float], steps: int) -> float:
+    """Seconds of a step, from those of some steps and of twice as many.
+
+    The difference leaves out the call and the first touch of its memory. They are the smaller part of a run: a smaller
+    difference is noise, and would make a busy machine look many times as fast as it is.
+    """
+    once, twice = pair
+    return max(twice - once, _STEPS * twice / 2) / steps
+
+
+def _timer(
+    mesh: Mesh, step: Callable[[jax.Array], jax.Array], values: np.ndarray[Any, Any]
+) -> tuple[Callable[[], tuple[float, float]], int]:
+    """What runs some steps and then twice as many, and gives the seconds of both; and how many steps.
 
     The number of steps is an argument of one compiled loop, so that the compiler can neither unroll nor shorten it.
     """
@@ -150,8 +209,4 @@ def _seconds_per_step(mesh: Mesh, step: Callable[[jax.Array], jax.Array], values
     steps = 1
     while (taken := seconds(steps)) < _RUN:
         steps *= max(2, min(16, int(_RUN / max(taken, 1e-9))))
-    pairs = [(seconds(steps), seconds(2 * steps)) for _ in range(_RUNS)]
-    once, twice = (min(column) for column in zip(*pairs, strict=True))
-    # The difference leaves out the call and the first touch of its memory. They are the smaller part of a run: a smaller
-    # difference is noise, and would make a busy machine look many times as fast as it is.
-    return max(twice - once, _STEPS * twice / 2) / steps
+    return lambda: (seconds(steps), seconds(2 * steps)), steps

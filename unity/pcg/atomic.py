@@ -16,7 +16,15 @@ def write(path: str | os.PathLike[str], text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        Path(name).chmod(target.stat().st_mode if target.exists() else 0o666 & ~_umask())
         Path(name).replace(target)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _umask() -> int:
+    """The permissions that new files do not get. (It can only be read by setting it.)"""
+    found = os.umask(0)
+    os.umask(found)
+    return found

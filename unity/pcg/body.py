@@ -159,6 +159,15 @@ class Body:
         """Two bodies of equal key and identity do the same in this process, even if their functions hide something."""
         return tuple(i for e in self.equations for i in e.identity)
 
+    @cached_property
+    def touching(self) -> Mapping[int, Sequence[int]]:
+        """The equations, by index, that use or make each variable."""
+        found: dict[int, list[int]] = {}
+        for i, e in enumerate(self.equations):
+            for v in {*(a for a in e.operands if isinstance(a, int)), *e.results}:
+                found.setdefault(v, []).append(i)
+        return found
+
     @property
     def primitives(self) -> tuple[str, ...]:
         """The names of its primitives, in order."""

@@ -23,3 +23,11 @@ class PlanFileError(PlanError):
 
 class InfeasibleError(UnityError):
     """No plan meets the limits. The message says what is needed, what there is, and what comes nearest."""
+
+
+class RuleError(UnityError):
+    """A rule that cannot be read, or says nothing: its text, its variables, or its sides' types are wrong."""
+
+
+class IllTypedError(RuleError):
+    """An operator of a term whose operands it cannot take."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from unity.pcg.state import PARTIAL, REPLICATED, State, partitioned
 
@@ -36,6 +37,13 @@ class Factor:
 
     def states(self, inner: int = 1) -> tuple[tuple[State, ...], tuple[State, ...]]:
         """What operands and results are along an axis that is put on the factor's digit at `inner` (1: its most major)."""
+        return self._most_major if inner == 1 else self._states(inner)
+
+    @cached_property
+    def _most_major(self) -> tuple[tuple[State, ...], tuple[State, ...]]:
+        return self._states(1)
+
+    def _states(self, inner: int) -> tuple[tuple[State, ...], tuple[State, ...]]:
         missing = PARTIAL if self.reduction else REPLICATED
         operands = tuple(_state(p, inner, REPLICATED) for p in self.operands)
         return operands, tuple(_state(p, inner, missing) for p in self.results)

@@ -18,7 +18,7 @@ class Assignment:
 
     `operands[id(node), position]` lists the types that an operand goes through, the last being the one that the operator
     wants; a shared copy makes it two. `outputs[id(graph), k]` likewise. `again` marks operands that are gathered once more in
-    the backward pass instead of being kept.
+    the backward pass instead of being kept; `recomputed` operators whose inner values are computed once more there.
     """
 
     axes: tuple[Axis, ...]
@@ -26,6 +26,7 @@ class Assignment:
     operands: Mapping[tuple[int, int], tuple[Type, ...]]
     outputs: Mapping[tuple[int, int], tuple[Type, ...]]
     again: frozenset[tuple[int, int]] = field(default_factory=frozenset)
+    recomputed: frozenset[int] = field(default_factory=frozenset)
 
 
 def parallelize(graph: PCG, assignment: Assignment) -> PCG:
@@ -103,7 +104,8 @@ class _Builder:
             inside = self.graph(inside, tuple(v.type for v in operands) if node.kind == "remat" else None)
             if node.kind == "remat":
                 types = tuple(v.type for v in inside.outputs)
-        made = replace(node, operands=operands, types=types, inside=inside)
+        attributes = {**node.attributes, "again": True} if id(node) in self.a.recomputed else node.attributes
+        made = replace(node, operands=operands, types=types, inside=inside, attributes=attributes)
         for v in made.results:
             self.fits(v, v.type, node.source)
         return made

@@ -72,6 +72,20 @@ def residuals(body: Body, differentiated: tuple[bool, ...], stacked: bool = Fals
     return Residuals(tuple(v in chosen for v in body.inputs), results, inner + tuple(reading.more))
 
 
+def recomputable(body: Body, kept: Residuals) -> bool:
+    """Whether the inner values that an operator keeps follow from operands that it keeps anyway, and it keeps no results."""
+    maker = {v: e for e in body.equations for v in e.results}
+    seen: set[int] = set()
+    stack = [v for v, _ in kept.inner]
+    while stack:
+        v = stack.pop()
+        if v not in seen:
+            seen.add(v)
+            stack += _variables(maker[v]) if v in maker else []
+    read = [flag for v, flag in zip(body.inputs, kept.operands, strict=True) if v in seen]
+    return bool(kept.inner) and all(read) and not any(kept.results)
+
+
 class _Reading:
     """One body, and which of its values a derivative reads. `rule`: the body is a custom derivative's own program."""
 

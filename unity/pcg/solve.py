@@ -85,10 +85,6 @@ class _Propagation:
         self.states: dict[int, State] = {}
         self.matches: list[Match | None] = [None] * len(body.equations)
         self.zeros = zeros(body)
-        self.users: dict[int, list[int]] = {}
-        for i, e in enumerate(body.equations):
-            for v in {*(a for a in e.operands if isinstance(a, int)), *e.results}:
-                self.users.setdefault(v, []).append(i)
         self.queue: list[int] = []
         for v, s in known.items():
             self.set(v, s)
@@ -97,7 +93,7 @@ class _Propagation:
         old = self.states.get(variable)
         if old is None:
             self.states[variable] = state
-            self.queue += self.users.get(variable, ())
+            self.queue += self.body.touching.get(variable, ())
         elif old != state:
             raise Conflict(variable if PARTIAL in (old, state) else None)
 

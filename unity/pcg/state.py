@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from unity.pcg.axis import Axis
 
 
-@dataclass(frozen=True, order=True)
-class State:
-    """The state of a tensor along one axis. Use the constants and `partitioned`."""
+class State(NamedTuple):
+    """The state of a tensor along one axis. Use the constants and `partitioned`. (Compared millions of times, so a tuple.)"""
 
     kind: str  # "U", "P", "R" or "S"
     dim: int = -1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -13,7 +13,7 @@ from unity.pcg.graph import PCG, Node
 from unity.pcg.parallelize import Assignment
 from unity.pcg.state import Type
 from unity.search.configurations import Domain, Limits, domain, ranks
-from unity.search.cost import SiteCost, Training, site_cost
+from unity.search.cost import SiteCost, Training, fraction, site_cost
 from unity.search.machine import Machine
 from unity.search.offers import HEAVY, offered
 from unity.search.problem import Cost, Edge, Point, Problem
@@ -37,15 +37,17 @@ class Assembled:
     @cached_property
     def problem(self) -> Problem:
         """The factor graph."""
-        unary = tuple(
-            Cost(_key(d.key, c.time.tobytes(), c.memory.tobytes()), c.time[None], c.memory[None])
-            for d, c in zip(self.domains, self.costs, strict=True)
-        )
+        unary = tuple(self.site_terms(d, c) for d, c in zip(self.domains, self.costs, strict=True))
         edges = []
         for s, p in self.ports:
             port = self.opened.sites[s].ports[p]
             edges.append(Edge(port.source, s, self.port_cost(s, p, port)))
         return Problem(tuple(len(d) for d in self.domains), unary, tuple(edges))
+
+    def site_terms(self, own: Domain, cost: SiteCost) -> Cost:
+        """What a site costs alone."""
+        time, memory = cost.alternatives
+        return Cost(_key(own.key, time.tobytes(), memory.tobytes()), time, memory)
 
     def port_cost(self, s: int, p: int, port: Port) -> Cost:
         """The change of type between a producer and a user, kept or gathered again."""
@@ -64,6 +66,25 @@ class Assembled:
     def whole(self) -> bool:
         """Whether no value was left out."""
         return all(d.whole for d in self.domains)
+
+    @cached_property
+    def ends(self) -> tuple[np.ndarray, ...]:
+        """For every site, the bytes of its operands and results on one device together, for every value. None of arguments."""
+        found: dict[int, np.ndarray] = {}
+        for site, d, cost in zip(self.opened.sites, self.domains, self.costs, strict=True):
+            if id(cost) not in found:
+                tensors = [] if site.kind == "input" else [*(port.tensor for port in site.ports), *site.results]
+                parts = (t.nbytes * fraction(d, k, self.machine) for k, t in enumerate(tensors))
+                found[id(cost)] = sum(parts, np.zeros(len(d)))
+        return tuple(found[id(cost)] for cost in self.costs)
+
+    def without(self, most: float) -> Assembled:
+        """The same, but no operator may have more than so many bytes of operands and results at once."""
+        made: dict[int, SiteCost] = {}
+        for cost, ends in zip(self.costs, self.ends, strict=True):
+            if id(cost) not in made:
+                made[id(cost)] = replace(cost, forward=np.where(ends > most, np.inf, cost.forward))
+        return replace(self, costs=tuple(made[id(cost)] for cost in self.costs))
 
     def position(self, port: Port) -> int:
         """Where a port's tensor stands among the ends of the site that makes it."""
@@ -96,6 +117,7 @@ class Assembled:
         """The strategy that a point stands for."""
         opened, values = self.opened, point.values
         again = {self.ports[e] for e, alternative in enumerate(point.alternatives.edges) if alternative == 1}
+        recomputed = {id(opened.sites[s].node) for s, alternative in enumerate(point.alternatives.unary) if alternative == 1}
         results: dict[int, tuple[Type, ...]] = {}
         operands: dict[tuple[int, int], tuple[Type, ...]] = {}
         marked: set[tuple[int, int]] = set()
@@ -113,10 +135,8 @@ class Assembled:
                     if (site, p) in again:
                         marked.add((id(node), p))
                 operands[id(node), p] = tuple(through)
-        outputs = {
-            key: tuple(self.domains[f].type_of(values[f], 0) for f in free) for key, free in opened.outputs.items()
-        }
-        return Assignment(self.machine.axes, results, operands, outputs, frozenset(marked))
+        outputs = {key: tuple(self.domains[f].type_of(values[f], 0) for f in free) for key, free in opened.outputs.items()}
+        return Assignment(self.machine.axes, results, operands, outputs, frozenset(marked), frozenset(recomputed))
 
     def result_type(self, values: tuple[int, ...], site: int, k: int) -> Type:
         """The type of a site's result."""

@@ -30,6 +30,9 @@ whichever has the smaller beta: libraries choose by size, so few bytes go the wa
 of most bandwidth. The line is exact at both ends, and too low (less than twofold) around the size where the choice
 changes.
 
+A level that was measured may say by how much each kind differs from that (`Level.relative`): on virtual CPU devices, say, one
+all-reduce is faster than a reduce-scatter and an all-gather.
+
 Every collective is also launched: the device's `launch` is added to alpha. Of two ways that take as long on the wire, an
 all-reduce or a reduce-scatter and a later all-gather, the one with fewer collectives is the faster.
 
@@ -137,6 +140,13 @@ def _over_sizes(levels: tuple[Level, ...], kind: str, sizes: tuple[int, ...]) ->
         raise MachineError(f"no collective is named {kind!r}; known are {', '.join(KINDS)}")
     if not spans:
         return Linear(0.0, 0.0)
+    formula = _formula(spans, kind)
+    # what was measured is of a whole level; where several are crossed, the one that goes furthest out says it
+    alpha, beta = spans[0].level.measured(kind)
+    return Linear(alpha * formula.alpha, beta * formula.beta)
+
+
+def _formula(spans: list[_Span], kind: str) -> Linear:
     if kind == "collective-permute":
         return Linear(max(s.level.latency for s in spans), max(1 / s.level.bandwidth for s in spans))
     # Going level by level, a device exchanges one message with each other unit of its own on every level.

@@ -34,11 +34,20 @@ class SiteCost:
     backward: Array
     reduces: Array  # collectives inside the operator, forward and backward
     memory: Array
+    saved: Array | None = None  # of this memory, if inner values are computed again; nothing where Reduces would be repeated
 
     @property
     def time(self) -> Array:
         """All seconds together."""
         return self.forward + self.backward + self.reduces
+
+    @property
+    def alternatives(self) -> tuple[Array, Array]:
+        """Seconds and bytes, [alternatives, values]: inner values are kept, or computed again."""
+        if self.saved is None:
+            return self.time[None], self.memory[None]
+        again = np.where(self.saved > 0, self.time + self.forward, np.inf)
+        return np.stack([self.time, again]), np.stack([self.memory, self.memory - self.saved])
 
 
 @lru_cache(maxsize=65536)
@@ -70,7 +79,10 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     differentiated = sum(p.gradient for p in site.ports) if training.backward and any(site.flows) else 0
     forward, backward = roofline(body, _share(domain, machine), touched, differentiated, machine)
     runs = site.times * (2 if site.again and training.backward else 1)
-    return SiteCost(forward * runs, backward * site.times, _reduces(site, domain, machine, training) * site.times, memory)
+    reduces = _reduces(site, domain, machine, training) * site.times
+    again = site.recomputable and training.backward and not dense_work(body)[0]
+    saved = np.where(reduces > 0, 0.0, _inner(site, domain, machine)) if again else None
+    return SiteCost(forward * runs, backward * site.times, reduces, memory, saved)
 
 
 def roofline(body: Body, share: Array, touched: Array, differentiated: int, machine: Machine) -> tuple[Array, Array]:
@@ -133,6 +145,12 @@ def _kept(site: Site, domain: Domain, machine: Machine, training: Training) -> A
     for k, tensor in enumerate(site.results):
         if site.stored[k]:
             total += site.stored[k] * tensor.nbytes * fraction(domain, n + k, machine)
+    return total + _inner(site, domain, machine)
+
+
+def _inner(site: Site, domain: Domain, machine: Machine) -> Array:
+    """Bytes of the inner values that are kept."""
+    total = np.zeros(len(domain))
     sizes = np.array([a.size for a in machine.axes], float)
     for variable, nbytes in site.inner:
         split = np.array([variable in c.partitions for c in domain.choices])[domain.picks]

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from unity.search.improvement import improved
+from unity.search.improvement import improved, reached
 from unity.search.minimizer import Minimizer
 from unity.search.pareto import TooLarge, pareto
 from unity.search.problem import Point, Problem, nondominated
@@ -46,9 +46,7 @@ class Frontier:
         return _between(self.minimizer, self.points, memory)
 
 
-def frontier(
-    problem: Problem, *, points: int = 24, exact_limit: int = EXACT, minimizer: Minimizer | None = None
-) -> Frontier:
+def frontier(problem: Problem, *, points: int = 24, exact_limit: int = EXACT, minimizer: Minimizer | None = None) -> Frontier:
     """The time-memory frontier (TensorOpt, section 3.1).
 
     It is exact if that takes no more than `exact_limit` joined rows. Otherwise it has up to `points` vertices of the
@@ -65,13 +63,13 @@ def frontier(
         return Frontier(nondominated([*hull, *_filled(problem, hull)]), not hull, minimizer)
 
 
-def frontier_under(problem: Problem, memory: float, minimizer: Minimizer | None = None) -> Point | None:
-    """The fastest point found whose memory is at most `memory`; nothing if the leanest has more."""
+def frontier_under(problem: Problem, memory: float, minimizer: Minimizer | None = None, *, hull: bool = False) -> Point | None:
+    """The fastest point found whose memory is at most `memory`; nothing if the leanest has more. `hull`: of the hull alone."""
     minimizer = minimizer or Minimizer(problem)
     ends = nondominated(minimizer.at([0.0, math.inf]))
     if not ends or ends[-1].memory > memory:
         return None
-    return ends[0] if ends[0].memory <= memory else _between(minimizer, ends, memory)
+    return ends[0] if ends[0].memory <= memory else _between(minimizer, ends, memory, hull)
 
 
 def _hull(minimizer: Minimizer, most: int) -> tuple[Point, ...]:
@@ -95,16 +93,16 @@ def _hull(minimizer: Minimizer, most: int) -> tuple[Point, ...]:
     return hull
 
 
-def _between(minimizer: Minimizer, known: tuple[Point, ...], memory: float) -> Point:
-    """The fastest point that fits, from those known: a narrower and narrower gap of the hull, then single changes."""
+def _between(minimizer: Minimizer, known: tuple[Point, ...], memory: float, hull: bool = False) -> Point:
+    """The fastest point that fits, from those known: a narrower and narrower gap of the hull, then single changes (but `hull`)."""
     fast, lean = next((a, b) for a, b in pairwise(known) if b.memory <= memory)
     while True:
         (point,) = minimizer.at([_slope(fast, lean)])
         if not _is_below(point, fast, lean):
             break
         fast, lean = (fast, point) if point.memory <= memory else (point, lean)
-    reached = [point for start in (lean, fast) for point in improved(minimizer.problem, start, memory)]
-    return nondominated([lean, *reached])[0]
+    ends = [] if hull else [reached(minimizer.problem, start, memory) for start in (lean, fast)]
+    return nondominated([lean, *(point for point in ends if point is not None)])[0]
 
 
 def _filled(problem: Problem, hull: tuple[Point, ...]) -> list[Point]:

@@ -128,6 +128,8 @@ class Level:
             share a network card each count their share: one 12.5 GB/s card in a node of 8 devices is 1.5625e9. A group
             that has m members in a node owns m shares of that node's cards (`collectives` says how they are used).
         latency: seconds per message.
+        relative: for collectives that were measured one by one, (XLA's name, times as many seconds for few bytes, times as
+            many for each further byte) as the formulas of `collectives` say.
 
     Raises:
         MachineError: a figure is missing, negative, or not finite.
@@ -137,9 +139,17 @@ class Level:
     size: int
     bandwidth: float
     latency: float
+    relative: tuple[tuple[str, float, float], ...] = ()
 
     def __post_init__(self) -> None:
         check_name("level.name", self.name)
         check_count(f"level {self.name!r}: size", self.size, "units")
         check_positive(f"level {self.name!r}: bandwidth", self.bandwidth, "bytes/s")
         check_not_negative(f"level {self.name!r}: latency", self.latency, "seconds")
+        for kind, alpha, beta in self.relative:
+            check_positive(f"level {self.name!r}: relative {kind}", alpha, "times")
+            check_positive(f"level {self.name!r}: relative {kind}", beta, "times")
+
+    def measured(self, kind: str) -> tuple[float, float]:
+        """What the seconds of a collective that the formulas give are to be multiplied by: for few bytes, and for each more."""
+        return next(((alpha, beta) for name, alpha, beta in self.relative if name == kind), (1.0, 1.0))

@@ -34,7 +34,17 @@ def improved(problem: Problem, start: Point, memory: float) -> list[Point]:
     While the memory is above the limit, the change is made that loses the least time for a byte; then, while there is
     room, the one that gains the most. The last point is the fastest; none if the limit is not reached.
     """
-    return [point for point in _Walk(problem, start, memory).points() if point.memory <= memory]
+    walk = _Walk(problem, start, memory)
+    return [point for point in (walk.point() for _ in walk.steps()) if point.memory <= memory]
+
+
+def reached(problem: Problem, start: Point, memory: float) -> Point | None:
+    """The last of these points."""
+    walk = _Walk(problem, start, memory)
+    for _ in walk.steps():
+        pass
+    end = walk.point()
+    return end if end.memory <= memory else None
 
 
 class _Walk:
@@ -51,14 +61,15 @@ class _Walk:
                 self.at[v].append(table)
         self.time, self.memory = start.time, start.memory
 
-    def points(self) -> Iterator[Point]:
+    def steps(self) -> Iterator[None]:
+        """Changes the point again and again. Each time that its memory is within the limit, it stops for a moment."""
         moves: dict[int, Move | None] = {}
         saving = self.memory > self.limit
         for _ in range(CHANGES):
             if saving and self.memory <= self.limit:
                 saving = False
                 moves.clear()
-                yield self._point()
+                yield
             for v in range(len(self.values)):
                 known = moves.get(v)
                 if v not in moves or (known and not saving and known.memory > self.limit - self.memory):
@@ -72,7 +83,7 @@ class _Walk:
             for changed in self._make(v, move):
                 moves.pop(changed, None)
             if not saving:
-                yield self._point()
+                yield
 
     def _make(self, variable: int, move: Move) -> set[int]:
         """Makes a move, and returns the variables whose moves are others now."""
@@ -83,7 +94,8 @@ class _Walk:
             self.taken[table] = alternative
         return {v for table in self.at[variable] for v in self.problem.tables[table][0]} | {variable}
 
-    def _point(self) -> Point:
+    def point(self) -> Point:
+        """Where it is now."""
         (point,) = points(self.problem, np.array([self.values]), np.array([self.taken]), False)
         return point
 
@@ -113,8 +125,8 @@ class _Walk:
         tables = [self._slice(table, variable) for table in self.at[variable]]
         times, memories, taken = [], [], []
         for objective in ((1.0, 0.0), (0.0, 1.0)) if any(len(t) > 1 for t, _ in tables) else ((1.0, 0.0),):
-            best = [np.lexsort((t, m, score(t, m, np.array(objective))), axis=0)[0] for t, m in tables]
-            pick = [(t[b, np.arange(t.shape[1])], m[b, np.arange(t.shape[1])]) for (t, m), b in zip(tables, best, strict=True)]
+            best = [_best_of(t, m, objective) for t, m in tables]
+            pick = [_picked(t, m, b) for (t, m), b in zip(tables, best, strict=True)]
             times.append(sum(t for t, _ in pick))
             memories.append(sum(np.where(np.isfinite(t), m, 0.0) for t, m in pick))
             taken.append(best)
@@ -130,3 +142,17 @@ class _Walk:
         scope, cost = self.problem.tables[table]
         entry = (self.taken[table], *(self.values[v] for v in scope))
         return float(cost.time[entry]), float(cost.memory[entry])
+
+
+def _best_of(time: Array, memory: Array, objective: tuple[float, float]) -> Array:
+    """The best alternative at every entry of a table. Most tables have but one."""
+    if len(time) == 1:
+        return np.zeros(time.shape[1], np.int64)
+    return np.lexsort((time, memory, score(time, memory, np.array(objective))), axis=0)[0]
+
+
+def _picked(time: Array, memory: Array, best: Array) -> tuple[Array, Array]:
+    if len(time) == 1:
+        return time[0], memory[0]
+    entries = np.arange(time.shape[1])
+    return time[best, entries], memory[best, entries]

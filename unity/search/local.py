@@ -36,9 +36,7 @@ def describe(devices: Sequence[JaxDevice] | None = None) -> Machine:
     found = list(jax.devices() if devices is None else devices)
     kinds = sorted({device.device_kind for device in found})
     if len(kinds) != 1:
-        raise MachineError(
-            f"a machine has devices of one kind, got {', '.join(kinds) or 'none'}: pass devices= of one kind"
-        )
+        raise MachineError(f"a machine has devices of one kind, got {', '.join(kinds) or 'none'}: pass devices= of one kind")
     if kinds[0] in KINDS:
         return _known(found, DEVICES[KINDS[kinds[0]]])
     if {device.process_index for device in found} != {jax.process_index()}:
@@ -78,14 +76,12 @@ def _remembered(devices: list[JaxDevice]) -> Machine:
         path.parent.mkdir(parents=True, exist_ok=True)
         machine.save(path)
     except OSError as error:
-        warnings.warn(
-            f"{path}: the measured machine cannot be kept ({error}); every process will measure", stacklevel=4
-        )
+        warnings.warn(f"{path}: the measured machine cannot be kept ({error}); every process will measure", stacklevel=4)
     return machine
 
 
 def _path(devices: list[JaxDevice]) -> Path:
-    key = f"{devices[0].device_kind}-{len(devices)}-jax-{jax.__version__}-cores-{_cores()}"
+    key = f"{devices[0].device_kind}-{len(devices)}-jax-{jax.__version__}-cores-{_cores()}-by-kind"
     return platformdirs.user_cache_path("unity") / "machines" / (re.sub(r"[^\w.-]+", "_", key) + ".json")
 
 
@@ -103,7 +99,8 @@ def _measured(devices: list[JaxDevice]) -> Machine:
         launch=result.launch,
     )
     # A device alone has no link: the level has size 1, and no collective ever uses its figures.
-    level = Level("device", len(devices), result.link_bandwidth or result.bandwidth, result.link_latency or 0.0)
+    link = result.link_bandwidth or result.bandwidth, result.link_latency or 0.0
+    level = Level("device", len(devices), *link, result.relative)
     return Machine("local", device, (level,))
 
 

@@ -167,7 +167,10 @@ class Machine:
             "schema": SCHEMA,
             "name": self.name,
             "device": {name: getattr(self.device, name) for name in _DEVICE_FIELDS},
-            "levels": [{name: getattr(level, name) for name in _LEVEL_FIELDS} for level in self.levels],
+            "levels": [
+                {name: getattr(level, name) for name in _LEVEL_FIELDS} | ({"relative": level.relative} if level.relative else {})
+                for level in self.levels
+            ],
         }
 
     @staticmethod
@@ -211,8 +214,17 @@ def _from_json(data: Any) -> Machine:
         raise MachineError(f"name must be a string, got {name!r}")
     if not isinstance(levels, list):
         raise MachineError(f"levels must be a list, got {levels!r}")
-    made = tuple(Level(*_fields(level, f"levels[{index}]", _LEVEL_FIELDS)) for index, level in enumerate(levels))
+    made = tuple(_level_of(level, f"levels[{index}]") for index, level in enumerate(levels))
     return Machine(name, Device(*_fields(device, "device", _DEVICE_FIELDS)), made)
+
+
+def _level_of(data: Any, where: str) -> Level:
+    found = Level(*_fields(data, where, _LEVEL_FIELDS))
+    relative = data.get("relative", ())
+    try:
+        return replace(found, relative=tuple((str(kind), alpha, beta) for kind, alpha, beta in relative))
+    except (TypeError, ValueError) as error:
+        raise MachineError(f"{where}.relative must list (collective, times, times), got {relative!r}") from error
 
 
 def _fields(data: Any, where: str, names: tuple[str, ...]) -> list[Any]:

@@ -1,12 +1,12 @@
 """Where a parallel graph's memory goes on one device: what holds how many bytes when most is held.
 
-Always held are arguments, gradients, optimizer slots and results. Until its reader's backward pass: what `pcg.residuals` says
-is kept, of a scan for every step. For a moment: an operator's working set. In a remat nothing is kept; but when its backward
-pass comes, all that it would have kept is there. The backward pass takes operators in reverse, so that most is held at some
-operator, together with what those before it keep.
+Always held are arguments, optimizer slots and results; and gradients, but until one is computed other values may lie in its place.
+Until its reader's backward pass: what `pcg.residuals` says is kept, of a scan for every step. For a moment: an operator's working
+set. In a remat nothing is kept; but when its backward pass comes, all that it would have kept is there. The backward pass takes
+operators in reverse, so that most is held at some operator, together with what those before it keep.
 
 The search adds up the same terms but for what is there for a moment, which is not a sum; `tests/test_memory.py` holds the two
-against each other. What a backend makes for itself is not counted: layouts of a convolution's operands, indices of a pooling.
+against each other. What a backend makes for itself beyond that is said in `search.backend`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.placing import placing
 from unity.pcg.residuals import residuals
 from unity.pcg.state import copies
+from unity.search.backend import ACCUMULATING, GPU, Backend
 from unity.search.cost import Training
 from unity.search.offers import HEAVY
 
 ARGUMENTS, GRADIENTS, SLOTS, RESULTS = "arguments", "gradients", "optimizer slots", "results"
 NOTHING_MOVES = ("replicate", "view")
 KEPT, CHANGED, AGAIN, WORKING = "kept for the backward pass", "changed copies", "computed again", "working set"
+REUSED, BACKEND = "in the place of later gradients", "the backend's own"
+NOTICED = 1e-3  # of all gradients: smaller ones are not looked at for what might lie in their place
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,9 @@ class MemoryPrediction:
         return found
 
 
-def predict_memory(graph: PCG, differentiated: Collection[int], training: Training) -> MemoryPrediction:
-    """The memory of a parallel graph. `differentiated`: the inputs that gradients are taken for, if `training` has them."""
+def predict_memory(graph: PCG, differentiated: Collection[int], training: Training, backend: Backend = GPU) -> MemoryPrediction:
+    """The memory of a parallel graph. `differentiated`: the inputs that gradients are taken for, if `training` has them.
+    `backend`: what compiles it, and holds more than the graph names."""
     differentiated = differentiated if training.backward else ()
     flow = gradients(graph, differentiated)
     always = [Held(ARGUMENTS, node, local(Value(node), graph)) for node in graph.inputs]
@@ -73,7 +77,7 @@ def predict_memory(graph: PCG, differentiated: Collection[int], training: Traini
         if k in differentiated and node.tensors[0].floating:
             nbytes = local(Value(node), graph)
             always += [Held(GRADIENTS, node, nbytes), Held(SLOTS, node, training.optimizer_slots * nbytes)]
-    found = _Region(graph, flow, training.backward)
+    found = _Region(graph, flow, training.backward, backend, always=always)
     kept = sum(h.nbytes for h in always) + found.steps + found.momentary
     results = [Held(RESULTS, v.node, local(v, graph)) for v in dict.fromkeys(graph.outputs)]
     return MemoryPrediction((*always, *results, *found.peak), kept)
@@ -87,14 +91,25 @@ def local(v: Value, graph: PCG) -> float:
 class _Region:
     """A graph, or one inside a scan or a remat: what its operators keep, and what is there when most is."""
 
-    def __init__(self, graph: PCG, flow: Gradients, training: bool, around: str = "") -> None:
-        """`around`: the kind of node that the graph is inside of."""
-        self.graph, self.flow, self.training = graph, flow, training
+    def __init__(
+        self,
+        graph: PCG,
+        flow: Gradients,
+        training: bool,
+        backend: Backend,
+        around: str = "",
+        always: Collection[Held] = (),
+    ) -> None:
+        """`around`: the kind of node that the graph is inside of. `always`: what is held whatever the operators do."""
+        self.graph, self.flow, self.training, self.backend = graph, flow, training, backend
         self.top, self.stacked = not around, around == "scan"
         self.nodes = [node for node in graph.nodes if node.kind != "input"]
         self.inputs = {id(node): k for k, node in enumerate(graph.inputs)}
+        self.early: list[Held] = []  # what the backend makes at the start
         self.chosen: set[Value] = set()
+        self.wide: set[Value] = set()  # those that are kept wider
         self.needs: set[int] = set()  # inputs that the backward pass needs
+        self.gradients = self.later_gradients(always)
         self.steps = 0.0  # bytes that are kept, added up
         self.momentary = 0.0  # bytes that are kept inside of remats, of which one is open at a time
         self.remats = sum(node.kind == "remat" for node in self.nodes)
@@ -114,15 +129,50 @@ class _Region:
         early = [node.kind == "scan" for node in self.nodes]
         sums = [sum(h.nbytes for h in k) for k in kept]
         below = sum(n for n, first in zip(sums, early, strict=True) if first)
-        at, most, passing = -1, -1.0, self.passing()
+        passing, sizes = self.passing(), []
         for i in range(len(self.nodes)):
             below += 0.0 if early[i] else sums[i]
-            here = below + sum(h.nbytes for h in moments[i]) + passing[i]
-            at, most = (i, here) if here > most else (at, most)
-        if at < 0:
+            sizes.append(below + sum(h.nbytes for h in moments[i]) + passing[i])
+        found = [h for h in self.early if self.top]
+        most = sum(h.nbytes for h in found)
+        for at in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
+            if sizes[at] <= most:
+                break
+            then = [(h, i) for i, k in enumerate(kept) for h in k if i <= at or early[i]]
+            then += [(h, at) for h in (*moments[at], Held(WORKING, self.nodes[at], passing[at]))]
+            here = [*(h for h, _ in then), *self.reused(at, then)]
+            if (size := sum(h.nbytes for h in here)) > most:
+                found, most = here, size
+        return found
+
+    def reused(self, at: int, then: list[tuple[Held, int]]) -> list[Held]:
+        """What takes no memory of its own, as it lies where a gradient will be that is not yet computed, counted negatively.
+
+        The backward pass takes operators in reverse, and a gradient is there when that of the weight's first reader is. So
+        much earlier must be done with what lies there, one value at a time: the largest that fits. `then`: all that is held at
+        operator `at`, each with the operator that it is held for.
+        """
+        if not self.gradients:
             return []
-        then = [h for i, k in enumerate(kept) for h in k if i <= at or early[i]]
-        return [*then, *moments[at], Held(WORKING, self.nodes[at], passing[at])]
+        free, found = sorted(((h.nbytes, i) for h, i in then), reverse=True), []
+        for nbytes, first, weight in self.gradients:
+            fits = next((k for k, (n, i) in enumerate(free) if first < i and n <= nbytes), None) if first < at else None
+            if fits is not None:
+                found.append(Held(REUSED, weight, -free.pop(fits)[0]))
+        return found
+
+    def later_gradients(self, always: Collection[Held]) -> list[tuple[float, int, Node]]:
+        """Bytes of every weight's gradient, the first operator that reads the weight, and the weight; largest first."""
+        wanted = {id(h.node): h for h in always if h.why == GRADIENTS}
+        least = NOTICED * sum(h.nbytes for h in wanted.values())
+        first: dict[int, int] = {}
+        for i, node in enumerate(self.nodes):
+            for v in node.operands:
+                first.setdefault(id(v.node), i)
+                if node.kind in ACCUMULATING and self.backend.eager:  # the zeros that a gradient is added to are there early
+                    first[id(whole(v).node)] = len(self.nodes)
+        found = [(h.nbytes, first.get(k, -1), h.node) for k, h in wanted.items() if h.nbytes > least]
+        return sorted(found, key=lambda g: g[0], reverse=True)
 
     def passing(self) -> list[float]:
         """For every operator, the bytes of values (in training, of cotangents) that wait while it runs, none of its own."""
@@ -150,17 +200,20 @@ class _Region:
         """Whether a value, or its cotangent, takes memory of its own: arguments and their gradients are counted already."""
         return not (self.top and id(v.node) in self.inputs) and (self.flow(v) or not self.training)
 
-    def need(self, v: Value) -> list[Held]:
-        """Keeps a value as it is where it was last moved, if it is not kept yet."""
+    def need(self, v: Value, reader: Node | None = None) -> list[Held]:
+        """Keeps a value as it is where it was last moved, if it is not kept yet; for some readers, wider."""
+        wide = reader is not None and self.backend.widens(reader, v)
         v = buffer(v)
+        widened = [Held(BACKEND, v.node, local(v, self.graph))] if wide and v not in self.wide else []
+        self.wide |= {v} if wide else set()
         if v in self.chosen:
-            return []
+            return widened
         self.chosen.add(v)
         if id(v.node) in self.inputs:
             self.needs.add(self.inputs[id(v.node)])
-            return []
+            return widened
         why = CHANGED if v.node.kind in PARALLELIZATION else KEPT
-        return [self.count(Held(why, v.node, local(v, self.graph)))]
+        return [self.count(Held(why, v.node, local(v, self.graph))), *widened]
 
     def count(self, held: Held) -> Held:
         self.steps += held.nbytes
@@ -176,7 +229,7 @@ class _Region:
     def operator(self, node: Node) -> tuple[list[Held], list[Held]]:
         """What an operator keeps, and what it has for a moment: its ends, their cotangents, its largest inner value's.
 
-        A matrix product or a convolution wants the cotangent of its result in another order, too.
+        A convolution, or a product with more than two dimensions, wants the cotangent of its result in another order, too.
         """
         if node.kind == "scan":
             return self.scan(node)
@@ -187,10 +240,16 @@ class _Region:
         ends = dict.fromkeys((*node.operands, *node.results))
         values = sum(local(v, self.graph) for v in ends if not self.there(v))
         cotangents = sum(local(v, self.graph) for v in ends if self.counts(v)) if self.training else 0.0
-        turned = sum(local(v, self.graph) for v in node.results) if node.kind in HEAVY and cotangents else 0.0
+        turned = sum(local(v, self.graph) for v in node.results if v.tensor.ndim > 2) if node.kind in HEAVY and cotangents else 0.0
         inner = [inside.local(v, node.body.tensors[v].nbytes) for e in node.body.equations[:-1] for v in e.results]
         largest = max(inner, default=0.0) if self.training else 0.0
-        return kept, [Held(WORKING, node, values + cotangents + turned + largest)]
+        largest += self.made_again(node, inside) if cotangents else 0.0
+        if not cotangents:
+            return kept, [Held(WORKING, node, values + turned + largest)]
+        more = self.backend.extra(node, lambda v: local(v, self.graph), lambda v: self.top and id(unmoved(v).node) in self.inputs)
+        kept += [Held(BACKEND, node, more.kept)] if more.kept else []
+        self.early += [Held(BACKEND, node, more.start)] if more.start else []
+        return kept, [Held(WORKING, node, values + cotangents + turned + largest + more.working)]
 
     def kept_by(self, node: Node, body: Body) -> list[Held]:
         if not (self.training and any(map(self.flow, node.results))):
@@ -198,8 +257,18 @@ class _Region:
         found, inside = residuals(body, tuple(map(self.flow, node.operands)), self.stacked), _Inside(node, body, self.graph)
         kept: list[Held] = []
         for v, flag in zip((*node.operands, *node.results), found.operands + found.results, strict=True):
-            kept += self.need(v) if flag else []
+            kept += self.need(v, node) if flag and not self.backend.knows(node) else []
+        if node.attributes.get("again"):
+            return kept
         return kept + [self.count(Held(KEPT, node, inside.local(v, nbytes))) for v, nbytes in found.inner]
+
+    def made_again(self, node: Node, inside: _Inside) -> float:
+        """Bytes of the inner values of an operator that are not kept, when its own backward pass comes."""
+        if not node.attributes.get("again"):
+            return 0.0
+        assert node.body is not None
+        found = residuals(node.body, tuple(map(self.flow, node.operands)), self.stacked)
+        return sum(inside.local(v, nbytes) for v, nbytes in found.inner)
 
     def there(self, v: Value) -> bool:
         """Whether a value is held anyway: an argument, or kept, and not gathered again."""
@@ -233,7 +302,7 @@ class _Region:
 
     def inside(self, node: Node) -> _Region:
         assert node.inside is not None
-        return _Region(node.inside, self.flow, self.training, node.kind)
+        return _Region(node.inside, self.flow, self.training, self.backend, node.kind)
 
 
 class _Inside:
@@ -254,6 +323,13 @@ class _Inside:
 def buffer(v: Value) -> Value:
     """The value that is kept for this one: where nothing moves, or what is gathered again, it is what that is made of."""
     while v.node.kind in NOTHING_MOVES or (v.node.kind in PARALLELIZATION and v.node.attributes.get("again")):
+        v = v.node.operands[0]
+    return v
+
+
+def whole(v: Value) -> Value:
+    """The value that this one is, however its type was changed."""
+    while v.node.kind in PARALLELIZATION:
         v = v.node.operands[0]
     return v
 

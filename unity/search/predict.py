@@ -76,7 +76,7 @@ def _operators(graph: PCG, flow: Gradients, machine: Machine, times: int, again:
             share, touched = work_share(node, node.body, graph), local_bytes(node, graph)
             differentiated = sum(flow(v) for v in node.operands) if any(flow(v) for v in node.results) else 0
             forward, backward = roofline(node.body, np.array(share), np.array(touched), differentiated, machine)
-            runs = times * (2 if again and training else 1)
+            runs = times * (2 if (again or node.attributes.get("again")) and training else 1)
             yield OperatorTerm(node, times, float(forward) * runs, float(backward) * times)
 
 

@@ -26,10 +26,13 @@ Solve = Callable[[Assembled], Point | None]
 Measure = Callable[[Point], float]  # what is to be small
 
 
-def refined(assembled: Assembled, point: Point, solve: Solve, measure: Measure) -> tuple[Assembled, Point]:
-    """Looks around a point, and then around what is found there, as long as it gains."""
+def refined(
+    assembled: Assembled, point: Point, solve: Solve, measure: Measure, more: Iterable[Point] = ()
+) -> tuple[Assembled, Point]:
+    """Looks around a point, and then around what is found there, as long as it gains. `more`: also around these, the first time."""
+    others = list(more)
     for _ in range(0 if assembled.whole else ROUNDS):
-        near = around(assembled, [point])
+        near, others = around(assembled, [point, *others]), []
         found = solve(near)
         before, after = measure(point), measure(found) if found else np.inf
         if found is None or after >= before:

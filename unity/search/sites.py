@@ -14,7 +14,7 @@ from typing import Any
 from unity.pcg.body import Tensor
 from unity.pcg.gradients import Gradients, gradients
 from unity.pcg.graph import PCG, Node, Value
-from unity.pcg.residuals import residuals
+from unity.pcg.residuals import recomputable, residuals
 
 SHARING = frozenset({"dot_general", "conv_general_dilated"})  # users of a kind that take one converted copy together
 
@@ -72,6 +72,7 @@ class Site:
     flows: tuple[bool, ...] = ()  # gradients of the results
     stored: list[float] = field(default_factory=list)  # how many of each result are kept for the backward pass as they are
     inner: tuple[tuple[int, int], ...] = ()  # kept inside the operator, as `pcg.residuals` has it
+    recomputable: bool = False  # or computed again in the backward pass
     weight: bool = False  # an argument that is differentiated
     step: str = ""  # "in": the result is one step of the operand; "out": the result stacks the operand
     whole: bool = False  # crosses the program's boundary: most major digits only, nothing partial
@@ -228,7 +229,8 @@ class _Builder:
         assert node.body is not None
         kept = residuals(node.body, flags, around.stacked)
         ports = [self.port(w, around, k) for w, k in zip(operands, kept.operands, strict=True)]
-        site = self.add(Site("operator", node, ports, node.tensors, around, flows, inner=kept.inner))
+        again = not (around.again or around.stacked) and recomputable(node.body, kept)
+        site = self.add(Site("operator", node, ports, node.tensors, around, flows, inner=kept.inner, recomputable=again))
         self.of_node[id(node)] = site
         self.needed.update(((site, k), {around.times}) for k, flag in enumerate(kept.results) if flag)
         return [(site, k) for k in range(len(node.tensors))]

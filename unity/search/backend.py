@@ -1,0 +1,90 @@
+"""What a compiler holds beyond what a program names, as named properties of the backend.
+
+XLA's CPU backend, as its buffer assignments tell (`benchmarks/memory.py` compares):
+
+- *widened*: products of bfloat16 and float16 are computed in float32, and their operands kept for the backward pass as that.
+- *eager*: it schedules for concurrency. What waits for nothing but arguments is computed at the start, and held until it is used:
+  zeros that scans add gradients to, and the following.
+- *turns*: convolutions want channels last. Kernels and images that are arguments are turned, in one way for the forward pass, in
+  another for the backward pass; what comes from other devices is turned when it is there. (Others are turned by what makes them.)
+- *indexes*: the gradient of a maximum over windows is expanded to a scatter of indices, an int32 for every dimension: of each
+  element of the operand, unless it is padded, from the start; of each of the result, from the forward pass on; and zeros to
+  scatter into.
+
+GPU compilers schedule such things where they are used, and fuse them; nothing is added for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from unity.pcg.graph import PARALLELIZATION, Node, Value
+from unity.search.machine import Machine
+from unity.search.offers import HEAVY
+
+CONVOLUTION, POOLS = "conv_general_dilated", ("reduce_window_max", "reduce_window_min")
+LOOKUPS = ("embedding", "gather")
+ACCUMULATING = ("scan", *LOOKUPS)  # their operands' gradients start from zeros
+INDEX = 4  # bytes
+
+
+@dataclass(frozen=True)
+class Extra:
+    """Bytes on one device, of one operator: held until its backward pass is done; while that runs; from the start."""
+
+    kept: float = 0.0
+    working: float = 0.0
+    start: float = 0.0
+
+
+@dataclass(frozen=True)
+class Backend:
+    """The properties above. `widened`: dtypes."""
+
+    name: str
+    widened: frozenset[str] = frozenset()
+    eager: bool = False
+    turns: bool = False
+    indexes: bool = False
+
+    def widens(self, reader: Node, v: Value) -> bool:
+        """Whether an operator reads a value in float32, though it is narrower."""
+        return reader.kind in HEAVY and str(v.tensor.dtype) in self.widened
+
+    def knows(self, node: Node) -> bool:
+        """Whether the indices that it keeps are all that an operator's derivative needs."""
+        return self.indexes and node.kind in POOLS
+
+    def extra(self, node: Node, local: Callable[[Value], float], argument: Callable[[Value], bool]) -> Extra:
+        """What an operator costs that is differentiated. `local`: a value's bytes on one device; `argument`: whether it is one."""
+        if self.knows(node):
+            return _indices(node, local)
+        if self.eager and node.kind in LOOKUPS:
+            zeros = sum(local(v) for v in node.operands if v.tensor.floating and not argument(v))
+            return Extra(zeros, -zeros, zeros)
+        wide = sum(local(v) for v in (*node.operands, *node.results) if self.widens(node, v))
+        if self.turns and node.kind == CONVOLUTION and prod(node.operands[1].tensor.shape[2:]) > 1:
+            turned = sum(local(v) for v in node.operands if argument(v))
+            moved = sum(local(v) for v in node.operands if v.node.kind in PARALLELIZATION and not argument(v))
+            return Extra(turned, wide + moved, 2 * turned)
+        return Extra(working=wide)
+
+
+def _indices(node: Node, local: Callable[[Value], float]) -> Extra:
+    operand, result = node.operands[0], node.results[0]
+    each = INDEX * operand.tensor.ndim / operand.tensor.dtype.itemsize
+    assert node.body is not None
+    padded = any(any(map(any, e.params.get("padding", ()))) for e in node.body.equations)
+    start = local(operand) * (1 if padded else 1 + each)
+    return Extra(start + each * local(result), -local(operand), start)
+
+
+GPU = Backend("gpu")
+CPU = Backend("cpu", frozenset({"bfloat16", "float16"}), eager=True, turns=True, indexes=True)
+
+
+def backend_of(machine: Machine) -> Backend:
+    """What compiles programs for a machine."""
+    return CPU if machine.device.name == CPU.name else GPU
