@@ -1,0 +1,32 @@
+"""The command line: `unity rules …`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from unity.cli import rules
+from unity.pcg.errors import UnityError
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands."""
+    about = "Finds, proves and runs the best way to train a JAX model on many devices."
+    top = argparse.ArgumentParser(prog="unity", description=about)
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    rules.add_commands(commands.add_parser("rules", help="generate, verify, show and import substitution rules"))
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command. The exit status: 0, or 1 where something is wrong, which is said on stderr."""
+    options = parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except UnityError as problem:
+        print(f"unity: {problem}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("unity: interrupted; the same command goes on where this one stopped", file=sys.stderr)
+        return 130

@@ -1,0 +1,39 @@
+"""Where the axioms and the library lie: `rules/` beside the package in a checkout, inside it where it is installed."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import unity
+from unity.pcg.errors import RuleError
+from unity.substitutions.library import Library, load
+from unity.substitutions.rule import Rule
+from unity.substitutions.text import parse_rules
+
+
+@cache
+def folder() -> Path:
+    """The folder of the rules."""
+    package = Path(unity.__file__).parent
+    for found in (package / "rules", package.parent / "rules"):
+        if (found / "axioms.rules").exists():
+            return found
+    raise RuleError(f"there is no rules/axioms.rules beside {package}: the installation is incomplete")
+
+
+@cache
+def axioms() -> tuple[Rule, ...]:
+    """The axioms that proofs of rules may use."""
+    return parse_rules((folder() / "axioms.rules").read_text())
+
+
+def library_path() -> Path:
+    """Where the default library is."""
+    return folder() / "library.json"
+
+
+@cache
+def default_library() -> Library:
+    """The library that comes with unity."""
+    return load(library_path())

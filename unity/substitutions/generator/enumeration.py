@@ -1,0 +1,261 @@
+"""Every well-typed graph up to a size, modulo what it computes (TASO section 3, with classes instead of pairs).
+
+Graphs grow by one operator at a time, and only from one representative of each class of equal graphs: a graph over another
+member follows from that member's rule by congruence. So every two equal graphs are connected by the rules found, though only a
+small part of all graphs is ever built. A class is a type together with a fingerprint: two random linear forms of the value that
+the devices hold together, over a prime field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from unity.pcg.errors import IllTypedError
+from unity.substitutions.generator.family import Family, Instance
+from unity.substitutions.generator.pool import Array, Graphs, Group, Orders, shared, union
+from unity.substitutions.term import Apply, Term, applications
+from unity.substitutions.typecheck import TensorType, result_types
+from unity.substitutions.vocabulary import VOCABULARY
+from unity.verify.domains import Modular
+from unity.verify.meaning import apply, random_pieces
+from unity.verify.stacks import join
+
+PRIME = 2**31 - 1
+CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Candidates of one type: rows of (instance, left, right, result), and what a group says of each (`pool.Group`)."""
+
+    rows: Array
+    orders: Array
+    nodes: Array
+    joined: Array
+    kernel: Array
+    prints: Array
+    values: Array | None
+
+    @staticmethod
+    def concatenate(parts: list[Rows], axes: int) -> Rows:
+        values = None if parts[0].values is None else np.concatenate([p.values for p in parts], axes)  # type: ignore[misc]
+
+        def column(name: str) -> Array:
+            return np.concatenate([getattr(p, name) for p in parts])
+
+        return Rows(*map(column, ("rows", "orders", "nodes", "joined", "kernel", "prints")), values=values)
+
+
+@dataclass(frozen=True)
+class Equal:
+    """Two graphs of one type that compute the same; `known` has the fewer operators, or was there first."""
+
+    found: tuple[Term, ...]
+    known: tuple[Term, ...]
+    operators: int
+
+
+def _of_joined(term: Term) -> bool:
+    """Whether a term is one operator on variables and on pairs of them, concatenated."""
+    if not isinstance(term, Apply):
+        return False
+    inner = [x for x in term.operands if isinstance(x, Apply)]
+    return all(x.operator == "concat" and not any(isinstance(y, Apply) for y in x.operands) for x in inner)
+
+
+class Enumeration:
+    """One run over a family. `levels()` gives, for each number of operators, the graphs that equal earlier ones."""
+
+    def __init__(self, family: Family, seed: int = 0) -> None:
+        self.family, self.domain = family, Modular()
+        self.rng = np.random.default_rng(seed)
+        self.graphs, self.orders = Graphs(family), Orders(family)
+        self.groups: dict[tuple[TensorType, int], Group] = {}
+        self.known: dict[TensorType, tuple[Array, Array]] = {}  # sorted fingerprints, and the numbers of their graphs
+        self.weights: dict[int, Array] = {}
+        self.commuting: set[int] = set()
+        self.order_of = np.empty(0, np.int64)  # of every graph kept, its variables (an index into Orders)
+        self.halves: dict[tuple[int, int], dict[int, int]] = {}  # of the level at hand: the classes of an operator's two results
+        self.built = 0
+        self._leaves()
+
+    def _leaves(self) -> None:
+        width, devices = self.family.operators + 1, len(self.family.axes)
+        for leaf in self.family.leaves:
+            numbers = self.graphs.extend(np.array([[-1, -1, -1, 0]] * leaf.count))
+            orders = np.array([self.orders.number((int(n),)) for n in numbers])
+            self.order_of = np.concatenate([self.order_of, orders])
+            values = random_pieces(leaf.type, self.family.axes, self.domain, self.rng, leaf.count)
+            nodes = np.full((leaf.count, width), -1)
+            joined, kernel = np.zeros(leaf.count, bool), np.full(leaf.count, leaf.kernel)
+            self.groups[leaf.type, 0] = Group(numbers, orders, nodes, joined, kernel, values)
+            prints = self._fingerprint(leaf.type, values)
+            order = np.argsort(prints)
+            self.known[leaf.type] = (prints[order], numbers[order])
+            assert values.shape[devices] == leaf.count
+
+    def _fingerprint(self, type_: TensorType, values: Array) -> Array:
+        """`[*devices, n, *local]` to `[n]`: of the whole tensor, so that a partial sum is judged by its sum."""
+        whole = join(values, type_.shape, type_.states, self.family.axes, self.domain)
+        flat = whole.reshape(len(whole), -1).astype(np.int64) % PRIME
+        if flat.shape[1] not in self.weights:
+            self.weights[flat.shape[1]] = np.random.default_rng(flat.shape[1]).integers(1, PRIME, (2, flat.shape[1]))
+        first, second = ((flat * w % PRIME).sum(1) % PRIME for w in self.weights[flat.shape[1]])
+        return first * (1 << 31) + second
+
+    def levels(self) -> Iterator[list[Equal]]:
+        """For one operator, two, and so on: what equals something found before.
+
+        Last come the operators of two results alone, on the largest graphs: one graph that does the work of two.
+        """
+        several = {k for k, (name, _) in enumerate(self.family.instances) if VOCABULARY[name].results > 1}
+        last = self.family.operators + bool(several)
+        for size in range(1, last + 1):
+            found: dict[TensorType, list[Rows]] = {}
+            for number, instance in enumerate(self.family.instances):
+                if size > self.family.operators and number not in several:
+                    continue
+                for type_, rows in self._level(number, instance, size, keep=size < last):
+                    found.setdefault(type_, []).append(rows)
+            if size == 1:
+                self._find_commuting(found)
+            self.halves = {}
+            equal: list[Equal] = []
+            for type_, parts in found.items():
+                equal += self._sort_out(type_, Rows.concatenate(parts, len(self.family.axes)), size)
+            yield (equal if size <= self.family.operators else []) + self._pairs_of_results(size)
+
+    def _pairs_of_results(self, size: int) -> list[Equal]:
+        """Operators of two results that both equal graphs known before: two outputs at once.
+
+        Only around one operator on concatenated tensors: around several, one step after another does the same.
+        """
+        equal = []
+        for (instance, operand), numbers in self.halves.items():
+            found = [self.graphs.apply(instance, operand, -1, result) for result in (0, 1)]
+            if len(numbers) < 2:
+                continue
+            known = [self.graphs.term(numbers[result]) for result in (0, 1)]
+            (whole,) = found[0].operands
+            if _of_joined(whole) and all(t.operator != found[0].operator for t in applications(known)):
+                equal.append(Equal(tuple(found), tuple(known), size))
+        return equal
+
+    def _level(self, number: int, instance: Instance, size: int, keep: bool) -> Iterator[tuple[TensorType, Rows]]:
+        """All applications of an instance that make graphs of a size."""
+        groups = list(self.groups.items())
+        for (left_type, left_size), left in groups:
+            if VOCABULARY[instance[0]].operands == 1:
+                if left_size == size - 1:
+                    every = np.arange(len(left))
+                    yield from self._apply(number, (left_type,), left, None, every, every, keep)
+                continue
+            for (right_type, right_size), right in groups:
+                if left_size < size and right_size < size <= left_size + right_size + 1:
+                    for i, j in self._pairs(left, right, size, number in self.commuting):
+                        yield from self._apply(number, (left_type, right_type), left, right, i, j, keep)
+
+    def _pairs(self, left: Group, right: Group, size: int, commuting: bool) -> Iterator[tuple[Array, Array]]:
+        """Pairs of graphs that have together one operator less than wanted, and not too many variables."""
+        step = max(1, CHUNK // max(1, len(right)))
+        for start in range(0, len(left), step):
+            rows = np.arange(start, min(start + step, len(left)))
+            i, j = (x.reshape(-1) for x in np.meshgrid(rows, np.arange(len(right)), indexing="ij"))
+            if commuting:
+                kept = left.numbers[i] <= right.numbers[j]
+                i, j = i[kept], j[kept]
+            together = (left.nodes[i] >= 0).sum(1) + (right.nodes[j] >= 0).sum(1) - shared(left.nodes[i], right.nodes[j])
+            kept = together == size - 1
+            i, j = i[kept], j[kept]
+            if len(i):
+                kept = self.orders.join(left.orders[i], right.orders[j]) >= 0
+                i, j = i[kept], j[kept]
+            if len(i):
+                yield i, j
+
+    def _apply(
+        self, number: int, types: tuple[TensorType, ...], left: Group, right: Group | None, i: Array, j: Array, keep: bool
+    ) -> Iterator[tuple[TensorType, Rows]]:
+        name, attributes = self.family.instances[number]
+        axes = self.family.axes
+        try:
+            results = result_types(name, attributes, types, axes)
+        except IllTypedError:
+            return
+        kept = self._sensible(name, left, right, i, j)
+        i, j = i[kept], j[kept]
+        if not len(i):
+            return
+        operands = [left.values.take(i, len(axes))] + ([right.values.take(j, len(axes))] if right else [])
+        values = apply(name, attributes, types, operands, axes, self.domain, 1)
+        own = self.built + np.arange(len(i))  # both results of an operator have its number
+        self.built += len(i)
+        other = right or left
+        second = other.numbers[j] if right else np.full(len(i), -1)
+        nodes = union(left.nodes[i], other.nodes[j] if right else np.full_like(left.nodes[i], -1), own)
+        orders = self.orders.join(left.orders[i], other.orders[j] if right else np.zeros_like(i))
+        kernel = left.kernel[i] & (name != "conv2d") | (name in ("identity_kernel", "mean_kernel"))
+        joined = left.joined[i] | other.joined[j] | (name == "concat")
+        for result, (type_, value) in enumerate(zip(results, values, strict=True)):
+            rows = np.stack([np.full(len(i), number), left.numbers[i], second, np.full(len(i), result)], 1)
+            yield type_, Rows(rows, orders, nodes, joined, kernel, self._fingerprint(type_, value), value if keep else None)
+
+    def _sensible(self, name: str, left: Group, right: Group | None, i: Array, j: Array) -> Array:
+        """Which applications are worth building: what was joined is split, kernels are weights of convolutions and nothing else."""
+        if name == "split" and not self.family.halves:
+            return left.joined[i]
+        if name in ("maxpool", "avgpool"):
+            return ~left.kernel[i]
+        if right is None:
+            return np.ones(len(i), bool)
+        if name == "conv2d":
+            return ~left.kernel[i] & right.kernel[j]
+        return left.kernel[i] == right.kernel[j]
+
+    def _find_commuting(self, found: dict[TensorType, list[Rows]]) -> None:
+        """Operators whose operands can be swapped: from the second level on, one order is enough."""
+        for number, (name, _) in enumerate(self.family.instances):
+            rows = [(r, p) for parts in found.values() for part in parts for r, p in zip(part.rows, part.prints, strict=True)]
+            prints = {(int(r[1]), int(r[2])): p for r, p in rows if r[0] == number}
+            both = [(a, b) for a, b in prints if a < b and (b, a) in prints]
+            if VOCABULARY[name].operands == 2 and both and all(prints[a, b] == prints[b, a] for a, b in both):
+                self.commuting.add(number)
+
+    def _note_halves(self, found: Rows, numbers: Array) -> None:
+        several = [k for k, (name, _) in enumerate(self.family.instances) if VOCABULARY[name].results > 1]
+        for k in np.flatnonzero(np.isin(found.rows[:, 0], several) & self.orders.canonical(found.orders) & (numbers >= 0)):
+            instance, operand, _, result = map(int, found.rows[k])
+            self.halves.setdefault((instance, operand), {})[result] = int(numbers[k])
+
+    def _sort_out(self, type_: TensorType, found: Rows, size: int) -> list[Equal]:
+        """Keeps the first graph of every new class, and gives the others beside their class's own."""
+        prints, numbers = self.known.get(type_, (np.empty(0, np.int64), np.empty(0, np.int64)))
+        unique, first, inverse = np.unique(found.prints, return_index=True, return_inverse=True)
+        at = np.searchsorted(prints, unique).clip(max=max(len(prints) - 1, 0))
+        old = prints[at] == unique if len(prints) else np.zeros(len(unique), bool)
+        fresh = ~old & (unique != 0)
+        order = np.argsort(first[fresh])
+        kept = first[fresh][order]
+        added = self.graphs.extend(found.rows[kept])
+        number_of = np.full(len(unique), -1)
+        number_of[old] = numbers[at[old]]
+        number_of[np.flatnonzero(fresh)[order]] = added
+        self.order_of = np.concatenate([self.order_of, found.orders[kept]])
+        if found.values is not None and len(kept):
+            values = found.values.take(kept, len(self.family.axes))
+            columns = [column[kept] for column in (found.orders, found.nodes, found.joined, found.kernel)]
+            self.groups[type_, size] = Group(added, *columns, values=values)
+        merged = np.concatenate([prints, unique[fresh]]), np.concatenate([numbers, number_of[fresh]])
+        order = np.argsort(merged[0])
+        self.known[type_] = (merged[0][order], merged[1][order])
+        self._note_halves(found, number_of[inverse])
+        canonical = self.orders.canonical(found.orders) | self.orders.canonical(self.order_of[number_of[inverse]])
+        others = (found.prints != 0) & canonical
+        others[kept] = False
+        return [
+            Equal((self.graphs.apply(*map(int, found.rows[k])),), (self.graphs.term(int(number_of[inverse[k]])),), size)
+            for k in np.flatnonzero(others)
+        ]
