@@ -1,0 +1,105 @@
+"""Rewriting a captured program: what a rule says takes the place of what it found. The rest is shared."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import jax
+import networkx as nx
+
+from unity.pcg.body import Atom, Body, Equation, Literal, close, deduplicated, used
+from unity.pcg.uses import light
+from unity.substitutions.occurrences import Occurrence
+from unity.substitutions.writing import write
+
+COMMUTATIVE = frozenset({"add", "mul", "add_any", "max", "min"})
+
+
+def rewritten(body: Body, occurrence: Occurrence) -> Body | None:
+    """The program with the other side of the rule in the place of an occurrence. None where a result would need itself.
+
+    What the old results are computed from stays if something else reads it.
+    """
+    sub, inputs = _written(body, occurrence)
+    number = max(body.tensors, default=-1) + 1
+    names: dict[int, Atom] = dict(zip(sub.inputs, inputs, strict=True))
+    made: list[Equation] = []
+    tensors = dict(body.tensors)
+    like = _maker(body, occurrence.roots[0].atom)
+    for e in sub.equations:
+        results = tuple(range(number, number + len(e.results)))
+        number += len(results)
+        names.update(zip(e.results, results, strict=True))
+        tensors.update((new, sub.tensors[v]) for new, v in zip(results, e.results, strict=True))
+        operands = tuple(_named(a, names) for a in e.operands)
+        made.append(replace(e, operands=operands, results=results, source=like.source, scope=like.scope))
+    new = {r.atom: _named(a, names) for r, a in zip(occurrence.roots, sub.outputs, strict=True) if isinstance(r.atom, int)}
+    changed = [_reading(e, new) for e in body.equations]
+    order = _ordered([*changed, *made])
+    if order is None:
+        return None
+    outputs = tuple(new.get(a, a) if isinstance(a, int) else a for a in body.outputs)
+    return tidy(Body(body.inputs, outputs, tuple(order), tensors))
+
+
+def tidy(body: Body) -> Body:
+    """Without equations that nothing depends on, equal ones computed once."""
+    return used(deduplicated(body, light))
+
+
+def _written(body: Body, occurrence: Occurrence) -> tuple[Body, list[Atom]]:
+    """The program of the other side, and what of the body its inputs are."""
+    names = list(occurrence.tensors)
+    terms = occurrence.sides[1]
+
+    def run(*arrays: jax.Array) -> list[jax.Array]:
+        return write(occurrence, terms, dict(zip(names, arrays, strict=True)))
+
+    atoms = [occurrence.tensors[n].atom for n in names]
+    return close(jax.make_jaxpr(run)(*(body.tensor(a).struct for a in atoms))), atoms
+
+
+def _maker(body: Body, atom: Atom) -> Equation:
+    return next(e for e in body.equations if atom in e.results)
+
+
+def _named(atom: Atom, names: Mapping[int, Atom]) -> Atom:
+    return atom if isinstance(atom, Literal) else names[atom]
+
+
+def _reading(e: Equation, new: Mapping[int, Atom]) -> Equation:
+    """The equation, where it read an old result, reading the new one."""
+    if not any(isinstance(a, int) and a in new for a in e.operands):
+        return e
+    return replace(e, operands=tuple(new.get(a, a) if isinstance(a, int) else a for a in e.operands))
+
+
+def _ordered(equations: Iterable[Equation]) -> list[Equation] | None:
+    """Operands before their users, otherwise as they were. None if that cannot be."""
+    equations = list(equations)
+    maker = {v: i for i, e in enumerate(equations) for v in e.results}
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(len(equations)))
+    for i, e in enumerate(equations):
+        graph.add_edges_from((maker[a], i) for a in e.operands if isinstance(a, int) and a in maker)
+    try:
+        return [equations[i] for i in nx.lexicographical_topological_sort(graph)]
+    except nx.NetworkXUnfeasible:
+        return None
+
+
+def content_key(body: Body) -> str:
+    """A hash of what is computed: equal whatever the order of equations, of independent ones or of operands that commute."""
+    found: dict[int, str] = {v: f"in {k} {body.tensors[v]}" for k, v in enumerate(body.inputs)}
+
+    def of(a: Atom) -> str:
+        return a.key if isinstance(a, Literal) else found[a]
+
+    for e in body.equations:
+        operands = [of(a) for a in e.operands]
+        text = "\n".join([e.signature, *map(str, e.identity), *(sorted(operands) if e.name in COMMUTATIVE else operands)])
+        digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+        found.update((v, f"{digest}.{k}") for k, v in enumerate(e.results))
+    return hashlib.sha256("\n".join(of(a) for a in body.outputs).encode()).hexdigest()[:32]
