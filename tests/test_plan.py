@@ -132,8 +132,8 @@ def test_no_plan_fits() -> None:
     [
         ({"search": "optcnn"}, "search='optcnn'"),
         ({"objective": "speed"}, "objective='speed'"),
-        ({"budget": 3}, "budget="),
-        ({"rules": "x.json"}, "rules="),
+        ({"budget": -3}, "budget="),
+        ({"rules": 3}, "rules="),
         ({"constraints": [1]}, "constraints="),
     ],
 )

@@ -21,6 +21,7 @@ from unity.planfile import content, read, restore
 from unity.search.cost import Training
 from unity.search.machine import Machine
 from unity.search.session import Candidate
+from unity.substitutions.library import Library
 
 VERSION = "0.1.0"
 
@@ -32,12 +33,12 @@ def entry(captured: Captured, machine: Machine, training: Training, settings: di
     return Path(platformdirs.user_cache_dir("unity")) / "plans" / f"{name}.json"
 
 
-def recall(path: Path, captured: Captured, fn: Callable[..., Any]) -> tuple[Made, Candidate] | None:
+def recall(path: Path, captured: Captured, fn: Callable[..., Any], library: Library) -> tuple[Made, Candidate] | None:
     """What an entry holds; None if there is none. A damaged entry is set aside, and the search done again."""
     if not path.exists():
         return None
     try:
-        return restore(path, read(path), captured, fn)
+        return restore(path, read(path), captured, fn, library)
     except PlanError:
         path.replace(path.with_suffix(".corrupt"))
         return None

@@ -21,6 +21,7 @@ from unity.search.backend import backend_of
 from unity.search.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPrediction, predict_memory
 from unity.search.predict import CollectiveTerm, OperatorTerm, Prediction, predict
 from unity.search.session import Candidate
+from unity.substitutions.text import print_side
 
 if TYPE_CHECKING:
     from unity.plan import Plan
@@ -40,14 +41,29 @@ def explain(plan: Plan, file: Any = None) -> None:
     console.print(f"{plan.__name__} on {plan.machine}", style="bold")
     console.print(
         f"one step: {_time(found.time)} predicted ({_time(compute)} computing, {_time(talk)} communicating), "
-        f"{_size(plan.memory)} on each device; {len(plan.original)} operators, searched in {made.seconds:.2f} s"
+        f"{_size(plan.memory)} on each device; {len(plan.serial)} operators, searched in {made.seconds:.2f} s"
     )
+    for line in _rewriting(plan):
+        console.print(line)
     console.print(_arguments(plan))
     console.print(_memory(predict_memory(plan.pcg, differentiated, made.search.training, backend_of(plan.machine))))
     console.print(_operators(found, plan.pcg.axes))
     console.print(_collectives(found, plan.pcg.axes))
     for line in blocked(plan):
         console.print(line, style="yellow")
+
+
+def _rewriting(plan: Plan) -> list[str]:
+    """How the captured program was rewritten, rule by rule."""
+    if plan.rewriting is None:
+        return []
+    library = plan.rewriting.library
+    lines = [f"rewritten by proved rules: {len(plan.original)} operators were captured"]
+    for way, times in plan.rewriting.applied:
+        rule = library[way.rule].rule
+        left, right = map(print_side, (rule.right, rule.left) if way.backward else (rule.left, rule.right))
+        lines.append(f"    {times} × {way}:  {left}  →  {right}")
+    return lines
 
 
 def _time(seconds: float) -> str:
@@ -148,7 +164,7 @@ def short(source: str) -> str:
 
 def blocked(plan: Plan) -> list[str]:
     """What could not be parallelized, and why: unknown primitives, and dimensions that nothing divides."""
-    lines = [f"{node.kind} runs whole on every device: {why} ({short(node.source)})" for node, why in unparallelized(plan.original)]
+    lines = [f"{node.kind} runs whole on every device: {why} ({short(node.source)})" for node, why in unparallelized(plan.serial)]
     smallest = min((a.size for a in plan.pcg.axes), default=1)
     total = prod(a.size for a in plan.pcg.axes)
     seen = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,11 +14,14 @@ from unity import cache
 from unity.pcg.capture import Captured, capture
 from unity.pcg.errors import InfeasibleError
 from unity.plan import Made, Plan
+from unity.rewriting import Rewriter, Rewriting, budget_of, library_of
 from unity.search.cost import Training
+from unity.search.joint import GAIN
 from unity.search.machine import Machine
 from unity.search.session import Candidate, Search
 
 OBJECTIVES = ("time", "devices", "memory")
+SEARCHES = ("unity", "captured")
 
 
 def optimize(
@@ -47,6 +51,9 @@ def optimize(
         objective: "time": the fastest that fits; "devices": on the fewest devices that fit; "memory": the leanest.
         memory_limit: bytes on one device; the default is the device's own.
         optimizer_slots: values that the optimizer keeps for each weight (Adam: 2), counted as memory.
+        search: "unity": algebra and parallelization together, over proved rules; "captured": the graph is left as it is.
+        budget: how long to look for rewritings: a number of programs (int; the same plan every time), or seconds (float).
+        rules: the rules that may be used: a library's path or a loaded Library; the default is the one that comes with unity.
         progress: whether to show what is being done, on a terminal.
 
     Returns:
@@ -57,26 +64,25 @@ def optimize(
         InfeasibleError: no plan fits the memory limit.
         ValueError: an option is not known, or not available yet.
     """
-    _refuse(objective, search, budget, rules, constraints)
+    _refuse(objective, search, constraints)
+    rewriter = Rewriter(library_of(rules if search == "unity" else ()), budget_of(budget))
     chosen = machine or Machine.local()
     with _stages(progress) as say:
         say("capturing the graph")
         captured = capture(fn, *args, argnums=argnums if training else ())
         limit = chosen.device.memory if memory_limit is None else memory_limit
-        task = _Task(fn, captured, Training(training, optimizer_slots), objective, limit, seed, say)
+        task = _Task(fn, captured, Training(training, optimizer_slots), objective, limit, seed, rewriter, say)
         return task.fewest(chosen) if objective == "devices" else task.on(chosen)
 
 
-def _refuse(objective: str, search: str, budget: Any, rules: Any, constraints: Any) -> None:
+def _refuse(objective: str, search: str, constraints: Any) -> None:
     """Options of the signature that are known but not there yet are refused by name, never ignored."""
     if objective not in OBJECTIVES:
         raise ValueError(f"objective={objective!r} is not known; one of {', '.join(map(repr, OBJECTIVES))}")
-    if search != "unity":
-        raise ValueError(f"search={search!r} is not available; this version has 'unity', exact search on the captured graph")
-    later = {"budget": budget is not None, "rules": rules is not None, "constraints": bool(constraints)}
-    for name, given in later.items():
-        if given:
-            raise ValueError(f"{name}= is not available in this version: the graph is parallelized as captured, by exact search")
+    if search not in SEARCHES:
+        raise ValueError(f"search={search!r} is not available; one of {', '.join(map(repr, SEARCHES))}")
+    if constraints:
+        raise ValueError("constraints= is not available in this version")
 
 
 @contextmanager
@@ -102,25 +108,53 @@ class _Task:
     objective: str
     limit: float
     seed: int
+    rewriter: Rewriter
     say: Callable[[str], None]
 
     def on(self, machine: Machine) -> Plan:
         """The plan on one machine, from the cache if it was found before."""
         started = time.perf_counter()
-        settings = {"objective": self.objective, "limit": self.limit, "seed": self.seed}
+        settings = {"objective": self.objective, "limit": self.limit, "seed": self.seed, **self.rewriter.settings}
         path = cache.entry(self.captured, machine, self.training, settings)
         self.say("looking in the cache")
-        known = cache.recall(path, self.captured, self.fn)
+        known = cache.recall(path, self.captured, self.fn, self.rewriter.library)
         if known is not None:
             made, candidate = known
             return Plan(replace(made, seconds=time.perf_counter() - started), candidate)
-        search = Search(self.captured.graph, self.captured.differentiated, machine, self.training, self.say)
-        candidate = search.leanest if self.objective == "memory" else search.under(self.limit)
+        search = self.search(self.captured, machine)
+        candidate = self.best(search)
         if candidate is None or candidate.memory > self.limit:
             raise InfeasibleError(_shortfall(machine, search.leanest, self.limit))
-        made = Made(self.fn, self.captured, search, time.perf_counter() - started)
+        chosen: Rewriting | None = None
+        for rewriting in self.rewriter.rewritings(self.captured, machine, self.training, self.weight(search), self.say):
+            other = self.search(rewriting.after, machine)
+            found = self.best(other)
+            if found is not None and found.memory <= self.limit and self.better(found, candidate):
+                search, candidate, chosen = other, found, rewriting
+        captured = self.captured if chosen is None else chosen.after
+        made = Made(self.fn, captured, search, time.perf_counter() - started, rewriting=chosen)
         cache.keep(path, made, candidate)
         return Plan(made, candidate)
+
+    def search(self, captured: Captured, machine: Machine) -> Search:
+        """The search for a program's parallelization."""
+        return Search(captured.graph, captured.differentiated, machine, self.training, self.say)
+
+    def best(self, search: Search) -> Candidate | None:
+        """What the objective asks for."""
+        return search.leanest if self.objective == "memory" else search.under(self.limit)
+
+    def better(self, one: Candidate, other: Candidate) -> bool:
+        """Whether a rewritten program's plan is enough better than another's to be taken."""
+        if self.objective == "memory":
+            return one.memory < (1 - GAIN) * other.memory
+        return one.time < (1 - GAIN) * other.time
+
+    def weight(self, search: Search) -> float:
+        """What a byte of memory counts in seconds, where rewritings are priced."""
+        if self.objective == "memory":
+            return math.inf
+        return 0.0 if search.fastest.memory <= self.limit else search.rate
 
     def fewest(self, machine: Machine) -> Plan:
         """The fastest plan on the fewest devices that fit it (TensorOpt's mini-parallelism)."""

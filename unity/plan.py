@@ -19,6 +19,7 @@ from unity.pcg.check import check
 from unity.pcg.errors import PlanError
 from unity.pcg.graph import PCG
 from unity.pcg.parallelize import parallelize
+from unity.rewriting import Rewriting
 from unity.search.machine import Machine
 from unity.search.session import Candidate, Search
 
@@ -31,11 +32,12 @@ class Made:
     """What all plans of one frontier share: the function, its graph, and the search that found them."""
 
     fn: Callable[..., Any]
-    captured: Captured
+    captured: Captured  # rewritten, if it was
     search: Search
     seconds: float  # that the search took
     known: tuple[Candidate, ...] = ()  # a frontier that was read from a file
     known_exact: bool = False
+    rewriting: Rewriting | None = None  # how the captured function was rewritten, if it was
 
     @cached_property
     def frontier(self) -> tuple[tuple[Candidate, ...], bool]:
@@ -84,12 +86,23 @@ class Plan:
     @property
     def original(self) -> PCG:
         """The graph as captured, serial."""
+        rewriting = self._made.rewriting
+        return self.serial if rewriting is None else rewriting.before.graph
+
+    @property
+    def serial(self) -> PCG:
+        """The graph that was parallelized: as captured, or rewritten."""
         return self._made.captured.graph
+
+    @property
+    def rewriting(self) -> Rewriting | None:
+        """How the captured program was rewritten before it was parallelized; nothing if it was not."""
+        return self._made.rewriting
 
     @cached_property
     def pcg(self) -> PCG:
         """The parallel graph: what every device holds of everything, and every change of it."""
-        graph = parallelize(self.original, self.candidate.assignment)
+        graph = parallelize(self.serial, self.candidate.assignment)
         check(graph)
         return graph
 

@@ -12,28 +12,33 @@ from unity.pcg.atomic import write
 from unity.pcg.capture import Captured, capture
 from unity.pcg.errors import PlanError
 from unity.plan import Made, Plan
+from unity.rewriting import from_json as again
+from unity.rewriting import library_of
 from unity.search.cost import Training
 from unity.search.machine import Machine
 from unity.search.session import Candidate, Search
+from unity.substitutions.library import Library
 from unity.strategies import from_json, to_json
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 def content(made: Made, chosen: Candidate, whole: bool) -> dict[str, Any]:
     """A plan as JSON data, with its whole frontier or alone."""
-    search = made.search
+    search, captured = made.search, made.captured
+    original = captured if made.rewriting is None else made.rewriting.before
     candidates, exact = made.frontier if whole else ((), False)
     return {
         "unity": "plan",
         "schema": SCHEMA,
-        "graph": made.captured.graph.key,
-        "arguments": [str(n.tensors[0]) for n in made.captured.graph.inputs],
+        "graph": original.graph.key,
+        "arguments": [str(n.tensors[0]) for n in original.graph.inputs],
+        "rewriting": None if made.rewriting is None else made.rewriting.to_json(),
         "machine": search.machine.to_json(),
         "training": {"backward": search.training.backward, "optimizer_slots": search.training.optimizer_slots},
         "seconds": made.seconds,
         "exact": exact,
-        **to_json(made.captured.graph, (chosen, *candidates)),
+        **to_json(captured.graph, (chosen, *candidates)),
     }
 
 
@@ -55,8 +60,8 @@ def read(path: str | Path) -> dict[str, Any]:
     return data
 
 
-def load(path: str | Path, fn: Callable[..., Any], *args: Any, argnums: int | tuple[int, ...] = 0) -> Plan:
-    """The plan that `plan.save` wrote, for the same function and arguments of the same shapes.
+def load(path: str | Path, fn: Callable[..., Any], *args: Any, argnums: int | tuple[int, ...] = 0, rules: Any = None) -> Plan:
+    """The plan that `plan.save` wrote, for the same function and arguments of the same shapes; `rules` as it was planned with.
 
     Nothing in the file is run: it holds types only, and `fn` is captured again. Raises PlanError, naming the difference, if the
     function, the arguments or the machine are others.
@@ -75,11 +80,20 @@ def load(path: str | Path, fn: Callable[..., Any], *args: Any, argnums: int | tu
             f"{path} was made for another function: its graph has the hash {data.get('graph')}, that of"
             f" {getattr(fn, '__name__', 'this function')} is {captured.graph.key}. Plan again with unity.optimize."
         )
-    return Plan(*restore(path, data, captured, fn))
+    return Plan(*restore(path, data, captured, fn, library_of(rules)))
 
 
-def restore(path: str | Path, data: dict[str, Any], captured: Captured, fn: Callable[..., Any]) -> tuple[Made, Candidate]:
+def restore(
+    path: str | Path, data: dict[str, Any], captured: Captured, fn: Callable[..., Any], library: Library
+) -> tuple[Made, Candidate]:
     """A plan from its data, for a function that was captured again."""
+    try:
+        rewriting = None if data["rewriting"] is None else again(captured, data["rewriting"], library)
+    except KeyError as error:
+        raise PlanError(f"{path} is damaged: it lacks {error}") from None
+    except PlanError as error:
+        raise PlanError(f"{path} cannot be used: {error}. Plan again with unity.optimize.") from None
+    captured = captured if rewriting is None else rewriting.after
     try:
         machine = Machine.from_json(data["machine"])
         training = Training(**data["training"])
@@ -88,4 +102,4 @@ def restore(path: str | Path, data: dict[str, Any], captured: Captured, fn: Call
     except (KeyError, TypeError, ValueError, machines.MachineError) as error:
         raise PlanError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     search = Search(captured.graph, captured.differentiated, machine, training)
-    return Made(fn, captured, search, seconds, tuple(candidates), exact), chosen
+    return Made(fn, captured, search, seconds, tuple(candidates), exact, rewriting), chosen

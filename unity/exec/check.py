@@ -98,7 +98,7 @@ def compile_step(plan: Plan, gradient: bool) -> Any:
     if not gradient:
         return jax.jit(run).lower(*leaves).compile(compiler_options=compiler_options())
     weights = sorted(k for k in captured.differentiated if plan.original.inputs[k].tensors[0].floating)
-    ends = losses(plan.original)
+    ends = losses(plan.serial)
 
     def step(chosen: list, others: list) -> Any:
         def scalar(chosen: list) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -34,14 +34,22 @@ VALUES = (  # what JAX raises where a program asks for a value that is not there
 
 @dataclass(frozen=True)
 class Captured:
-    """A captured function: its graph, the values that it closed over (further inputs, last), and its output's structure."""
+    """A captured function: its program, flat and as a graph, the values that it closed over (further inputs, last), and its
+    output's structure.
+    """
 
+    body: Body
     graph: PCG
     consts: tuple[Any, ...]
     in_tree: Any
     out_tree: Any
     paths: tuple[str, ...]  # of every argument leaf, as the user would write it
     differentiated: frozenset[int]  # leaves of `argnums`
+
+    def of(self, body: Body) -> Captured:
+        """The same function, computed by another program."""
+        names = [str(node.attributes["name"]) for node in self.graph.inputs]
+        return replace(self, body=body, graph=graph_of(body, names))
 
 
 def capture(fn: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 0) -> Captured:
@@ -57,9 +65,8 @@ def capture(fn: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 0
     differentiated = _differentiated(args, structs, argnums)
     closed, shape = _traced(fn, jax.tree.unflatten(in_tree, structs))
     body, consts = program_of(closed)
-    names = (*paths, *(f"<constant {k}>" for k in range(len(consts))))
-    graph = graph_of(used(body), names)
-    return Captured(graph, consts, in_tree, jax.tree.structure(shape), paths, differentiated)
+    body, names = used(body), (*paths, *(f"<constant {k}>" for k in range(len(consts))))
+    return Captured(body, graph_of(body, names), consts, in_tree, jax.tree.structure(shape), paths, differentiated)
 
 
 def _traced(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[core.ClosedJaxpr, Any]:
@@ -168,16 +175,22 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
 
 
-def graph_of(body: Body, names: Sequence[str]) -> PCG:
-    """A body as a graph of operators; scans and remats get a graph inside."""
-    return _Capture().graph(body, names)
+Bodies = dict[tuple[str, tuple[int, ...]], Body]
+
+
+def graph_of(body: Body, names: Sequence[str], known: Bodies | None = None) -> PCG:
+    """A body as a graph of operators; scans and remats get a graph inside.
+
+    Graphs made with one dictionary of `known` operators share them, and all that was derived of them.
+    """
+    return _Capture({} if known is None else known).graph(body, names)
 
 
 class _Capture:
     """One capture. Operators that compute the same share their body, so that whatever is derived of it is derived once."""
 
-    def __init__(self) -> None:
-        self.bodies: dict[tuple[str, tuple[int, ...]], Body] = {}
+    def __init__(self, bodies: Bodies) -> None:
+        self.bodies = bodies
 
     def graph(self, body: Body, names: Sequence[str]) -> PCG:
         body = deduplicated(body, light)

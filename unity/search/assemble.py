@@ -54,10 +54,11 @@ class Assembled:
         before, first = self.domains[port.source].types[self.position(port)]
         after, second = self.domains[s].types[p]
         text = f"{self.domains[port.source].key} {port.index} {self.domains[s].key} {p} {port.tensor} {port.times}"
-        key = _key(text, port.gradient, port.kept, port.sole, port.again, self.training.backward)
+        node = self.opened.sites[s].node
+        product = node is not None and node.kind in HEAVY
+        key = _key(text, port.gradient, port.kept, port.sole, port.again, product, self.training.backward)
         if key not in self.known:
-            node = self.opened.sites[s].node
-            time, memory = self.change(before, after, port, node is not None and node.kind in HEAVY)
+            time, memory = self.change(before, after, port, product)
             pairs = first[:, None], second
             self.known[key] = Cost(key, time[:, *pairs], memory[:, *pairs])
         return self.known[key]
@@ -154,25 +155,39 @@ def _key(*parts: object) -> str:
     return digest.hexdigest()
 
 
+@dataclass(frozen=True, eq=False)
+class Listed:
+    """What was listed and priced before for one machine and training, by what it depends on. For graphs that are much the same."""
+
+    domains: dict[tuple, Domain] = field(default_factory=dict)
+    costs: dict[tuple, SiteCost] = field(default_factory=dict)
+    ports: dict[str, Cost] = field(default_factory=dict)
+
+
 def assemble(
-    graph: PCG, differentiated: Collection[int], machine: Machine, training: Training, limits: tuple[Limits, ...] | None = None
+    graph: PCG,
+    differentiated: Collection[int],
+    machine: Machine,
+    training: Training,
+    limits: tuple[Limits, ...] | None = None,
+    listed: Listed | None = None,
 ) -> Assembled:
     """Opens a serial graph for a machine. Equal sites share one domain and one cost. `limits`: see `configurations.domain`."""
+    listed = listed or Listed()
     opened = sites(graph, differentiated, training.backward)
     found = offered(opened.sites)
     order = ranks(opened.sites, found)
-    shared: dict[tuple, Domain] = {}
-    costs: dict[tuple, SiteCost] = {}
+    shared, costs = listed.domains, listed.costs
     domains, terms = [], []
     for site, cs, rank in zip(opened.sites, found, order, strict=True):
-        same = _signature(site, cs, rank)
+        same = (*_signature(site, cs, rank), limits)
         if same not in shared:
             shared[same] = domain(site, cs, rank, machine.axes, limits)
             costs[same] = site_cost(site, shared[same], machine, training)
         domains.append(shared[same])
         terms.append(costs[same])
     ports = tuple((s, p) for s, site in enumerate(opened.sites) for p in range(len(site.ports)))
-    return Assembled(graph, machine, training, opened, tuple(domains), tuple(terms), ports)
+    return Assembled(graph, machine, training, opened, tuple(domains), tuple(terms), ports, listed.ports)
 
 
 def _signature(site: Site, cs: tuple, rank: tuple[int, ...]) -> tuple:

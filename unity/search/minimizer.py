@@ -39,7 +39,7 @@ class Minimizer:
         self.domains = domains(problem)
         self.elimination = Elimination(problem, self.domains, budget)
         self.known: dict[float, Point] = {}  # by weight
-        self.messages: list[tuple[float, Messages]] = []
+        self.messages: list[tuple[Array, Point, Messages]] = []  # of a direction, and what was found there
 
     def at(self, weights: Sequence[float] | Array) -> list[Point]:
         """The minimizer of time + weight * memory for every weight; nothing if there is no solution.
@@ -56,6 +56,11 @@ class Minimizer:
         for (weight, _), point in zip(ends, refined, strict=True):
             self.known[weight] = _less_of_the_other(weight, self.known[weight], point)
         return [self.known[weight] for weight in wanted]
+
+    def least(self, weight: float) -> float:
+        """The least time + weight * memory alone: infinite if there is no solution."""
+        found = [] if self.domains.empty else self._solve([direction(weight)])
+        return _objective(found[0], np.array(direction(weight))) if found else math.inf
 
     def _learn(self, weights: list[float]) -> bool:
         """Finds the points for some weights, without breaking ties. Returns whether there are any."""
@@ -83,8 +88,7 @@ class Minimizer:
         """
         energy = self.elimination.energy(some)
         best = min((_objective(point, some) for point in self.known.values()), default=math.inf)
-        angle = math.atan2(some[1], some[0])
-        bounds = Bounds(energy, min(self.messages, key=lambda known: abs(known[0] - angle), default=(0.0, None))[1])
+        bounds = Bounds(energy, self._start(some))
         for _ in range(GUESSES):
             best = min(best, bounds.improve(PASSES))
             if not math.isfinite(bounds.least):
@@ -95,11 +99,20 @@ class Minimizer:
             remain = sum(left[s] * left[t] for s, t in energy.pairs)
             if remain <= ENOUGH * energy.entries or best <= bounds.least + ABOVE * abs(best):
                 break
-        self.messages.append((angle, bounds.messages))
+        found = self._on(bounds.left(best), some)
+        self.messages += [(some, point, bounds.messages) for point in found]
         return [
             replace(point, exact=point.exact or _objective(point, some) <= bounds.least + ABOVE * abs(bounds.least))
-            for point in self._on(bounds.left(best), some)
+            for point in found
         ]
+
+    def _start(self, some: Array) -> Messages | None:
+        """The messages of the nearest direction, scaled: bytes and seconds are of other magnitudes, and so are rounding errors."""
+        if not self.messages:
+            return None
+        nearest, point, messages = min(self.messages, key=lambda known: abs(_angle(known[0]) - _angle(some)))
+        scale = _objective(point, some) / (_objective(point, nearest) or 1.0)
+        return {ends: message * scale for ends, message in messages.items()}
 
     def _on(self, kept: Sequence[Array], some: Array) -> list[Point]:
         return Elimination(self.problem, narrowed(self.domains, kept), self.elimination.budget).solve(some[None])
@@ -112,6 +125,10 @@ def minimize(problem: Problem, weights: Sequence[float] | Array, budget: int = B
 
 def _objective(point: Point, some: Array) -> float:
     return float(some[0] * point.time + some[1] * point.memory)
+
+
+def _angle(some: Array) -> float:
+    return math.atan2(some[1], some[0])
 
 
 def _tie_breaking(weight: float, best: Point, tiny: float) -> tuple[float, float]:

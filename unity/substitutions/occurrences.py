@@ -16,7 +16,7 @@ from unity.pcg.errors import IllTypedError
 from unity.substitutions.reading import READABLE, Application, Reading, Viewed
 from unity.substitutions.rearrangement import Rearrangement, after, kept, resized
 from unity.substitutions.rule import Rule
-from unity.substitutions.term import Apply, Attribute, Term, Variable, applications, attribute_variables, variables
+from unity.substitutions.term import Apply, Attribute, Term, Variable, applications, attribute_variables, subterms, variables
 from unity.substitutions.typecheck import Seam, TensorType, typecheck
 from unity.substitutions.vocabulary import VOCABULARY
 from unity.verify.instances import at_attributes, satisfies
@@ -58,7 +58,13 @@ class Pattern:
             and set(variables(self.right)) <= set(variables(self.left))
             and attribute_variables(self.right).keys() <= attribute_variables(self.left).keys()
             and not self.commutes
+            and not self.inflates
         )
+
+    @property
+    def inflates(self) -> bool:
+        """Whether what takes the place contains what was there, and more: it would apply for ever, and to no end."""
+        return any(t in self.left for root in self.right for t in subterms((root,)) if t != root)
 
     @property
     def commutes(self) -> bool:

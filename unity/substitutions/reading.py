@@ -206,10 +206,17 @@ def _binary(reading: Reading, e: Equation) -> Application | None:
     if operator == "mul" and prod(small) == 1:
         scalar = b.through(reshaped(small, ()))
         return _same(reading, "scale", (), e, a, scalar) if scalar else None
-    if operator == "add" and len(shape) > 1 and shape[-1] > 1 and prod(small) == small[-1:][0] == shape[-1]:
-        vector = b.through(reshaped(small, (shape[-1],)))
-        return _same(reading, "bias", (), e, a, vector) if vector else None
-    return None
+    return _bias(e, a, b, shape) if operator == "add" and len(small) == len(shape) > 1 else None
+
+
+def _bias(e: Equation, x: Viewed, b: Viewed, shape: Shape) -> Application | None:
+    """A vector added along one dimension: along the last one, if that dimension is seen as the last."""
+    long = [d for d, n in enumerate(b.view.target) if n > 1]
+    if len(long) != 1 or b.view.target[long[0]] != shape[long[0]]:
+        return None
+    view = transposed(shape, (*(d for d in range(len(shape)) if d != long[0]), long[0]))
+    vector, seen = b.through(reshaped(b.view.target, (shape[long[0]],))), x.through(view)
+    return None if vector is None or seen is None else Application("bias", (), (seen, vector), e.results, (view,), e)
 
 
 def _function(reading: Reading, e: Equation) -> Application | None:

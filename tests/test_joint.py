@@ -1,0 +1,216 @@
+"""The joint search: what it must find, that plans of rewritten programs compute the same, and what it promises of budgets."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import unity
+from unity.pcg.capture import capture
+from unity.pcg.errors import PlanError, RuleError
+from unity.rewriting import budget_of, from_json, library_of, rewriting_of
+from unity.search.backtracking import backtrack
+from unity.search.cost import Training
+from unity.search.joint import Budget, improvements
+from unity.search.machine import Machine
+from unity.search.pricing import Prices
+from unity.search.segments import joined, segments
+from unity.substitutions.axioms import default_library
+from unity.substitutions.library import Library
+from unity.substitutions.occurrences import Pattern, patterns
+from unity.substitutions.rewriting import content_key, tidy
+from unity.substitutions.text import parse_rule
+
+MACHINE = Machine.grid(1, 8, "v100")
+USABLE = patterns(default_library().rules)
+
+
+def f(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def chained(params, x):
+    """Two products without anything between: one, of a product of the weights, where samples are many."""
+    return jnp.mean((x @ params["a"] @ params["b"]) ** 2)
+
+
+def layers(params, x):
+    for p in params:
+        y = jnp.tanh(x @ p["in"] + p["bias"])
+        x = x + y @ p["out"] @ p["low"]
+    return jnp.mean(x**2)
+
+
+CHAINED = ({"a": f(16, 64), "b": f(64, 8)}, f(4096, 16))
+LAYERS = ([{"in": f(16, 32), "bias": f(32), "out": f(32, 64), "low": f(64, 16)}] * 6, f(512, 16))
+
+
+def plan(fn, args, **options):
+    return unity.optimize(fn, *args, machine=options.pop("machine", MACHINE), progress=False, **options)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def arrays(args, seed=0):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape), s.dtype) / 4, args)
+
+
+@pytest.mark.parametrize(("fn", "args"), [(chained, CHAINED), (layers, LAYERS)], ids=["chained", "layers"])
+def test_a_rewritten_plan_computes_the_same(fn, args, tmp_path):
+    """Values and gradients of the user's own parameters; also after saving and loading."""
+    found = plan(fn, args)
+    assert found.rewriting is not None
+    assert found.time < plan(fn, args, search="captured").time
+    found.save(tmp_path / "plan.json")
+    again = unity.load(tmp_path / "plan.json", fn, *args)
+    given = arrays(args)
+    expected = jax.value_and_grad(fn)(*given)
+    for p in (found, again):
+        value, gradient = jax.jit(jax.value_and_grad(p))(*p.shard(*given))
+        np.testing.assert_allclose(value, expected[0], rtol=1e-5)
+        for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected[1]), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
+
+
+def test_the_compiled_program_has_the_collectives_of_the_plan():
+    assert plan(chained, CHAINED).check().agrees()
+
+
+def test_it_says_what_was_rewritten(capsys):
+    found = plan(chained, CHAINED)
+    found.explain()
+    assert "matmul-matmul.is.matmul-matmul" in capsys.readouterr().out
+
+
+def test_equal_segments_are_rewritten_alike():
+    found = plan(layers, LAYERS)
+    assert found.rewriting is not None
+    ((rule, times),) = found.rewriting.applied
+    assert rule.rule.startswith("matmul-matmul.is.matmul-matmul")
+    assert times == 6
+
+
+def flat(fn, args):
+    captured = capture(fn, *args)
+    return captured, tidy(captured.body)
+
+
+def test_segments_put_together_again_are_the_program():
+    captured, body = flat(layers, LAYERS)
+    for least in (2, 4, 8):
+        parts = segments(body, captured.differentiated, least)
+        assert len(parts) > 1
+        assert content_key(tidy(joined(body, parts, {}))) == content_key(body)
+
+
+def test_a_repeated_layer_is_one_segment_many_times():
+    captured, body = flat(layers, ([LAYERS[0][0]] * 40, LAYERS[1]))
+    parts = segments(body, captured.differentiated)
+    assert len({p.key for p in parts}) <= 4 < len(parts)
+
+
+def prices():
+    return Prices(MACHINE, Training())
+
+
+def test_a_longer_search_finds_what_a_shorter_one_did_and_more():
+    captured, body = flat(layers, LAYERS)
+    found = {}
+    for programs in (0, 1, 2, 5, 30):
+        steps = improvements(body, captured.differentiated, prices(), USABLE, Budget(programs))
+        found[programs] = [(content_key(i.body), i.price) for i in steps]
+        assert [p for _, p in found[programs]] == sorted((p for _, p in found[programs]), reverse=True)
+    for few, many in itertools.pairwise(found):
+        assert found[few] == found[many][: len(found[few])]
+    assert len(found[30]) > len(found[0]) == 1
+
+
+def test_steps_that_make_things_worse_first_are_taken_within_alpha():
+    """Unity, figure 5: what pays only after three steps is found if no step on the way costs more than alpha allows."""
+
+    def fn(params, x):
+        a, b = x @ params["a"], x @ params["b"]
+        return jnp.mean(jnp.concatenate([jnp.exp(a), jnp.exp(b)], -1) ** 2)
+
+    seconds = {"dot_general": 10.0, "concatenate": 6.0, "slice": 6.0}
+    _, body = flat(fn, ({"a": f(64, 8), "b": f(64, 8)}, f(4096, 64)))
+
+    def price(b):
+        return sum(seconds.get(e.name, 1.0) for e in b.equations)
+
+    wide = list(itertools.islice(backtrack(body, USABLE, price, 1.5), 300))
+    best = min(wide, key=lambda p: p.price)
+    on_the_way = [price(w.after) for w in best.path]
+    assert best.price < wide[0].price < max(on_the_way)
+    assert len(on_the_way) >= 3
+    narrow = list(itertools.islice(backtrack(body, USABLE, price, 1.05), 300))
+    assert best.price < min(p.price for p in narrow)
+
+
+def test_budgets_rules_and_searches_are_checked():
+    assert budget_of(3) == Budget(programs=3)
+    assert budget_of(0.5) == Budget(seconds=0.5)
+    for wrong in ("many", -1, True):
+        with pytest.raises(ValueError, match="budget="):
+            budget_of(wrong)
+    with pytest.raises(ValueError, match="rules="):
+        library_of([1])
+    with pytest.raises(ValueError, match="search='best'"):
+        plan(chained, CHAINED, search="best")
+    for options in ({"budget": 0}, {"budget": 0.0}, {"rules": ()}, {"search": "captured"}):
+        assert plan(chained, CHAINED, **options).rewriting is None
+
+
+def test_a_library_that_was_edited_is_refused(tmp_path):
+    path = tmp_path / "library.json"
+    default_library().save(path)
+    path.write_text(path.read_text().replace("add(x, bias(y, z)) = bias(add(x, y), z)", "add(x, bias(y, z)) = bias(add(x, x), z)"))
+    with pytest.raises(RuleError, match="was changed"):
+        plan(chained, CHAINED, rules=path)
+
+
+def test_rules_that_match_for_ever_end():
+    """A rule whose result it applies to again: every program is another one, and the budget ends it."""
+    grow = Pattern(parse_rule("it scale(x, y) = add(scale(x, y), sub(x, x))"), False)
+    assert not grow.usable
+    turn = parse_rule("turn add(x, add(y, z)) = add(y, add(x, z))")
+    captured, body = flat(lambda p, x: jnp.sum(x + (x * 2 + (x * 3 + p))), (f(8, 8), f(8, 8)))
+    found = list(improvements(body, captured.differentiated, prices(), patterns([turn]), Budget(50)))
+    assert len(found) >= 1
+
+
+def test_what_a_plan_file_says_of_rewriting_is_not_believed():
+    captured, body = flat(chained, CHAINED)
+    *_, best = improvements(body, captured.differentiated, prices(), USABLE, Budget(30))
+    good = rewriting_of(captured, best, default_library()).to_json()
+    assert from_json(captured, good, default_library()).after.graph.key == good["graph"]
+    with pytest.raises(PlanError, match="another graph"):
+        from_json(captured, {**good, "graph": "0"}, default_library())
+    with pytest.raises(PlanError, match="another graph"):
+        from_json(captured, {**good, "segments": {}}, default_library())
+    with pytest.raises(PlanError, match="damaged"):
+        from_json(captured, {**good, "segments": 3}, default_library())
+    with pytest.raises(PlanError, match="does not have"):
+        from_json(captured, good, Library(()))
+    ((key, ((rule, backward, _),)),) = good["segments"].items()
+    with pytest.raises(PlanError, match="does not apply"):
+        from_json(captured, {**good, "segments": {key: [[rule, backward, 99]]}}, default_library())
+
+
+def test_interrupting_gives_the_best_so_far(monkeypatch):
+    """Ctrl-C while programs are priced ends the search for rewritings, not the planning."""
+    original, calls = Prices.of, itertools.count()
+
+    def of(self, body, differentiated):
+        if next(calls) == 6:
+            raise KeyboardInterrupt
+        return original(self, body, differentiated)
+
+    monkeypatch.setattr(Prices, "of", of)
+    assert plan(chained, CHAINED).time > 0

@@ -1,0 +1,161 @@
+"""How a captured program was rewritten: found by the joint search, kept in plan files, and done again when a plan is loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from unity.pcg.body import Body
+from unity.pcg.capture import Captured
+from unity.pcg.errors import PlanError
+from unity.search.cost import Training
+from unity.search.joint import Budget, Improvement, improvements
+from unity.search.machine import Machine
+from unity.search.pricing import Prices
+from unity.search.segments import joined, segments
+from unity.substitutions.axioms import default_library
+from unity.substitutions.library import Library, load
+from unity.substitutions.occurrences import Pattern, occurrences, patterns
+from unity.substitutions.reading import Reading
+from unity.substitutions.rewriting import rewritten, tidy
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A rule in one direction."""
+
+    rule: str
+    backward: bool
+
+    def __str__(self) -> str:
+        return f"{self.rule}{' (backward)' if self.backward else ''}"
+
+
+@dataclass(frozen=True)
+class Way:
+    """A rule applied to the occurrence of this number."""
+
+    applied: Applied
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class Rewriting:
+    """A captured function before and after. `ways` has for every different segment that was changed, by key, what was done."""
+
+    before: Captured
+    after: Captured
+    ways: dict[str, tuple[Way, ...]]
+    library: Library
+
+    @cached_property
+    def applied(self) -> tuple[tuple[Applied, int], ...]:
+        """The rules that were applied, and how often, segments that are equal counted each."""
+        often: dict[Applied, int] = {}
+        for part in segments(tidy(self.before.body), self.before.differentiated):
+            for way in self.ways.get(part.key, ()):
+                often[way.applied] = often.get(way.applied, 0) + 1
+        return tuple(often.items())
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        ways = {key: [[w.applied.rule, w.applied.backward, w.number] for w in ways] for key, ways in self.ways.items()}
+        return {"graph": self.after.graph.key, "segments": ways}
+
+
+def rewriting_of(captured: Captured, found: Improvement, library: Library) -> Rewriting:
+    """What the joint search found, as a rewriting."""
+    ways = {key: tuple(_way(w.occurrence.pattern, w.number) for w in chosen.path) for key, chosen in found.chosen.items()}
+    return Rewriting(captured, captured.of(found.body), ways, library)
+
+
+def _way(pattern: Pattern, number: int) -> Way:
+    return Way(Applied(pattern.rule.name, pattern.backward), number)
+
+
+def from_json(captured: Captured, data: Any, library: Library) -> Rewriting:
+    """Does again what `to_json` wrote down. Raises PlanError if the rules are others, or something else comes out."""
+    try:
+        ways = {str(k): tuple(Way(Applied(str(r), bool(b)), int(n)) for r, b, n in steps) for k, steps in data["segments"].items()}
+        wanted = str(data["graph"])
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise PlanError(f"its rewriting is damaged: {type(problem).__name__}: {problem}") from None
+    body = tidy(captured.body)
+    parts = segments(body, captured.differentiated)
+    changed = {part.key: _again(part.body, ways[part.key], library) for part in parts if part.key in ways}
+    after = captured.of(tidy(joined(body, parts, changed)))
+    if after.graph.key != wanted or changed.keys() != ways.keys():
+        raise PlanError("its rewriting leads to another graph: it was made by another version of unity, or by other rules")
+    return Rewriting(captured, after, ways, library)
+
+
+def _again(body: Body, ways: Sequence[Way], library: Library) -> Body:
+    body = tidy(body)
+    for way in ways:
+        name, backward = way.applied.rule, way.applied.backward
+        rule = next((e.rule for e in library.entries if e.rule.name == name), None)
+        if rule is None:
+            raise PlanError(f"its rewriting uses the rule {name}, which the library does not have")
+        found = next(itertools.islice(occurrences(Reading(body), Pattern(rule, backward)), way.number, None), None)
+        new = rewritten(body, found) if found is not None else None
+        if new is None:
+            raise PlanError(f"its rewriting uses the rule {name} where it does not apply")
+        body = new
+    return body
+
+
+PROGRAMS = 200  # that are priced, where no budget is given
+
+
+def budget_of(budget: Any) -> Budget:
+    """What a user asks for: programs if it is an integer, seconds otherwise. Raises ValueError if it is neither."""
+    if budget is None:
+        return Budget(PROGRAMS)
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or budget < 0:
+        raise ValueError(f"budget={budget!r} is neither a number of programs (an int) nor of seconds (a float)")
+    return Budget(programs=budget) if isinstance(budget, int) else Budget(seconds=budget)
+
+
+@dataclass(frozen=True, eq=False)
+class Rewriter:
+    """Looks for rewritings with the rules of a library."""
+
+    library: Library
+    budget: Budget
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a result depends on, as JSON data."""
+        return {"rules": [e.hash for e in self.library.entries], "budget": [self.budget.programs, self.budget.seconds]}
+
+    def rewritings(
+        self, captured: Captured, machine: Machine, training: Training, weight: float, say: Callable[[str], None]
+    ) -> list[Rewriting]:
+        """The rewritings that make a program cheaper, each cheaper than all before it. What was found until Ctrl-C counts."""
+        if not self.library.entries or self.budget.programs == 0:
+            return []
+        found: list[Improvement] = []
+        usable = patterns(self.library.rules)
+        with contextlib.suppress(KeyboardInterrupt):
+            prices = Prices(machine, training, weight)
+            for better in improvements(captured.body, captured.differentiated, prices, usable, self.budget, say=say):
+                found.append(better)
+        return [rewriting_of(captured, better, self.library) for better in found[1:]]
+
+
+def library_of(rules: Any) -> Library:
+    """The rules that a user asks for: the library that comes with unity, a file, or one that was loaded; () is none."""
+    if rules is None:
+        return default_library()
+    if isinstance(rules, Library):
+        return rules
+    if isinstance(rules, (str, Path)):
+        return load(rules)
+    if isinstance(rules, Iterable) and not list(rules):
+        return Library(())
+    raise ValueError(f"rules={rules!r} is no library: give the path of one, unity.substitutions.library.load(path), or () for none")

@@ -1,0 +1,79 @@
+"""Level 2: best-first search over the rewritings of a program, with backtracking (Unity, section 5.1; TASO, algorithm 2).
+
+Of all programs that were found and not looked at yet, the cheapest is taken next and rewritten in every way. What costs more than
+alpha times the cheapest known is dropped; so steps that make things worse before they get better are taken, if they are small.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from unity.pcg.body import Body
+from unity.substitutions.occurrences import Occurrence, Pattern, occurrences
+from unity.substitutions.reading import Reading
+from unity.substitutions.rewriting import content_key, rewritten, tidy
+
+ALPHA = 1.05
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """A step: the program it is taken in, which occurrence of a pattern it is there, by number, and the program after it."""
+
+    before: Body
+    occurrence: Occurrence
+    number: int
+    after: Body
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A program, its price, and the way to it: the program before, and what was rewritten in that."""
+
+    body: Body
+    price: float
+    before: Found | None = None
+    taken: Way | None = None
+
+    @property
+    def path(self) -> tuple[Way, ...]:
+        """Every step from the first program."""
+        return () if self.before is None or self.taken is None else (*self.before.path, self.taken)
+
+
+def backtrack(body: Body, patterns: Sequence[Pattern], price: Callable[[Body], float], alpha: float = ALPHA) -> Iterator[Found]:
+    """Every program that is reached, as it is reached, the given one first. Ends when none within alpha is left.
+
+    The order depends on nothing but the arguments, so a longer search finds what a shorter one did, and more.
+    """
+    first = Found(tidy(body), price(body))
+    seen = {content_key(first.body)}
+    best, count = first.price, 0
+    waiting = [(first.price, count, first)]
+    yield first
+    while waiting:
+        cost, _, found = heapq.heappop(waiting)
+        if cost > alpha * best:
+            return
+        for way in ways(found.body, patterns):
+            key = content_key(way.after)
+            if key in seen:
+                continue
+            seen.add(key)
+            reached = Found(way.after, price(way.after), found, way)
+            best, count = min(best, reached.price), count + 1
+            if reached.price <= alpha * best:
+                heapq.heappush(waiting, (reached.price, count, reached))
+            yield reached
+
+
+def ways(body: Body, patterns: Sequence[Pattern]) -> Iterator[Way]:
+    """Every step that a program allows."""
+    reading = Reading(body)
+    for pattern in patterns:
+        for number, occurrence in enumerate(occurrences(reading, pattern)):
+            new = rewritten(body, occurrence)
+            if new is not None:
+                yield Way(body, occurrence, number, new)

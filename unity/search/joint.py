@@ -1,0 +1,108 @@
+"""The joint search: algebra and parallelization together (Unity, section 5), over the rules of a library.
+
+A program is cut into segments (level 1); the rewritings of each different segment are searched with backtracking (level 2), priced
+by exact search over their parallelizations (level 3). What makes a segment cheaper is tried in the whole program, wherever that
+segment is, and kept if the whole is cheaper too. Segments take turns, one program each, so a longer search first does what a shorter
+one did.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from unity.pcg.body import Body
+from unity.search.backtracking import ALPHA, Found, backtrack
+from unity.search.pricing import Prices
+from unity.search.segments import Segment, joined, segments
+from unity.substitutions.occurrences import Pattern
+from unity.substitutions.rewriting import tidy
+
+GAIN = 2e-4  # what a rewriting of a segment must promise the whole program, and an improvement give it: a share of its price
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long to search: programs that are priced, and seconds; nothing is no limit."""
+
+    programs: int | None = None
+    seconds: float | None = None
+
+    def left(self, programs: int, started: float) -> bool:
+        """Whether there is any left."""
+        enough = self.programs is None or programs < self.programs
+        return enough and (self.seconds is None or time.perf_counter() - started < self.seconds)
+
+
+@dataclass(frozen=True, eq=False)
+class Improvement:
+    """The whole program, rewritten: its price, its segments as they were, and for some of them, by key, what takes their place."""
+
+    body: Body
+    price: float
+    segments: tuple[Segment, ...]
+    chosen: Mapping[str, Found]
+
+
+def improvements(
+    body: Body,
+    differentiated: Collection[int],
+    prices: Prices,
+    patterns: Sequence[Pattern],
+    budget: Budget,
+    alpha: float = ALPHA,
+    say: Callable[[str], None] = lambda stage: None,
+) -> Iterator[Improvement]:
+    """Programs that compute the same, each cheaper than all before it; the first is the given one.
+
+    With the same budget of programs the same ones, in the same order; with a larger one these, and maybe more.
+    """
+    body = tidy(body)
+    parts = segments(body, differentiated)
+    best = Improvement(body, prices.of(body, differentiated).time, parts, {})
+    yield best
+    count, started = 0, time.perf_counter()
+    turns = [_Turn(part, often, prices, patterns, alpha) for part, often in _different(parts)]
+    while turns and budget.left(count, started):
+        for turn in list(turns):
+            if not budget.left(count, started):
+                return
+            found = next(turn.reached, None)
+            if found is None:
+                turns.remove(turn)
+                continue
+            count += 1
+            say(f"{count} rewritings of {len(turns)} segments priced; best step {best.price * 1e3:.4g} ms")
+            if not turn.promises(found, GAIN * best.price):
+                continue
+            chosen = {**best.chosen, turn.part.key: found}
+            whole = tidy(joined(body, parts, {key: f.body for key, f in chosen.items()}))
+            price = prices.of(whole, differentiated).time
+            if price < (1 - GAIN) * best.price:
+                best = Improvement(whole, price, parts, chosen)
+                yield best
+
+
+def _different(parts: Sequence[Segment]) -> list[tuple[Segment, int]]:
+    """Segments that are not equal, and how often each is there."""
+    often = Counter(part.key for part in parts)
+    first = {part.key: part for part in reversed(parts)}
+    return [(first[key], often[key]) for key in often]
+
+
+class _Turn:
+    """The search for one segment, taken a step at a time."""
+
+    def __init__(self, part: Segment, often: int, prices: Prices, patterns: Sequence[Pattern], alpha: float) -> None:
+        self.part, self.often = part, often
+        self.reached = backtrack(part.body, patterns, lambda b: prices.of(b, part.differentiated).time, alpha)
+        self.least = next(self.reached).price
+
+    def promises(self, found: Found, enough: float) -> bool:
+        """Whether a program is cheaper than all before it, by so much in all places together."""
+        if (self.least - found.price) * self.often < enough:
+            return False
+        self.least = found.price
+        return True

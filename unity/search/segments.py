@@ -1,0 +1,136 @@
+"""Level 1: a program as a chain of segments, cut where little crosses (Unity, section 5.3). Equal segments are one problem.
+
+A cut is a place in the program's order. What crosses it is every value made before and used after, arguments and constants left
+out. Where a residual stream is the only thing that crosses, that is its post-dominator; what lives long, as a mask does, crosses
+everywhere and so counts nowhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from unity.pcg.body import Atom, Body, Equation, Literal, extract
+from unity.pcg.uses import constants
+from unity.substitutions.rewriting import content_key
+
+LEAST = 24  # equations in a segment
+AROUND = 6  # equations on each side by which places are told apart
+MOST = 3  # values that may cross, where there are better places at all
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Consecutive equations as a program of their own; `inputs` and `outputs` are variables of the whole one."""
+
+    body: Body
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    differentiated: frozenset[int]  # inputs of the body, by number, into which gradients flow
+
+    @cached_property
+    def key(self) -> str:
+        """Equal for segments that are the same problem."""
+        return f"{content_key(self.body)} {sorted(self.differentiated)}"
+
+
+def segments(body: Body, differentiated: Collection[int], least: int = LEAST) -> tuple[Segment, ...]:
+    """The segments of a program, in order. `differentiated`: inputs by number whose gradients are wanted."""
+    constant = constants(body)
+    kept = [i for i, e in enumerate(body.equations) if not (e.results and e.results[0] in constant)]
+    flows = _flows(body, differentiated)
+    last = _last_uses(body)
+    found = []
+    for start, end in itertools.pairwise([0, *cuts(body, kept, least), len(kept)]):
+        chosen = kept[start:end]
+        if chosen:
+            made = [v for i in chosen for v in body.equations[i].results]
+            outputs = tuple(v for v in made if last.get(v, -1) > chosen[-1])
+            part, inputs = extract(body, chosen, outputs, constant)
+            found.append(Segment(part, inputs, outputs, frozenset(k for k, v in enumerate(inputs) if v in flows)))
+    return tuple(found)
+
+
+def cuts(body: Body, kept: Sequence[int], least: int) -> list[int]:
+    """Places between the kept equations where little crosses, no two nearer than `least`.
+
+    Places that look alike (the same equations around them) are taken together, so that a repeated layer is cut at one place
+    every time: first those where the fewest values cross, of these the most frequent.
+    """
+    crossing = _crossing(body, kept)
+    signatures = [body.equations[i].signature for i in kept]
+    alike: dict[tuple, list[int]] = {}
+    for p in range(least, len(kept) - least + 1):
+        around = tuple(signatures[p - AROUND : p + AROUND])
+        alike.setdefault((crossing[p], around), []).append(p)
+    found: list[int] = []
+    for (count, _), places in sorted(alike.items(), key=lambda item: (item[0][0], -len(item[1]), item[1])):
+        if count > MOST and found:
+            break
+        for p in places:
+            if all(abs(p - q) >= least for q in found):
+                found.append(p)
+    return sorted(found)
+
+
+def _crossing(body: Body, kept: Sequence[int]) -> list[int]:
+    """How many values cross each place."""
+    place = {i: k for k, i in enumerate(kept)}
+    changes = [0] * (len(kept) + 2)
+    last = _last_uses(body)
+    for i in kept:
+        for v in body.equations[i].results:
+            end = last.get(v, -1)
+            until = len(kept) if end >= len(body.equations) else place.get(end, -1)
+            if until > place[i]:
+                changes[place[i] + 1] += 1
+                changes[until + 1] -= 1
+    total, found = 0, []
+    for change in changes[: len(kept) + 1]:
+        total += change
+        found.append(total)
+    return found
+
+
+def _last_uses(body: Body) -> Mapping[int, int]:
+    """The last equation that reads each variable; the number of equations for what is a result."""
+    last = {a: i for i, e in enumerate(body.equations) for a in e.operands if isinstance(a, int)}
+    last.update((a, len(body.equations)) for a in body.outputs if isinstance(a, int))
+    return last
+
+
+def _flows(body: Body, differentiated: Collection[int]) -> set[int]:
+    """Variables that depend on a differentiated input by floating-point numbers."""
+    found = {v for k, v in enumerate(body.inputs) if k in differentiated}
+    for e in body.equations:
+        if any(isinstance(a, int) and a in found for a in e.operands):
+            found.update(v for v in e.results if body.tensors[v].floating)
+    return found
+
+
+def joined(body: Body, parts: Sequence[Segment], changed: Mapping[str, Body]) -> Body:
+    """The whole program again, where segments with a key of `changed` are those programs instead."""
+    constant = constants(body)
+    tensors = dict(body.tensors)
+    number = max(tensors, default=-1) + 1
+    names: dict[int, Atom] = {}
+    equations: list[Equation] = [e for e in body.equations if e.results and e.results[0] in constant]
+    for part in parts:
+        new = changed.get(part.key, part.body)
+        local: dict[int, Atom] = {v: names.get(w, w) for v, w in zip(new.inputs, part.inputs, strict=True)}
+        for e in new.equations:
+            results = tuple(range(number, number + len(e.results)))
+            number += len(results)
+            local.update(zip(e.results, results, strict=True))
+            tensors.update((v, new.tensors[w]) for v, w in zip(results, e.results, strict=True))
+            equations.append(replace(e, operands=tuple(_in(local, a) for a in e.operands), results=results))
+        names.update((v, _in(local, a)) for v, a in zip(part.outputs, new.outputs, strict=True))
+    return Body(body.inputs, tuple(_in(names, a, True) for a in body.outputs), tuple(equations), tensors)
+
+
+def _in(names: Mapping[int, Atom], a: Atom, lenient: bool = False) -> Atom:
+    if isinstance(a, Literal):
+        return a
+    return names.get(a, a) if lenient else names[a]
