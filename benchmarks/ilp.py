@@ -9,7 +9,6 @@ finds (`unity.search.refine`) is not part of the comparison.
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from scipy.sparse import coo_array
 
 from benchmarks.models import get
 from benchmarks.models.model import Model
-from benchmarks.record import record, show
+from benchmarks.record import asked, record, show
 from unity.pcg.capture import capture
 from unity.search.cost import Training
 from unity.search.frontier import frontier_under
@@ -179,20 +178,18 @@ def compare(name: str, model: Model, machine: Machine) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", help="some of the cases, not recorded")
-    chosen = parser.parse_args().cases
+    known = cases()
+    names, whole = asked(__doc__, known)
     rows = []
-    for name, case in cases().items():
-        if not chosen or name in chosen:
-            rows += compare(name, *case)
-            show(name, [r for r in rows if r["case"] == name])
+    for name in names:
+        rows += compare(name, *known[name])
+        show(name, [r for r in rows if r["case"] == name])
     exact = [r["loss"] for r in rows if r["limit"] == "none" and r["ilp_status"] == "optimal"]
     limited = [r["loss"] for r in rows if r["limit"] != "none" and r["ilp_status"] == "optimal"]
     print(f"fastest: {len(exact)} compared, largest difference {max(map(abs, exact), default=0):.2g}")
     mean, most = np.mean(limited or [0]), max(limited, default=0)
     print(f"under a limit: {len(limited)} compared, mean loss {mean:.2%}, largest {most:.2%}")
-    if not chosen:
+    if whole:
         record("ilp", rows, gap=GAP, seconds=SECONDS)
 
 

@@ -6,7 +6,6 @@ in the table), else the best that any of the searches found: then losses are low
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import numpy as np
 
 from benchmarks.models import get
 from benchmarks.models.model import Model
-from benchmarks.record import record, show
+from benchmarks.record import asked, record, show
 from unity.pcg.capture import Captured, capture
 from unity.search.assemble import Assembled, assemble
 from unity.search.configurations import EXACT, Limits, fits, made, shapes_of
@@ -112,16 +111,15 @@ def compare(name: str, captured: Captured, machine: Machine) -> list[dict[str, A
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", help="some of the cases, not recorded")
-    chosen = parser.parse_args().cases
+    known = cases()
+    names, whole = asked(__doc__, known)
     rows = []
-    for name, (model, machine) in cases().items():
-        if not chosen or name in chosen:
-            built = model()
-            rows += compare(name, capture(built.loss, built.params, built.batch), machine)
-            last = rows[-1]
-            print(f"{name}: {last['first_loss']:.2%}, then {last['second_loss']:.3%}, from {last['reference']}", flush=True)
+    for name in names:
+        model, machine = known[name]
+        built = model()
+        rows += compare(name, capture(built.loss, built.params, built.batch), machine)
+        last = rows[-1]
+        print(f"{name}: {last['first_loss']:.2%}, then {last['second_loss']:.3%}, from {last['reference']}", flush=True)
     show("Loss in predicted time", rows)
     for variant in VARIANTS:
         own = [r for r in rows if r["limits"] == variant]
@@ -129,7 +127,7 @@ def main() -> None:
             first, second = (max(r[k] for r in own) for k in ("first_loss", "second_loss"))
             mean = math.fsum(r["second_loss"] for r in own) / len(own)
             print(f"{variant}: worst loss {first:.1%} in a first search, {second:.2%} (mean {mean:.3%}) after a second")
-    if not chosen:
+    if whole:
         record("pruning", rows)
 
 

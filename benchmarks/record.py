@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
 import platform
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,14 @@ def record(name: str, rows: list[dict[str, Any]], **notes: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, json.dumps(content, indent=1) + "\n")
     return path
+
+
+def asked(description: str | None, cases: Iterable[str]) -> tuple[list[str], bool]:
+    """The cases that the command line names, in their order; and whether it names none, so that all are run and recorded."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("cases", nargs="*", help="some of the cases, not recorded")
+    chosen = parser.parse_args().cases
+    return [name for name in cases if not chosen or name in chosen], not chosen
 
 
 def show(title: str, rows: list[dict[str, Any]]) -> None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from unity.search.assemble import Assembled
+from unity.pcg.capture import Captured, capture
+from unity.search.assemble import Assembled, assemble
+from unity.search.cost import Training
+from unity.search.machine import Machine
 from unity.search.problem import Alternatives, Point
+
+MACHINE = Machine.grid(2, 4, "a100")
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,27 @@ def cnn(b: int = 8, n: int = 8) -> Small:
 
 
 MODELS = {"gpt": gpt, "gpt_scanned": gpt_scanned, "lstm": lstm, "cnn": cnn}
+
+
+def made(model: Small, machine: Machine = MACHINE) -> tuple[Captured, Assembled]:
+    """A model, and all its strategies on a machine."""
+    with jax.enable_x64(True):
+        captured = capture(model.loss, model.params, model.batch)
+    return captured, assemble(captured.graph, captured.differentiated, machine, Training())
+
+
+@cache
+def named(model: str) -> tuple[Captured, Assembled]:
+    """One of the models on the usual machine."""
+    return made(MODELS[model]())
+
+
+def counted(assembled: Assembled, point: Point, of: Literal["time", "memory"]) -> float:
+    """What the search counts for a point."""
+    problem, values = assembled.problem, point.values
+    unary = sum(getattr(c, of)[a, v] for c, v, a in zip(problem.unary, values, point.alternatives.unary, strict=True))
+    chosen = zip(problem.edges, point.alternatives.edges, strict=True)
+    return unary + sum(getattr(e.cost, of)[a, values[e.first], values[e.second]] for e, a in chosen)
 
 
 def random_point(assembled: Assembled, rng: np.random.Generator) -> Point:

@@ -225,6 +225,11 @@ def test_every_operator_of_the_list_has_a_sample():
     assert {*TRUE, *REFUSED, "concat", "split"} >= set(KINDS)
 
 
+def test_a_product_of_vectors_is_ill_typed(taso):
+    (found,) = taso(taso_rule([operator("relu", -1, numdim=1), operator("matmul", 0, 0)], [operator("relu", -1)]))
+    assert (found.verdict.status, found.verdict.why) == ("ill-typed", "matmul of a tensor of rank 1")
+
+
 def test_an_unknown_type_is_unsupported(taso):
     (found,) = taso(taso_rule([message((1, 99), (2, message((1, -1), (2, 0))))], []))
     assert (found.verdict.status, found.rule) == ("unsupported", None)

@@ -58,7 +58,7 @@ def test_values_are_those_of_jax():
         try:
             with np.errstate(all="ignore"):
                 found = interpret(program, args_of(args), Plain(), ())
-        except (NotImplementedError, NotInterpreted):
+        except NotInterpreted:
             continue
         wanted = jax.tree.leaves(fn(*args))
         near = precision(program)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
-from small_models import MODELS, Small, random_point
+from small_models import MACHINE, MODELS, Small, counted, made, named, random_point
 
 from unity.exec.check import compare
 from unity.optimize import optimize
@@ -23,7 +23,7 @@ from unity.pcg.graph import Node, Value
 from unity.pcg.parallelize import parallelize
 from unity.pcg.residuals import Residuals, recomputable, residuals
 from unity.pcg.state import copies
-from unity.search.assemble import Assembled, assemble
+from unity.search.assemble import Assembled
 from unity.search.backend import CPU, GPU, backend_of
 from unity.search.cost import Training
 from unity.search.machine import Machine
@@ -32,25 +32,7 @@ from unity.search.minimizer import Minimizer
 from unity.search.problem import Point
 from unity.search.session import Search
 
-MACHINE = Machine.grid(2, 4, "a100")
 WIDE = jax.ShapeDtypeStruct((64, 32), jnp.float32)
-
-
-def made(model: Small, machine: Machine = MACHINE) -> tuple[Captured, Assembled]:
-    with jax.enable_x64(True):
-        captured = capture(model.loss, model.params, model.batch)
-    return captured, assemble(captured.graph, captured.differentiated, machine, Training())
-
-
-ASSEMBLED = {name: made(model()) for name, model in MODELS.items()}
-
-
-def counted(assembled: Assembled, point: Point) -> float:
-    """The memory that the search counts for a point."""
-    problem = assembled.problem
-    unary = sum(c.memory[a, v] for c, v, a in zip(problem.unary, point.values, point.alternatives.unary, strict=True))
-    chosen = zip(problem.edges, point.alternatives.edges, strict=True)
-    return unary + sum(e.cost.memory[a, point.values[e.first], point.values[e.second]] for e, a in chosen)
 
 
 def predicted(captured: Captured, assembled: Assembled, point: Point) -> MemoryPrediction:
@@ -60,18 +42,18 @@ def predicted(captured: Captured, assembled: Assembled, point: Point) -> MemoryP
 @given(name=st.sampled_from(sorted(MODELS)), seed=st.integers(0, 2**32 - 1))
 def test_the_search_counts_no_less_than_is_held(name: str, seed: int) -> None:
     """More, where several readers change a value: then nobody holds it as it was made, and equal changes are one."""
-    captured, assembled = ASSEMBLED[name]
+    captured, assembled = named(name)
     point = random_point(assembled, np.random.default_rng(seed))
-    assert counted(assembled, point) >= predicted(captured, assembled, point).additive * (1 - 1e-9)
+    assert counted(assembled, point, "memory") >= predicted(captured, assembled, point).additive * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 @pytest.mark.parametrize("weight", [0.0, math.inf])
 def test_for_the_best_strategies_it_counts_exactly_that(name: str, weight: float) -> None:
-    captured, assembled = ASSEMBLED[name]
+    captured, assembled = named(name)
     (point,) = Minimizer(assembled.problem).at([weight])
     found = predicted(captured, assembled, point)
-    assert point.memory == pytest.approx(counted(assembled, point)) == pytest.approx(found.additive)
+    assert point.memory == pytest.approx(counted(assembled, point, "memory")) == pytest.approx(found.additive)
     assert found.total >= found.step
     assert found.by_reason[ARGUMENTS] > 0
     assert found.by_reason[SLOTS] > 0

@@ -163,6 +163,19 @@ def test_a_users_own_operator():
     assert not faults(verdicts)
 
 
+def test_an_operator_without_a_derivative():
+    """Its values are proved; of gradients there is nothing to refute."""
+
+    def powers(x):
+        return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * x), (0, x))[1]
+
+    verdicts = check_operator(powers, jax.ShapeDtypeStruct((4,), np.float32))
+    assert {v.answer for v in verdicts if v.of == "values"} == {"proved"}
+    gradients = [v for v in verdicts if v.of == "gradients"]
+    assert {v.answer for v in gradients} == {"unknown"}
+    assert all(v.why.startswith("there are no gradients to prove: Reverse-mode") for v in gradients)
+
+
 def test_one_choice():
     body, _ = operator("dot_general")
     for choice in choices(body):

@@ -10,7 +10,8 @@ from parallel_cases import inner_seeds
 from unity.pcg.body import Literal, close
 from unity.pcg.choices import choices
 from unity.pcg.placing import along_axis
-from unity.pcg.solve import NESTED, Unmatched, equation_matches, solve, zeros
+from unity.pcg.propagation import Unmatched, constants
+from unity.pcg.solve import NESTED, equation_matches, solve
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, partitioned
 
 P = partitioned
@@ -56,8 +57,8 @@ def test_every_equation_of_a_solution_is_a_legal_match(name):
             for a, s in zip(e.operands, match.operands, strict=True):
                 assert not isinstance(a, Literal) or s == REPLICATED or (s == PARTIAL and a.zero)
             for a, s in zip(e.operands, operands, strict=True):
-                constant = isinstance(a, int) and a in zeros(body).constants
-                assert not (constant and s == PARTIAL) or a in zeros(body), "a constant is not the sum of its copies"
+                constant = isinstance(a, int) and a in constants(body).constant
+                assert not (constant and s == PARTIAL) or a in constants(body).zero, "a constant is not the sum of its copies"
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,51 +1,24 @@
 """Which states a body's variables can have along one axis: factors followed through a composite's own program.
 
 A composite's legal parallelizations are not written down anywhere: they are found by putting an axis on a factor of one of its
-equations and following it through the others. Where a partial sum meets an operator that is not linear, a Reduce is put
-inside the body (a soft-max over a partitioned dimension needs two small ones). No other communication happens inside.
+equations and following it through the others (`propagation`). An equation's own choices are the operator table's, or, where it has
+a program inside (a call, a branch, a loop), those of that program.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
 from typing import Any
 
 from jax.extend import core
 
-from unity.pcg.body import Atom, Body, Equation, Literal, from_jaxpr
+from unity.pcg.body import Body, Equation, from_jaxpr
 from unity.pcg.custom import close, jvp_body, vjp_bodies
 from unity.pcg.factors import TABLE, Match, Spec, matching
-from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State
-
-
-@dataclass(frozen=True)
-class Solution:
-    """States of a body's variables along one axis. `reduced[v]`: v is partial where it is made and reduced at once."""
-
-    states: Mapping[int, State]
-    reduced: Mapping[int, str]
-    matches: tuple[Match, ...]  # one for each equation
-    operands: tuple[State, ...]
-    results: tuple[State, ...]
-
-    def seen(self, variable: int) -> State:
-        """The state in which later equations find a variable."""
-        return REPLICATED if variable in self.reduced else self.states[variable]
-
-
-class Conflict(Exception):
-    """No choice of an equation agrees with the states around it; `variable` could be reduced first."""
-
-    def __init__(self, variable: int | None) -> None:
-        self.variable = variable
-
-
-class Unmatched(Exception):
-    """The whole body has no solution with these states."""
-
+from unity.pcg.propagation import Conflict, Propagation, Solution, Unmatched
+from unity.pcg.state import PARTIAL, REPLICATED, State
 
 SPECS: dict[int, tuple[Equation, Spec | None]] = {}  # by identity: a specification is asked for thousands of times
 
@@ -69,181 +42,12 @@ def solve(body: Body, known: Mapping[int, State]) -> Solution:
     reduced: dict[int, str] = {}
     while True:
         try:
-            return _Propagation(body, known, reduced).run()
+            return Propagation(body, known, reduced, equation_matches).run()
         except Conflict as conflict:
             variable = conflict.variable
             if variable is None or variable in reduced or variable in body.inputs:
                 raise Unmatched from None
             reduced[variable] = "sum"
-
-
-class _Propagation:
-    """States spread from what is known to what follows, equation by equation, until nothing is open."""
-
-    def __init__(self, body: Body, known: Mapping[int, State], reduced: Mapping[int, str]) -> None:
-        self.body, self.reduced = body, dict(reduced)
-        self.states: dict[int, State] = {}
-        self.matches: list[Match | None] = [None] * len(body.equations)
-        self.zeros = zeros(body)
-        self.queue: list[int] = []
-        for v, s in known.items():
-            self.set(v, s)
-
-    def set(self, variable: int, state: State) -> None:
-        old = self.states.get(variable)
-        if old is None:
-            self.states[variable] = state
-            self.queue += self.body.touching.get(variable, ())
-        elif old != state:
-            raise Conflict(variable if PARTIAL in (old, state) else None)
-
-    def view(self, i: int) -> dict[int, State]:
-        """The known states at the positions of an equation: operands as seen, results as made."""
-        e, known = self.body.equations[i], {}
-        for position, a in enumerate(e.operands):
-            if isinstance(a, int):
-                if a in self.reduced:
-                    known[position] = REPLICATED
-                elif a in self.states:
-                    known[position] = self.states[a]
-        for position, v in enumerate(e.results, len(e.operands)):
-            if v in self.states:
-                known[position] = self.states[v]
-        return known
-
-    def candidates(self, i: int) -> list[Match]:
-        e = self.body.equations[i]
-        found = equation_matches(self.body, e, self.view(i))
-        return [m for m in found if all(self.allowed(a, s) for a, s in zip(e.operands, m.operands, strict=True))]
-
-    def allowed(self, atom: Atom, state: State) -> bool:
-        if isinstance(atom, Literal):
-            return state == REPLICATED or (state == PARTIAL and atom.zero)
-        return state != PARTIAL or atom in self.zeros or atom in self.states or atom in self.body.inputs or self.made(atom)
-
-    def made(self, variable: int) -> bool:
-        return variable not in self.zeros.constants
-
-    def visit(self, i: int, default: bool = False) -> None:
-        if self.matches[i] is not None:
-            self.check(i)
-            return
-        found = self.candidates(i)
-        if not found:
-            raise Conflict(self.partial_operand(i) if self.partial_operand(i) is not None else self.partial_result(i))
-        if not default and (len(found) > 1 or self.may_reduce(i)):
-            return
-        self.take(i, found[-1] if default and found[-1].name == "replicated" else found[0])
-
-    def take(self, i: int, match: Match) -> None:
-        e = self.body.equations[i]
-        self.matches[i] = match
-        if match.reduction not in ("", "sum"):
-            if not all(stopped(self.body, v) for v in e.results):
-                raise Unmatched
-            self.reduced.update((v, match.reduction) for v in e.results)
-        for a, s in zip(e.operands, match.operands, strict=True):
-            if isinstance(a, int) and a not in self.reduced:
-                self.set(a, s)
-        for v, s in zip(e.results, match.results, strict=True):
-            self.set(v, s)
-
-    def check(self, i: int) -> None:
-        match = self.matches[i]
-        assert match is not None
-        states = match.operands + match.results
-        if any(states[p] != s for p, s in self.view(i).items()):
-            raise Conflict(self.partial_operand(i))
-
-    def partial_operand(self, i: int) -> int | None:
-        """A partial operand that could be reduced before this equation."""
-        operands = self.body.equations[i].operands
-        partial = (a for a in operands if isinstance(a, int) and a not in self.reduced and self.states.get(a) == PARTIAL)
-        return next(partial, None)
-
-    def may_reduce(self, i: int) -> bool:
-        """Whether a result that users want whole could still be a partial one, reduced: not all operands are known yet."""
-        e, known = self.body.equations[i], self.view(i)
-        n = len(e.operands)
-        if all(p in known for p, a in enumerate(e.operands) if isinstance(a, int)) or REPLICATED not in known.values():
-            return False
-        operands = {p: s for p, s in known.items() if p < n}
-        return any(PARTIAL in m.results and m.divided for m in equation_matches(self.body, e, operands))
-
-    def partial_result(self, i: int) -> int | None:
-        """A result that this equation makes partial, although its users were seen to need it whole."""
-        e = self.body.equations[i]
-        known = {p: s for p, s in self.view(i).items() if p < len(e.operands)}
-        for match in equation_matches(self.body, e, known) if known else ():
-            for v, s in zip(e.results, match.results, strict=True):
-                if s == PARTIAL and self.states.get(v) == REPLICATED:
-                    return v
-        return None
-
-    def run(self) -> Solution:
-        while True:
-            while self.queue:
-                self.visit(self.queue.pop())
-            open_ = next((i for i, m in enumerate(self.matches) if m is None), None)
-            if open_ is None:
-                break
-            self.visit(open_, default=True)
-        for v in self.body.inputs:
-            self.states.setdefault(v, REPLICATED)
-        operands = tuple(self.states[v] for v in self.body.inputs)
-        if any(v in self.reduced for v in self.body.inputs):
-            raise Unmatched
-        results = tuple(self.output(a) for a in self.body.outputs)
-        return Solution(self.states, self.reduced, tuple(m for m in self.matches if m), operands, results)
-
-    def output(self, atom: Atom) -> State:
-        """A reduced output is the same on every device and JAX knows it: unused."""
-        if isinstance(atom, Literal) or atom in self.reduced:
-            return UNUSED
-        return self.states[atom]
-
-
-PASSING = frozenset(
-    {"max", "broadcast_in_dim", "reshape", "convert_element_type", "select_n", "squeeze", "expand_dims", "is_finite"}
-)
-
-
-def stopped(body: Body, variable: int) -> bool:
-    """Whether no gradient flows back through a variable: a maximum over devices has none (ties would be counted twice)."""
-    if not body.tensors[variable].floating:
-        return True
-    if variable in body.outputs:
-        return False
-    users = [e for e in body.equations if variable in e.operands]
-    return all(e.name == "stop_gradient" or (e.name in PASSING and all(stopped(body, v) for v in e.results)) for e in users)
-
-
-class Constants(frozenset):
-    """Variables that are zero whatever the inputs; `constants` are those that depend on no input."""
-
-    constants: frozenset[int]
-
-
-ZEROS: dict[int, tuple[Body, Constants]] = {}
-
-
-def zeros(body: Body) -> Constants:
-    """Variables made of literal zeros, which may stand in a sum over devices."""
-    found = ZEROS.get(id(body))
-    if found is None or found[0] is not body:
-        zero: set[int] = set()
-        constant: set[int] = set()
-        for e in body.equations:
-            if all(isinstance(a, Literal) or a in constant for a in e.operands):
-                constant.update(e.results)
-            if e.name in ("broadcast_in_dim", "convert_element_type", "reshape") and all(
-                a.zero if isinstance(a, Literal) else a in zero for a in e.operands
-            ):
-                zero.update(v for v in e.results if body.tensors[v].floating)
-        result = Constants(zero)
-        result.constants = frozenset(constant)
-        found = ZEROS[id(body)] = (body, result)
-    return found[1]
 
 
 def equation_matches(body: Body, equation: Equation, known: Mapping[int, State]) -> list[Match]:
@@ -310,9 +114,7 @@ def derivative_agrees(equation: Equation, operands: tuple[State, ...], results: 
     return True
 
 
-def vjp_solutions(
-    equation: Equation, operands: tuple[State, ...], results: tuple[State, ...]
-) -> tuple[Solution, Solution] | None:
+def vjp_solutions(equation: Equation, operands: tuple[State, ...], results: tuple[State, ...]) -> tuple[Solution, Solution] | None:
     """How a custom_vjp's forward and backward rule run along one axis."""
     rule = vjp_bodies(equation)
     forward = _quiet_solve(rule.forward, dict(zip(rule.forward.inputs, operands, strict=True)))
@@ -363,9 +165,7 @@ def _cond(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
             results = {k: s for k, s in enumerate(solution.results) if isinstance(branch.outputs[k], int)}
     assert solution is not None
     if all(k in results for k in range(len(equation.results))):
-        yield _as_match(
-            solution, (REPLICATED, *(operands[p] for p in range(1, n))), tuple(results[k] for k in range(len(results)))
-        )
+        yield _as_match(solution, (REPLICATED, *(operands[p] for p in range(1, n))), tuple(results[k] for k in range(len(results))))
 
 
 def _loop(parts: Callable[[Equation], Any]) -> Callable[[Equation, Mapping[int, State]], Iterator[Match]]:

@@ -33,7 +33,7 @@ class EqualSizes:
 
 @dataclass(frozen=True, order=True)
 class Rank:
-    """A variable's rank is this, or at least this."""
+    """A variable's rank is this."""
 
     tensor: str
     rank: int

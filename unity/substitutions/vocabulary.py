@@ -74,7 +74,7 @@ def parallel(name: str, *attributes: str) -> Callable[[Callable], Callable]:
     return register
 
 
-# Parallelization (design section 2)
+# Parallelization
 
 
 @parallel("partition", "dim", "axis")
@@ -186,8 +186,8 @@ def _floating(name: str, x: jax.Array) -> None:
 
 def _same(name: str, x: jax.Array, y: jax.Array) -> None:
     _floating(name, x)
-    if x.shape != y.shape:
-        raise TypeError(f"{name} takes two tensors of one shape, and got {x.shape} and {y.shape}")
+    if (x.shape, x.dtype) != (y.shape, y.dtype):
+        raise TypeError(f"{name} takes two tensors of one shape and type, and got {x.dtype}{x.shape} and {y.dtype}{y.shape}")
 
 
 @compute("add", operands=2)
@@ -345,4 +345,3 @@ def _mean_kernel(k: int, x: jax.Array) -> jax.Array:
     if x.ndim != 4:
         raise TypeError(f"mean_kernel takes images, and got shape {x.shape}")
     return jnp.ones((x.shape[1], 1, k, k), x.dtype) / (k * k)
-

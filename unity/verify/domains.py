@@ -18,6 +18,10 @@ import numpy as np
 Array = np.ndarray
 
 
+class NotInterpreted(Exception):
+    """A primitive, a function, or a use of one, that has no meaning here. The message names it, and the user's line."""
+
+
 class Domain(ABC):
     """A commutative ring with division, an order, and functions of which nothing is known but their names."""
 
@@ -264,7 +268,7 @@ class Plain(Domain):
 
     def function(self, name: str, *arrays: Array) -> Array:
         if name not in PLAIN:
-            raise NotImplementedError(f"{name} of plain numbers")
+            raise NotInterpreted(f"{name}: no function of plain numbers has this name")
         return np.asarray(PLAIN[name](*arrays))
 
     def additive(self, name: str, x: Array) -> Array:

@@ -1,6 +1,6 @@
 """A rule through JAX itself: both sides as programs on real devices (virtual ones will do), values and gradients.
 
-The last of the three layers (design section 5). It shares the operators' local bodies with what the others interpret, but runs
+The last of the four layers (docs/rules.md). It shares the operators' local bodies with what the others interpret, but runs
 them compiled, with XLA's own collectives; sides are compared as the tensors that their pieces stand for.
 """
 
@@ -85,7 +85,7 @@ def _side(
 ) -> list[Array]:
     """Results, then gradients of floating variables, each `[*devices, *local]`."""
     names = list(given)
-    floating = [n for n in names if types[Variable(n)].dtype.startswith("float")] if names else []
+    floating = [n for n in names if types[Variable(n)].dtype.startswith("float")]
 
     def device(pieces: Mapping[str, Any], cotangents: Sequence[Any]) -> list[Any]:
         def compute(chosen: Mapping[str, Any]) -> list[Any]:
@@ -142,7 +142,7 @@ def _on_devices(
 
 
 def _as_held(x: Any, states: Sequence[Any], axes: tuple[Axis, ...]) -> Any:
-    """A piece as JAX knows it: the same along axes where it is unused. (All devices hold the same there, so their mean is it.)"""
+    """A piece as JAX knows it: the same along axes where it is unused. (There, the largest of all devices' is everyone's.)"""
     same = tuple(a.name for a in axes if a.name not in used(tuple(states), axes))
     if not same:
         return x

@@ -12,7 +12,7 @@ import numpy as np
 from unity.pcg.axis import Axis
 from unity.pcg.errors import IllTypedError
 from unity.pcg.state import UNUSED, Shape, misfit
-from unity.substitutions.rule import Condition, Different, EqualSizes, Placed, Rule
+from unity.substitutions.rule import Condition, Different, EqualSizes, Placed, Rank, Rule
 from unity.substitutions.term import Attribute, substitute
 from unity.substitutions.typecheck import TensorType, typecheck
 from unity.verify.domains import Domain, Modular
@@ -97,7 +97,9 @@ def _with_dim(condition: Condition, values: Mapping[str, Attribute]) -> Conditio
 
 
 def satisfies(rule: Rule, known: Types) -> bool:
-    """Whether the variables' sizes are as the rule's conditions say."""
+    """Whether the variables' ranks and sizes are as the rule's conditions say."""
+    if any(len(known[c.tensor].shape) != c.rank for c in rule.where(Rank)):
+        return False
     return all(known[c.tensor].shape[c.dim] == known[c.other].shape[c.other_dim] for c in rule.where(EqualSizes))
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from unity.pcg.axis import Axis
 from unity.substitutions.rule import Rule
-from unity.verify.bounded import Check, executed, small_instances
+from unity.verify.bounded import Check, executed
 from unity.verify.execution import run
 from unity.verify.first_order import Proof, Prover
+from unity.verify.small import small_instances, small_sizes
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,8 @@ def verified(rule: Rule, prover: Prover, execute: bool = False) -> Result:
 
 
 def _executed_by_jax(rule: Rule) -> str:
-    """What went wrong at the largest of the first instances. Empty if nothing."""
+    """What went wrong at the largest of some instances. Empty if nothing."""
     axes = tuple(Axis(name, 2, 0) for name in rule.named("axis"))
-    sizes = (2, 4) if axes else (1, 2)
-    found = [pair for pair, _ in zip(small_instances(rule, axes, sizes), range(8), strict=False)]
-    instance, _, types = max(found, key=lambda f: sum(sum(t.shape) for t in f[2].values()))
-    apart = run(instance, types, axes)
+    largest = small_instances(rule, axes, small_sizes(rule, 2), 8)[-1]
+    apart = run(largest.rule, largest.types, axes)
     return "" if apart.equal else f"through JAX, values are {apart.values:.1e} apart, gradients {apart.gradients:.1e}"

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend import core
 
 from unity.pcg.axis import Axis
 from unity.pcg.body import Body, Tensor, close
@@ -30,12 +31,16 @@ from unity.verify.primitives.core import Value, is_element
 from unity.verify.stacks import cut
 from unity.verify.symbolic import Symbolic, TooLarge
 
+UNTRACED = (TypeError, ValueError, AssertionError, NotImplementedError)  # how JAX says that a program cannot be
 LARGEST = 20_000  # elements of a tensor; beyond that, smaller sizes say the same
 
 
 @dataclass(frozen=True)
 class Counterexample:
-    """Numbers that show an operator's pieces wrong. `values`: the symbols' (`x0@a[1,2]`: a part of operand 0 along axis a)."""
+    """Numbers that show an operator's pieces wrong.
+
+    `values` are the symbols' (`x0@[1,2,3]`: of operand 0 at [2, 3], the part that device 1 holds).
+    """
 
     result: int
     at: tuple[int, ...]  # device coordinates, then the index in the piece
@@ -115,6 +120,10 @@ def types(states: Sequence[tuple]) -> tuple[Type, ...]:
     return tuple(zip(*states, strict=True))
 
 
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
 def fits(body: Body, chosen: Sequence[Choice], degrees: Sequence[int]) -> bool:
     """Whether degrees divide what they must."""
     taken: dict[int, int] = {}
@@ -161,12 +170,20 @@ class Proof:
         return Value(np.asarray(given).astype(tensor.dtype), True)
 
     @cached_property
+    def program(self) -> core.ClosedJaxpr | str:
+        """The whole program, or why there is none: not every operator has a derivative."""
+        try:
+            return traced(self.body, self.whole_function(), self.tensors)
+        except UNTRACED as error:
+            return _first_line(error)
+
+    @cached_property
     def whole(self) -> list[Value] | Exception:
         """What the program gives whole, or why that cannot be known."""
-        program = traced(self.body, self.whole_function(), self.tensors)
+        assert isinstance(self.program, core.ClosedJaxpr)
         self.domain.renew()
         try:
-            return interpret_values(program, self.operands, self.domain, ())
+            return interpret_values(self.program, self.operands, self.domain, ())
         except (NotInterpreted, TooLarge) as error:
             return error
 
@@ -185,14 +202,16 @@ class Proof:
             return "unknown", f"a tensor has more than {LARGEST} elements: prove it at smaller sizes", None
         if not fits(self.body, chosen, degrees):
             return "unknown", "these degrees do not divide what they must", None
+        if isinstance(self.program, str):
+            return "unknown", f"there are no {self.of} to prove: {self.program}", None
         axes = mesh(degrees)
         states = types([c.operands for c in chosen]), types([c.results for c in chosen])
         into, out = self.ends(*states)
         try:
             run = self.local_function(*states, axes)
             program = traced_locally(self.body, run, self.tensors, into, out, axes)
-        except (TypeError, ValueError, AssertionError, NotImplementedError) as error:
-            return "refuted", f"the local program cannot be built: {str(error).splitlines()[0]}", None
+        except UNTRACED as error:
+            return "refuted", f"the local program cannot be built: {_first_line(error)}", None
         if isinstance(self.whole, Exception):
             raise self.whole
         self.domain.renew()

@@ -19,9 +19,11 @@ from unity.substitutions.typecheck import TensorType
 from unity.substitutions.vocabulary import VOCABULARY
 from unity.verify.first_order import Proof, Prover
 from unity.verify.instances import agree, at_attributes, equal_at, equalities, placed, resized, satisfies
+from unity.verify.small import VALUES
 
 LOOKED_AT = 8  # instances whose values are compared
 NAMES = "xyzwuvst"
+FUNCTIONS = ("relu", "tanh", "f")  # of which a variable must be any
 LETTERS = {"dim": "de", "size": "kmn", "groups": "g", "padding": "p", "function": "f"}
 
 
@@ -111,16 +113,13 @@ def generalizations(rule: Rule) -> Iterator[Rule]:
     """The rule with numbers and words replaced by variables, the most general first, the rule itself last."""
     places: dict[tuple[str, Attribute], None] = {}
     for term in applications(rule.sides):
-        for kind, value in zip(VOCABULARY[term.operator].attributes, term.attributes, strict=True):
-            if kind != "axis" and (kind, value) not in places and not _variable(kind, value):
+        operator = VOCABULARY[term.operator]
+        for position, (kind, value) in enumerate(zip(operator.attributes, term.attributes, strict=True)):
+            if kind != "axis" and not operator.variable(position, value):
                 places[kind, value] = None
     for size in range(len(places), -1, -1):
         for chosen in itertools.combinations(places, size):
             yield from _guarded(rule, chosen)
-
-
-def _variable(kind: str, value: Attribute) -> bool:
-    return isinstance(value, str) and len(value) == 1
 
 
 def _guarded(rule: Rule, chosen: tuple[tuple[str, Attribute], ...]) -> Iterator[Rule]:
@@ -166,15 +165,6 @@ def proved(found: Candidate, rule: Rule, prover: Prover, rng: np.random.Generato
     return rule, proof
 
 
-VALUES: Mapping[str, tuple[Attribute, ...]] = {
-    "dim": (-1, -2, -3, -4),
-    "size": (1, 2, 3),
-    "groups": (1, 2, 0),
-    "padding": ("same", "valid"),
-    "function": ("relu", "tanh", "f"),
-}
-
-
 def everywhere(found: Candidate, rule: Rule, rng: np.random.Generator) -> bool:
     """Whether a rule holds at all values of its attribute variables for which both sides are well-typed; two of each, at least.
 
@@ -182,7 +172,7 @@ def everywhere(found: Candidate, rule: Rule, rng: np.random.Generator) -> bool:
     """
     free = {name: kind for name, kind in rule.attributes.items() if kind != "axis"}
     seen: dict[str, set[Attribute]] = {name: set() for name in free}
-    for values in itertools.product(*(VALUES[kind] for kind in free.values())):
+    for values in itertools.product(*(FUNCTIONS if kind == "function" else VALUES[kind] for kind in free.values())):
         chosen = dict(zip(free, values, strict=True))
         instance = at_attributes(rule, chosen)
         for shapes in (_shapes(found), _lifted(found)) if instance else ():

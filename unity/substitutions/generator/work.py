@@ -21,8 +21,8 @@ from unity.pcg.atomic import write
 from unity.substitutions.generator.discover import Counts, discover
 from unity.substitutions.generator.family import Family
 from unity.substitutions.text import parse_rule, print_body
-from unity.verify.bounded import executed
 from unity.verify.first_order import Prover
+from unity.verify.library import verified
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -104,14 +104,8 @@ def prove(task: tuple[str, tuple[str, ...]]) -> Proved:
     By a prover of its own: what one has learned from other rules would change which axioms it uses.
     """
     text, axioms = task
-    rule = parse_rule(text)
-    prover = Prover(map(parse_rule, axioms), cores=True)
-    proof, check = prover.prove(rule), executed(rule)
-    if check.status != "proved":
-        return Proved(check.status, why=check.why or str(check.counterexample))
-    if proof.status != "proved":
-        return Proved("open", why="it does not follow from the axioms")
-    return Proved("proved", proof.axioms, proof.work, check.instances)
+    found = verified(parse_rule(text), Prover(map(parse_rule, axioms), cores=True))
+    return Proved(found.status, found.proof.axioms, found.proof.work, found.check.instances, found.why)
 
 
 class Workers:
@@ -132,19 +126,24 @@ class Workers:
 
     def map(self, function: Callable[[T], R], tasks: Sequence[T], failed: Callable[[T, str], R]) -> Iterator[R]:
         """Results in order. A task whose process died, or that raised, gives what `failed` makes of it."""
-        futures = [self.pool.submit(function, task) for task in tasks]
+        pool = self.pool
+        futures = [pool.submit(function, task) for task in tasks]
         for task, future in zip(tasks, futures, strict=True):
-            yield self._result(function, task, future, failed)
+            yield self._result(function, task, future, pool, failed)
 
-    def _result(self, function: Callable[[T], R], task: T, future: Future[R], failed: Callable[[T, str], R]) -> R:
+    def _result(
+        self, function: Callable[[T], R], task: T, future: Future[R], pool: ProcessPoolExecutor, failed: Callable[[T, str], R]
+    ) -> R:
         """A future's result. Where a process died it may have been for another task: this one gets a second try, alone."""
         for last in (False, True):
             try:
                 return future.result()
             except BrokenProcessPool:
-                self.pool = self._new()
+                if pool is self.pool:
+                    self.pool = self._new()
                 if not last:
-                    future = self.pool.submit(function, task)
+                    pool = self.pool
+                    future = pool.submit(function, task)
             except Exception as problem:
                 return failed(task, f"{type(problem).__name__}: {problem}")
         return failed(task, "its process died")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from itertools import pairwise
 
 from unity.substitutions.importing.graphs import Node, Pair
 from unity.substitutions.rule import Rule
@@ -77,6 +77,8 @@ def with_axes(pair: Pair) -> Rule:
         x, y = _place(source, one), _place(target, two)
         for d in range(3):
             axes.join(x.axes[d], y.axes[d])
+        if len(x.slices) != len(y.slices):
+            raise Unsayable("a device holds more slices on one side")
         left += x.slices
         right += y.slices
     roots = list(dict.fromkeys(axes.root(f"axis{k + 1}") for k in range(axes.count)))
@@ -148,6 +150,8 @@ def _reduce(node: Node, axes: _Axes, x: Placed) -> tuple[Placed, ...]:
         return (x.each(lambda t: _twice(_single(t, axis))),)
     if d or x.axes[d]:
         raise Unsayable("a sum of what is in no state along an axis")
+    if len(x.slices) % 2:
+        raise Unsayable("a sum of slices that are no pairs")
     pairs = zip(x.slices[::2], x.slices[1::2], strict=True)
     return (replace(x, slices=tuple(Apply("add", (), pair) for pair in pairs), seams=tuple(at // 2 for at in x.seams)),)
 
@@ -176,7 +180,8 @@ def _linear(node: Node, axes: _Axes, x: Placed, w: Placed) -> tuple[Placed, ...]
 def _elementwise(name: str) -> Callable[..., tuple[Placed, ...]]:
     def run(node: Node, axes: _Axes, *xs: Placed) -> tuple[Placed, ...]:
         for d in range(3):
-            reduce(lambda x, y, d=d: (axes.join(x.axes[d], y.axes[d]), y)[1], xs)
+            for x, y in pairwise(xs):
+                axes.join(x.axes[d], y.axes[d])
         attributes, operator = ((), name) if name in VOCABULARY else ((name,), "map")
         return (replace(xs[0], slices=tuple(Apply(operator, attributes, ts) for ts in zip(*(x.slices for x in xs), strict=True))),)
 
@@ -196,6 +201,8 @@ def _split(node: Node, axes: _Axes, x: Placed) -> tuple[Placed, ...]:
     d = node.parameters["PM_AXIS"]
     if d:
         return tuple(x.each(lambda t, r=r: Apply("split", (d - 3,), (t,), r)) for r in (0, 1))
+    if not x.seams:
+        raise Unsayable("a replica dimension that was not concatenated is split")
     *seams, at = x.seams
     return tuple(replace(x, slices=part, seams=tuple(seams)) for part in (x.slices[:at], x.slices[at:]))
 

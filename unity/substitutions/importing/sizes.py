@@ -152,8 +152,13 @@ def _walk(problem: Problem, shapes: Mapping[str, Shape], equate: Equate, groups:
             equate(found[term][dim], Size(size), "a kernel's size")
 
 
+LEAST = {"matmul": 2, "transpose": 2, "concat": 1, "split": 1, "enlarge": 4, "identity": 2, "identity_kernel": 4, "mean_kernel": 4}
+
+
 def _result(term: Apply, xs: list[Shape], equate: Equate, groups: dict[str, int] | None) -> Shape:
     name, attributes = term.operator, term.attributes
+    if any(len(x) < LEAST.get(name, 0) for x in xs):
+        raise Unfit(f"{name} of a tensor of rank {min(map(len, xs))}")
     match name:
         case "add" | "sub" | "mul":
             _all(xs[0], xs[1], equate, name)

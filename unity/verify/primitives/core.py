@@ -18,11 +18,7 @@ from jax.extend import core
 from unity.pcg.axis import Axis
 from unity.pcg.places import Place, place_of
 from unity.pcg.table import TABLE
-from unity.verify.domains import Array, Domain, Plain
-
-
-class NotInterpreted(Exception):
-    """A primitive, or a use of one, that has no meaning here. The message names it and the user's line."""
+from unity.verify.domains import Array, Domain, NotInterpreted, Plain
 
 
 @dataclass(frozen=True)
