@@ -10,6 +10,7 @@ import pytest
 
 from unity.pcg.body import Body, program_of, used
 from unity.pcg.errors import RuleError
+from unity.substitutions.arity import closed, opened
 from unity.substitutions.library import load
 from unity.substitutions.occurrences import Pattern, occurrences, patterns
 from unity.substitutions.reading import Reading
@@ -62,6 +63,11 @@ def batches(x, y, z, w):
     return jnp.einsum("bij,bjk->bik", x, y) + jnp.einsum("bji,bjk->bik", z, w), jnp.concatenate([x @ y, z @ w], 0)
 
 
+def many_parts(x, y, z):
+    a, b, c = jnp.split(jnp.concatenate([x, y, z], -1), [2, 3], axis=-1)
+    return jnp.concatenate([jnp.exp(c), jnp.exp(b), jnp.exp(a), x], -1)[:, 1:][:, :5], a, b
+
+
 F, I = np.float64, np.int32  # noqa: E741
 PROGRAMS = {
     attention: [(2, 4, 6), (6, 2, 3), (6, 2, 3), (6, 2, 3), (2, 3, 6)],
@@ -71,6 +77,7 @@ PROGRAMS = {
     joins: [(2, 3), (2, 3), (2, 3)],
     biases: [(2, 3, 4), (2, 3, 4), (5,), (5,), (4, 5)],
     convolutions: [(2, 4, 4, 3), (3, 3, 3, 3), (3, 3, 3, 3)],
+    many_parts: [(2, 2), (2, 1), (2, 3)],
     tables: [(5, 3), (5, 3), (4,), (4,)],
     batches: [(2, 3, 3), (2, 3, 3), (2, 3, 3), (2, 3, 3)],
 }
@@ -87,7 +94,7 @@ def arguments(fn):
 
 
 def captured(fn) -> Body:
-    return tidy(used(program_of(jax.make_jaxpr(fn)(*arguments(fn)))[0]))
+    return opened(used(program_of(jax.make_jaxpr(fn)(*arguments(fn)))[0]))
 
 
 def run(body: Body, *args):
@@ -141,6 +148,7 @@ def test_every_step_keeps_values_and_gradients(fn):
         for _, new in found:
             if new is not None:
                 agrees(new, fn, expected)
+                agrees(closed(new), fn, expected)
 
 
 @EACH
@@ -198,6 +206,24 @@ def test_three_products_of_one_operand_become_one():
         for _ in range(2):
             body = min((new for _, new in steps(body, merge) if new), key=products)
         assert products(body) == before - 2
+
+
+def test_joins_and_splits_are_of_two_parts_while_searched_and_of_all_in_the_end():
+    with jax.enable_x64(True):
+        first = tidy(used(program_of(jax.make_jaxpr(many_parts)(*arguments(many_parts)))[0]))
+        body = opened(first)
+        parts = [
+            len(e.operands) if e.name == "concatenate" else len(e.results)
+            for e in body.equations
+            if e.name in ("concatenate", "split")
+        ]
+        assert set(parts) == {2}
+        again = closed(body)
+        assert [e.name for e in again.equations].count("concatenate") == 2
+        assert [len(e.results) for e in again.equations if e.name == "split"] == [3]
+        expected = value_and_gradients(first, arguments(many_parts))
+        for program in (body, again):
+            agrees(program, many_parts, expected)
 
 
 def test_where_a_result_would_need_itself_nothing_is_rewritten():

@@ -1,20 +1,25 @@
-"""The plan cache: a search that was done before, for the same graph, machine and settings, is read instead of repeated.
+"""What was found before is read instead of found again: plans, and how a program's equations were joined to operators.
 
-Entries are plan files, named by a hash of everything that a search depends on, the version of unity included.
+Plans are plan files, named by a hash of everything that a search depends on, unity's own code included. So are clusters: to trace
+the function again cannot be spared, but to prove again which equations may be joined can.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jax
 import platformdirs
 
 from unity.pcg.atomic import write
+from unity.pcg.body import Body
 from unity.pcg.capture import Captured
+from unity.pcg.clustering import Cluster, clusters, restored
 from unity.pcg.errors import PlanError
 from unity.plan import Made
 from unity.planfile import content, read, restore
@@ -23,14 +28,39 @@ from unity.search.machine import Machine
 from unity.search.session import Candidate
 from unity.substitutions.library import Library
 
-VERSION = "0.1.0"
+CODE = ("pcg", "search", "substitutions")  # what decides what is found
+
+
+@cache
+def _code() -> str:
+    """A hash of the code that decides. What another version found is not looked at."""
+    digest, here = hashlib.sha256(jax.__version__.encode()), Path(__file__).parent
+    for path in sorted(path for part in CODE for path in (here / part).rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def entry(captured: Captured, machine: Machine, training: Training, settings: dict[str, Any]) -> Path:
     """The file that holds, or would hold, a search's result."""
-    parts = [VERSION, captured.graph.key, sorted(captured.differentiated), machine.to_json(), repr(training), settings]
+    parts = [_code(), captured.graph.key, sorted(captured.differentiated), machine.to_json(), repr(training), settings]
     name = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
-    return Path(platformdirs.user_cache_dir("unity")) / "plans" / f"{name}.json"
+    return _folder() / "plans" / f"{name}.json"
+
+
+def _folder() -> Path:
+    return Path(platformdirs.user_cache_dir("unity"))
+
+
+def clustered(body: Body, constant: Mapping[int, int]) -> list[Cluster]:
+    """The operators of a body, as they were found before, or found now. A damaged entry is replaced."""
+    name = hashlib.sha256("\n".join((_code(), body.key)).encode()).hexdigest()[:32]
+    path = _folder() / "clusters" / f"{name}.json"
+    try:
+        return restored(body, constant, json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        found = clusters(body, constant)
+    _write(path, [cluster.members for cluster in found])
+    return found
 
 
 def recall(path: Path, captured: Captured, fn: Callable[..., Any], library: Library) -> tuple[Made, Candidate] | None:
@@ -45,9 +75,14 @@ def recall(path: Path, captured: Captured, fn: Callable[..., Any], library: Libr
 
 
 def keep(path: Path, made: Made, chosen: Candidate) -> None:
-    """Writes an entry. A cache that cannot be written is no reason to fail."""
+    """Writes an entry."""
+    _write(path, content(made, chosen, False))
+
+
+def _write(path: Path, data: Any) -> None:
+    """A cache that cannot be written is no reason to fail."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, json.dumps(content(made, chosen, False)))
+        write(path, json.dumps(data))
     except OSError:
         return

@@ -14,7 +14,7 @@ from unity import cache
 from unity.pcg.capture import Captured, capture
 from unity.pcg.errors import InfeasibleError
 from unity.plan import Made, Plan
-from unity.rewriting import Rewriter, Rewriting, budget_of, library_of
+from unity.rewriting import Rewriter, budget_of, library_of
 from unity.search.cost import Training
 from unity.search.joint import GAIN
 from unity.search.machine import Machine
@@ -69,7 +69,7 @@ def optimize(
     chosen = machine or Machine.local()
     with _stages(progress) as say:
         say("capturing the graph")
-        captured = capture(fn, *args, argnums=argnums if training else ())
+        captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered)
         limit = chosen.device.memory if memory_limit is None else memory_limit
         task = _Task(fn, captured, Training(training, optimizer_slots), objective, limit, seed, rewriter, say)
         return task.fewest(chosen) if objective == "devices" else task.on(chosen)
@@ -125,12 +125,14 @@ class _Task:
         candidate = self.best(search)
         if candidate is None or candidate.memory > self.limit:
             raise InfeasibleError(_shortfall(machine, search.leanest, self.limit))
-        chosen: Rewriting | None = None
-        for rewriting in self.rewriter.rewritings(self.captured, machine, self.training, self.weight(search), self.say):
-            other = self.search(rewriting.after, machine)
+        chosen = self.rewriter.best(self.captured, machine, self.training, self.weight(search), self.say)
+        if chosen is not None:
+            other = self.search(chosen.after, machine)
             found = self.best(other)
             if found is not None and found.memory <= self.limit and self.better(found, candidate):
-                search, candidate, chosen = other, found, rewriting
+                search, candidate = other, found
+            else:
+                chosen = None
         captured = self.captured if chosen is None else chosen.after
         made = Made(self.fn, captured, search, time.perf_counter() - started, rewriting=chosen)
         cache.keep(path, made, candidate)

@@ -17,8 +17,8 @@ from unity.rewriting import library_of
 from unity.search.cost import Training
 from unity.search.machine import Machine
 from unity.search.session import Candidate, Search
-from unity.substitutions.library import Library
 from unity.strategies import from_json, to_json
+from unity.substitutions.library import Library
 
 SCHEMA = 3
 

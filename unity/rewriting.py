@@ -18,6 +18,7 @@ from unity.search.joint import Budget, Improvement, improvements
 from unity.search.machine import Machine
 from unity.search.pricing import Prices
 from unity.search.segments import joined, segments
+from unity.substitutions.arity import closed, opened
 from unity.substitutions.axioms import default_library
 from unity.substitutions.library import Library, load
 from unity.substitutions.occurrences import Pattern, occurrences, patterns
@@ -57,7 +58,7 @@ class Rewriting:
     def applied(self) -> tuple[tuple[Applied, int], ...]:
         """The rules that were applied, and how often, segments that are equal counted each."""
         often: dict[Applied, int] = {}
-        for part in segments(tidy(self.before.body), self.before.differentiated):
+        for part in segments(opened(self.before.body), self.before.differentiated):
             for way in self.ways.get(part.key, ()):
                 often[way.applied] = often.get(way.applied, 0) + 1
         return tuple(often.items())
@@ -85,10 +86,10 @@ def from_json(captured: Captured, data: Any, library: Library) -> Rewriting:
         wanted = str(data["graph"])
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise PlanError(f"its rewriting is damaged: {type(problem).__name__}: {problem}") from None
-    body = tidy(captured.body)
+    body = opened(captured.body)
     parts = segments(body, captured.differentiated)
     changed = {part.key: _again(part.body, ways[part.key], library) for part in parts if part.key in ways}
-    after = captured.of(tidy(joined(body, parts, changed)))
+    after = captured.of(closed(joined(body, parts, changed)))
     if after.graph.key != wanted or changed.keys() != ways.keys():
         raise PlanError("its rewriting leads to another graph: it was made by another version of unity, or by other rules")
     return Rewriting(captured, after, ways, library)
@@ -133,19 +134,18 @@ class Rewriter:
         """What a result depends on, as JSON data."""
         return {"rules": [e.hash for e in self.library.entries], "budget": [self.budget.programs, self.budget.seconds]}
 
-    def rewritings(
+    def best(
         self, captured: Captured, machine: Machine, training: Training, weight: float, say: Callable[[str], None]
-    ) -> list[Rewriting]:
-        """The rewritings that make a program cheaper, each cheaper than all before it. What was found until Ctrl-C counts."""
+    ) -> Rewriting | None:
+        """The rewriting that makes a program cheapest, if any makes it cheaper. Of what was found until Ctrl-C, too."""
         if not self.library.entries or self.budget.programs == 0:
-            return []
+            return None
         found: list[Improvement] = []
-        usable = patterns(self.library.rules)
+        usable, prices = patterns(self.library.rules), Prices(machine, training, weight)
         with contextlib.suppress(KeyboardInterrupt):
-            prices = Prices(machine, training, weight)
             for better in improvements(captured.body, captured.differentiated, prices, usable, self.budget, say=say):
                 found.append(better)
-        return [rewriting_of(captured, better, self.library) for better in found[1:]]
+        return rewriting_of(captured, found[-1], self.library) if len(found) > 1 else None
 
 
 def library_of(rules: Any) -> Library:

@@ -2,8 +2,8 @@
 
 A program is cut into segments (level 1); the rewritings of each different segment are searched with backtracking (level 2), priced
 by exact search over their parallelizations (level 3). What makes a segment cheaper is tried in the whole program, wherever that
-segment is, and kept if the whole is cheaper too. Segments take turns, one program each, so a longer search first does what a shorter
-one did.
+segment is, and kept if the whole is cheaper too. Segments take turns, one program each, so a longer search first does what a
+shorter one did.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from unity.pcg.body import Body
 from unity.search.backtracking import ALPHA, Found, backtrack
 from unity.search.pricing import Prices
 from unity.search.segments import Segment, joined, segments
+from unity.substitutions.arity import closed, opened
 from unity.substitutions.occurrences import Pattern
-from unity.substitutions.rewriting import tidy
 
 GAIN = 2e-4  # what a rewriting of a segment must promise the whole program, and an improvement give it: a share of its price
 
@@ -57,15 +57,24 @@ def improvements(
 ) -> Iterator[Improvement]:
     """Programs that compute the same, each cheaper than all before it; the first is the given one.
 
-    With the same budget of programs the same ones, in the same order; with a larger one these, and maybe more.
+    With the same budget of programs the same ones, in the same order; with a larger one these, and maybe more: what a round over
+    the segments found is tried when the round is over.
     """
-    body = tidy(body)
+    body = opened(body)
     parts = segments(body, differentiated)
-    best = Improvement(body, prices.of(body, differentiated).time, parts, {})
+    first = closed(body)
+    best = Improvement(first, prices.of(first, differentiated).time, parts, {})
     yield best
     count, started = 0, time.perf_counter()
     turns = [_Turn(part, often, prices, patterns, alpha) for part, often in _different(parts)]
-    while turns and budget.left(count, started):
+
+    def tried(better: Mapping[str, Found]) -> Improvement:
+        chosen = {**best.chosen, **better}
+        whole = closed(joined(body, parts, {key: found.body for key, found in chosen.items()}))
+        return Improvement(whole, prices.of(whole, differentiated).time, parts, chosen)
+
+    while turns:
+        better: dict[str, Found] = {}
         for turn in list(turns):
             if not budget.left(count, started):
                 return
@@ -75,14 +84,17 @@ def improvements(
                 continue
             count += 1
             say(f"{count} rewritings of {len(turns)} segments priced; best step {best.price * 1e3:.4g} ms")
-            if not turn.promises(found, GAIN * best.price):
-                continue
-            chosen = {**best.chosen, turn.part.key: found}
-            whole = tidy(joined(body, parts, {key: f.body for key, f in chosen.items()}))
-            price = prices.of(whole, differentiated).time
-            if price < (1 - GAIN) * best.price:
-                best = Improvement(whole, price, parts, chosen)
+            if turn.promises(found, GAIN * best.price):
+                better[turn.part.key] = found
+        # all at once, and if that is no gain, one by one
+        attempts = [better, *({key: found} for key, found in better.items() if len(better) > 1)] if better else []
+        for attempt in attempts:
+            other = tried(attempt)
+            if other.price < (1 - GAIN) * best.price:
+                best = other
                 yield best
+                if attempt is better:
+                    break
 
 
 def _different(parts: Sequence[Segment]) -> list[tuple[Segment, int]]:
@@ -97,7 +109,7 @@ class _Turn:
 
     def __init__(self, part: Segment, often: int, prices: Prices, patterns: Sequence[Pattern], alpha: float) -> None:
         self.part, self.often = part, often
-        self.reached = backtrack(part.body, patterns, lambda b: prices.of(b, part.differentiated).time, alpha)
+        self.reached = backtrack(part.body, patterns, lambda b: prices.of(closed(b), part.differentiated).time, alpha)
         self.least = next(self.reached).price
 
     def promises(self, found: Found, enough: float) -> bool:

@@ -1,0 +1,96 @@
+"""Algebra and parallelization together, one after the other, and parallelization alone (Unity, section 6.4), under the same cost.
+
+`python -m benchmarks.joint`. The models are those of Unity's table 1, and a GPT. "captured" parallelizes the program as it is.
+"sequential" rewrites it for one device first, with the same rules and budget, and parallelizes what comes out. "joint" is
+`unity.optimize`. Seconds are predicted ones of a step; searches start cold, and count everything from capture to the plan.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import time
+from dataclasses import replace
+from typing import Any
+
+import unity
+from benchmarks.models import get
+from benchmarks.models.model import Model
+from benchmarks.record import asked, record, show
+from unity.pcg.capture import capture
+from unity.rewriting import Rewriter, budget_of
+from unity.search.cost import Training
+from unity.search.machine import Machine
+from unity.search.session import Search
+from unity.substitutions.axioms import default_library
+
+MODELS: dict[str, dict[str, Any]] = {  # sizes, and samples for each device
+    "candle_uno": {"batch": 64},
+    "mlp_unity": {"batch": 64},
+    "resnext50_unity": {"batch": 16},
+    "inception_v3_unity": {"batch": 16},
+    "bert_unity": {"batch": 8},
+    "xdl": {"batch": 64},
+    "dlrm_summit": {"batch": 64},
+    "bert_large": {"batch": 4},
+}
+MACHINES = {96: Machine.grid(16, 6, "v100"), 192: Machine.grid(32, 6, "v100")}
+CASES = {f"{name} at {n}": (name, n) for n, name in itertools.product(MACHINES, MODELS)} | {"gpt at 8": ("gpt2_padded", 8)}
+
+
+def model_for(name: str, devices: int) -> Model:
+    sizes = dict(MODELS.get(name, {"batch": 4}))
+    return get(name, **{**sizes, "batch": sizes["batch"] * devices})
+
+
+def sequential(model: Model, machine: Machine) -> float:
+    """Rewritten for one of the machine's devices, then parallelized."""
+    captured = capture(model.loss, model.params, model.batch)
+    alone = Machine.grid(1, 1, machine.device)
+    found = Rewriter(default_library(), budget_of(None)).best(captured, alone, Training(), 0.0, lambda stage: None)
+    best = captured if found is None else found.after
+    return Search(best.graph, captured.differentiated, machine, Training()).fastest.time
+
+
+def measured(case: str) -> dict[str, Any]:
+    name, devices = CASES[case]
+    # memory is not what is compared
+    machine = MACHINES.get(devices) or Machine.grid(1, devices, "a100")
+    machine = replace(machine, device=replace(machine.device, memory=10**15))
+    model = model_for(name, devices)
+    seconds = {}
+    times = {}
+    for search in ("captured", "unity"):
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["XDG_CACHE_HOME"] = folder
+            started = time.perf_counter()
+            plan = unity.optimize(model.loss, model.params, model.batch, machine=machine, search=search, progress=False)
+            seconds[search], times[search] = time.perf_counter() - started, plan.time
+    after = sequential(model, machine)
+    applied = [] if plan.rewriting is None else [f"{times} × {way}" for way, times in plan.rewriting.applied]
+    return {
+        "case": case,
+        "captured ms": times["captured"] * 1e3,
+        "sequential ms": after * 1e3,
+        "joint ms": times["unity"] * 1e3,
+        "captured / joint": times["captured"] / times["unity"],
+        "sequential / joint": after / times["unity"],
+        "captured search s": seconds["captured"],
+        "joint search s": seconds["unity"],
+        "applied": ", ".join(applied),
+    }
+
+
+def main() -> None:
+    cases, whole = asked(__doc__, CASES)
+    rows = []
+    for case in cases:
+        rows.append(measured(case))
+        show("algebra and parallelization", rows[-1:])
+    if whole:
+        record("joint", rows)
+
+
+if __name__ == "__main__":
+    main()
