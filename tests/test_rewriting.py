@@ -10,7 +10,7 @@ import pytest
 
 from unity.pcg.body import Body, program_of, used
 from unity.pcg.errors import RuleError
-from unity.substitutions.arity import closed, opened
+from unity.substitutions.forms import closed, opened
 from unity.substitutions.library import load
 from unity.substitutions.occurrences import Pattern, occurrences, patterns
 from unity.substitutions.reading import Reading

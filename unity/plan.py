@@ -16,7 +16,8 @@ from jax.sharding import Mesh, NamedSharding
 from unity.exec.lowering import mesh_of, program, spec_of
 from unity.pcg.capture import Captured
 from unity.pcg.check import check
-from unity.pcg.errors import PlanError
+from unity.pcg.erasing import erased
+from unity.pcg.errors import DerivationError, PlanError
 from unity.pcg.graph import PCG
 from unity.pcg.parallelize import parallelize
 from unity.rewriting import Rewriting
@@ -25,6 +26,7 @@ from unity.search.session import Candidate, Search
 
 if TYPE_CHECKING:
     from unity.exec.check import Check
+    from unity.substitutions.derivation import Step
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,6 +221,21 @@ class Plan:
         from unity.exec.check import compare
 
         return compare(self, self._made.search.training.backward if gradient is None else gradient)
+
+    def check_derivation(self) -> tuple[Step, ...]:
+        """Replays how the captured program was rewritten, step by step, with none of the search's code, and gives the steps.
+
+        Each step must be a rule of the library (by its hash), applied where its conditions and types hold, and the last one must
+        lead to the program that is run. That program, parallelized, must be well-typed operator by operator, and without its
+        parallelization operators it must be what was derived. Raises DerivationError, naming the step that is wrong.
+        """
+        rewriting = self.rewriting
+        if rewriting is not None:
+            rewriting.check(rewriting.steps)
+        check(self.pcg)
+        if erased(self.pcg).key != self.serial.key:
+            raise DerivationError("the parallel graph without its parallelization operators is not the graph that was derived")
+        return rewriting.steps if rewriting is not None else ()
 
     def save(self, path: str | Path) -> None:
         """Writes the plan and its whole frontier as JSON. A crash while saving leaves an old file whole."""

@@ -12,8 +12,8 @@ from unity.pcg.atomic import write
 from unity.pcg.capture import Captured, capture
 from unity.pcg.errors import PlanError
 from unity.plan import Made, Plan
+from unity.rewriting import derivation_of, library_of
 from unity.rewriting import from_json as again
-from unity.rewriting import library_of
 from unity.search.cost import Training
 from unity.search.machine import Machine
 from unity.search.session import Candidate, Search
@@ -80,7 +80,13 @@ def load(path: str | Path, fn: Callable[..., Any], *args: Any, argnums: int | tu
             f"{path} was made for another function: its graph has the hash {data.get('graph')}, that of"
             f" {getattr(fn, '__name__', 'this function')} is {captured.graph.key}. Plan again with unity.optimize."
         )
-    return Plan(*restore(path, data, captured, fn, library_of(rules)))
+    made, chosen = restore(path, data, captured, fn, library_of(rules))
+    if made.rewriting is not None:
+        try:
+            made.rewriting.check(derivation_of(data["rewriting"]))
+        except PlanError as error:
+            raise PlanError(f"{path} is refused, because its derivation does not replay: {error}") from None
+    return Plan(made, chosen)
 
 
 def restore(

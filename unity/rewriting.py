@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,18 +12,23 @@ from typing import Any
 
 from unity.pcg.body import Body
 from unity.pcg.capture import Captured
-from unity.pcg.errors import PlanError
+from unity.pcg.errors import DerivationError, PlanError
+from unity.pcg.pairs import in_pairs
 from unity.search.cost import Training
 from unity.search.joint import Budget, Improvement, improvements
 from unity.search.machine import Machine
 from unity.search.pricing import Prices
 from unity.search.segments import joined, segments
-from unity.substitutions.arity import closed, opened
 from unity.substitutions.axioms import default_library
+from unity.substitutions.derivation import Step
+from unity.substitutions.forms import closed, distinct, opened
 from unity.substitutions.library import Library, load
-from unity.substitutions.occurrences import Pattern, occurrences, patterns
+from unity.substitutions.occurrences import Occurrence, Pattern, occurrences, patterns
 from unity.substitutions.reading import Reading
-from unity.substitutions.rewriting import rewritten, tidy
+from unity.substitutions.recording import step_of
+from unity.substitutions.rewriting import rewritten
+from unity.verify.normal import applied, normal
+from unity.verify.replay import check
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,27 @@ class Rewriting:
     library: Library
 
     @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """The derivation: every application of a rule, from the captured program to the rewritten one.
+
+        Segments are taken from the last one to the first, so that what a step names is still computed as it was captured.
+        """
+        body = opened(self.before.body)
+        whole, found = normal(body), list[Step]()
+        for part in reversed(segments(body, self.before.differentiated)):
+            inputs = [whole.values[v] for v in part.inputs]
+            for program, occurrence in _path(part.body, self.ways.get(part.key, ()), self.library):
+                step = step_of(applied(whole.store, program, inputs), occurrence)
+                if step is None:
+                    raise DerivationError(f"the rule {occurrence.pattern} was applied where no step can say so")
+                found.append(step)
+        return tuple(found)
+
+    def check(self, steps: Sequence[Step]) -> None:
+        """Replays a derivation with none of the search's code. Raises DerivationError where it does not lead to this program."""
+        check(in_pairs(self.before.body), in_pairs(self.after.body), steps, self.library)
+
+    @cached_property
     def applied(self) -> tuple[tuple[Applied, int], ...]:
         """The rules that were applied, and how often, segments that are equal counted each."""
         often: dict[Applied, int] = {}
@@ -66,7 +92,7 @@ class Rewriting:
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         ways = {key: [[w.applied.rule, w.applied.backward, w.number] for w in ways] for key, ways in self.ways.items()}
-        return {"graph": self.after.graph.key, "segments": ways}
+        return {"graph": self.after.graph.key, "segments": ways, "derivation": [step.to_json() for step in self.steps]}
 
 
 def rewriting_of(captured: Captured, found: Improvement, library: Library) -> Rewriting:
@@ -95,8 +121,27 @@ def from_json(captured: Captured, data: Any, library: Library) -> Rewriting:
     return Rewriting(captured, after, ways, library)
 
 
+def derivation_of(data: Any) -> tuple[Step, ...]:
+    """The steps that `to_json` wrote down. Raises PlanError if they are something else."""
+    steps = data.get("derivation") if isinstance(data, dict) else None
+    if not isinstance(steps, list):
+        raise PlanError("it has no derivation")
+    return tuple(map(Step.from_json, steps))
+
+
 def _again(body: Body, ways: Sequence[Way], library: Library) -> Body:
-    body = tidy(body)
+    """A segment after some steps."""
+    body = distinct(body)
+    for program, occurrence in _path(body, ways, library):
+        new = rewritten(program, occurrence)
+        assert new is not None
+        body = distinct(new)
+    return body
+
+
+def _path(body: Body, ways: Sequence[Way], library: Library) -> Iterator[tuple[Body, Occurrence]]:
+    """Each program that a step is taken in, and where."""
+    body = distinct(body)
     for way in ways:
         name, backward = way.applied.rule, way.applied.backward
         rule = next((e.rule for e in library.entries if e.rule.name == name), None)
@@ -104,10 +149,10 @@ def _again(body: Body, ways: Sequence[Way], library: Library) -> Body:
             raise PlanError(f"its rewriting uses the rule {name}, which the library does not have")
         found = next(itertools.islice(occurrences(Reading(body), Pattern(rule, backward)), way.number, None), None)
         new = rewritten(body, found) if found is not None else None
-        if new is None:
+        if found is None or new is None:
             raise PlanError(f"its rewriting uses the rule {name} where it does not apply")
-        body = new
-    return body
+        yield body, found
+        body = distinct(new)
 
 
 PROGRAMS = 200  # that are priced, where no budget is given

@@ -11,9 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from unity.pcg.body import Body
+from unity.substitutions.forms import distinct
 from unity.substitutions.occurrences import Occurrence, Pattern, occurrences
 from unity.substitutions.reading import Reading
-from unity.substitutions.rewriting import content_key, rewritten, tidy
+from unity.substitutions.recording import step_of
+from unity.substitutions.rewriting import rewritten
+from unity.verify.normal import normal
 
 ALPHA = 1.05
 
@@ -48,8 +51,8 @@ def backtrack(body: Body, patterns: Sequence[Pattern], price: Callable[[Body], f
 
     The order depends on nothing but the arguments, so a longer search finds what a shorter one did, and more.
     """
-    first = Found(tidy(body), price(body))
-    seen = {content_key(first.body)}
+    first = Found(distinct(body), price(body))
+    seen = {_computed(first.body)}
     best, count = first.price, 0
     waiting = [(first.price, count, first)]
     yield first
@@ -58,7 +61,7 @@ def backtrack(body: Body, patterns: Sequence[Pattern], price: Callable[[Body], f
         if cost > alpha * best:
             return
         for way in ways(found.body, patterns):
-            key = content_key(way.after)
+            key = _computed(way.after)
             if key in seen:
                 continue
             seen.add(key)
@@ -70,10 +73,15 @@ def backtrack(body: Body, patterns: Sequence[Pattern], price: Callable[[Body], f
 
 
 def ways(body: Body, patterns: Sequence[Pattern]) -> Iterator[Way]:
-    """Every step that a program allows."""
-    reading = Reading(body)
+    """Every step that a program allows, and that a derivation can say."""
+    reading, forms = Reading(body), normal(body)
     for pattern in patterns:
         for number, occurrence in enumerate(occurrences(reading, pattern)):
-            new = rewritten(body, occurrence)
+            new = rewritten(body, occurrence) if step_of(forms, occurrence) is not None else None
             if new is not None:
-                yield Way(body, occurrence, number, new)
+                yield Way(body, occurrence, number, distinct(new))
+
+
+def _computed(body: Body) -> tuple[str, ...]:
+    """Equal for programs that compute the same in the same way, however their tensors are laid out."""
+    return tuple(x.text for x in normal(body).outputs)

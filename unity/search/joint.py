@@ -17,8 +17,9 @@ from unity.pcg.body import Body
 from unity.search.backtracking import ALPHA, Found, backtrack
 from unity.search.pricing import Prices
 from unity.search.segments import Segment, joined, segments
-from unity.substitutions.arity import closed, opened
+from unity.substitutions.forms import closed, opened
 from unity.substitutions.occurrences import Pattern
+from unity.substitutions.rewriting import tidy
 
 GAIN = 2e-4  # what a rewriting of a segment must promise the whole program, and an improvement give it: a share of its price
 
@@ -60,10 +61,9 @@ def improvements(
     With the same budget of programs the same ones, in the same order; with a larger one these, and maybe more: what a round over
     the segments found is tried when the round is over.
     """
-    body = opened(body)
+    given, body = tidy(body), opened(body)
     parts = segments(body, differentiated)
-    first = closed(body)
-    best = Improvement(first, prices.of(first, differentiated).time, parts, {})
+    best = Improvement(given, prices.of(given, differentiated).time, parts, {})
     yield best
     count, started = 0, time.perf_counter()
     turns = [_Turn(part, often, prices, patterns, alpha) for part, often in _different(parts)]
@@ -73,6 +73,10 @@ def improvements(
         whole = closed(joined(body, parts, {key: found.body for key, found in chosen.items()}))
         return Improvement(whole, prices.of(whole, differentiated).time, parts, chosen)
 
+    plain = tried({})
+    if plain.price < (1 - GAIN) * best.price:  # transposes and reshapes alone
+        best = plain
+        yield best
     while turns:
         better: dict[str, Found] = {}
         for turn in list(turns):

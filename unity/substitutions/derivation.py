@@ -74,7 +74,7 @@ class Step:
                 {str(k): str(v) for k, v in data["manners"].items()},
                 {str(k): tuple((int(d), int(n)) for d, n in cuts) for k, cuts in data["cuts"].items()},
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
             raise PlanError(f"a step of the derivation is damaged: {type(problem).__name__}: {problem}") from None
 
 

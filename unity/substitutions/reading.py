@@ -317,6 +317,9 @@ def _gather(reading: Reading, e: Equation) -> Application | None:
         and not numbers.operand_batching_dims
         and tuple(numbers.offset_dims) == (z.ndim - 1,)
         and tuple(e.params["slice_sizes"]) == (1, t.shape[1])
+        and e.params["fill_value"] is None
+        and not e.params["indices_are_sorted"]
+        and not e.params["unique_indices"]
     )
     if not rows:
         return None

@@ -36,7 +36,7 @@ def rewritten(body: Body, occurrence: Occurrence) -> Body | None:
         operands = tuple(_named(a, names) for a in e.operands)
         made.append(replace(e, operands=operands, results=results, source=like.source, scope=like.scope))
     new = {r.atom: _named(a, names) for r, a in zip(occurrence.roots, sub.outputs, strict=True) if isinstance(r.atom, int)}
-    changed = [_reading(e, new) for e in body.equations]
+    changed = [renamed(e, new) for e in body.equations]
     order = _ordered([*changed, *made])
     if order is None:
         return None
@@ -69,8 +69,8 @@ def _named(atom: Atom, names: Mapping[int, Atom]) -> Atom:
     return atom if isinstance(atom, Literal) else names[atom]
 
 
-def _reading(e: Equation, new: Mapping[int, Atom]) -> Equation:
-    """The equation, where it read an old result, reading the new one."""
+def renamed(e: Equation, new: Mapping[int, Atom]) -> Equation:
+    """The equation, where it reads an old variable, reading the new one."""
     if not any(isinstance(a, int) and a in new for a in e.operands):
         return e
     return replace(e, operands=tuple(new.get(a, a) if isinstance(a, int) else a for a in e.operands))

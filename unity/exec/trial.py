@@ -1,0 +1,64 @@
+"""Two plans of one function, run in turns on the devices that are there: which one is faster is not left to a model of costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from unity.exec.check import compile_step
+
+if TYPE_CHECKING:
+    from unity.plan import Plan
+
+ROUNDS = 7
+SHORT = 0.02  # seconds that a round takes at least
+
+
+def ratio(one: Plan, other: Plan, gradient: bool) -> float:
+    """How many times as long a step of one takes as one of the other: the median of rounds in which both run."""
+    steps = [_step(plan, gradient) for plan in (one, other)]
+    counts = [max(1, round(SHORT / max(_seconds(step, 1), 1e-6))) for step in steps]
+    rounds = [[_seconds(step, n) for step, n in zip(steps, counts, strict=True)] for _ in range(ROUNDS)]
+    return median(a / counts[0] / (b / counts[1]) for a, b in rounds)
+
+
+def _step(plan: Plan, gradient: bool) -> Callable[[], Any]:
+    """A compiled step on arguments of its own, run once."""
+    step = compile_step(plan, gradient)
+    leaves = [
+        jax.device_put(_something(n.tensors[0].struct, k), s)
+        for k, (n, s) in enumerate(zip(plan.serial.inputs, plan._shardings, strict=True))
+    ]
+    groups = _as_compiled(plan, leaves, gradient)
+    jax.block_until_ready(step(*groups))
+    return lambda: step(*groups)
+
+
+def _as_compiled(plan: Plan, leaves: Sequence[Any], gradient: bool) -> list:
+    """The arguments as `compile_step` takes them: the weights apart, where gradients are taken."""
+    if not gradient:
+        return list(leaves)
+    captured = plan._made.captured
+    weights = sorted(k for k in captured.differentiated if plan.serial.inputs[k].tensors[0].floating)
+    return [[leaves[k] for k in weights], [x for k, x in enumerate(leaves) if k not in weights]]
+
+
+def _something(struct: jax.ShapeDtypeStruct, seed: int) -> Any:
+    """Small numbers; zeros where they are indices or keys."""
+    if jnp.issubdtype(struct.dtype, jnp.floating):
+        return jnp.asarray(np.random.default_rng(seed).normal(size=struct.shape) / 8, struct.dtype)
+    return jax.random.key(0) if jnp.issubdtype(struct.dtype, jax.dtypes.prng_key) else jnp.zeros(struct.shape, struct.dtype)
+
+
+def _seconds(step: Callable[[], Any], times: int) -> float:
+    started = time.perf_counter()
+    for _ in range(times):
+        out = step()
+    jax.block_until_ready(out)
+    return time.perf_counter() - started
