@@ -1,15 +1,17 @@
 """The joint search: what it must find, that plans of rewritten programs compute the same, and what it promises of budgets."""
 
 import itertools
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import small_models
 import unity
 from unity.pcg.capture import capture
-from unity.pcg.errors import PlanError, RuleError
+from unity.pcg.errors import DerivationError, PlanError, RuleError
 from unity.rewriting import budget_of, from_json, library_of, rewriting_of
 from unity.search.backtracking import backtrack
 from unity.search.cost import Training
@@ -201,6 +203,43 @@ def test_what_a_plan_file_says_of_rewriting_is_not_believed():
     ((key, ((rule, backward, _),)),) = good["segments"].items()
     with pytest.raises(PlanError, match="does not apply"):
         from_json(captured, {**good, "segments": {key: [[rule, backward, 99]]}}, default_library())
+
+
+def test_the_derivation_of_a_plan_replays():
+    found = plan(layers, LAYERS)
+    steps = found.check_derivation()
+    assert [s.rule for s in steps] == ["matmul-matmul.is.matmul-matmul"] * 6
+    assert plan(layers, LAYERS, search="captured").check_derivation() == ()
+    assert found.rewriting is not None
+    with pytest.raises(DerivationError, match="does not lead to the derived program"):
+        found.rewriting.check(steps[:-1])
+
+
+@pytest.mark.parametrize("name", ["gpt_scanned", "lstm", "cnn", "gpt"])
+def test_parallel_graphs_without_their_parallelization_are_what_was_derived(name):
+    model = getattr(small_models, name)()
+    found = unity.optimize(model.loss, model.params, model.batch, machine=MACHINE, progress=False, budget=20)
+    found.check_derivation()
+    for point in found.frontier[:: max(1, len(found.frontier) // 4)]:
+        point.check_derivation()
+
+
+def test_a_file_whose_derivation_does_not_replay_is_refused(tmp_path):
+    path = tmp_path / "plan.json"
+    plan(chained, CHAINED).save(path)
+    whole = json.loads(path.read_text())
+    rewriting = whole["rewriting"]
+    (step,) = rewriting["derivation"]
+    for changed, message in [
+        ([], "does not lead"),
+        ([{**step, "hash": "0" * 16}], "hash"),
+        ([{**step, "backward": True}], "step 1"),
+        ([{**step, "tensors": 3}], "damaged"),
+        (None, "no derivation"),
+    ]:
+        path.write_text(json.dumps({**whole, "rewriting": {**rewriting, "derivation": changed}}))
+        with pytest.raises(PlanError, match=message):
+            unity.load(path, chained, *CHAINED)
 
 
 def test_interrupting_gives_the_best_so_far(monkeypatch):

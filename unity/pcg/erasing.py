@@ -20,5 +20,6 @@ def erased(graph: PCG) -> PCG:
             same[id(node)] = of(node.operands[0])
         else:
             inside = erased(node.inside) if node.inside is not None else None
-            new[id(node)] = replace(node, operands=tuple(map(of, node.operands)), inside=inside, types=())
+            attributes = {k: v for k, v in node.attributes.items() if k != "again"}  # when it is computed, not what
+            new[id(node)] = replace(node, operands=tuple(map(of, node.operands)), inside=inside, attributes=attributes, types=())
     return PCG(tuple(new[id(n)] for n in graph.inputs), tuple(map(of, graph.outputs)))
