@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 from unity import cache
+from unity.exec.trial import ratio
 from unity.pcg.capture import Captured, capture
 from unity.pcg.errors import InfeasibleError
 from unity.plan import Made, Plan
@@ -22,6 +23,7 @@ from unity.search.session import Candidate, Search
 
 OBJECTIVES = ("time", "devices", "memory")
 SEARCHES = ("unity", "captured")
+Found: TypeAlias = tuple[Captured, Search, Candidate]
 
 
 def optimize(
@@ -47,7 +49,8 @@ def optimize(
         args: its arguments, or `jax.ShapeDtypeStruct`s in their place: nothing is allocated.
         argnums: the arguments that are differentiated (the weights), as in `jax.grad`.
         training: whether the backward pass is planned too; otherwise the forward pass alone.
-        machine: what it will run on; the default is the machine that this process sees.
+        machine: what it will run on; the default is the machine that this process sees, on which a rewritten program is also
+            run, and not taken if it is slower than the captured one.
         objective: "time": the fastest that fits; "devices": on the fewest devices that fit; "memory": the leanest.
         memory_limit: bytes on one device; the default is the device's own.
         optimizer_slots: values that the optimizer keeps for each weight (Adam: 2), counted as memory.
@@ -71,7 +74,7 @@ def optimize(
         say("capturing the graph")
         captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered)
         limit = chosen.device.memory if memory_limit is None else memory_limit
-        task = _Task(fn, captured, Training(training, optimizer_slots), objective, limit, seed, rewriter, say)
+        task = _Task(fn, captured, Training(training, optimizer_slots), objective, limit, seed, rewriter, machine is None, say)
         return task.fewest(chosen) if objective == "devices" else task.on(chosen)
 
 
@@ -109,13 +112,14 @@ class _Task:
     limit: float
     seed: int
     rewriter: Rewriter
+    here: bool  # on the devices of this process: what the costs say is tried
     say: Callable[[str], None]
 
     def on(self, machine: Machine) -> Plan:
         """The plan on one machine, from the cache if it was found before."""
         started = time.perf_counter()
-        settings = {"objective": self.objective, "limit": self.limit, "seed": self.seed, **self.rewriter.settings}
-        path = cache.entry(self.captured, machine, self.training, settings)
+        asked = {"objective": self.objective, "limit": self.limit, "seed": self.seed, "here": self.here}
+        path = cache.entry(self.captured, machine, self.training, {**asked, **self.rewriter.settings})
         self.say("looking in the cache")
         known = cache.recall(path, self.captured, self.fn, self.rewriter.library)
         if known is not None:
@@ -129,7 +133,7 @@ class _Task:
         if chosen is not None:
             other = self.search(chosen.after, machine)
             found = self.best(other)
-            if found is not None and found.memory <= self.limit and self.better(found, candidate):
+            if found is not None and self.taken((chosen.after, other, found), (self.captured, search, candidate)):
                 search, candidate = other, found
             else:
                 chosen = None
@@ -137,6 +141,12 @@ class _Task:
         made = Made(self.fn, captured, search, time.perf_counter() - started, rewriting=chosen)
         cache.keep(path, made, candidate)
         return Plan(made, candidate)
+
+    def slower(self, one: Found, other: Found) -> bool:
+        """Whether a step of one program, run on the devices of this process, takes longer than one of another."""
+        self.say("running both programs")
+        first, second = (Plan(Made(self.fn, c, search, 0.0), candidate) for c, search, candidate in (one, other))
+        return ratio(first, second, self.training.backward) > 1
 
     def search(self, captured: Captured, machine: Machine) -> Search:
         """The search for a program's parallelization."""
@@ -146,11 +156,14 @@ class _Task:
         """What the objective asks for."""
         return search.leanest if self.objective == "memory" else search.under(self.limit)
 
-    def better(self, one: Candidate, other: Candidate) -> bool:
-        """Whether a rewritten program's plan is enough better than another's to be taken."""
+    def taken(self, one: Found, other: Found) -> bool:
+        """Whether a rewritten program is better than another by enough: as predicted, and measured where it can be."""
+        new, old = one[2], other[2]
         if self.objective == "memory":
-            return one.memory < (1 - GAIN) * other.memory
-        return one.time < (1 - GAIN) * other.time
+            return new.memory < (1 - GAIN) * old.memory
+        if new.memory > self.limit or new.time >= (1 - GAIN) * old.time:
+            return False
+        return not (self.here and self.slower(one, other))
 
     def weight(self, search: Search) -> float:
         """What a byte of memory counts in seconds, where rewritings are priced."""
