@@ -1,10 +1,10 @@
 """The search against an integer program over the same tables, solved by HiGHS: an optimum that shares no code with it.
 
-`python -m benchmarks.ilp`. One binary variable for each value of each variable of the problem, one continuous variable for
-each pair of values of an edge (pairs whose costs are equal throughout count as one), tied together so that pairs agree with
-values. Without a limit on memory the search must find the optimum; with one, it looks on the convex hull of the frontier and
-between its points, and the table says what that loses. Memory is what the tables add up; what a second search with other values
-finds (`unity.search.refine`) is not part of the comparison.
+`python -m benchmarks.ilp`. One binary variable for each value of each variable of the problem, one variable for each pair of values
+of an edge (pairs whose costs are equal throughout count as one), tied together so that pairs agree with values; it is an integer
+where an edge has alternatives, of which a limit on memory would else take a mixture. Without a limit on memory the search must find
+the optimum; with one, it looks on the hull of the frontier and between its points, and the table says what that loses. Memory is
+what the tables add up; what a second search with other values finds (`unity.search.refine`) is not part of the comparison.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Program:
         row_at = np.array([np.flatnonzero(row_of.ravel() == i)[0] for i in range(len(rows))])
         column_at = np.array([np.flatnonzero(column_of.ravel() == j)[0] for j in range(len(columns))])
         index = np.ix_(range(len(table)), row_at, column_at)  # pyright: ignore[reportArgumentType, reportCallIssue]
-        made = self.new(time_[index].ravel(), memory[index].ravel(), False).reshape(len(table), len(rows), len(columns))
+        made = self.new(time_[index].ravel(), memory[index].ravel(), len(table) > 1).reshape(len(table), len(rows), len(columns))
         for i in range(len(rows)):
             self.agree(made[:, i].ravel(), first[:, row_of.ravel() == i].ravel())
         for j in range(len(columns)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from itertools import pairwise
 
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from jax import lax
+from small_models import MODELS
 from test_capture import interpret, programs
 
 from benchmarks import models
+from unity import cache
 from unity.pcg.body import extract, program_of
 from unity.pcg.capture import capture
 from unity.pcg.choices import choices
@@ -300,3 +303,24 @@ def test_different_layers_are_no_repetition():
     sizes = (64, 32, 16, 8, 4)
     ws = [np.ones(s, np.float32) for s in pairwise(sizes)]
     assert repeated(capture(loss, ws, X).graph) == ()
+
+
+def test_what_was_joined_before_is_read_and_what_is_damaged_found_again(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = MODELS["gpt_scanned"]()
+
+    def key() -> str:
+        return capture(model.loss, model.params, model.batch, clustering=cache.clustered).graph.key
+
+    fresh = capture(model.loss, model.params, model.batch).graph.key
+    assert key() == fresh
+    entries = list(tmp_path.rglob("clusters/*.json"))
+    assert len(entries) > 1  # the body of the scan has one of its own
+    with monkeypatch.context() as once:
+        once.setattr(cache, "clusters", None)
+        assert key() == fresh
+    for damaged in ("", "[[0]]", "{}", "[[0, 0], 3]"):
+        for entry in entries:
+            entry.write_text(damaged)
+        assert key() == fresh
+    assert all(json.loads(entry.read_text()) for entry in entries)

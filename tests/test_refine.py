@@ -41,7 +41,7 @@ def test_the_old_point_is_among_the_new_ones_and_costs_the_same(function: Functi
     for seed in range(3):
         drawn = random_point(assembled, np.random.default_rng(seed))
         (old,) = points(assembled.problem, np.array([drawn.values]), np.array([sum(taken(drawn.alternatives), ())]), False)
-        near = around(assembled, [old])
+        near = around(assembled, [(assembled, old)])
         values = tuple(
             next(k for k, pick in enumerate(new.picks) if (pick == before.picks[v]).all())
             for new, before, v in zip(near.domains, assembled.domains, old.values, strict=True)

@@ -12,7 +12,7 @@ from jax.core import Tracer
 from jax.extend import core
 
 from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, close, deduplicated, extract, from_jaxpr, program_of, used
-from unity.pcg.clustering import clusters
+from unity.pcg.clustering import Cluster, clusters
 from unity.pcg.errors import CaptureError
 from unity.pcg.graph import PCG, Node, Value
 from unity.pcg.keys import text_of
@@ -52,8 +52,12 @@ class Captured:
         return replace(self, body=body, graph=graph_of(body, names))
 
 
-def capture(fn: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 0) -> Captured:
+Clustering = Callable[[Body, Mapping[int, int]], list[Cluster]]
+
+
+def capture(fn: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 0, clustering: Clustering = clusters) -> Captured:
     """The graph of `fn(*args)`. Arguments are pytrees of arrays or `jax.ShapeDtypeStruct`s; nothing is computed.
+    `clustering`: how equations are joined to operators (`unity.cache` remembers it).
 
     Raises CaptureError when an argument is not an array, `argnums` names none that can be differentiated, or the function
     cannot be traced because it looks at values, has side effects or leaks; with the reason and the place. What the function
@@ -66,7 +70,8 @@ def capture(fn: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 0
     closed, shape = _traced(fn, jax.tree.unflatten(in_tree, structs))
     body, consts = program_of(closed)
     body, names = used(body), (*paths, *(f"<constant {k}>" for k in range(len(consts))))
-    return Captured(body, graph_of(body, names), consts, in_tree, jax.tree.structure(shape), paths, differentiated)
+    graph = graph_of(body, names, clustering=clustering)
+    return Captured(body, graph, consts, in_tree, jax.tree.structure(shape), paths, differentiated)
 
 
 def _traced(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[core.ClosedJaxpr, Any]:
@@ -178,19 +183,19 @@ def _first_line(error: Exception) -> str:
 Bodies = dict[tuple[str, tuple[int, ...]], Body]
 
 
-def graph_of(body: Body, names: Sequence[str], known: Bodies | None = None) -> PCG:
+def graph_of(body: Body, names: Sequence[str], known: Bodies | None = None, clustering: Clustering = clusters) -> PCG:
     """A body as a graph of operators; scans and remats get a graph inside.
 
     Graphs made with one dictionary of `known` operators share them, and all that was derived of them.
     """
-    return _Capture({} if known is None else known).graph(body, names)
+    return _Capture({} if known is None else known, clustering).graph(body, names)
 
 
 class _Capture:
     """One capture. Operators that compute the same share their body, so that whatever is derived of it is derived once."""
 
-    def __init__(self, bodies: Bodies) -> None:
-        self.bodies = bodies
+    def __init__(self, bodies: Bodies, clustering: Clustering) -> None:
+        self.bodies, self.clustering = bodies, clustering
 
     def graph(self, body: Body, names: Sequence[str]) -> PCG:
         body = deduplicated(body, light)
@@ -200,7 +205,7 @@ class _Capture:
         )
         values: dict[int, Value] = {v: Value(n) for v, n in zip(body.inputs, inputs, strict=True)}
         constant, sizes = constants(body), calls(body)
-        for cluster in clusters(body, constant):
+        for cluster in self.clustering(body, constant):
             first, made = body.equations[cluster.members[0]], cluster.outputs
             if first.name in SCANNED + REMATERIALIZED:
                 made = first.results

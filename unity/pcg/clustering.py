@@ -8,7 +8,7 @@ the equations stay apart. Two normalizations that meet in a sum stay two operato
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from unity.pcg.body import Body, Equation
@@ -32,8 +32,19 @@ def clusters(body: Body, constant: Mapping[int, int] | None = None) -> list[Clus
     wanted = [i for i, e in enumerate(body.equations) if not (e.results and e.results[0] in constant)]
     trees = [part for tree in _trees(uses, wanted, frozenset()) for part in _apart(uses, tree, constant)]
     whole = [part for tree in trees for part in _lossless_parts(uses, tree, constant)]
-    merged = Merging(uses, whole, constant).run()
-    return [Cluster(tuple(members), uses.outputs(members, set(members))) for members in merged]
+    return _with_outputs(uses, Merging(uses, whole, constant).run())
+
+
+def restored(body: Body, constant: Mapping[int, int], members: Sequence[Sequence[int]]) -> list[Cluster]:
+    """The operators of a body from the equations of each, as `clusters` found them. Raises ValueError if they are no partition."""
+    wanted = [i for i, e in enumerate(body.equations) if not (e.results and e.results[0] in constant)]
+    if sorted(i for some in members for i in some) != wanted:
+        raise ValueError(f"a partition of {len(wanted)} equations was expected")
+    return _with_outputs(Uses(body), members)
+
+
+def _with_outputs(uses: Uses, members: Iterable[Sequence[int]]) -> list[Cluster]:
+    return [Cluster(tuple(some), uses.outputs(some, set(some))) for some in members]
 
 
 def _trees(uses: Uses, numbers: Sequence[int], cut: frozenset[int]) -> list[list[int]]:

@@ -21,6 +21,10 @@ class PlanFileError(PlanError):
     """A file is damaged, from a newer version, or none that unity wrote."""
 
 
+class DerivationError(PlanError):
+    """A derivation that does not lead from one program to the other: which step, which rule, and what is wrong."""
+
+
 class InfeasibleError(UnityError):
     """No plan meets the limits. The message says what is needed, what there is, and what comes nearest."""
 

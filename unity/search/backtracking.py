@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from unity.pcg.body import Body
-from unity.substitutions.forms import distinct
+from unity.substitutions.forms import settled
 from unity.substitutions.occurrences import Occurrence, Pattern, occurrences
 from unity.substitutions.reading import Reading
 from unity.substitutions.recording import step_of
-from unity.substitutions.rewriting import rewritten
+from unity.substitutions.rewriting import content_key, rewritten
 from unity.verify.normal import normal
 
 ALPHA = 1.05
@@ -51,8 +51,9 @@ def backtrack(body: Body, patterns: Sequence[Pattern], price: Callable[[Body], f
 
     The order depends on nothing but the arguments, so a longer search finds what a shorter one did, and more.
     """
-    first = Found(distinct(body), price(body))
-    seen = {_computed(first.body)}
+    given, name = settled(body)
+    first = Found(given, price(given))
+    seen, known = {name}, {content_key(given)}
     best, count = first.price, 0
     waiting = [(first.price, count, first)]
     yield first
@@ -60,11 +61,10 @@ def backtrack(body: Body, patterns: Sequence[Pattern], price: Callable[[Body], f
         cost, _, found = heapq.heappop(waiting)
         if cost > alpha * best:
             return
-        for way in ways(found.body, patterns):
-            key = _computed(way.after)
-            if key in seen:
+        for way, name in ways(found.body, patterns, known):
+            if name in seen:
                 continue
-            seen.add(key)
+            seen.add(name)
             reached = Found(way.after, price(way.after), found, way)
             best, count = min(best, reached.price), count + 1
             if reached.price <= alpha * best:
@@ -72,16 +72,14 @@ def backtrack(body: Body, patterns: Sequence[Pattern], price: Callable[[Body], f
             yield reached
 
 
-def ways(body: Body, patterns: Sequence[Pattern]) -> Iterator[Way]:
-    """Every step that a program allows, and that a derivation can say."""
+def ways(body: Body, patterns: Sequence[Pattern], known: set[str]) -> Iterator[tuple[Way, tuple[str, ...]]]:
+    """Every step that a program allows, and that a derivation can say, to a program of no known content; and what that computes."""
     reading, forms = Reading(body), normal(body)
     for pattern in patterns:
         for number, occurrence in enumerate(occurrences(reading, pattern)):
             new = rewritten(body, occurrence) if step_of(forms, occurrence) is not None else None
-            if new is not None:
-                yield Way(body, occurrence, number, distinct(new))
-
-
-def _computed(body: Body) -> tuple[str, ...]:
-    """Equal for programs that compute the same in the same way, however their tensors are laid out."""
-    return tuple(x.text for x in normal(body).outputs)
+            key = content_key(new) if new is not None else ""
+            if new is not None and key not in known:
+                known.add(key)
+                after, name = settled(new)
+                yield Way(body, occurrence, number, after), name

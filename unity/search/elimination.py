@@ -17,8 +17,8 @@ from unity.search.schedule import Choose, Eliminate, Leaf, Operation, Slice, sch
 BUDGET = 20_000_000
 # Entries of all tables that may be kept at once; weights are taken in batches that stay below. 1 GB.
 RESIDENT = 125_000_000
-# Entries of a temporary.
-TEMPORARY = 4_000_000
+# Entries of a temporary: a few megabytes.
+TEMPORARY = 400_000
 Labelled = dict[tuple[int, ...], Array]  # labels of the axes (see `Eliminate`), and a table [weights, *axes]
 
 
@@ -57,7 +57,7 @@ class Elimination:
                 f"the graph of {len(self.problem.sizes)} variables is too dense to be solved exactly, and the variables "
                 "that were fixed to simplify it left no solution: give variables fewer values, or fewer edges"
             )
-        return Elimination(self.problem, self.domains, 8 * self.budget).solve(directions)
+        return Elimination(self.problem, self.domains, 8 * max(1, self.budget)).solve(directions)
 
     def energy(self, direction: Array) -> Energy:
         """The problem's tables in one direction."""
@@ -176,14 +176,13 @@ def _inside(tables: Labelled, labels: tuple[int, ...]) -> Labelled:
 
 def _joined(tables: Labelled, labels: tuple[int, ...], sizes: dict[int, int], weights: int) -> Array:
     """The sum of tables as [weights, all entries of `labels`, axis 0]."""
-    total = _sum(tables, labels)
+    total = _sum(tables, (*labels, 0))
     shape = tuple(sizes[label] for label in (*labels, 0))
     return np.broadcast_to(total, (weights, *shape)).reshape(weights, -1, sizes[0])
 
 
-def _sum(tables: Labelled, labels: tuple[int, ...]) -> Array:
-    """The sum of tables with the axes `labels`, and axis 0 last."""
-    order = (*labels, 0)
+def _sum(tables: Labelled, order: tuple[int, ...]) -> Array:
+    """The sum of tables, its axes in this order."""
     total: Array | None = None
     for own, table in tables.items():
         present = [label for label in order if label in own]
@@ -196,8 +195,11 @@ def _sum(tables: Labelled, labels: tuple[int, ...]) -> Array:
 
 
 def _minimum(tables: Labelled, labels: tuple[int, ...], sizes: dict[int, int]) -> Array:
-    """The minimum over axis 0 of the sum, made a block of the first axis at a time."""
-    return np.concatenate([_sum(block, labels).min(-1) for block in _blocks(tables, labels, sizes)], axis=1)
+    """The minimum over axis 0 of the sum, made a block of the first axis at a time.
+
+    Axis 0 is the outermost: numpy then compares whole rows, some times faster than the entries of each.
+    """
+    return np.concatenate([_sum(block, (0, *labels)).min(1) for block in _blocks(tables, labels, sizes)], axis=1)
 
 
 def _blocks(tables: Labelled, labels: tuple[int, ...], sizes: dict[int, int]) -> Iterator[Labelled]:

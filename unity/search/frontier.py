@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from unity.search.improvement import improved, reached
+from unity.search.improvement import improved, way
 from unity.search.minimizer import Minimizer
 from unity.search.pareto import TooLarge, pareto
 from unity.search.problem import Point, Problem, nondominated
 
 # Rows that are joined at most to find the whole frontier: some seconds.
 EXACT = 3_000_000
+# The same, where only what fits a limit is wanted: some tenths of a second.
+QUICK = 1_000_000
 # Objectives in one round of the search for the hull.
 ROUND = 8
 # Gaps of the hull that are filled, the largest first, and points kept in each.
 GAPS, FILL = 8, 4
 # A gap of the hull that is no more than this part of the whole, in area, is left alone.
 SMALL = 1e-5
+# Points of a hull whose times differ by less, relatively, are not looked between for what fits a limit.
+CLOSE = 5e-4
 # A new point must be below the line between its neighbours by more than rounding, relatively.
 BELOW = 1e-9
 
@@ -43,7 +48,7 @@ class Frontier:
         fitting = next((point for point in self.points if point.memory <= memory), None)
         if self.exact or fitting is None or fitting is self.points[0]:
             return fitting
-        return _between(self.minimizer, self.points, memory)
+        return _first(self.minimizer, self.points, lambda point: point.memory <= memory)
 
 
 def frontier(problem: Problem, *, points: int = 24, exact_limit: int = EXACT, minimizer: Minimizer | None = None) -> Frontier:
@@ -63,13 +68,27 @@ def frontier(problem: Problem, *, points: int = 24, exact_limit: int = EXACT, mi
         return Frontier(nondominated([*hull, *_filled(problem, hull)]), not hull, minimizer)
 
 
-def frontier_under(problem: Problem, memory: float, minimizer: Minimizer | None = None, *, hull: bool = False) -> Point | None:
-    """The fastest point found whose memory is at most `memory`; nothing if the leanest has more. `hull`: of the hull alone."""
-    minimizer = minimizer or Minimizer(problem)
-    ends = nondominated(minimizer.at([0.0, math.inf]))
-    if not ends or ends[-1].memory > memory:
+def frontier_under(problem: Problem, memory: float, minimizer: Minimizer | None = None) -> Point | None:
+    """The fastest point found whose memory is at most `memory`; nothing if the leanest has more."""
+    return fastest_fitting(minimizer or Minimizer(problem), (0.0, math.inf), lambda point: point.memory <= memory)
+
+
+def fastest_fitting(
+    minimizer: Minimizer, weights: Sequence[float], fits: Callable[[Point], bool], below: float = math.inf
+) -> Point | None:
+    """The fastest point found that fits, if it is faster than `below`; nothing if none of those for `weights` does.
+
+    Whether something fits is all that is asked of a limit, of one point after another, and a yes leads only to points that are
+    as fast as what a no leads to, or faster. So more room never gives a slower point, though not every point is looked at.
+    """
+    fastest = minimizer.at(weights[:1])
+    if not fastest or fastest[0].time >= below:
         return None
-    return ends[0] if ends[0].memory <= memory else _between(minimizer, ends, memory, hull)
+    try:
+        every = pareto(minimizer.problem, minimizer.domains, minimizer.elimination.schedule, QUICK)
+    except TooLarge:
+        return _first(minimizer, nondominated(minimizer.at(weights)), fits, below)
+    return _last([lambda point=point: point for point in reversed(every) if point.time < below], fits)
 
 
 def _hull(minimizer: Minimizer, most: int) -> tuple[Point, ...]:
@@ -93,16 +112,46 @@ def _hull(minimizer: Minimizer, most: int) -> tuple[Point, ...]:
     return hull
 
 
-def _between(minimizer: Minimizer, known: tuple[Point, ...], memory: float, hull: bool = False) -> Point:
-    """The fastest point that fits, from those known: a narrower and narrower gap of the hull, then single changes (but `hull`)."""
-    fast, lean = next((a, b) for a, b in pairwise(known) if b.memory <= memory)
-    while True:
-        (point,) = minimizer.at([_slope(fast, lean)])
-        if not _is_below(point, fast, lean):
-            break
-        fast, lean = (fast, point) if point.memory <= memory else (point, lean)
-    ends = [] if hull else [reached(minimizer.problem, start, memory) for start in (lean, fast)]
-    return nondominated([lean, *(point for point in ends if point is not None)])[0]
+def _first(minimizer: Minimizer, known: Sequence[Point], fits: Callable[[Point], bool], below: float = math.inf) -> Point | None:
+    """The fastest that fits, from the points of a hull: a narrower and narrower gap of it, then single changes from both ends.
+
+    What is not below is as if it fitted, and is not asked about: only what is faster is wanted.
+    """
+
+    def enough(point: Point) -> bool:
+        return point.time >= below or fits(point)
+
+    place = next((k for k, point in enumerate(known) if enough(point)), None)
+    if place is None:
+        return None
+    lean = known[place]
+    if place:
+        fast = known[place - 1]
+        while lean.time - fast.time > CLOSE * lean.time:
+            (point,) = minimizer.at([_slope(fast, lean)])
+            if not _is_below(point, fast, lean):
+                lean = _within(minimizer.problem, fast, lean, enough)
+                break
+            fast, lean = (fast, point) if enough(point) else (point, lean)
+    return lean if lean.time < below else None
+
+
+def _within(problem: Problem, fast: Point, lean: Point, fits: Callable[[Point], bool]) -> Point:
+    """The fastest that fits in a gap of the hull, of those that single changes from its ends lead to."""
+    up = [step.point for step in way(problem, lean, fast.memory) if fast.time < step.time]
+    down = [step.point for step in way(problem, fast, lean.memory) if step.time < lean.time and step.memory > lean.memory]
+    found = [_last(up, fits), _last(down[::-1], fits)]
+    return min((lean, *(point for point in found if point)), key=lambda point: point.time)
+
+
+def _last(steps: Sequence[Callable[[], Point]], fits: Callable[[Point], bool]) -> Point | None:
+    """The last point of a way that fits, where memory grows along it."""
+    best, start, end = None, 0, len(steps)
+    while start < end:
+        middle = (start + end) // 2
+        point = steps[middle]()
+        best, start, end = (point, middle + 1, end) if fits(point) else (best, start, middle)
+    return best
 
 
 def _filled(problem: Problem, hull: tuple[Point, ...]) -> list[Point]:

@@ -34,17 +34,29 @@ def improved(problem: Problem, start: Point, memory: float) -> list[Point]:
     While the memory is above the limit, the change is made that loses the least time for a byte; then, while there is
     room, the one that gains the most. The last point is the fastest; none if the limit is not reached.
     """
-    walk = _Walk(problem, start, memory)
-    return [point for point in (walk.point() for _ in walk.steps()) if point.memory <= memory]
+    return [point for point in (step.point() for step in way(problem, start, memory)) if point.memory <= memory]
 
 
-def reached(problem: Problem, start: Point, memory: float) -> Point | None:
-    """The last of these points."""
+def way(problem: Problem, start: Point, memory: float) -> list[Step]:
+    """All that is passed on this way, what is still above the limit included."""
     walk = _Walk(problem, start, memory)
-    for _ in walk.steps():
-        pass
-    end = walk.point()
-    return end if end.memory <= memory else None
+    return [Step(problem, walk.time, walk.memory, tuple(walk.values), tuple(walk.taken)) for _ in walk.steps()]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where a way has been; its costs are sums of changes, so they are right but for rounding."""
+
+    problem: Problem
+    time: float
+    memory: float
+    values: tuple[int, ...]
+    taken: tuple[int, ...]
+
+    def point(self) -> Point:
+        """The same, costed from the tables."""
+        (point,) = points(self.problem, np.array([self.values]), np.array([self.taken]), False)
+        return point
 
 
 class _Walk:
@@ -62,14 +74,13 @@ class _Walk:
         self.time, self.memory = start.time, start.memory
 
     def steps(self) -> Iterator[None]:
-        """Changes the point again and again. Each time that its memory is within the limit, it stops for a moment."""
+        """Changes the point again and again, and stops for a moment after every change."""
         moves: dict[int, Move | None] = {}
         saving = self.memory > self.limit
         for _ in range(CHANGES):
             if saving and self.memory <= self.limit:
                 saving = False
                 moves.clear()
-                yield
             for v in range(len(self.values)):
                 known = moves.get(v)
                 if v not in moves or (known and not saving and known.memory > self.limit - self.memory):
@@ -82,8 +93,7 @@ class _Walk:
             assert move is not None
             for changed in self._make(v, move):
                 moves.pop(changed, None)
-            if not saving:
-                yield
+            yield
 
     def _make(self, variable: int, move: Move) -> set[int]:
         """Makes a move, and returns the variables whose moves are others now."""
@@ -93,11 +103,6 @@ class _Walk:
         for table, alternative in move.alternatives:
             self.taken[table] = alternative
         return {v for table in self.at[variable] for v in self.problem.tables[table][0]} | {variable}
-
-    def point(self) -> Point:
-        """Where it is now."""
-        (point,) = points(self.problem, np.array([self.values]), np.array([self.taken]), False)
-        return point
 
     def _best(self, variable: int, saving: bool) -> Move | None:
         """The best change of a variable: both costs of every value, and from them the rate of exchange."""

@@ -32,7 +32,7 @@ def refined(
     """Looks around a point, and then around what is found there, as long as it gains. `more`: also around these, the first time."""
     others = list(more)
     for _ in range(0 if assembled.whole else ROUNDS):
-        near, others = around(assembled, [point, *others]), []
+        near, others = around(assembled, [(assembled, p) for p in (point, *others)]), []
         found = solve(near)
         before, after = measure(point), measure(found) if found else np.inf
         if found is None or after >= before:
@@ -43,19 +43,20 @@ def refined(
     return assembled, point
 
 
-def around(assembled: Assembled, points: Iterable[Point]) -> Assembled:
-    """The same graph with other domains: values that the points use, and their neighbours."""
-    values = np.array([p.values for p in points])
+def around(assembled: Assembled, found: Iterable[tuple[Assembled, Point]]) -> Assembled:
+    """The same graph with other domains: values that points use, each of a problem of its own, and their neighbours."""
+    every = tuple(found)
     alike: dict[int, list[int]] = {}
     for s, old in enumerate(assembled.domains):
         alike.setdefault(id(old), []).append(s)
     domains, costs = list(assembled.domains), list(assembled.costs)
     machine = assembled.machine
     for same in alike.values():
-        site, old = assembled.opened.sites[same[0]], domains[same[0]]
-        picks = neighbours(old.picks[np.unique(values[:, same])], len(old.choices), machine.axes)
+        site, choices = assembled.opened.sites[same[0]], domains[same[0]].choices
+        used = np.unique([one.domains[s].picks[point.values[s]] for one, point in every for s in same], axis=0)
+        picks = neighbours(used, len(choices), machine.axes)
         shapes = shapes_of(site)
-        near = made(old.choices, picks[fits(old.choices, shapes, picks, machine.axes)], shapes, machine.axes)
+        near = made(choices, picks[fits(choices, shapes, picks, machine.axes)], shapes, machine.axes)
         cost = site_cost(site, near, machine, assembled.training)
         for s in same:
             domains[s], costs[s] = near, cost

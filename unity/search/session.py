@@ -6,15 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
 
 from unity.pcg.graph import PCG
 from unity.pcg.parallelize import Assignment, parallelize
 from unity.search.assemble import Assembled, assemble
 from unity.search.backend import backend_of
 from unity.search.cost import Training
-from unity.search.domains import domains
-from unity.search.frontier import frontier, frontier_under
+from unity.search.frontier import fastest_fitting, frontier
 from unity.search.machine import Machine
 from unity.search.memory import predict_memory
 from unity.search.minimizer import Minimizer, minimize
@@ -22,8 +20,8 @@ from unity.search.problem import Point
 from unity.search.refine import Measure, around, refined
 
 POINTS = 24  # vertices of a frontier's hull
-TRIES = 6  # searches for a plan that fits with its working sets
 STEPS, SMALLER = 8, 0.7  # of what an operator may need at once
+NEARLY = 1e-9  # what the other of time and memory counts, so that of equals the better is found
 # What bytes count, of what they do on the line between the fastest plan and the leanest: for a second start of the fastest, which
 # looking around one point alone may not reach; and for plans of almost the least sum, whose working sets may be much smaller.
 BALANCED, LEAN = 0.1, (1.0, 8.0)
@@ -36,9 +34,6 @@ class Candidate:
     time: float
     memory: float
     assignment: Assignment
-
-
-Found: TypeAlias = tuple[Candidate, Assembled, Point, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +71,20 @@ class Search:
         (point,) = self.minimizer.at([weight])
         self.say("looking around what was found")
         more = [] if weight or self.assembled.whole else self.minimizer.at([BALANCED * self.rate])
-        return refined(self.assembled, point, lambda near: minimize(near.problem, [weight])[0], measure, more)
+        nearly = self.ends[1 if weight else 0]
+        return refined(self.assembled, point, lambda near: minimize(near.problem, [nearly])[0], measure, more)
+
+    @cached_property
+    def ends(self) -> tuple[float, float]:
+        """What bytes count where only time is wanted, or only memory: almost nothing, and almost everything."""
+        (point,) = self.minimizer.at([0.0])
+        ratio = point.time / point.memory if point.memory else 1.0
+        return ratio * NEARLY, ratio / NEARLY
+
+    @cached_property
+    def weights(self) -> tuple[float, ...]:
+        """What bytes count, from nothing to everything."""
+        return (self.ends[0], *(part * self.rate for part in (BALANCED, *LEAN)), self.ends[1])
 
     @cached_property
     def rate(self) -> float:
@@ -87,18 +95,25 @@ class Search:
     @cached_property
     def fastest(self) -> Candidate:
         """The least predicted time, whatever the memory."""
-        return self.candidate(*self.best(0.0, lambda p: p.time))
+        return self.candidate(*self.fastest_point)
+
+    @cached_property
+    def fastest_point(self) -> tuple[Assembled, Point]:
+        """The least time, and the problem that it is a point of."""
+        return self.best(0.0, lambda p: p.time)
 
     @cached_property
     def leanest(self) -> Candidate:
         """The least predicted memory."""
         found = [self.candidate(*self.leanest_point)]
         found += [self.candidate(self.assembled, point) for point in self.minimizer.at([part * self.rate for part in LEAN])]
-        found += [self.candidate(near, point) for near in self.narrow for point in minimize(near.problem, [math.inf])]
+        wide, minimizer = self.wide
+        found += [] if wide.whole else [self.candidate(wide, point) for point in minimizer.at(self.weights)[2:]]
+        found += [self.candidate(near, point) for near, minimizer in self.narrow for point in minimizer.at([self.ends[1]])]
         return min(found, key=lambda c: (c.memory, c.time))
 
     @cached_property
-    def narrow(self) -> tuple[Assembled, ...]:
+    def narrow(self) -> tuple[tuple[Assembled, Minimizer], ...]:
         """The problem where no operator may need much at once: less and less, as long as there are strategies.
 
         What an operator has for a moment is no sum, so minimizing sums does not see it; here it is limited instead.
@@ -106,13 +121,14 @@ class Search:
         self.say("looking for what needs less at once")
         (point,) = self.minimizer.at([math.inf])
         most = max(float(ends[v]) for ends, v in zip(self.assembled.ends, point.values, strict=True))
-        found, part = list[Assembled](), SMALLER
+        found, part = list[tuple[Assembled, Minimizer]](), SMALLER
         for _ in range(STEPS):
             near = self.assembled.without(most * part)
-            if domains(near.problem).empty:  # the next step is smaller
+            minimizer = Minimizer(near.problem)
+            if minimizer.domains.empty:  # the next step is smaller
                 part = math.sqrt(part)
             else:
-                found.append(near)
+                found.append((near, minimizer))
                 most *= part
         return tuple(found)
 
@@ -121,57 +137,42 @@ class Search:
         """The least memory, and the problem that it is a point of."""
         return self.best(math.inf, lambda p: p.memory)
 
-    def under(self, memory: float) -> Candidate | None:
-        """The fastest found that fits into so many bytes per device; None if the leanest does not.
+    @cached_property
+    def wide(self) -> tuple[Assembled, Minimizer]:
+        """The problem around the fastest, the leanest and points between them, for all limits on memory."""
+        if self.assembled.whole:
+            return self.assembled, self.minimizer
+        between = self.minimizer.at(self.weights[1:-1])
+        found = [self.fastest_point, self.leanest_point, *((self.assembled, point) for point in between)]
+        near = around(self.assembled, found)
+        return near, Minimizer(near.problem)
 
-        The search leaves out what is held for a moment, and counts gradients before they are there. So it is given less room,
-        or more, by as much as the last plan exceeded the limit or fell short of it.
+    def under(self, memory: float) -> Candidate | None:
+        """The fastest found that fits into so many bytes per device, working sets included; None if the leanest does not.
+
+        Where it is looked for depends on nothing but what fits (see `fastest_fitting`), so more memory never gives a slower one.
         """
         if self.fastest.memory <= memory:
             return self.fastest
-        self.say("the fastest does not fit: searching the frontier for what does")
-        found = self.fitting(self.assembled, self.minimizer, memory)
-        if found is not None:
-            return self.faster(*found, memory)
-        for near in self.narrow:
-            found = self.fitting(near, Minimizer(near.problem), memory)
-            if found is not None:
-                return found[0]
-        return self.leanest if self.leanest.memory <= memory else None
+        self.say("the fastest does not fit: searching for what does")
+        if self.leanest.memory > memory:
+            return None
+        found = [self.leanest]
+        for assembled, minimizer in (self.wide, *self.narrow):
+            found += self.fitting(assembled, minimizer, memory, min(c.time for c in found))
+        return min(found, key=lambda c: (c.time, c.memory))
 
-    def fitting(self, assembled: Assembled, minimizer: Minimizer, memory: float) -> Found | None:
-        """The fastest plan that a first search finds for so much memory, its point, and the room that this was given."""
-        room, best = memory, None
-        for _ in range(TRIES):
-            # between the points of the hull a second search looks, if there is one
-            point = frontier_under(assembled.problem, room, minimizer, hull=not assembled.whole)
-            if point is None:
-                break
-            found = self.candidate(assembled, point)
-            if best is not None and (found.memory > memory or found.time >= best[0].time):
-                break
-            best = (found, assembled, point, room) if found.memory <= memory else best
-            room = point.memory + memory - found.memory
-        return best
+    def fitting(self, assembled: Assembled, minimizer: Minimizer, memory: float, below: float) -> list[Candidate]:
+        """The fastest of one problem that fits, if there is one."""
+        made: dict[Point, Candidate] = {}
+        least = self.fastest.time * (1 - 2 * NEARLY)  # what is faster would be missed where there is more room
 
-    def faster(self, found: Candidate, assembled: Assembled, point: Point, room: float, memory: float) -> Candidate:
-        """What a second search around a point finds, if it fits too."""
-        for _ in range(0 if assembled.whole else TRIES):
-            near, best = self.refined_within(assembled, point, room)
-            other = self.candidate(near, best)
-            if other.memory <= memory:
-                return other if other.time < found.time else found
-            room = best.memory - (other.memory - memory)
-        return found
+        def fits(point: Point) -> bool:
+            made[point] = self.candidate(assembled, point)
+            return point.time >= least and made[point].memory <= memory
 
-    def refined_within(self, assembled: Assembled, point: Point, room: float) -> tuple[Assembled, Point]:
-        """A second search around a point, for the fastest in so much memory."""
-        return refined(
-            assembled,
-            point,
-            lambda near: frontier_under(near.problem, room),
-            lambda p: p.time if p.memory <= room else math.inf,
-        )
+        point = fastest_fitting(minimizer, self.weights, fits, below)
+        return [made[point]] if point else []
 
     @cached_property
     def frontier(self) -> tuple[tuple[Candidate, ...], bool]:
@@ -181,7 +182,7 @@ class Search:
         found = [self.candidate(self.assembled, p) for p in first.points]
         if not self.assembled.whole:
             self.say("looking around what was found")
-            near = around(self.assembled, first.points)
+            near = around(self.assembled, [(self.assembled, p) for p in first.points])
             found.append(self.fastest)
             found += [self.candidate(near, p) for p in frontier(near.problem, points=POINTS).points]
         found.append(self.leanest)

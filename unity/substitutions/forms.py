@@ -27,7 +27,13 @@ def opened(body: Body) -> Body:
 
 def distinct(body: Body) -> Body:
     """A program in which no two equations compute the same."""
-    return tidy(shared(normal(tidy(body))).body)
+    return settled(body)[0]
+
+
+def settled(body: Body) -> tuple[Body, tuple[str, ...]]:
+    """The same, and names of its outputs: equal for programs that compute alike, however their tensors are laid out."""
+    forms = normal(tidy(body))
+    return tidy(shared(forms).body), tuple(x.text for x in forms.outputs)
 
 
 def closed(body: Body) -> Body:
