@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 import small_models
+
 import unity
 from unity.pcg.capture import capture
 from unity.pcg.errors import DerivationError, PlanError, RuleError
