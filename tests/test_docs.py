@@ -1,4 +1,4 @@
-"""The tutorial's code blocks run, in order, as one program."""
+"""The code blocks of the tutorial and the how-tos run, in order, as one program each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["tutorial.md"])
+@pytest.mark.parametrize("page", ["tutorial.md", "rewriting.md"])
 def test_every_block_runs(page: str) -> None:
     names: dict[str, object] = {}
     found = blocks(page)
