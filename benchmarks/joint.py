@@ -37,7 +37,8 @@ BATCH = {  # samples for each device (Unity, section 6.1)
     "gpt2_padded": 4,
 }
 MACHINES = {96: Machine.grid(16, 6, "v100"), 192: Machine.grid(32, 6, "v100")}
-CASES = {f"{name} at {n}": (name, n) for n, name in itertools.product(MACHINES, list(BATCH)[:-1])} | {"gpt at 8": ("gpt2_padded", 8)}
+LARGE = itertools.product(MACHINES, list(BATCH)[:-1])
+CASES = {f"{name} at {n}": (name, n) for n, name in LARGE} | {"gpt at 8": ("gpt2_padded", 8)}
 
 
 def model_for(name: str, devices: int) -> Model:

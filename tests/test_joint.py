@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 import small_models
 
 import unity
+from unity.exec.trial import ratio
 from unity.pcg.capture import capture
 from unity.pcg.errors import DerivationError, PlanError, RuleError
 from unity.rewriting import budget_of, from_json, library_of, rewriting_of
@@ -240,6 +242,29 @@ def test_a_file_whose_derivation_does_not_replay_is_refused(tmp_path):
         path.write_text(json.dumps({**whole, "rewriting": {**rewriting, "derivation": changed}}))
         with pytest.raises(PlanError, match=message):
             unity.load(path, chained, *CHAINED)
+
+
+@pytest.mark.parametrize("times", [0.5, 2.0])
+def test_a_rewritten_program_that_measures_slower_is_not_taken(monkeypatch, times):
+    """On the devices of this process both programs are run, and what they take decides."""
+    asked = []
+
+    def ratio(one, other, gradient):
+        asked.append((one.rewriting, other.rewriting, gradient))
+        assert one.serial.key != other.serial.key
+        return times
+
+    monkeypatch.setattr(unity.Machine, "local", lambda: MACHINE)
+    monkeypatch.setattr(sys.modules["unity.optimize"], "ratio", ratio)
+    found = unity.optimize(chained, *CHAINED, progress=False)
+    assert len(asked) == 1
+    assert (found.rewriting is None) == (times > 1)
+
+
+def test_programs_are_run_in_turns():
+    found, same = plan(chained, CHAINED), plan(chained, CHAINED, search="captured")
+    for gradient in (False, True):
+        assert ratio(found, same, gradient) > 0
 
 
 def test_interrupting_gives_the_best_so_far(monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 
 from unity.pcg.body import Body, program_of, used
 from unity.pcg.errors import RuleError
+from unity.pcg.pointwise import pointwise
 from unity.substitutions.forms import closed, opened
 from unity.substitutions.library import load
 from unity.substitutions.occurrences import Pattern, occurrences, patterns
@@ -236,6 +237,22 @@ def test_where_a_result_would_need_itself_nothing_is_rewritten():
         body = tidy(used(program_of(jax.make_jaxpr(chained)(*structs))[0]))
         merge = [p for p in patterns(LIBRARY.rules) if len(p.left) == 2]
         assert any(new is None for _, new in steps(body, merge))
+
+
+def test_functions_of_elements_are_told_apart_by_their_derivatives_too():
+    """Values of all three are equal; derivatives at 0 are not, or nowhere."""
+
+    @jax.custom_jvp
+    def straight_through(x):
+        return jnp.maximum(x, 0)
+
+    straight_through.defjvps(lambda t, out, x: t)
+    s = jax.ShapeDtypeStruct((2, 3), np.float32)
+    names = []
+    for fn in (lambda x: jnp.maximum(x, 0), jax.nn.relu, straight_through):
+        (e,) = program_of(jax.make_jaxpr(fn)(s))[0].equations
+        names.append(pointwise(e))
+    assert names == ["relu", "jax.nn.relu", None]
 
 
 def test_the_content_key_ignores_order():
