@@ -22,6 +22,7 @@ from unity.pcg.capture import capture
 from unity.rewriting import Rewriter, budget_of
 from unity.search.cost import Training
 from unity.search.machine import Machine
+from unity.search.pricing import Prices
 from unity.search.session import Search
 from unity.substitutions.axioms import default_library
 
@@ -49,7 +50,7 @@ def sequential(model: Model, machine: Machine) -> float:
     """Rewritten for one of the machine's devices, then parallelized."""
     captured = capture(model.loss, model.params, model.batch)
     alone = Machine.grid(1, 1, machine.device)
-    found = Rewriter(default_library(), budget_of(None)).best(captured, alone, Training(), 0.0, lambda stage: None)
+    found = Rewriter(default_library(), budget_of(None)).best(captured, Prices(alone, Training()), lambda stage: None)
     best = captured if found is None else found.after
     return Search(best.graph, captured.differentiated, machine, Training()).fastest.time
 

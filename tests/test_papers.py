@@ -11,6 +11,7 @@ from unity.rewriting import Budget, Rewriter
 from unity.search.cost import Training
 from unity.search.hardware import Device
 from unity.search.machine import Machine
+from unity.search.pricing import Prices
 from unity.substitutions.axioms import default_library
 from unity.substitutions.forms import closed, opened
 
@@ -58,7 +59,7 @@ def test_unity_figures_1_and_2():
 def rewritten(fn, args, machine, programs=60):
     """The names of the rules that the joint search applies."""
     captured = capture(fn, *args)
-    found = Rewriter(default_library(), Budget(programs)).best(captured, machine, Training(), 0.0, lambda stage: None)
+    found = Rewriter(default_library(), Budget(programs)).best(captured, Prices(machine, Training()), lambda stage: None)
     return [] if found is None else [str(way) for way, _ in found.applied]
 
 

@@ -19,6 +19,7 @@ from unity.rewriting import Rewriter, budget_of, library_of
 from unity.search.cost import Training
 from unity.search.joint import GAIN
 from unity.search.machine import Machine
+from unity.search.pricing import Prices
 from unity.search.session import Candidate, Search
 
 OBJECTIVES = ("time", "devices", "memory")
@@ -125,13 +126,14 @@ class _Task:
         if known is not None:
             made, candidate = known
             return Plan(replace(made, seconds=time.perf_counter() - started), candidate)
-        search = self.search(self.captured, machine)
+        prices = Prices(machine, self.training, bodies=self.captured.bodies)
+        search = self.search(self.captured, prices)
         candidate = self.best(search)
         if candidate is None or candidate.memory > self.limit:
             raise InfeasibleError(_shortfall(machine, search.leanest, self.limit))
-        chosen = self.rewriter.best(self.captured, machine, self.training, self.weight(search), self.say)
+        chosen = self.rewriter.best(self.captured, replace(prices, weight=self.weight(search)), self.say)
         if chosen is not None:
-            other = self.search(chosen.after, machine)
+            other = self.search(chosen.after, prices)
             found = self.best(other)
             if found is not None and self.taken((chosen.after, other, found), (self.captured, search, candidate)):
                 search, candidate = other, found
@@ -148,9 +150,9 @@ class _Task:
         first, second = (Plan(Made(self.fn, c, search, 0.0), candidate) for c, search, candidate in (one, other))
         return ratio(first, second, self.training.backward) > 1
 
-    def search(self, captured: Captured, machine: Machine) -> Search:
-        """The search for a program's parallelization."""
-        return Search(captured.graph, captured.differentiated, machine, self.training, self.say)
+    def search(self, captured: Captured, prices: Prices) -> Search:
+        """The search for a program's parallelization, which shares with others what was listed and priced."""
+        return Search(captured.graph, captured.differentiated, prices.machine, self.training, self.say, prices.listed)
 
     def best(self, search: Search) -> Candidate | None:
         """What the objective asks for."""

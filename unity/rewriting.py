@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from unity.pcg.body import Body
-from unity.pcg.capture import Captured
+from unity.pcg.capture import Bodies, Captured
 from unity.pcg.errors import DerivationError, PlanError
 from unity.pcg.pairs import in_pairs
-from unity.search.cost import Training
 from unity.search.joint import Budget, Improvement, improvements
-from unity.search.machine import Machine
 from unity.search.pricing import Prices
 from unity.search.segments import joined, segments
 from unity.substitutions.axioms import default_library
@@ -95,10 +93,10 @@ class Rewriting:
         return {"graph": self.after.graph.key, "segments": ways, "derivation": [step.to_json() for step in self.steps]}
 
 
-def rewriting_of(captured: Captured, found: Improvement, library: Library) -> Rewriting:
-    """What the joint search found, as a rewriting."""
+def rewriting_of(captured: Captured, found: Improvement, library: Library, known: Bodies | None = None) -> Rewriting:
+    """What the joint search found, as a rewriting. `known`: see `graph_of`."""
     ways = {key: tuple(_way(w.occurrence.pattern, w.number) for w in chosen.path) for key, chosen in found.chosen.items()}
-    return Rewriting(captured, captured.of(found.body), ways, library)
+    return Rewriting(captured, captured.of(found.body, known), ways, library)
 
 
 def _way(pattern: Pattern, number: int) -> Way:
@@ -179,18 +177,16 @@ class Rewriter:
         """What a result depends on, as JSON data."""
         return {"rules": [e.hash for e in self.library.entries], "budget": [self.budget.programs, self.budget.seconds]}
 
-    def best(
-        self, captured: Captured, machine: Machine, training: Training, weight: float, say: Callable[[str], None]
-    ) -> Rewriting | None:
+    def best(self, captured: Captured, prices: Prices, say: Callable[[str], None]) -> Rewriting | None:
         """The rewriting that makes a program cheapest, if any makes it cheaper. Of what was found until Ctrl-C, too."""
         if not self.library.entries or self.budget.programs == 0:
             return None
         found: list[Improvement] = []
-        usable, prices = patterns(self.library.rules), Prices(machine, training, weight)
+        usable = patterns(self.library.rules)
         with contextlib.suppress(KeyboardInterrupt):
             for better in improvements(captured.body, captured.differentiated, prices, usable, self.budget, say=say):
                 found.append(better)
-        return rewriting_of(captured, found[-1], self.library) if len(found) > 1 else None
+        return rewriting_of(captured, found[-1], self.library, prices.bodies) if len(found) > 1 else None
 
 
 def library_of(rules: Any) -> Library:

@@ -46,10 +46,16 @@ class Captured:
     paths: tuple[str, ...]  # of every argument leaf, as the user would write it
     differentiated: frozenset[int]  # leaves of `argnums`
 
-    def of(self, body: Body) -> Captured:
-        """The same function, computed by another program."""
+    def of(self, body: Body, known: Bodies | None = None) -> Captured:
+        """The same function, computed by another program. `known`: see `graph_of`."""
         names = [str(node.attributes["name"]) for node in self.graph.inputs]
-        return replace(self, body=body, graph=graph_of(body, names))
+        return replace(self, body=body, graph=graph_of(body, names, known))
+
+    @property
+    def bodies(self) -> Bodies:
+        """What its operators compute, as `graph_of` knows them."""
+        found = (node.body for node, _ in self.graph.walk() if node.body is not None)
+        return {(body.key, body.identity): body for body in found}
 
 
 Clustering = Callable[[Body, Mapping[int, int]], list[Cluster]]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from unity.pcg.graph import PCG
 from unity.pcg.parallelize import Assignment, parallelize
-from unity.search.assemble import Assembled, assemble
+from unity.search.assemble import Assembled, Listed, assemble
 from unity.search.backend import backend_of
 from unity.search.cost import Training
 from unity.search.frontier import fastest_fitting, frontier
@@ -45,12 +45,13 @@ class Search:
     machine: Machine
     training: Training
     say: Callable[[str], None] = lambda stage: None
+    listed: Listed = field(default_factory=Listed)  # shared by searches on one machine, for the same training
 
     @cached_property
     def assembled(self) -> Assembled:
         """The graph's variables and costs."""
         self.say(f"{len(self.graph)} operators on {self.machine.devices} devices: listing parallelizations")
-        return assemble(self.graph, self.differentiated, self.machine, self.training)
+        return assemble(self.graph, self.differentiated, self.machine, self.training, listed=self.listed)
 
     @cached_property
     def minimizer(self) -> Minimizer:
