@@ -29,7 +29,7 @@ ILL_TYPED = {
     "matmul(partition(-2, a, x), y)": "operand 2 is unused, and must be replicated for use",
     "reduce(a, x)": "the operand is unused along a, and must be a partial sum",
     "combine(-2, a, partition(-1, a, x))": "is partitioned in dimension 1 along a, and must be partitioned in dimension 0",
-    "add(x, y)": r"add takes two tensors of one shape, and got \(4, 6\) and \(6, 8\)",
+    "add(x, y)": r"add takes two tensors of one shape and type, and got float32\(4, 6\) and float32\(6, 8\)",
     "matmul(x, x)": r"as many columns as rows, and got shapes \(4, 6\) and \(4, 6\)",
     "partition(-3, a, x)": r"a tensor of shape \[4, 6\] has no such dimension",
     "partition(-1, a, odd)": "size 3 is not divisible by 2",

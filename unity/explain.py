@@ -54,11 +54,14 @@ def explain(plan: Plan, file: Any = None) -> None:
 
 
 def _rewriting(plan: Plan) -> list[str]:
-    """How the captured program was rewritten, rule by rule."""
+    """How the captured program was rewritten, rule by rule, and what no rule was tried on."""
+    nested = [n for n in plan.original.nodes if n.inside is not None]
+    said = (f"{n.kind} ({short(n.source)}): the program inside is parallelized, but not rewritten" for n in nested)
+    lines = list(dict.fromkeys(said))
     if plan.rewriting is None:
-        return []
+        return lines
     library = plan.rewriting.library
-    lines = [f"rewritten by proved rules: {len(plan.original)} operators were captured"]
+    lines.append(f"rewritten by proved rules: {len(plan.original)} operators were captured")
     for way, times in plan.rewriting.applied:
         rule = library[way.rule].rule
         left, right = map(print_side, (rule.right, rule.left) if way.backward else (rule.left, rule.right))

@@ -145,21 +145,21 @@ def _structs(operands: Iterable[TensorType]) -> tuple[tuple[Shape, str], ...]:
 def body_of(name: str, attributes: tuple[Attribute, ...], operands: tuple[tuple[Shape, str], ...]) -> Body:
     """The body of an operator on operands of these shapes and dtypes. Raises TypeError where it has none."""
     operator = VOCABULARY[name]
-    assert operator.run is not None
+    assert operator.prepare is not None
     extra = {"at": attributes[-1]} if name == "split" else {}
     given = attributes[: len(operator.attributes)]
-
+    structs = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in operands]
+    operator.prepare(*given, *structs, **extra)  # most are refused here, without a trace
     problems: list[Exception] = []
 
     def run(*xs: jax.Array) -> object:
-        assert operator.run is not None
         try:
             return operator.run(*given, *xs, **extra)
         except REFUSALS as problem:  # kept out of JAX, which takes milliseconds to tidy an exception's traceback
             problems.append(problem)
             return ()
 
-    program = jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in operands))
+    program = jax.make_jaxpr(run)(*structs)
     if problems:
         raise problems[0]
     return close(program)

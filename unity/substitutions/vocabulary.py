@@ -27,6 +27,9 @@ FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 WORDS = {"function": tuple(FUNCTIONS), "padding": ("same", "valid")}
 
 
+Thunk = Callable[[], Any]  # computes an operator's results
+
+
 @dataclass(frozen=True)
 class Operator:
     """`attributes` says of which kind each is: dim, axis, size, groups, function, padding. Attributes come before operands."""
@@ -35,12 +38,17 @@ class Operator:
     attributes: tuple[str, ...]
     operands: int
     results: int = 1
-    run: Callable[..., Any] | None = None  # None: a parallelization operator
+    prepare: Callable[..., Thunk] | None = None  # None: a parallelization operator
     change: Callable[..., tuple[State, State]] | None = None  # its states before and after, from its dimensions
 
     @property
     def parallel(self) -> bool:
         return self.change is not None
+
+    def run(self, *given: Any, **more: Any) -> Any:
+        """What it computes of attributes and arrays. Raises TypeError where it does not take them."""
+        assert self.prepare is not None
+        return self.prepare(*given, **more)()
 
     def words(self, position: int) -> tuple[str, ...]:
         """The words that an attribute may be, where it is no number."""
@@ -55,11 +63,15 @@ VOCABULARY: dict[str, Operator] = {}
 
 
 def compute(name: str, *attributes: str, operands: int, results: int = 1) -> Callable[[Callable], Callable]:
-    """Enters a JAX function into the vocabulary."""
+    """Enters a JAX function into the vocabulary.
 
-    def register(run: Callable) -> Callable:
-        VOCABULARY[name] = Operator(name, attributes, operands, results, run)
-        return run
+    The function looks at shapes and types alone, and gives what computes the results then: whether operands fit is asked far
+    more often than what comes out.
+    """
+
+    def register(prepare: Callable) -> Callable:
+        VOCABULARY[name] = Operator(name, attributes, operands, results, prepare)
+        return prepare
 
     return register
 
@@ -128,7 +140,7 @@ def _dim(name: str, d: int, x: jax.Array) -> int:
 
 
 @compute("matmul", operands=2)
-def _matmul(x: jax.Array, y: jax.Array) -> jax.Array:
+def _matmul(x: jax.Array, y: jax.Array) -> Thunk:
     """[..., n, k] by [..., k, m], the leading dimensions equal."""
     if x.ndim != y.ndim or x.ndim < 2:
         raise TypeError(f"matmul takes two tensors of one rank, at least 2, and got ranks {x.ndim} and {y.ndim}")
@@ -136,11 +148,11 @@ def _matmul(x: jax.Array, y: jax.Array) -> jax.Array:
         raise TypeError(f"matmul takes equal leading dimensions, and got {x.shape[:-2]} and {y.shape[:-2]}")
     if x.shape[-1] != y.shape[-2]:
         raise TypeError(f"matmul takes as many columns as rows, and got shapes {x.shape} and {y.shape}")
-    return jnp.matmul(x, y)
+    return lambda: jnp.matmul(x, y)
 
 
 @compute("conv2d", "groups", "size", "padding", operands=2)
-def _conv2d(groups: int, stride: int, padding: str, x: jax.Array, w: jax.Array) -> jax.Array:
+def _conv2d(groups: int, stride: int, padding: str, x: jax.Array, w: jax.Array) -> Thunk:
     """[n, c, h, w] by [o, c / groups, kh, kw]. 0 groups: every channel is its own."""
     _positive("conv2d", stride)
     if x.ndim != 4 or w.ndim != 4:
@@ -148,32 +160,32 @@ def _conv2d(groups: int, stride: int, padding: str, x: jax.Array, w: jax.Array) 
     groups = groups or x.shape[1]
     if x.shape[1] != groups * w.shape[1] or w.shape[0] % groups:
         raise TypeError(f"conv2d: {x.shape[1]} channels and a kernel of shape {w.shape} do not make {groups} groups")
-    return lax.conv_general_dilated(x, w, (stride, stride), padding.upper(), feature_group_count=groups)
+    return lambda: lax.conv_general_dilated(x, w, (stride, stride), padding.upper(), feature_group_count=groups)
 
 
 @compute("enlarge", "size", operands=1)
-def _enlarge(k: int, w: jax.Array) -> jax.Array:
+def _enlarge(k: int, w: jax.Array) -> Thunk:
     """A kernel padded with zeros to k by k."""
     if w.ndim != 4 or any(n > k or (k - n) % 2 for n in w.shape[2:]) or w.shape[2:] == (k, k):
         raise TypeError(f"enlarge({k}, …) takes a smaller kernel of odd sizes, and got shape {w.shape}")
-    return jnp.pad(w, [(0, 0), (0, 0), *(((k - n) // 2, (k - n) // 2) for n in w.shape[2:])])
+    return lambda: jnp.pad(w, [(0, 0), (0, 0), *(((k - n) // 2, (k - n) // 2) for n in w.shape[2:])])
 
 
 @compute("maxpool", "size", "size", "padding", operands=1)
-def _maxpool(k: int, stride: int, padding: str, x: jax.Array) -> jax.Array:
+def _maxpool(k: int, stride: int, padding: str, x: jax.Array) -> Thunk:
     _positive("maxpool", k, stride)
     if x.ndim != 4:
         raise TypeError(f"maxpool takes images, and got shape {x.shape}")
-    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, k, k), (1, 1, stride, stride), padding.upper())
+    return lambda: lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, k, k), (1, 1, stride, stride), padding.upper())
 
 
 @compute("avgpool", "size", "size", "padding", operands=1)
-def _avgpool(k: int, stride: int, padding: str, x: jax.Array) -> jax.Array:
+def _avgpool(k: int, stride: int, padding: str, x: jax.Array) -> Thunk:
     """The mean of k by k elements; those of the padding count as zeros."""
     _positive("avgpool", k, stride)
     if x.ndim != 4:
         raise TypeError(f"avgpool takes images, and got shape {x.shape}")
-    return lax.reduce_window(x, 0.0, lax.add, (1, 1, k, k), (1, 1, stride, stride), padding.upper()) / (k * k)
+    return lambda: lax.reduce_window(x, 0.0, lax.add, (1, 1, k, k), (1, 1, stride, stride), padding.upper()) / (k * k)
 
 
 # Elementwise
@@ -191,157 +203,161 @@ def _same(name: str, x: jax.Array, y: jax.Array) -> None:
 
 
 @compute("add", operands=2)
-def _add(x: jax.Array, y: jax.Array) -> jax.Array:
+def _add(x: jax.Array, y: jax.Array) -> Thunk:
     _same("add", x, y)
-    return x + y
+    return lambda: x + y
 
 
 @compute("sub", operands=2)
-def _sub(x: jax.Array, y: jax.Array) -> jax.Array:
+def _sub(x: jax.Array, y: jax.Array) -> Thunk:
     _same("sub", x, y)
-    return x - y
+    return lambda: x - y
 
 
 @compute("mul", operands=2)
-def _mul(x: jax.Array, y: jax.Array) -> jax.Array:
+def _mul(x: jax.Array, y: jax.Array) -> Thunk:
     _same("mul", x, y)
-    return x * y
+    return lambda: x * y
 
 
 @compute("map", "function", operands=1)
-def _map(f: str, x: jax.Array) -> jax.Array:
+def _map(f: str, x: jax.Array) -> Thunk:
     """An elementwise function. One that has no name here is looked at through the hyperbolic sine, of which no rule knows."""
     _floating("map", x)
-    return FUNCTIONS.get(f, jnp.sinh)(x)
+    return lambda: FUNCTIONS.get(f, jnp.sinh)(x)
 
 
 @compute("scale", operands=2)
-def _scale(x: jax.Array, w: jax.Array) -> jax.Array:
+def _scale(x: jax.Array, w: jax.Array) -> Thunk:
     """A tensor times a scalar."""
     if w.ndim or not x.ndim:
         raise TypeError(f"scale takes a tensor and a scalar, and got shapes {x.shape} and {w.shape}")
-    return x * w
+    return lambda: x * w
 
 
 @compute("bias", operands=2)
-def _bias(x: jax.Array, b: jax.Array) -> jax.Array:
+def _bias(x: jax.Array, b: jax.Array) -> Thunk:
     """A vector added along the last dimension."""
     if b.ndim != 1 or x.ndim < 2 or x.shape[-1] != b.shape[0]:
         raise TypeError(f"bias takes a vector as long as the last dimension, and got {x.shape} and {b.shape}")
-    return x + b
+    return lambda: x + b
 
 
 # Shapes
 
 
 @compute("concat", "dim", operands=2)
-def _concat(d: int, x: jax.Array, y: jax.Array) -> jax.Array:
+def _concat(d: int, x: jax.Array, y: jax.Array) -> Thunk:
     d = _dim("concat", d, x)
     if x.ndim != y.ndim or any(n != m for k, (n, m) in enumerate(zip(x.shape, y.shape, strict=True)) if k != d):
         raise TypeError(f"concat({d}, …) takes shapes that differ there alone, and got {x.shape} and {y.shape}")
-    return lax.concatenate([x, y], d)
+    return lambda: lax.concatenate([x, y], d)
 
 
 @compute("split", "dim", operands=1, results=2)
-def _split(d: int, x: jax.Array, at: int = 0) -> list[jax.Array]:
+def _split(d: int, x: jax.Array, at: int = 0) -> Thunk:
     """Undoes the last concat: `at` is where its first part ended. A tensor that is none is halved."""
     d = _dim("split", d, x)
     if not at and x.shape[d] % 2:
         raise TypeError(f"split({d}, …) has nothing to split in shape {x.shape}")
     at = at or x.shape[d] // 2
-    return [lax.slice_in_dim(x, 0, at, axis=d), lax.slice_in_dim(x, at, x.shape[d], axis=d)]
+    return lambda: [lax.slice_in_dim(x, 0, at, axis=d), lax.slice_in_dim(x, at, x.shape[d], axis=d)]
 
 
 @compute("transpose", operands=1)
-def _transpose(x: jax.Array) -> jax.Array:
+def _transpose(x: jax.Array) -> Thunk:
     """The last two dimensions swapped."""
     if x.ndim < 2:
         raise TypeError(f"transpose takes rank 2 or more, and got shape {x.shape}")
-    return jnp.swapaxes(x, -1, -2)
+    return lambda: jnp.swapaxes(x, -1, -2)
 
 
 @compute("merge", "dim", operands=1)
-def _merge(d: int, x: jax.Array) -> jax.Array:
+def _merge(d: int, x: jax.Array) -> Thunk:
     """Dimension d and the one before it made one: what undoes `unmerge(d, …)`, counted from the end."""
     d = _dim("merge", d, x)
     if not d:
         raise TypeError(f"merge has no dimension before the first one of shape {x.shape}")
-    return x.reshape(*x.shape[: d - 1], x.shape[d - 1] * x.shape[d], *x.shape[d + 1 :])
+    return lambda: x.reshape(*x.shape[: d - 1], x.shape[d - 1] * x.shape[d], *x.shape[d + 1 :])
 
 
 @compute("unmerge", "dim", "size", operands=1)
-def _unmerge(d: int, n: int, x: jax.Array) -> jax.Array:
+def _unmerge(d: int, n: int, x: jax.Array) -> Thunk:
     """Dimension d seen as [n, rest]."""
     d = _dim("unmerge", d, x)
     if n < 1 or x.shape[d] % n:
         raise TypeError(f"unmerge({d}, {n}, …) does not divide shape {x.shape}")
-    return x.reshape(*x.shape[:d], n, x.shape[d] // n, *x.shape[d + 1 :])
+    return lambda: x.reshape(*x.shape[:d], n, x.shape[d] // n, *x.shape[d + 1 :])
 
 
 # Reductions, normalization, tables
 
 
 @compute("sum", "dim", operands=1)
-def _sum(d: int, x: jax.Array) -> jax.Array:
-    return jnp.sum(x, _dim("sum", d, x))
+def _sum(d: int, x: jax.Array) -> Thunk:
+    return lambda: jnp.sum(x, _dim("sum", d, x))
 
 
 @compute("softmax", operands=1)
-def _softmax(x: jax.Array) -> jax.Array:
+def _softmax(x: jax.Array) -> Thunk:
     """Along the last dimension."""
-    return jax.nn.softmax(x)
+    return lambda: jax.nn.softmax(x)
 
 
 @compute("layer_norm", operands=1)
-def _layer_norm(x: jax.Array) -> jax.Array:
+def _layer_norm(x: jax.Array) -> Thunk:
     """Along the last dimension, without scale and offset."""
-    centred = x - jnp.mean(x, -1, keepdims=True)
-    return centred * lax.rsqrt(jnp.mean(centred * centred, -1, keepdims=True) + 1e-5)
+
+    def normalized() -> jax.Array:
+        centred = x - jnp.mean(x, -1, keepdims=True)
+        return centred * lax.rsqrt(jnp.mean(centred * centred, -1, keepdims=True) + 1e-5)
+
+    return normalized
 
 
 @compute("embedding", operands=2)
-def _embedding(table: jax.Array, ids: jax.Array) -> jax.Array:
+def _embedding(table: jax.Array, ids: jax.Array) -> Thunk:
     """Rows of a table [v, h]. Indices are integers in range."""
     if table.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TypeError(f"embedding takes a table and integers, and got {table.shape} and {ids.dtype}")
-    return table.at[ids].get(mode="clip")
+    return lambda: table.at[ids].get(mode="clip")
 
 
 # Constants (TASO's), shaped like what they stand beside
 
 
 @compute("minus_one", operands=0)
-def _minus_one() -> jax.Array:
+def _minus_one() -> Thunk:
     """The scalar −1."""
-    return jnp.asarray(-1.0, jnp.float32)
+    return lambda: jnp.asarray(-1.0, jnp.float32)
 
 
 @compute("ones", operands=1)
-def _ones(x: jax.Array) -> jax.Array:
-    return jnp.ones_like(x)
+def _ones(x: jax.Array) -> Thunk:
+    return lambda: jnp.ones_like(x)
 
 
 @compute("identity", operands=1)
-def _identity(x: jax.Array) -> jax.Array:
+def _identity(x: jax.Array) -> Thunk:
     """The identity matrix that x can be multiplied by from the right: of its last dimension's size."""
     if x.ndim != 2:
         raise TypeError(f"identity takes a matrix, and got shape {x.shape}")
-    return jnp.eye(x.shape[-1], dtype=x.dtype)
+    return lambda: jnp.eye(x.shape[-1], dtype=x.dtype)
 
 
 @compute("identity_kernel", "size", operands=1)
-def _identity_kernel(k: int, x: jax.Array) -> jax.Array:
+def _identity_kernel(k: int, x: jax.Array) -> Thunk:
     """The k by k kernel that gives back each channel of images x."""
     if x.ndim != 4 or k % 2 == 0 or k < 1:
         raise TypeError(f"identity_kernel takes an odd size and images, and got {k} and shape {x.shape}")
     c = x.shape[1]
-    return jnp.eye(c, dtype=x.dtype)[:, :, None, None] * jnp.pad(jnp.ones((1, 1), x.dtype), k // 2)
+    return lambda: jnp.eye(c, dtype=x.dtype)[:, :, None, None] * jnp.pad(jnp.ones((1, 1), x.dtype), k // 2)
 
 
 @compute("mean_kernel", "size", operands=1)
-def _mean_kernel(k: int, x: jax.Array) -> jax.Array:
+def _mean_kernel(k: int, x: jax.Array) -> Thunk:
     """The k by k kernel that takes the mean in each channel of images x: one group for each channel."""
     _positive("mean_kernel", k)
     if x.ndim != 4:
         raise TypeError(f"mean_kernel takes images, and got shape {x.shape}")
-    return jnp.ones((x.shape[1], 1, k, k), x.dtype) / (k * k)
+    return lambda: jnp.ones((x.shape[1], 1, k, k), x.dtype) / (k * k)

@@ -74,7 +74,6 @@ class _Writer:
         found = write(self, term, operands, types) if write is not None else None
         if found is not None:
             return found
-        assert operator.run is not None
         given = concrete(operator, term.attributes, types)
         extra = {"at": given[-1]} if term.operator == "split" else {}
         results = operator.run(*given[: len(operator.attributes)], *(x.value for x in operands), **extra)
