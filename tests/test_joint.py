@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -160,6 +161,8 @@ def test_steps_that_make_things_worse_first_are_taken_within_alpha():
 def test_budgets_rules_and_searches_are_checked():
     assert budget_of(3) == Budget(programs=3)
     assert budget_of(0.5) == Budget(seconds=0.5)
+    assert Budget(9).said(4, 0.0) == "5 programs left"
+    assert Budget(seconds=9.0).said(4, time.perf_counter()) == "9 s left"
     for wrong in ("many", -1, True):
         with pytest.raises(ValueError, match="budget="):
             budget_of(wrong)

@@ -36,6 +36,12 @@ class Budget:
         enough = self.programs is None or programs < self.programs
         return enough and (self.seconds is None or time.perf_counter() - started < self.seconds)
 
+    def said(self, programs: int, started: float) -> str:
+        """How much is left, in words."""
+        left = [] if self.programs is None else [f"{self.programs - programs} programs"]
+        left += [] if self.seconds is None else [f"{max(0.0, self.seconds - time.perf_counter() + started):.0f} s"]
+        return f"{' or '.join(left)} left" if left else "no limit"
+
 
 @dataclass(frozen=True, eq=False)
 class Improvement:
@@ -87,7 +93,7 @@ def improvements(
                 turns.remove(turn)
                 continue
             count += 1
-            say(f"{count} rewritings of {len(turns)} segments priced; best step {best.price * 1e3:.4g} ms")
+            say(f"best step {best.price * 1e3:.4g} ms; {count} rewritten programs priced, {budget.said(count, started)}")
             if turn.promises(found, GAIN * best.price):
                 better[turn.part.key] = found
         # all at once, and if that is no gain, one by one
