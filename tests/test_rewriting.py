@@ -45,6 +45,10 @@ def joins(x, y, z):
     return jnp.concatenate([a + z, b - z], -1)[..., :3] + z
 
 
+def clipped(x, y):
+    return jnp.split(jnp.maximum(jnp.concatenate([x, y], -1), 0.5) / 3, 2, axis=-1)
+
+
 def biases(x, y, b, c, w):
     return jax.nn.relu(x @ w + b) + (jax.nn.relu(y @ w + b) + c)
 
@@ -76,6 +80,7 @@ PROGRAMS = {
     two_products: [(2, 3, 4), (2, 3, 4), (4, 5), (4, 5), (5, 2)],
     low_rank: [(3, 4), (4, 2), (2, 4)],
     joins: [(2, 3), (2, 3), (2, 3)],
+    clipped: [(2, 3), (2, 3)],
     biases: [(2, 3, 4), (2, 3, 4), (5,), (5,), (4, 5)],
     convolutions: [(2, 4, 4, 3), (3, 3, 3, 3), (3, 3, 3, 3)],
     many_parts: [(2, 2), (2, 1), (2, 3)],
@@ -165,6 +170,20 @@ def test_random_steps_keep_values_and_gradients(fn):
                     break
                 body = rng.choice(ways)
             agrees(body, fn, expected)
+
+
+@EACH
+def test_every_step_keeps_other_precisions(fn):
+    """Of bfloat16 nothing becomes wider on the way, constants included."""
+    with jax.enable_x64(True):
+        given = arguments(fn)
+    kinds = [jnp.bfloat16 if jnp.issubdtype(a.dtype, jnp.floating) else a.dtype for a in given]
+    structs = [jax.ShapeDtypeStruct(a.shape, kind) for a, kind in zip(given, kinds, strict=True)]
+    body = opened(used(program_of(jax.make_jaxpr(fn)(*structs))[0]))
+    known = {body.tensors[v].dtype for e in body.equations for v in e.results}
+    for occurrence, new in steps(body):
+        if new is not None:
+            assert {new.tensors[v].dtype for e in new.equations for v in e.results} <= known, occurrence.pattern
 
 
 def rules_found(fn) -> set[str]:
