@@ -182,14 +182,16 @@ def test_a_library_that_was_edited_is_refused(tmp_path):
         plan(chained, CHAINED, rules=path)
 
 
-def test_rules_that_match_for_ever_end():
+def test_rules_that_match_for_ever_end(monkeypatch):
     """A rule whose result it applies to again: every program is another one, and the budget ends it."""
     grow = Pattern(parse_rule("it scale(x, y) = add(scale(x, y), sub(x, x))"), False)
     assert not grow.usable
     turn = parse_rule("turn add(x, add(y, z)) = add(y, add(x, z))")
     captured, body = flat(lambda p, x: jnp.sum(x + (x * 2 + (x * 3 + p))), (f(8, 8), f(8, 8)))
-    found = list(improvements(body, captured.differentiated, prices(), patterns([turn]), Budget(50)))
-    assert len(found) >= 1
+    priced, of = [], Prices.of
+    monkeypatch.setattr(Prices, "of", lambda self, *given: priced.append(given) or of(self, *given))
+    list(improvements(body, captured.differentiated, prices(), patterns([turn]), Budget(50)))
+    assert 3 < len(priced) <= 2 * 50
 
 
 def test_what_a_plan_file_says_of_rewriting_is_not_believed():
@@ -268,6 +270,15 @@ def test_programs_are_run_in_turns():
     found, same = plan(chained, CHAINED), plan(chained, CHAINED, search="captured")
     for gradient in (False, True):
         assert ratio(found, same, gradient) > 0
+
+
+def test_a_rewriting_whose_derivation_does_not_replay_is_not_used(monkeypatch):
+    def check(*given):
+        raise DerivationError("step 1")
+
+    monkeypatch.setattr("unity.rewriting.check", check)
+    with pytest.warns(UserWarning, match=r"not used, because its derivation does not replay: step 1"):
+        assert plan(chained, CHAINED).rewriting is None
 
 
 def test_interrupting_gives_the_best_so_far(monkeypatch):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from unity.pcg.errors import DerivationError, PlanError
 from unity.pcg.pairs import in_pairs
 from unity.search.joint import Budget, Improvement, improvements
 from unity.search.pricing import Prices
-from unity.search.segments import joined, segments
+from unity.search.segments import Segment, joined, segments
 from unity.substitutions.axioms import default_library
 from unity.substitutions.derivation import Step
 from unity.substitutions.forms import closed, distinct, opened
@@ -65,9 +66,11 @@ class Rewriting:
         """
         body = opened(self.before.body)
         whole, found = normal(body), list[Step]()
-        for part in reversed(segments(body, self.before.differentiated)):
+        parts = segments(body, self.before.differentiated)
+        paths = {key: tuple(_path(part, self.ways[key], self.library)) for key, part in _bodies(parts, self.ways).items()}
+        for part in reversed(parts):
             inputs = [whole.values[v] for v in part.inputs]
-            for program, occurrence in _path(part.body, self.ways.get(part.key, ()), self.library):
+            for program, occurrence in paths.get(part.key, ()):
                 step = step_of(applied(whole.store, program, inputs), occurrence)
                 if step is None:
                     raise DerivationError(f"the rule {occurrence.pattern} was applied where no step can say so")
@@ -112,7 +115,7 @@ def from_json(captured: Captured, data: Any, library: Library) -> Rewriting:
         raise PlanError(f"its rewriting is damaged: {type(problem).__name__}: {problem}") from None
     body = opened(captured.body)
     parts = segments(body, captured.differentiated)
-    changed = {part.key: _again(part.body, ways[part.key], library) for part in parts if part.key in ways}
+    changed = {key: _again(part, ways[key], library) for key, part in _bodies(parts, ways).items()}
     after = captured.of(closed(joined(body, parts, changed)))
     if after.graph.key != wanted or changed.keys() != ways.keys():
         raise PlanError("its rewriting leads to another graph: it was made by another version of unity, or by other rules")
@@ -125,6 +128,11 @@ def derivation_of(data: Any) -> tuple[Step, ...]:
     if not isinstance(steps, list):
         raise PlanError("it has no derivation")
     return tuple(map(Step.from_json, steps))
+
+
+def _bodies(parts: Iterable[Segment], wanted: Container[str]) -> dict[str, Body]:
+    """The programs of the segments that are wanted, one for all that are equal."""
+    return {part.key: part.body for part in parts if part.key in wanted}
 
 
 def _again(body: Body, ways: Sequence[Way], library: Library) -> Body:
@@ -178,7 +186,10 @@ class Rewriter:
         return {"rules": [e.hash for e in self.library.entries], "budget": [self.budget.programs, self.budget.seconds]}
 
     def best(self, captured: Captured, prices: Prices, say: Callable[[str], None]) -> Rewriting | None:
-        """The rewriting that makes a program cheapest, if any makes it cheaper. Of what was found until Ctrl-C, too."""
+        """The rewriting that makes a program cheapest and whose derivation replays, if any makes it cheaper.
+
+        Of what was found until Ctrl-C, too.
+        """
         if not self.library.entries or self.budget.programs == 0:
             return None
         found: list[Improvement] = []
@@ -186,7 +197,14 @@ class Rewriter:
         with contextlib.suppress(KeyboardInterrupt):
             for better in improvements(captured.body, captured.differentiated, prices, usable, self.budget, say=say):
                 found.append(better)
-        return rewriting_of(captured, found[-1], self.library, prices.bodies) if len(found) > 1 else None
+        for better in reversed(found[1:]):
+            rewriting = rewriting_of(captured, better, self.library, prices.bodies)
+            try:
+                rewriting.check(rewriting.steps)
+                return rewriting
+            except DerivationError as problem:
+                warnings.warn(f"a rewritten program is not used, because its derivation does not replay: {problem}", stacklevel=2)
+        return None
 
 
 def library_of(rules: Any) -> Library:

@@ -29,12 +29,19 @@ def _match(pattern: Term, term: Term, found: Substitution) -> bool:
         return found.tensors.setdefault(pattern.name, term) == term
     if not isinstance(term, Apply) or (pattern.operator, pattern.result) != (term.operator, term.result):
         return False
+    if not bind(pattern, term.attributes, found.attributes):
+        return False
+    return all(_match(p, t, found) for p, t in zip(pattern.operands, term.operands, strict=True))
+
+
+def bind(pattern: Apply, attributes: Sequence[Attribute], found: dict[str, Attribute]) -> bool:
+    """Whether a pattern's operator may have these attributes. Adds what its attribute variables stand for."""
     operator = VOCABULARY[pattern.operator]
-    for position, (wanted, value) in enumerate(zip(pattern.attributes, term.attributes, strict=True)):
+    for position, (wanted, value) in enumerate(zip(pattern.attributes, attributes, strict=True)):
         if operator.variable(position, wanted):
             assert isinstance(wanted, str)
-            if found.attributes.setdefault(wanted, value) != value:
+            if found.setdefault(wanted, value) != value:
                 return False
         elif wanted != value:
             return False
-    return all(_match(p, t, found) for p, t in zip(pattern.operands, term.operands, strict=True))
+    return True

@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 
 from unity.pcg.body import Body
 from unity.pcg.errors import IllTypedError
+from unity.substitutions.matching import bind
 from unity.substitutions.reading import READABLE, Application, Reading, Viewed
 from unity.substitutions.rearrangement import Rearrangement, after, kept, resized
 from unity.substitutions.rule import Rule
@@ -243,16 +244,10 @@ def _attributes(term: Apply, application: Application, attributes: Sequence[Attr
     example = binding.examples.setdefault(term.operator, application)
     if example.manner != application.manner:
         return False
-    for position, (wanted, value) in enumerate(zip(term.attributes, attributes, strict=True)):
-        if operator.attributes[position] == "function":
+    for kind, value in zip(operator.attributes, attributes, strict=True):
+        if kind == "function":
             binding.examples.setdefault(str(value), application)
-        if operator.variable(position, wanted):
-            assert isinstance(wanted, str)
-            if binding.attributes.setdefault(wanted, value) != value:
-                return False
-        elif wanted != value:
-            return False
-    return True
+    return bind(term, attributes, binding.attributes)
 
 
 def _cut(term: Apply, dim: int, view: Rearrangement, operand: Viewed, binding: _Binding) -> bool:
