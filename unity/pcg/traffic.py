@@ -31,6 +31,7 @@ class Collective:
     repeats: int  # runs among them that repeat a forward one in the backward pass
     direction: str
     node: Node  # the operator behind it: a parallelization operator, or a composite that reduces inside
+    merged: bool = False  # the last of an argument's gradient: a compiler makes one collective of several such
     name: Hashable = None  # equal for collectives that do the same with the same value, of which a compiler runs one
 
     @property
@@ -48,12 +49,12 @@ def step_of(node: Node, axes: tuple) -> Step:
 def traffic(graph: PCG, differentiated: Collection[int] = ()) -> tuple[Collective, ...]:
     """All collectives of a parallel graph. `differentiated`: inputs that gradients are taken for (none: forward only)."""
     flow = gradients(graph, differentiated)
-    return tuple(_of_graph(graph, flow, 1, NOTHING, False))
+    return tuple(_of_graph(graph, flow, 1, NOTHING, False, outermost=True))
 
 
-def _of_graph(graph: PCG, flow: Gradients, times: int, again: Again, looped: bool) -> Iterator[Collective]:
+def _of_graph(graph: PCG, flow: Gradients, times: int, again: Again, looped: bool, outermost: bool = False) -> Iterator[Collective]:
     """`again`: what the backward pass computes again, inside a remat; `looped`: inside a scan."""
-    context = _Context(graph, flow, times, again, gathered_again(graph, flow, looped), Names(graph))
+    context = _Context(graph, flow, times, again, gathered_again(graph, flow, looped), Names(graph), outermost)
     for node in graph.nodes:
         if node.kind in PARALLELIZATION and node.kind != "view":
             yield from _of_step(node, context)
@@ -80,6 +81,7 @@ class _Context:
     again: Again
     gathered: Again
     names: Names
+    outermost: bool
 
     def runs(self, node: Node) -> tuple[int, int]:
         """How often a node runs in one step, and how many of these runs are for the backward pass."""
@@ -96,7 +98,7 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
     full = after if step.kind in ("combine", "combine_replicate") else before
     if there:
         name = (FORWARD, there, _moved(step, step.axes), names.value(node.operands[0]))
-        yield Collective(there, step.axes, full, tensor.itemsize, *context.runs(node), FORWARD, node, name)
+        yield Collective(there, step.axes, full, tensor.itemsize, *context.runs(node), FORWARD, node, name=name)
     if back and context.flow(Value(node)):
         over = step.axes
         if step.kind == "partition":
@@ -105,7 +107,15 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
                 full //= graph.axes[i].size if step.before[i].kind == "R" else 1
         if over:
             name = (BACKWARD, back, _moved(step, over), names.cotangent(Value(node)))
-            yield Collective(back, over, full, tensor.itemsize, context.times, 0, BACKWARD, node, name)
+            merged = step.kind == "replicate" and context.outermost and _of_argument(node)
+            yield Collective(back, over, full, tensor.itemsize, context.times, 0, BACKWARD, node, merged, name)
+
+
+def _of_argument(node: Node) -> bool:
+    """Whether what a parallelization operator changes is an argument."""
+    while node.kind in PARALLELIZATION:
+        node = node.operands[0].node
+    return node.kind == "input"
 
 
 def _moved(step: Step, over: tuple[int, ...]) -> Hashable:

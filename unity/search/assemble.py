@@ -56,7 +56,7 @@ class Assembled:
         text = f"{self.domains[port.source].key} {port.index} {self.domains[s].key} {p} {port.tensor} {port.times}"
         node = self.opened.sites[s].node
         product = node is not None and node.kind in HEAVY
-        key = _key(text, port.gradient, port.kept, port.sole, port.again, product, self.training.backward)
+        key = _key(text, port.gradient, port.kept, port.sole, port.again, port.argument, product, self.training.backward)
         if key not in self.known:
             time, memory = self.change(before, after, port, product)
             pairs = first[:, None], second
@@ -101,7 +101,7 @@ class Assembled:
         runs = 2 if port.again and backward else 1
         time = runs * (c.forward[0] + c.forward[1] * n)
         if port.gradient and backward:
-            time = time + c.backward[0] + c.backward[1] * n
+            time = time + c.backward[0] + c.backward[1] * n - (c.merged if port.argument else 0.0)
         time = np.where(c.possible, time, np.inf) * times
         if not (port.kept and backward):
             return time[index][None], np.zeros((1, *index.shape))

@@ -36,6 +36,10 @@ all-reduce is faster than a reduce-scatter and an all-gather.
 Every collective is also launched: the device's `launch` is added to alpha. Of two ways that take as long on the wire, an
 all-reduce or a reduce-scatter and a later all-gather, the one with fewer collectives is the faster.
 
+The all-reduces of arguments' gradients wait for nothing and nothing waits for them, so XLA merges them, on CPUs all of a group's
+devices, on GPUs up to tens of megabytes: they cost their bytes, and alpha, which all of them share, is left out
+(`traffic.Collective.merged`, `reshard.Changes.merged`).
+
 All-to-all likewise: each byte crosses the level where its sender and its receiver part and no other, so beta is the sum
 over i of (k_i - 1)/k_i / (k_1 ... k_(i-1) B_i), and going level by level takes the same alpha as above. A permute is as
 slow as the slowest level among the group's.

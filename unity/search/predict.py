@@ -18,7 +18,7 @@ from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.placing import placing
 from unity.pcg.state import copies
 from unity.pcg.traffic import Collective, traffic
-from unity.search.collectives import collective_seconds
+from unity.search.collectives import collective
 from unity.search.cost import roofline
 from unity.search.machine import Machine
 
@@ -64,7 +64,8 @@ def predict(graph: PCG, machine: Machine, differentiated: Collection[int]) -> Pr
 
 
 def _seconds(c: Collective, machine: Machine) -> float:
-    return c.count * collective_seconds(machine, c.kind, (machine.axes[i] for i in c.axes), c.nbytes)
+    line = collective(machine, c.kind, (machine.axes[i] for i in c.axes))
+    return c.count * (line.beta * c.nbytes if c.merged else line(c.nbytes))
 
 
 def _operators(graph: PCG, flow: Gradients, machine: Machine, times: int, again: bool, training: bool) -> Iterator[OperatorTerm]:

@@ -54,13 +54,14 @@ class Changes:
 
     forward: tuple[Array, Array]
     backward: tuple[Array, Array]
+    merged: Array  # seconds that backward has less where the tensor is an argument, as `search.collectives` says
     size: Array  # what one device holds afterwards, as a fraction of the tensor; 0 where no new buffer is made
     gathered: Array  # whether anything is gathered
     possible: Array
 
     def __getitem__(self, index: Array) -> Changes:
         f, b = ((alpha[index], beta[index]) for alpha, beta in (self.forward, self.backward))
-        return Changes(f, b, self.size[index], self.gathered[index], self.possible[index])
+        return Changes(f, b, self.merged[index], self.size[index], self.gathered[index], self.possible[index])
 
 
 def changes(machine: Machine, before: Sequence[Type], after: Sequence[Type]) -> Changes:
@@ -84,7 +85,7 @@ KIND = {"U": U, "R": R, "S": S, "P": P}
 FROM = {"partition": (U, R), "reduce_partition": (S,), "combine_partition": (P,)}
 LATE = ("reduce_partition", "partition", "combine_partition")
 OUTERS = 1 << 10  # inner digits that a book can tell apart
-FIELDS = 7  # of a priced change
+FIELDS = 8  # of a priced change
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,8 +122,8 @@ class _Book:
         missing = ~np.isin(keys, self.keys, assume_unique=True)
         if missing.any():
             self.learn(keys[missing], _Pricing(self.machine, tuple(self.outers), old.codes, new.codes, pairs[:, missing]).run())
-        f0, f1, b0, b1, size, gathered, possible = self.priced[:, np.searchsorted(self.keys, keys)]
-        return Changes((f0, f1), (b0, b1), size, gathered > 0, possible > 0), number[rows, columns]
+        f0, f1, b0, b1, merged, size, gathered, possible = self.priced[:, np.searchsorted(self.keys, keys)]
+        return Changes((f0, f1), (b0, b1), merged, size, gathered > 0, possible > 0), number[rows, columns]
 
     def learn(self, keys: Array, priced: Array) -> None:
         order = np.argsort(keys)
@@ -199,6 +200,7 @@ class _Pricing:
         self.bits, self.clash = _bits([Digit(p >> 48, p >> 16 & 0xFFFFFFFF, p & 0xFFFF) for p in places.tolist()])
         self.fraction = np.prod(np.where(self.kind == P, 1 / self.sizes[:, None], 1.0), axis=0)
         self.cost = {name: [np.zeros(self.pairs), np.zeros(self.pairs)] for name in ("forward", "backward")}
+        self.merged = np.zeros(self.pairs)
         self.gathered = np.zeros(self.pairs, bool)
 
     def run(self) -> Array:
@@ -215,7 +217,7 @@ class _Pricing:
         kind, held = self.start
         moved = ((kind != self.goal_kind) | (held != self.goal)) & ~((kind == U) & (self.goal_kind == R))
         size = np.where(moved.any(0), self.fraction, 0.0)
-        return np.stack([*(x for line in self.cost.values() for x in line), size, self.gathered, possible])
+        return np.stack([*(x for line in self.cost.values() for x in line), self.merged, size, self.gathered, possible])
 
     def slice_all(self, rows: Array) -> None:
         """Slices, reduce-scatters and all-to-alls, as long as any pair has an axis that is free to move."""
@@ -264,6 +266,7 @@ class _Pricing:
         self.become(rows, chosen, U)
         chosen = (self.kind[:, rows] == U) & (self.goal_kind[:, rows] == R)
         self.add("backward", "all-reduce", rows, chosen)
+        self.merged[rows] += table(self.machine, "all-reduce")[0][self.mask(chosen)]
         self.become(rows, chosen, R)
         held = self.kind[:, rows] == P
         to_r, to_u = held & (self.goal_kind[:, rows] == R), held & (self.goal_kind[:, rows] == U)
@@ -291,9 +294,13 @@ class _Pricing:
 
     def add(self, name: str, kind: str, rows: Array, chosen: Array) -> None:
         alpha, beta = table(self.machine, kind)
-        mask = (chosen.astype(np.int64) << np.array(self.axes, np.int64)[:, None]).sum(0)
+        mask = self.mask(chosen)
         self.cost[name][0][rows] += alpha[mask]
         self.cost[name][1][rows] += beta[mask] * self.fraction[rows]
+
+    def mask(self, chosen: Array) -> Array:
+        """The chosen axes of every pair as bits."""
+        return (chosen.astype(np.int64) << np.array(self.axes, np.int64)[:, None]).sum(0)
 
     def become(self, rows: Array, chosen: Array, kind: int) -> None:
         was = self.kind[:, rows] == P

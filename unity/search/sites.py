@@ -58,6 +58,7 @@ class Port:
     kept: float = 0.0  # how many of the operands are held at once for the backward pass, as the site sees them
     sole: bool = False  # nobody else needs it, so that before it is changed it is not kept
     again: bool = False
+    argument: bool = False  # an argument of the program, or a copy of one
 
 
 @dataclass(eq=False)
@@ -136,7 +137,10 @@ class _Builder:
     def port(self, where: Where, around: Around, kept: bool = False) -> Port:
         site = self.sites[where[0]]
         tensor, gradient = site.results[where[1]], site.flows[where[1]]
-        return Port(*where, tensor, around.times, gradient, around.alive if kept else 0.0, again=around.again)
+        copied = copies(site) and not site.step and site.ports[0].argument
+        argument = around == Around() and (site.kind == "input" or copied)
+        kept_times = around.alive if kept else 0.0
+        return Port(*where, tensor, around.times, gradient, kept_times, again=around.again, argument=argument)
 
     def top(self, graph: PCG) -> None:
         given = []
