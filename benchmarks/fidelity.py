@@ -28,13 +28,13 @@ TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class Case:
-    """A model on a machine, and how many points of its frontier are compiled (1: the fastest plan and the leanest)."""
+    """A model on a machine. `whole`: every point of its frontier is compiled, else the fastest plan and the leanest."""
 
     model: Callable[[], Model]
     nodes: int = 1
     per_node: int = 8
     device: str = "a100"
-    points: int = 8
+    whole: bool = True
 
     @property
     def machine(self) -> unity.Machine:
@@ -53,8 +53,8 @@ CASES = {
     "lstm": Case(lambda: tiny("rnnlm", vocab=64)),
     "dlrm": Case(lambda: tiny("dlrm")),
     "cnn": Case(lambda: tiny("alexnet")),
-    "gpt, 64 devices": Case(lambda: _gpt_of(64), 8, 8, points=1),
-    "gpt, 192 devices": Case(lambda: _gpt_of(192), 32, 6, "v100", points=1),
+    "gpt, 64 devices": Case(lambda: _gpt_of(64), 8, 8, whole=False),
+    "gpt, 192 devices": Case(lambda: _gpt_of(192), 32, 6, "v100", whole=False),
 }
 
 
@@ -63,15 +63,14 @@ def rows_of(name: str) -> Iterator[dict[str, Any]]:
     case = CASES[name]
     model = case.model()
     plan = unity.optimize(model.loss, model.params, model.batch, machine=case.machine, progress=False)
-    if case.points == 1:
+    if not case.whole:
         leanest = unity.optimize(
             model.loss, model.params, model.batch, machine=case.machine, objective="memory", progress=False
         )
         chosen = {"fastest": plan, "leanest": leanest}
     else:
         last = len(plan.frontier) - 1
-        numbers = sorted({round(k * last / (case.points - 1)) for k in range(case.points)})
-        chosen = {f"{k} of {last}": plan.frontier[k] for k in numbers}
+        chosen = {f"{k} of {last}": point for k, point in enumerate(plan.frontier)}
     for point, plan in chosen.items():
         for gradient in (False, True):
             start = time.perf_counter()

@@ -62,8 +62,11 @@ def clustered(body: Body, constant: Mapping[int, int]) -> list[Cluster]:
     return found
 
 
-def recall(path: Path, captured: Captured, fn: Callable[..., Any], library: Library) -> tuple[Made, Candidate] | None:
-    """What an entry holds; None if there is none. A damaged entry is set aside, and the search done again."""
+def recall(path: Path, captured: Captured, fn: Callable[..., Any], library: Callable[[], Library]) -> tuple[Made, Candidate] | None:
+    """What an entry holds; None if there is none. A damaged entry is set aside, and the search done again.
+
+    `library`: gives the rules of the plan's rewriting, and is asked only if it has one.
+    """
     if not path.exists():
         return None
     try:

@@ -21,6 +21,7 @@ from unity.search.joint import GAIN
 from unity.search.machine import Machine
 from unity.search.pricing import Prices
 from unity.search.session import Candidate, Search
+from unity.uncollected import uncollected
 
 OBJECTIVES = ("time", "devices", "memory")
 SEARCHES = ("unity", "captured")
@@ -69,9 +70,10 @@ def optimize(
         ValueError: an option is not known, or not available yet.
     """
     _refuse(objective, search, constraints)
-    rewriter = Rewriter(library_of(rules if search == "unity" else ()), budget_of(budget))
+    allowed = rules if search == "unity" else ()
+    rewriter = Rewriter(None if allowed is None else library_of(allowed), budget_of(budget))
     chosen = machine or Machine.local()
-    with _stages(progress) as say:
+    with _stages(progress) as say, uncollected():
         say("capturing the graph")
         captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered)
         limit = chosen.device.memory if memory_limit is None else memory_limit
@@ -92,10 +94,13 @@ def _refuse(objective: str, search: str, constraints: Any) -> None:
 @contextmanager
 def _stages(progress: bool) -> Iterator[Callable[[str], None]]:
     """Shows the current stage with a spinner, on a terminal; says nothing into a pipe."""
-    from rich.console import Console
+    if not progress:
+        yield lambda stage: None
+        return
+    from rich.console import Console  # takes a while to import
 
     console = Console(stderr=True)
-    if not (progress and console.is_terminal):
+    if not console.is_terminal:
         yield lambda stage: None
         return
     with console.status("unity") as status:
@@ -122,7 +127,7 @@ class _Task:
         asked = {"objective": self.objective, "limit": self.limit, "seed": self.seed, "here": self.here}
         path = cache.entry(self.captured, machine, self.training, {**asked, **self.rewriter.settings})
         self.say("looking in the cache")
-        known = cache.recall(path, self.captured, self.fn, self.rewriter.library)
+        known = cache.recall(path, self.captured, self.fn, lambda: self.rewriter.library)
         if known is not None:
             made, candidate = known
             return Plan(replace(made, seconds=time.perf_counter() - started), candidate)

@@ -80,7 +80,8 @@ def load(path: str | Path, fn: Callable[..., Any], *args: Any, argnums: int | tu
             f"{path} was made for another function: its graph has the hash {data.get('graph')}, that of"
             f" {getattr(fn, '__name__', 'this function')} is {captured.graph.key}. Plan again with unity.optimize."
         )
-    made, chosen = restore(path, data, captured, fn, library_of(rules))
+    asked = None if rules is None else library_of(rules)
+    made, chosen = restore(path, data, captured, fn, lambda: library_of(asked))
     if made.rewriting is not None:
         try:
             made.rewriting.check(derivation_of(data["rewriting"]))
@@ -90,11 +91,11 @@ def load(path: str | Path, fn: Callable[..., Any], *args: Any, argnums: int | tu
 
 
 def restore(
-    path: str | Path, data: dict[str, Any], captured: Captured, fn: Callable[..., Any], library: Library
+    path: str | Path, data: dict[str, Any], captured: Captured, fn: Callable[..., Any], library: Callable[[], Library]
 ) -> tuple[Made, Candidate]:
     """A plan from its data, for a function that was captured again."""
     try:
-        rewriting = None if data["rewriting"] is None else again(captured, data["rewriting"], library)
+        rewriting = None if data["rewriting"] is None else again(captured, data["rewriting"], library())
     except KeyError as error:
         raise PlanError(f"{path} is damaged: it lacks {error}") from None
     except PlanError as error:

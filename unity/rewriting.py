@@ -18,7 +18,7 @@ from unity.pcg.pairs import in_pairs
 from unity.search.joint import Budget, Improvement, improvements
 from unity.search.pricing import Prices
 from unity.search.segments import Segment, joined, segments
-from unity.substitutions.axioms import default_library
+from unity.substitutions.axioms import default_digest, default_library
 from unity.substitutions.derivation import Step
 from unity.substitutions.forms import closed, distinct, opened
 from unity.substitutions.library import Library, load
@@ -175,15 +175,24 @@ def budget_of(budget: Any) -> Budget:
 
 @dataclass(frozen=True, eq=False)
 class Rewriter:
-    """Looks for rewritings with the rules of a library."""
+    """Looks for rewritings with the rules of a library.
 
-    library: Library
+    None is the library that comes with unity, which is read when it is needed: a plan from the cache may need no rule.
+    """
+
+    rules: Library | None
     budget: Budget
+
+    @property
+    def library(self) -> Library:
+        """The rules that may be used."""
+        return default_library() if self.rules is None else self.rules
 
     @property
     def settings(self) -> dict[str, Any]:
         """What a result depends on, as JSON data."""
-        return {"rules": [e.hash for e in self.library.entries], "budget": [self.budget.programs, self.budget.seconds]}
+        rules = default_digest() if self.rules is None else [e.hash for e in self.rules.entries]
+        return {"rules": rules, "budget": [self.budget.programs, self.budget.seconds]}
 
     def best(self, captured: Captured, prices: Prices, say: Callable[[str], None]) -> Rewriting | None:
         """The rewriting that makes a program cheapest and whose derivation replays, if any makes it cheaper.
@@ -208,7 +217,7 @@ class Rewriter:
 
 
 def library_of(rules: Any) -> Library:
-    """The rules that a user asks for: the library that comes with unity, a file, or one that was loaded; () is none."""
+    """The rules that a user asks for: those that come with unity (None), a file, a library that was loaded; () is none."""
     if rules is None:
         return default_library()
     if isinstance(rules, Library):

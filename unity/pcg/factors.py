@@ -8,7 +8,7 @@ are partitioned there, operands that lack it are replicated for use, results tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from unity.pcg.state import PARTIAL, REPLICATED, State, partitioned
@@ -60,12 +60,14 @@ class Spec:
     """What is known of one application of an operator.
 
     `linear` lists groups of operands in which the operator is jointly linear: if all of a group are partial sums, and the
-    other operands are replicated, the results are partial sums. `flops` counts the whole application, forward.
+    other operands are replicated, the results are partial sums. `flops` counts the whole application, forward. `matched`
+    remembers what `matching` found: propagation asks the same of an equation from every side.
     """
 
     factors: tuple[Factor, ...]
     linear: tuple[frozenset[int], ...] = ()
     flops: float = 0.0
+    matched: dict[tuple, tuple[Match, ...]] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -107,11 +109,18 @@ def operator(*names: str, local: Local | None = None) -> Callable[[Specification
     return register
 
 
-def matching(spec: Spec, known: Mapping[int, State], n_operands: int, n_results: int) -> list[Match]:
+def matching(spec: Spec, known: Mapping[int, State], n_operands: int, n_results: int) -> tuple[Match, ...]:
     """The choices that agree with the states known so far (position → state; results follow operands).
 
     A factor's inner digit is found from the first partitioned position: `outer` relative to where the factor begins.
     """
+    asked = (n_operands, n_results, *known.items())
+    if asked not in spec.matched:
+        spec.matched[asked] = tuple(_matching(spec, known, n_operands, n_results))
+    return spec.matched[asked]
+
+
+def _matching(spec: Spec, known: Mapping[int, State], n_operands: int, n_results: int) -> list[Match]:
     found = []
     for factor in spec.factors:
         inner = _inner(factor, known)

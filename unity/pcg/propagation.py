@@ -6,14 +6,14 @@ needs two small ones). No other communication happens inside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from unity.pcg.body import Atom, Body, Equation, Literal
 from unity.pcg.factors import Match
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State
 
-Matches = Callable[[Body, Equation, Mapping[int, State]], list[Match]]  # an equation's choices that agree with known states
+Matches = Callable[[Body, Equation, Mapping[int, State]], Sequence[Match]]  # an equation's choices that agree with known states
 
 
 @dataclass(frozen=True)
@@ -145,14 +145,16 @@ class Propagation:
                     return v
         return None
 
+    def spread(self) -> None:
+        while self.queue:
+            self.visit(self.queue.pop())
+
     def run(self) -> Solution:
-        while True:
-            while self.queue:
-                self.visit(self.queue.pop())
-            open_ = next((i for i, m in enumerate(self.matches) if m is None), None)
-            if open_ is None:
-                break
-            self.visit(open_, default=True)
+        self.spread()
+        for i, match in enumerate(self.matches):  # those before i stay settled
+            if match is None:
+                self.visit(i, default=True)
+                self.spread()
         for v in self.body.inputs:
             self.states.setdefault(v, REPLICATED)
         operands = tuple(self.states[v] for v in self.body.inputs)

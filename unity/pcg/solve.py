@@ -7,7 +7,7 @@ a program inside (a call, a branch, a loop), those of that program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import gcd
 from typing import Any
@@ -50,7 +50,7 @@ def solve(body: Body, known: Mapping[int, State]) -> Solution:
             reduced[variable] = "sum"
 
 
-def equation_matches(body: Body, equation: Equation, known: Mapping[int, State]) -> list[Match]:
+def equation_matches(body: Body, equation: Equation, known: Mapping[int, State]) -> Sequence[Match]:
     """The legal choices of one equation that agree with the known states of its positions."""
     n, m = len(equation.operands), len(equation.results)
     nested = NESTED.get(equation.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import cache
 from pathlib import Path
 
@@ -31,6 +32,12 @@ def axioms() -> tuple[Rule, ...]:
 def library_path() -> Path:
     """Where the default library is."""
     return folder() / "library.json"
+
+
+@cache
+def default_digest() -> str:
+    """Stands for the content of the default library."""
+    return hashlib.sha256(library_path().read_bytes()).hexdigest()
 
 
 @cache

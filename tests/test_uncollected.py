@@ -1,0 +1,21 @@
+"""The garbage collector is left as it was found."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from unity.uncollected import uncollected
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_collector_is_as_before_also_after_an_error(before: bool):
+    (gc.enable if before else gc.disable)()
+    try:
+        with pytest.raises(ZeroDivisionError), uncollected():
+            assert not gc.isenabled()
+            raise ZeroDivisionError
+        assert gc.isenabled() == before
+    finally:
+        gc.enable()
