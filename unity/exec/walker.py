@@ -19,6 +19,7 @@ from unity.pcg.body import Atom, Body, Equation, Literal, close
 from unity.pcg.custom import as_function, jvp_body, vjp_bodies
 from unity.pcg.layout import Layout, Placed
 from unity.pcg.placing import Placing, placing
+from unity.pcg.scans import constants_and_carry
 from unity.pcg.solve import branches, nested_body, vjp_solutions
 from unity.pcg.state import REPLICATED, UNUSED, State, Type
 from unity.pcg.table import TABLE
@@ -213,7 +214,7 @@ def _while(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis,
 
 def _scan(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
     params = equation.params
-    body, c, k = close(params["jaxpr"]), params["num_consts"], params["num_carry"]
+    body, (c, k) = close(params["jaxpr"]), constants_and_carry(params)
     types, results = _types(layout.operands), _types(layout.results)
     steps_in = (*types[: c + k], *(_one_step(t) for t in types[c + k :]))
     steps_out = (*results[:k], *(_one_step(t) for t in results[k:]))

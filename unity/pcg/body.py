@@ -272,7 +272,8 @@ class _Builder:
         if eqn.primitive.name not in self.inlined:
             return None
         inner = next((eqn.params[k] for k in ("jaxpr", "call_jaxpr", "call") if k in eqn.params), None)
-        return core.ClosedJaxpr(inner, ()) if isinstance(inner, core.Jaxpr) else inner
+        # since JAX 0.12 both are one class, and every jaxpr has its constants
+        return inner if inner is None or isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
 
     def tensor(self, atom: Atom) -> Tensor:
         return atom.tensor if isinstance(atom, Literal) else self.tensors[atom]

@@ -18,6 +18,7 @@ from unity.pcg.graph import PCG, Node, Value
 from unity.pcg.keys import text_of
 from unity.pcg.labels import calls, label
 from unity.pcg.places import owner
+from unity.pcg.scans import constants_and_carry
 from unity.pcg.table import TABLE
 from unity.pcg.uses import constants, light
 
@@ -244,7 +245,7 @@ class _Capture:
         tensors = tuple(body.tensors[v] for v in equation.results)
         line, scope = equation.source, equation.scope
         if equation.name in SCANNED:
-            consts, carry = params["num_consts"], params["num_carry"]
+            consts, carry = constants_and_carry(params)
             names = [f"const {k}" for k in range(consts)] + [f"carry {k}" for k in range(carry)]
             names += [f"step of {k}" for k in range(len(operands) - consts - carry)]
             attributes = {

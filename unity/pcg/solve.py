@@ -18,6 +18,7 @@ from unity.pcg.body import Body, Equation, from_jaxpr
 from unity.pcg.custom import close, jvp_body, vjp_bodies
 from unity.pcg.factors import TABLE, Match, Spec, matching
 from unity.pcg.propagation import Conflict, Propagation, Solution, Unmatched
+from unity.pcg.scans import constants_and_carry
 from unity.pcg.state import PARTIAL, REPLICATED, State
 
 SPECS: dict[int, tuple[Equation, Spec | None]] = {}  # by identity: a specification is asked for thousands of times
@@ -253,7 +254,7 @@ def _while_parts(equation: Equation) -> Any:
 @lru_cache(maxsize=1024)
 def _scan_parts(equation: Equation) -> Any:
     params = equation.params
-    return close(params["jaxpr"]), params["num_consts"], params["num_carry"], 0, ()
+    return close(params["jaxpr"]), *constants_and_carry(params), 0, ()
 
 
 NESTED: dict[str, Callable[[Equation, Mapping[int, State]], Any]] = {

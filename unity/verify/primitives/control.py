@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jax.extend import core
 
+from unity.pcg.scans import constants_and_carry
 from unity.verify.primitives.core import Application, Run, Value, evaluate, meaning
 from unity.verify.primitives.elementwise import chosen
 
@@ -99,7 +100,7 @@ def loop(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
 def scan(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
     """Constants, what is carried, and what each step takes a slice of."""
     params = app.params
-    c, k, length = params["num_consts"], params["num_carry"], params["length"]
+    (c, k), length = constants_and_carry(params), params["length"]
     consts, carry, stacked = list(values[:c]), list(values[c : c + k]), values[c + k :]
     made: list[list[Value]] = []
     for step in range(length)[:: -1 if params["reverse"] else 1]:
