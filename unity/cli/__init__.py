@@ -1,4 +1,4 @@
-"""The command line: `unity rules …`."""
+"""The command line: `unity rules …`, `unity profile …`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from unity.cli import rules
+from unity.cli import profile, rules
 from unity.pcg.errors import UnityError
 
 
@@ -16,6 +16,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="unity", description=about)
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     rules.add_commands(commands.add_parser("rules", help="generate, verify, show and import substitution rules"))
+    profile.add_arguments(commands.add_parser("profile", help="measure a model's operators on the devices that are here"))
     return top
 
 

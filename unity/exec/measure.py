@@ -1,8 +1,8 @@
 """Measures the devices of this process: matrix products, memory, operators' overhead, and collectives among them.
 
 Everything runs on all devices at once, because devices may share what they run on: virtual CPU devices share the host's
-cores and memory. Each figure is the best of a few runs: other work on the host can only slow a run down. Collectives take turns
-instead, and the median counts, since plans depend on how they compare: whatever else the host does then meets all of them alike.
+cores and memory. Each figure is the best of a few runs: other work on the host can only slow a run down. Collectives are measured
+by `unity.exec.curves`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import geometric_mean, median
+from statistics import geometric_mean
 from typing import Any, TypeAlias
 
 import jax
@@ -19,6 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from unity.exec.curves import RINGS, curves
+from unity.search.hardware import Curve
 
 JaxDevice: TypeAlias = Any  # jax.Device, which is no type to a type checker: jaxlib has no stubs
 
@@ -28,10 +31,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 _AXIS = "device"
 _RUN = 0.01  # seconds that a run should take at least
 _RUNS = 5
-_ROUNDS = 9  # of collectives that take turns
 _STEPS = 0.8  # part of a run that its steps take at least
-_SMALL_BYTES, _LARGE_BYTES = 2**12, 2**22  # of the collectives that the line is drawn through
-RINGS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}  # and how often a ring goes round for it
 _MEMORY_BYTES = 2**24  # per device: beyond a core's own caches
 _TOTAL_BYTES = 2**28  # of all devices together: there may be many virtual ones on a small host
 
@@ -47,6 +47,7 @@ class Measured:
         link_bandwidth: bytes/s per device in one direction, as in the ring formulas of `unity.search.collectives`.
         link_latency: seconds per message, as there. Both are None for a device alone.
         relative: for each collective, how many times as long it takes as these two say, as `hardware.Level` has it.
+        curves: what each collective takes in groups of each size.
     """
 
     flops: Mapping[str, float]
@@ -55,6 +56,7 @@ class Measured:
     link_bandwidth: float | None
     link_latency: float | None
     relative: tuple[tuple[str, float, float], ...] = ()
+    curves: tuple[Curve, ...] = ()
 
 
 def measure(devices: Sequence[JaxDevice]) -> Measured:
@@ -62,14 +64,15 @@ def measure(devices: Sequence[JaxDevice]) -> Measured:
     mesh = Mesh(np.array(devices), (_AXIS,))
     if len(devices) == 1:
         return Measured(_flops(mesh), _bandwidth(mesh), _launch(mesh), None, None)
-    lines = _lines(mesh)
+    found = curves(devices)
+    lines = {c.kind: (c.alpha, c.beta) for c in found if c.size == mesh.size}
     link_bandwidth, link_latency = _link(mesh.size, lines)
     relative = tuple(
         (kind, alpha / (rounds * (mesh.size - 1) * link_latency), beta * mesh.size * link_bandwidth / (rounds * (mesh.size - 1)))
         for kind, rounds in RINGS.items()
         for alpha, beta in (lines[kind],)
     )
-    return Measured(_flops(mesh), _bandwidth(mesh), _launch(mesh), link_bandwidth, link_latency, relative)
+    return Measured(_flops(mesh), _bandwidth(mesh), _launch(mesh), link_bandwidth, link_latency, relative, found)
 
 
 def _flops(mesh: Mesh) -> dict[str, float]:
@@ -116,55 +119,6 @@ def _link(devices: int, lines: Mapping[str, tuple[float, float]]) -> tuple[float
         geometric_mean(messages / (devices * beta) for messages, _, beta in usual),
         geometric_mean(alpha / messages for messages, alpha, _ in usual),
     )
-
-
-def _lines(mesh: Mesh) -> dict[str, tuple[float, float]]:
-    """For every collective, its seconds with few bytes, and of each byte more. The full side on one device counts."""
-    k = mesh.size
-    large = min(_LARGE_BYTES, max(_TOTAL_BYTES // (4 * k), 16 * _SMALL_BYTES))
-    sizes = [nbytes // (4 * k) * 4 * k for nbytes in (max(_SMALL_BYTES, 4 * k), large)]
-    timers = {}
-    for kind in RINGS:
-        pieces = k if kind == "all-gather" else 1  # it starts from the k-th part
-        for nbytes in sizes:
-            timers[kind, nbytes] = _timer(mesh, _STEPS_OF[kind], np.ones((k, nbytes // (4 * pieces)), np.float32))
-    rounds = [{key: _difference(pair(), steps) for key, (pair, steps) in timers.items()} for _ in range(_ROUNDS)]
-    seconds = {key: median(found[key] for found in rounds) for key in timers}
-    return {kind: _line(sizes, [seconds[kind, nbytes] for nbytes in sizes]) for kind in RINGS}
-
-
-def _line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """The line through two sizes: seconds at the start, and of each byte."""
-    small_time, large_time = seconds
-    # If noise hides the slope, all the time of the larger one counts as transfer: too slow rather than infinitely fast. The small
-    # one's few bytes are neglected, for the same reason.
-    slope = (large_time - small_time) / (sizes[1] - sizes[0])
-    return small_time, slope if slope > 0 else large_time / sizes[1]
-
-
-def _all_reduce(x: jax.Array) -> jax.Array:
-    return lax.pcast(lax.psum(x, _AXIS) / lax.axis_size(_AXIS), _AXIS, to="varying")
-
-
-def _all_gather(x: jax.Array) -> jax.Array:
-    return lax.all_gather(x, _AXIS).reshape(lax.axis_size(_AXIS), -1)[0]
-
-
-def _reduce_scatter(x: jax.Array) -> jax.Array:
-    piece = lax.psum_scatter(x, _AXIS, tiled=True) / lax.axis_size(_AXIS)
-    return lax.dynamic_update_slice(x, piece, (0,))
-
-
-def _all_to_all(x: jax.Array) -> jax.Array:
-    return lax.all_to_all(x.reshape(lax.axis_size(_AXIS), -1), _AXIS, 0, 0).reshape(-1)
-
-
-_STEPS_OF = {
-    "all-reduce": _all_reduce,
-    "all-gather": _all_gather,
-    "reduce-scatter": _reduce_scatter,
-    "all-to-all": _all_to_all,
-}
 
 
 def _seconds_per_step(mesh: Mesh, step: Callable[[jax.Array], jax.Array], values: np.ndarray[Any, Any]) -> float:

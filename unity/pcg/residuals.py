@@ -11,14 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend import core
 
 from unity.pcg.body import Atom, Body, Equation
 from unity.pcg.custom import jvp_body, vjp_bodies
 from unity.pcg.solve import spec_of
 
-# Their derivative is computed from the result. JAX stacks so many more values of its size: (1 - y) beside y.
-OF_RESULT = {"exp": 0, "exp2": 0, "expm1": 0, "tanh": 1, "logistic": 1, "sqrt": 0, "rsqrt": 0, "cbrt": 0}
+# Their derivative is computed from the result.
+OF_RESULT = {
+    "exp": lax.exp, "exp2": lax.exp2, "expm1": lax.expm1, "tanh": lax.tanh, "logistic": lax.logistic, "sqrt": lax.sqrt,
+    "rsqrt": lax.rsqrt, "cbrt": lax.cbrt,
+}  # fmt: skip
 # Linear in an operand for JAX, but not for the operator table, where pieces would be summed with what fills them up.
 LINEAR_AT = {"gather": 0, "pad": 0}
 # No derivative flows through these.
@@ -49,6 +57,26 @@ SLACK = 1.1
 REDUCTIONS = ("reduce_", "dot_general", "conv_general_dilated", "cumsum")
 CUSTOM_VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
 CUSTOM = ("custom_jvp_call", *CUSTOM_VJP)
+
+
+@cache
+def stacked(name: str) -> tuple[bool, int]:
+    """What JAX stacks of a function in a scan: whether its result, and how many other values of its size.
+
+    Versions of JAX differ (1 - y beside y, or 1 - y² alone), so this one is asked.
+    """
+    steps = jax.ShapeDtypeStruct((2, 3), "float32")
+
+    def run(xs: jax.Array) -> Any:
+        return jax.vjp(lambda xs: lax.scan(lambda _, x: (None, OF_RESULT[name](x)), None, xs)[1], xs)
+
+    program = jax.make_jaxpr(run)(steps).jaxpr
+    scan = next(e for e in program.eqns if e.primitive.name == "scan")
+    inner = scan.params["jaxpr"]
+    step = inner.jaxpr if isinstance(inner, core.ClosedJaxpr) else inner
+    made = {id(v): id(of) for v, of in zip(scan.outvars, step.outvars, strict=True)}  # of each stack, the value in a step
+    result, *kept = (made.get(id(v), 0) for v in program.outvars if getattr(v.aval, "shape", ()) == steps.shape)
+    return result in kept, len({*kept} - {result})
 
 
 @dataclass(frozen=True)
@@ -158,9 +186,9 @@ class _Reading:
                 group = together or next(g for g in groups if p in g)
                 self.read_factors(e, p, [a for q, a in enumerate(e.operands) if q not in group])
         elif e.name in OF_RESULT:
-            self.need(e.results)
-            copies = OF_RESULT[e.name] if self.stacked else 0
-            self.more += [(e.results[0], self.body.tensors[e.results[0]].nbytes)] * copies
+            itself, others = stacked(e.name) if self.stacked else (True, 0)
+            self.need(e.results if itself else ())
+            self.more += [(e.results[0], self.body.tensors[e.results[0]].nbytes)] * others
         else:
             self.need(e.operands)
 

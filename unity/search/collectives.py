@@ -30,11 +30,13 @@ whichever has the smaller beta: libraries choose by size, so few bytes go the wa
 of most bandwidth. The line is exact at both ends, and too low (less than twofold) around the size where the choice
 changes.
 
-A level that was measured may say by how much each kind differs from that (`Level.relative`): on virtual CPU devices, say, one
-all-reduce is faster than a reduce-scatter and an all-gather.
+A level that was measured has a line of its own for each kind and size of groups (`Level.curves`), drawn through what they took
+while all groups of that size communicated at once; a group on that level alone costs that. Where groups of that size were not
+measured, or several levels are crossed, the level that goes furthest out says by how much each kind differs from the formulas
+(`Level.relative`): on virtual CPU devices, say, one all-reduce is faster than a reduce-scatter and an all-gather.
 
-Every collective is also launched: the device's `launch` is added to alpha. Of two ways that take as long on the wire, an
-all-reduce or a reduce-scatter and a later all-gather, the one with fewer collectives is the faster.
+Every collective is also launched: the device's `launch` is added to alpha (a measured line has it already). Of two ways that
+take as long on the wire, an all-reduce or a reduce-scatter and a later all-gather, the one with fewer collectives is the faster.
 
 The all-reduces of arguments' gradients wait for nothing and nothing waits for them, so XLA merges them, on CPUs all of a group's
 devices, on GPUs up to tens of megabytes: they cost their bytes, and alpha, which all of them share, is left out
@@ -88,6 +90,10 @@ def collective(machine: Machine, kind: str, axes: Iterable[Axis]) -> Linear:
         own = ", ".join(f"{axis.name} ({axis.size})" for axis in machine.axes)
         raise MachineError(f"{kind} over {names}: machine {machine.name!r} has no such axis; its axes: {own or 'none'}")
     sizes = tuple(prod(a.size for a in group if a.level == index) for index in range(len(machine.levels)))
+    crossed = [(level, size) for level, size in zip(machine.levels, sizes, strict=True) if size > 1]
+    measured = crossed[0][0].curve(kind, crossed[0][1]) if len(crossed) == 1 else None
+    if measured is not None:
+        return Linear(measured.alpha, measured.beta)
     line = _over_sizes(machine.levels, kind, sizes)
     return Linear(line.alpha + machine.device.launch, line.beta) if group else line
 

@@ -1,18 +1,19 @@
-"""What an operator costs on one device, for every way to parallelize it: time by roofline, memory by what must be kept."""
+"""What an operator costs on one device, for every way to parallelize it: its time, and memory by what must be kept."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from unity.pcg.body import Body
-from unity.pcg.solve import nested_body, spec_of
 from unity.search.collectives import table
-from unity.search.configurations import Domain
+from unity.search.configurations import Domain, shapes_of
 from unity.search.machine import Machine
-from unity.search.offers import HEAVY
+from unity.search.profiles.lookup import ROOFLINE, Piece, lookup
+from unity.search.profiles.profile import Shapes
+from unity.search.roofline import dense_work, roofline
 from unity.search.sites import Site
 
 Array = np.ndarray
@@ -50,22 +51,6 @@ class SiteCost:
         return np.stack([self.time, again]), np.stack([self.memory, self.memory - self.saved])
 
 
-@lru_cache(maxsize=65536)
-def dense_work(body: Body) -> tuple[float, str]:
-    """FLOPs of matrix products and convolutions in a body, and the dtype that they are computed in."""
-    total, dtype = 0.0, "float32"
-    for e in body.equations:
-        if e.name in HEAVY:
-            spec = spec_of(body, e)
-            total += spec.flops if spec else 0.0
-            dtype = str(body.tensor(e.operands[0]).dtype)
-        elif "call_jaxpr" in e.params or "jaxpr" in e.params:
-            inner, inner_dtype = dense_work(nested_body(e))
-            total += inner * int(e.params.get("length", 1))
-            dtype = inner_dtype if inner else dtype
-    return total, dtype
-
-
 def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) -> SiteCost:
     """The cost of every value of a site."""
     memory = _kept(site, domain, machine, training)
@@ -76,8 +61,10 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     touched = sum(
         (t.nbytes * fraction(domain, k, machine) for k, t in enumerate([*(p.tensor for p in site.ports), *site.results])), zero
     )
-    differentiated = sum(p.gradient for p in site.ports) if training.backward and any(site.flows) else 0
-    forward, backward = roofline(body, _share(domain, machine), touched, differentiated, machine)
+    flows = training.backward and any(site.flows)
+    pieces = Pieces(_share(domain, machine), touched, None if machine.profile is None else local_sizes(site, domain, machine))
+    shapes = shapes_of(site)
+    forward, backward, _ = seconds(body, shapes, pieces, [flows and p.gradient for p in site.ports], machine)
     runs = site.times * (2 if site.again and training.backward else 1)
     reduces = _reduces(site, domain, machine, training) * site.times
     again = site.recomputable and training.backward and not dense_work(body)[0]
@@ -85,20 +72,57 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     return SiteCost(forward * runs, backward * site.times, reduces, memory, saved)
 
 
-def roofline(body: Body, share: Array, touched: Array, differentiated: int, machine: Machine) -> tuple[Array, Array]:
-    """Seconds forward and backward on one device that does `share` of the work and touches so many bytes.
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """What one device has of an operator, an entry for each way to parallelize it.
 
-    Either arithmetic or memory traffic is what takes the time (Williams et al. 2009). Backward, a product is one more product
-    for each of its two operands that has a gradient, and traffic is twofold: cotangents in and out beside the operands.
+    `share`: the part of the work; `touched`: bytes of operands and results; `sizes`: local sizes of all their dimensions, one
+    tensor after the other, [ways, dimensions]. Without a profile nothing asks for the sizes.
+    """
+
+    share: Array
+    touched: Array
+    sizes: Array | None
+
+
+def seconds(
+    body: Body, shapes: Sequence[tuple[int, ...]], pieces: Pieces, differentiated: Sequence[bool], machine: Machine
+) -> tuple[Array, Array, Sequence[str]]:
+    """Seconds forward and backward of every way to parallelize an operator, and how they are known: `profiles.lookup`.
+
+    `shapes`: of its operands and results; `differentiated`: which operands have a gradient. There are many ways, but few
+    different pieces: each is looked up once.
     """
     flops, dtype = dense_work(body)
-    compute = flops * share / (machine.device.flops_of(dtype) * machine.device.efficiency)
-    traffic = touched / machine.device.bandwidth
-    launch = machine.device.launch if body.equations else 0.0
-    forward = np.maximum(compute, traffic) + launch
-    if not differentiated:
-        return forward, np.zeros_like(forward)
-    return forward, np.maximum(compute * min(differentiated, 2), 2 * traffic) + launch
+    if machine.profile is None or pieces.sizes is None:
+        found = roofline(machine.device, flops * pieces.share, dtype, pieces.touched, sum(differentiated), bool(body.equations))
+        return *found, (ROOFLINE,) * len(pieces.share)
+    keys = np.column_stack([pieces.sizes, pieces.share])
+    _, first, index = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    flags, ranks = tuple(map(bool, differentiated)), [len(shape) for shape in shapes]
+    known = [
+        lookup(machine.profile, machine.device, body, Piece(_split(pieces.sizes[k], ranks), work, nbytes), flags)
+        for k, work, nbytes in zip(first, flops * pieces.share[first], pieces.touched[first], strict=True)
+    ]
+    index = index.reshape(-1)
+    forward, backward = (np.array([getattr(t, name) for t in known])[index] for name in ("forward", "backward"))
+    return forward, backward, [known[k].how for k in index]
+
+
+def _split(sizes: Iterable[int], ranks: Iterable[int]) -> Shapes:
+    """Sizes of dimensions as shapes of so many dimensions each."""
+    following = iter(sizes)
+    return tuple(tuple(int(next(following)) for _ in range(rank)) for rank in ranks)
+
+
+def local_sizes(site: Site, domain: Domain, machine: Machine) -> Array:
+    """The sizes of all dimensions of a site's operands and results on one device, for every value: [values, dimensions]."""
+    sizes = np.array([a.size for a in machine.axes], int)
+    columns = []
+    for position, shape in enumerate(shapes_of(site)):
+        dims = np.array([c.states[position].dim if c.states[position].kind == "P" else -1 for c in domain.choices])[domain.picks]
+        columns += [n // np.prod(np.where(dims == dim, sizes, 1), axis=1) for dim, n in enumerate(shape)]
+    return np.stack(columns, axis=1) if columns else np.zeros((len(domain), 0), int)
 
 
 def fraction(domain: Domain, position: int, machine: Machine) -> Array:

@@ -117,6 +117,42 @@ def _dtype_name(dtype: object) -> str:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """A collective among groups of some size on one level, as measured while all groups of that size communicate at once.
+
+    Args:
+        kind: the collective, by XLA's name.
+        size: devices in a group.
+        alpha: seconds with few bytes.
+        beta: seconds of each byte more; of the full side on one device.
+        error: by how much the line `alpha + beta * nbytes` is off the points, relatively: the root of the mean square.
+        points: (bytes, seconds) as they were measured, for reports.
+
+    Raises:
+        MachineError: a figure is missing, not positive, or not finite.
+    """
+
+    kind: str
+    size: int
+    alpha: float
+    beta: float
+    error: float = 0.0
+    points: tuple[tuple[int, float], ...] = field(default=(), hash=False)  # machines are looked up by hash all the time
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str):
+            raise MachineError(f"a curve's kind must be a collective's name, got {self.kind!r}")
+        where = f"curve of {self.kind}"
+        check_count(f"{where}: size", self.size, "devices")
+        check_not_negative(f"{where} in groups of {self.size}: alpha", self.alpha, "seconds")
+        check_positive(f"{where} in groups of {self.size}: beta", self.beta, "seconds per byte")
+        check_not_negative(f"{where} in groups of {self.size}: error", self.error, "parts")
+        for nbytes, seconds in self.points:
+            check_count(f"{where} in groups of {self.size}: a point", nbytes, "bytes")
+            check_positive(f"{where} in groups of {self.size}: a point", seconds, "seconds")
+
+
+@dataclass(frozen=True)
 class Level:
     """One level of the network: it joins `size` units of the next inner level, or `size` devices if it is the
     innermost.
@@ -130,6 +166,7 @@ class Level:
         latency: seconds per message.
         relative: for collectives that were measured one by one, (XLA's name, times as many seconds for few bytes, times as
             many for each further byte) as the formulas of `collectives` say.
+        curves: collectives that were measured in groups of some size on this level alone. They go before `relative`.
 
     Raises:
         MachineError: a figure is missing, negative, or not finite.
@@ -140,6 +177,7 @@ class Level:
     bandwidth: float
     latency: float
     relative: tuple[tuple[str, float, float], ...] = ()
+    curves: tuple[Curve, ...] = ()
 
     def __post_init__(self) -> None:
         check_name("level.name", self.name)
@@ -153,3 +191,7 @@ class Level:
     def measured(self, kind: str) -> tuple[float, float]:
         """What the seconds of a collective that the formulas give are to be multiplied by: for few bytes, and for each more."""
         return next(((alpha, beta) for name, alpha, beta in self.relative if name == kind), (1.0, 1.0))
+
+    def curve(self, kind: str, size: int) -> Curve | None:
+        """What was measured of a collective in groups of so many devices."""
+        return next((c for c in self.curves if c.kind == kind and c.size == size), None)

@@ -15,8 +15,10 @@ import jax
 import platformdirs
 
 from unity.search.hardware import Device, Level, MachineError
-from unity.search.machine import Machine
+from unity.search.machine import Machine, device_name
 from unity.search.presets import DEVICES, KINDS
+from unity.search.profiles.profile import Where
+from unity.search.profiles.store import ProfileError, Store
 
 JaxDevice: TypeAlias = Any  # jax.Device, which is no type to a type checker: jaxlib has no stubs
 
@@ -28,6 +30,8 @@ def describe(devices: Sequence[JaxDevice] | None = None) -> Machine:
     JAX was given of it. Other devices, virtual CPU devices among them, are measured together, which takes a few
     seconds, and remembered as JSON in the user's cache directory, by kind, number, JAX version and number of cores.
 
+    Where operators were measured on these devices (`unity profile`), the machine carries what was measured.
+
     Raises:
         MachineError: there are no devices, or several kinds; nodes have different numbers of devices; or the devices
             are not known and belong to several processes, which would each measure something else, and then plan
@@ -38,13 +42,31 @@ def describe(devices: Sequence[JaxDevice] | None = None) -> Machine:
     if len(kinds) != 1:
         raise MachineError(f"a machine has devices of one kind, got {', '.join(kinds) or 'none'}: pass devices= of one kind")
     if kinds[0] in KINDS:
-        return _known(found, DEVICES[KINDS[kinds[0]]])
+        return _profiled(_known(found, DEVICES[KINDS[kinds[0]]]), found)
     if {device.process_index for device in found} != {jax.process_index()}:
         raise MachineError(
             f"{kinds[0]} is no known kind of device, and several processes cannot measure it alike: describe one node "
             "with Machine.local() in a process of its own, add the level between nodes, and Machine.load that in all"
         )
-    return _remembered(found)
+    return _profiled(_remembered(found), found)
+
+
+def where(devices: Sequence[JaxDevice]) -> Where:
+    """What measurements on `devices` hold for."""
+    first = devices[0]
+    platform = getattr(getattr(first, "client", None), "platform_version", "")
+    return Where(first.device_kind, len(devices), _cores(), jax.__version__, platform.partition("\n")[0])
+
+
+def _profiled(machine: Machine, devices: list[JaxDevice]) -> Machine:
+    """The machine with what was measured of operators, if anything was. Several processes might have measured differently."""
+    if {device.process_index for device in devices} != {jax.process_index()}:
+        return machine
+    try:
+        return machine.with_profile(Store.usual().profile(where(devices)))
+    except ProfileError as error:
+        warnings.warn(f"{error}; planning without measured operators", stacklevel=4)
+        return machine
 
 
 def _known(devices: list[JaxDevice], device: Device) -> Machine:
@@ -81,7 +103,7 @@ def _remembered(devices: list[JaxDevice]) -> Machine:
 
 
 def _path(devices: list[JaxDevice]) -> Path:
-    key = f"{devices[0].device_kind}-{len(devices)}-jax-{jax.__version__}-cores-{_cores()}-by-kind"
+    key = f"{devices[0].device_kind}-{len(devices)}-jax-{jax.__version__}-cores-{_cores()}-by-group"
     return platformdirs.user_cache_path("unity") / "machines" / (re.sub(r"[^\w.-]+", "_", key) + ".json")
 
 
@@ -91,7 +113,7 @@ def _measured(devices: list[JaxDevice]) -> Machine:
 
     result = measure(devices)
     device = Device(
-        name=re.sub(r"\s+", "-", devices[0].device_kind.lower()),
+        name=device_name(devices[0].device_kind),
         flops=result.flops,
         memory=_memory(devices),
         bandwidth=result.bandwidth,
@@ -100,7 +122,7 @@ def _measured(devices: list[JaxDevice]) -> Machine:
     )
     # A device alone has no link: the level has size 1, and no collective ever uses its figures.
     link = result.link_bandwidth or result.bandwidth, result.link_latency or 0.0
-    level = Level("device", len(devices), *link, result.relative)
+    level = Level("device", len(devices), *link, result.relative, result.curves)
     return Machine("local", device, (level,))
 
 

@@ -7,7 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -15,10 +15,12 @@ from typing import Any, TypeVar
 
 from unity.pcg.atomic import write
 from unity.pcg.axis import Axis
-from unity.search.hardware import Device, Level, MachineError, check_count
-from unity.search.presets import CLUSTERS, DEVICES, LINKS, USUAL_LINKS
+from unity.search.hardware import Curve, Device, Level, MachineError, check_count
+from unity.search.level_json import fields, level_json, level_of
+from unity.search.presets import CLUSTERS, DEVICES, KINDS, LINKS, USUAL_LINKS
+from unity.search.profiles.profile import Profile
 
-__all__ = ["SCHEMA", "Device", "Level", "Machine", "MachineError"]
+__all__ = ["SCHEMA", "Curve", "Device", "Level", "Machine", "MachineError", "device_name"]
 
 T = TypeVar("T")
 
@@ -33,6 +35,7 @@ class Machine:
         name: what reports call it.
         device: every device; there are `devices` of them.
         levels: outermost first; the last one joins devices.
+        profile: what was measured of operators on such devices; where there is none, the roofline says what they take.
 
     Raises:
         MachineError: there is no level, or two have the same name.
@@ -41,6 +44,7 @@ class Machine:
     name: str
     device: Device
     levels: tuple[Level, ...]
+    profile: Profile | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not self.levels:
@@ -73,6 +77,25 @@ class Machine:
     def with_memory(self, nbytes: int) -> Machine:
         """The same machine with `nbytes` bytes of memory on each device."""
         return replace(self, device=replace(self.device, memory=nbytes))
+
+    def with_profile(self, profile: Profile | None) -> Machine:
+        """The same machine, whose operators take what was measured.
+
+        Raises:
+            MachineError: the profile is of another kind of device, or of virtual devices in another number, which share a host's
+                cores otherwise.
+        """
+        if profile is None:
+            return replace(self, profile=None)
+        where, own = profile.where, f"machine {self.name!r} has {self.devices} x {self.device.name}"
+        if device_name(where.kind) != self.device.name:
+            raise MachineError(f"the profile was measured on {where}, {own}: measure there, with `unity profile`")
+        if where.kind not in KINDS and where.devices != self.devices:
+            raise MachineError(
+                f"the profile was measured on {where}, {own}: such devices share a host, and take another time when there are "
+                "more of them: measure as many, with `unity profile`"
+            )
+        return replace(self, profile=profile)
 
     @classmethod
     def grid(
@@ -162,16 +185,14 @@ class Machine:
         write(path, json.dumps(self.to_json(), indent=2) + "\n")
 
     def to_json(self) -> dict[str, Any]:
-        """The machine as JSON data."""
-        return {
+        """The machine as JSON data, what was measured included."""
+        found = {
             "schema": SCHEMA,
             "name": self.name,
             "device": {name: getattr(self.device, name) for name in _DEVICE_FIELDS},
-            "levels": [
-                {name: getattr(level, name) for name in _LEVEL_FIELDS} | ({"relative": level.relative} if level.relative else {})
-                for level in self.levels
-            ],
+            "levels": [level_json(level) for level in self.levels],
         }
+        return found if self.profile is None else found | {"profile": self.profile.to_json()}
 
     @staticmethod
     def from_json(data: Any) -> Machine:
@@ -202,38 +223,26 @@ class Machine:
         )
 
 
+def device_name(kind: str) -> str:
+    """What a device of a kind that JAX names is called here: by the preset's name, or by JAX's own in lower case."""
+    return KINDS.get(kind) or re.sub(r"\s+", "-", kind.lower())
+
+
 _DEVICE_FIELDS = ("name", "flops", "memory", "bandwidth", "efficiency", "launch")
-_LEVEL_FIELDS = ("name", "size", "bandwidth", "latency")
 
 
 def _from_json(data: Any) -> Machine:
-    schema, name, device, levels = _fields(data, "the file", ("schema", "name", "device", "levels"))
+    schema, name, device, levels = fields(data, "the file", ("schema", "name", "device", "levels"))
     if schema != SCHEMA:
         raise MachineError(f"schema is version {schema!r}, this release reads {SCHEMA}: write it again (Machine.save)")
     if not isinstance(name, str):
         raise MachineError(f"name must be a string, got {name!r}")
     if not isinstance(levels, list):
         raise MachineError(f"levels must be a list, got {levels!r}")
-    made = tuple(_level_of(level, f"levels[{index}]") for index, level in enumerate(levels))
-    return Machine(name, Device(*_fields(device, "device", _DEVICE_FIELDS)), made)
-
-
-def _level_of(data: Any, where: str) -> Level:
-    found = Level(*_fields(data, where, _LEVEL_FIELDS))
-    relative = data.get("relative", ())
-    try:
-        return replace(found, relative=tuple((str(kind), alpha, beta) for kind, alpha, beta in relative))
-    except (TypeError, ValueError) as error:
-        raise MachineError(f"{where}.relative must list (collective, times, times), got {relative!r}") from error
-
-
-def _fields(data: Any, where: str, names: tuple[str, ...]) -> list[Any]:
-    if not isinstance(data, dict):
-        raise MachineError(f"{where} must be an object with {', '.join(names)}, got {type(data).__name__}")
-    missing = [name for name in names if name not in data]
-    if missing:
-        raise MachineError(f"{where} lacks {', '.join(missing)}")
-    return [data[name] for name in names]
+    made = tuple(level_of(level, f"levels[{index}]") for index, level in enumerate(levels))
+    profile = data.get("profile")
+    machine = Machine(name, Device(*fields(device, "device", _DEVICE_FIELDS)), made)
+    return machine if profile is None else machine.with_profile(Profile.from_json(profile))
 
 
 def _known(what: str, name: str, table: Mapping[str, T]) -> T:

@@ -16,21 +16,26 @@ from unity.pcg.choices import choice_of
 from unity.pcg.gradients import Gradients, gradients
 from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.placing import placing
-from unity.pcg.state import copies
+from unity.pcg.state import copies, local_shape
 from unity.pcg.traffic import Collective, traffic
 from unity.search.collectives import collective
-from unity.search.cost import roofline
+from unity.search.cost import Pieces, seconds
 from unity.search.machine import Machine
 
 
 @dataclass(frozen=True)
 class OperatorTerm:
-    """One operator: how often it runs, and the seconds of all its runs on one device."""
+    """One operator: how often it runs, the seconds of all its runs on one device, and how they are known (`profiles.lookup`).
+
+    `runs`: forward, those that the backward pass repeats included. `forward` is of all of them.
+    """
 
     node: Node
     count: int
     forward: float
     backward: float
+    how: str
+    runs: int
 
 
 @dataclass(frozen=True)
@@ -74,11 +79,30 @@ def _operators(graph: PCG, flow: Gradients, machine: Machine, times: int, again:
             inner = times * int(node.attributes.get("length", 1))
             yield from _operators(node.inside, flow, machine, inner, again or node.kind == "remat", training)
         elif node.body is not None and node.kind not in PARALLELIZATION:
-            share, touched = work_share(node, node.body, graph), local_bytes(node, graph)
-            differentiated = sum(flow(v) for v in node.operands) if any(flow(v) for v in node.results) else 0
-            forward, backward = roofline(node.body, np.array(share), np.array(touched), differentiated, machine)
+            forward, backward, how = operator_seconds(node, node.body, graph, flow, machine)
             runs = times * (2 if (again or node.attributes.get("again")) and training else 1)
-            yield OperatorTerm(node, times, float(forward) * runs, float(backward) * times)
+            yield OperatorTerm(node, times, forward * runs, backward * times, how, runs)
+
+
+def operator_seconds(node: Node, body: Body, graph: PCG, flow: Gradients, machine: Machine) -> tuple[float, float, str]:
+    """Seconds forward and backward of one run of an operator, and how they are known."""
+    share, touched = (np.array([f]) for f in (work_share(node, body, graph), local_bytes(node, graph)))
+    sizes = np.array([[n for shape in local_shapes(node, graph) for n in shape]], int)
+    shapes = [v.tensor.shape for v in (*node.operands, *node.results)]
+    forward, backward, how = seconds(body, shapes, Pieces(share, touched, sizes), with_gradient(node, flow), machine)
+    return float(forward[0]), float(backward[0]), how[0]
+
+
+def with_gradient(node: Node, flow: Gradients) -> tuple[bool, ...]:
+    """For each operand, whether a gradient flows back to it."""
+    flows = any(flow(v) for v in node.results)
+    return tuple(bool(flows and flow(v)) for v in node.operands)
+
+
+def local_shapes(node: Node, graph: PCG) -> tuple[tuple[int, ...], ...]:
+    """The shapes of an operator's operands and then its results on one device."""
+    values: list[Value] = [*node.operands, *node.results]
+    return tuple(local_shape(v.tensor.shape, v.type, graph.axes) for v in values)
 
 
 def work_share(node: Node, body: Body, graph: PCG) -> float:

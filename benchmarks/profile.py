@@ -1,0 +1,234 @@
+"""Predicted against measured time of a step, with measured operators and without: is the order of strategies kept?
+
+`python -m benchmarks.profile`. Eight virtual CPU devices, which share the host's cores: run it where nothing else runs. Each
+model's operators are measured first, as `unity profile` does. Then strategies are drawn: points of the frontier; data parallelism,
+weights in pieces, weights in pieces and data whole; and random ones: the best where every operator's cost is drawn anew for each of
+its values, near the true one (nearly the best strategies) or far from it (anything). Programs are compiled as XLA does by default,
+and take turns.
+
+A step's time is without the call, which is the same for all: of a program that gives as many arrays and does nothing else. The C
+library is told to keep memory: it would give large arrays back, and every step would spend its time on getting them again.
+
+*Kendall* is the rank correlation of predicted and measured times, *error* the median of |predicted - measured| / measured, and
+*chosen* how many times as long the strategy predicted best takes as the measured best. *Own* figures are of the processor time
+of this process, for hosts that others use.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from scipy.stats import kendalltau
+
+import unity
+from benchmarks.alternate import alternate
+from benchmarks.baselines import gpt_block
+from benchmarks.models import concrete
+from benchmarks.models.alexnet import alexnet
+from benchmarks.models.gpt import gpt
+from benchmarks.models.model import Model
+from benchmarks.models.recommenders import dlrm
+from benchmarks.models.recurrent import rnnlm
+from benchmarks.record import record, show
+from unity.plan import Plan
+from unity.profiling import profile
+from unity.search.assemble import Assembled
+from unity.search.local import where
+from unity.search.machine import Machine
+from unity.search.minimizer import Minimizer
+from unity.search.predict import Prediction, predict
+from unity.search.problem import Point
+from unity.search.profiles.store import Store
+from unity.search.session import Candidate
+
+KENDALL, ERROR, CHOSEN = 0.8, 0.25, 1.05  # targets
+STRATEGIES = 24
+CALL = "the call alone"
+SPREADS = (0.3, 3.0, 30.0)  # of random costs
+
+CASES: dict[str, Callable[[], Model]] = {
+    "gpt block": lambda: gpt_block(256, 8, 64, 16),
+    "gpt": lambda: gpt(layers=2, hidden=128, heads=4, vocab=256, seq=64, batch=16),
+    "cnn": lambda: alexnet(image=63, width=256, batch=16, classes=16),
+    "dlrm": lambda: dlrm(tables=(20_000, 5_000, 1_000, 504), width=32, bottom=(16, 256, 32), top=(256, 64, 8), batch=512),
+    "lstm": lambda: rnnlm(layers=2, hidden=128, vocab=256, steps=16, batch=32),
+}
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A plan, what it is, and what it should take with measured operators and without."""
+
+    name: str
+    plan: Plan
+    profiled: Prediction
+    plain: Prediction
+
+
+def strategies(plan: Plan, count: int) -> Iterator[tuple[str, Plan]]:
+    """So many different strategies of a plan's program: a third on the frontier, the usual ones, and the others random."""
+    made, seen = plan._made, set()
+
+    def fresh(candidate: Candidate) -> bool:
+        key = Plan(made, candidate).pcg.key
+        return key not in seen and not seen.add(key)
+
+    last = len(plan.frontier) - 1
+    for k in sorted({round(i * last / max(1, count // 3 - 1)) for i in range(count // 3)}):
+        if fresh(plan.frontier[k].candidate):
+            yield f"frontier {k}", plan.frontier[k]
+    assembled = made.search.assembled
+    for name, data, weights in (("data parallel", True, False), ("FSDP", True, True), ("weights in pieces", False, True)):
+        found = usual(assembled, data, weights)
+        if found is not None and fresh(candidate := made.search.candidate(assembled, found)):
+            yield name, Plan(made, candidate)
+    rng, tries = np.random.default_rng(0), 0
+    while len(seen) < count and tries < 10 * count:
+        spread, tries = SPREADS[tries % len(SPREADS)], tries + 1
+        candidate = made.search.candidate(assembled, drawn(assembled, rng, spread))
+        if fresh(candidate):
+            yield f"random {spread} {tries}", Plan(made, candidate)
+
+
+def drawn(assembled: Assembled, rng: np.random.Generator, spread: float) -> Point:
+    """The best strategy where every operator's cost is drawn anew for each of its values: `spread` times the mean of all operators'
+    is added, in the mean."""
+    mean = float(np.mean([c.forward.min() for c in assembled.costs]))
+    costs = tuple(replace(c, forward=c.forward + spread * mean * rng.exponential(1.0, len(c.forward))) for c in assembled.costs)
+    return Minimizer(replace(assembled, costs=costs, known={}).problem).at([0.0])[0]
+
+
+def usual(assembled: Assembled, data: bool, weights: bool) -> Point | None:
+    """The fastest strategy with data and weights stored in pieces along all axes, or whole; None if sizes do not allow it."""
+    costs = []
+    for site, domain, cost in zip(assembled.opened.sites, assembled.domains, assembled.costs, strict=True):
+        if site.kind == "input":
+            pieces = np.array([all(s.kind == "P" for s in domain.type_of(v, 0)) for v in range(len(domain))])
+            first = np.array([all(s.kind == "P" and s.dim == 0 for s in domain.type_of(v, 0)) for v in range(len(domain))])
+            whole = np.array([all(s.kind == "U" for s in domain.type_of(v, 0)) for v in range(len(domain))])
+            allowed = (pieces if weights else whole) if site.weight else (first if data else whole)
+            allowed = allowed if allowed.any() else whole
+            cost = replace(cost, forward=np.where(allowed, cost.forward, np.inf))
+        costs.append(cost)
+    point = Minimizer(replace(assembled, costs=tuple(costs), known={}).problem).at([0.0])[0]
+    return point if np.isfinite(point.time) else None
+
+
+def measured(model: Model, found: list[Strategy], rounds: int) -> dict[str, tuple[float, float]]:
+    """Median seconds of every strategy's step, and of this process' own processor time."""
+    params, batch = concrete(model)
+    runs: dict[str, Callable[[], Any]] = {}
+    for s in found:
+        args = s.plan.shard(params, batch)
+        compiled = jax.jit(jax.value_and_grad(s.plan)).lower(*args).compile()
+        runs[s.name] = lambda compiled=compiled, args=args: compiled(*args)
+    runs[CALL] = _call(found[0].plan, params, batch)
+    times = alternate(runs, rounds)
+    call = times.pop(CALL)
+    return {name: (t.median - call.median, median(t.own) - median(call.own)) for name, t in times.items()}
+
+
+def _call(plan: Plan, params: Any, batch: Any) -> Callable[[], Any]:
+    """A program that takes what a step takes, and gives as many arrays, of one number on each device."""
+    args = plan.shard(params, batch)
+    spread = NamedSharding(plan.mesh, PartitionSpec(plan.mesh.axis_names))
+    one = jax.ShapeDtypeStruct((plan.mesh.size,), np.float32)
+    count = 1 + len(jax.tree.leaves(params))
+    step = jax.jit(lambda params, batch: [jax.numpy.full(one.shape, k, one.dtype) for k in range(count)], out_shardings=spread)
+    compiled = step.lower(*args).compile()
+    return lambda: compiled(*args)
+
+
+def case(name: str, count: int, rounds: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """One model's figures, and every strategy's."""
+    model, devices, store = CASES[name](), jax.devices(), Store.usual()
+    started = time.perf_counter()
+    args = (model.params, model.batch)
+    operators = sum(step.task is not None for step in profile(model.loss, args, {"search": "captured"}, devices, store))
+    seconds = time.perf_counter() - started
+    machine = Machine.local(devices).with_profile(store.profile(where(devices)))
+    plain = machine.with_profile(None)
+    plan = unity.optimize(model.loss, *args, machine=machine, search="captured", progress=False)
+    differentiated = plan._made.search.differentiated
+    found = [
+        Strategy(f"{k} {what}", p, predict(p.pcg, machine, differentiated), predict(p.pcg, plain, differentiated))
+        for k, (what, p) in enumerate(strategies(plan, count))
+    ]
+    times = measured(model, found, rounds)
+    rows = [
+        {
+            "model": name,
+            "strategy": s.name,
+            "measured ms": times[s.name][0] * 1e3,
+            "own ms": times[s.name][1] * 1e3,
+            "profiled ms": s.profiled.time * 1e3,
+            "of that, operators": sum(t.forward + t.backward for t in s.profiled.operators) * 1e3,
+            "plain ms": s.plain.time * 1e3,
+            "known": dict(Counter(t.how for t in s.profiled.operators)),
+        }
+        for s in found
+    ]
+    figures: dict[str, Any] = {"model": name, "strategies": len(found), "operators": operators, "profile s": seconds}
+    for which in ("profiled", "plain"):
+        figures |= {f"{which} {k}": v for k, v in compared(rows, f"{which} ms", "measured ms").items()}
+        own = compared(rows, f"{which} ms", "own ms")
+        figures |= {f"{which} own Kendall": own["Kendall"], f"{which} own chosen": own["chosen"]}
+    good = figures["profiled Kendall"] >= KENDALL and figures["profiled error"] <= ERROR and figures["profiled chosen"] <= CHOSEN
+    return figures | {"met": bool(good)}, rows
+
+
+def compared(rows: list[dict[str, Any]], predicted: str, actual: str) -> dict[str, float]:
+    """Rank correlation, median error, and how good the choice is."""
+    p, m = (np.array([row[name] for row in rows]) for name in (predicted, actual))
+    return {
+        "Kendall": float(kendalltau(p, m).statistic),  # pyright: ignore[reportAttributeAccessIssue]
+        "error": float(np.median(np.abs(p - m) / m)),
+        "chosen": float(m[p.argmin()] / m.min()),
+    }
+
+
+KEEPING = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_TOP_PAD_": str(1 << 28)}
+
+
+def main() -> None:
+    if not KEEPING.keys() <= os.environ.keys():  # read when a process starts
+        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.profile", *sys.argv[1:]], {**os.environ, **KEEPING})
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", help="some of the cases, not recorded")
+    parser.add_argument("--strategies", type=int, default=STRATEGIES)
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    if unknown := set(options.cases) - set(CASES):
+        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    figures, rows = [], []
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["XDG_CACHE_HOME"] = os.environ.get("UNITY_BENCHMARK_CACHE", cache)  # the machine as it is today
+        for name in options.cases or CASES:
+            one, every = case(name, options.strategies, options.rounds)
+            figures.append(one)
+            rows += every
+            show(name, [{k: v for k, v in row.items() if k != "model"} for row in every])
+    show("predicted against measured", figures)
+    if not options.cases:
+        targets = {"kendall": KENDALL, "error": ERROR, "chosen": CHOSEN}
+        record("profile", figures, strategies=rows, targets=targets)
+
+
+if __name__ == "__main__":
+    main()

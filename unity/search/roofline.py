@@ -1,0 +1,48 @@
+"""The roofline: what an operator takes at least, from its arithmetic and the bytes that it touches (Williams et al. 2009)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from unity.pcg.body import Body
+from unity.pcg.solve import nested_body, spec_of
+from unity.search.hardware import Device
+from unity.search.offers import HEAVY
+
+Array = np.ndarray
+
+
+@lru_cache(maxsize=65536)
+def dense_work(body: Body) -> tuple[float, str]:
+    """FLOPs of matrix products and convolutions in a body, and the dtype that they are computed in."""
+    total, dtype = 0.0, "float32"
+    for e in body.equations:
+        if e.name in HEAVY:
+            spec = spec_of(body, e)
+            total += spec.flops if spec else 0.0
+            dtype = str(body.tensor(e.operands[0]).dtype)
+        elif "call_jaxpr" in e.params or "jaxpr" in e.params:
+            inner, inner_dtype = dense_work(nested_body(e))
+            total += inner * int(e.params.get("length", 1))
+            dtype = inner_dtype if inner else dtype
+    return total, dtype
+
+
+def roofline(
+    device: Device, work: Array | float, dtype: str, touched: Array | float, differentiated: int, launched: bool = True
+) -> tuple[Array, Array]:
+    """Seconds forward and backward on one device that computes `work` FLOPs and touches so many bytes.
+
+    Either arithmetic or memory traffic is what takes the time. Backward, a product is one more product for each of its two
+    operands that has a gradient, and traffic is twofold: cotangents in and out beside the operands. `launched`: it is an
+    operator of its own, and not nothing at all.
+    """
+    compute = work / (device.flops_of(dtype) * device.efficiency)
+    traffic = touched / device.bandwidth
+    launch = device.launch if launched else 0.0
+    forward = np.maximum(compute, traffic) + launch
+    if not differentiated:
+        return forward, np.zeros_like(forward)
+    return forward, np.maximum(compute * min(differentiated, 2), 2 * traffic) + launch
