@@ -1,0 +1,60 @@
+"""Random task graphs and changes, for the simulator's tests. Names say nothing about which tasks depend on which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from unity.search.simulator import Change, Resource, Task, TaskGraph
+
+# equal times make ties, none makes levels, and one that vanishes beside any other is none where it is added
+SECONDS = st.sampled_from([0.0, 0.0, 1.0, 1.0, 2.0, 0.5, 1e-17, 1 / 3]) | st.floats(0, 10)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task graph, and all names that its tasks may have, each after those that it may wait for."""
+
+    names: tuple[int, ...]
+    graph: TaskGraph
+
+
+def a_task(draw: st.DrawFn, earlier: list[int], devices: int) -> Task:
+    before = draw(st.lists(st.sampled_from(earlier), max_size=3, unique=True)) if earlier else []
+    return Task(draw(st.integers(0, devices - 1)), draw(SECONDS), tuple(before))
+
+
+@st.composite
+def task_graphs(draw: st.DrawFn) -> Case:
+    devices = draw(st.integers(1, 4))
+    names = draw(st.lists(st.integers(0, 1000), min_size=2, max_size=30, unique=True))
+    tasks: dict[int, Task] = {}
+    for name in names[: draw(st.integers(0, len(names)))]:
+        tasks[name] = a_task(draw, list(tasks), devices)
+    shuffled = draw(st.permutations(list(tasks)))
+    resources = tuple(Resource(f"device {d}", "compute") for d in range(devices))
+    return Case(tuple(names), TaskGraph({n: tasks[n] for n in shuffled}, resources))
+
+
+@st.composite
+def changes(draw: st.DrawFn, case: Case, tasks: dict[int, Task]) -> Change:
+    """Takes some tasks away, replaces some, adds some; what waited for a task that is gone waits for it no more."""
+    gone = draw(st.sets(st.sampled_from(sorted(tasks)), max_size=4)) if tasks else set()
+    found: dict[int, Task | None] = dict.fromkeys(gone)
+    left = {n: t for n, t in tasks.items() if n not in gone}
+    for name, task in left.items():
+        if not gone.isdisjoint(task.before):
+            found[name] = task._replace(before=tuple(p for p in task.before if p not in gone))
+    for name in draw(st.lists(st.sampled_from(case.names), max_size=5, unique=True)):
+        if name not in gone:
+            earlier = case.names[: case.names.index(name)]
+            there = [n for n in earlier if n in left or found.get(n) is not None]
+            found[name] = a_task(draw, there, len(case.graph.devices))
+    return found
+
+
+def changed(tasks: dict[int, Task], change: Change) -> dict[int, Task]:
+    """The tasks after a change."""
+    put = {n: t for n, t in change.items() if t is not None}
+    return {n: t for n, t in {**tasks, **put}.items() if change.get(n, t) is not None}

@@ -1,0 +1,74 @@
+"""Delta simulation: whatever is changed, in whatever order, the timeline is that of a full simulation, to the last bit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulator_cases import Case, changed, changes, task_graphs
+
+from unity.search.simulator import Delta, Resource, SimulationError, Task, TaskGraph, full
+
+TWO = (Resource("a", "compute"), Resource("b", "link"))
+
+
+@settings(max_examples=300)
+@given(case=task_graphs(), data=st.data())
+def test_delta_is_full_to_the_last_bit(case: Case, data: st.DataObject) -> None:
+    delta, tasks = Delta(case.graph), dict(case.graph.tasks)
+    for _ in range(data.draw(st.integers(1, 5))):
+        change = data.draw(changes(case, tasks))
+        before = delta.timeline
+        undo = delta.change(change)
+        if data.draw(st.booleans()):
+            delta.change(undo)
+            assert delta.timeline == before
+            continue
+        tasks = changed(tasks, change)
+        found = full(TaskGraph(tasks, case.graph.devices))
+        assert delta.timeline == found
+        assert delta.makespan == found.makespan
+
+
+def chain(n: int) -> TaskGraph:
+    return TaskGraph({k: Task(0, 1.0, (k - 1,) if k else ()) for k in range(n)}, TWO)
+
+
+def test_a_change_may_make_tasks_earlier_and_later() -> None:
+    delta = Delta(chain(300))
+    delta.change({200: Task(0, 0.25, (199,))})
+    assert delta.makespan == 299.25
+    delta.change({100: Task(1, 3.0, (99,)), 150: None, 151: Task(0, 1.0, (149,))})
+    assert delta.makespan == 300.25
+    assert delta.timeline == full(delta.graph)
+
+
+def test_only_what_comes_after_the_change_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    delta = Delta(chain(1000))
+    taken = []
+    monkeypatch.setattr("unity.search.simulator.schedule.heappop", lambda heap: taken.append(heap[0]) or heap.pop(0))
+    delta.change({900: Task(0, 2.0, (899,))})
+    assert delta.makespan == 1001
+    assert 0 < len(taken) < 200
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({1: None}, "task 2 waits for task 1, which is taken away"),
+        ({77: None}, "task 77 is to be taken away, but is not there"),
+        ({9: Task(0, 1.0, (77,))}, "task 9 waits for task 77, which is not there"),
+        ({9: Task(0, 2.0, (8,)), 8: None}, "task 9 waits for task 8, which is not there"),
+        ({9: Task(0, -1.0)}, "task 9 takes -1.0 seconds"),
+        ({9: Task(5, 1.0)}, "task 9 is on device 5"),
+        ({3: Task(0, 1.0, (9,))}, "circle"),
+    ],
+)
+def test_an_impossible_change_changes_nothing(change: dict[int, Task | None], message: str) -> None:
+    delta = Delta(chain(10))
+    before = delta.timeline
+    with pytest.raises(SimulationError, match=message):
+        delta.change(change)
+    assert delta.timeline == before
+    delta.change({9: Task(0, 5.0, (8,))})
+    assert delta.makespan == 14

@@ -1,0 +1,160 @@
+"""The pieces of an operator whose output dimensions are split (FlexFlow, section 4), derived from the operator table.
+
+A dimension of an operator's first result can be split if one of the operator's choices along an axis partitions the result there.
+That choice also says which slice of each operand a piece needs, what part of the work it does, and what must be reduced among the
+pieces. A result without dimensions, a loss, is the sum of what pieces of the largest operand give. Dimensions are split
+independently, each into equal parts; pieces are numbered row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import gcd, prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unity.pcg.body import Body
+from unity.pcg.choices import Choice, choices
+from unity.pcg.graph import Node
+from unity.pcg.state import PARTIAL
+
+Degrees = tuple[int, ...]
+
+
+def reference(node: Node) -> int:
+    """The operand or result (positions of results follow operands') whose dimensions are split."""
+    n = len(node.operands)
+    return n if node.tensors[0].shape or not n else max(range(n), key=lambda p: node.operands[p].tensor.nbytes)
+
+
+def split_shape(node: Node) -> tuple[int, ...]:
+    """The dimensions that degrees are given for."""
+    position, n = reference(node), len(node.operands)
+    return node.operands[position].tensor.shape if position < n else node.tensors[position - n].shape
+
+
+def splits(node: Node) -> Mapping[int, Choice]:
+    """The dimensions that can be split, and the choice behind each: what divides most and reduces least."""
+    return _splits(node.body, reference(node)) if node.body is not None else {}
+
+
+@lru_cache(maxsize=65536)
+def _splits(body: Body, position: int) -> Mapping[int, Choice]:
+    found: dict[int, Choice] = {}
+    n = len(body.inputs)
+    for c in choices(body):
+        state = c.states[position]
+        if state.kind != "P" or state.outer != 1 or PARTIAL in (c.operands if position < n else c.states):
+            continue
+        best = found.get(state.dim)
+        if best is None or _merit(c) > _merit(best):
+            found[state.dim] = c
+    return found
+
+
+def _merit(c: Choice) -> tuple[float, int, int]:
+    return c.divided, -len(c.reduced), sum(s.kind == "P" for s in c.operands)
+
+
+def most(node: Node, dim: int) -> int:
+    """The largest degree of a dimension; a degree must divide it."""
+    found = splits(node).get(dim)
+    return 1 if found is None else gcd(found.size, split_shape(node)[dim])
+
+
+@dataclass(frozen=True)
+class Slices:
+    """How a tensor is cut: for each of its dimensions the cuts (outer, degree, dimension that the operator splits) of it.
+
+    A cut sees the dimension as [outer, degree, rest]; the part of a piece is its index there.
+    """
+
+    shape: tuple[int, ...]
+    cuts: tuple[tuple[tuple[int, int, int], ...], ...]
+    degrees: Degrees
+
+    @property
+    def local(self) -> tuple[int, ...]:
+        """The shape of one piece."""
+        return tuple(n // prod(degree for _, degree, _ in cuts) for n, cuts in zip(self.shape, self.cuts, strict=True))
+
+    @property
+    def copied(self) -> bool:
+        """Whether several pieces hold the same slice."""
+        return prod(self.degrees) > prod(degree for cuts in self.cuts for _, degree, _ in cuts)
+
+    def parts(self, dim: int) -> NDArray[np.intp]:
+        """For every piece, which part of a dimension it has."""
+        index = np.unravel_index(np.arange(prod(self.degrees)), self.degrees) if self.degrees else ()
+        found = np.zeros(prod(self.degrees), np.intp)
+        for _, degree, along in self.cuts[dim]:
+            found = found * degree + index[along]
+        return found
+
+
+def slices(node: Node, degrees: Degrees, position: int) -> Slices:
+    """How an operator's operand or result (positions of results follow operands') is cut if the operator has these degrees."""
+    tensor = (*(v.tensor for v in node.operands), *node.tensors)[position]
+    cuts: list[list[tuple[int, int, int]]] = [[] for _ in tensor.shape]
+    for dim, degree in enumerate(degrees):
+        if degree > 1:
+            state = splits(node)[dim].states[position]
+            if state.kind == "P":
+                cuts[state.dim].append((state.outer, degree, dim))
+    return Slices(tensor.shape, tuple(map(tuple, cuts)), degrees)
+
+
+def share(node: Node, degrees: Degrees) -> float:
+    """The part of an operator's work that one piece is."""
+    found = 1.0
+    for dim, degree in enumerate(degrees):
+        if degree > 1:
+            divided = splits(node)[dim].divided
+            found *= 1 - divided + divided / degree
+    return found
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Which pieces of two ways to cut a tensor share elements, and how many: three lists of the same length."""
+
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+    elements: tuple[int, ...]
+
+
+@lru_cache(maxsize=65536)
+def overlap(a: Slices, b: Slices) -> Overlap:
+    """What the pieces of two ways to cut one tensor share."""
+    shared = np.ones((prod(a.degrees), prod(b.degrees)), np.int64)
+    for dim, n in enumerate(a.shape):
+        if a.cuts[dim] or b.cuts[dim]:
+            counts = _counts(n, _cuts(a, dim), _cuts(b, dim))
+            shared *= counts[a.parts(dim)[:, None], b.parts(dim)]
+        else:
+            shared *= n
+    first, second = np.nonzero(shared)
+    return Overlap(tuple(first.tolist()), tuple(second.tolist()), tuple(shared[first, second].tolist()))
+
+
+def _cuts(a: Slices, dim: int) -> tuple[tuple[int, int], ...]:
+    return tuple((outer, degree) for outer, degree, _ in a.cuts[dim])
+
+
+@lru_cache(maxsize=65536)
+def _counts(n: int, a: tuple[tuple[int, int], ...], b: tuple[tuple[int, int], ...]) -> NDArray[np.int64]:
+    """How many indices of a dimension of size n are in each part of one way to cut it and in each part of another."""
+    first, second = members(n, a), members(n, b)
+    k, m = prod(degree for _, degree in a), prod(degree for _, degree in b)
+    return np.bincount(first * m + second, minlength=k * m).reshape(k, m)
+
+
+def members(n: int, cuts: tuple[tuple[int, int], ...]) -> NDArray[np.intp]:
+    """For every index of a dimension of size n, which part it is in."""
+    index, found = np.arange(n), np.zeros(n, np.intp)
+    for outer, degree in cuts:
+        found = found * degree + index // (n // (outer * degree)) % degree
+    return found

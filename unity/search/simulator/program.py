@@ -1,0 +1,244 @@
+"""The SPMD program of one training step: what every device runs, in what order it could, from a parallel graph.
+
+Seconds are those of `predict`, term by term. Forward, an operator runs after what makes its operands. Backward, it runs after its
+users have, if a gradient flows there; what is computed or gathered again is so just before, as JAX ties it to the cotangent.
+Nothing waits for a weight's gradient, so what is sent for it may overlap with the rest of the backward pass.
+
+A remat's graph is part of the program around it. A scan's is a program of its own, run as a unit `length` times: a compiled loop
+is one operation, and what its steps communicate does not overlap with other steps. So a step is simulated once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from unity.pcg.gradients import Gradients, gradients, losses
+from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
+from unity.pcg.traffic import FORWARD
+from unity.search.machine import Machine
+from unity.search.predict import CollectiveTerm, predict
+
+Names = tuple[int, ...]
+
+FORTH, AGAIN, BACK = range(3)  # the phases of a step
+OPERATORS, CHANGES, PARTS = 4, 1 << 12, 1 << 8  # how names are packed: phases, changes of one result's type, parts of an operator
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A collective: its kind, the mesh axes (by position) that its groups span, the bytes of its full side on one device, how often
+    it runs, and whether a compiler merges it with others."""
+
+    kind: str
+    axes: tuple[int, ...]
+    nbytes: float
+    runs: int
+    merged: bool
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A program that is run so many times."""
+
+    program: Program
+    length: int
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """What every device runs once. `seconds`: on a device of speed 1, of a collective as the machine's formulas say."""
+
+    name: int
+    label: str
+    seconds: float
+    before: Names
+    what: Sent | Loop | None = None  # None: it computes
+
+
+@dataclass(frozen=True)
+class Program:
+    """Instructions, each after those that it waits for."""
+
+    instructions: tuple[Instruction, ...]
+
+
+def program_of(graph: PCG, machine: Machine, differentiated: Collection[int]) -> Program:
+    """The program of a parallel graph. `differentiated`: the inputs that gradients are taken for; none: the forward pass."""
+    costs = _costs(graph, machine, differentiated)
+    region = _Region(graph, costs, [()] * len(graph.inputs))
+    region.forward()
+    if differentiated:
+        ends = [graph.outputs[k] for k in losses(graph) if costs.flow(graph.outputs[k])]
+        after = _union(region.done[v] for v in ends)
+        region.backward(dict.fromkeys(ends, after))
+    return Program(tuple(region.made))
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """What everything takes in one run, and the number of every operator: the same in all parallel graphs of one serial one."""
+
+    flow: Gradients
+    compute: Mapping[int, tuple[float, float, float]]  # by id(node): seconds forward, again, backward
+    collectives: Mapping[int, list[CollectiveTerm]]
+    numbers: Mapping[int, int]
+
+
+def _costs(graph: PCG, machine: Machine, differentiated: Collection[int]) -> _Costs:
+    prediction = predict(graph, machine, differentiated)
+    once = predict(graph, machine, ()).operators  # without a backward pass nothing is computed again
+    compute = {
+        id(t.node): (s.forward / t.count, (t.forward - s.forward) / t.count, t.backward / t.count)
+        for t, s in zip(prediction.operators, once, strict=True)
+    }
+    collectives: dict[int, list[CollectiveTerm]] = {}
+    for term in prediction.collectives:
+        collectives.setdefault(id(term.collective.node), []).append(term)
+    return _Costs(gradients(graph, differentiated), compute, collectives, _numbers(graph))
+
+
+def _numbers(graph: PCG) -> dict[int, int]:
+    """A number for every node. Changes of a result's type are numbered after what makes it."""
+    found: dict[int, int] = {}
+    for k, node in enumerate(n for n, _ in graph.walk() if n.kind not in PARALLELIZATION):
+        found[id(node)] = k * CHANGES
+    changes: dict[int, int] = {}
+    for node, _ in graph.walk():
+        if node.kind in PARALLELIZATION:
+            made = found[id(node.operands[0].node)] // CHANGES
+            changes[made] = changes.get(made, 0) + 1
+            found[id(node)] = made * CHANGES + changes[made]
+    return found
+
+
+class _Region:
+    """Adds a graph's instructions to `made`, those of remats inside it too."""
+
+    def __init__(self, graph: PCG, costs: _Costs, inputs: Iterable[Names], made: list[Instruction] | None = None) -> None:
+        """`inputs`: after which instructions each input is there."""
+        self.graph, self.costs = graph, costs
+        self.made: list[Instruction] = [] if made is None else made
+        self.done: dict[Value, Names] = {Value(n): after for n, after in zip(graph.inputs, inputs, strict=True)}
+        self.remats: dict[int, _Region] = {}
+        self.repeated: dict[int, Names] = {}  # by id(node): the instructions that compute it again
+
+    def forward(self) -> None:
+        """What the forward pass runs."""
+        for node in self.graph.nodes:
+            if node.kind == "input":
+                continue
+            after = _union(self.done[v] for v in node.operands)
+            if node.kind == "remat":
+                inside = self.remats[id(node)] = self.inside(node, [self.done[v] for v in node.operands], self.made)
+                inside.forward()
+                self.done.update((v, inside.done[w]) for v, w in zip(node.results, inside.graph.outputs, strict=True))
+                continue
+            if node.inside is not None:
+                step = self.inside(node, [()] * len(node.operands), [])
+                step.forward()
+                after = self.loop(node, FORTH, step.made, after)
+            else:
+                after = self.compute(node, FORTH, after)
+                after = self.communicate(node, FORTH, after)
+            self.done.update((v, after) for v in node.results)
+
+    def backward(self, cotangents: dict[Value, Names]) -> list[Names]:
+        """What the backward pass runs, given after which instructions the outputs' cotangents are there. Gives the inputs'."""
+        flow = self.costs.flow
+        for node in reversed(self.graph.nodes):
+            if node.kind == "input" or not any(v in cotangents for v in node.results):
+                continue
+            after = _union(cotangents.get(v, ()) for v in node.results)
+            if node.kind == "remat":
+                inside = self.remats[id(node)]
+                inside.again(after)
+                ends = {w: cotangents[v] for v, w in zip(node.results, inside.graph.outputs, strict=True) if v in cotangents}
+                found = inside.backward(ends)
+            elif node.inside is not None:
+                found = [self.loop(node, BACK, self.step_back(node), after)] * len(node.operands)
+            else:
+                found = [self.operator_back(node, after)] * len(node.operands)
+            for v, names in zip(node.operands, found, strict=True):
+                if flow(v):
+                    cotangents[v] = _union((cotangents.get(v, ()), names))
+        return [cotangents.get(Value(n), ()) for n in self.graph.inputs]
+
+    def operator_back(self, node: Node, after: Names) -> Names:
+        """One operator's backward pass, and before it what is gathered and computed again for it."""
+        if node.kind not in PARALLELIZATION:
+            for v in node.operands:
+                for change in reversed(_gathered_for(v)):
+                    after = self.communicate(change, AGAIN, after)
+            if id(node) not in self.repeated:
+                after = self.communicate(node, AGAIN, self.compute(node, AGAIN, after))
+        after = _union((after, self.repeated.get(id(node), ())))
+        return self.communicate(node, BACK, self.compute(node, BACK, after))
+
+    def again(self, after: Names) -> None:
+        """What a remat computes again once its cotangents are there."""
+        done: dict[Value, Names] = {Value(n): after for n in self.graph.inputs}
+        for node in self.graph.nodes:
+            if node.kind == "input":
+                continue
+            ready = _union(done[v] for v in node.operands) or after
+            if node.inside is None and not node.attributes.get("again"):
+                ready = self.repeated[id(node)] = self.communicate(node, AGAIN, self.compute(node, AGAIN, ready))
+            done.update((v, ready) for v in node.results)
+
+    def step_back(self, node: Node) -> list[Instruction]:
+        """The backward pass of one step of a scan; its forward pass is over."""
+        step = self.inside(node, [()] * len(node.operands), [])
+        step.forward()
+        forward = {i.name for i in step.made}
+        step.made.clear()
+        step.backward({v: () for v in step.graph.outputs if self.costs.flow(v)})
+        return [replace(i, before=tuple(n for n in i.before if n not in forward)) for i in step.made]
+
+    def inside(self, node: Node, inputs: Iterable[Names], made: list[Instruction]) -> _Region:
+        assert node.inside is not None
+        return _Region(node.inside, self.costs, inputs, made)
+
+    def compute(self, node: Node, phase: int, after: Names) -> Names:
+        """Runs an operator, if that takes any time; what is to be waited for then."""
+        seconds = self.costs.compute.get(id(node), (0.0, 0.0, 0.0))[phase]
+        return self.add(node, phase, 0, node.kind, seconds, after, None) if seconds > 0 else after
+
+    def communicate(self, node: Node, phase: int, after: Names) -> Names:
+        """Runs a node's collectives of a phase, one after the other."""
+        for part, term in enumerate(self.costs.collectives.get(id(node), ())):
+            c = term.collective
+            runs = {FORTH: 1, AGAIN: c.repeats // (c.count - c.repeats), BACK: 0} if c.direction == FORWARD else {BACK: 1}
+            if n := runs.get(phase, 0):
+                sent = Sent(c.kind, c.axes, c.nbytes, n, c.merged)
+                after = self.add(node, phase, 1 + part, f"{c.kind} of {node.kind}", n * term.seconds / c.count, after, sent)
+        return after
+
+    def loop(self, node: Node, phase: int, step: list[Instruction], after: Names) -> Names:
+        """Runs a scan's steps."""
+        if not step:
+            return after
+        length = int(node.attributes["length"])
+        seconds = length * sum(i.seconds for i in step)
+        return self.add(node, phase, 0, f"{length} × {node.kind}", seconds, after, Loop(Program(tuple(step)), length))
+
+    def add(self, node: Node, phase: int, part: int, label: str, seconds: float, after: Names, what: Sent | Loop | None) -> Names:
+        name = (self.costs.numbers[id(node)] * OPERATORS + phase) * PARTS + part
+        self.made.append(Instruction(name, label if phase == FORTH else f"{label}, {PHASES[phase]}", seconds, after, what))
+        return (name,)
+
+
+PHASES = ("forward", "again", "backward")
+
+
+def _gathered_for(v: Value) -> list[Node]:
+    """The changes of type that are made again for an operand, the last one first."""
+    found = []
+    while v.node.kind in PARALLELIZATION and v.node.attributes.get("again"):
+        found.append(v.node)
+        v = v.node.operands[0]
+    return found
+
+
+def _union(names: Iterable[Names]) -> Names:
+    return tuple(dict.fromkeys(n for some in names for n in some))

@@ -1,0 +1,82 @@
+"""The simulation of one training step of a parallel graph."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from unity.pcg.graph import PCG
+from unity.search.backend import CPU, backend_of
+from unity.search.machine import Machine
+from unity.search.simulator.expansion import Target, expand
+from unity.search.simulator.full import full
+from unity.search.simulator.program import program_of
+from unity.search.simulator.timeline import Timeline
+from unity.search.simulator.topology import Topology
+from unity.search.simulator.trace import picture, write_trace
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """When every task of one step runs, and what each is called."""
+
+    timeline: Timeline
+    labels: Mapping[int, str]
+
+    @property
+    def makespan(self) -> float:
+        """Seconds of the step."""
+        return self.timeline.makespan
+
+    @cached_property
+    def busy(self) -> Mapping[str, float]:
+        """Seconds for which each device and each link is busy, by name."""
+        found = zip(self.timeline.graph.devices, self.timeline.busy, strict=True)
+        return {r.name: seconds for r, seconds in found if r.kind != "barrier"}
+
+    @cached_property
+    def sent(self) -> Mapping[str, float]:
+        """Bytes that each link carries, by name; without overlap, bytes that each device sends."""
+        found = zip(self.timeline.graph.devices, self.timeline.nbytes, strict=True)
+        return {r.name: nbytes for r, nbytes in found if r.kind == "link" or nbytes}
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes the timeline as a trace that Perfetto and Chrome open."""
+        write_trace(path, self.timeline, self.labels.__getitem__)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """The timeline as a matplotlib figure (the extra `plot`), written to `path` if one is given."""
+        return picture(self.timeline, path)
+
+
+def simulate(
+    graph: PCG,
+    machine: Machine,
+    differentiated: Collection[int],
+    *,
+    overlap: bool | None = None,
+    topology: Topology | None = None,
+    folded: bool | None = None,
+) -> Simulation:
+    """Simulates one step of a parallel graph.
+
+    Args:
+        graph: what `unity.pcg.parallelize` gives.
+        machine: what it is for. Its formulas say what operators and collectives take.
+        differentiated: the inputs that gradients are taken for; none means the forward pass alone.
+        overlap: whether devices communicate while they compute, links being devices of their own. Default: they do on GPUs; a CPU's
+            collectives take the cores that compute.
+        topology: if devices or links are not alike, what they are. Operators take the machine's seconds at a device's speed,
+            collectives are rings over its links.
+        folded: whether one device stands for all. Default: wherever all are alike.
+
+    Raises:
+        SimulationError: the topology has another number of devices than the machine, or is to be folded.
+    """
+    overlap = backend_of(machine) is not CPU if overlap is None else overlap
+    target = Target(machine, topology, topology is None if folded is None else folded, overlap)
+    tasks, labels = expand(program_of(graph, machine, differentiated), target)
+    return Simulation(full(tasks), labels)

@@ -1,0 +1,69 @@
+"""The task graph: what runs on which device for how long, and what it waits for (FlexFlow, section 5.1 and table 3).
+
+Links are devices like any other, so communicating and computing overlap where they are on different ones. A device takes its
+tasks first in, first out, in the order of their keys:
+
+    (ready time, level, name)
+
+A task is ready when the last of its predecessors has ended. Its *level* is 0, or, where its last predecessor itself became ready
+at that very moment (it takes no time), one more than that predecessor's. So a predecessor's key is below its successors', whatever
+names are and however short tasks; and as a name does not depend on other tasks, ties are broken in the same way after a change.
+Keys, starts and ends of all tasks follow from one another in one way only (by induction over keys), which is why full and delta
+simulation must agree to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import networkx as nx
+
+
+class SimulationError(ValueError):
+    """A task graph, a topology or a strategy cannot be simulated. The message names what is wrong with it."""
+
+
+class Task(NamedTuple):
+    """One task: its device (by number), its run time in seconds, the names of the tasks it waits for, the bytes it sends."""
+
+    device: int
+    seconds: float
+    before: tuple[int, ...] = ()
+    nbytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A device of the task graph. `kind`: "compute", "link", or "barrier", which is for tasks that take no time."""
+
+    name: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class TaskGraph:
+    """Tasks by name (any integers), and the devices that they are numbered for."""
+
+    tasks: Mapping[int, Task]
+    devices: tuple[Resource, ...]
+
+
+def check_tasks(tasks: Mapping[int, Task], known: Container[int], devices: int) -> None:
+    """Raises SimulationError unless every task has one of the devices, a finite time, and predecessors that are `known`."""
+    for name, task in tasks.items():
+        if not 0 <= task.device < devices:
+            raise SimulationError(f"task {name} is on device {task.device}; there are {devices}, numbered from 0")
+        if not (task.seconds >= 0 and math.isfinite(task.seconds)):
+            raise SimulationError(f"task {name} takes {task.seconds!r} seconds, which must be a finite number, zero or above")
+        for p in task.before:
+            if p not in known:
+                raise SimulationError(f"task {name} waits for task {p}, which is not there")
+
+
+def circle(tasks: Mapping[int, Task]) -> str:
+    """Tasks that wait for each other, as text."""
+    graph = nx.DiGraph([(p, name) for name, task in tasks.items() for p in task.before])
+    return " → ".join(str(p) for p, _ in nx.find_cycle(graph))

@@ -1,0 +1,163 @@
+"""Devices that need not be alike, and the links between any two of them (FlexFlow, section 3: the device topology graph).
+
+A `Machine` is uniform: its devices are of one speed, and what joins two of them follows from the level at which they part. A
+topology says both one by one. Each direction between two devices is a link of its own, unless several are said to share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+
+from unity.search.collectives import Linear, collective
+from unity.search.hardware import Device, Level, MachineError, check_not_negative, check_positive
+from unity.search.machine import Machine
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link in one direction: bytes/s, and seconds per message.
+
+    Raises:
+        MachineError: a figure is missing, negative, or not finite.
+    """
+
+    name: str
+    bandwidth: float
+    latency: float
+
+    def __post_init__(self) -> None:
+        check_positive(f"link {self.name!r}: bandwidth", self.bandwidth, "bytes/s")
+        check_not_negative(f"link {self.name!r}: latency", self.latency, "seconds")
+
+    def seconds(self, nbytes: float) -> float:
+        """How long so many bytes take."""
+        return self.latency + nbytes / self.bandwidth
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Devices and links.
+
+    Args:
+        name: what reports call it.
+        machine: says what operators take on a device of speed 1. Its network is not asked for.
+        speeds: how fast each device computes, in parts of that.
+        links: all of them.
+        between: `between[i][j]` is the number of the link from device i to device j; of a device to itself it is not read.
+
+    Raises:
+        MachineError: there is no device, a speed is not positive, or two devices have no link.
+    """
+
+    name: str
+    machine: Machine
+    speeds: tuple[float, ...]
+    links: tuple[Link, ...]
+    between: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        n = len(self.speeds)
+        if not n:
+            raise MachineError(f"topology {self.name!r}: there is no device")
+        for i, speed in enumerate(self.speeds):
+            check_positive(f"topology {self.name!r}: the speed of device {i}", speed, "times the device's")
+        if [len(row) for row in self.between] != [n] * n:
+            raise MachineError(f"topology {self.name!r}: between must have {n} rows of {n} links, as there are {n} devices")
+        for i, row in enumerate(self.between):
+            for j, link in enumerate(row):
+                if i != j and not 0 <= link < len(self.links):
+                    raise MachineError(f"topology {self.name!r}: no link from device {i} to device {j}")
+
+    @property
+    def devices(self) -> int:
+        """How many devices there are."""
+        return len(self.speeds)
+
+    @classmethod
+    def joined(
+        cls, name: str, machine: Machine, speeds: Sequence[float], links: Mapping[tuple[int, int], Link | tuple[float, float]]
+    ) -> Topology:
+        """A topology from its links.
+
+        Args:
+            name: what reports call it.
+            machine: says what operators take on a device of speed 1.
+            speeds: how fast each device computes, in parts of that.
+            links: for two devices (from, to) a link, which others that are given the same one share, or (bytes/s, seconds per
+                message). Where one direction is missing, it has a link of its own with the other's figures.
+
+        Raises:
+            MachineError: a figure is not possible, two devices have no link, or a link is of a device that is not there.
+        """
+        n = len(speeds)
+        every, numbers = [], {}
+        between = [[-1] * n for _ in range(n)]
+        for (i, j), given in [*links.items(), *(((j, i), _figures(g)) for (i, j), g in links.items() if (j, i) not in links)]:
+            if not (0 <= i < n and 0 <= j < n and i != j):
+                raise MachineError(f"topology {name!r}: a link from device {i} to device {j}; there are {n} devices, from 0")
+            link = given if isinstance(given, Link) else Link(f"{i} → {j}", *given)
+            if link not in numbers:
+                numbers[link] = len(every)
+                every.append(link)
+            between[i][j] = numbers[link]
+        return cls(name, machine, tuple(speeds), tuple(every), tuple(map(tuple, between)))
+
+    @classmethod
+    def uniform(cls, machine: Machine) -> Topology:
+        """A machine's devices, each with a port on every level: it sends by that of the outermost level at which they part."""
+        levels, n = machine.levels, machine.devices
+        inside = [prod(level.size for level in levels[k + 1 :]) for k in range(len(levels))]
+        links = tuple(Link(f"device {i}, {level.name}s", level.bandwidth, level.latency) for i in range(n) for level in levels)
+        parted = [
+            tuple(i * len(levels) + next((k for k, m in enumerate(inside) if i // m != j // m), 0) for j in range(n))
+            for i in range(n)
+        ]
+        return cls(machine.name, machine, (1.0,) * n, links, tuple(parted))
+
+    def link(self, i: int, j: int) -> Link:
+        """The link from one device to another."""
+        return self.links[self.between[i][j]]
+
+    def ring(self, members: Sequence[int]) -> tuple[int, ...]:
+        """The links from each member to the next, by number."""
+        return tuple(self.between[i][j] for i, j in zip(members, [*members[1:], *members[:1]], strict=True))
+
+    def collective_seconds(self, kind: str, members: Sequence[int], nbytes: float, merged: bool = False) -> float:
+        """Seconds of a collective among some devices, a ring that is as slow as its slowest link.
+
+        `collectives` says what a ring takes, and which bytes are counted. One that is merged with others takes its bytes' time.
+        """
+        if len(members) < 2:
+            return 0.0
+        links = [self.links[k] for k in self.ring(members)]
+        line = _ring(self.machine.device, kind, len(members), min(x.bandwidth for x in links), max(x.latency for x in links))
+        return line.beta * nbytes if merged else line(nbytes)
+
+    def check_devices(self, devices: Collection[int], where: str) -> None:
+        """Raises MachineError unless there are devices and the topology has all of them; `where` says whose they are."""
+        strangers = sorted({d for d in devices if not 0 <= d < self.devices})
+        if not devices or len(strangers) == len(set(devices)):
+            raise MachineError(
+                f"{where}: none of the devices {sorted(devices)} is one of {self.name!r}, which are 0 to {self.devices - 1}"
+            )
+        if strangers:
+            raise MachineError(f"{where}: {self.name!r} has no devices {strangers}; its devices are 0 to {self.devices - 1}")
+
+
+@cache
+def _ring(device: Device, kind: str, size: int, bandwidth: float, latency: float) -> Linear:
+    """What a collective costs in a ring of `size` members: on a machine of one level."""
+    machine = Machine("ring", device, (Level("ring", size, bandwidth, latency),))
+    return collective(machine, kind, machine.axes)
+
+
+def _figures(link: Link | tuple[float, float]) -> tuple[float, float]:
+    return (link.bandwidth, link.latency) if isinstance(link, Link) else link
+
+
+def sent(kind: str, size: int, nbytes: float) -> float:
+    """Bytes that each of `size` members of a ring sends in a collective with `nbytes` bytes on the full side."""
+    return nbytes if kind == "collective-permute" else nbytes * (size - 1) / size * (2 if kind == "all-reduce" else 1)

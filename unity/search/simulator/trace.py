@@ -1,0 +1,57 @@
+"""A timeline to look at: as a trace that Perfetto and Chrome (chrome://tracing) open, and as a picture."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+from unity.pcg.atomic import write
+from unity.search.simulator.timeline import Timeline
+
+PROCESSES = {"compute": (1, "computing"), "link": (2, "links")}
+MOST_ROWS = 64  # of a picture
+
+
+def write_trace(path: str | os.PathLike[str], timeline: Timeline, label: Callable[[int], str]) -> None:
+    """Writes a timeline as trace events (JSON, microseconds); the file is replaced as a whole, or not at all."""
+    write(path, json.dumps({"traceEvents": events(timeline, label), "displayTimeUnit": "ms"}) + "\n")
+
+
+def events(timeline: Timeline, label: Callable[[int], str]) -> list[dict[str, Any]]:
+    """A complete event ("X") for every task, and the names of devices. Barriers take no time and are left out."""
+    found: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for pid, name in PROCESSES.values()
+    ]
+    for k, (resource, names) in enumerate(zip(timeline.graph.devices, timeline.order, strict=True)):
+        if resource.kind not in PROCESSES or not names:
+            continue
+        where = {"pid": PROCESSES[resource.kind][0], "tid": k}
+        found.append({"ph": "M", "name": "thread_name", **where, "args": {"name": resource.name}})
+        for name in names:
+            task, start = timeline.graph.tasks[name], timeline.start[name]
+            args = {"task": name, "ready": timeline.ready[name] * 1e6} | ({"bytes": task.nbytes} if task.nbytes else {})
+            found.append({"ph": "X", "name": label(name), "ts": start * 1e6, "dur": task.seconds * 1e6, **where, "args": args})
+    return found
+
+
+def picture(timeline: Timeline, path: str | os.PathLike[str] | None = None) -> Any:
+    """A timeline as a matplotlib figure (the extra `plot`), a row for each device and link that is used, the busiest ones if there
+    are many; written to `path` if one is given."""
+    from matplotlib.figure import Figure
+
+    graph, busy = timeline.graph, timeline.busy
+    used = [k for k, r in enumerate(graph.devices) if r.kind in PROCESSES and busy[k] > 0]
+    rows = sorted(sorted(used, key=lambda k: -busy[k])[:MOST_ROWS])
+    figure = Figure(figsize=(10, 1.2 + 0.3 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    for y, k in enumerate(rows):
+        bars = [(timeline.start[n] * 1e3, graph.tasks[n].seconds * 1e3) for n in timeline.order[k]]
+        axes.broken_barh(bars, (y - 0.4, 0.8), facecolors="tab:blue" if graph.devices[k].kind == "compute" else "tab:orange")
+    axes.set_yticks(range(len(rows)), [graph.devices[k].name for k in rows])
+    axes.invert_yaxis()
+    axes.set(xlabel="ms", title=f"{timeline.makespan * 1e3:.4g} ms")
+    if path is not None:
+        figure.savefig(path)
+    return figure
