@@ -23,13 +23,13 @@ from benchmarks.models import concrete, tiny
 from benchmarks.numerics import WIDE, cast, distances
 from benchmarks.record import asked, record, show
 from unity.pcg.capture import capture
-from unity.pcg.pairs import in_pairs
 from unity.plan import Made, Plan
 from unity.search.backtracking import Found, backtrack
 from unity.search.cost import Training
 from unity.search.pricing import Prices
 from unity.search.session import Search
 from unity.substitutions.axioms import default_library
+from unity.substitutions.derivation import Derivation
 from unity.substitutions.forms import closed, opened
 from unity.substitutions.occurrences import patterns
 from unity.substitutions.recording import step_of
@@ -50,7 +50,7 @@ def replayed(before: Any, found: Found, after: Any) -> int:
     """Replays the steps to a program. Returns how many there were."""
     store = normal(before).store
     steps = [step_of(normal(way.before, store), way.occurrence) for way in found.path]
-    check(in_pairs(before), in_pairs(after), [s for s in steps if s is not None], default_library())
+    check(before, after, Derivation(tuple(s for s in steps if s is not None)), default_library())
     return len(steps)
 
 
@@ -62,7 +62,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
         captured = capture(model.loss, params, batch)
         prices = Prices(machine, Training(), bodies=captured.bodies)
         usable = patterns(default_library().rules)
-        reached = backtrack(opened(captured.body), usable, lambda b: prices.of(closed(b), captured.differentiated).time, ALPHA)
+        reached = backtrack(opened(captured.body), usable, lambda b: prices.of(closed(b), captured.differentiated), ALPHA)
         found = list(itertools.islice(reached, REACHED))
         best, others = min(found, key=lambda f: f.price), found[1:]
         chosen = [best, *random.Random(0).sample(others, min(SAMPLED, len(others)))]

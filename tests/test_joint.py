@@ -23,6 +23,7 @@ from unity.search.machine import Machine
 from unity.search.pricing import Prices
 from unity.search.segments import joined, segments
 from unity.substitutions.axioms import default_library
+from unity.substitutions.derivation import Derivation
 from unity.substitutions.library import Library
 from unity.substitutions.occurrences import Pattern, patterns
 from unity.substitutions.rewriting import content_key, tidy
@@ -219,7 +220,7 @@ def test_the_derivation_of_a_plan_replays():
     assert plan(layers, LAYERS, search="captured").check_derivation() == ()
     assert found.rewriting is not None
     with pytest.raises(DerivationError, match="does not lead to the derived program"):
-        found.rewriting.check(steps[:-1])
+        found.rewriting.check(Derivation(steps[:-1]))
 
 
 @pytest.mark.parametrize("name", ["gpt_scanned", "lstm", "cnn", "gpt"])
@@ -236,7 +237,7 @@ def test_a_file_whose_derivation_does_not_replay_is_refused(tmp_path):
     plan(chained, CHAINED).save(path)
     whole = json.loads(path.read_text())
     rewriting = whole["rewriting"]
-    (step,) = rewriting["derivation"]
+    (step,) = rewriting["derivation"]["steps"]
     for changed, message in [
         ([], "does not lead"),
         ([{**step, "hash": "0" * 16}], "hash"),
@@ -244,7 +245,7 @@ def test_a_file_whose_derivation_does_not_replay_is_refused(tmp_path):
         ([{**step, "tensors": 3}], "damaged"),
         (None, "no derivation"),
     ]:
-        path.write_text(json.dumps({**whole, "rewriting": {**rewriting, "derivation": changed}}))
+        path.write_text(json.dumps({**whole, "rewriting": {**rewriting, "derivation": {"steps": changed, "inside": {}}}}))
         with pytest.raises(PlanError, match=message):
             unity.load(path, chained, *CHAINED)
 

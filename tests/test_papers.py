@@ -129,3 +129,28 @@ def test_two_tables_looked_up_by_the_same_indices_become_one():
     args = {"a": f(100, 32), "b": f(100, 32)}, jax.ShapeDtypeStruct((65536,), jnp.int32)
     found = rewritten(fn, args, Machine.grid(1, 8, "v100"))
     assert any(rule.startswith("concat-embedding-embedding") for rule in found)
+
+
+def test_unity_figure_16b():
+    """Of many large tables, joined after they were looked up, every device holds an equal part, and nothing that is joined is gathered:
+    each sample's parts go to its device in one all-to-all, and their gradients go back in another."""
+
+    def fn(params, ids, y):
+        rows = [table[ids[:, k]] for k, table in enumerate(params["tables"])]
+        hidden = jax.nn.relu(jnp.concatenate(rows, axis=1) @ params["in"])
+        return jnp.mean((hidden @ params["out"] - y) ** 2)
+
+    tables, rows, width, samples = 8, 1_000_000, 64, 8192
+    params = {"tables": [f(rows, width)] * tables, "in": f(tables * width, 256), "out": f(256, 1)}
+    ids = jax.ShapeDtypeStruct((samples, tables), jnp.int32)
+    machine = Machine.grid(1, 8, "v100")
+    plan = unity.optimize(fn, params, ids, f(samples, 1), machine=machine, progress=False)
+    joined = 4 * samples * tables * width
+    found = [c for c in traffic(plan.pcg, plan._made.captured.differentiated) if c.nbytes >= joined / 64]
+    assert sorted((c.kind, c.direction, c.nbytes) for c in found if c.kind != "all-reduce") == [
+        ("all-to-all", "backward", joined // 8),
+        ("all-to-all", "forward", joined // 8),
+    ]
+    assert [c.nbytes for c in found if c.kind == "all-reduce"] == [4 * tables * width * 256]  # the dense weights' gradients
+    whole = 4 * rows * width * tables
+    assert plan.memory < 1.1 * 4 * whole / 8  # tables, gradients and two optimizer slots, on eight devices

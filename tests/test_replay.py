@@ -13,7 +13,7 @@ from derivation_cases import PROGRAMS, arguments, attention, biased, both_biased
 
 from unity.pcg.body import program_of, used
 from unity.pcg.errors import DerivationError, PlanError
-from unity.substitutions.derivation import Seen, Step
+from unity.substitutions.derivation import Derivation, Seen, Step
 from unity.substitutions.library import load
 from unity.substitutions.occurrences import occurrences, patterns
 from unity.substitutions.reading import Reading
@@ -23,9 +23,10 @@ from unity.substitutions.rewriting import rewritten, tidy
 from unity.substitutions.term import Variable
 from unity.substitutions.typecheck import concrete, typecheck
 from unity.substitutions.vocabulary import VOCABULARY
+from unity.verify import replay as replaying
 from unity.verify.nodes import Store
 from unity.verify.normal import normal
-from unity.verify.replay import check, replay
+from unity.verify.replay import replay
 from unity.verify.small import small_instances
 
 LIBRARY = load("rules/library.json")
@@ -52,6 +53,10 @@ def found(body, store=None):
             after, step = rewritten(forms.body, occurrence), step_of(forms, occurrence)
             if after is not None and step is not None:
                 yield pattern, step, after
+
+
+def check(before, after, steps, library):
+    replaying.check(before, after, Derivation(tuple(steps)), library)
 
 
 EACH = pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)

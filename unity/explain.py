@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ from unity.pcg.state import show
 from unity.search.backend import backend_of
 from unity.search.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPrediction, predict_memory
 from unity.search.predict import CollectiveTerm, OperatorTerm, Prediction, predict
+from unity.search.profiles.lookup import ROOFLINE
 from unity.search.session import Candidate
 from unity.substitutions.text import print_side
 
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from unity.plan import Plan
 
 ROWS = 25  # of a table, before the rest is summed up
+APPLICATIONS = 100  # of rules
 
 
 def explain(plan: Plan, file: Any = None) -> None:
@@ -43,7 +47,7 @@ def explain(plan: Plan, file: Any = None) -> None:
         f"one step: {_time(found.time)} predicted ({_time(compute)} computing, {_time(talk)} communicating), "
         f"{_size(plan.memory)} on each device; {len(plan.serial)} operators, searched in {made.seconds:.2f} s"
     )
-    for line in _rewriting(plan):
+    for line in (*_rewriting(plan), *_applications(plan), *_tried(plan)):
         console.print(line)
     console.print(_arguments(plan))
     console.print(_memory(predict_memory(plan.pcg, differentiated, made.search.training, backend_of(plan.machine))))
@@ -54,19 +58,34 @@ def explain(plan: Plan, file: Any = None) -> None:
 
 
 def _rewriting(plan: Plan) -> list[str]:
-    """How the captured program was rewritten, rule by rule, and what no rule was tried on."""
-    nested = [n for n in plan.original.nodes if n.inside is not None]
-    said = (f"{n.kind} ({short(n.source)}): the program inside is parallelized, but not rewritten" for n in nested)
-    lines = list(dict.fromkeys(said))
+    """How the captured program was rewritten, rule by rule."""
     if plan.rewriting is None:
-        return lines
+        return []
     library = plan.rewriting.library
-    lines.append(f"rewritten by proved rules: {len(plan.original)} operators were captured")
+    lines = [f"rewritten by proved rules: {len(plan.original)} operators were captured"]
     for way, times in plan.rewriting.applied:
         rule = library[way.rule].rule
         left, right = map(print_side, (rule.right, rule.left) if way.backward else (rule.left, rule.right))
         lines.append(f"    {times} × {way}:  {left}  →  {right}")
     return lines
+
+
+def _applications(plan: Plan) -> list[str]:
+    """The rules that parallelized a plan, in the order of their first use; equal ones at one line of the user's once."""
+    often = Counter(replace(a, source=short(a.source), operator=_pattern(a.operator)) for a in plan.applications)
+    rows = [f"    {times} × {application}" for application, times in often.items()]
+    more = [f"    … and {len(rows) - APPLICATIONS} more"] if len(rows) > APPLICATIONS else []
+    return ["parallelized by rules, from the serial graph:", *rows[:APPLICATIONS], *more] if rows else []
+
+
+def _tried(plan: Plan) -> list[str]:
+    """The plans that this one was chosen from by running them."""
+    ran = [t for t in plan.tried if t.measured is not None]
+    rows = [
+        f"    {_time(t.measured or 0.0)} a step ({_time(t.predicted)} predicted, {_time(t.simulated)} simulated), {_size(t.memory)}"
+        for t in ran
+    ]
+    return [f"of {len(plan.tried)} plans that were simulated, {len(ran)} were run, and the first was taken:", *rows] if rows else []
 
 
 def _time(seconds: float) -> str:
@@ -125,14 +144,16 @@ def _memory(found: MemoryPrediction) -> Table:
 
 
 def _operators(found: Prediction, axes: tuple[Axis, ...]) -> Table:
+    """Where operators were measured, every time says how it is known (`unity.search.profiles.lookup`)."""
     table = Table("operator", "×", "result on each device", "forward + backward", "line", title="operators", title_justify="left")
+    marked = any(t.how != ROOFLINE for t in found.operators)
 
-    def key(t: OperatorTerm) -> tuple[str, str, str]:
+    def key(t: OperatorTerm) -> tuple[str, str, str, str]:
         v = t.node.results[0]
-        return t.node.kind, f"{v.tensor} {show(v.type, axes, v.tensor.ndim)}", short(t.node.source)
+        return t.node.kind, f"{v.tensor} {show(v.type, axes, v.tensor.ndim)}", short(t.node.source), f" {t.how}" if marked else ""
 
     rows = _grouped((key(t), t.forward + t.backward) for t in found.operators)
-    return _cut(table, [(k[0], str(n), k[1], _time(s), k[2]) for k, n, s in rows], "kinds of operators")
+    return _cut(table, [(k[0], str(n), k[1], _time(s) + k[3], k[2]) for k, n, s in rows], "kinds of operators")
 
 
 def _collectives(found: Prediction, axes: tuple[Axis, ...]) -> Table:

@@ -15,16 +15,18 @@ from unity.exec.trial import ratio
 from unity.pcg.capture import Captured, capture
 from unity.pcg.errors import InfeasibleError
 from unity.plan import Made, Plan
+from unity.ranking import measured
 from unity.rewriting import Rewriter, budget_of, library_of
 from unity.search.cost import Training
 from unity.search.joint import GAIN
 from unity.search.machine import Machine
 from unity.search.pricing import Prices
 from unity.search.session import Candidate, Search
+from unity.search.unity_rules.fitting import CANDIDATES, fitting, leanest
 from unity.uncollected import uncollected
 
 OBJECTIVES = ("time", "devices", "memory")
-SEARCHES = ("unity", "captured")
+SEARCHES = ("unity", "captured", "unity-rules")
 Found: TypeAlias = tuple[Captured, Search, Candidate]
 
 
@@ -42,6 +44,7 @@ def optimize(
     rules: Any = None,
     constraints: Sequence[Any] = (),
     seed: int = 0,
+    measure: bool = False,
     progress: bool = True,
 ) -> Plan:
     """Plans `fn` for many devices: the best way to split every operator and store every argument.
@@ -56,9 +59,12 @@ def optimize(
         objective: "time": the fastest that fits; "devices": on the fewest devices that fit; "memory": the leanest.
         memory_limit: bytes on one device; the default is the device's own.
         optimizer_slots: values that the optimizer keeps for each weight (Adam: 2), counted as memory.
-        search: "unity": algebra and parallelization together, over proved rules; "captured": the graph is left as it is.
+        search: "unity": algebra and parallelization together, over proved rules; "captured": the graph is left as it is;
+            "unity-rules": it is parallelized by substitutions alone, as Unity published it, for comparison.
         budget: how long to look for rewritings: a number of programs (int; the same plan every time), or seconds (float).
         rules: the rules that may be used: a library's path or a loaded Library; the default is the one that comes with unity.
+        measure: of the plans that are predicted to be nearly as fast as the fastest, simulate some, run the best of them on the
+            devices of this process, and take what is fastest then. For `objective="time"` on the machine that is there.
         progress: whether to show what is being done, on a terminal.
 
     Returns:
@@ -70,14 +76,19 @@ def optimize(
         ValueError: an option is not known, or not available yet.
     """
     _refuse(objective, search, constraints)
+    if measure and (machine is not None or objective != "time"):
+        raise ValueError("measure=True runs plans on the devices of this process: leave machine= out, and objective= at 'time'")
     allowed = rules if search == "unity" else ()
-    rewriter = Rewriter(None if allowed is None else library_of(allowed), budget_of(budget))
-    chosen = machine or Machine.local()
+    wanted = CANDIDATES if budget is None and search == "unity-rules" else budget
+    rewriter = Rewriter(None if allowed is None else library_of(allowed), budget_of(wanted))
     with _stages(progress) as say, uncollected():
+        say("looking at this machine (measured once, which takes some seconds)")
+        chosen = machine or Machine.local()
         say("capturing the graph")
         captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered)
         limit = chosen.device.memory if memory_limit is None else memory_limit
-        task = _Task(fn, captured, Training(training, optimizer_slots), objective, limit, seed, rewriter, machine is None, say)
+        asked = Training(training, optimizer_slots)
+        task = _Task(fn, captured, asked, objective, limit, seed, search, rewriter, machine is None, measure, say)
         return task.fewest(chosen) if objective == "devices" else task.on(chosen)
 
 
@@ -117,20 +128,33 @@ class _Task:
     objective: str
     limit: float
     seed: int
+    kind: str  # of search
     rewriter: Rewriter
     here: bool  # on the devices of this process: what the costs say is tried
+    measure: bool  # and more than what they say is fastest
     say: Callable[[str], None]
 
     def on(self, machine: Machine) -> Plan:
         """The plan on one machine, from the cache if it was found before."""
         started = time.perf_counter()
-        asked = {"objective": self.objective, "limit": self.limit, "seed": self.seed, "here": self.here}
+        asked = {"objective": self.objective, "limit": self.limit, "seed": self.seed, "here": self.here, "search": self.kind}
+        asked["measure"] = self.measure
         path = cache.entry(self.captured, machine, self.training, {**asked, **self.rewriter.settings})
         self.say("looking in the cache")
         known = cache.recall(path, self.captured, self.fn, lambda: self.rewriter.library)
         if known is not None:
             made, candidate = known
             return Plan(replace(made, seconds=time.perf_counter() - started), candidate)
+        made, candidate = (self.substituted if self.kind == "unity-rules" else self.rewritten)(machine)
+        if self.measure:
+            ranking = measured(made, candidate, self.limit, self.say)
+            made, candidate = replace(made, tried=ranking.tried), ranking.chosen
+        made = replace(made, seconds=time.perf_counter() - started)
+        cache.keep(path, made, candidate)
+        return Plan(made, candidate)
+
+    def rewritten(self, machine: Machine) -> tuple[Made, Candidate]:
+        """The captured program's best strategy, or a rewritten one's where that is better."""
         prices = Prices(machine, self.training, bodies=self.captured.bodies)
         search = self.search(self.captured, prices)
         candidate = self.best(search)
@@ -145,9 +169,17 @@ class _Task:
             else:
                 chosen = None
         captured = self.captured if chosen is None else chosen.after
-        made = Made(self.fn, captured, search, time.perf_counter() - started, rewriting=chosen)
-        cache.keep(path, made, candidate)
-        return Plan(made, candidate)
+        return Made(self.fn, captured, search, 0.0, rewriting=chosen), candidate
+
+    def substituted(self, machine: Machine) -> tuple[Made, Candidate]:
+        """The best strategy that substitutions lead to."""
+        search = self.search(self.captured, Prices(machine, self.training))
+        budget = self.rewriter.budget
+        found = leanest(search, budget) if self.objective == "memory" else fitting(search, self.limit, budget)
+        if found.candidate.memory > self.limit:
+            raise InfeasibleError(_shortfall(machine, found.candidate, self.limit))
+        made = Made(self.fn, self.captured, search, 0.0, (found.candidate,), applications=found.applications)
+        return made, found.candidate
 
     def slower(self, one: Found, other: Found) -> bool:
         """Whether a step of one program, run on the devices of this process, takes longer than one of another."""

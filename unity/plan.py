@@ -23,10 +23,23 @@ from unity.pcg.parallelize import parallelize
 from unity.rewriting import Rewriting
 from unity.search.machine import Machine
 from unity.search.session import Candidate, Search
+from unity.search.unity_rules.trace import Application
 
 if TYPE_CHECKING:
     from unity.exec.check import Check
+    from unity.exec.liveness import MemoryTimeline
+    from unity.search.simulator import Simulation
     from unity.substitutions.derivation import Step
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A plan that was looked at before one was chosen: seconds of a step as costs say, as simulated, and as run, if it was."""
+
+    predicted: float
+    memory: float  # bytes on one device, predicted
+    simulated: float
+    measured: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +53,8 @@ class Made:
     known: tuple[Candidate, ...] = ()  # a frontier that was read from a file
     known_exact: bool = False
     rewriting: Rewriting | None = None  # how the captured function was rewritten, if it was
+    applications: tuple[Application, ...] = ()  # what the search by substitution did
+    tried: tuple[Tried, ...] = ()  # the plans that this one was chosen from by measuring, itself first
 
     @cached_property
     def frontier(self) -> tuple[tuple[Candidate, ...], bool]:
@@ -100,6 +115,23 @@ class Plan:
     def rewriting(self) -> Rewriting | None:
         """How the captured program was rewritten before it was parallelized; nothing if it was not."""
         return self._made.rewriting
+
+    @property
+    def applications(self) -> tuple[Application, ...]:
+        """The rules that parallelized it, in order; nothing but with `search="unity-rules"`."""
+        return self._made.applications
+
+    @property
+    def tried(self) -> tuple[Tried, ...]:
+        """The plans that it was chosen from, itself first; nothing but with `measure=True`, and not kept in files."""
+        return self._made.tried
+
+    def simulate(self) -> Simulation:
+        """When everything of one step runs, on every device and link: its makespan, what is busy when, a trace, a picture."""
+        from unity.search.simulator import simulate
+
+        differentiated = self._made.captured.differentiated if self._made.search.training.backward else ()
+        return simulate(self.pcg, self.machine, differentiated)
 
     @cached_property
     def pcg(self) -> PCG:
@@ -216,6 +248,16 @@ class Plan:
 
         explain(self, file)
 
+    def memory_timeline(self, *, gradient: bool | None = None) -> MemoryTimeline:
+        """What one device holds while a step runs: the bytes over time, the peak and what holds it, by operator and line.
+
+        More exact than `memory`, which the search adds up: the step is traced, and laid in memory as the compiler would. Nothing is
+        compiled, and no devices are needed.
+        """
+        from unity.exec.liveness import plan_timeline
+
+        return plan_timeline(self, self._made.search.training.backward if gradient is None else gradient)
+
     def check(self, *, gradient: bool | None = None) -> Check:
         """Compiles the plan and compares the program's collectives and memory with the prediction, line by line."""
         from unity.exec.check import compare
@@ -231,11 +273,11 @@ class Plan:
         """
         rewriting = self.rewriting
         if rewriting is not None:
-            rewriting.check(rewriting.steps)
+            rewriting.check(rewriting.derivation)
         check(self.pcg)
         if erased(self.pcg).key != self.serial.key:
             raise DerivationError("the parallel graph without its parallelization operators is not the graph that was derived")
-        return rewriting.steps if rewriting is not None else ()
+        return rewriting.derivation.every if rewriting is not None else ()
 
     def save(self, path: str | Path) -> None:
         """Writes the plan and its whole frontier as JSON. A crash while saving leaves an old file whole."""

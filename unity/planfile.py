@@ -17,17 +17,18 @@ from unity.rewriting import from_json as again
 from unity.search.cost import Training
 from unity.search.machine import Machine
 from unity.search.session import Candidate, Search
+from unity.search.unity_rules.trace import Application
 from unity.strategies import from_json, to_json
 from unity.substitutions.library import Library
 
-SCHEMA = 3
+SCHEMA = 4
 
 
 def content(made: Made, chosen: Candidate, whole: bool) -> dict[str, Any]:
-    """A plan as JSON data, with its whole frontier or alone."""
+    """A plan as JSON data, with its whole frontier or, if that is not known yet, alone."""
     search, captured = made.search, made.captured
     original = captured if made.rewriting is None else made.rewriting.before
-    candidates, exact = made.frontier if whole else ((), False)
+    candidates, exact = made.frontier if whole or made.known else ((), False)
     return {
         "unity": "plan",
         "schema": SCHEMA,
@@ -36,6 +37,7 @@ def content(made: Made, chosen: Candidate, whole: bool) -> dict[str, Any]:
         "rewriting": None if made.rewriting is None else made.rewriting.to_json(),
         "machine": search.machine.to_json(),
         "training": {"backward": search.training.backward, "optimizer_slots": search.training.optimizer_slots},
+        "applications": [[a.rule, a.operator, a.source, list(a.axes)] for a in made.applications],
         "seconds": made.seconds,
         "exact": exact,
         **to_json(captured.graph, (chosen, *candidates)),
@@ -105,8 +107,11 @@ def restore(
         machine = Machine.from_json(data["machine"])
         training = Training(**data["training"])
         seconds, exact = float(data["seconds"]), bool(data["exact"])
+        applications = tuple(
+            Application(rule, operator, source, tuple(axes)) for rule, operator, source, axes in data["applications"]
+        )
         chosen, *candidates = from_json(captured.graph, machine.axes, data)
     except (KeyError, TypeError, ValueError, machines.MachineError) as error:
         raise PlanError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     search = Search(captured.graph, captured.differentiated, machine, training)
-    return Made(fn, captured, search, seconds, tuple(candidates), exact, rewriting), chosen
+    return Made(fn, captured, search, seconds, tuple(candidates), exact, rewriting, applications), chosen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,13 +14,13 @@ from typing import Any
 from unity.pcg.body import Body
 from unity.pcg.capture import Bodies, Captured
 from unity.pcg.errors import DerivationError, PlanError
-from unity.pcg.pairs import in_pairs
+from unity.pcg.nesting import with_inside
 from unity.search.joint import Budget, Improvement, improvements
+from unity.search.nested import Program, program
 from unity.search.pricing import Prices
-from unity.search.segments import Segment, joined, segments
 from unity.substitutions.axioms import default_digest, default_library
-from unity.substitutions.derivation import Step
-from unity.substitutions.forms import closed, distinct, opened
+from unity.substitutions.derivation import Derivation, Inside, Step
+from unity.substitutions.forms import distinct
 from unity.substitutions.library import Library, load
 from unity.substitutions.occurrences import Occurrence, Pattern, occurrences, patterns
 from unity.substitutions.reading import Reading
@@ -49,6 +49,9 @@ class Way:
     number: int
 
 
+Taken = tuple[tuple[Body, Occurrence], ...]  # of each step, the program that it is taken in, and where
+
+
 @dataclass(frozen=True, eq=False)
 class Rewriting:
     """A captured function before and after. `ways` has for every different segment that was changed, by key, what was done."""
@@ -59,41 +62,31 @@ class Rewriting:
     library: Library
 
     @cached_property
-    def steps(self) -> tuple[Step, ...]:
-        """The derivation: every application of a rule, from the captured program to the rewritten one.
+    def derivation(self) -> Derivation:
+        """Every application of a rule, from the captured program to the rewritten one."""
+        whole = program(self.before.body, self.before.differentiated)
+        found = {key: _path(part, self.ways[key], self.library) for key, part in _bodies(whole, self.ways).items()}
+        ends = {key: _end(part, found[key]) for key, part in _bodies(whole, self.ways).items()}
+        return _derivation(whole, found, ends)
 
-        Segments are taken from the last one to the first, so that what a step names is still computed as it was captured.
-        """
-        body = opened(self.before.body)
-        whole, found = normal(body), list[Step]()
-        parts = segments(body, self.before.differentiated)
-        paths = {key: tuple(_path(part, self.ways[key], self.library)) for key, part in _bodies(parts, self.ways).items()}
-        for part in reversed(parts):
-            inputs = [whole.values[v] for v in part.inputs]
-            for program, occurrence in paths.get(part.key, ()):
-                step = step_of(applied(whole.store, program, inputs), occurrence)
-                if step is None:
-                    raise DerivationError(f"the rule {occurrence.pattern} was applied where no step can say so")
-                found.append(step)
-        return tuple(found)
-
-    def check(self, steps: Sequence[Step]) -> None:
+    def check(self, derivation: Derivation) -> None:
         """Replays a derivation with none of the search's code. Raises DerivationError where it does not lead to this program."""
-        check(in_pairs(self.before.body), in_pairs(self.after.body), steps, self.library)
+        check(self.before.body, self.after.body, derivation, self.library)
 
     @cached_property
     def applied(self) -> tuple[tuple[Applied, int], ...]:
-        """The rules that were applied, and how often, segments that are equal counted each."""
+        """The rules that were applied, and in how many places: equal segments count each, what runs several times counts once."""
         often: dict[Applied, int] = {}
-        for part in segments(opened(self.before.body), self.before.differentiated):
-            for way in self.ways.get(part.key, ()):
-                often[way.applied] = often.get(way.applied, 0) + 1
+        for one, _ in program(self.before.body, self.before.differentiated).walk():
+            for part in one.segments:
+                for way in self.ways.get(part.key, ()):
+                    often[way.applied] = often.get(way.applied, 0) + 1
         return tuple(often.items())
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         ways = {key: [[w.applied.rule, w.applied.backward, w.number] for w in ways] for key, ways in self.ways.items()}
-        return {"graph": self.after.graph.key, "segments": ways, "derivation": [step.to_json() for step in self.steps]}
+        return {"graph": self.after.graph.key, "segments": ways, "derivation": self.derivation.to_json()}
 
 
 def rewriting_of(captured: Captured, found: Improvement, library: Library, known: Bodies | None = None) -> Rewriting:
@@ -113,40 +106,56 @@ def from_json(captured: Captured, data: Any, library: Library) -> Rewriting:
         wanted = str(data["graph"])
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise PlanError(f"its rewriting is damaged: {type(problem).__name__}: {problem}") from None
-    body = opened(captured.body)
-    parts = segments(body, captured.differentiated)
-    changed = {key: _again(part, ways[key], library) for key, part in _bodies(parts, ways).items()}
-    after = captured.of(closed(joined(body, parts, changed)))
+    whole = program(captured.body, captured.differentiated)
+    changed = {key: _end(part, _path(part, ways[key], library)) for key, part in _bodies(whole, ways).items()}
+    after = captured.of(whole.with_segments(changed))
     if after.graph.key != wanted or changed.keys() != ways.keys():
         raise PlanError("its rewriting leads to another graph: it was made by another version of unity, or by other rules")
     return Rewriting(captured, after, ways, library)
 
 
-def derivation_of(data: Any) -> tuple[Step, ...]:
-    """The steps that `to_json` wrote down. Raises PlanError if they are something else."""
-    steps = data.get("derivation") if isinstance(data, dict) else None
-    if not isinstance(steps, list):
-        raise PlanError("it has no derivation")
-    return tuple(map(Step.from_json, steps))
+def derivation_of(data: Any) -> Derivation:
+    """The derivation that `to_json` wrote down. Raises PlanError if it is something else."""
+    return Derivation.from_json(data.get("derivation") if isinstance(data, dict) else None)
 
 
-def _bodies(parts: Iterable[Segment], wanted: Container[str]) -> dict[str, Body]:
+def _derivation(whole: Program, paths: Mapping[str, Taken], ends: Mapping[str, Body]) -> Derivation:
+    """How a program's segments were changed, and those of the programs inside of it.
+
+    Segments are taken from the last one to the first, so that what a step names is still computed as it was captured; but inside of
+    scans and remats it is as it was changed, as those come first.
+    """
+    changed = {key: one for key, one in whole.inside.items() if one.has(ends)}
+    instead = {key: one.with_segments(ends) for key, one in changed.items()}
+    forms, steps = normal(with_inside(whole.body, instead)), list[Step]()
+    for part in reversed(whole.segments):
+        inputs = [forms.values[v] for v in part.inputs]
+        for body, occurrence in paths.get(part.key, ()):
+            step = step_of(applied(forms.store, with_inside(body, instead), inputs), occurrence)
+            if step is None:
+                raise DerivationError(f"the rule {occurrence.pattern} was applied where no step can say so")
+            steps.append(step)
+    inside = {key: Inside(instead[key].key, _derivation(one, paths, ends)) for key, one in changed.items()}
+    return Derivation(tuple(steps), inside)
+
+
+def _bodies(whole: Program, wanted: Container[str]) -> dict[str, Body]:
     """The programs of the segments that are wanted, one for all that are equal."""
-    return {part.key: part.body for part in parts if part.key in wanted}
+    return {part.key: part.body for one, _ in whole.walk() for part in one.segments if part.key in wanted}
 
 
-def _again(body: Body, ways: Sequence[Way], library: Library) -> Body:
-    """A segment after some steps."""
-    body = distinct(body)
-    for program, occurrence in _path(body, ways, library):
-        new = rewritten(program, occurrence)
-        assert new is not None
-        body = distinct(new)
-    return body
+def _end(body: Body, path: Taken) -> Body:
+    """What a segment is after its steps."""
+    if not path:
+        return distinct(body)
+    new = rewritten(*path[-1])
+    assert new is not None
+    return distinct(new)
 
 
-def _path(body: Body, ways: Sequence[Way], library: Library) -> Iterator[tuple[Body, Occurrence]]:
-    """Each program that a step is taken in, and where."""
+def _path(body: Body, ways: Sequence[Way], library: Library) -> Taken:
+    """A segment's steps, taken again."""
+    taken = []
     body = distinct(body)
     for way in ways:
         name, backward = way.applied.rule, way.applied.backward
@@ -157,8 +166,9 @@ def _path(body: Body, ways: Sequence[Way], library: Library) -> Iterator[tuple[B
         new = rewritten(body, found) if found is not None else None
         if found is None or new is None:
             raise PlanError(f"its rewriting uses the rule {name} where it does not apply")
-        yield body, found
+        taken.append((body, found))
         body = distinct(new)
+    return tuple(taken)
 
 
 PROGRAMS = 200  # that are priced, where no budget is given
@@ -209,7 +219,7 @@ class Rewriter:
         for better in reversed(found[1:]):
             rewriting = rewriting_of(captured, better, self.library, prices.bodies)
             try:
-                rewriting.check(rewriting.steps)
+                rewriting.check(rewriting.derivation)
                 return rewriting
             except DerivationError as problem:
                 warnings.warn(f"a rewritten program is not used, because its derivation does not replay: {problem}", stacklevel=2)

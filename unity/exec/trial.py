@@ -1,4 +1,4 @@
-"""Two plans of one function, run in turns on the devices that are there: which one is faster is not left to a model of costs."""
+"""Plans of one function, run in turns on the devices that are there: which one is faster is not left to a model of costs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,22 @@ SHORT = 0.02  # seconds that a round takes at least
 
 def ratio(one: Plan, other: Plan, gradient: bool) -> float:
     """How many times as long a step of one takes as one of the other: the median of rounds in which both run."""
-    steps = [_step(plan, gradient) for plan in (one, other)]
+    rounds = _rounds([one, other], gradient)
+    return median(a / b for a, b in rounds)
+
+
+def relative(plans: Sequence[Plan], gradient: bool) -> list[float]:
+    """Seconds of a step of each plan, as they compare in rounds in which all run: multiples of the first one's median."""
+    rounds = _rounds(plans, gradient)
+    first = median(r[0] for r in rounds)
+    return [first * median(r[k] / r[0] for r in rounds) for k in range(len(plans))]
+
+
+def _rounds(plans: Sequence[Plan], gradient: bool) -> list[list[float]]:
+    """Seconds of a step of each plan, round by round."""
+    steps = [_step(plan, gradient) for plan in plans]
     counts = [max(1, round(SHORT / max(_seconds(step, 1), 1e-6))) for step in steps]
-    rounds = [[_seconds(step, n) for step, n in zip(steps, counts, strict=True)] for _ in range(ROUNDS)]
-    return median(a / counts[0] / (b / counts[1]) for a, b in rounds)
+    return [[_seconds(step, n) / n for step, n in zip(steps, counts, strict=True)] for _ in range(ROUNDS)]
 
 
 def _step(plan: Plan, gradient: bool) -> Callable[[], Any]:

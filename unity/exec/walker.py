@@ -127,8 +127,7 @@ def _types(placed: Sequence[Placed]) -> tuple[Type, ...]:
 def varied(values: Sequence[Any], placed: Sequence[Placed]) -> list:
     """Values made to vary along every axis that their type uses."""
     return [
-        vary(x, [a.name for a, s in zip(p.axes, p.type, strict=True) if s != UNUSED])
-        for x, p in zip(values, placed, strict=True)
+        vary(x, [a.name for a, s in zip(p.axes, p.type, strict=True) if s != UNUSED]) for x, p in zip(values, placed, strict=True)
     ]
 
 
@@ -214,7 +213,7 @@ def _while(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis,
 
 def _scan(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
     params = equation.params
-    body, (c, k) = close(params["jaxpr"]), constants_and_carry(params)
+    body, (c, k) = nested_body(equation), constants_and_carry(params)
     types, results = _types(layout.operands), _types(layout.results)
     steps_in = (*types[: c + k], *(_one_step(t) for t in types[c + k :]))
     steps_out = (*results[:k], *(_one_step(t) for t in results[k:]))

@@ -195,6 +195,8 @@ def params_key(params: Mapping[str, Any]) -> str:
 
 
 def _program_key(value: Any) -> str | None:
+    if isinstance(value, Body):
+        return value.key
     return _key_of_jaxpr(value) if isinstance(value, (core.ClosedJaxpr, core.Jaxpr)) else None
 
 

@@ -11,19 +11,19 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.extend import core
 
-from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, close, deduplicated, extract, from_jaxpr, program_of, used
+from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, deduplicated, extract, program_of, used
 from unity.pcg.clustering import Cluster, clusters
 from unity.pcg.errors import CaptureError
 from unity.pcg.graph import PCG, Node, Value
 from unity.pcg.keys import text_of
 from unity.pcg.labels import calls, label
+from unity.pcg.nesting import REMATERIALIZED, SCANNED
 from unity.pcg.places import owner
 from unity.pcg.scans import constants_and_carry
+from unity.pcg.solve import nested_body
 from unity.pcg.table import TABLE
 from unity.pcg.uses import constants, light
 
-SCANNED = ("scan",)
-REMATERIALIZED = ("remat2", "checkpoint", "remat")
 VALUES = (  # what JAX raises where a program asks for a value that is not there yet
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -240,8 +240,7 @@ class _Capture:
 
     def nested(self, body: Body, equation: Equation, operands: tuple[Value, ...]) -> Node:
         """A scan or a remat, its program a graph inside."""
-        params, inner = equation.params, equation.params["jaxpr"]
-        program = used(close(inner) if isinstance(inner, core.ClosedJaxpr) else from_jaxpr(inner))
+        params, program = equation.params, used(nested_body(equation))
         tensors = tuple(body.tensors[v] for v in equation.results)
         line, scope = equation.source, equation.scope
         if equation.name in SCANNED:

@@ -234,9 +234,9 @@ def branches(equation: Equation) -> tuple[Body, ...]:
 
 
 def _program(inner: Any) -> Body:
-    if isinstance(inner, core.ClosedJaxpr):
-        return close(inner)
-    return from_jaxpr(inner)
+    if isinstance(inner, Body):  # rewritten
+        return inner
+    return close(inner) if isinstance(inner, core.ClosedJaxpr) else from_jaxpr(inner)
 
 
 @lru_cache(maxsize=1024)
@@ -254,7 +254,7 @@ def _while_parts(equation: Equation) -> Any:
 @lru_cache(maxsize=1024)
 def _scan_parts(equation: Equation) -> Any:
     params = equation.params
-    return close(params["jaxpr"]), *constants_and_carry(params), 0, ()
+    return nested_body(equation), *constants_and_carry(params), 0, ()
 
 
 NESTED: dict[str, Callable[[Equation, Mapping[int, State]], Any]] = {

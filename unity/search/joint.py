@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 from unity.pcg.body import Body
 from unity.search.backtracking import ALPHA, Found, backtrack
+from unity.search.nested import Program, program
 from unity.search.pricing import Prices
-from unity.search.segments import Segment, joined, segments
-from unity.substitutions.forms import closed, opened
+from unity.search.segments import Segment
+from unity.substitutions.forms import closed
 from unity.substitutions.occurrences import Pattern
 from unity.substitutions.rewriting import tidy
 
@@ -45,11 +46,10 @@ class Budget:
 
 @dataclass(frozen=True, eq=False)
 class Improvement:
-    """The whole program, rewritten: its price, its segments as they were, and for some of them, by key, what takes their place."""
+    """The whole program, rewritten: its price, and for some of its segments, by key, what takes their place."""
 
     body: Body
     price: float
-    segments: tuple[Segment, ...]
     chosen: Mapping[str, Found]
 
 
@@ -67,17 +67,16 @@ def improvements(
     With the same budget of programs the same ones, in the same order; with a larger one these, and maybe more: what a round over
     the segments found is tried when the round is over.
     """
-    given, body = tidy(body), opened(body)
-    parts = segments(body, differentiated)
-    best = Improvement(given, prices.of(given, differentiated).time, parts, {})
+    given, whole = tidy(body), program(body, differentiated)
+    best = Improvement(given, prices.of(given, differentiated), {})
     yield best
     count, started = 0, time.perf_counter()
-    turns = [_Turn(part, often, prices, patterns, alpha) for part, often in _different(parts)]
+    turns = [_Turn(part, often, prices, patterns, alpha) for part, often in _different(whole)]
 
     def tried(better: Mapping[str, Found]) -> Improvement:
         chosen = {**best.chosen, **better}
-        whole = closed(joined(body, parts, {key: found.body for key, found in chosen.items()}))
-        return Improvement(whole, prices.of(whole, differentiated).time, parts, chosen)
+        other = whole.with_segments({key: found.body for key, found in chosen.items()})
+        return Improvement(other, prices.of(other, differentiated), chosen)
 
     plain = tried({})
     if plain.price < (1 - GAIN) * best.price:  # transposes and reshapes alone
@@ -107,11 +106,15 @@ def improvements(
                     break
 
 
-def _different(parts: Sequence[Segment]) -> list[tuple[Segment, int]]:
-    """Segments that are not equal, and how often each is there."""
-    often = Counter(part.key for part in parts)
-    first = {part.key: part for part in reversed(parts)}
-    return [(first[key], often[key]) for key in often]
+def _different(whole: Program) -> list[tuple[Segment, int]]:
+    """Segments that are not equal, those inside of scans and remats too, and how often each runs."""
+    first: dict[str, Segment] = {}
+    often: Counter[str] = Counter()
+    for one, times in whole.walk():
+        for part in one.segments:
+            first.setdefault(part.key, part)
+            often[part.key] += times
+    return [(part, often[key]) for key, part in first.items()]
 
 
 class _Turn:
@@ -119,7 +122,7 @@ class _Turn:
 
     def __init__(self, part: Segment, often: int, prices: Prices, patterns: Sequence[Pattern], alpha: float) -> None:
         self.part, self.often = part, often
-        self.reached = backtrack(part.body, patterns, lambda b: prices.of(closed(b), part.differentiated).time, alpha)
+        self.reached = backtrack(part.body, patterns, lambda b: prices.of(closed(b), part.differentiated), alpha)
         self.least = next(self.reached).price
 
     def promises(self, found: Found, enough: float) -> bool:

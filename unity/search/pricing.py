@@ -8,19 +8,10 @@ from dataclasses import dataclass, field
 from unity.pcg.body import Body
 from unity.pcg.capture import Bodies, graph_of
 from unity.pcg.graph import PCG
-from unity.search.assemble import Assembled, Listed, assemble
+from unity.search.assemble import Listed, assemble
 from unity.search.cost import Training
 from unity.search.machine import Machine
 from unity.search.minimizer import Minimizer
-
-
-@dataclass(frozen=True, eq=False)
-class Priced:
-    """A program, what its best strategy takes (infinite if it has none), and the problem that it is the best of."""
-
-    body: Body
-    time: float
-    assembled: Assembled
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +31,7 @@ class Prices:
         """The program as a graph of operators; its inputs are not named."""
         return graph_of(body, [f"input {k}" for k in range(len(body.inputs))], self.bodies)
 
-    def of(self, body: Body, differentiated: Collection[int]) -> Priced:
-        """The best strategy's cost. `differentiated`: inputs, by number, whose gradients are wanted."""
+    def of(self, body: Body, differentiated: Collection[int]) -> float:
+        """Seconds of the best strategy, infinite if there is none. `differentiated`: inputs, by number, whose gradients are wanted."""
         assembled = assemble(self.graph(body), differentiated, self.machine, self.training, None, self.listed)
-        found = Minimizer(assembled.problem).least(self.weight)
-        return Priced(body, found, assembled)
+        return Minimizer(assembled.problem).least(self.weight)

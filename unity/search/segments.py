@@ -40,7 +40,7 @@ def segments(body: Body, differentiated: Collection[int], least: int = LEAST) ->
     """The segments of a program, in order. `differentiated`: inputs by number whose gradients are wanted."""
     constant = constants(body)
     kept = [i for i, e in enumerate(body.equations) if not (e.results and e.results[0] in constant)]
-    flows = _flows(body, differentiated)
+    flowing = flows(body, differentiated)
     last = _last_uses(body)
     found = []
     for start, end in itertools.pairwise([0, *cuts(body, kept, least), len(kept)]):
@@ -49,27 +49,30 @@ def segments(body: Body, differentiated: Collection[int], least: int = LEAST) ->
             made = [v for i in chosen for v in body.equations[i].results]
             outputs = tuple(v for v in made if last.get(v, -1) > chosen[-1])
             part, inputs = extract(body, chosen, outputs, constant)
-            found.append(Segment(part, inputs, outputs, frozenset(k for k, v in enumerate(inputs) if v in flows)))
+            found.append(Segment(part, inputs, outputs, frozenset(k for k, v in enumerate(inputs) if v in flowing)))
     return tuple(found)
 
 
 def cuts(body: Body, kept: Sequence[int], least: int) -> list[int]:
-    """Places between the kept equations where little crosses, no two nearer than `least`.
+    """Places between the kept equations where little crosses, no two nearer than `least`."""
+    return places(_crossing(body, kept), [body.equations[i].signature for i in kept], least)
 
-    Places that look alike (the same equations around them) are taken together, so that a repeated layer is cut at one place
+
+def places(crossing: Sequence[int], signatures: Sequence[str], least: int) -> list[int]:
+    """Places in a row of operators where few values cross, no two nearer than `least`.
+
+    Places that look alike (the same operators around them) are taken together, so that a repeated layer is cut at one place
     every time: first those where the fewest values cross, of these the most frequent.
     """
-    crossing = _crossing(body, kept)
-    signatures = [body.equations[i].signature for i in kept]
     alike: dict[tuple, list[int]] = {}
-    for p in range(least, len(kept) - least + 1):
+    for p in range(least, len(signatures) - least + 1):
         around = tuple(signatures[p - AROUND : p + AROUND])
         alike.setdefault((crossing[p], around), []).append(p)
     found: list[int] = []
-    for (count, _), places in sorted(alike.items(), key=lambda item: (item[0][0], -len(item[1]), item[1])):
+    for (count, _), same in sorted(alike.items(), key=lambda item: (item[0][0], -len(item[1]), item[1])):
         if count > MOST and found:
             break
-        for p in places:
+        for p in same:
             if all(abs(p - q) >= least for q in found):
                 found.append(p)
     return sorted(found)
@@ -101,7 +104,7 @@ def _last_uses(body: Body) -> Mapping[int, int]:
     return last
 
 
-def _flows(body: Body, differentiated: Collection[int]) -> set[int]:
+def flows(body: Body, differentiated: Collection[int]) -> set[int]:
     """Variables that depend on a differentiated input by floating-point numbers."""
     found = {v for k, v in enumerate(body.inputs) if k in differentiated}
     for e in body.equations:

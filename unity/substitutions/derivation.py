@@ -78,6 +78,46 @@ class Step:
             raise PlanError(f"a step of the derivation is damaged: {type(problem).__name__}: {problem}") from None
 
 
+@dataclass(frozen=True)
+class Derivation:
+    """The steps from one program to another. First come those inside: programs of scans and remats, each named by its content."""
+
+    steps: tuple[Step, ...] = ()
+    inside: Mapping[str, Inside] = field(default_factory=dict)
+
+    @property
+    def every(self) -> tuple[Step, ...]:
+        """All steps, those inside first."""
+        return (*(step for one in self.inside.values() for step in one.derivation.every), *self.steps)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        inside = {key: {"to": one.to, **one.derivation.to_json()} for key, one in self.inside.items()}
+        return {"steps": [step.to_json() for step in self.steps], "inside": inside}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Derivation:
+        """What `to_json` gave. Raises PlanError if it is something else."""
+        if not (isinstance(data, dict) and isinstance(data.get("steps"), list) and isinstance(data.get("inside"), dict)):
+            raise PlanError("it has no derivation, or a damaged one")
+        inside = {str(key): Inside.from_json(one) for key, one in data["inside"].items()}
+        return cls(tuple(map(Step.from_json, data["steps"])), inside)
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What a program inside of another becomes, named by its content, and how."""
+
+    to: str
+    derivation: Derivation
+
+    @classmethod
+    def from_json(cls, data: Any) -> Inside:
+        """An entry of `Derivation.to_json`. Raises PlanError if it is something else."""
+        derivation = Derivation.from_json(data)
+        return cls(str(data.get("to")), derivation)
+
+
 def _seen(data: Any) -> Seen:
     source, sizes, permutation, target = (tuple(int(n) for n in part) for part in data["view"])
     return Seen(str(data["value"]), Rearrangement(source, sizes, permutation, target))

@@ -14,7 +14,9 @@ import jax.numpy as jnp
 
 from unity.pcg.body import Body
 from unity.pcg.errors import DerivationError, RuleError
-from unity.substitutions.derivation import Seen, Step
+from unity.pcg.nesting import programs, with_inside
+from unity.pcg.pairs import in_pairs
+from unity.substitutions.derivation import Derivation, Seen, Step
 from unity.substitutions.library import Library
 from unity.substitutions.rule import Rule
 from unity.substitutions.term import Apply, Attribute, Term, Variable, applications, subterms
@@ -28,8 +30,9 @@ from unity.verify.normal import NormalForms, applied, function_of, normal, rows_
 MANNERED = frozenset({"matmul", "conv2d", "embedding"})  # operators whose equations say more than the vocabulary does
 
 
-def check(before: Body, after: Body, steps: Iterable[Step], library: Library) -> None:
-    """Whether the steps lead from one program to the other. Raises DerivationError where they do not."""
+def check(before: Body, after: Body, derivation: Derivation, library: Library) -> None:
+    """Whether a derivation leads from one program to the other. Raises DerivationError where it does not."""
+    before, after = in_pairs(with_inside(before, _derived(before, after, derivation, library))), in_pairs(after)
     store = Store()
     start, end = normal(before, store), normal(after, store)
     given, taken = ([str(b.tensors[v]) for v in b.inputs] for b in (before, after))
@@ -37,12 +40,24 @@ def check(before: Body, after: Body, steps: Iterable[Step], library: Library) ->
         raise DerivationError(f"the derived program takes {', '.join(taken)}, and the program {', '.join(given)}")
     if len(start.outputs) != len(end.outputs):
         raise DerivationError(f"the derived program has {len(end.outputs)} outputs, and the program {len(start.outputs)}")
-    for k, (found, wanted) in enumerate(zip(replay(start, steps, library), end.outputs, strict=True)):
+    for k, (found, wanted) in enumerate(zip(replay(start, derivation.steps, library), end.outputs, strict=True)):
         if found != wanted:
             raise DerivationError(
                 f"the derivation does not lead to the derived program: output {k} is something else\n"
                 "    Every step was right, so steps are missing, or the program was changed after they were made."
             )
+
+
+def _derived(before: Body, after: Body, derivation: Derivation, library: Library) -> dict[str, Body]:
+    """What the programs inside of scans and remats become, each checked by itself: equal programs may take each other's place."""
+    old, new = programs(before), programs(after)
+    found: dict[str, Body] = {}
+    for key, one in derivation.inside.items():
+        if key not in old or one.to not in new:
+            raise DerivationError(f"the derivation leads inside from {key} to {one.to}, and one of the two is not in the programs")
+        check(old[key], new[one.to], one.derivation, library)
+        found[key] = new[one.to]
+    return found
 
 
 def replay(start: NormalForms, steps: Iterable[Step], library: Library) -> tuple[Value, ...]:
