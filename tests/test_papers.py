@@ -132,8 +132,8 @@ def test_two_tables_looked_up_by_the_same_indices_become_one():
 
 
 def test_unity_figure_16b():
-    """Of many large tables, joined after they were looked up, every device holds an equal part, and nothing that is joined is gathered:
-    each sample's parts go to its device in one all-to-all, and their gradients go back in another."""
+    """Every device holds an equal part of many large tables. What is looked up in them and joined is never gathered: each sample's
+    parts go to its device in one all-to-all, and their gradients go back in another."""
 
     def fn(params, ids, y):
         rows = [table[ids[:, k]] for k, table in enumerate(params["tables"])]

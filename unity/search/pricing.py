@@ -32,6 +32,6 @@ class Prices:
         return graph_of(body, [f"input {k}" for k in range(len(body.inputs))], self.bodies)
 
     def of(self, body: Body, differentiated: Collection[int]) -> float:
-        """Seconds of the best strategy, infinite if there is none. `differentiated`: inputs, by number, whose gradients are wanted."""
+        """Seconds of the best strategy, infinite if there is none. `differentiated`: inputs, by number, with wanted gradients."""
         assembled = assemble(self.graph(body), differentiated, self.machine, self.training, None, self.listed)
         return Minimizer(assembled.problem).least(self.weight)
