@@ -127,7 +127,7 @@ def test_a_step_of_a_scan_keeps_what_jax_stacks() -> None:
         jax.ShapeDtypeStruct((7, *WIDE.shape), jnp.float32)
     )
     left = {id(v) for v in stacked.jaxpr.outvars if v.aval.shape == (7, *WIDE.shape)}
-    assert len(left) == sum(found.results) + len(found.inner) == 2
+    assert len(left) == sum(found.results) + len(found.inner)  # the result, and up to JAX 0.10 what is left of one beside it
     assert node.kind == "tanh"
 
 
@@ -179,13 +179,13 @@ def test_under_a_limit_working_sets_fit_too() -> None:
 
 @pytest.mark.parametrize("remat", [False, True])
 def test_the_compiled_program_has_the_predicted_arguments_and_gradients(remat: bool) -> None:
-    """To the byte, but for the table of addresses of outputs. How well the rest is predicted, `benchmarks/memory.py` measures."""
+    """To the byte. How well the rest is predicted, `benchmarks/memory.py` measures."""
     model = residual_network(remat)
     plan = optimize(model.loss, model.params, model.batch, machine=Machine.grid(1, 8, "a100"), progress=False)
     for one in (plan.frontier[0], plan.frontier[-1]):
         arguments, outputs, *_ = compare(one, True).memory_lines
         assert arguments.predicted == arguments.compiled
-        assert 0 <= outputs.compiled - outputs.predicted <= 8 * (len(plan.original.inputs) + 1)
+        assert outputs.predicted == outputs.compiled
 
 
 def test_what_lies_where_a_later_gradient_will_be_is_not_counted() -> None:

@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 
 from unity.exec.hlo import Memory, collectives, memory
+from unity.exec.liveness import MemoryTimeline, plan_timeline
+from unity.exec.liveness.trace import gradient_step
 from unity.pcg.gradients import losses
 from unity.pcg.graph import PCG
 from unity.pcg.traffic import FORWARD, traffic
 from unity.search.backend import CPU, GPU
-from unity.search.memory import ARGUMENTS, GRADIENTS, RESULTS, MemoryPrediction, predict_memory
+from unity.search.memory import MemoryPrediction, predict_memory
 
 if TYPE_CHECKING:
     from unity.plan import Plan
@@ -41,7 +42,8 @@ class Check:
 
     lines: tuple[Line, ...]
     memory: Memory
-    predicted: MemoryPrediction
+    predicted: MemoryPrediction  # as the search adds it up
+    timeline: MemoryTimeline  # as the step is laid in memory
 
     @property
     def total(self) -> Line:
@@ -58,21 +60,25 @@ class Check:
         lines = (*self.lines, self.total)
         rows += [f"{line.kind:20} {line.predicted:14,} {line.compiled:14,}  {line.difference:+.1%}" for line in lines]
         rows.append(f"{'memory':20} {'predicted':>14} {'compiled':>14}  (bytes on one device, without the optimizer's)")
-        rows += [f"{line.kind:20} {line.predicted:14,} {line.compiled:14,}  {line.difference:+.1%}" for line in self.memory_lines]
+        lines = (*self.memory_lines, self.searched)
+        rows += [f"{line.kind:20} {line.predicted:14,} {line.compiled:14,}  {line.difference:+.1%}" for line in lines]
         return "\n".join(rows)
 
     @property
     def memory_lines(self) -> tuple[Line, ...]:
         """Bytes on one device in one step, which knows no optimizer: arguments, outputs, temporaries, and all together."""
-        found, compiled = self.predicted, self.memory
-        arguments = found.by_reason.get(ARGUMENTS, 0.0)
-        outputs = found.by_reason.get(GRADIENTS, 0.0) + found.by_reason.get(RESULTS, 0.0)
+        found, compiled = self.timeline, self.memory
         return (
-            Line("arguments", round(arguments), compiled.arguments),
-            Line("outputs", round(outputs), compiled.outputs),
-            Line("temporaries", round(found.step - arguments - outputs), compiled.temporaries),
-            Line("all", round(found.step), compiled.total),
+            Line("arguments", found.arguments, compiled.arguments),
+            Line("outputs", found.outputs, compiled.outputs),
+            Line("temporaries", found.temporaries, compiled.temporaries),
+            Line("all", found.step, compiled.total),
         )
+
+    @property
+    def searched(self) -> Line:
+        """All bytes of a step as the search adds them up, from the parallel graph alone."""
+        return Line("all, searched", round(self.predicted.step), self.memory.total)
 
 
 def predicted_elements(graph: PCG, differentiated: Any, direction: str | None = None) -> Mapping[str, int]:
@@ -100,15 +106,7 @@ def compile_step(plan: Plan, gradient: bool) -> Any:
     weights = sorted(k for k in captured.differentiated if plan.original.inputs[k].tensors[0].floating)
     ends = losses(plan.serial)
 
-    def step(chosen: list, others: list) -> Any:
-        def scalar(chosen: list) -> Any:
-            given = iter(others)
-            full = [chosen[weights.index(k)] if k in weights else next(given) for k in range(len(leaves))]
-            out = run(*full)
-            return sum(jnp.sum(jnp.real(out[k])) for k in ends), out
-
-        return jax.grad(scalar, has_aux=True)(chosen)
-
+    step = gradient_step(run, len(leaves), weights, ends)
     chosen, others = [leaves[k] for k in weights], [x for k, x in enumerate(leaves) if k not in weights]
     return jax.jit(step).lower(chosen, others).compile(compiler_options=compiler_options())
 
@@ -133,4 +131,5 @@ def compare(plan: Plan, gradient: bool) -> Check:
     lines = tuple(Line(k, int(predicted.get(k, 0)), int(found.get(k, 0))) for k in kinds)
     training = replace(plan._made.search.training, backward=gradient)
     backend = CPU if jax.default_backend() == CPU.name else GPU
-    return Check(lines, memory(compiled), predict_memory(plan.pcg, differentiated, training, backend))
+    searched = predict_memory(plan.pcg, differentiated, training, backend)
+    return Check(lines, memory(compiled), searched, plan_timeline(plan, gradient, backend))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +70,13 @@ class Again:
         return x
 
 
+def label(node: Node) -> str:
+    """An operator's name in traces and profiles of the program: its kind and the user's line, "softmax@model.py:42"."""
+    file, _, line = node.source.partition(" (")[0].rpartition(":")
+    where = f"{os.path.basename(file)}:{line}" if file else ""
+    return re.sub(r"[^\w\-. +]", "", node.kind) + "@" + re.sub(r"[^\w\-. +:]", "", where)
+
+
 def run_graph(graph: PCG, pieces: Sequence[Any]) -> list:
     """Runs a parallel graph on one device's pieces; called inside `shard_map`."""
     env: dict[Value, Any] = {}
@@ -76,7 +85,8 @@ def run_graph(graph: PCG, pieces: Sequence[Any]) -> list:
     for node in graph.nodes:
         if node.kind != "input":
             operands = [env[v] for v in node.operands]
-            results = _run_node(node, operands, graph.axes)
+            with jax.named_scope(label(node)):
+                results = _run_node(node, operands, graph.axes)
             env.update((Value(node, k), x) for k, x in enumerate(results))
     return [settle(v, env[v], graph.axes) for v in graph.outputs]
 

@@ -11,7 +11,12 @@ XLA's CPU backend, as its buffer assignments tell (`benchmarks/memory.py` compar
   element of the operand, unless it is padded, from the start; of each of the result, from the forward pass on; and zeros to
   scatter into.
 
-GPU compilers schedule such things where they are used, and fuse them; nothing is added for them.
+- *library*: reductions are computed by a library, which takes elementwise operations and products around them in
+  (`unity.exec.liveness.library`).
+- *outermost*: collectives along a dimension want it outermost in memory, so operands and results that lie otherwise are copied.
+
+The rules of fusion, copies and buffers that `unity.exec.liveness` goes by are said there. GPU compilers schedule such things where
+they are used, and fuse them; nothing is added for them.
 """
 
 from __future__ import annotations
@@ -48,6 +53,8 @@ class Backend:
     eager: bool = False
     turns: bool = False
     indexes: bool = False
+    library: bool = False
+    outermost: bool = False
 
     def widens(self, reader: Node, v: Value) -> bool:
         """Whether an operator reads a value in float32, though it is narrower."""
@@ -82,7 +89,7 @@ def _indices(node: Node, local: Callable[[Value], float]) -> Extra:
 
 
 GPU = Backend("gpu")
-CPU = Backend("cpu", frozenset({"bfloat16", "float16"}), eager=True, turns=True, indexes=True)
+CPU = Backend("cpu", frozenset({"bfloat16", "float16"}), eager=True, turns=True, indexes=True, library=True, outermost=True)
 
 
 def backend_of(machine: Machine) -> Backend:

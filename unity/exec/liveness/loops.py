@@ -1,0 +1,61 @@
+"""Loops and branches: what a loop reads, carries and stacks is its state; its step is a program of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+from jax.extend import core
+
+from unity.exec.liveness.lower import Lowering, Values, opened, tensors_of
+from unity.exec.liveness.program import Origin
+from unity.pcg.body import tensor_type
+from unity.pcg.capture import tensor_of
+from unity.pcg.scans import constants_and_carry
+
+INT = np.dtype(np.int32)
+
+
+def scan(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> Values:
+    """A loop whose state is what it reads, what it carries, and stacks that each step writes a slice of."""
+    (c, k), length = constants_and_carry(eqn.params), eqn.params["length"]
+    jaxpr, closed = opened(eqn.params["jaxpr"])
+    tensors = tensors_of(eqn)
+    step = Lowering(b.backend, b.rules)
+    counter = step.new(tensor_type((), INT))
+    state = [step.new(b.tensors[v]) for v in operands]
+    stacks = [step.new(t) for t in tensors[k:]]
+    slices = []
+    for v, var in zip(state[c + k :], jaxpr.invars[c + k :], strict=True):
+        one = tensor_of(var.aval)
+        cut = step.emit("dynamic-slice", (v, counter), (tensor_type((1, *one.shape), one.dtype),), (), origin)[0]
+        slices.append(step.bitcast(cut, one, origin))
+    out = step.run(jaxpr, [*state[: c + k], *slices], [step.constant(x) for x in closed], origin)
+    written = []
+    for stack, v in zip(stacks, out[k:], strict=True):
+        one = step.tensors[v]
+        row = step.bitcast(v, tensor_type((1, *one.shape), one.dtype), origin)
+        written.append(step.emit("dynamic-update-slice", (stack, row, counter), (step.tensors[stack],), (), origin)[0])
+    body = step.program([counter, *state, *stacks], [*out[:k], *written])
+    zeros = [b.emit("broadcast", (b.constant(np.zeros((), t.dtype)),), (t,), (), origin)[0] for t in tensors[k:]]
+    return list(b.emit("while", (*operands, *zeros), tensors, (c, k, len(operands) - c - k, length), origin, body))
+
+
+def while_loop(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> Values:
+    """A loop of any length, whose state is what it reads and what it carries. Its condition needs but scalars."""
+    test, c = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    step = Lowering(b.backend, b.rules)
+    counter, state = step.new(tensor_type((), INT)), [step.new(b.tensors[v]) for v in operands]
+    jaxpr, closed = opened(eqn.params["body_jaxpr"])
+    out = step.run(jaxpr, state[test:], [step.constant(x) for x in closed], origin)
+    params = (test + c, len(out), 0, 0)
+    return list(b.emit("while", operands, tensors_of(eqn), params, origin, step.program([counter, *state], out)))
+
+
+def cond(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> Values:
+    """One branch of several runs; as if all did, one after the other, and one's results were taken."""
+    index, *given = operands
+    made = []
+    for branch in eqn.params["branches"]:
+        jaxpr, closed = opened(branch)
+        made.append(b.run(jaxpr, given, [b.constant(x) for x in closed], origin))
+    choices = zip(zip(*made, strict=True), tensors_of(eqn), strict=True)
+    return [b.emit("conditional", (index, *options), (t,), (), origin)[0] for options, t in choices]

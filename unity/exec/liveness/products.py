@@ -1,0 +1,82 @@
+"""Products, convolutions and the gradients of pooling, in the form in which a backend computes them."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+from jax.extend import core
+
+from unity.exec.liveness.lower import Lowering, Values, tensors_of
+from unity.exec.liveness.program import Origin
+from unity.pcg.body import tensor_type
+
+INT = np.dtype(np.int32)
+
+
+def dot(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> Values:
+    """A product in the form that the backend's routine takes: batch, free, contracted by batch, contracted, free.
+
+    XLA's DotDecomposer turns operands and joins dimensions. TransposeFolding takes a turn back into the product if it exchanges
+    the last two dimensions; not if dimensions were joined after it, and so that copy is made.
+    """
+    (contracted, batch), (tensor,) = eqn.params["dimension_numbers"], tensors_of(eqn)
+    ends, sizes = [], []
+    for side, v in enumerate(operands):
+        shape, (mine, shared) = b.tensors[v].shape, (contracted[side], batch[side])
+        free = [k for k in range(len(shape)) if k not in mine and k not in shared]
+        groups = [shared, free, mine] if side == 0 else [shared, mine, free]
+        sizes.append(prod(shape[k] for k in free))
+        turned = b.transpose(v, [k for g in groups for k in g], origin)
+        joined = tuple(shape[k] for k in shared) + tuple(prod(shape[k] for k in g) for g in groups[1:])
+        ends.append(b.bitcast(turned, tensor_type(joined, b.tensors[v].dtype), origin))
+    ends = [_folded(b, v) for v in ends]
+    heads = tuple(b.tensors[operands[0]].shape[k] for k in batch[0])
+    result = tensor_type((*heads, *sizes), tensor.dtype)
+    made = b.emit("dot", ends, (result,), (str(eqn.params["dimension_numbers"]),), origin)[0]
+    return [b.bitcast(made, tensor, origin)]
+
+
+def _folded(b: Lowering, v: int) -> int:
+    """The value that is read for an operand of a product: not turned, if only its last two dimensions were exchanged."""
+    op = b.made.get(v)
+    if op is None or op.kind != "transpose":
+        return v
+    rank = len(op.params)
+    return op.operands[0] if op.params == (*range(rank - 2), rank - 1, rank - 2) else v
+
+
+def convolution(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> Values:
+    """A convolution, channels last: images, kernels and results are turned to it and back (XLA's ConvCanonicalization)."""
+    (tensor,), numbers = tensors_of(eqn), eqn.params["dimension_numbers"]
+    if not b.backend.turns:
+        return list(b.emit("convolution", operands, (tensor,), (str(eqn.params),), origin))
+    (n, c, *space), (o, i, *window), (rn, rc, *rspace) = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
+    image = b.transpose(operands[0], (n, *space, c), origin)
+    kernel = b.transpose(operands[1], (*window, i, o), origin)
+    order = (rn, *rspace, rc)
+    result = tensor_type(tuple(tensor.shape[k] for k in order), tensor.dtype)
+    made = b.emit("convolution", (image, kernel), (result,), (str(eqn.params),), origin)[0]
+    return [b.transpose(made, [order.index(k) for k in range(len(order))], origin)]
+
+
+def select_and_scatter(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> Values:
+    """The gradient of a maximum over windows: where it was, as indices, and a scatter to there (SelectAndScatterExpander)."""
+    source, operand = operands
+    (tensor,), made = tensors_of(eqn), b.tensors[source]
+    if not b.backend.indexes:
+        return list(b.emit("select-and-scatter", operands, (tensor,), (), origin))
+    padding, shape = eqn.params["padding"], b.tensors[operand].shape
+    if any(map(any, padding)):
+        shape = tuple(n + low + high for n, (low, high) in zip(shape, padding, strict=True))
+        operand = b.emit("pad", (operand,), (tensor_type(shape, tensor.dtype),), (str(padding),), origin)[0]
+    rank = len(shape)
+    iotas = [b.emit("iota", (), (tensor_type(shape, INT),), (k,), origin)[0] for k in range(rank)]
+    index = tensor_type(made.shape, INT)
+    window = str((eqn.params["window_dimensions"], eqn.params["window_strides"]))
+    _, *found = b.emit("reduce-window", (operand, *iotas), (made, *[index] * rank), (window,), origin)
+    rows = [b.bitcast(v, tensor_type((prod(made.shape), 1), INT), origin) for v in found]
+    table = b.emit("concatenate", rows, (tensor_type((prod(made.shape), rank), INT),), (1,), origin)[0]
+    zeros = b.emit("broadcast", (b.constant(np.zeros((), tensor.dtype)),), (tensor_type(shape, tensor.dtype),), (), origin)[0]
+    out = b.emit("scatter", (zeros, table, source), (tensor_type(shape, tensor.dtype),), (), origin)[0]
+    return [out] if shape == tensor.shape else list(b.emit("slice", (out,), (tensor,), (str(padding),), origin))
