@@ -49,7 +49,7 @@ from unity.search.simulator.pieces import overlap
 from unity.search.simulator.regions import shared
 from unity.uncollected import uncollected
 
-PROPOSALS = {4: 200, 64: 40}
+PROPOSALS = {4: 100, 64: 20}
 LEAST = {4: 3.0, 64: 7.0}  # targets: times as fast as full
 MOST_FULL, MOST_DELTA = 0.5, 0.02  # targets at 192 devices: seconds
 CHANGES = 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
@@ -52,6 +53,39 @@ def changes(draw: st.DrawFn, case: Case, tasks: dict[int, Task]) -> Change:
             there = [n for n in earlier if n in left or found.get(n) is not None]
             found[name] = a_task(draw, there, len(case.graph.devices))
     return found
+
+
+TIES, ANY = (0.0, 0.5, 1.0, 1.0, 2.0), (0.0, 1e-17, 1 / 3, 1.0, 2.7, 4.1)
+
+
+def rolled_graph(rng: random.Random, count: int = 60, devices: int = 3) -> Case:
+    """A larger graph, in which tasks wait for such as were named shortly before them."""
+    names, tasks = rng.sample(range(10 * count), count), {}
+    resources = tuple(Resource(f"device {d}", "compute") for d in range(devices))
+    for k, name in enumerate(names):
+        if rng.random() < 0.8:
+            tasks[name] = _rolled_task(rng, [n for n in names[max(0, k - 12) : k] if n in tasks], devices)
+    return Case(tuple(names), TaskGraph(tasks, resources))
+
+
+def rolled_change(rng: random.Random, case: Case, tasks: dict[int, Task]) -> Change:
+    """A few tasks of a larger graph that go, change, or are new."""
+    gone = {n for n in tasks if rng.random() < 0.02}
+    left = tasks.keys() - gone
+    found: dict[int, Task | None] = dict.fromkeys(gone)
+    for name in left:
+        if not gone.isdisjoint(tasks[name].before):
+            found[name] = tasks[name]._replace(before=tuple(p for p in tasks[name].before if p not in gone))
+    for k, name in enumerate(case.names):
+        if name not in gone and rng.random() < 0.04:
+            earlier = [n for n in case.names[max(0, k - 12) : k] if n in left]
+            found[name] = _rolled_task(rng, earlier, len(case.graph.devices))
+    return found
+
+
+def _rolled_task(rng: random.Random, earlier: list[int], devices: int) -> Task:
+    before = rng.sample(earlier, min(len(earlier), rng.choice((0, 1, 1, 1, 2, 3, 8))))
+    return Task(rng.randrange(devices), rng.choice(rng.choice((TIES, ANY))), tuple(before))
 
 
 def changed(tasks: dict[int, Task], change: Change) -> dict[int, Task]:

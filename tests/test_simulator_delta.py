@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulator_cases import Case, changed, changes, task_graphs
+from simulator_cases import Case, changed, changes, rolled_change, rolled_graph, task_graphs
 
 from unity.search.simulator import Delta, Resource, SimulationError, Task, TaskGraph, full
 
 TWO = (Resource("a", "compute"), Resource("b", "link"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _marks_at_every_moment() -> Iterator[None]:
+    """Small graphs have as many as large ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("unity.search.simulator.schedule.LEAST", 1)
+        yield
+
+
 @settings(max_examples=300)
 @given(case=task_graphs(), data=st.data())
 def test_delta_is_full_to_the_last_bit(case: Case, data: st.DataObject) -> None:
     delta, tasks = Delta(case.graph), dict(case.graph.tasks)
-    for _ in range(data.draw(st.integers(1, 5))):
+    for _ in range(data.draw(st.integers(1, 8))):
         change = data.draw(changes(case, tasks))
         before = delta.timeline
         undo = delta.change(change)
@@ -28,6 +39,20 @@ def test_delta_is_full_to_the_last_bit(case: Case, data: st.DataObject) -> None:
         found = full(TaskGraph(tasks, case.graph.devices))
         assert delta.timeline == found
         assert delta.makespan == found.makespan
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_after_many_changes_of_a_larger_graph_delta_is_full(seed: int) -> None:
+    """Marks go stale as changes come after them, and are gone back to later."""
+    rng = random.Random(seed)
+    case = rolled_graph(rng)
+    delta, tasks = Delta(case.graph), dict(case.graph.tasks)
+    for _ in range(12):
+        change = rolled_change(rng, case, tasks)
+        tasks = changed(tasks, change)
+        delta.change(change)
+        assert delta.timeline == full(TaskGraph(tasks, case.graph.devices))
 
 
 def chain(n: int) -> TaskGraph:

@@ -87,10 +87,9 @@ class _Costs:
 
 def _costs(graph: PCG, machine: Machine, differentiated: Collection[int]) -> _Costs:
     prediction = predict(graph, machine, differentiated)
-    once = predict(graph, machine, ()).operators  # without a backward pass nothing is computed again
     compute = {
-        id(t.node): (s.forward / t.count, (t.forward - s.forward) / t.count, t.backward / t.count)
-        for t, s in zip(prediction.operators, once, strict=True)
+        id(t.node): (t.forward / t.runs, t.forward / t.runs * (t.runs / t.count - 1), t.backward / t.count)
+        for t in prediction.operators
     }
     collectives: dict[int, list[CollectiveTerm]] = {}
     for term in prediction.collectives:

@@ -1,11 +1,12 @@
 """The state of a simulation: when every task runs, and the loop that finds it (FlexFlow, algorithm 1, lines 9 to 20).
 
-Tasks that are ready at the same moment are taken together, as a *batch*: the queue is one of moments, and what ends at a moment
-hands all that waited for it alone to one batch. Those who wait for several are counted until the last of them has been taken.
-Where a batch has tasks that take no time, what they make ready at that very moment is the next batch of it: the next level.
+The queue is one of moments, each with the *batch* of tasks that are ready then. What waits for one task alone joins the batch of
+the moment at which that one ends; for what waits for several it is counted how many are missing. Where tasks of a batch take no
+time, what they make ready at that very moment is another batch, of the next level (`tasks`).
 
-The loop can go on from anywhere between two moments. At marks copies are kept of all that it knows there. That is little, for
-what is over is not needed any more, and of what is still to come nothing is known.
+The loop can go on from any moment: marks keep what it knows there. That is little, for of what is over only the devices' ends are
+needed, and of most that is to come nothing is known yet. A change brings one mark up to date, the one that is gone back to; what
+it means for those before is noted (`stale`) until they are.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from unity.search.simulator.tasks import Task
 MARKS = 32  # in a whole run: more of them take time to make, fewer leave more to run again
 LEAST = 64  # tasks between two marks, at least
 
+NONE: list[Node] = []  # of nodes without successors, most of which need no list of their own; nothing is added to it
 by_name, now_of = attrgetter("name"), attrgetter("now")
 
 
@@ -32,25 +34,26 @@ class Node:
     def __init__(self, name: int, task: Task) -> None:
         self.name = name
         self.ready = self.end = float("inf")
-        self.alone: list[Node] = []  # wait for this one alone
-        self.joint: list[Node] = []  # wait for others as well
-        self.before: list[Node] = []
+        self.alone: list[Node] = NONE  # wait for this one alone
+        self.joint: list[Node] = NONE  # wait for others as well
+        self.before: tuple[Node, ...] = ()
         self.task: Task | None = task
         self.device, self.seconds = task.device, task.seconds
 
 
 @dataclass(eq=False)
 class State:
-    """What the loop knows at a moment, before it takes any task that is ready then: all that are ready earlier are taken."""
+    """What the loop knows at a moment when it has taken all tasks that are ready before, and none that is ready then."""
 
     now: float
-    taken: int  # how many
-    pending: dict[float, list[Node]]  # by moment: the tasks that are ready then, of those of which that is known
-    waits: dict[Node, int]  # how many are missing, where some are taken and some are not
+    taken: int  # how many tasks
+    pending: dict[float, list[Node]]  # by moment: the tasks that are ready then
+    waits: dict[Node, int]  # how many predecessors are missing, where some are taken and some are not
     last: list[float]  # by device: when the last task so far ends
-    stale: set[Node] = field(default_factory=set)  # what changed since, as far as anything is known of it; earlier marks, too
+    stale: set[Node] = field(default_factory=set)  # tasks changed since of which this mark, or an earlier one, knows something
 
     def copy(self) -> State:
+        """What is known, to be kept while the loop goes on."""
         pending = {moment: batch[:] for moment, batch in self.pending.items()}
         return State(self.now, self.taken, pending, self.waits.copy(), self.last[:])
 
@@ -70,14 +73,20 @@ class Schedule:
     def _join(self, node: Node) -> None:
         """Makes a node wait for what its task waits for."""
         assert node.task is not None
-        nodes, names = self.nodes, node.task.before
-        if len(names) == 1:
-            node.before = [p] = [nodes[names[0]]]
-            p.alone.append(node)
+        nodes = self.nodes
+        before = node.before = tuple([nodes[name] for name in node.task.before])
+        if len(before) == 1:
+            (p,) = before
+            if p.alone:
+                p.alone.append(node)
+            else:
+                p.alone = [node]
         else:
-            node.before = [nodes[p] for p in names]
-            for p in node.before:
-                p.joint.append(node)
+            for p in before:
+                if p.joint:
+                    p.joint.append(node)
+                else:
+                    p.joint = [node]
 
     def beginning(self) -> State:
         """What is known before any task."""
@@ -118,14 +127,11 @@ class Schedule:
                     else:
                         then += node.alone
                 for n in node.joint:
-                    left = waits.get(n)
-                    if left is None:
-                        waits[n] = len(n.before) - 1
-                    elif left > 1:
+                    left = waits.pop(n, 0) or len(n.before)
+                    if left > 1:
                         waits[n] = left - 1
                     else:
-                        del waits[n]
-                        ready = end
+                        ready = end  # not always the last end: tasks are taken in the order in which they are ready
                         for p in n.before:
                             if p.end > ready:
                                 ready = p.end
@@ -143,18 +149,15 @@ class Schedule:
         """Seconds until the last task has ended."""
         return max(self.last, default=0.0)
 
-    def task(self, name: int) -> Task | None:
-        """The task of this name, if there is one."""
-        node = self.nodes.get(name)
-        return None if node is None else node.task
-
     def replace(self, changes: Mapping[int, Task | None]) -> set[Node]:
         """Puts tasks under names, or takes them away (None); gives the nodes of all of them. Nothing is run."""
         nodes = self.nodes
         touched = {nodes[name] for name in changes if name in nodes}
         for p in {p for node in touched for p in node.before}:
-            p.alone = [n for n in p.alone if n not in touched]
-            p.joint = [n for n in p.joint if n not in touched]
+            if p.alone:
+                p.alone = [n for n in p.alone if n not in touched]
+            if p.joint:
+                p.joint = [n for n in p.joint if n not in touched]
         put = []
         for name, task in changes.items():
             node = nodes.get(name)
@@ -162,18 +165,18 @@ class Schedule:
                 if node is not None:
                     node.task = None
                     del nodes[name]
-                continue
-            if node is None:
-                node = nodes[name] = Node(name, task)
-                touched.add(node)
-            node.task, node.device, node.seconds = task, task.device, task.seconds
-            put.append(node)
+            else:
+                if node is None:
+                    node = nodes[name] = Node(name, task)
+                    touched.add(node)
+                node.task, node.device, node.seconds = task, task.device, task.seconds
+                put.append(node)
         for node in put:
             self._join(node)
         return touched
 
     def back_to(self, moment: float, touched: set[Node]) -> State:
-        """Forgets what was known after a moment, or somewhat earlier, after the change of tasks that are not ready before it."""
+        """What is known at the last mark up to a moment, and forgets all after it. No task that was changed is ready before."""
         k = bisect_right(self.marks, moment, key=now_of) - 1
         state = self.marks[k]
         stale = touched.union(*(mark.stale for mark in self.marks[k:]))
@@ -200,7 +203,7 @@ class Schedule:
 def refresh(state: State, stale: set[Node]) -> set[Node]:
     """Brings what is known at a moment up to date after a change of tasks that are not ready before it.
 
-    Gives those of which something was known or is known now. Of the others nothing was or is known at any earlier moment, either.
+    Gives those of which something was known, or is now. Of the others nothing was known at earlier moments, either, nor would be.
     """
     known: set[Node] = set()
     for moment, batch in list(state.pending.items()):
