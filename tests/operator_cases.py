@@ -69,6 +69,7 @@ case("copy", lambda x: lax.optimization_barrier(jnp.array(x)), n(4, 6))
 case("optimization_barrier of two", lambda x, y: lax.optimization_barrier((x, y)), n(4, 6), n(4, 6))
 case("stop_gradient", lambda x: lax.stop_gradient(x) * x, n(4, 6))
 case("reduce_precision", lambda x: lax.reduce_precision(x, 8, 10), n(4, 6))
+case("derivative of tanh", lambda x, t: jax.jvp(jnp.tanh, (x,), (t,)), n(4, 6), n(4, 6))
 case("polygamma", lambda x: lax.polygamma(1.0 * jnp.ones_like(x), x), pos(4, 6))
 
 # Elementwise: more operands

@@ -55,7 +55,8 @@ def test_every_entry_is_exercised():
     for fn, args in CASES.values():
         jaxpr = jax.make_jaxpr(fn)(*(a() if callable(a) else a for a in args))
         seen |= {e.name for _, e in equations(close(jaxpr))}
-    assert set(TABLE) <= seen
+    newer = {"one_minus_square"} if jax.__version_info__ < (0, 12) else set()  # what older versions of JAX do not have
+    assert set(TABLE) - newer <= seen
 
 
 def test_every_factor_of_an_operator_is_a_choice():
