@@ -24,7 +24,7 @@ RING: Mapping[str, Callable[..., Array]] = {
     "min": lambda d, x, y: d.minimum(x, y),
     "clamp": lambda d, low, x, high: d.minimum(d.maximum(x, low), high),
     "square": lambda d, x: d.mul(x, x),
-    "one_minus_square": lambda d, x: d.sub(d.constant(np.ones(x.shape)), d.mul(x, x)),  # of the derivative of tanh, in newer versions of JAX
+    "one_minus_square": lambda d, x: d.sub(d.constant(np.ones(x.shape)), d.mul(x, x)),  # of tanh, in newer JAX
     "complex": lambda d, x, y: d.add(x, d.mul(y, d.function("imaginary unit"))),
 }
 INTEGER: Mapping[str, Callable[..., Array]] = {  # of known operands; numpy wraps around as XLA does
