@@ -23,12 +23,12 @@ from unity.exec.liveness.packing import offsets, packed
 from unity.exec.liveness.program import Builder, Program
 from unity.exec.liveness.rules import lowered
 from unity.exec.liveness.schedule import scheduled
-from unity.exec.liveness.timeline import AGAIN, ARGUMENTS, GRADIENTS, KEPT, SLOTS
 from unity.optimize import optimize
 from unity.pcg.body import tensor_type
 from unity.plan import Plan
 from unity.search.backend import CPU, GPU
 from unity.search.machine import Machine
+from unity.search.memory import AGAIN, ARGUMENTS, GRADIENTS, KEPT, SLOTS
 
 TARGET = 0.15  # of all bytes, at worst: what the benchmark asks for
 

@@ -80,12 +80,13 @@ def _applications(plan: Plan) -> list[str]:
 
 def _tried(plan: Plan) -> list[str]:
     """The plans that this one was chosen from by running them."""
-    ran = [t for t in plan.tried if t.measured is not None]
     rows = [
-        f"    {_time(t.measured or 0.0)} a step ({_time(t.predicted)} predicted, {_time(t.simulated)} simulated), {_size(t.memory)}"
-        for t in ran
+        f"    {_time(t.measured)} a step ({_time(t.predicted)} predicted, {_time(t.simulated)} simulated), {_size(t.memory)}"
+        for t in plan.tried
+        if t.measured is not None
     ]
-    return [f"of {len(plan.tried)} plans that were simulated, {len(ran)} were run, and the first was taken:", *rows] if rows else []
+    first = f"of {len(plan.tried)} plans that were simulated, {len(rows)} were run, and the first was taken:"
+    return [first, *rows] if rows else []
 
 
 def _time(seconds: float) -> str:

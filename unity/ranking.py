@@ -35,10 +35,8 @@ def measured(made: Made, best: Candidate, limit: float, say: Callable[[str], Non
     order = sorted(range(1, len(plans)), key=lambda k: found[k].simulated)
     chosen = [0, *order[: RUN - 1]]
     say(f"running {len(chosen)} plans")
-    for k, times in zip(chosen, relative([plans[k] for k in chosen], made.search.training.backward), strict=True):
-        found[k] = replace(found[k], measured=times)
-    fastest = min(chosen, key=lambda k: found[k].measured or 0.0)
-    first = found[0].measured or 0.0
-    winner = fastest if (found[fastest].measured or 0.0) < CLEARLY * first else 0
-    ranks = [winner, *(k for k in (*chosen, *order) if k != winner)]
-    return Ranking(plans[winner].candidate, tuple(found[k] for k in dict.fromkeys(ranks)))
+    times = dict(zip(chosen, relative([plans[k] for k in chosen], made.search.training.backward), strict=True))
+    fastest = min(chosen, key=times.__getitem__)
+    winner = fastest if times[fastest] < CLEARLY * times[0] else 0
+    ranks = dict.fromkeys((winner, *chosen, *order))
+    return Ranking(plans[winner].candidate, tuple(replace(found[k], measured=times.get(k)) for k in ranks))

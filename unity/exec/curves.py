@@ -7,16 +7,18 @@ take turns, and the median counts: plans depend on how they compare, and whateve
 A tensor that is gathered or scattered along another dimension than the first is turned on the way, which takes as long again, or
 several times as long. Programs do both, and costs do not tell dimensions apart; so the mean of both is what a collective takes.
 
+Devices come to a collective from computing something, each a little earlier or later, and find nothing of it in their caches: on
+virtual devices that makes small ones two to four times as slow as one collective after another. So a product and a pass over memory
+stand before each, and what they take alone is taken off.
+
 A search prices all changes of types at once, by lines. So a line is drawn through each curve, so that it is off by the least parts
 of what was measured; how much it is off is kept beside it, with the points (TensorOpt, section 3.2, interpolates them instead).
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import ceil
 from statistics import median
 from typing import Any
 
@@ -27,17 +29,19 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unity.exec.parallel import vary
+from unity.exec.timing import repetitions, seconds_of
 from unity.search.hardware import Curve
 
 RINGS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}  # and how often a ring goes round for it
-ROUNDS = 5
-RUN = 0.004  # seconds that a run should take
-SIZES = tuple(1 << i for i in range(12, 23, 2))  # bytes
+ROUNDS = 3
+RUN, MOST = 0.003, 1 << 14  # seconds that a run should take, and repetitions at most
+SIZES = tuple(1 << i for i in (13, 16, 19, 22))  # bytes
 ROW = 64  # elements of a row, where rows are put together or cut up
 TOTAL = 1 << 29  # bytes of all devices together: there may be many virtual ones on a small host
+WIDTH, TOUCHED = 128, 1 << 18  # of the product that stands before a collective, and bytes that are passed over
 GROUP = "group"
 
-Run = Callable[[Sequence[int]], float]  # from how often each size is repeated to seconds
+Run = Callable[[Sequence[int], bool], float]  # from how often each size is repeated, and whether it communicates, to seconds
 Collective = Callable[[Any], Any]
 
 
@@ -65,8 +69,13 @@ def curves(devices: Sequence[Any], sizes: Sequence[int] = SIZES, rounds: int = R
 
 def _seconds(run: Run, times: Sequence[int]) -> list[float]:
     """Seconds of one collective of every size, in one round."""
-    call = min(run([0] * len(times)) for _ in range(3))
-    return [max(run([n if j == k else 0 for j in range(len(times))]) - call, 0.0) / n for k, n in enumerate(times)]
+    return [max(_added(run, k, n, len(times)), 0.0) / n for k, n in enumerate(times)]
+
+
+def _added(run: Run, which: int, times: int, sizes: int) -> float:
+    """Seconds that a collective of one size adds to what stands before it, repeated so often."""
+    repeated = [times if k == which else 0 for k in range(sizes)]
+    return run(repeated, True) - run(repeated, False)
 
 
 def line(kind: str, group: int, points: Sequence[tuple[int, float]]) -> Curve:
@@ -84,8 +93,8 @@ def line(kind: str, group: int, points: Sequence[tuple[int, float]]) -> Curve:
 
 
 def _run(mesh: Mesh, collective: Collective, sizes: Sequence[int], gathers: bool, x: jax.Array) -> Run:
-    """Runs a collective on the beginning of `x` at each size as often as it is told. What is repeated stands in a branch
-    (`unity.exec.profile`)."""
+    """Runs a collective on the beginning of `x` at each size as often as it is told. What may be left out stands in a branch that
+    only an argument decides, so that the compiler can neither shorten the loop nor take anything out of it."""
     names, group = mesh.axis_names, mesh.shape[GROUP]
     spec = PartitionSpec(names)
     unit = ROW * group  # elements that every way to cut divides
@@ -93,27 +102,27 @@ def _run(mesh: Mesh, collective: Collective, sizes: Sequence[int], gathers: bool
 
     @jax.jit
     @partial(jax.shard_map, mesh=mesh, in_specs=(PartitionSpec(), PartitionSpec(), spec), out_specs=spec)
-    def run(go: Any, times: Any, x: Any) -> Any:
+    def run(communicates: Any, times: Any, x: Any) -> Any:
         ends = []
+        matrix, touched = (vary(jnp.zeros(shape, x.dtype), names) for shape in ((WIDTH, WIDTH), (TOUCHED // 4,)))
         for k, n in enumerate(starts):
             piece = x[0, :n]
-            first = vary(jnp.zeros(jax.eval_shape(collective, piece).shape, x.dtype), names)
-            end = lax.fori_loop(0, times[k], partial(_step, go, collective, piece, names), first)
-            ends.append(end.reshape(1, -1)[:, :1])
-        return ends
+            result = vary(jnp.zeros(jax.eval_shape(collective, piece).shape, x.dtype), names)
+            step = partial(_step, communicates, collective, piece, names)
+            ends.append(lax.fori_loop(0, times[k], step, (matrix, touched, result)))
+        return [end.reshape(1, -1)[:, :1] for loop in ends for end in loop]
 
     program = run.lower(np.int32(1), np.zeros(len(sizes), np.int32), x).compile()
-
-    def seconds(times: Sequence[int]) -> float:
-        start = time.perf_counter()
-        jax.block_until_ready(program(np.int32(1), np.array(times, np.int32), x))
-        return time.perf_counter() - start
-
-    return seconds
+    return lambda times, communicates: seconds_of(lambda: program(np.int32(communicates), np.array(times, np.int32), x))
 
 
-def _step(go: Any, collective: Collective, piece: Any, names: Sequence[str], _: Any, before: Any) -> Any:
-    return lax.cond(go > 0, lambda old: vary(collective(piece), names), lambda old: old, before)
+def _step(communicates: Any, collective: Collective, piece: Any, names: Sequence[str], _: Any, before: Any) -> Any:
+    """A product, a pass over memory, and a collective of what depends on both."""
+    matrix, touched, result = before
+    matrix, touched = matrix @ matrix, touched + matrix[0, 0]
+    ready = piece + touched[0]
+    result = lax.cond(communicates > 0, lambda x, _: vary(collective(x), names), lambda _, old: old, ready, result)
+    return matrix, touched, result
 
 
 def _rows(x: Any) -> Any:
@@ -141,10 +150,6 @@ COLLECTIVES: Mapping[str, tuple[Collective, ...]] = {
 
 def _times(run: Run, which: int, sizes: int) -> int:
     """How often a size is repeated to take as long as a run should."""
-    run([1] * sizes)  # what is touched first takes longer
-    times, call = 1, min(run([0] * sizes) for _ in range(3))
-    while True:
-        taken = min(run([times if k == which else 0 for k in range(sizes)]) for _ in range(2)) - call
-        if taken >= RUN / 2 or times >= 1 << 14:
-            return times
-        times *= max(2, min(16, ceil(RUN / max(taken, RUN / 16))))
+    for communicates in (True, False):  # what is touched first takes longer
+        run([1] * sizes, communicates)
+    return repetitions(lambda times: min(_added(run, which, times, sizes) for _ in range(2)), RUN, MOST)

@@ -7,7 +7,6 @@ by `unity.exec.curves`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unity.exec.curves import RINGS, curves
+from unity.exec.timing import repetitions, seconds_of
 from unity.search.hardware import Curve
 
 JaxDevice: TypeAlias = Any  # jax.Device, which is no type to a type checker: jaxlib has no stubs
@@ -29,7 +29,7 @@ JaxDevice: TypeAlias = Any  # jax.Device, which is no type to a type checker: ja
 DTYPES = ("float32", "bfloat16", "float16")
 
 _AXIS = "device"
-_RUN = 0.01  # seconds that a run should take at least
+_RUN, _MOST = 0.01, 1 << 20  # seconds that a run should take at least, and steps at most
 _RUNS = 5
 _STEPS = 0.8  # part of a run that its steps take at least
 _MEMORY_BYTES = 2**24  # per device: beyond a core's own caches
@@ -155,12 +155,8 @@ def _timer(
     x = jax.device_put(values, NamedSharding(mesh, spec))
 
     def seconds(steps: int) -> float:
-        start = time.perf_counter()
-        jax.block_until_ready(run(np.int32(steps), x))
-        return time.perf_counter() - start
+        return seconds_of(lambda: run(np.int32(steps), x))
 
     seconds(1)  # compiles
-    steps = 1
-    while (taken := seconds(steps)) < _RUN:
-        steps *= max(2, min(16, int(_RUN / max(taken, 1e-9))))
+    steps = repetitions(seconds, 2 * _RUN, _MOST)
     return lambda: (seconds(steps), seconds(2 * steps)), steps

@@ -11,11 +11,10 @@ out of it or thrown away. (Convolutions on CPUs are called one by one instead.)
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from math import ceil, prod
+from math import prod
 from statistics import median
 from typing import Any
 
@@ -28,8 +27,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from unity.exec.lowering import mesh_of
 from unity.exec.parallel import vary
 from unity.exec.profile_programs import Operator, Program, is_key, local_operands, plain, programs_of, with_keys
+from unity.exec.timing import repetitions, seconds_of
 from unity.pcg.body import Body
-from unity.pcg.solve import nested_body
+from unity.pcg.solve import nested_body, nests
 
 CONVOLUTION = "conv_general_dilated"
 ROUNDS = 5
@@ -49,7 +49,10 @@ class Timing:
 def measure(operator: Operator, devices: Sequence[Any], rounds: int = ROUNDS) -> Timing:
     """Measures an operator on `devices`, of which there are as many as its axes need."""
     run = compiled(operator, mesh_of(operator.axes, devices))
-    seconds = partial(_seconds, run)
+
+    def seconds(*times: int) -> float:
+        return seconds_of(lambda: run(*times))
+
     seconds(1, 1, 1)  # what is touched first takes longer
     forward, backward = _times(seconds, 0), _times(seconds, 1) if any(operator.differentiated) else 0
     most = max(forward, backward)
@@ -61,20 +64,10 @@ def measure(operator: Operator, devices: Sequence[Any], rounds: int = ROUNDS) ->
     return Timing(max(0.0, median(there)), max(0.0, median(back)), max(_spread(there), _spread(back)))
 
 
-def _seconds(run: Callable[..., Any], *times: int) -> float:
-    start = time.perf_counter()
-    jax.block_until_ready(run(*times))
-    return time.perf_counter() - start
-
-
 def _times(seconds: Callable[..., float], which: int) -> int:
     """How often an operator is repeated to take as long as a run should."""
-    times, call = 1, min(seconds(0, 0, 0) for _ in range(3))
-    while True:
-        taken = min(seconds(*(times if k == which else 0 for k in range(3))) for _ in range(2)) - call
-        if taken >= RUN / 2 or times >= MOST:
-            return times
-        times = min(MOST, times * max(2, min(64, ceil(RUN / max(taken, RUN / 64)))))
+    call = min(seconds(0, 0, 0) for _ in range(3))
+    return repetitions(lambda n: min(seconds(*(n if k == which else 0 for k in range(3))) for _ in range(2)) - call, RUN, MOST)
 
 
 def _spread(found: Sequence[float]) -> float:
@@ -99,8 +92,7 @@ def compiled(operator: Operator, mesh: Mesh) -> Callable[..., Any]:
 @lru_cache(maxsize=4096)
 def convolves(body: Body) -> bool:
     """Whether a program has convolutions. XLA's CPU backend lays them out only outside of loops, and is tenfold slower inside."""
-    calls = ("call_jaxpr", "jaxpr", "fun_jaxpr")
-    return any(e.name == CONVOLUTION or (any(c in e.params for c in calls) and convolves(nested_body(e))) for e in body.equations)
+    return any(e.name == CONVOLUTION or (nests(e) and convolves(nested_body(e))) for e in body.equations)
 
 
 def _looped(operator: Operator, given: Sequence[Any], spec: PartitionSpec, on_devices: Callable[..., Any]) -> Callable[..., Any]:

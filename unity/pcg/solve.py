@@ -220,11 +220,18 @@ def _step_out(state: State, stacked: bool) -> State:
     return State("P", state.dim + 1, state.outer) if stacked and state.kind == "P" else state
 
 
+PROGRAMS = ("call_jaxpr", "jaxpr", "fun_jaxpr")  # parameters that hold the program of a call-like equation, the first that is there
+
+
+def nests(equation: Equation) -> bool:
+    """Whether an equation is call-like: it has one program, which `nested_body` gives."""
+    return any(name in equation.params for name in PROGRAMS)
+
+
 @lru_cache(maxsize=4096)
 def nested_body(equation: Equation) -> Body:
     """The program of a call-like equation."""
-    inner = equation.params.get("call_jaxpr", equation.params.get("jaxpr", equation.params.get("fun_jaxpr")))
-    return _program(inner)
+    return _program(next(equation.params[name] for name in PROGRAMS if name in equation.params))
 
 
 @lru_cache(maxsize=4096)

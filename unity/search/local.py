@@ -27,8 +27,8 @@ def describe(devices: Sequence[JaxDevice] | None = None) -> Machine:
     """Describes `devices` (default: `jax.devices()`). A mesh takes them in this order: a node's devices stand together.
 
     Known GPUs come from the presets, their nodes joined as is usual for them; in a single process their memory is what
-    JAX was given of it. Other devices, virtual CPU devices among them, are measured together, which takes a few
-    seconds, and remembered as JSON in the user's cache directory, by kind, number, JAX version and number of cores.
+    JAX was given of it. Other devices, virtual CPU devices among them, are measured together. That takes about half a
+    minute, once: it is remembered as JSON in the user's cache directory, by kind, number, JAX version and number of cores.
 
     Where operators were measured on these devices (`unity profile`), the machine carries what was measured.
 
@@ -103,7 +103,8 @@ def _remembered(devices: list[JaxDevice]) -> Machine:
 
 
 def _path(devices: list[JaxDevice]) -> Path:
-    key = f"{devices[0].device_kind}-{len(devices)}-jax-{jax.__version__}-cores-{_cores()}-by-group"
+    at = where(devices)
+    key = f"{at.kind}-{at.devices}-jax-{at.jax}-cores-{at.cores}-in-context"
     return platformdirs.user_cache_path("unity") / "machines" / (re.sub(r"[^\w.-]+", "_", key) + ".json")
 
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from unity.pcg.body import Body
-from unity.pcg.solve import nested_body, spec_of
+from unity.pcg.solve import nested_body, nests, spec_of
 from unity.search.hardware import Device
 from unity.search.offers import HEAVY
 
@@ -23,7 +23,7 @@ def dense_work(body: Body) -> tuple[float, str]:
             spec = spec_of(body, e)
             total += spec.flops if spec else 0.0
             dtype = str(body.tensor(e.operands[0]).dtype)
-        elif "call_jaxpr" in e.params or "jaxpr" in e.params:
+        elif nests(e):
             inner, inner_dtype = dense_work(nested_body(e))
             total += inner * int(e.params.get("length", 1))
             dtype = inner_dtype if inner else dtype

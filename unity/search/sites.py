@@ -139,8 +139,8 @@ class _Builder:
         tensor, gradient = site.results[where[1]], site.flows[where[1]]
         copied = copies(site) and not site.step and site.ports[0].argument
         argument = around == Around() and (site.kind == "input" or copied)
-        kept_times = around.alive if kept else 0.0
-        return Port(*where, tensor, around.times, gradient, kept_times, again=around.again, argument=argument)
+        held = around.alive if kept else 0.0
+        return Port(*where, tensor, around.times, gradient, held, again=around.again, argument=argument)
 
     def top(self, graph: PCG) -> None:
         given = []

@@ -8,68 +8,7 @@ the copies that writing in place needs (`copies`), ordered (`schedule`), and its
 Each does what a pass of XLA does, as `compiled.as_text()` and the buffer assignment show; nothing is compiled, no device is needed.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
-
-from unity.exec.liveness.buffers import Buffer, assigned
-from unity.exec.liveness.copies import tasks
-from unity.exec.liveness.rules import lowered
-from unity.exec.liveness.timeline import AGAIN, ARGUMENTS, GAPS, GRADIENTS, KEPT, RESULTS, SLOTS, WORKED_ON, Held, MemoryTimeline
-from unity.exec.liveness.trace import traced
-from unity.exec.lowering import label
-from unity.pcg.gradients import losses
-from unity.pcg.graph import PCG
-from unity.search.backend import Backend, backend_of
-
-if TYPE_CHECKING:
-    from unity.plan import Plan
+from unity.exec.liveness.step import plan_timeline, timeline
+from unity.exec.liveness.timeline import Held, MemoryTimeline
 
 __all__ = ["Held", "MemoryTimeline", "plan_timeline", "timeline"]
-
-POINTER = 8  # bytes in the table of results, one for each
-
-
-def plan_timeline(plan: Plan, gradient: bool = True, backend: Backend | None = None) -> MemoryTimeline:
-    """The memory of a plan's step, on the backend of the machine that it was planned for unless another is given."""
-    inputs, training = plan.original.inputs, plan._made.search.training
-    weights = [k for k in sorted(plan._made.captured.differentiated) if inputs[k].tensors[0].floating] if gradient else []
-    slots = training.optimizer_slots if gradient and training.backward else 0
-    return timeline(plan.pcg, weights, losses(plan.serial), backend or backend_of(plan.machine), slots)
-
-
-def timeline(graph: PCG, weights: Sequence[int], ends: Sequence[int], backend: Backend, slots: int = 0) -> MemoryTimeline:
-    """The memory of one step of a parallel graph: its results and, if `weights` are given, the gradients of the sum of its results
-    at `ends` for those inputs. `slots`: how many values of an optimizer each weight has."""
-    program = lowered(traced(graph, weights, ends), backend)
-    found = assigned(tasks(program, backend.library), backend.eager)
-    lines = {label(node): node.source for node, _ in graph.walk() if node.source}
-    arguments = sum(program.tensors[v].nbytes for v in program.inputs)
-    outputs = sum(program.tensors[v].nbytes for v in program.outputs)
-    table = POINTER * len(program.outputs) if len(program.outputs) > 1 and backend.eager else 0
-    held = found.held()
-    moment = int(held.argmax()) if len(held) else 0
-    gradients = sum(program.tensors[v].nbytes for v in program.outputs[: len(weights)])
-    then = [Held(ARGUMENTS, "", "", arguments), Held(GRADIENTS, "", "", gradients), Held(RESULTS, "", "", outputs - gradients)]
-    then += [Held(SLOTS, "", "", slots * gradients)]
-    then += [_held(b, lines) for b in found.temporary if b.start <= moment <= b.end]
-    gaps = found.packed - (int(held[moment]) if len(held) else 0)
-    then += [Held(GAPS, "", "", gaps)]
-    return MemoryTimeline(
-        tuple(sorted((h for h in then if h.nbytes), key=lambda h: -h.nbytes)),
-        held + arguments + outputs,
-        moment,
-        arguments,
-        outputs + table,
-        found.packed,
-        slots * gradients,
-    )
-
-
-def _held(buffer: Buffer, lines: Mapping[str, str]) -> Held:
-    """Why a buffer is held: the forward pass makes it and the backward pass reads it, or it is made once more, or for a moment."""
-    made, reader = buffer.origin, buffer.reader
-    why = AGAIN if made.again else KEPT if reader.backward and not made.backward else WORKED_ON
-    operator, _, where = made.label.partition("@")
-    return Held(why, operator or buffer.kind, lines.get(made.label, where), buffer.nbytes)

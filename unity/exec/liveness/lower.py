@@ -13,6 +13,8 @@ from jax.extend import core
 from unity.exec.liveness.program import NOWHERE, Builder, Origin, Program
 from unity.pcg.body import Tensor, tensor_type
 from unity.pcg.capture import tensor_of
+from unity.pcg.nesting import REMATERIALIZED
+from unity.pcg.solve import PROGRAMS
 from unity.search.backend import Backend
 
 ALIKE = frozenset(
@@ -21,7 +23,6 @@ ALIKE = frozenset(
         "reduce_precision", "layout_constraint", "device_put",
     }
 )  # fmt: skip
-REMATERIALIZED = frozenset({"remat2", "checkpoint"})
 NAMED = {
     "select_n": "select", "mul": "multiply", "add_any": "add", "rev": "reverse", "dynamic_slice": "dynamic-slice",
     "dynamic_update_slice": "dynamic-update-slice", "reduce_window_max": "reduce-window", "reduce_window_min": "reduce-window",
@@ -94,7 +95,7 @@ class Lowering(Builder):
         rule = self.rules.get(name)
         if rule is not None:
             return rule(self, eqn, operands, origin)
-        inner = next((eqn.params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in eqn.params), None)
+        inner = next((eqn.params[k] for k in PROGRAMS if k in eqn.params), None)
         if inner is not None:
             return self.call(eqn, inner, operands, origin)
         tensors = [tensor_of(v.aval) for v in eqn.outvars]

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-ARGUMENTS, GRADIENTS, RESULTS, SLOTS = "arguments", "gradients", "results", "optimizer slots"
-KEPT, AGAIN, WORKED_ON, GAPS = "kept for the backward pass", "computed again", "worked on", "between buffers"
+WORKED_ON, GAPS = "worked on", "between buffers"  # other reasons are those of `search.memory`
 ROWS = 20  # of the table, before the rest is summed up
 
 
