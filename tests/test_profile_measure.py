@@ -24,7 +24,7 @@ from unity.pcg.axis import Axis
 from unity.pcg.body import program_of
 from unity.pcg.parallelize import parallelize
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, Type, partitioned
-from unity.search.collectives import collective
+from unity.search.collectives import TURNING, collective
 from unity.search.hardware import Level
 from unity.search.local import where
 from unity.search.machine import Machine
@@ -238,9 +238,10 @@ def test_what_does_not_run_is_said_and_the_rest_is_measured(tmp_path: Any, monke
 
 def test_curves_of_every_kind_and_size() -> None:
     found = curves.curves(jax.devices()[:4], sizes=(1 << 10, 1 << 12), rounds=1)
-    assert {(c.kind, c.size) for c in found} == {(kind, size) for kind in curves.RINGS for size in (2, 4)}
+    kinds = {(kind, turned) for kind in curves.RINGS for turned in (False, kind in TURNING)}
+    assert {(c.kind, c.turned, c.size) for c in found} == {(*kind, size) for kind in kinds for size in (2, 4)}
     for c in found:
-        assert c.alpha >= 0
+        assert c.alpha > 0
         assert c.beta > 0
         assert {n for n, _ in c.points} <= {1 << 10, 1 << 12}
 
@@ -256,7 +257,7 @@ def test_a_line_through_points_on_a_line_is_that_line() -> None:
 @pytest.mark.parametrize("points", [[(1024, 2.0), (4096, 1.0)], [(1024, 1e-9), (4096, 1.0)], [(1024, 0.0), (4096, 1.0)]])
 def test_noise_gives_no_impossible_line(points: list) -> None:
     found = curves.line("all-reduce", 4, points)
-    assert found.alpha >= 0
+    assert found.alpha > 0
     assert found.beta > 0
 
 
@@ -270,6 +271,20 @@ def test_a_measured_curve_is_what_a_group_on_its_level_costs() -> None:
         assert (line.alpha, line.beta) == (curve.alpha, curve.beta)
     for kind, axes in (("all-reduce", machine.axes[1:2]), ("all-gather", machine.axes[1:]), ("all-gather", machine.axes[:2])):
         assert collective(machine, kind, axes) == collective(plain, kind, axes)
+        assert collective(machine, kind, axes, turned=True) == collective(plain, kind, axes, turned=True)
+    assert Machine.from_json(machine.to_json()) == machine
+
+
+def test_what_is_turned_is_read_and_written_once_more_unless_that_was_measured() -> None:
+    plain = Machine.grid(1, 4, "a100")
+    curve = curves.line("all-gather", 4, [(n, 1e-3 + 1e-8 * n) for n in (1 << 10, 1 << 20)], turned=True)
+    machine = Machine("measured", plain.device, (Level("device", 4, *_link(plain.levels[-1]), curves=(curve,)),))
+    once, turned = (collective(plain, "all-gather", plain.axes, t) for t in (False, True))
+    assert turned.alpha - once.alpha == pytest.approx(plain.device.launch, rel=1e-9, abs=0)
+    assert turned.beta - once.beta == pytest.approx(2 / plain.device.bandwidth, rel=1e-9, abs=0)
+    assert collective(plain, "all-reduce", plain.axes, True) == collective(plain, "all-reduce", plain.axes)
+    assert collective(machine, "all-gather", machine.axes, True).alpha == pytest.approx(1e-3)
+    assert collective(machine, "all-gather", machine.axes).beta == pytest.approx(once.beta, rel=1e-9, abs=0)
     assert Machine.from_json(machine.to_json()) == machine
 
 

@@ -35,7 +35,9 @@ def price(machine, before, after):
         if step.kind == "partition":
             chosen = [axes[i] for i in step.axes if step.before[i] == UNUSED]
             full /= np.prod([axes[i].size for i in step.axes if step.before[i] == REPLICATED])
-        f, b = (collective(machine, kind, chosen)(full) if kind else 0.0 for kind in kinds)
+        moved = [step.axes[i] for i in range(len(step.axes)) if axes[step.axes[i]] in chosen]
+        turned = any(s.kind == "P" and s.dim > 0 for i in moved for s in (step.before[i], step.after[i]))
+        f, b = (collective(machine, kind, chosen, turned)(full) if kind else 0.0 for kind in kinds)
         forward, backward = forward + f, backward + b
     return forward, backward
 

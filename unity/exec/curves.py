@@ -5,7 +5,7 @@ cores, the figures have that in them. Bytes are those of the full side on one de
 take turns, and the median counts: plans depend on how they compare, and whatever else the host does meets all of them alike.
 
 A tensor that is gathered or scattered along another dimension than the first is turned on the way, which takes as long again, or
-several times as long. Programs do both, and costs do not tell dimensions apart; so the mean of both is what a collective takes.
+several times as long: that is a curve of its own. An all-to-all is turned at one side or the other; its curve is the mean of both.
 
 Devices come to a collective from computing something, each a little earlier or later, and find nothing of it in their caches: on
 virtual devices that makes small ones two to four times as slow as one collective after another. So a product and a pass over memory
@@ -38,6 +38,8 @@ RUN, MOST = 0.003, 1 << 14  # seconds that a run should take, and repetitions at
 SIZES = tuple(1 << i for i in (13, 16, 19, 22))  # bytes
 ROW = 64  # elements of a row, where rows are put together or cut up
 TOTAL = 1 << 29  # bytes of all devices together: there may be many virtual ones on a small host
+LEAST = 1e-6  # seconds: less is noise, where a busy host made what stands before a collective slower
+SHARE = 0.01  # of the least time that was measured: what few bytes take at least
 WIDTH, TOUCHED = 128, 1 << 18  # of the product that stands before a collective, and bytes that are passed over
 GROUP = "group"
 
@@ -49,27 +51,30 @@ def curves(devices: Sequence[Any], sizes: Sequence[int] = SIZES, rounds: int = R
     """Every collective in groups of every size that the number of devices allows, on one level of `devices`."""
     count = len(devices)
     chosen = [n for n in sizes if n * count <= TOTAL // 8] or [min(sizes)]
-    runs: dict[tuple[str, int], list[Run]] = {}
+    runs: dict[tuple[str, bool, int], list[Run]] = {}
     for group in (g for g in range(2, count + 1) if count % g == 0):
         mesh = Mesh(np.array(devices).reshape(-1, group), ("other", GROUP))
         most = max(ROW * group, max(chosen) // 4)
         x = jax.device_put(np.ones((count, most), np.float32), NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
-        for kind, ways in COLLECTIVES.items():
-            runs[kind, group] = [_run(mesh, way, chosen, kind == "all-gather", x) for way in ways]
+        for (kind, turned), ways in COLLECTIVES.items():
+            runs[kind, turned, group] = [_run(mesh, way, chosen, kind == "all-gather", x) for way in ways]
     times = {key: [_times(run, k, len(chosen)) for run in ways for k in range(len(chosen))] for key, ways in runs.items()}
-    found: dict[tuple[str, int], list[list[float]]] = {key: [[] for _ in chosen] for key in runs}
+    found: dict[tuple[str, bool, int], list[list[float]]] = {key: [[] for _ in chosen] for key in runs}
     for _ in range(rounds):
         for key, ways in runs.items():
             repeated = np.reshape(times[key], (len(ways), len(chosen))).tolist()
             each = [_seconds(run, n) for run, n in zip(ways, repeated, strict=True)]
             for k, seconds in enumerate(zip(*each, strict=True)):
                 found[key][k].append(sum(seconds) / len(seconds))
-    return tuple(line(*key, [(n, median(x)) for n, x in zip(chosen, each, strict=True)]) for key, each in found.items())
+    return tuple(
+        line(kind, group, [(n, median(x)) for n, x in zip(chosen, each, strict=True)], turned)
+        for (kind, turned, group), each in found.items()
+    )
 
 
 def _seconds(run: Run, times: Sequence[int]) -> list[float]:
     """Seconds of one collective of every size, in one round."""
-    return [max(_added(run, k, n, len(times)), 0.0) / n for k, n in enumerate(times)]
+    return [max(_added(run, k, n, len(times)) / n, LEAST) for k, n in enumerate(times)]
 
 
 def _added(run: Run, which: int, times: int, sizes: int) -> float:
@@ -78,18 +83,19 @@ def _added(run: Run, which: int, times: int, sizes: int) -> float:
     return run(repeated, True) - run(repeated, False)
 
 
-def line(kind: str, group: int, points: Sequence[tuple[int, float]]) -> Curve:
-    """The line through points (bytes, seconds) that is off them by the least parts, neither end of it below zero."""
+def line(kind: str, group: int, points: Sequence[tuple[int, float]], turned: bool = False) -> Curve:
+    """The line through points (bytes, seconds) that is off them by the least parts, and rises from above zero."""
     kept = [(n, s) for n, s in points if s > 0]
     if not kept:
         raise ValueError(f"{kind} in groups of {group}: no time was measured")
     nbytes, seconds = (np.array(x, float) for x in zip(*kept, strict=True))
     terms = np.stack([1 / seconds, nbytes / seconds], axis=1)
     alpha, beta = np.linalg.lstsq(terms, np.ones(len(kept)), rcond=None)[0].tolist() if len(kept) > 1 else (0.0, 0.0)
-    if alpha < 0 or beta <= 0:  # noise hides one of them: all the time counts as transfer, too slow rather than infinitely fast
-        alpha, beta = 0.0, float(terms[:, 1].sum() / (terms[:, 1] ** 2).sum())
+    least = SHARE * float(seconds.min())
+    if alpha < least or beta <= 0:  # noise hides one of them: nearly all counts as transfer, too slow rather than infinitely fast
+        alpha, beta = least, float((terms[:, 1] * (1 - least * terms[:, 0])).sum() / (terms[:, 1] ** 2).sum())
     error = float(np.sqrt(np.mean((alpha * terms[:, 0] + beta * terms[:, 1] - 1) ** 2)))
-    return Curve(kind, group, alpha, beta, error, tuple(kept))
+    return Curve(kind, group, alpha, beta, error, tuple(kept), turned)
 
 
 def _run(mesh: Mesh, collective: Collective, sizes: Sequence[int], gathers: bool, x: jax.Array) -> Run:
@@ -130,18 +136,14 @@ def _rows(x: Any) -> Any:
     return x.reshape(-1, ROW * lax.axis_size(GROUP))
 
 
-# Each in the ways that programs have it: along the first dimension, and along another.
-COLLECTIVES: Mapping[str, tuple[Collective, ...]] = {
-    "all-reduce": (lambda x: lax.psum(x, GROUP),),
-    "all-gather": (
-        lambda x: lax.all_gather(x, GROUP, tiled=True),
-        lambda x: lax.all_gather(x.reshape(-1, ROW), GROUP, axis=1, tiled=True),
-    ),
-    "reduce-scatter": (
-        lambda x: lax.psum_scatter(x, GROUP, tiled=True),
-        lambda x: lax.psum_scatter(_rows(x), GROUP, scatter_dimension=1, tiled=True),
-    ),
-    "all-to-all": (
+# By name, and whether it is turned; each in the ways that programs have it.
+COLLECTIVES: Mapping[tuple[str, bool], tuple[Collective, ...]] = {
+    ("all-reduce", False): (lambda x: lax.psum(x, GROUP),),
+    ("all-gather", False): (lambda x: lax.all_gather(x, GROUP, tiled=True),),
+    ("all-gather", True): (lambda x: lax.all_gather(x.reshape(-1, ROW), GROUP, axis=1, tiled=True),),
+    ("reduce-scatter", False): (lambda x: lax.psum_scatter(x, GROUP, tiled=True),),
+    ("reduce-scatter", True): (lambda x: lax.psum_scatter(_rows(x), GROUP, scatter_dimension=1, tiled=True),),
+    ("all-to-all", False): (
         lambda x: lax.all_to_all(x.reshape(lax.axis_size(GROUP), -1), GROUP, 0, 0),
         lambda x: lax.all_to_all(_rows(x), GROUP, 1, 0, tiled=True),
     ),

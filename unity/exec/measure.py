@@ -65,7 +65,7 @@ def measure(devices: Sequence[JaxDevice]) -> Measured:
     if len(devices) == 1:
         return Measured(_flops(mesh), _bandwidth(mesh), _launch(mesh), None, None)
     found = curves(devices)
-    lines = {c.kind: (c.alpha, c.beta) for c in found if c.size == mesh.size}
+    lines = {c.kind: (c.alpha, c.beta) for c in found if c.size == mesh.size and not c.turned}
     link_bandwidth, link_latency = _link(mesh.size, lines)
     relative = tuple(
         (kind, alpha / (rounds * (mesh.size - 1) * link_latency), beta * mesh.size * link_bandwidth / (rounds * (mesh.size - 1)))

@@ -33,6 +33,7 @@ class Collective:
     node: Node  # the operator behind it: a parallelization operator, or a composite that reduces inside
     merged: bool = False  # the last of an argument's gradient: a compiler makes one collective of several such
     name: Hashable = None  # equal for collectives that do the same with the same value, of which a compiler runs one
+    turned: bool = False  # along another dimension than the first
 
     @property
     def nbytes(self) -> int:
@@ -98,7 +99,8 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
     full = after if step.kind in ("combine", "combine_replicate") else before
     if there:
         name = (FORWARD, there, _moved(step, step.axes), names.value(node.operands[0]))
-        yield Collective(there, step.axes, full, tensor.itemsize, *context.runs(node), FORWARD, node, name=name)
+        turned = _turned(step, step.axes)
+        yield Collective(there, step.axes, full, tensor.itemsize, *context.runs(node), FORWARD, node, name=name, turned=turned)
     if back and context.flow(Value(node)):
         over = step.axes
         if step.kind == "partition":
@@ -108,7 +110,8 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
         if over:
             name = (BACKWARD, back, _moved(step, over), names.cotangent(Value(node)))
             merged = step.kind == "replicate" and context.outermost and _of_argument(node)
-            yield Collective(back, over, full, tensor.itemsize, context.times, 0, BACKWARD, node, merged, name)
+            turned = _turned(step, over)
+            yield Collective(back, over, full, tensor.itemsize, context.times, 0, BACKWARD, node, merged, name, turned)
 
 
 def _of_argument(node: Node) -> bool:
@@ -116,6 +119,11 @@ def _of_argument(node: Node) -> bool:
     while node.kind in PARALLELIZATION:
         node = node.operands[0].node
     return node.kind == "input"
+
+
+def _turned(step: Step, over: tuple[int, ...]) -> bool:
+    """Whether any piece that moves is one of another dimension than the first."""
+    return any(s.kind == "P" and s.dim != 0 for i in over for s in (step.before[i], step.after[i]))
 
 
 def _moved(step: Step, over: tuple[int, ...]) -> Hashable:

@@ -42,6 +42,9 @@ The all-reduces of arguments' gradients wait for nothing and nothing waits for t
 devices, on GPUs up to tens of megabytes: they cost their bytes, and alpha, which all of them share, is left out
 (`traffic.Collective.merged`, `reshard.Changes.merged`).
 
+**Turned.** A tensor that is gathered or scattered along another dimension than its first lies elsewhere afterwards: on
+the way it is read and written once more, by one more kernel. (An all-to-all always does so.)
+
 All-to-all likewise: each byte crosses the level where its sender and its receiver part and no other, so beta is the sum
 over i of (k_i - 1)/k_i / (k_1 ... k_(i-1) B_i), and going level by level takes the same alpha as above. A permute is as
 slow as the slowest level among the group's.
@@ -62,6 +65,7 @@ from unity.search.hardware import Level, MachineError
 from unity.search.machine import Machine
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+TURNING = ("all-gather", "reduce-scatter")
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Linear:
         return self.alpha + self.beta * nbytes
 
 
-def collective(machine: Machine, kind: str, axes: Iterable[Axis]) -> Linear:
+def collective(machine: Machine, kind: str, axes: Iterable[Axis], turned: bool = False) -> Linear:
     """What the collective `kind` (by its XLA name, one of KINDS) costs over `axes` of the machine; the module says how.
 
     Over no axes it costs nothing.
@@ -91,20 +95,24 @@ def collective(machine: Machine, kind: str, axes: Iterable[Axis]) -> Linear:
         raise MachineError(f"{kind} over {names}: machine {machine.name!r} has no such axis; its axes: {own or 'none'}")
     sizes = tuple(prod(a.size for a in group if a.level == index) for index in range(len(machine.levels)))
     crossed = [(level, size) for level, size in zip(machine.levels, sizes, strict=True) if size > 1]
-    measured = crossed[0][0].curve(kind, crossed[0][1]) if len(crossed) == 1 else None
+    turned = turned and kind in TURNING
+    measured = crossed[0][0].curve(kind, crossed[0][1], turned) if len(crossed) == 1 else None
     if measured is not None:
         return Linear(measured.alpha, measured.beta)
     line = _over_sizes(machine.levels, kind, sizes)
-    return Linear(line.alpha + machine.device.launch, line.beta) if group else line
+    if not group:
+        return line
+    device = machine.device
+    return Linear(line.alpha + device.launch * (1 + turned), line.beta + turned * 2 / device.bandwidth)
 
 
-def collective_seconds(machine: Machine, kind: str, axes: Iterable[Axis], nbytes: float) -> float:
+def collective_seconds(machine: Machine, kind: str, axes: Iterable[Axis], nbytes: float, turned: bool = False) -> float:
     """Seconds of one collective over `axes` with `nbytes` bytes on the full side of one device."""
-    return collective(machine, kind, axes)(nbytes)
+    return collective(machine, kind, axes, turned)(nbytes)
 
 
 @cache
-def table(machine: Machine, kind: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def table(machine: Machine, kind: str, turned: bool = False) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Alpha and beta of `kind` over every set of axes, indexed by bit mask: bit i stands for `machine.axes[i]`.
 
     Returns:
@@ -115,7 +123,7 @@ def table(machine: Machine, kind: str) -> tuple[NDArray[np.float64], NDArray[np.
         [
             (cost.alpha, cost.beta)
             for mask in range(1 << len(axes))
-            for cost in [collective(machine, kind, (a for i, a in enumerate(axes) if mask >> i & 1))]
+            for cost in [collective(machine, kind, (a for i, a in enumerate(axes) if mask >> i & 1), turned)]
         ]
     )
     costs.setflags(write=False)

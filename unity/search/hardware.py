@@ -127,6 +127,7 @@ class Curve:
         beta: seconds of each byte more; of the full side on one device.
         error: by how much the line `alpha + beta * nbytes` is off the points, relatively: the root of the mean square.
         points: (bytes, seconds) as they were measured, for reports.
+        turned: along another dimension than the first, as `collectives` says.
 
     Raises:
         MachineError: a figure is missing, not positive, or not finite.
@@ -138,6 +139,7 @@ class Curve:
     beta: float
     error: float = 0.0
     points: tuple[tuple[int, float], ...] = field(default=(), hash=False)  # machines are looked up by hash all the time
+    turned: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str):
@@ -192,6 +194,6 @@ class Level:
         """What the seconds of a collective that the formulas give are to be multiplied by: for few bytes, and for each more."""
         return next(((alpha, beta) for name, alpha, beta in self.relative if name == kind), (1.0, 1.0))
 
-    def curve(self, kind: str, size: int) -> Curve | None:
+    def curve(self, kind: str, size: int, turned: bool = False) -> Curve | None:
         """What was measured of a collective in groups of so many devices."""
-        return next((c for c in self.curves if c.kind == kind and c.size == size), None)
+        return next((c for c in self.curves if (c.kind, c.size, c.turned) == (kind, size, turned)), None)

@@ -39,7 +39,10 @@ def _curve_of(data: Any, where: str) -> Curve:
         points = tuple((nbytes, seconds) for nbytes, seconds in data.get("points", ()))
     except (TypeError, ValueError) as error:
         raise MachineError(f"{where}.points must list (bytes, seconds)") from error
-    return Curve(kind, size, alpha, beta, data.get("error", 0.0), points)
+    turned = data.get("turned", False)
+    if not isinstance(turned, bool):
+        raise MachineError(f"{where}.turned must be true or false, got {turned!r}")
+    return Curve(kind, size, alpha, beta, data.get("error", 0.0), points, turned)
 
 
 def fields(data: Any, where: str, names: tuple[str, ...]) -> list[Any]:

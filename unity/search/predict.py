@@ -69,7 +69,7 @@ def predict(graph: PCG, machine: Machine, differentiated: Collection[int]) -> Pr
 
 
 def _seconds(c: Collective, machine: Machine) -> float:
-    line = collective(machine, c.kind, (machine.axes[i] for i in c.axes))
+    line = collective(machine, c.kind, (machine.axes[i] for i in c.axes), c.turned)
     return c.count * (line.beta * c.nbytes if c.merged else line(c.nbytes))
 
 

@@ -1,8 +1,8 @@
 """What it costs to change types: the sequence of `pcg.resharding`, priced for all pairs of types at once.
 
 Every step is one collective whose time is alpha + beta · bytes, so a change costs a + b · (bytes of the whole tensor), with
-coefficients that depend on the two types only, and on them only up to the names of dimensions: gathering dimension 0 to
-slice dimension 1 costs what the reverse does. Changes that are the same but for that are priced once for a machine.
+coefficients that depend on the two types only, and on them only up to the names of dimensions but the first: gathering dimension 1
+to slice dimension 2 costs what the reverse does. Changes that are the same but for that are priced once for a machine.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def _book(machine: Machine) -> _Book:
     return _Book(machine)
 
 
+FIRST = 0  # the name of the first dimension
 U, R, S, P = range(4)
 KIND = {"U": U, "R": R, "S": S, "P": P}
 FROM = {"partition": (U, R), "reduce_partition": (S,), "combine_partition": (P,)}
@@ -98,7 +99,8 @@ class _Renamed:
 
 
 class _Book:
-    """All changes that were priced on a machine, for dimensions named as they appear: first in the old type, then in the new.
+    """All changes that were priced on a machine, for dimensions named as they appear: first in the old type, then in the new. The
+    first dimension keeps its name, 0, as what happens along others is turned.
 
     A type is a row of codes, one for each axis: U, R, S, or P + name · OUTERS + the number of its outer.
     """
@@ -134,7 +136,9 @@ class _Book:
     def renamed(self, before: Types, after: Types) -> tuple[_Renamed, _Renamed, Array]:
         """Both sets with dimensions named, the new one for every naming that old types give; and which each of them gives."""
         dims = 1 + max(s.dim for s in (*before.states, *after.states, UNUSED_AT_0))
-        own = _named(np.full((len(before), dims), -1), before)
+        unnamed = np.full((len(before), dims), -1)
+        unnamed[:, 0] = FIRST
+        own = _named(unnamed, before)
         namings, of = np.unique(own, axis=0, return_inverse=True)
         every = _named(np.repeat(namings[:, None], len(after), axis=1), after)
         return self.coded(before, own), self.coded(after, every), of.reshape(-1)
@@ -197,6 +201,7 @@ class _Pricing:
         self.kind, self.goal_kind = kinds[0].T[:, pairs[0]], kinds[1].T[:, pairs[1]]
         self.held, self.goal = held[:, pairs[0]], goal[:, pairs[1]]
         self.start = (self.kind.copy(), self.held.copy())
+        self.turning = np.append(places >> 48 != FIRST, False)  # by position; the last is none
         self.bits, self.clash = _bits([Digit(p >> 48, p >> 16 & 0xFFFFFFFF, p & 0xFFFF) for p in places.tolist()])
         self.fraction = np.prod(np.where(self.kind == P, 1 / self.sizes[:, None], 1.0), axis=0)
         self.cost = {name: [np.zeros(self.pairs), np.zeros(self.pairs)] for name in ("forward", "backward")}
@@ -235,11 +240,13 @@ class _Pricing:
         if name == "partition":
             replicated = self.kind[:, rows] == R
             self.become(rows, chosen & replicated, P)
-            self.add("backward", "all-gather", rows, chosen & ~replicated)
+            turned = self.turned(self.goal, rows, chosen & ~replicated)
+            self.add("backward", "all-gather", rows, chosen & ~replicated, turned)
             self.become(rows, chosen & ~replicated, P)
         elif name == "reduce_partition":
-            self.add("forward", "reduce-scatter", rows, chosen)
-            self.add("backward", "all-gather", rows, chosen)
+            turned = self.turned(self.goal, rows, chosen)
+            self.add("forward", "reduce-scatter", rows, chosen, turned)
+            self.add("backward", "all-gather", rows, chosen, turned)
             self.become(rows, chosen, P)
         else:
             self.add("forward", "all-to-all", rows, chosen)
@@ -292,11 +299,17 @@ class _Pricing:
         """The slowest level among the chosen axes of every pair."""
         return np.where(chosen, self.levels[:, None], NOWHERE).min(0, initial=NOWHERE)
 
-    def add(self, name: str, kind: str, rows: Array, chosen: Array) -> None:
-        alpha, beta = table(self.machine, kind)
-        mask = self.mask(chosen)
-        self.cost[name][0][rows] += alpha[mask]
-        self.cost[name][1][rows] += beta[mask] * self.fraction[rows]
+    def add(self, name: str, kind: str, rows: Array, chosen: Array, turned: Array | bool = False) -> None:
+        """Adds a collective over the chosen axes of every row. `turned`: for each row, whether it is one that turns."""
+        mask, turned = self.mask(chosen), np.asarray(turned, int)
+        both = (table(self.machine, kind, t) for t in (False, True))
+        alpha, beta = (np.stack(column)[turned, mask] for column in zip(*both, strict=True))
+        self.cost[name][0][rows] += alpha
+        self.cost[name][1][rows] += beta * self.fraction[rows]
+
+    def turned(self, positions: Array, rows: Array, chosen: Array) -> Array:
+        """For each row, whether a chosen axis has its position along another dimension than the first."""
+        return (chosen & self.turning[positions[:, rows]]).any(0)
 
     def mask(self, chosen: Array) -> Array:
         """The chosen axes of every pair as bits."""
@@ -312,10 +325,11 @@ class _Pricing:
 
     def gather(self, rows: Array, chosen: Array, kind: int) -> None:
         rows, chosen = rows[chosen.any(0)], chosen[:, chosen.any(0)]
+        turned = self.turned(self.held, rows, chosen)
         self.become(rows, chosen, kind)
-        self.add("forward", "all-gather", rows, chosen)
+        self.add("forward", "all-gather", rows, chosen, turned)
         if kind == R:
-            self.add("backward", "reduce-scatter", rows, chosen)
+            self.add("backward", "reduce-scatter", rows, chosen, turned)
         self.gathered[rows] = True
 
 

@@ -101,7 +101,7 @@ class Target:
         """How long a collective takes in one group."""
         if self.topology is None:
             return instruction.seconds
-        return what.runs * self.topology.collective_seconds(what.kind, members, what.nbytes, what.merged)
+        return what.runs * self.topology.collective_seconds(what.kind, members, what.nbytes, what.merged, what.turned)
 
     def speed(self, device: int) -> float:
         return 1.0 if self.topology is None else self.topology.speeds[device]

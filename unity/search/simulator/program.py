@@ -35,6 +35,7 @@ class Sent:
     nbytes: float
     runs: int
     merged: bool
+    turned: bool
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ class _Region:
             c = term.collective
             runs = {FORTH: 1, AGAIN: c.repeats // (c.count - c.repeats), BACK: 0} if c.direction == FORWARD else {BACK: 1}
             if n := runs.get(phase, 0):
-                sent = Sent(c.kind, c.axes, c.nbytes, n, c.merged)
+                sent = Sent(c.kind, c.axes, c.nbytes, n, c.merged, c.turned)
                 after = self.add(node, phase, 1 + part, f"{c.kind} of {node.kind}", n * term.seconds / c.count, after, sent)
         return after
 

@@ -125,7 +125,9 @@ class Topology:
         """The links from each member to the next, by number."""
         return tuple(self.between[i][j] for i, j in zip(members, [*members[1:], *members[:1]], strict=True))
 
-    def collective_seconds(self, kind: str, members: Sequence[int], nbytes: float, merged: bool = False) -> float:
+    def collective_seconds(
+        self, kind: str, members: Sequence[int], nbytes: float, merged: bool = False, turned: bool = False
+    ) -> float:
         """Seconds of a collective among some devices, a ring that is as slow as its slowest link.
 
         `collectives` says what a ring takes, and which bytes are counted. One that is merged with others takes its bytes' time.
@@ -133,7 +135,8 @@ class Topology:
         if len(members) < 2:
             return 0.0
         links = [self.links[k] for k in self.ring(members)]
-        line = _ring(self.machine.device, kind, len(members), min(x.bandwidth for x in links), max(x.latency for x in links))
+        bandwidth, latency = min(x.bandwidth for x in links), max(x.latency for x in links)
+        line = _ring(self.machine.device, kind, len(members), bandwidth, latency, turned)
         return line.beta * nbytes if merged else line(nbytes)
 
     def check_devices(self, devices: Collection[int], where: str) -> None:
@@ -148,10 +151,10 @@ class Topology:
 
 
 @cache
-def _ring(device: Device, kind: str, size: int, bandwidth: float, latency: float) -> Linear:
+def _ring(device: Device, kind: str, size: int, bandwidth: float, latency: float, turned: bool) -> Linear:
     """What a collective costs in a ring of `size` members: on a machine of one level."""
     machine = Machine("ring", device, (Level("ring", size, bandwidth, latency),))
-    return collective(machine, kind, machine.axes)
+    return collective(machine, kind, machine.axes, turned)
 
 
 def _figures(link: Link | tuple[float, float]) -> tuple[float, float]:
