@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -17,7 +16,6 @@ from rich.text import Text
 
 from unity.pcg.axis import Axis
 from unity.pcg.capture import unparallelized
-from unity.pcg.graph import Node
 from unity.pcg.state import show
 from unity.search.backend import backend_of
 from unity.search.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPrediction, predict_memory
@@ -25,6 +23,7 @@ from unity.search.predict import CollectiveTerm, OperatorTerm, Prediction, predi
 from unity.search.profiles.lookup import ROOFLINE
 from unity.search.session import Candidate
 from unity.substitutions.text import print_side
+from unity.wording import duration, line_behind, pattern, short, size
 
 if TYPE_CHECKING:
     from unity.plan import Plan
@@ -44,8 +43,8 @@ def explain(plan: Plan, file: Any = None) -> None:
     talk = sum(t.seconds for t in found.collectives)
     console.print(f"{plan.__name__} on {plan.machine}", style="bold")
     console.print(
-        f"one step: {_time(found.time)} predicted ({_time(compute)} computing, {_time(talk)} communicating), "
-        f"{_size(plan.memory)} on each device; {len(plan.serial)} operators, searched in {made.seconds:.2f} s"
+        f"one step: {duration(found.time)} predicted ({duration(compute)} computing, {duration(talk)} communicating), "
+        f"{size(plan.memory)} on each device; {len(plan.serial)} operators, searched in {made.seconds:.2f} s"
     )
     for line in (*_rewriting(plan), *_applications(plan), *_tried(plan)):
         console.print(line)
@@ -72,7 +71,7 @@ def _rewriting(plan: Plan) -> list[str]:
 
 def _applications(plan: Plan) -> list[str]:
     """The rules that parallelized a plan, in the order of their first use; equal ones at one line of the user's once."""
-    often = Counter(replace(a, source=short(a.source), operator=_pattern(a.operator)) for a in plan.applications)
+    often = Counter(replace(a, source=short(a.source), operator=pattern(a.operator)) for a in plan.applications)
     rows = [f"    {times} × {application}" for application, times in often.items()]
     more = [f"    … and {len(rows) - APPLICATIONS} more"] if len(rows) > APPLICATIONS else []
     return ["parallelized by rules, from the serial graph:", *rows[:APPLICATIONS], *more] if rows else []
@@ -81,23 +80,14 @@ def _applications(plan: Plan) -> list[str]:
 def _tried(plan: Plan) -> list[str]:
     """The plans that this one was chosen from by running them."""
     rows = [
-        f"    {_time(t.measured)} a step ({_time(t.predicted)} predicted, {_time(t.simulated)} simulated), {_size(t.memory)}"
+        f"    {duration(seconds)} a step ({duration(t.predicted)} predicted, {duration(t.simulated)} simulated), {size(t.memory)}"
         for t in plan.tried
-        if t.measured is not None
+        if (seconds := t.measured) is not None
     ]
     first = f"of {len(plan.tried)} plans that were simulated, {len(rows)} were run, and the first was taken:"
     return [first, *rows] if rows else []
 
 
-def _time(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
-
-
-def _size(nbytes: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{nbytes / size:.4g} {unit}"
-    return f"{nbytes:.0f} B"
 
 
 def _cut(table: Table, rows: Sequence[tuple[str, ...]], what: str) -> Table:
@@ -124,24 +114,19 @@ def _arguments(plan: Plan) -> Table:
     for node in plan.pcg.inputs:
         tensor = node.tensors[0]
         piece = tensor.nbytes / prod(a.size for a, s in zip(axes, node.types[0], strict=True) if s.kind == "P")
-        rows.append(((_pattern(str(node.attributes["name"])), str(tensor), show(node.types[0], axes, tensor.ndim)), piece))
-    return _cut(table, [(k[0], str(n), k[1], k[2], _size(b)) for k, n, b in _grouped(rows)], "kinds of arguments")
+        rows.append(((pattern(str(node.attributes["name"])), str(tensor), show(node.types[0], axes, tensor.ndim)), piece))
+    return _cut(table, [(k[0], str(n), k[1], k[2], size(b)) for k, n, b in _grouped(rows)], "kinds of arguments")
 
-
-def _pattern(path: str) -> str:
-    """A path with its layer numbers left open, so that equal layers are one row."""
-    argument, bracket, rest = path.partition("]")
-    return argument + bracket + re.sub(r"(?<=\[)\d+(?=\])|(?<=_)\d+(?=\W)", "*", rest)
 
 
 def _memory(found: MemoryPrediction) -> Table:
     table = Table("held as", "made by", "bytes on a device", "line", title="memory when most is held", title_justify="left")
     always = (ARGUMENTS, GRADIENTS, SLOTS)
     for why in always:
-        table.add_row(why, "", _size(found.by_reason.get(why, 0.0)), "")
+        table.add_row(why, "", size(found.by_reason.get(why, 0.0)), "")
     others = (h for h in found.held if h.why not in always and h.nbytes)
     rows = _grouped(((h.why, h.node.kind, line_behind(h.node)), h.nbytes) for h in others)
-    return _cut(table, [(k[0], k[1], _size(b), k[2]) for k, _, b in rows], "holders")
+    return _cut(table, [(k[0], k[1], size(b), k[2]) for k, _, b in rows], "holders")
 
 
 def _operators(found: Prediction, axes: tuple[Axis, ...]) -> Table:
@@ -154,7 +139,7 @@ def _operators(found: Prediction, axes: tuple[Axis, ...]) -> Table:
         return t.node.kind, f"{v.tensor} {show(v.type, axes, v.tensor.ndim)}", short(t.node.source), f" {t.how}" if marked else ""
 
     rows = _grouped((key(t), t.forward + t.backward) for t in found.operators)
-    return _cut(table, [(k[0], str(n), k[1], _time(s) + k[3], k[2]) for k, n, s in rows], "kinds of operators")
+    return _cut(table, [(k[0], str(n), k[1], duration(s) + k[3], k[2]) for k, n, s in rows], "kinds of operators")
 
 
 def _collectives(found: Prediction, axes: tuple[Axis, ...]) -> Table:
@@ -163,28 +148,14 @@ def _collectives(found: Prediction, axes: tuple[Axis, ...]) -> Table:
     def key(t: CollectiveTerm) -> tuple[str, str, str, str, str]:
         c = t.collective
         over = "·".join(axes[i].name for i in c.axes)
-        return c.kind, over, _size(c.nbytes), f"{c.direction} of {c.node.kind}", line_behind(c.node)
+        return c.kind, over, size(c.nbytes), f"{c.direction} of {c.node.kind}", line_behind(c.node)
 
     rows = _grouped((key(t), t.seconds) for t in found.collectives)
     if not rows:
         table.caption = "none: no device needs anything of another"
-    return _cut(table, [(k[0], str(n), k[1], k[2], _time(s), k[3], k[4]) for k, n, s in rows], "kinds of collectives")
+    return _cut(table, [(k[0], str(n), k[1], k[2], duration(s), k[3], k[4]) for k, n, s in rows], "kinds of collectives")
 
 
-def line_behind(node: Node) -> str:
-    """The user's line that a parallelization operator serves (or the argument): its own, or that of what it changes."""
-    while not node.source and node.operands:
-        node = node.operands[0].node
-    return short(node.source) or _pattern(str(node.attributes.get("name", "")))
-
-
-def short(source: str) -> str:
-    """A source line without its folders and column: `model.py:42 (block)`."""
-    found = re.match(r"(.*?):(\d+)(?::\d+)?(.*)", source)
-    if not found:
-        return source
-    function = found[3].strip(" ()").split(".<locals>.")[-1]
-    return f"{Path(found[1]).name}:{found[2]}" + (f" ({function})" if function else "")
 
 
 def blocked(plan: Plan) -> list[str]:
@@ -212,7 +183,7 @@ def frontier_table(candidates: Sequence[Candidate], chosen: Candidate, exact: bo
     table = Table("", "point", "time", "memory", title=title, title_justify="left", min_width=80)
     for k, c in enumerate(candidates):
         same = (c.time, c.memory) == (chosen.time, chosen.memory)
-        table.add_row("→" if same else "", str(k), _time(c.time), _size(c.memory))
+        table.add_row("→" if same else "", str(k), duration(c.time), size(c.memory))
     return table
 
 

@@ -26,6 +26,7 @@ from unity.search.session import Candidate, Search
 from unity.search.unity_rules.trace import Application
 
 if TYPE_CHECKING:
+    from unity.difference import PlanDiff
     from unity.exec.check import Check
     from unity.exec.liveness import MemoryTimeline
     from unity.search.simulator import Simulation
@@ -247,6 +248,24 @@ class Plan:
         from unity.explain import explain  # rich is imported only when something is shown
 
         explain(self, file)
+
+    def diff(self, other: Plan | None = None) -> PlanDiff:
+        """What is different: between the program as captured, on one device, and this plan; or between this plan and another.
+
+        The other may be of another program, budget or machine. Printed it is text; it can be Markdown, HTML, JSON and DOT too.
+        """
+        from unity.difference import PlanDiff
+        from unity.summary import captured_summary_of, summary_of
+
+        if other is None:
+            return PlanDiff(captured_summary_of(self), summary_of(self))
+        return PlanDiff(summary_of(self), summary_of(other))
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as data for other tools: the parallel graph, the rules behind it, costs by line. (`save` keeps what can run.)"""
+        from unity.summary import summary_of
+
+        return summary_of(self).to_json()
 
     def memory_timeline(self, *, gradient: bool | None = None) -> MemoryTimeline:
         """What one device holds while a step runs: the bytes over time, the peak and what holds it, by operator and line.

@@ -1,11 +1,14 @@
-"""Plans on disk: JSON with a schema version, written whole or not at all, and refused for any other model or machine."""
+"""Plans on disk: JSON with a schema version, written whole or not at all, and refused for any other model or machine.
+
+A plan that a user saves has two summaries in its file (`unity.summary`), so that it can be shown and compared without its function.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import unity.search.machine as machines
 from unity.pcg.atomic import write
@@ -21,7 +24,10 @@ from unity.search.unity_rules.trace import Application
 from unity.strategies import from_json, to_json
 from unity.substitutions.library import Library
 
-SCHEMA = 4
+if TYPE_CHECKING:
+    from unity.summary import Summary
+
+SCHEMA = 5
 
 
 def content(made: Made, chosen: Candidate, whole: bool) -> dict[str, Any]:
@@ -46,7 +52,23 @@ def content(made: Made, chosen: Candidate, whole: bool) -> dict[str, Any]:
 
 def save(path: str | Path, made: Made, chosen: Candidate) -> None:
     """Saves a plan and its frontier."""
-    write(path, json.dumps(content(made, chosen, True)))
+    from unity.summary import captured_summary_of, summary_of  # which imports rich, as all that shows something does
+
+    plan = Plan(made, chosen)
+    found = {"captured": captured_summary_of(plan).folded(), "planned": summary_of(plan).folded()}
+    write(path, json.dumps({**content(made, chosen, True), **found}, separators=(",", ":")))
+
+
+def summaries(path: str | Path, data: dict[str, Any]) -> tuple[Summary, Summary]:
+    """Of a saved plan's data: the program as it was captured, on one device, and as it is planned. Nothing needs the function."""
+    from unity.summary import read_summary
+
+    try:
+        return read_summary(data["captured"]), read_summary(data["planned"])
+    except KeyError as error:
+        raise PlanError(f"{path} lacks the summary {error} of its plan: it is damaged, or an entry of the plan cache") from None
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from error
 
 
 def read(path: str | Path) -> dict[str, Any]:

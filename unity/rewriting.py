@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,6 +50,15 @@ class Way:
     number: int
 
 
+@dataclass(frozen=True)
+class Use:
+    """A rule, the user's lines that it rewrote, and in how many equal places."""
+
+    applied: Applied
+    lines: tuple[str, ...]
+    times: int
+
+
 Taken = tuple[tuple[Body, Occurrence], ...]  # of each step, the program that it is taken in, and where
 
 
@@ -82,6 +92,17 @@ class Rewriting:
                 for way in self.ways.get(part.key, ()):
                     often[way.applied] = often.get(way.applied, 0) + 1
         return tuple(often.items())
+
+    @cached_property
+    def uses(self) -> tuple[Use, ...]:
+        """The rules in the order in which they were applied, segment by segment. Of equal segments, one's lines."""
+        found: list[Use] = []
+        whole = program(self.before.body, self.before.differentiated)
+        often = Counter(part.key for one, _ in whole.walk() for part in one.segments)
+        for key, part in _bodies(whole, self.ways).items():
+            taken = zip(self.ways[key], _path(part, self.ways[key], self.library), strict=True)
+            found += [Use(way.applied, _lines(*where), often[key]) for way, where in taken]
+        return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -142,6 +163,12 @@ def _derivation(whole: Program, paths: Mapping[str, Taken], ends: Mapping[str, B
 def _bodies(whole: Program, wanted: Container[str]) -> dict[str, Body]:
     """The programs of the segments that are wanted, one for all that are equal."""
     return {part.key: part.body for one, _ in whole.walk() for part in one.segments if part.key in wanted}
+
+
+def _lines(body: Body, occurrence: Occurrence) -> tuple[str, ...]:
+    """The user's lines behind an occurrence, in the program's order."""
+    made = {*occurrence.inner, *(root.atom for root in occurrence.roots)}
+    return tuple(dict.fromkeys(e.source for e in body.equations if e.source and not made.isdisjoint(e.results)))
 
 
 def _end(body: Body, path: Taken) -> Body:

@@ -6,6 +6,7 @@ means something only together with the graph whose hash it carries.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,55 +30,59 @@ def _nodes(graph: PCG) -> list[Node]:
 
 
 def to_json(graph: PCG, candidates: Sequence[Candidate]) -> dict[str, Any]:
-    """All candidates of one graph; equal types are written once."""
-    types: dict[Type, int] = {}
+    """All candidates of one graph. Equal types are written once; and so are nodes of equal types, as in the layers of a model.
 
-    def number(type_: Type) -> int:
-        return types.setdefault(type_, len(types))
+    A row is what a node gives, what each operand goes through, the operands that are gathered again, and whether it is recomputed.
+    """
+    types: dict[Type, int] = {}
+    rows: dict[str, int] = {}
+
+    def numbers(through: Sequence[Type]) -> list[int]:
+        return [types.setdefault(t, len(types)) for t in through]
+
+    def row(a: Assignment, n: Node) -> int:
+        places = range(len(n.operands))
+        operands = [numbers(a.operands.get((id(n), p), ())) for p in places]
+        again = [p for p in places if (id(n), p) in a.again]
+        found = [numbers(a.results.get(id(n), ())), operands, again, int(id(n) in a.recomputed)]
+        return rows.setdefault(json.dumps(found), len(rows))
 
     nodes, graphs = _nodes(graph), list(_graphs(graph))
     points = []
     for c in candidates:
-        a = c.assignment
-        points.append(
-            {
-                "time": c.time,
-                "memory": c.memory,
-                "results": [[number(t) for t in a.results.get(id(n), ())] for n in nodes],
-                "operands": [[[number(t) for t in a.operands.get((id(n), p), ())] for p in range(len(n.operands))] for n in nodes],
-                "outputs": [[[number(t) for t in a.outputs.get((id(g), k), ())] for k in range(len(g.outputs))] for g in graphs],
-                "again": [[i, p] for i, n in enumerate(nodes) for p in range(len(n.operands)) if (id(n), p) in a.again],
-                "recomputed": [i for i, n in enumerate(nodes) if id(n) in a.recomputed],
-            }
-        )
-    return {"types": [[_state_text(s) for s in t] for t in types], "points": points}
+        outputs = [[numbers(c.assignment.outputs.get((id(g), k), ())) for k in range(len(g.outputs))] for g in graphs]
+        found = [row(c.assignment, n) for n in nodes]
+        points.append({"time": c.time, "memory": c.memory, "nodes": found, "outputs": outputs})
+    shown = [[_state_text(s) for s in t] for t in types]
+    return {"types": shown, "rows": [json.loads(text) for text in rows], "points": points}
 
 
 def from_json(graph: PCG, axes: tuple[Axis, ...], data: Mapping[str, Any]) -> tuple[Candidate, ...]:
     """The candidates that `to_json` wrote, for a graph with the same hash. Raises PlanError if they do not fit together."""
     try:
         types = [tuple(_state(s) for s in row) for row in data["types"]]
-        return tuple(_candidate(graph, axes, types, point) for point in data["points"])
+        return tuple(_candidate(graph, axes, types, data["rows"], point) for point in data["points"])
     except (KeyError, IndexError, TypeError, ValueError) as error:
         what = f"{type(error).__name__}: {error}"
         raise PlanError(f"the plan's strategies do not fit its graph ({what}): the file is damaged") from error
 
 
-def _candidate(graph: PCG, axes: tuple[Axis, ...], types: list[Type], point: Mapping[str, Any]) -> Candidate:
+def _candidate(graph: PCG, axes: tuple[Axis, ...], types: list[Type], rows: Sequence[Any], point: Mapping[str, Any]) -> Candidate:
     nodes, graphs = _nodes(graph), list(_graphs(graph))
-    results = {id(n): tuple(types[t] for t in row) for n, row in zip(nodes, point["results"], strict=True) if row}
+    found = [(n, *rows[k]) for n, k in zip(nodes, point["nodes"], strict=True)]
+    results = {id(n): tuple(types[t] for t in made) for n, made, *_ in found if made}
     operands = {
-        (id(n), p): tuple(types[t] for t in row)
-        for n, rows in zip(nodes, point["operands"], strict=True)
-        for p, row in zip(range(len(n.operands)), rows, strict=True)
+        (id(n), p): tuple(types[t] for t in through)
+        for n, _, given, _, _ in found
+        for p, through in zip(range(len(n.operands)), given, strict=True)
     }
     outputs = {
         (id(g), k): tuple(types[t] for t in row)
-        for g, rows in zip(graphs, point["outputs"], strict=True)
-        for k, row in zip(range(len(g.outputs)), rows, strict=True)
+        for g, ends in zip(graphs, point["outputs"], strict=True)
+        for k, row in zip(range(len(g.outputs)), ends, strict=True)
     }
-    again = frozenset((id(nodes[i]), int(p)) for i, p in point["again"])
-    recomputed = frozenset(id(nodes[i]) for i in point["recomputed"])
+    again = frozenset((id(n), int(p)) for n, _, _, places, _ in found for p in places)
+    recomputed = frozenset(id(n) for n, *_, once_more in found if once_more)
     assignment = Assignment(axes, results, operands, outputs, again, recomputed)
     return Candidate(float(point["time"]), float(point["memory"]), assignment)
 

@@ -55,12 +55,13 @@ def _graph(graph: PCG) -> dict[str, Any]:
     return {
         "axes": [[a.name, a.size, a.level] for a in graph.axes],
         "inputs": len(graph.inputs),  # the first nodes
-        "nodes": [_node(n, reference) for n in graph.nodes],
+        "nodes": [node_json(n, reference) for n in graph.nodes],
         "outputs": [reference(v) for v in graph.outputs],
     }
 
 
-def _node(node: Node, reference: Callable[[Value], list[int]]) -> dict[str, Any]:
+def node_json(node: Node, reference: Callable[[Value], list[int]]) -> dict[str, Any]:
+    """A node as data; `reference` writes down what it reads."""
     known = node.body or node.outline
     data = {
         "kind": node.kind,
@@ -110,14 +111,15 @@ def _read_graph(data: Mapping[str, Any]) -> PCG:
 
     axes = tuple(Axis(_text(name), _natural(size), _natural(level)) for name, size, level in data["axes"])
     for entry in data["nodes"]:
-        nodes.append(_read_node(entry, value, len(axes)))
+        nodes.append(read_node(entry, value, len(axes)))
     count = _natural(data["inputs"])
     inputs = tuple(nodes[:count])
     _require(len(inputs) == count and all(n.kind == "input" for n in inputs), "its inputs do not come first")
     return PCG(inputs, tuple(value(v) for v in data["outputs"]), axes)
 
 
-def _read_node(data: Mapping[str, Any], value: Callable[[Any], Value], axes: int) -> Node:
+def read_node(data: Mapping[str, Any], value: Callable[[Any], Value], axes: int) -> Node:
+    """The node that `node_json` described, of a graph with so many axes. Damaged data raise KeyError, ValueError and the like."""
     types = tuple(tuple(_read_state(_text(s)) for s in t) for t in data.get("types", ()))
     tensors = tuple(_read_tensor(dtype, shape) for dtype, shape in data["tensors"])
     _require(all(len(t) == axes for t in types), "a type speaks of other axes than the graph has")

@@ -1,0 +1,62 @@
+"""`unity diff A [B]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from unity.cli.files import read, write
+from unity.difference import FORMATS, PlanDiff
+from unity.difference.files import ENDINGS, formatted
+from unity.pcg.errors import PlanError, UnityError
+from unity.summary import Summary
+
+SAME, DIFFERENT, WRONG = 0, 1, 2  # as `diff` says
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Describes `unity diff`."""
+    command.set_defaults(run=run)
+    command.description = (
+        "Says what is different between two saved plans or graphs; of one plan, between the program as captured and as planned. "
+        "The exit status is 0 if nothing is different, 1 if something is, 2 if something is wrong."
+    )
+    command.add_argument("before", type=Path, metavar="A", help="a plan (plan.save) or a graph (JSON)")
+    command.add_argument("after", type=Path, metavar="B", nargs="?", help="another; without it, A is compared with its program")
+    command.add_argument("--format", choices=FORMATS, help="default: what the name after -o says, or text")
+    command.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
+    command.add_argument("-o", "--output", type=Path, metavar="FILE", help="write a file instead of printing")
+    command.add_argument("-q", "--quiet", action="store_true", help="print nothing: the exit status tells")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compares. What is wrong is said here, because the exit status of other commands means difference."""
+    try:
+        return _run(options)
+    except UnityError as problem:
+        print(f"unity: {problem}", file=sys.stderr)
+        return WRONG
+
+
+def _run(options: argparse.Namespace) -> int:
+    found = PlanDiff(*_sides(options.before, options.after))
+    form = options.format or (ENDINGS.get(options.output.suffix) if options.output else None) or "text"
+    if form == "text" and options.output is None:
+        if not options.quiet:
+            found.show()
+    elif options.output is not None or not options.quiet:
+        write(formatted(found, form), options.output)
+    return DIFFERENT if found else SAME
+
+
+def _sides(before: Path, after: Path | None) -> tuple[Summary, Summary]:
+    """What is compared. Two files are told apart by their names."""
+    first = read(before)
+    if after is not None:
+        one, other = first[-1], read(after)[-1]
+        return replace(one, name=f"{before.name}: {one.name}"), replace(other, name=f"{after.name}: {other.name}")
+    if len(first) == 1:
+        raise PlanError(f"{before} is a graph: name another one to compare it with")
+    return first[0], first[1]

@@ -1,0 +1,45 @@
+"""`unity show FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from unity.cli.files import read, write
+from unity.pcg.dot import to_dot
+from unity.summary import Summary
+
+FORMATS = ("text", "json", "dot")
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Describes `unity show`."""
+    command.set_defaults(run=run)
+    command.description = "Prints the parallel computation graph of a saved plan, or a graph."
+    command.add_argument("path", type=Path, metavar="FILE", help="a plan (plan.save) or a graph (JSON)")
+    command.add_argument("--captured", action="store_true", help="of a plan: the graph as it was captured, before all rewriting")
+    command.add_argument("--format", choices=FORMATS, default="text")
+    command.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
+    command.add_argument("-o", "--output", type=Path, metavar="FILE", help="write a file instead of printing")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Shows a file."""
+    found = read(options.path)
+    summary = found[0] if options.captured else found[-1]
+    text = {"text": _text, "json": lambda s: json.dumps(s.to_json(), indent=1), "dot": lambda s: to_dot(s.graph)}
+    write(text[options.format](summary), options.output)
+    return 0
+
+
+def _text(summary: Summary) -> str:
+    """A line about the whole, the graph, and the rules that led to it."""
+    from unity.wording import duration, size
+
+    lines = [f"# {summary.name}, {len(summary.graph)} operators"]
+    if summary.machine:
+        lines[0] += f", on {summary.machine}: {duration(summary.time)} a step, {size(summary.memory)} on each device (predicted)"
+    for use in (*summary.rules, *summary.applications):
+        lines.append(f"# {use.times} × {use.rule}:  {use.says}  ({', '.join((*use.lines, *use.over))})")
+    return "\n".join([*lines, str(summary.graph)])
