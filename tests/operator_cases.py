@@ -610,3 +610,61 @@ UNKNOWN = ("rng_bit_generator", "random gamma", "inverse of one")
 case("inverse of one", lambda a: jnp.linalg.inv(a + 4 * jnp.eye(4)), n(4, 4))
 case("random gamma", lambda k, a: jax.random.gamma(k, lax.stop_gradient(a)), key(13), pos(4, 6))
 case("derivative of tanh", lambda x, t: jax.jvp(jnp.tanh, (x,), (t,)), n(4, 6), n(4, 6))
+
+# Halos: windows that reach into neighbours' slices
+
+
+def pool(kind: str, window: tuple[int, ...], strides: tuple[int, ...], padding: Any, **kwargs: Any) -> Callable:
+    start, combine = {"max": (-jnp.inf, lax.max), "min": (jnp.inf, lax.min), "sum": (0.0, lax.add)}[kind]
+    return lambda x: lax.reduce_window(x, start, combine, window, strides, padding, **kwargs)
+
+
+case("conv, both spatial dimensions", conv((1, 1), "SAME", NHWC), n(2, 12, 6, 2), n(3, 3, 2, 2))
+case("conv, a large window", conv((1, 1), "SAME", NHWC), n(2, 12, 6, 1), n(7, 5, 1, 2))
+case("conv, an even window", conv((1, 1), "SAME"), n(2, 2, 6, 6), n(2, 2, 2, 4))
+case("conv, stride two", conv((2, 2), "SAME"), n(2, 2, 12, 12), n(2, 2, 3, 5))
+case("conv, stride two, padded before", conv((2, 2), [(1, 1), (2, 1)]), n(2, 2, 12, 12), n(2, 2, 3, 4))
+case("conv, points of a grid", conv((2, 2), "VALID"), n(2, 2, 12, 12), n(2, 2, 1, 1))
+case("conv, dilated window", conv((1, 1), "SAME", rhs_dilation=(2, 3)), n(2, 2, 12, 6), n(2, 2, 3, 2))
+case("conv, a window larger than a slice", conv((1,), "SAME"), n(2, 2, 6), n(2, 2, 5))
+case("conv, cropped", conv((1, 1), [(-1, 3), (1, 1)]), n(2, 2, 6, 6), n(2, 2, 3, 3))
+case("conv, windows in the padding alone", conv((1, 1), [(1, -1), (0, 0)]), n(2, 2, 6, 6), n(2, 2, 1, 1))
+case("conv, 3-D, same", conv((1, 1, 1), "SAME"), n(1, 1, 6, 6, 2), n(2, 1, 3, 3, 2))
+case("conv, transposed back", conv((1, 1), [(2, 2), (1, 2)], lhs_dilation=(2, 2)), n(2, 2, 6, 6), n(2, 2, 3, 3))
+case("max pooling, overlapping", pool("max", (1, 1, 3, 3), (1, 1, 2, 2), "SAME"), n(2, 2, 12, 12))
+case("max pooling of negative numbers", pool("max", (1, 3, 3, 1), (1, 1, 1, 1), "SAME"), -1 - pos(2, 6, 6, 2))
+case(
+    "max pooling of integers",
+    lambda x: lax.reduce_window(x, np.int32(-(2**31)), lax.max, (1, 3), (1, 1), "SAME"),
+    ints(9, 4, 12, low=-9),
+)
+case("min pooling, overlapping", pool("min", (1, 3), (1, 1), "SAME"), 1 + pos(4, 12))
+case("average pooling, both dimensions", lambda x: pool("sum", (1, 3, 3, 1), (1, 1, 1, 1), "SAME")(x) / 9, n(2, 6, 6, 2))
+case(
+    "average pooling, counted",
+    lambda x: pool("sum", (1, 3, 1), (1, 1, 1), "SAME")(x) / pool("sum", (1, 3, 1), (1, 1, 1), "SAME")(jnp.ones_like(x)),
+    n(2, 12, 2),
+)
+case("pooling, apart", pool("max", (1, 2, 2, 1), (1, 3, 2, 1), "VALID"), n(2, 36, 12, 2))
+case("pooling, dilated and padded", pool("sum", (1, 2), (1, 1), [(0, 0), (1, 1)], window_dilation=(1, 2)), n(2, 12))
+case(
+    "conv, centred, relu and pooling",
+    lambda x, k: pool("max", (1, 1, 2), (1, 1, 2), "VALID")(
+        jax.nn.relu((lambda y: y - y.mean((0, 2), keepdims=True))(conv((1,), "SAME")(x, k)))
+    ),
+    n(2, 1, 12),
+    n(2, 1, 3),
+)
+case(
+    "conv in a scan",
+    lambda x, k: lax.scan(lambda c, _: (conv((1, 1), "SAME", NHWC)(c, k), None), x, None, 2)[0],
+    n(2, 6, 4, 2),
+    n(3, 3, 2, 2),
+)
+case(
+    "two convs of one image",
+    lambda x, k, w: conv((1,), "SAME")(x, k) + conv((1,), "SAME")(x, w),
+    n(2, 2, 12),
+    n(2, 2, 3),
+    n(2, 2, 3),
+)

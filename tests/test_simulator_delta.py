@@ -31,9 +31,14 @@ def test_delta_is_full_to_the_last_bit(case: Case, data: st.DataObject) -> None:
         change = data.draw(changes(case, tasks))
         before = delta.timeline
         undo = delta.change(change)
-        if data.draw(st.booleans()):
-            delta.change(undo)
+        taken_back = data.draw(st.sampled_from(["no", "by a change", "at once"]))
+        if taken_back != "no":
+            if taken_back == "at once":
+                delta.back()
+            else:
+                delta.change(undo)
             assert delta.timeline == before
+            assert delta.makespan == before.makespan
             continue
         tasks = changed(tasks, change)
         found = full(TaskGraph(tasks, case.graph.devices))
@@ -44,14 +49,17 @@ def test_delta_is_full_to_the_last_bit(case: Case, data: st.DataObject) -> None:
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_after_many_changes_of_a_larger_graph_delta_is_full(seed: int) -> None:
-    """Marks go stale as changes come after them, and are gone back to later."""
+    """Marks go stale as changes come after them, and are gone back to later; changes that are taken back leave no trace."""
     rng = random.Random(seed)
     case = rolled_graph(rng)
     delta, tasks = Delta(case.graph), dict(case.graph.tasks)
     for _ in range(12):
         change = rolled_change(rng, case, tasks)
-        tasks = changed(tasks, change)
         delta.change(change)
+        if rng.random() < 0.4:
+            delta.back()
+        else:
+            tasks = changed(tasks, change)
         assert delta.timeline == full(TaskGraph(tasks, case.graph.devices))
 
 
@@ -75,6 +83,20 @@ def test_only_what_comes_after_the_change_is_simulated(monkeypatch: pytest.Monke
     delta.change({900: Task(0, 2.0, (899,))})
     assert delta.makespan == 1001
     assert 0 < len(taken) < 200
+
+
+def test_taking_back_simulates_nothing_and_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    delta = Delta(chain(1000))
+    before = delta.timeline
+    with pytest.raises(SimulationError, match="no change of the task graph to be taken back"):
+        delta.back()
+    delta.change({100: Task(0, 2.0, (99,)), 5000: Task(1, 3.0, (99,)), 999: None})
+    with monkeypatch.context() as patch:
+        patch.setattr("unity.search.simulator.schedule.heappop", None)
+        delta.back()
+    assert delta.timeline == before
+    with pytest.raises(SimulationError, match="no change of the task graph to be taken back"):
+        delta.back()
 
 
 @pytest.mark.parametrize(

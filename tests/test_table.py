@@ -3,6 +3,8 @@
 Values, gradients (in their dual types) and collectives: a body's only communication is the Reduces that its choice declares.
 """
 
+from dataclasses import replace
+
 import jax
 import pytest
 from operator_cases import CASES, UNKNOWN
@@ -10,12 +12,13 @@ from parallel_cases import Application
 
 from unity.pcg.body import Body, close
 from unity.pcg.choices import choices
-from unity.pcg.factors import Entry, Factor, Slot, Spec
+from unity.pcg.factors import Entry, Factor, Halo, Slot, Spec
 from unity.pcg.solve import NESTED, nested_body, spec_of
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED
 from unity.pcg.table import TABLE
 from unity.pcg.table.elementwise import elementwise, every_dimension
 from unity.pcg.table.reduction import reduction
+from unity.pcg.table.windows import windowed
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +118,19 @@ def swapped_digits(params, operands, results):
     return Spec((Factor(first.name, first.size, first.operands, (Slot(1),)), *rest))
 
 
+def shifted(params, operands, results):
+    """One more from before, and one less from after."""
+    spec = TABLE_BEFORE["conv_general_dilated"].spec(params, operands, results)
+    moved = (f.halo and Halo(f.halo.before + 1, f.halo.after - 1) for f in spec.factors)
+    return replace(spec, factors=tuple(replace(f, halo=h) for f, h in zip(spec.factors, moved, strict=True)))
+
+
+def isolated(params, operands, results):
+    """Windows see nothing of what neighbours hold."""
+    spec = TABLE_BEFORE["conv_general_dilated"].spec(params, operands, results)
+    return replace(spec, factors=tuple(replace(f, halo=None) for f in spec.factors))
+
+
 TABLE_BEFORE = dict(TABLE)
 MUTATIONS = {
     "a sine is linear": ("sin", "sin", elementwise(linear=((0,),)), None),
@@ -135,6 +151,15 @@ MUTATIONS = {
         lambda operands, layout: layout.bind(*operands),
     ),
     "a reshape loses its digits": ("reshape, [2, 12] to [6, 4]", "reshape", swapped_digits, None),
+    "windows are a little off": ("conv, stride two", "conv_general_dilated", shifted, None),
+    "windows end where slices do": ("conv, both spatial dimensions", "conv_general_dilated", isolated, None),
+    "zeros are around what maxima are taken of": ("max pooling of negative numbers", "reduce_window_max", windowed("sum"), None),
+    "every slice is padded": (
+        "average pooling, both dimensions",
+        "reduce_window_sum",
+        None,
+        lambda operands, layout: layout.bind(*operands),
+    ),
 }
 
 

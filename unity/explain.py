@@ -16,6 +16,7 @@ from rich.text import Text
 
 from unity.pcg.axis import Axis
 from unity.pcg.capture import unparallelized
+from unity.pcg.halos import kept_whole
 from unity.pcg.state import show
 from unity.search.backend import backend_of
 from unity.search.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPrediction, predict_memory
@@ -159,8 +160,10 @@ def _collectives(found: Prediction, axes: tuple[Axis, ...]) -> Table:
 
 
 def blocked(plan: Plan) -> list[str]:
-    """What could not be parallelized, and why: unknown primitives, and dimensions that nothing divides."""
+    """What could not be parallelized, and why: unknown primitives, what some windows slide along, what nothing divides."""
     lines = [f"{node.kind} runs whole on every device: {why} ({short(node.source)})" for node, why in unparallelized(plan.serial)]
+    kept = Counter((node.kind, dim, why, short(node.source)) for node, dim, why in kept_whole(plan.serial))
+    lines += [f"{n} × {kind} stays whole along dimension {dim}: {why} ({line})" for (kind, dim, why, line), n in kept.items()]
     smallest = min((a.size for a in plan.pcg.axes), default=1)
     total = prod(a.size for a in plan.pcg.axes)
     seen = set()

@@ -118,14 +118,17 @@ def _change(node: Node, x: Any, axes: tuple[Axis, ...]) -> Any:
 
 
 def _gathering(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
-    """An operator whose weight is gathered again in the backward pass: the checkpoint is around both (design section 7)."""
+    """An operator whose weight is gathered again in the backward pass: the checkpoint is around both (design section 7).
+
+    What neighbours have sent for its halos is kept: nothing else is communicated again.
+    """
     bases = [x.base if isinstance(x, Again) else x for x in operands]
 
     def both(*given: Any) -> list:
         ready = [x.gather(g, axes) if isinstance(x, Again) else g for x, g in zip(operands, given, strict=True)]
         return _compute(node, ready, axes)
 
-    return jax.checkpoint(both)(*bases)
+    return jax.checkpoint(both, policy=lambda primitive, *_, **__: primitive.name == "ppermute")(*bases)
 
 
 def _compute(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:

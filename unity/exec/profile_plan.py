@@ -15,6 +15,7 @@ from unity.exec.profile_programs import Operator
 from unity.pcg.gradients import Gradients, gradients
 from unity.pcg.graph import PARALLELIZATION, PCG
 from unity.search.assemble import Assembled
+from unity.search.configurations import work_shares
 from unity.search.machine import Machine
 from unity.search.predict import with_gradient, work_share
 from unity.search.profiles.lookup import kind_of
@@ -74,15 +75,12 @@ def of_domains(assembled: Assembled, every: bool = False) -> Wanted:
         seen.add(id(domain))
         flows = assembled.training.backward and any(site.flows)
         flags, n = tuple(bool(flows and p.gradient) for p in site.ports), len(site.ports)
+        shares = work_shares(domain.choices, domain.picks, assembled.machine.axes)
         chosen = np.arange(len(domain)) if every else np.flatnonzero((domain.picks == domain.picks[:, :1]).all(axis=1))
         for value in chosen.tolist():
             types = [domain.type_of(value, k) for k in range(n + len(site.results))]
             operator = Operator(body, tuple(types[:n]), tuple(types[n:]), flags, assembled.machine.axes)
-            share = prod(
-                1 - c.divided + c.divided / a.size
-                for c, a in zip((domain.choices[k] for k in domain.picks[value]), assembled.machine.axes, strict=True)
-            )
-            task = Task(operator, share)
+            task = Task(operator, float(shares[value]))
             found.setdefault(task.content, task)
     return found
 

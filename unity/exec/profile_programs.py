@@ -17,12 +17,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend import core
 
-from unity.exec.parallel import vary
+from unity.exec.halos import nothing
+from unity.exec.parallel import vary, varying
 from unity.exec.walker import Walk
 from unity.pcg.axis import Axis
 from unity.pcg.body import Body
+from unity.pcg.factors import Halo
+from unity.pcg.layout import Placed
 from unity.pcg.placing import placing
 from unity.pcg.residuals import CHEAP
 from unity.pcg.state import UNUSED, Shape, Type, local_shape
@@ -62,6 +66,11 @@ class _Alone(Walk):
 
     def reduce(self, variable: int, x: Any) -> Any:
         return x
+
+    def exchange(self, x: Any, placed: Placed, dim: int, halo: Halo) -> Any:
+        """As large as with what neighbours send."""
+        sizes = [(halo.before, halo.after, 0) if i == dim else (0, 0, 0) for i in range(x.ndim)]
+        return lax.pad(x, vary(nothing(halo.outside, x.dtype), varying(x)), sizes)
 
 
 def programs_of(operator: Operator, operands: Sequence[Any]) -> tuple[Program, Program | None, Sequence[Any]]:

@@ -13,14 +13,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from unity.exec.halos import exchanged
 from unity.exec.parallel import vary, varying
 from unity.pcg.axis import Axis
 from unity.pcg.body import Atom, Body, Equation, Literal, close
 from unity.pcg.custom import as_function, jvp_body, vjp_bodies
+from unity.pcg.factors import Halo
 from unity.pcg.layout import Layout, Placed
 from unity.pcg.placing import Placing, placing
 from unity.pcg.scans import constants_and_carry
-from unity.pcg.solve import branches, nested_body, vjp_solutions
+from unity.pcg.solve import branches, nested_body, spec_of, vjp_solutions
 from unity.pcg.state import REPLICATED, UNUSED, State, Type
 from unity.pcg.table import TABLE
 
@@ -88,7 +90,20 @@ class Walk:
             return nested(equation, operands, layout, self.axes)
         if nested is not None:
             return as_function(equation)(*operands)
+        operands = self.extended(equation, operands, layout)
         return entry.local(operands, layout) if entry and entry.local else layout.bind(*operands)
+
+    def extended(self, equation: Equation, operands: list, layout: Layout) -> list:
+        """Operands with what windows reach beyond this device's slices."""
+        spec, found = spec_of(self.body, equation), list(operands)
+        for position, dim, halo in spec.halos if spec is not None else ():
+            if layout.operands[position].along(dim):
+                found[position] = self.exchange(found[position], layout.operands[position], dim, halo)
+        return found
+
+    def exchange(self, x: Any, placed: Placed, dim: int, halo: Halo) -> Any:
+        """One operand with its halo along one dimension."""
+        return exchanged(x, placed, dim, halo)
 
 
 def is_key(atom: Literal) -> bool:

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
+from typing import TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 
 from unity.pcg.body import Body
 from unity.pcg.factors import Slot
+from unity.pcg.halos import Edge, edges
 from unity.pcg.placing import along_axis
 from unity.pcg.solve import Solution, Unmatched, nested_body, replicable, solve, spec_of
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State
@@ -37,10 +39,19 @@ class Choice:
     divided: float  # fraction of the operator's FLOPs that the devices share
     reduced: tuple[Reduced, ...] = ()
     partitions: frozenset[int] = frozenset()  # variables of the body that are partitioned
+    halos: tuple[Edge, ...] = ()  # for which neighbours along the axis exchange the edges of their slices
 
     @property
     def states(self) -> tuple[State, ...]:
         return self.operands + self.results
+
+
+Part = TypeVar("Part", float, np.ndarray)
+
+
+def part_of_work(divided: Part, size: Part) -> Part:
+    """The part of an operator's work that each of `size` devices does, where they share `divided` of it and repeat the rest."""
+    return 1 - divided + divided / size
 
 
 def unused(body: Body) -> Choice:
@@ -146,7 +157,8 @@ def choice_of(body: Body, solution: Solution) -> Choice:
         names += [match.name] if match.divided else []
     reduced = tuple(Reduced(v, body.tensors[v].nbytes, kind) for v, kind in sorted(solution.reduced.items()))
     name = names[0] if len(body.equations) == 1 and names else _name(solution)
-    return Choice(name, solution.operands, solution.results, size, shared / work if work else 0.0, reduced)
+    divided = shared / work if work else 0.0
+    return Choice(name, solution.operands, solution.results, size, divided, reduced, halos=edges(body, solution))
 
 
 def _name(solution: Solution) -> str:

@@ -3,6 +3,8 @@
 An operator iterates over *factors*, as an einsum does. A factor names where it lies in every operand and result: a range of a
 dimension's digits. Put a mesh axis on a factor, and what each device holds follows: operands and results that have the factor
 are partitioned there, operands that lack it are replicated for use, results that lack it are partial.
+
+A factor may carry a *halo*: windows that move along a dimension reach beyond a device's slice of it, into its neighbours'.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from unity.pcg.state import PARTIAL, REPLICATED, State, partitioned
 
@@ -26,14 +29,30 @@ Place = Slot | State | None  # None: the tensor lacks the factor; a State: it mu
 
 
 @dataclass(frozen=True)
+class Halo:
+    """What windows reach beyond a device's slice of a dimension: so many indices `before` it and `after` it.
+
+    Neighbours hold these. Beyond the tensor's border lies what changes nothing in a sum, max or min, as `outside` says.
+    """
+
+    before: int
+    after: int
+    outside: str = "sum"
+
+
+@dataclass(frozen=True)
 class Factor:
-    """A range of iteration. `reduction` says how the pieces of results that lack the factor are put together."""
+    """A range of iteration. `reduction` says how the pieces of results that lack the factor are put together.
+
+    With a `halo`, devices that follow each other along the axes must hold slices that do: only the most major digit is legal.
+    """
 
     name: str
     size: int
     operands: tuple[Place, ...]
     results: tuple[Place, ...]
     reduction: str = ""  # "" (parallel), "sum", "max", "min", "or", "and"
+    halo: Halo | None = None  # of every operand that has the factor
 
     def states(self, inner: int = 1) -> tuple[tuple[State, ...], tuple[State, ...]]:
         """What operands and results are along an axis that is put on the factor's digit at `inner` (1: its most major)."""
@@ -60,14 +79,36 @@ class Spec:
     """What is known of one application of an operator.
 
     `linear` lists groups of operands in which the operator is jointly linear: if all of a group are partial sums, and the
-    other operands are replicated, the results are partial sums. `flops` counts the whole application, forward. `matched`
+    other operands are replicated, the results are partial sums. `flops` counts the whole application, forward. `blocked`: of the
+    first operand's dimensions, those along which windows move and that are no factor, and why. `matched`
     remembers what `matching` found: propagation asks the same of an equation from every side.
     """
 
     factors: tuple[Factor, ...]
     linear: tuple[frozenset[int], ...] = ()
     flops: float = 0.0
+    blocked: tuple[tuple[int, str], ...] = ()
     matched: dict[tuple, tuple[Match, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def halos(self) -> tuple[Reach, ...]:
+        """Every halo, in the order in which devices exchange them."""
+        found = (
+            Reach(p, place.dim, f.halo)
+            for f in self.factors
+            if f.halo is not None
+            for p, place in enumerate(f.operands)
+            if isinstance(place, Slot)
+        )
+        return tuple(sorted(found, key=lambda r: (r.operand, r.dim)))
+
+
+class Reach(NamedTuple):
+    """A halo along a dimension of an operand (by position)."""
+
+    operand: int
+    dim: int
+    halo: Halo
 
 
 @dataclass(frozen=True)
@@ -80,6 +121,7 @@ class Match:
     size: int  # degrees on this choice must divide it; 0: any degree
     divided: float  # the fraction of the work that the devices share
     reduction: str = ""  # how partial results are put together
+    halo: bool = False  # devices exchange the edges of their slices
 
 
 Specification = Callable[..., Spec]
@@ -127,7 +169,8 @@ def _matching(spec: Spec, known: Mapping[int, State], n_operands: int, n_results
         if inner is not None:
             operands, results = factor.states(inner)
             if all((operands + results)[i] == s for i, s in known.items()):
-                found.append(Match(factor.name, operands, results, factor.size // inner, 1.0, factor.reduction))
+                size, halo = factor.size // inner, factor.halo is not None
+                found.append(Match(factor.name, operands, results, size, 1.0, factor.reduction, halo))
     if all(s.kind in "RS" for s in known.values()):
         found += _linear(spec, known, n_operands, n_results)
     if all(s == REPLICATED for s in known.values()):
@@ -144,6 +187,8 @@ def _inner(factor: Factor, known: Mapping[int, State]) -> int | None:
         if not isinstance(place, Slot) or place.dim != state.dim or state.outer % place.outer:
             return None
         inner = state.outer // place.outer
+        if factor.halo is not None and inner > 1:
+            return None
         return inner if inner < factor.size and factor.size % inner == 0 else None
     return 1
 

@@ -72,11 +72,17 @@ def _needed(node: Node, marks: tuple[bool, ...], wanted: set[tuple[int, int]]) -
 @lru_cache(maxsize=65536)
 def leading_to(body: Body, outputs: tuple[bool, ...]) -> tuple[bool, ...]:
     """Which inputs the outputs that are marked depend on differentiably."""
+    wanted = _wanted(body, outputs)
+    return tuple(v in wanted for v in body.inputs)
+
+
+def _wanted(body: Body, outputs: tuple[bool, ...]) -> set[int]:
+    """The variables that these outputs depend on differentiably."""
     wanted = {a for a, flag in zip(body.outputs, outputs, strict=True) if flag and isinstance(a, int) and body.tensors[a].floating}
     for e in reversed(body.equations):
         if e.name != "stop_gradient" and wanted.intersection(e.results):
             wanted.update(a for a in e.operands if isinstance(a, int) and body.tensors[a].floating)
-    return tuple(v in wanted for v in body.inputs)
+    return wanted
 
 
 def _forward(graph: PCG, inputs: Mapping[int, bool], flows: dict[tuple[int, int], bool]) -> list[bool]:
@@ -112,10 +118,22 @@ def _nested(node: Node, operands: list[bool], flows: dict[tuple[int, int], bool]
 
 
 @lru_cache(maxsize=65536)
+def carrying(body: Body, operands: tuple[bool, ...], outputs: tuple[bool, ...]) -> frozenset[int]:
+    """The variables that a gradient flows through, from the outputs to the operands that are marked."""
+    return frozenset(_live(body, operands) & _wanted(body, outputs))
+
+
+@lru_cache(maxsize=65536)
 def reached(body: Body, operands: tuple[bool, ...]) -> tuple[bool, ...]:
     """Which outputs depend differentiably on the operands that are marked."""
+    live = _live(body, operands)
+    return tuple(isinstance(a, int) and a in live for a in body.outputs)
+
+
+def _live(body: Body, operands: tuple[bool, ...]) -> set[int]:
+    """The variables that depend differentiably on these operands."""
     live = {v for v, flag in zip(body.inputs, operands, strict=True) if flag}
     for e in body.equations:
         if e.name != "stop_gradient" and any(isinstance(a, int) and a in live for a in e.operands):
             live.update(v for v in e.results if body.tensors[v].floating)
-    return tuple(isinstance(a, int) and a in live for a in body.outputs)
+    return live

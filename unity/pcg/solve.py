@@ -139,12 +139,12 @@ def dual(state: State) -> State:
 
 
 def _quiet_solve(body: Body, known: Mapping[int, State]) -> Solution | None:
-    """A solution without Reduces inside: control flow may not communicate."""
+    """A solution without Reduces and halos inside: control flow may not communicate."""
     try:
         solution = solve(body, known)
     except Unmatched:
         return None
-    return None if solution.reduced else solution
+    return None if solution.reduced or any(m.halo for m in solution.matches) else solution
 
 
 def _cond(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from unity.pcg.again import NOTHING, Again, everything_again, gathered_again
 from unity.pcg.equal import Names
-from unity.pcg.gradients import Gradients, gradients
+from unity.pcg.gradients import Gradients, carrying, gradients
 from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
+from unity.pcg.halos import exchanges
 from unity.pcg.placing import placing
 from unity.pcg.resharding import Step, absolute
 from unity.pcg.state import copies
@@ -68,6 +69,7 @@ def _of_graph(graph: PCG, flow: Gradients, times: int, again: Again, looped: boo
             inner = everything_again(node.inside, flow, looped) if kept or node in again else NOTHING
             yield from _of_graph(node.inside, flow, times, inner, looped)
         elif node.body is not None:
+            yield from _halos(node, context)
             yield from _inside(node, context)
 
 
@@ -140,6 +142,22 @@ TRAFFIC = {  # design section 2: forward, backward
     "combine_replicate": ("all-gather", "reduce-scatter"),
     "combine_partition": ("all-to-all", "all-to-all"),
 }
+
+
+def _halos(node: Node, context: _Context) -> Iterator[Collective]:
+    """What neighbours send each other of the edges of their slices; backward, the gradients of these go the other way."""
+    assert node.body is not None
+    graph, flow, body = context.graph, context.flow, node.body
+    found = placing(body, tuple(v.type for v in node.operands), node.types, len(graph.axes))
+    for x in exchanges(body, found, graph.axes):
+        carried = carrying(body, tuple(map(flow, node.operands)), tuple(map(flow, node.results)))
+        variable = x.edge.variable
+        same = (x.edge.reach.dim, x.axes, x.message, x.before) if variable in body.inputs else None
+        name = same and (FORWARD, *same, context.names.value(node.operands[body.inputs.index(variable)]))
+        size = (x.elements, body.tensors[variable].itemsize)
+        yield Collective("collective-permute", x.axes, *size, *context.runs(node), FORWARD, node, name=name)
+        if variable in carried:
+            yield Collective("collective-permute", x.axes, *size, context.times, 0, BACKWARD, node)
 
 
 def _inside(node: Node, context: _Context) -> Iterator[Collective]:

@@ -16,7 +16,7 @@ from itertools import combinations_with_replacement, groupby, product
 import numpy as np
 
 from unity.pcg.axis import Axis
-from unity.pcg.choices import Choice
+from unity.pcg.choices import Choice, part_of_work
 from unity.pcg.state import State, Type
 from unity.search.reshard import Types
 from unity.search.sites import Site
@@ -112,6 +112,7 @@ LADDER = (
     (Limits(2, 2, 4.0, 2), Limits(2, 1, np.inf, 2)),
     (Limits(2, 2, 2.0, 2), Limits(2, 1, np.inf, 2)),
 )
+IDLE = ("unused", "replicated")  # choices along whose axes a site's devices have the same
 VALUES = 200  # of a site, for which wider limits are taken
 LISTED = 20_000  # values that are listed to choose among them
 ORDERED = 3  # axes from which on choices on interchangeable ones are taken in one order only
@@ -134,9 +135,9 @@ def domain(
     cs = tuple(found[i] for i in sorted(range(len(found)), key=lambda i: (rank[i], found[i].states)))
     shapes = shapes_of(site)
     if limits is not None:
-        picks, _ = _listed(cs, shapes, axes, max(m.distinct for m in limits))
+        picks, _ = _as_stored(site, cs, shapes, axes, max(m.distinct for m in limits))
         return made(cs, _within(cs, picks, axes, limits), shapes, axes)
-    picks, whole = _listed(cs, shapes, axes, None)
+    picks, whole = _as_stored(site, cs, shapes, axes, None)
     kept = next((k for step in LADDER if len(k := _within(cs, picks, axes, step)) <= VALUES), None)
     kept = _within(cs, picks, axes, LADDER[-1]) if kept is None else kept
     return made(cs, kept, shapes, axes, whole and len(kept) == len(picks))
@@ -150,7 +151,7 @@ def shapes_of(site: Site) -> list[tuple[int, ...]]:
 def made(cs: tuple[Choice, ...], picks: np.ndarray, shapes: Shapes, axes: tuple[Axis, ...], whole: bool = False) -> Domain:
     """A domain, with a key that is equal for equal ones."""
     content = hashlib.blake2b(digest_size=12)
-    text = [(c.states, c.size, round(c.divided, 6), c.reduced, sorted(c.partitions)) for c in cs]
+    text = [(c.states, c.size, round(c.divided, 6), c.reduced, sorted(c.partitions), c.halos) for c in cs]
     content.update(repr((text, shapes, axes, picks.shape)).encode())
     content.update(np.ascontiguousarray(picks).tobytes())
     return Domain(cs, picks, content.hexdigest(), whole)
@@ -159,6 +160,18 @@ def made(cs: tuple[Choice, ...], picks: np.ndarray, shapes: Shapes, axes: tuple[
 def _groups(axes: Sequence[Axis]) -> list[int]:
     """How many axes are interchangeable, group by group."""
     return [len(list(g)) for _, g in groupby(axes, key=lambda a: (a.size, a.level))]
+
+
+def _as_stored(
+    site: Site, cs: tuple[Choice, ...], shapes: Shapes, axes: tuple[Axis, ...], distinct: int | None
+) -> tuple[np.ndarray, bool]:
+    """What is listed; of a weight also with idle axes first: where it is used, samples come first, and there it is idle."""
+    picks, whole = _listed(cs, shapes, axes, distinct)
+    if not site.weight or len(axes) < ORDERED:
+        return picks, whole
+    order = np.array(sorted(range(len(cs)), key=lambda i: cs[i].name not in IDLE))
+    other, _ = _listed([cs[i] for i in order], shapes, axes, distinct)
+    return np.unique(np.vstack([picks, order[other].astype(picks.dtype)]), axis=0), whole
 
 
 def _listed(
@@ -189,18 +202,22 @@ def _in_any_order(choices: Iterable[int], n: int) -> Iterator[tuple[int, ...]]:
 
 def _within(cs: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis], limits: Sequence[Limits]) -> np.ndarray:
     """The values that keep to some of the limits. An operator that shares no work wastes none."""
-    idle = np.array([c.name in ("unused", "replicated") for c in cs])
+    idle = np.array([c.name in IDLE for c in cs])
     used = [(part[:, :, None] == np.arange(len(cs))).any(1) for part in np.split(picks, np.cumsum(_groups(axes))[:-1], axis=1)]
     distinct = np.max([u.sum(1) for u in used], axis=0, initial=0) if used else np.zeros(len(picks), int)
     total = (np.any(used, axis=0) & ~idle).sum(1) if used else distinct
-    sizes = np.array([a.size for a in axes], float)
-    divided = np.array([c.divided for c in cs])[picks]
-    share = np.prod(1 - divided + divided / sizes, axis=1)
+    share = work_shares(cs, picks, axes)
     least = share.min(initial=1.0)
     allowed = [
         (distinct <= m.distinct) & (total <= m.total) & (share <= m.waste * least) & _blocked(picks, axes, m.blocks) for m in limits
     ]
     return picks[np.any(allowed, axis=0)]
+
+
+def work_shares(cs: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
+    """What part of the work one device does, for every value."""
+    divided = np.array([c.divided for c in cs])[picks]
+    return np.prod(part_of_work(divided, np.array([a.size for a in axes], float)), axis=1)
 
 
 def _blocked(picks: np.ndarray, axes: Sequence[Axis], blocks: int) -> np.ndarray:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
-from unity.pcg.body import Body
+from unity.pcg.body import Body, Tensor
+from unity.pcg.gradients import carrying
+from unity.pcg.halos import Edge, sent
 from unity.search.collectives import table
-from unity.search.configurations import Domain, shapes_of
+from unity.search.configurations import Domain, shapes_of, work_shares
 from unity.search.machine import Machine
 from unity.search.profiles.lookup import ROOFLINE, Piece, lookup
 from unity.search.profiles.profile import Shapes
@@ -33,7 +36,7 @@ class SiteCost:
 
     forward: Array
     backward: Array
-    reduces: Array  # collectives inside the operator, forward and backward
+    reduces: Array  # collectives inside the operator, Reduces and halos, forward and backward
     memory: Array
     saved: Array | None = None  # of this memory, if inner values are computed again; nothing where Reduces would be repeated
 
@@ -62,11 +65,12 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
         (t.nbytes * fraction(domain, k, machine) for k, t in enumerate([*(p.tensor for p in site.ports), *site.results])), zero
     )
     flows = training.backward and any(site.flows)
-    pieces = Pieces(_share(domain, machine), touched, None if machine.profile is None else local_sizes(site, domain, machine))
+    sizes = None if machine.profile is None else local_sizes(site, domain, machine)
+    pieces = Pieces(work_shares(domain.choices, domain.picks, machine.axes), touched, sizes)
     shapes = shapes_of(site)
     forward, backward, _ = seconds(body, shapes, pieces, [flows and p.gradient for p in site.ports], machine)
     runs = site.times * (2 if site.again and training.backward else 1)
-    reduces = _reduces(site, domain, machine, training) * site.times
+    reduces = (_reduces(site, domain, machine, training) + _exchanges(site, domain, machine, training)) * site.times
     again = site.recomputable and training.backward and not dense_work(body)[0]
     saved = np.where(reduces > 0, 0.0, _inner(site, domain, machine)) if again else None
     return SiteCost(forward * runs, backward * site.times, reduces, memory, saved)
@@ -132,13 +136,6 @@ def fraction(domain: Domain, position: int, machine: Machine) -> Array:
     return np.prod(np.where(split[domain.picks], 1 / sizes, 1.0), axis=1)
 
 
-def _share(domain: Domain, machine: Machine) -> Array:
-    """What part of the work one device does."""
-    sizes = np.array([a.size for a in machine.axes], float)
-    divided = np.array([c.divided for c in domain.choices])[domain.picks]
-    return np.prod(1 - divided + divided / sizes, axis=1)
-
-
 def _reduces(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
     """Reduces inside composites: an all-reduce forward, and its dual, another, backward."""
     total = np.zeros(len(domain))
@@ -155,6 +152,42 @@ def _reduces(site: Site, domain: Domain, machine: Machine, training: Training) -
         again = 1 if site.again and training.backward else 0
         total += (both + again) * (alpha[mask] + beta[mask] * nbytes)
     return total
+
+
+def _exchanges(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
+    """What neighbours send each other for halos; backward the gradients of that, where there are any."""
+    total = np.zeros(len(domain))
+    body = site.node.body if site.node is not None else None
+    every = sorted({e for c in domain.choices for e in c.halos}, key=lambda e: (e.equation, e.reach.operand, e.reach.dim))
+    if body is None or not every:
+        return total
+    again = 1 if site.again and training.backward else 0
+    carried = carrying(body, tuple(p.gradient for p in site.ports), site.flows) if training.backward else frozenset()
+    for _, same in groupby(every, key=lambda e: (e.equation, e.reach.operand)):
+        edges = tuple(same)
+        runs = 1 + again + (edges[0].variable in carried)
+        total += runs * _sent(body.tensors[edges[0].variable], edges, domain, machine)
+    return total
+
+
+def _sent(tensor: Tensor, edges: tuple[Edge, ...], domain: Domain, machine: Machine) -> Array:
+    """Seconds of the messages that extend one operand, for every value; equal ones are priced once."""
+    sizes, bits = np.array([a.size for a in machine.axes], int), 1 << np.arange(len(machine.axes))
+    split = np.array([edges[0].variable in c.partitions for c in domain.choices])[domain.picks]
+    along = np.stack([np.array([e in c.halos for c in domain.choices])[domain.picks] for e in edges])
+    keys = np.column_stack([np.where(split, sizes, 1).prod(1), *(along @ bits)])
+    found, index = np.unique(keys, axis=0, return_inverse=True)
+    alpha, beta = table(machine, "collective-permute")
+    devices = np.where(along, sizes, 1).prod(2)
+    seconds = np.zeros(len(found))
+    for row, (parts, *masks) in enumerate(found):
+        value = int(np.argmax(index.reshape(-1) == row))
+        pieces = [
+            (tensor.shape[e.reach.dim] // int(n), int(n), e.reach.halo) for e, n in zip(edges, devices[:, value], strict=True)
+        ]
+        for k, _, elements in sent(tensor.nbytes // tensor.itemsize // int(parts), pieces):
+            seconds[row] += alpha[masks[k]] + beta[masks[k]] * elements * tensor.itemsize
+    return seconds[index.reshape(-1)]
 
 
 def _kept(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:

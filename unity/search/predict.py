@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from unity.pcg.body import Body
-from unity.pcg.choices import choice_of
+from unity.pcg.choices import choice_of, part_of_work
 from unity.pcg.gradients import Gradients, gradients
 from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.placing import placing
@@ -111,8 +111,7 @@ def work_share(node: Node, body: Body, graph: PCG) -> float:
     found = placing(body, tuple(v.type for v in node.operands), node.types, len(graph.axes))
     for axis, solution in zip(graph.axes, found, strict=True):
         if solution is not None and solution.matches:
-            divided = choice_of(body, solution).divided
-            share *= 1 - divided + divided / axis.size
+            share *= part_of_work(choice_of(body, solution).divided, axis.size)
     return share
 
 

@@ -309,7 +309,7 @@ class _Pricing:
 
     def turned(self, positions: Array, rows: Array, chosen: Array) -> Array:
         """For each row, whether a chosen axis has its position along another dimension than the first."""
-        return (chosen & self.turning[positions[:, rows]]).any(0)
+        return np.any(chosen & self.turning[positions[:, rows]], axis=0)
 
     def mask(self, chosen: Array) -> Array:
         """The chosen axes of every pair as bits."""

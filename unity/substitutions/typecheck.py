@@ -238,6 +238,8 @@ def _links(body: Body) -> tuple[tuple[int, int, int, int], ...]:
     """(operand, its dimension, result, its dimension) wherever a factor runs along the whole of both."""
     links = []
     for choice in choices(body):
+        if choice.halos:  # a window over a seam is of both parts
+            continue
         for i, s in enumerate(choice.operands):
             for r, t in enumerate(choice.results):
                 whole = s.kind == t.kind == "P" and s.outer == t.outer == 1

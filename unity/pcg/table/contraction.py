@@ -9,6 +9,7 @@ import jax
 
 from unity.pcg.factors import Factor, Slot, Spec, operator
 from unity.pcg.layout import Layout
+from unity.pcg.table.sliding import Window, sliding
 
 BILINEAR = (frozenset({0}), frozenset({1}))
 
@@ -38,19 +39,20 @@ def dot_general(params: Any, operands: Any, results: Any) -> Spec:
 
 
 def convolve_pieces(operands: list[jax.Array], layout: Layout) -> list:
-    """The number of groups on this device follows from the local channels."""
+    """The number of groups follows from the local channels. What lies around a slice, padding too, has come from neighbours."""
     image, kernel = operands
-    numbers = layout.params["dimension_numbers"]
+    numbers, split = layout.params["dimension_numbers"], {d.dim for _, d in layout.operands[0].slices}
     groups = image.shape[numbers.lhs_spec[1]] // kernel.shape[numbers.rhs_spec[1]]
-    return layout.bind(image, kernel, feature_group_count=groups)
+    space = zip(numbers.lhs_spec[2:], layout.params["padding"], strict=True)
+    return layout.bind(image, kernel, feature_group_count=groups, padding=tuple((0, 0) if d in split else p for d, p in space))
 
 
 @operator("conv_general_dilated", local=convolve_pieces)
 def convolution(params: Any, operands: Any, results: Any) -> Spec:
     """Image [n, g·c, *space], kernel [g·o, c, *window] → [n, g·o, *space], in any order of dimensions.
 
-    Spatial dimensions are blocked. With batch groups (they occur in backward passes only) everything but
-    output channels within a group is.
+    Along spatial dimensions devices exchange what the windows reach beyond their slices, if these belong together. With batch
+    groups (they occur in backward passes only) everything is blocked.
     """
     numbers, groups = params["dimension_numbers"], params["feature_group_count"]
     image, kernel = operands
@@ -58,11 +60,21 @@ def convolution(params: Any, operands: Any, results: Any) -> Spec:
     window = prod(kernel.shape[d] for d in numbers.rhs_spec[2:])
     flops = 2.0 * prod(results[0].shape) * kernel.shape[i] * window
     if params["batch_group_count"] != 1:
-        return Spec((), BILINEAR, flops)
+        return Spec((), BILINEAR, flops, tuple((d, "the batch is in groups") for d in numbers.lhs_spec))
+    space = zip(
+        *(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], params["window_strides"], params["padding"]),
+        *(params["rhs_dilation"], params["lhs_dilation"]),
+        strict=True,
+    )
+    windows = (
+        (d, Window(image.shape[d], results[0].shape[r], kernel.shape[k], *moves), (Slot(d), None), (Slot(r),))
+        for d, k, r, *moves in space
+    )
+    spatial, blocked = sliding(windows, "sum")
     factors = (
         Factor("n", image.shape[n], (Slot(n), None), (Slot(rn),)),
         Factor("g", groups, (Slot(c), Slot(o)), (Slot(ro),)),
         Factor("o", kernel.shape[o] // groups, (None, Slot(o, groups)), (Slot(ro, groups),)),
         Factor("c", kernel.shape[i], (Slot(c, groups), Slot(i)), (None,), "sum"),
     )
-    return Spec(tuple(f for f in factors if f.size > 1), BILINEAR, flops)
+    return Spec((*(f for f in factors if f.size > 1), *spatial), BILINEAR, flops, blocked)

@@ -3,7 +3,7 @@
 From FlexFlow (Jia et al., MLSys 2019), section 5 and appendices A and B.
 """
 
-from unity.search.simulator.configs import ParallelConfig, data_parallel, drawn, on_one
+from unity.search.simulator.configs import ParallelConfig, data_parallel, drawn, every_config, on_one
 from unity.search.simulator.delta import Change, Delta
 from unity.search.simulator.full import full, makespan
 from unity.search.simulator.operators import Operators, operators
@@ -29,6 +29,7 @@ __all__ = [
     "Topology",
     "data_parallel",
     "drawn",
+    "every_config",
     "full",
     "makespan",
     "on_one",

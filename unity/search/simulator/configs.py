@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import permutations
 from math import prod
 
 from unity.pcg.graph import Node
@@ -62,22 +64,27 @@ def _divisor(size: int, batch: int, limit: int) -> int:
 
 def drawn(node: Node, devices: int, rng: random.Random) -> ParallelConfig:
     """Any configuration, drawn evenly among possible degrees, and then among devices that are all different."""
-    degrees = rng.choice(list(possible(node, devices)))
+    degrees = rng.choice(possible(node, devices))
     return ParallelConfig(degrees, tuple(rng.sample(range(devices), prod(degrees))))
 
 
-def possible(node: Node, devices: int) -> Iterator[tuple[int, ...]]:
+def every_config(node: Node, devices: int) -> Iterator[ParallelConfig]:
+    """All configurations on devices that are all different."""
+    for degrees in possible(node, devices):
+        for chosen in permutations(range(devices), prod(degrees)):
+            yield ParallelConfig(degrees, chosen)
+
+
+def possible(node: Node, devices: int) -> tuple[tuple[int, ...], ...]:
     """All degrees that need no more than so many devices."""
-    yield from _within([most(node, dim) for dim in range(len(split_shape(node)))], devices)
+    return _within(tuple(most(node, dim) for dim in range(len(split_shape(node)))), devices)
 
 
-def _within(sizes: Sequence[int], limit: int) -> Iterator[tuple[int, ...]]:
+@lru_cache(maxsize=4096)
+def _within(sizes: tuple[int, ...], limit: int) -> tuple[tuple[int, ...], ...]:
     if not sizes:
-        yield ()
-        return
-    for degree in _divisors(sizes[0], limit):
-        for rest in _within(sizes[1:], limit // degree):
-            yield (degree, *rest)
+        return ((),)
+    return tuple((d, *rest) for d in _divisors(sizes[0], limit) for rest in _within(sizes[1:], limit // d))
 
 
 def _divisors(size: int, limit: int) -> Iterable[int]:

@@ -11,13 +11,24 @@ run at other times, and not all by the same time later. So what is spared are th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from unity.search.simulator.full import scheduled
+from unity.search.simulator.schedule import Node, Past
 from unity.search.simulator.tasks import SimulationError, Task, TaskGraph, check_tasks, circle
 from unity.search.simulator.timeline import Timeline, timeline
 from unity.uncollected import uncollected
 
 Change = Mapping[int, Task | None]  # tasks to put under names, new or not; None takes one away
+
+
+@dataclass(frozen=True, eq=False)
+class _Before:
+    """What takes a change back."""
+
+    undo: Change
+    gone: Mapping[int, Node]  # that it took away
+    past: Past | None  # None: it changed nothing
 
 
 class Delta:
@@ -28,6 +39,7 @@ class Delta:
         check_tasks(graph.tasks, graph.tasks, len(graph.devices))
         self.devices = graph.devices
         self._schedule = scheduled(graph, marked=True)
+        self._before: _Before | None = None
 
     @property
     def makespan(self) -> float:
@@ -58,14 +70,29 @@ class Delta:
             if task is None and name not in nodes:
                 raise SimulationError(f"task {name} is to be taken away, but is not there")
         self._check(changes)
-        if not changes:
-            return changes
         undo = {name: nodes[name].task if name in nodes else None for name in changes}
-        if not self._simulate(changes):
+        gone = {name: nodes[name] for name, task in changes.items() if task is None}
+        past, done = self._simulate(changes) if changes else (None, True)
+        self._before = _Before(undo, gone, past)
+        if not done:
             what = circle(self.graph.tasks)
-            self._simulate(undo, from_start=True)
+            self.back()
             raise SimulationError(f"tasks wait for each other in a circle: {what}")
         return undo
+
+    def back(self) -> None:
+        """Takes the last change back. Nothing is simulated again: a search that rejects most of what it looks at saves that time.
+
+        Raises:
+            SimulationError: there was none, or it was taken back already.
+        """
+        before = self._before
+        if before is None:
+            raise SimulationError("there is no change of the task graph to be taken back")
+        self._before = None
+        if before.past is not None:
+            self._schedule.replace(before.undo, before.gone)
+            self._schedule.restore(before.past)
 
     def _check(self, changes: Change) -> None:
         nodes = self._schedule.nodes
@@ -79,10 +106,9 @@ class Delta:
         known = {p for p in wanted if p in put or (p in nodes and p not in gone)}
         check_tasks(put, known, len(self.devices))
 
-    def _simulate(self, changes: Change, from_start: bool = False) -> bool:
+    def _simulate(self, changes: Change) -> tuple[Past, bool]:
+        """What was overwritten, and whether no task waits for another for ever."""
         s = self._schedule
         touched = s.replace(changes)
-        if from_start:
-            s.order, s.marks = [], []
-            return s.run(s.beginning())
-        return s.run(s.back_to(s.first(touched), touched))
+        state, past = s.back_to(s.first(touched), touched)
+        return past, s.run(state)

@@ -11,18 +11,16 @@ A loop's steps are simulated once. It then holds the device for as long as all s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from math import prod
 
-import numpy as np
-
-from unity.pcg.axis import Axis
 from unity.search.machine import Machine
 from unity.search.simulator.full import full
+from unity.search.simulator.grids import groups
 from unity.search.simulator.program import Instruction, Loop, Program, Sent
-from unity.search.simulator.tasks import Resource, SimulationError, Task, TaskGraph
+from unity.search.simulator.tasks import Names, Resource, SimulationError, Task, TaskGraph, union
 from unity.search.simulator.topology import Topology, sent
 
 MEMBERS = 1 << 16  # how task names are packed: instruction, part, device or group
@@ -85,7 +83,7 @@ class Target:
 
     def groups(self, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """The devices that a collective over mesh axes joins, group by group; folded: the one."""
-        return ((0,),) if self.folded else _groups(self.machine.axes, axes)
+        return ((0,),) if self.folded else groups(tuple(a.size for a in self.machine.axes), axes)
 
     def links(self, axes: tuple[int, ...], members: Sequence[int]) -> Sequence[int]:
         """The device of the task graph by which each member sends."""
@@ -111,19 +109,19 @@ def expand(program: Program, target: Target) -> tuple[TaskGraph, Mapping[int, st
     """The task graph of a program, and every task's label."""
     tasks: dict[int, Task] = {}
     labels: dict[int, str] = {}
-    ends: dict[int, list[tuple[int, ...]]] = {}  # by instruction: for each device, what to wait for
+    ends: dict[int, list[Names]] = {}  # by instruction: for each device, what to wait for
     for instruction in program.instructions:
-        before = [tuple(dict.fromkeys(t for b in instruction.before for t in ends[b][d])) for d in range(target.devices)]
+        before = [union(ends[b][d] for b in instruction.before) for d in range(target.devices)]
         found, ends[instruction.name] = _tasks(instruction, before, target)
         tasks |= found
         labels.update(dict.fromkeys(found, instruction.label))
     return TaskGraph(tasks, target.resources), labels
 
 
-Expanded = tuple[dict[int, Task], list[tuple[int, ...]]]
+Expanded = tuple[dict[int, Task], list[Names]]
 
 
-def _tasks(instruction: Instruction, before: list[tuple[int, ...]], target: Target) -> Expanded:
+def _tasks(instruction: Instruction, before: list[Names], target: Target) -> Expanded:
     """One instruction's tasks, and for each device which of them end it there."""
     what, base = instruction.what, instruction.name * PARTS
     if isinstance(what, Sent):
@@ -137,15 +135,15 @@ def _tasks(instruction: Instruction, before: list[tuple[int, ...]], target: Targ
     )
 
 
-def _collective(instruction: Instruction, what: Sent, before: list[tuple[int, ...]], target: Target) -> Expanded:
+def _collective(instruction: Instruction, what: Sent, before: list[Names], target: Target) -> Expanded:
     base = instruction.name * PARTS
     size = prod(target.machine.axes[a].size for a in what.axes)
     each = what.runs * sent(what.kind, size, what.nbytes)
     tasks: dict[int, Task] = {}
-    ends: list[tuple[int, ...]] = [()] * target.devices
+    ends: list[Names] = [()] * target.devices
     for g, members in enumerate(target.groups(what.axes)):
         barrier = (base + BARRIER) * MEMBERS + g
-        tasks[barrier] = Task(target.barrier, 0.0, _all(before, members))
+        tasks[barrier] = Task(target.barrier, 0.0, union(before[m] for m in members))
         seconds = target.seconds(instruction, what, members)
         for m, link in zip(members, target.links(what.axes, members), strict=True):
             name = base * MEMBERS + m
@@ -154,14 +152,14 @@ def _collective(instruction: Instruction, what: Sent, before: list[tuple[int, ..
     return tasks, ends
 
 
-def _loop(instruction: Instruction, what: Loop, before: list[tuple[int, ...]], target: Target) -> Expanded:
+def _loop(instruction: Instruction, what: Loop, before: list[Names], target: Target) -> Expanded:
     base, every = instruction.name * PARTS, range(target.devices)
     step = full(expand(what.program, target)[0])
     tasks: dict[int, Task] = {}
     spans = [step.busy[d] for d in every]
     if communicates(what.program):  # then its steps keep the devices together
         barrier = (base + BARRIER) * MEMBERS
-        tasks[barrier] = Task(target.barrier, 0.0, _all(before, every))
+        tasks[barrier] = Task(target.barrier, 0.0, union(before))
         before, spans = [(barrier,)] * target.devices, [step.makespan] * target.devices
     names = [base * MEMBERS + d for d in every]
     tasks |= {n: Task(d, what.length * spans[d], before[d], what.length * step.nbytes[d]) for d, n in enumerate(names)}
@@ -174,16 +172,3 @@ def communicates(program: Program) -> bool:
     """Whether any of its instructions, in loops too, is a collective."""
     found = (i.what for i in program.instructions)
     return any(isinstance(w, Sent) or (isinstance(w, Loop) and communicates(w.program)) for w in found)
-
-
-def _all(before: Sequence[tuple[int, ...]], members: Iterable[int]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(t for m in members for t in before[m]))
-
-
-@cache
-def _groups(axes: tuple[Axis, ...], over: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The devices of a mesh, numbered in mesh order, by groups along some of its axes."""
-    sizes = [a.size for a in axes]
-    rest = [k for k in range(len(axes)) if k not in over]
-    grid = np.arange(prod(sizes)).reshape(sizes).transpose(*rest, *over)
-    return tuple(map(tuple, grid.reshape(-1, prod(sizes[k] for k in over)).tolist()))

@@ -113,6 +113,15 @@ class Operators:
         return {k: tuple(readers) for k, readers in found.items()}
 
     @cached_property
+    def reads(self) -> Mapping[int, tuple[tuple[int, int], ...]]:
+        """By operator: the (node, result) of all `weights` that it reads."""
+        found: dict[int, dict[tuple[int, int], None]] = {k: {} for k in self.numbers}
+        for weight, readers in self.weights.items():
+            for k, _ in readers:
+                found[k][weight] = None
+        return {k: tuple(weights) for k, weights in found.items()}
+
+    @cached_property
     def ends(self) -> frozenset[int]:
         """The operators at which the backward pass begins."""
         return (

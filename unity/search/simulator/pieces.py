@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unity.pcg.body import Body
-from unity.pcg.choices import Choice, choices
+from unity.pcg.choices import Choice, choices, part_of_work
 from unity.pcg.graph import Node
-from unity.pcg.state import PARTIAL
+from unity.pcg.state import PARTIAL, State
 
 Degrees = tuple[int, ...]
 
@@ -41,13 +41,20 @@ def splits(node: Node) -> Mapping[int, Choice]:
     return _splits(node.body, reference(node)) if node.body is not None else {}
 
 
+def split_of(choice: Choice, position: int) -> State | None:
+    """How a choice splits the operand or result at `position` (`reference`), if it does, and asks for no sum over devices: only a
+    loss, which has no dimensions to split, may be one."""
+    state = choice.states[position]
+    whole = choice.operands if position < len(choice.operands) else choice.states
+    return state if state.kind == "P" and PARTIAL not in whole else None
+
+
 @lru_cache(maxsize=65536)
 def _splits(body: Body, position: int) -> Mapping[int, Choice]:
     found: dict[int, Choice] = {}
-    n = len(body.inputs)
     for c in choices(body):
-        state = c.states[position]
-        if state.kind != "P" or state.outer != 1 or PARTIAL in (c.operands if position < n else c.states):
+        state = split_of(c, position)
+        if state is None or state.outer != 1:
             continue
         best = found.get(state.dim)
         if best is None or _merit(c) > _merit(best):
@@ -112,8 +119,7 @@ def share(node: Node, degrees: Degrees) -> float:
     found = 1.0
     for dim, degree in enumerate(degrees):
         if degree > 1:
-            divided = splits(node)[dim].divided
-            found *= 1 - divided + divided / degree
+            found *= part_of_work(splits(node)[dim].divided, degree)
     return found
 
 

@@ -18,8 +18,7 @@ from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.traffic import FORWARD
 from unity.search.machine import Machine
 from unity.search.predict import CollectiveTerm, predict
-
-Names = tuple[int, ...]
+from unity.search.simulator.tasks import Names, union
 
 FORTH, AGAIN, BACK = range(3)  # the phases of a step
 OPERATORS, CHANGES, PARTS = 4, 1 << 12, 1 << 8  # how names are packed: phases, changes of one result's type, parts of an operator
@@ -71,7 +70,7 @@ def program_of(graph: PCG, machine: Machine, differentiated: Collection[int]) ->
     region.forward()
     if differentiated:
         ends = [graph.outputs[k] for k in losses(graph) if costs.flow(graph.outputs[k])]
-        after = _union(region.done[v] for v in ends)
+        after = union(region.done[v] for v in ends)
         region.backward(dict.fromkeys(ends, after))
     return Program(tuple(region.made))
 
@@ -128,7 +127,7 @@ class _Region:
         for node in self.graph.nodes:
             if node.kind == "input":
                 continue
-            after = _union(self.done[v] for v in node.operands)
+            after = union(self.done[v] for v in node.operands)
             if node.kind == "remat":
                 inside = self.remats[id(node)] = self.inside(node, [self.done[v] for v in node.operands], self.made)
                 inside.forward()
@@ -149,7 +148,7 @@ class _Region:
         for node in reversed(self.graph.nodes):
             if node.kind == "input" or not any(v in cotangents for v in node.results):
                 continue
-            after = _union(cotangents.get(v, ()) for v in node.results)
+            after = union(cotangents.get(v, ()) for v in node.results)
             if node.kind == "remat":
                 inside = self.remats[id(node)]
                 inside.again(after)
@@ -161,7 +160,7 @@ class _Region:
                 found = [self.operator_back(node, after)] * len(node.operands)
             for v, names in zip(node.operands, found, strict=True):
                 if flow(v):
-                    cotangents[v] = _union((cotangents.get(v, ()), names))
+                    cotangents[v] = union((cotangents.get(v, ()), names))
         return [cotangents.get(Value(n), ()) for n in self.graph.inputs]
 
     def operator_back(self, node: Node, after: Names) -> Names:
@@ -172,7 +171,7 @@ class _Region:
                     after = self.communicate(change, AGAIN, after)
             if id(node) not in self.repeated:
                 after = self.communicate(node, AGAIN, self.compute(node, AGAIN, after))
-        after = _union((after, self.repeated.get(id(node), ())))
+        after = union((after, self.repeated.get(id(node), ())))
         return self.communicate(node, BACK, self.compute(node, BACK, after))
 
     def again(self, after: Names) -> None:
@@ -181,7 +180,7 @@ class _Region:
         for node in self.graph.nodes:
             if node.kind == "input":
                 continue
-            ready = _union(done[v] for v in node.operands) or after
+            ready = union(done[v] for v in node.operands) or after
             if node.inside is None and not node.attributes.get("again"):
                 ready = self.repeated[id(node)] = self.communicate(node, AGAIN, self.compute(node, AGAIN, ready))
             done.update((v, ready) for v in node.results)
@@ -238,7 +237,3 @@ def _gathered_for(v: Value) -> list[Node]:
         found.append(v.node)
         v = v.node.operands[0]
     return found
-
-
-def _union(names: Iterable[Names]) -> Names:
-    return tuple(dict.fromkeys(n for some in names for n in some))

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
+from types import MappingProxyType
 
 from unity.search.simulator.tasks import Task
 
@@ -58,8 +59,21 @@ class State:
         return State(self.now, self.taken, pending, self.waits.copy(), self.last[:])
 
 
+@dataclass(frozen=True, eq=False)
+class Past:
+    """What running on from a mark overwrites: when tasks ran that are run again, the marks from there on, the devices' ends."""
+
+    mark: int  # its number
+    marks: list[State]  # it, and those after it
+    stale: set[Node]  # of the mark before it
+    order: list[Node]  # what was taken after it
+    ready: list[float]  # when each of these was ready
+    end: list[float]  # and ended
+    last: list[float]
+
+
 class Schedule:
-    """Tasks, and when each runs. Mutable: `replace` changes tasks, `run` brings the rest up to date."""
+    """Tasks, and when each runs. Mutable: `replace` changes tasks, `run` brings the rest up to date, `restore` takes both back."""
 
     def __init__(self, tasks: Mapping[int, Task], devices: int) -> None:
         self.devices = devices
@@ -149,8 +163,11 @@ class Schedule:
         """Seconds until the last task has ended."""
         return max(self.last, default=0.0)
 
-    def replace(self, changes: Mapping[int, Task | None]) -> set[Node]:
-        """Puts tasks under names, or takes them away (None); gives the nodes of all of them. Nothing is run."""
+    def replace(self, changes: Mapping[int, Task | None], known: Mapping[int, Node] = MappingProxyType({})) -> set[Node]:
+        """Puts tasks under names, or takes them away (None); gives the nodes of all of them. Nothing is run.
+
+        `known`: nodes that were taken away, of which some come back.
+        """
         nodes = self.nodes
         touched = {nodes[name] for name in changes if name in nodes}
         for p in {p for node in touched for p in node.before}:
@@ -167,7 +184,7 @@ class Schedule:
                     del nodes[name]
             else:
                 if node is None:
-                    node = nodes[name] = Node(name, task)
+                    node = nodes[name] = known.get(name) or Node(name, task)
                     touched.add(node)
                 node.task, node.device, node.seconds = task, task.device, task.seconds
                 put.append(node)
@@ -175,17 +192,31 @@ class Schedule:
             self._join(node)
         return touched
 
-    def back_to(self, moment: float, touched: set[Node]) -> State:
-        """What is known at the last mark up to a moment, and forgets all after it. No task that was changed is ready before."""
+    def back_to(self, moment: float, touched: set[Node]) -> tuple[State, Past]:
+        """What is known at the last mark up to a moment, and what was after it. No task that was changed is ready before."""
         k = bisect_right(self.marks, moment, key=now_of) - 1
-        state = self.marks[k]
+        mark = self.marks[k]
+        state, order = mark.copy(), self.order[mark.taken :]
         stale = touched.union(*(mark.stale for mark in self.marks[k:]))
+        before = self.marks[k - 1].stale if k else set[Node]()
+        ready, end = [node.ready for node in order], [node.end for node in order]
+        past = Past(k, self.marks[k:], before, order, ready, end, self.last)
         del self.marks[k:]
-        del self.order[state.taken :]
+        del self.order[mark.taken :]
         known = refresh(state, stale)
         if self.marks:
-            self.marks[-1].stale |= known
-        return state
+            self.marks[-1].stale = before | known
+        return state, past
+
+    def restore(self, past: Past) -> None:
+        """All as it was before the schedule went on from a mark. Its tasks must be those of then again (`replace`)."""
+        self.marks[past.mark :] = past.marks
+        if past.mark:
+            self.marks[past.mark - 1].stale = past.stale
+        self.order[past.marks[0].taken :] = past.order
+        for node, ready, end in zip(past.order, past.ready, past.end, strict=True):
+            node.ready, node.end = ready, end
+        self.last = past.last
 
     def first(self, touched: set[Node]) -> float:
         """A moment before which nothing changes: when the first task that was replaced was ready, or one that is new.

@@ -7,22 +7,20 @@ are read. What pieces sum up, and weights' gradients on several devices, are rin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import prod
-
-import numpy as np
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from unity.search.simulator.configs import ParallelConfig, check_config
 from unity.search.simulator.delta import Change
+from unity.search.simulator.grids import groups
 from unity.search.simulator.operators import Edge, Operators
 from unity.search.simulator.pieces import Overlap, Slices, overlap, slices
 from unity.search.simulator.regions import shared
-from unity.search.simulator.tasks import SimulationError, Task, TaskGraph
+from unity.search.simulator.tasks import Names, SimulationError, Task, TaskGraph, union
 from unity.search.simulator.ticks import in_ticks
 from unity.search.simulator.wiring import Wiring
 from unity.uncollected import uncollected
 
-Names = tuple[int, ...]
 Tasks = dict[int, Task]
 
 FORWARD, BACKWARD, GRADIENT, REDUCTIONS, TRANSFERS = 0, 1, 2, 16, 64  # what a task of an operator is for; from these on, by number
@@ -34,8 +32,29 @@ def name_of(operator: int, purpose: int, i: int = 0, j: int = 0) -> int:
     return ((operator << 16 | purpose) << 16 | i) << 16 | j
 
 
+@dataclass(frozen=True)
+class _Made:
+    """What was made for an operator and around it: all that a change of its configuration makes anew."""
+
+    operator: int
+    config: ParallelConfig
+    pieces: _Pieces
+    edges: dict[tuple[int, int], _Transfers]
+    computing: dict[int, Tasks]
+    gradients: dict[tuple[int, int], Tasks]
+
+    @property
+    def tasks(self) -> Tasks:
+        """All tasks of it."""
+        tasks: Tasks = {}
+        for part in (*(e.tasks for e in self.edges.values()), *self.computing.values(), *self.gradients.values()):
+            tasks |= part
+        return tasks
+
+
 class Strategy:
-    """Every operator's configuration, and the task graph that follows. `change` gives one operator another configuration.
+    """Every operator's configuration, and the task graph that follows. `change` gives one operator another configuration; `back`
+    takes the last change back.
 
     Raises:
         SimulationError: an operator has no configuration, or one that it cannot have.
@@ -57,6 +76,7 @@ class Strategy:
         self._edges = {e[:2]: _Transfers(self, e) for k in operators.numbers for e in operators.incoming[k]}
         self._computing = {k: self._compute(k) for k in operators.numbers}
         self._gradients = {w: self._synchronize(w) for w in operators.weights}
+        self._before: _Made | None = None
 
     @property
     def graph(self) -> TaskGraph:
@@ -72,29 +92,55 @@ class Strategy:
 
         Raises as making a strategy does; then nothing is changed.
         """
-        o = self.operators
-        check_config(o.nodes[operator], config, o.topology)
-        edges = (*o.incoming[operator], *o.outgoing[operator])
-        around = dict.fromkeys((operator, *(e.maker for e in o.incoming[operator]), *(e.reader for e in o.outgoing[operator])))
-        weights = [w for w, readers in o.weights.items() if any(k == operator for k, _ in readers)]
-        before = self._of(edges, around, weights)
+        check_config(self.operators.nodes[operator], config, self.operators.topology)
+        old = self._made(operator)
         self.configs[operator] = config
         self._pieces[operator] = _Pieces(self, operator)
-        self._edges.update({e[:2]: _Transfers(self, e) for e in edges})
-        self._computing.update({k: self._compute(k) for k in around})
-        self._gradients.update({w: self._synchronize(w) for w in weights})
-        after = self._of(edges, around, weights)
+        self._edges.update({e[:2]: _Transfers(self, e) for e in self._around(operator)})
+        self._computing.update({k: self._compute(k) for k in old.computing})
+        self._gradients.update({w: self._synchronize(w) for w in old.gradients})
+        self._before = old
+        before, after = old.tasks, self._made(operator).tasks
         return {**dict.fromkeys(before.keys() - after.keys()), **{n: t for n, t in after.items() if before.get(n) != t}}
 
-    def _of(self, edges: Iterable[Edge], operators: Iterable[int], weights: Iterable[tuple[int, int]]) -> Tasks:
-        tasks: Tasks = {}
-        for e in edges:
-            tasks |= self._edges[e[:2]].tasks
-        for k in operators:
-            tasks |= self._computing[k]
-        for w in weights:
-            tasks |= self._gradients[w]
-        return tasks
+    def back(self) -> None:
+        """Takes the last change back. Nothing is made anew.
+
+        Raises:
+            SimulationError: there was none, or it was taken back already.
+        """
+        old = self._before
+        if old is None:
+            raise SimulationError("there is no change of the strategy to be taken back")
+        self._before = None
+        self.configs[old.operator], self._pieces[old.operator] = old.config, old.pieces
+        self._edges |= old.edges
+        self._computing |= old.computing
+        self._gradients |= old.gradients
+
+    def of_edge(self, edge: Edge) -> Mapping[int, Task]:
+        """The transfers of an operand."""
+        return self._edges[edge[:2]].tasks
+
+    def of_weight(self, weight: tuple[int, int]) -> Mapping[int, Task]:
+        """The all-reduces of a weight's gradient; see `Operators.weights`."""
+        return self._gradients[weight]
+
+    def _around(self, operator: int) -> tuple[Edge, ...]:
+        return (*self.operators.incoming[operator], *self.operators.outgoing[operator])
+
+    def _made(self, operator: int) -> _Made:
+        """What there is now of an operator, of its edges, of the operators that these join it to, and of the weights it reads."""
+        edges = self._around(operator)
+        ends = dict.fromkeys((operator, *(k for e in edges for k in (e.maker, e.reader))))
+        return _Made(
+            operator,
+            self.configs[operator],
+            self._pieces[operator],
+            {e[:2]: self._edges[e[:2]] for e in edges},
+            {k: self._computing[k] for k in ends},
+            {w: self._gradients[w] for w in self.operators.reads[operator]},
+        )
 
     def _compute(self, k: int) -> Tasks:
         """The tasks of an operator's pieces, and of what they sum up."""
@@ -105,10 +151,10 @@ class Strategy:
         end = k in o.ends
         for i, device in enumerate(pieces.devices):
             speed = o.topology.speeds[device]
-            before = _union(found[i] for found in incoming)
+            before = union(found[i] for found in incoming)
             tasks[name_of(k, FORWARD, i)] = Task(device, in_ticks(pieces.forward / speed), before)
             if pieces.backward:
-                before = _union((*(found[i] for found in outgoing), *((pieces.done[i],) if end else ())))
+                before = union((*(found[i] for found in outgoing), *((pieces.done[i],) if end else ())))
                 tasks[name_of(k, BACKWARD, i)] = Task(device, in_ticks(pieces.backward / speed), before)
         return tasks
 
@@ -131,10 +177,6 @@ class Strategy:
         return tasks
 
 
-def _union(names: Iterable[Names]) -> Names:
-    return tuple(dict.fromkeys(n for some in names for n in some))
-
-
 class _Pieces:
     """An operator's pieces under its configuration: when each is done, and the tasks of what they sum up."""
 
@@ -146,10 +188,9 @@ class _Pieces:
         self.undone: list[Names] = [(name_of(k, BACKWARD, i),) if self.backward else () for i in range(config.pieces)]
         self.reductions: Tasks = {}
         for r, reduction in enumerate(o.reductions(k, config.degrees)):
-            groups = _groups(config.degrees, reduction.dims)
             for way, ends in enumerate((self.done, self.undone)[: 1 + reduction.backward]):
                 purpose = REDUCTIONS + (r * WAYS + way) * ENDS
-                for g, members in enumerate(groups):
+                for g, members in enumerate(groups(config.degrees, reduction.dims)):
                     self._reduce(strategy.wiring, k, purpose, g, members, ends, reduction.nbytes)
 
     def _reduce(self, w: Wiring, k: int, purpose: int, g: int, members: Sequence[int], ends: list[Names], nbytes: float) -> None:
@@ -158,14 +199,6 @@ class _Pieces:
         self.reductions |= w.all_reduce(barrier, first, (n for i in members for n in ends[i]), devices, nbytes)
         for i in members:
             ends[i] = (first + devices.index(self.devices[i]),) if len(devices) > 1 else (barrier,)
-
-
-def _groups(degrees: Sequence[int], dims: Iterable[int]) -> list[list[int]]:
-    """The pieces that are alike but along some dimensions."""
-    chosen = set(dims)
-    rest = [k for k in range(len(degrees)) if k not in chosen]
-    grid = np.arange(prod(degrees)).reshape(degrees).transpose(*rest, *sorted(chosen))
-    return grid.reshape(-1, prod(degrees[k] for k in chosen)).tolist()
 
 
 class _Transfers:

@@ -15,11 +15,13 @@ simulation must agree to the last bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import networkx as nx
+
+Names = tuple[int, ...]
 
 
 class SimulationError(ValueError):
@@ -31,7 +33,7 @@ class Task(NamedTuple):
 
     device: int
     seconds: float
-    before: tuple[int, ...] = ()
+    before: Names = ()
     nbytes: float = 0.0
 
 
@@ -49,6 +51,11 @@ class TaskGraph:
 
     tasks: Mapping[int, Task]
     devices: tuple[Resource, ...]
+
+
+def union(names: Iterable[Names]) -> Names:
+    """All names, each once, in the order in which they come."""
+    return tuple(dict.fromkeys(n for some in names for n in some))
 
 
 def check_tasks(tasks: Mapping[int, Task], known: Container[int], devices: int) -> None:
