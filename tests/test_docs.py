@@ -14,7 +14,7 @@ def blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["tutorial.md", "rewriting.md"])
+@pytest.mark.parametrize("page", ["tutorial.md", "rewriting.md", "diff.md", "searches.md"])
 def test_every_block_runs(page: str) -> None:
     names: dict[str, object] = {}
     found = blocks(page)

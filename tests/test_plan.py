@@ -130,7 +130,7 @@ def test_no_plan_fits() -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"search": "optcnn"}, "search='optcnn'"),
+        ({"search": "alpa"}, "search='alpa'"),
         ({"objective": "speed"}, "objective='speed'"),
         ({"budget": -3}, "budget="),
         ({"rules": 3}, "rules="),

@@ -21,12 +21,14 @@ from unity.search.cost import Training
 from unity.search.joint import GAIN
 from unity.search.machine import Machine
 from unity.search.pricing import Prices
+from unity.search.published import Asked, algorithm, names
 from unity.search.session import Candidate, Search
 from unity.search.unity_rules.fitting import CANDIDATES, fitting, leanest
 from unity.uncollected import uncollected
+from unity.wording import size
 
 OBJECTIVES = ("time", "devices", "memory")
-SEARCHES = ("unity", "captured", "unity-rules")
+SEARCHES = ("unity", "captured", "unity-rules", *names())
 Found: TypeAlias = tuple[Captured, Search, Candidate]
 
 
@@ -60,8 +62,10 @@ def optimize(
         memory_limit: bytes on one device; the default is the device's own.
         optimizer_slots: values that the optimizer keeps for each weight (Adam: 2), counted as memory.
         search: "unity": algebra and parallelization together, over proved rules; "captured": the graph is left as it is;
-            "unity-rules": it is parallelized by substitutions alone, as Unity published it, for comparison.
-        budget: how long to look for rewritings: a number of programs (int; the same plan every time), or seconds (float).
+            "unity-rules": it is parallelized by substitutions alone, as Unity published it, for comparison; and what else was
+            published, by the names in `unity.search.published`.
+        budget: how long to look for rewritings: a number of programs (int; the same plan every time), or seconds (float). For a
+            published algorithm, its own steps or seconds.
         rules: the rules that may be used: a library's path or a loaded Library; the default is the one that comes with unity.
         measure: of the plans that are predicted to be nearly as fast as the fastest, simulate some, run the best of them on the
             devices of this process, and take what is fastest then. For `objective="time"` on the machine that is there.
@@ -82,13 +86,12 @@ def optimize(
     wanted = CANDIDATES if budget is None and search == "unity-rules" else budget
     rewriter = Rewriter(None if allowed is None else library_of(allowed), budget_of(wanted))
     with _stages(progress) as say, uncollected():
-        say("looking at this machine (measured once, which takes some seconds)")
-        chosen = machine or Machine.local()
+        chosen = machine or _local(say)
         say("capturing the graph")
         captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered)
         limit = chosen.device.memory if memory_limit is None else memory_limit
         asked = Training(training, optimizer_slots)
-        task = _Task(fn, captured, asked, objective, limit, seed, search, rewriter, machine is None, measure, say)
+        task = _Task(fn, captured, asked, objective, limit, seed, search, budget, rewriter, machine is None, measure, say)
         return task.fewest(chosen) if objective == "devices" else task.on(chosen)
 
 
@@ -100,6 +103,11 @@ def _refuse(objective: str, search: str, constraints: Any) -> None:
         raise ValueError(f"search={search!r} is not available; one of {', '.join(map(repr, SEARCHES))}")
     if constraints:
         raise ValueError("constraints= is not available in this version")
+
+
+def _local(say: Callable[[str], None]) -> Machine:
+    say("looking at this machine (measured once, which takes half a minute)")
+    return Machine.local()
 
 
 @contextmanager
@@ -129,6 +137,7 @@ class _Task:
     limit: float
     seed: int
     kind: str  # of search
+    budget: float | None
     rewriter: Rewriter
     here: bool  # on the devices of this process: what the costs say is tried
     measure: bool  # and more than what they say is fastest
@@ -137,21 +146,26 @@ class _Task:
     def on(self, machine: Machine) -> Plan:
         """The plan on one machine, from the cache if it was found before."""
         started = time.perf_counter()
-        asked = {"objective": self.objective, "limit": self.limit, "seed": self.seed, "here": self.here, "search": self.kind}
-        asked["measure"] = self.measure
-        path = cache.entry(self.captured, machine, self.training, {**asked, **self.rewriter.settings})
+        path = cache.entry(self.captured, machine, self.training, self.asked)
         self.say("looking in the cache")
         known = cache.recall(path, self.captured, self.fn, lambda: self.rewriter.library)
         if known is not None:
             made, candidate = known
             return Plan(replace(made, seconds=time.perf_counter() - started), candidate)
-        made, candidate = (self.substituted if self.kind == "unity-rules" else self.rewritten)(machine)
+        ours = {"unity": self.rewritten, "captured": self.rewritten, "unity-rules": self.substituted}
+        made, candidate = ours.get(self.kind, self.published)(machine)
         if self.measure:
             ranking = measured(made, candidate, self.limit, self.say)
             made, candidate = replace(made, tried=ranking.tried), ranking.chosen
         made = replace(made, seconds=time.perf_counter() - started)
         cache.keep(path, made, candidate)
         return Plan(made, candidate)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What a plan depends on beside the function, the machine and the training."""
+        options = {"objective": self.objective, "limit": self.limit, "seed": self.seed, "search": self.kind, "steps": self.budget}
+        return options | {"here": self.here, "measure": self.measure} | self.rewriter.settings
 
     def rewritten(self, machine: Machine) -> tuple[Made, Candidate]:
         """The captured program's best strategy, or a rewritten one's where that is better."""
@@ -180,6 +194,14 @@ class _Task:
             raise InfeasibleError(_shortfall(machine, found.candidate, self.limit))
         made = Made(self.fn, self.captured, search, 0.0, (found.candidate,), applications=found.applications)
         return made, found.candidate
+
+    def published(self, machine: Machine) -> tuple[Made, Candidate]:
+        """What a published algorithm finds, whose own objective it is."""
+        search = self.search(self.captured, Prices(machine, self.training))
+        found = algorithm(self.kind)(search, Asked(self.limit, self.seed, self.budget))
+        if found.memory > self.limit:
+            raise InfeasibleError(_shortfall(machine, found, self.limit, f"the plan of search={self.kind!r}"))
+        return Made(self.fn, self.captured, search, 0.0, (found,)), found
 
     def slower(self, one: Found, other: Found) -> bool:
         """Whether a step of one program, run on the devices of this process, takes longer than one of another."""
@@ -222,20 +244,13 @@ class _Task:
         return self.on(whole)
 
 
-def _shortfall(machine: Machine, leanest: Candidate, limit: float) -> str:
-    needed = _bytes(leanest.memory)
+def _shortfall(machine: Machine, leanest: Candidate, limit: float, what: str = "the leanest plan") -> str:
+    needed = size(leanest.memory)
     return (
-        f"infeasible: on {machine.name} the leanest plan needs {needed} on each device, the limit is {_bytes(limit)}.\n"
+        f"infeasible: on {machine.name} {what} needs {needed} on each device, the limit is {size(limit)}.\n"
         f"    Nearest: {needed} at {leanest.time * 1e3:.3g} ms a step (memory_limit={int(leanest.memory) + 1}), or about"
         f" {leanest.memory / limit:.1f} times as many devices. (docs: memory#infeasible)"
     )
-
-
-def _bytes(n: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if n >= size:
-            return f"{n / size:.4g} {unit}"
-    return f"{n:.0f} bytes"
 
 
 def sub_machines(machine: Machine) -> list[Machine]:
@@ -249,6 +264,6 @@ def sub_machines(machine: Machine) -> list[Machine]:
                 found.setdefault(prod(part), part)
     return [
         replace(machine, name=f"{machine.name} ({n} devices)" if n < machine.devices else machine.name,
-                levels=tuple(replace(level, size=size) for level, size in zip(machine.levels, part, strict=True)))
+                levels=tuple(replace(level, size=units) for level, units in zip(machine.levels, part, strict=True)))
         for n, part in sorted(found.items())
     ]  # fmt: skip

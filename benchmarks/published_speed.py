@@ -1,0 +1,90 @@
+"""How long the published algorithms search, against the seconds that they published.
+
+`python -m benchmarks.published_speed`. Seconds are of this process alone; others on the cores do not count.
+
+OptCNN (table 3): 4 GPUs, 32 samples each. `search` is algorithm 1: eliminations, enumeration and undoing, with costs known before,
+as the paper has it. `capture` and `assemble` (all strategies and their costs, and which of them are OptCNN's) come before it and
+have no counterpart there, where operators are measured. `nodes` are the layers of the graph, `final` those of the final graph: K.
+
+FlexFlow (table 5, delta simulation): its six networks on its two clusters, from a strategy at random, as there. How many proposals
+the paper's searches made is not published, and its rule ends a chain when it has found nothing better for half of its time: a chain
+that still finds something goes on. So here it is a number of proposals for each operator, `TURNS`, or `MOST` seconds; `each_ms` is
+what one proposal takes. `random_ms` is the step that was found, `data_ms` data parallelism, both simulated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.models import get
+from benchmarks.record import asked, record, show
+from benchmarks.simulator import MACHINES, NETWORKS, Clock
+from unity.pcg.capture import capture
+from unity.search.assemble import assemble
+from unity.search.cost import Training
+from unity.search.machine import Machine
+from unity.search.published.flexflow import Stop, explored, initial
+from unity.search.published.optcnn import optimal
+from unity.search.published.optcnn_space import layerwise, light
+from unity.search.simulator import Strategy, Topology, makespan, operators
+from unity.uncollected import uncollected
+
+SAMPLES = 32  # of OptCNN's, for each GPU
+TURNS, MOST = 10, 1800.0
+SLOWER = 2.0  # target: times the published seconds
+OPTCNN = {"lenet5": 0.01, "alexnet": 0.02, "vgg16": 0.1, "inception_v3": 0.4}
+FLEXFLOW = {
+    4: {"alexnet": 0.04, "resnet101": 0.4, "inception_v3": 4.1, "rnntc": 7.5, "rnnlm": 9.2, "nmt": 16.0},
+    64: {"alexnet": 5.9, "resnet101": 158.0, "inception_v3": 1278.0, "rnntc": 1489.0, "rnnlm": 969.0, "nmt": 2190.0},
+}
+
+
+def optcnn(name: str, devices: int) -> dict[str, Any]:
+    model, machine, clock = get(name, batch=SAMPLES * devices), Machine.preset(MACHINES[devices]), Clock()
+    captured = capture(model.loss, model.params, model.batch)
+    row: dict[str, Any] = {"model": name, "algorithm": "optcnn", "devices": devices, "capture": clock()}
+    assembled = assemble(captured.graph, captured.differentiated, machine, Training())
+    problem, rim = layerwise(assembled), light(assembled.opened)
+    row["assemble"] = clock()
+    with uncollected():
+        found = optimal(problem, rim)
+    row |= {"search": clock(), "published": OPTCNN[name], "nodes": found.nodes, "final": found.final}
+    row |= {"node_eliminations": found.node_eliminations, "edge_eliminations": found.edge_eliminations}
+    row["step_ms"] = found.seconds * 1e3
+    return row | {"met": row["search"] <= SLOWER * row["published"]}
+
+
+def flexflow(name: str, devices: int) -> dict[str, Any]:
+    network = NETWORKS[name]
+    batch = network.samples * devices
+    model, clock = network.build(batch=batch), Clock()
+    captured = capture(model.loss, model.params, model.batch)
+    row: dict[str, Any] = {"model": name, "algorithm": "flexflow", "devices": devices, "capture": clock()}
+    o = operators(captured.graph, captured.differentiated, Topology.uniform(Machine.preset(MACHINES[devices])))
+    begun = initial(o, batch)
+    data = makespan(Strategy(o, begun["data parallelism"]).graph)
+    clock()
+    (chain,) = explored(o, {"random": begun["random"]}, stop=Stop(MOST, TURNS * len(o.numbers), early=False)).chains
+    row |= {"search": clock(), "published": FLEXFLOW[devices][name], "operators": len(o.numbers), "proposals": chain.proposals}
+    row |= {"accepted": chain.accepted, "each_ms": row["search"] / chain.proposals * 1e3}
+    row |= {"data_ms": data * 1e3, "first_ms": chain.first * 1e3, "random_ms": chain.best * 1e3}
+    return row | {"met": row["search"] <= SLOWER * row["published"]}
+
+
+def main() -> None:
+    cases = {f"{name}, optcnn, 4": (optcnn, name, 4) for name in OPTCNN}
+    cases |= {f"{name}, flexflow, {n}": (flexflow, name, n) for n, known in FLEXFLOW.items() for name in known}
+    chosen, every = asked(__doc__, cases)
+    rows = []
+    for case in chosen:
+        measured, name, devices = cases[case]
+        rows.append(measured(name, devices))
+        print(case, {k: round(v, 5) if isinstance(v, float) else v for k, v in rows[-1].items()}, flush=True)
+    for which in ("optcnn", "flexflow"):
+        show(f"{which}: seconds of a search", [row for row in rows if row["algorithm"] == which])
+    if every:
+        record("published_speed", rows, target=SLOWER, proposals_per_operator=TURNS)
+
+
+if __name__ == "__main__":
+    main()
