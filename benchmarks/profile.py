@@ -3,7 +3,8 @@
 `python -m benchmarks.profile`. Eight virtual CPU devices, which share the host's cores: run it where nothing else runs. Each
 model's operators are measured first, as `unity profile` does. Then strategies are drawn: points of the frontier; data parallelism,
 weights in pieces, weights in pieces and data whole; and random ones: the best where every operator's cost is drawn anew for each of
-its values, near the true one (nearly the best strategies) or far from it (anything). Programs are compiled as XLA does by default,
+its values, near the true one (good strategies) or far from it (anything). Sizes are such that a step takes tens of milliseconds:
+below that, what the host takes to begin and end it is most of what is measured. Programs are compiled as XLA does by default,
 and take turns.
 
 A step's time is without the call, which is the same for all: of a program that gives as many arrays and does nothing else. The C
@@ -55,19 +56,21 @@ from unity.search.minimizer import Minimizer
 from unity.search.predict import Prediction, predict
 from unity.search.problem import Point
 from unity.search.profiles.store import Store
+from unity.search.published.baselines import usual
 from unity.search.session import Candidate
 
 KENDALL, ERROR, CHOSEN = 0.8, 0.25, 1.05  # targets
 STRATEGIES = 24
 CALL = "the call alone"
-SPREADS = (0.3, 3.0, 30.0)  # of random costs
+TABLES = (100_000, 50_000, 10_000, 1_000)  # rows
+SPREADS = (1.0, 10.0, 100.0)  # of random costs
 
 CASES: dict[str, Callable[[], Model]] = {
     "gpt block": lambda: gpt_block(256, 8, 64, 16),
-    "gpt": lambda: gpt(layers=2, hidden=128, heads=4, vocab=256, seq=64, batch=16),
+    "gpt": lambda: gpt(layers=2, hidden=256, heads=8, vocab=512, seq=128, batch=16),
     "cnn": lambda: alexnet(image=63, width=256, batch=16, classes=16),
-    "dlrm": lambda: dlrm(tables=(20_000, 5_000, 1_000, 504), width=32, bottom=(16, 256, 32), top=(256, 64, 8), batch=512),
-    "lstm": lambda: rnnlm(layers=2, hidden=128, vocab=256, steps=16, batch=32),
+    "dlrm": lambda: dlrm(tables=TABLES, width=64, bottom=(64, 1024, 512, 64), top=(1024, 512, 8), batch=4096),
+    "lstm": lambda: rnnlm(layers=2, hidden=128, vocab=1024, steps=32, batch=256),
 }
 
 
@@ -112,22 +115,6 @@ def drawn(assembled: Assembled, rng: np.random.Generator, spread: float) -> Poin
     mean = float(np.mean([c.forward.min() for c in assembled.costs]))
     costs = tuple(replace(c, forward=c.forward + spread * mean * rng.exponential(1.0, len(c.forward))) for c in assembled.costs)
     return Minimizer(replace(assembled, costs=costs, known={}).problem).at([0.0])[0]
-
-
-def usual(assembled: Assembled, data: bool, weights: bool) -> Point | None:
-    """The fastest strategy with data and weights stored in pieces along all axes, or whole; None if sizes do not allow it."""
-    costs = []
-    for site, domain, cost in zip(assembled.opened.sites, assembled.domains, assembled.costs, strict=True):
-        if site.kind == "input":
-            pieces = np.array([all(s.kind == "P" for s in domain.type_of(v, 0)) for v in range(len(domain))])
-            first = np.array([all(s.kind == "P" and s.dim == 0 for s in domain.type_of(v, 0)) for v in range(len(domain))])
-            whole = np.array([all(s.kind == "U" for s in domain.type_of(v, 0)) for v in range(len(domain))])
-            allowed = (pieces if weights else whole) if site.weight else (first if data else whole)
-            allowed = allowed if allowed.any() else whole
-            cost = replace(cost, forward=np.where(allowed, cost.forward, np.inf))
-        costs.append(cost)
-    point = Minimizer(replace(assembled, costs=tuple(costs), known={}).problem).at([0.0])[0]
-    return point if np.isfinite(point.time) else None
 
 
 def measured(model: Model, found: list[Strategy], rounds: int) -> dict[str, tuple[float, float]]:

@@ -1,0 +1,276 @@
+"""Runs cases in processes, one for each core, and keeps what every case gives in a file of its own, so that a run goes on after an
+interruption where it was."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cached_property
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from benchmarks.models import get
+from benchmarks.models.model import Model
+from benchmarks.seeds.cases import OWN, Case, groups
+from benchmarks.seeds.dimensions import ABLATION, space
+from unity.pcg.errors import UnityError
+from unity.pcg.graph import PCG
+from unity.pcg.parallelize import parallelize
+from unity.pcg.state import degrees
+from unity.search.offers import HEAVY
+from unity.search.problem import Point
+from unity.search.published.restricted import Structure
+
+ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "collective-permute": 1}
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A model on a machine, captured once. Every algorithm starts with a search of its own, so that its seconds are all its own."""
+
+    case: Case
+
+    @cached_property
+    def model(self) -> Model:
+        return get(self.case.model, **self.case.sizes)
+
+    @cached_property
+    def captured(self) -> Any:
+        from unity.pcg.capture import capture
+
+        return capture(self.model.loss, self.model.params, self.model.batch)
+
+    def search(self) -> Any:
+        from unity.search.cost import Training
+        from unity.search.session import Search
+
+        training = Training(True, self.case.slots)
+        return Search(self.captured.graph, self.captured.differentiated, self.case.machine, training)
+
+    def figures(self, graph: PCG, memory: float, time: float) -> dict[str, Any]:
+        """What a strategy costs: seconds, of them computing, bytes on a device, bytes that all devices send.
+
+        `time`: what the search's price list says, which is the same for all. What is sent, and the time of computing, are of the
+        graph that would run, where equal collectives are one (`search.predict`).
+        """
+        from unity.search.predict import predict
+
+        machine = self.case.machine
+        found = predict(graph, machine, self.captured.differentiated)
+        sent = 0.0
+        for term in found.collectives:
+            n = math.prod(machine.axes[k].size for k in term.collective.axes)
+            sent += ROUNDS[term.collective.kind] * (n - 1) / n * term.collective.nbytes * term.collective.count * machine.devices
+        compute = sum(t.forward + t.backward for t in found.operators)
+        more = {"layers": list(layers(graph))} if (self.case.part, self.case.model) == ("optcnn7", "vgg16") else {}
+        return {"time": time, "predicted": found.time, "compute": compute, "memory": memory, "sent": sent} | more
+
+    def strategy(self, search: Any, candidate: Any) -> dict[str, Any]:
+        graph = parallelize(search.graph, candidate.assignment)
+        return self.figures(graph, candidate.memory, candidate.time)
+
+
+def layers(graph: PCG) -> Iterator[str]:
+    """How products with weights are split, in order, as OptCNN's table 5 says it: degrees of samples, channels, height and width; k
+    is that of what is summed over."""
+    for node in graph.nodes:
+        if node.kind in HEAVY:
+            of = degrees(node.types[0], graph.axes, node.tensors[0].ndim)
+            summed = math.prod(axis.size for axis, state in zip(graph.axes, node.types[0], strict=True) if state.kind == "S")
+            split = [f"{name}={d}" for name, d in zip("nchw", of, strict=False)] + ([f"k={summed}"] if summed > 1 else [])
+            yield f"{'conv' if node.tensors[0].ndim > 2 else 'dense'} {' '.join(split)}"
+
+
+def measured(task: Task, case: Case) -> dict[str, Any]:
+    """What one case gives: figures of a strategy or the points of a frontier, and seconds of the search."""
+    from unity.search.published import algorithm, names
+
+    if case.algorithm not in OWN and case.algorithm not in names():
+        return {"missing": f"{case.algorithm}: not available"}
+    search = task.search()
+    started, own = time.perf_counter(), time.process_time()
+    try:
+        result = _own(task, case, search) if case.algorithm in OWN else _published(task, search, algorithm(case.algorithm), case)
+    except UnityError as error:
+        result = {"error": str(error)}
+    clock = {"seconds": time.perf_counter() - started, "process seconds": time.process_time() - own}
+    return clock | result
+
+
+def _published(task: Task, search: Any, algorithm: Any, case: Case) -> dict[str, Any]:
+    from unity.search.published import Asked
+
+    started, own = time.perf_counter(), time.process_time()
+    candidate = algorithm(search, Asked(case.limit, budget=case.budget))
+    clock = {"seconds": time.perf_counter() - started, "process seconds": time.process_time() - own}
+    return clock | _fits(task.strategy(search, candidate), case)
+
+
+def _own(task: Task, case: Case, search: Any) -> dict[str, Any]:
+    """This project's searches. "captured" leaves the graph as it is; "sequential" rewrites it for one device first (Unity, 6.4)."""
+    match case.algorithm:
+        case "captured":
+            candidate = search.under(case.limit) or search.leanest
+            return _fits(task.strategy(search, candidate), case)
+        case "unity":
+            return _joint(task, case)
+        case "sequential":
+            return _sequential(task, case)
+        case "unity-rules":
+            from unity.search.joint import Budget
+            from unity.search.unity_rules.fitting import CANDIDATES, fitting
+
+            found = fitting(search, case.limit, Budget(CANDIDATES))
+            return _fits(task.strategy(search, found.candidate), case)
+        case "frontier":
+            points, exact = search.frontier
+            return {"exact": exact, "points": _unbeaten(task, search, points)}
+        case "mesh-frontier":
+            return _mesh(task, search)
+        case name if name in ABLATION:
+            found = space(Structure(search), ABLATION[name]).under(search, case.limit)
+            return {"error": "no strategy is left"} if found is None else _fits(task.strategy(search, found), case)
+        case _:
+            return _tracked(task, search, case.algorithm.removeprefix("tensoropt-"))
+
+
+def _fits(figures: dict[str, Any], case: Case) -> dict[str, Any]:
+    return figures | {"fits": figures["memory"] <= case.limit}
+
+
+def _unbeaten(task: Task, search: Any, candidates: Iterable[Any]) -> list[list[float]]:
+    """Bytes, seconds and seconds of computing of the strategies that no other beats, with what they hold for a moment."""
+    from unity.search.session import unbeaten
+
+    found = [task.strategy(search, c) for c in unbeaten(tuple(candidates))]
+    return [[f["memory"], f["time"], f["compute"]] for f in found]
+
+
+def _tracked(task: Task, search: Any, way: str) -> dict[str, Any]:
+    """TensorOpt's frontier. Its seconds are those of frontier tracking; to list configurations and their costs, which the paper
+    measures before, is told apart."""
+    from unity.search.published.tensoropt import TensorOpt
+
+    started, own = time.perf_counter(), time.process_time()
+    found = TensorOpt(search, way="elimination" if way == "elimination" else "ldp")
+    assert found.space.problem.sizes
+    listed = time.perf_counter() - started
+    started, own = time.perf_counter(), time.process_time()
+    tracked = found.tracked
+    clock = {"seconds": time.perf_counter() - started, "process seconds": time.process_time() - own}
+    step = max(1, len(tracked.points) // 40)
+    some = sorted({*range(0, len(tracked.points), step), len(tracked.points) - 1}) if tracked.points else []
+    points = _unbeaten(task, search, [found.candidate(tracked.points[k]) for k in some])
+    clock |= {"listing seconds": listed}
+    return clock | {"fixed": len(tracked.fixed), "sums": _sums(tracked.points), "points": points}
+
+
+def _sums(points: Iterable[Point]) -> list[list[float]]:
+    """Bytes and seconds of points as the search adds them up, without what is held for a moment."""
+    return [[point.memory, point.time] for point in points]
+
+
+def _mesh(task: Task, search: Any) -> dict[str, Any]:
+    from unity.search.problem import nondominated
+    from unity.search.published.tofu import mesh_frontier
+
+    every = [(space, point) for space, frontier in mesh_frontier(search) for point in frontier.points]
+    kept = nondominated(point for _, point in every)
+    best = set(map(id, kept))
+    found = [search.candidate(space.assembled, space.strategy(point)) for space, point in every if id(point) in best]
+    return {"sums": _sums(kept), "points": _unbeaten(task, search, found)}
+
+
+def _joint(task: Task, case: Case) -> dict[str, Any]:
+    """`unity.optimize`: algebra and parallelization together."""
+    import unity
+
+    model = task.model
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        limit = None if math.isinf(case.limit) else case.limit
+        machine = case.machine.with_memory(10**15) if limit is None else case.machine
+        started, own = time.perf_counter(), time.process_time()
+        plan = unity.optimize(
+            model.loss, model.params, model.batch, machine=machine, memory_limit=limit, optimizer_slots=case.slots, progress=False
+        )
+        clock = {"seconds": time.perf_counter() - started, "process seconds": time.process_time() - own}
+    return clock | _fits(task.figures(plan.pcg, plan.memory, plan.time), case)
+
+
+def _sequential(task: Task, case: Case) -> dict[str, Any]:
+    from unity.rewriting import Rewriter, budget_of
+    from unity.search.cost import Training
+    from unity.search.machine import Machine
+    from unity.search.pricing import Prices
+    from unity.search.session import Search
+    from unity.substitutions.axioms import default_library
+
+    alone, training = Machine.grid(1, 1, case.machine.device), Training(True, case.slots)
+    found = Rewriter(default_library(), budget_of(None)).best(task.captured, Prices(alone, training), lambda stage: None)
+    after = task.captured if found is None else found.after
+    search = Search(after.graph, task.captured.differentiated, case.machine, training)
+    return _fits(task.strategy(search, search.under(case.limit) or search.leanest), case)
+
+
+def group(some: list[Case], folder: str) -> list[str]:
+    """Runs the cases of one group, and keeps each result as soon as it is there."""
+    task, done = Task(some[0]), list[str]()
+    for case in some:
+        try:
+            result = measured(task, case)
+        except Exception as error:  # a case that fails must not take the others with it; the page shows it
+            result = {"failed": f"{type(error).__name__}: {error}"}
+        keep(Path(folder), case, result)
+        done.append(case.name)
+    return done
+
+
+def keep(folder: Path, case: Case, result: dict[str, Any]) -> None:
+    """A file is there as a whole, or not at all."""
+    from unity.pcg.atomic import write
+
+    about = {
+        "part": case.part,
+        "model": case.model,
+        "algorithm": case.algorithm,
+        "devices": case.machine.devices,
+        "machine": case.machine.name,
+        "scale": case.scale,
+        "batch": case.sizes.get("batch"),
+        "limit": None if math.isinf(case.limit) else case.limit,
+    }
+    write(folder / f"{case.name}.json", json.dumps(about | result, default=float) + "\n")
+
+
+def known(folder: Path, every: list[Case]) -> dict[str, dict[str, Any]]:
+    """What was kept of these cases, by their names. What failed, or was missing, is run again."""
+    found = {}
+    for case in every:
+        path = folder / f"{case.name}.json"
+        if path.exists():
+            found[case.name] = json.loads(path.read_text())
+    return found
+
+
+def left(folder: Path, every: list[Case]) -> list[Case]:
+    """The cases that there is no result of."""
+    before = known(folder, every)
+    return [c for c in every if c.name not in before or {"missing", "failed"} & before[c.name].keys()]
+
+
+def run(every: list[Case], folder: Path, processes: int) -> Iterator[list[str]]:
+    """Runs cases that are left; gives the names of those that are done, group by group."""
+    tasks = sorted(groups(left(folder, every)), key=lambda g: -sum(c.minutes for c in g))
+    folder.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(group, some, str(folder)) for some in tasks]
+        for future in as_completed(futures):
+            yield future.result()
