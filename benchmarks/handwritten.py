@@ -48,6 +48,7 @@ from benchmarks.record import record, show
 from unity.exec.check import compiler_options
 from unity.exec.hlo import Collective, collectives, memory
 from unity.plan import Plan
+from unity.search.simulator import topology
 
 DEVICES = 8
 TIME = 1.05  # target: of the best by hand
@@ -91,12 +92,7 @@ CASES = {
 
 def sent(found: list[Collective]) -> float:
     """Bytes that one device sends in one step, in rings."""
-    return sum(c.count * c.nbytes * _factor(c) for c in found)
-
-
-def _factor(c: Collective) -> float:
-    k = len(c.groups[0])
-    return {"all-reduce": 2 * (k - 1) / k, "collective-permute": 1.0}.get(c.kind, (k - 1) / k)
+    return sum(c.count * topology.sent(c.kind, len(c.groups[0]), c.nbytes) for c in found)
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from unity.pcg.state import degrees
 from unity.search.offers import HEAVY
 from unity.search.problem import Point
 from unity.search.published.restricted import Structure
-
-ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "collective-permute": 1}
+from unity.search.simulator.topology import sent
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,14 +62,12 @@ class Task:
         from unity.search.predict import predict
 
         machine = self.case.machine
-        found = predict(graph, machine, self.captured.differentiated)
-        sent = 0.0
-        for term in found.collectives:
-            n = math.prod(machine.axes[k].size for k in term.collective.axes)
-            sent += ROUNDS[term.collective.kind] * (n - 1) / n * term.collective.nbytes * term.collective.count * machine.devices
+        found, total = predict(graph, machine, self.captured.differentiated), 0.0
+        for c in (term.collective for term in found.collectives):
+            total += sent(c.kind, math.prod(machine.axes[k].size for k in c.axes), c.nbytes) * c.count * machine.devices
         compute = sum(t.forward + t.backward for t in found.operators)
         more = {"layers": list(layers(graph))} if (self.case.part, self.case.model) == ("optcnn7", "vgg16") else {}
-        return {"time": time, "predicted": found.time, "compute": compute, "memory": memory, "sent": sent} | more
+        return {"time": time, "predicted": found.time, "compute": compute, "memory": memory, "sent": total} | more
 
     def strategy(self, search: Any, candidate: Any) -> dict[str, Any]:
         graph = parallelize(search.graph, candidate.assignment)
