@@ -84,6 +84,18 @@ def test_a_rewritten_plan_computes_the_same(fn, args, tmp_path):
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize(("fn", "args"), [(chained, CHAINED), (layers, LAYERS)], ids=["chained", "layers"])
+def test_algebra_first_and_then_parallelization_is_never_faster(fn, args):
+    """The program is that of one device, whatever machine it is parallelized for."""
+    found = plan(fn, args, search="sequential")
+    alone = plan(fn, args, search="sequential", machine=Machine.grid(1, 1, "v100"))
+    assert found.rewriting is not None
+    assert found.serial.key == alone.serial.key
+    assert alone.time < plan(fn, args, search="captured", machine=Machine.grid(1, 1, "v100")).time
+    assert plan(fn, args).time <= found.time * (1 + 1e-9)
+    found.check_derivation()
+
+
 def test_the_compiled_program_has_the_collectives_of_the_plan():
     assert plan(chained, CHAINED).check().agrees()
 

@@ -10,7 +10,7 @@ from small_models import MODELS
 from benchmarks.seeds import run as seeds_run
 from benchmarks.seeds.cases import OWN, PARTS, Case, cases, groups
 from benchmarks.seeds.dimensions import ABLATION, space
-from benchmarks.seeds.run import group, known, left, run
+from benchmarks.seeds.run import group, known, left, restore, run
 from benchmarks.seeds.tables import Results, absent, never_slower, ratio, tables, turning
 from unity.pcg.capture import capture
 from unity.search.cost import Training
@@ -47,6 +47,10 @@ def test_a_run_goes_on_where_it_was(tmp_path, monkeypatch) -> None:
     rows = absent(Results(tuple(found.values()))).rows
     assert [row[3] for row in rows] == ["no such algorithm"]
     before = (tmp_path / f"{every[0].name}.json").read_text()
+    restore(tmp_path / "elsewhere", list(found.values()))
+    assert known(tmp_path / "elsewhere", every) == found
+    restore(tmp_path, [{**found[every[0].name], "time": 0.0}])  # what is there is newer
+    assert known(tmp_path, every) == found
     monkeypatch.setattr(seeds_run, "measured", lambda task, case: 1 / 0)
     group([replace(every[0], slots=1)], str(tmp_path))
     assert (tmp_path / f"{every[0].name}.json").read_text() == before

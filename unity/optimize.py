@@ -28,7 +28,7 @@ from unity.uncollected import uncollected
 from unity.wording import size
 
 OBJECTIVES = ("time", "devices", "memory")
-SEARCHES = ("unity", "captured", "unity-rules", *names())
+SEARCHES = ("unity", "captured", "sequential", "unity-rules", *names())
 Found: TypeAlias = tuple[Captured, Search, Candidate]
 
 
@@ -61,9 +61,9 @@ def optimize(
         objective: "time": the fastest that fits; "devices": on the fewest devices that fit; "memory": the leanest.
         memory_limit: bytes on one device; the default is the device's own.
         optimizer_slots: values that the optimizer keeps for each weight (Adam: 2), counted as memory.
-        search: "unity": algebra and parallelization together, over proved rules; "captured": the graph is left as it is;
-            "unity-rules": it is parallelized by substitutions alone, as Unity published it, for comparison; and what else was
-            published, by the names in `unity.search.published`.
+        search: "unity": algebra and parallelization together, over proved rules; "captured": the graph is left as it is. For
+            comparison, "sequential": algebra first, for one device, then parallelization; "unity-rules": parallelization by
+            substitutions alone, as Unity published it; and what else was published, by the names in `unity.search.published`.
         budget: how long to look for rewritings: a number of programs (int; the same plan every time), or seconds (float). For a
             published algorithm, its own steps or seconds.
         rules: the rules that may be used: a library's path or a loaded Library; the default is the one that comes with unity.
@@ -82,7 +82,7 @@ def optimize(
     _refuse(objective, search, constraints)
     if measure and (machine is not None or objective != "time"):
         raise ValueError("measure=True runs plans on the devices of this process: leave machine= out, and objective= at 'time'")
-    allowed = rules if search == "unity" else ()
+    allowed = rules if search in ("unity", "sequential") else ()
     wanted = CANDIDATES if budget is None and search == "unity-rules" else budget
     rewriter = Rewriter(None if allowed is None else library_of(allowed), budget_of(wanted))
     with _stages(progress) as say, uncollected():
@@ -152,7 +152,7 @@ class _Task:
         if known is not None:
             made, candidate = known
             return Plan(replace(made, seconds=time.perf_counter() - started), candidate)
-        ours = {"unity": self.rewritten, "captured": self.rewritten, "unity-rules": self.substituted}
+        ours = {"unity": self.rewritten, "captured": self.rewritten, "sequential": self.sequential, "unity-rules": self.substituted}
         made, candidate = ours.get(self.kind, self.published)(machine)
         if self.measure:
             ranking = measured(made, candidate, self.limit, self.say)
@@ -183,6 +183,17 @@ class _Task:
             else:
                 chosen = None
         captured = self.captured if chosen is None else chosen.after
+        return Made(self.fn, captured, search, 0.0, rewriting=chosen), candidate
+
+    def sequential(self, machine: Machine) -> tuple[Made, Candidate]:
+        """The best strategy of the program that is the fastest on one device (Unity, section 6.4, compares with it)."""
+        alone = Machine.grid(1, 1, machine.device)
+        chosen = self.rewriter.best(self.captured, Prices(alone, self.training), self.say)
+        captured = self.captured if chosen is None else chosen.after
+        search = self.search(captured, Prices(machine, self.training))
+        candidate = self.best(search)
+        if candidate is None or candidate.memory > self.limit:
+            raise InfeasibleError(_shortfall(machine, search.leanest, self.limit))
         return Made(self.fn, captured, search, 0.0, rewriting=chosen), candidate
 
     def substituted(self, machine: Machine) -> tuple[Made, Candidate]:

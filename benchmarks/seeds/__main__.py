@@ -1,8 +1,9 @@
 """`python -m benchmarks.seeds [PART…]`: runs what there is no result of yet, and writes the page.
 
 Parts are named after the papers' figures: tensoropt6 (and table 3), tensoropt7, tensoropt8, optcnn7 (and 8), flexflow6 (7, 9 and
-table 5), unity14 (and 15b), unity15 (15a). Results are kept one by one in `benchmarks/results/seeds`, so a run that was interrupted
-goes on where it was; `--again` forgets those of the parts named. `--page` writes the page of what is there and runs nothing.
+table 5), unity14 (and 15b), unity15 (15a). Results are kept one by one in `benchmarks/results/seeds/cases`, so a run that was
+interrupted goes on where it was, and together in `results.json` beside the page; `--again` forgets those of the parts named.
+`--page` writes the page of what is there and runs nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing is run on devices
 import argparse
 import json
 
-from benchmarks.record import RESULTS
+from benchmarks.record import RESULTS, record
 from benchmarks.seeds.cases import PARTS, Case, cases
 from benchmarks.seeds.page import page
-from benchmarks.seeds.run import known, left, run
+from benchmarks.seeds.run import known, left, restore, run
 from benchmarks.seeds.tables import Results
-from unity.pcg.atomic import write
 
 FOLDER = RESULTS / "seeds"
+RECORD = FOLDER / "results.json"
 
 
 def main() -> None:
@@ -40,6 +41,8 @@ def main() -> None:
         if (not options.models or case.model in options.models) and (not options.devices or case.machine.devices in options.devices)
     ]  # fmt: skip
     folder = FOLDER / "cases"
+    if RECORD.exists():
+        restore(folder, json.loads(RECORD.read_text())["rows"])
     if options.again:
         for case in every:
             (folder / f"{case.name}.json").unlink(missing_ok=True)
@@ -47,8 +50,7 @@ def main() -> None:
         _run(every, options.processes)
     whole = cases(tuple(PARTS))
     found = known(folder, whole)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    write(FOLDER / "results.json", json.dumps(list(found.values()), indent=0) + "\n")
+    record("seeds/results", list(found.values()))
     page(Results(tuple(found.values())), len(whole), FOLDER)
     print(f"{len(found)} of {len(whole)} cases; {FOLDER / 'page.md'}")
 

@@ -116,10 +116,8 @@ def _own(task: Task, case: Case, search: Any) -> dict[str, Any]:
         case "captured":
             candidate = search.under(case.limit) or search.leanest
             return _fits(task.strategy(search, candidate), case)
-        case "unity":
-            return _joint(task, case)
-        case "sequential":
-            return _sequential(task, case)
+        case "unity" | "sequential":
+            return _optimized(task, case)
         case "unity-rules":
             from unity.search.joint import Budget
             from unity.search.unity_rules.fitting import CANDIDATES, fitting
@@ -185,8 +183,8 @@ def _mesh(task: Task, search: Any) -> dict[str, Any]:
     return {"sums": _sums(kept), "points": _unbeaten(task, search, found)}
 
 
-def _joint(task: Task, case: Case) -> dict[str, Any]:
-    """`unity.optimize`: algebra and parallelization together."""
+def _optimized(task: Task, case: Case) -> dict[str, Any]:
+    """`unity.optimize`: algebra and parallelization, together or one after the other."""
     import unity
 
     model = task.model
@@ -195,26 +193,11 @@ def _joint(task: Task, case: Case) -> dict[str, Any]:
         limit = None if math.isinf(case.limit) else case.limit
         machine = case.machine.with_memory(10**15) if limit is None else case.machine
         started, own = time.perf_counter(), time.process_time()
-        plan = unity.optimize(
-            model.loss, model.params, model.batch, machine=machine, memory_limit=limit, optimizer_slots=case.slots, progress=False
-        )
+        args = (model.params, model.batch)
+        options = {"machine": machine, "memory_limit": limit, "optimizer_slots": case.slots, "search": case.algorithm}
+        plan = unity.optimize(model.loss, *args, **options, progress=False)
         clock = {"seconds": time.perf_counter() - started, "process seconds": time.process_time() - own}
     return clock | _fits(task.figures(plan.pcg, plan.memory, plan.time), case)
-
-
-def _sequential(task: Task, case: Case) -> dict[str, Any]:
-    from unity.rewriting import Rewriter, budget_of
-    from unity.search.cost import Training
-    from unity.search.machine import Machine
-    from unity.search.pricing import Prices
-    from unity.search.session import Search
-    from unity.substitutions.axioms import default_library
-
-    alone, training = Machine.grid(1, 1, case.machine.device), Training(True, case.slots)
-    found = Rewriter(default_library(), budget_of(None)).best(task.captured, Prices(alone, training), lambda stage: None)
-    after = task.captured if found is None else found.after
-    search = Search(after.graph, task.captured.differentiated, case.machine, training)
-    return _fits(task.strategy(search, search.under(case.limit) or search.leanest), case)
 
 
 def group(some: list[Case], folder: str) -> list[str]:
@@ -235,6 +218,7 @@ def keep(folder: Path, case: Case, result: dict[str, Any]) -> None:
     from unity.pcg.atomic import write
 
     about = {
+        "case": case.name,
         "part": case.part,
         "model": case.model,
         "algorithm": case.algorithm,
@@ -245,6 +229,17 @@ def keep(folder: Path, case: Case, result: dict[str, Any]) -> None:
         "limit": None if math.isinf(case.limit) else case.limit,
     }
     write(folder / f"{case.name}.json", json.dumps(about | result, default=float) + "\n")
+
+
+def restore(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """Puts recorded results back where they came from, if there is nothing newer."""
+    from unity.pcg.atomic import write
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for row in rows:
+        path = folder / f"{row['case']}.json"
+        if not path.exists():
+            write(path, json.dumps(row) + "\n")
 
 
 def known(folder: Path, every: list[Case]) -> dict[str, dict[str, Any]]:
