@@ -285,8 +285,11 @@ def held_alike(one: PCG, other: PCG) -> None:
     assert changed == said
 
 
-def held(node: Node, graph: PCG) -> list[str]:
-    return [words(t, graph.axes) for t in node.types] if node.types else ["whole"] * len(node.tensors)
+def held(node: Node, graph: PCG) -> list[tuple]:
+    """In words, and along which axes: those of two meshes may be called alike and have other sizes."""
+    if not node.types:
+        return [("whole", ())] * len(node.tensors)
+    return [(words(t, graph.axes), tuple(a for a, s in zip(graph.axes, t, strict=True) if s.kind != "U")) for t in node.types]
 
 
 MACHINES = (Machine.grid(1, 4, "a100"), Machine.grid(3, 2, "a100"))

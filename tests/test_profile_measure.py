@@ -24,7 +24,7 @@ from unity.pcg.axis import Axis
 from unity.pcg.body import program_of
 from unity.pcg.parallelize import parallelize
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, Type, partitioned
-from unity.search.collectives import TURNING, collective
+from unity.search.collectives import KINDS, TURNING, collective
 from unity.search.hardware import Level
 from unity.search.local import where
 from unity.search.machine import Machine
@@ -238,7 +238,7 @@ def test_what_does_not_run_is_said_and_the_rest_is_measured(tmp_path: Any, monke
 
 def test_curves_of_every_kind_and_size() -> None:
     found = curves.curves(jax.devices()[:4], sizes=(1 << 10, 1 << 12), rounds=1)
-    kinds = {(kind, turned) for kind in curves.RINGS for turned in (False, kind in TURNING)}
+    kinds = {(kind, turned) for kind in KINDS for turned in (False, kind in TURNING)}
     assert {(c.kind, c.turned, c.size) for c in found} == {(*kind, size) for kind in kinds for size in (2, 4)}
     for c in found:
         assert c.alpha > 0

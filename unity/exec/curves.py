@@ -147,7 +147,13 @@ COLLECTIVES: Mapping[tuple[str, bool], tuple[Collective, ...]] = {
         lambda x: lax.all_to_all(x.reshape(lax.axis_size(GROUP), -1), GROUP, 0, 0),
         lambda x: lax.all_to_all(_rows(x), GROUP, 1, 0, tiled=True),
     ),
+    ("collective-permute", False): (lambda x: lax.ppermute(x, GROUP, _next(lax.axis_size(GROUP))),),
 }
+
+
+def _next(devices: int) -> list[tuple[int, int]]:
+    """Every device of a group sends to the one after it."""
+    return [(k, (k + 1) % devices) for k in range(devices)]
 
 
 def _times(run: Run, which: int, sizes: int) -> int:

@@ -20,6 +20,7 @@ from unity.search.presets import DEVICES, KINDS
 from unity.search.profiles.profile import Where
 from unity.search.profiles.store import ProfileError, Store
 
+WAY = 3  # of measuring: another number for another one, so that what was measured otherwise is not believed
 JaxDevice: TypeAlias = Any  # jax.Device, which is no type to a type checker: jaxlib has no stubs
 
 
@@ -104,7 +105,7 @@ def _remembered(devices: list[JaxDevice]) -> Machine:
 
 def _path(devices: list[JaxDevice]) -> Path:
     at = where(devices)
-    key = f"{at.kind}-{at.devices}-jax-{at.jax}-cores-{at.cores}-in-context"
+    key = f"{at.kind}-{at.devices}-jax-{at.jax}-cores-{at.cores}-way-{WAY}"
     return platformdirs.user_cache_path("unity") / "machines" / (re.sub(r"[^\w.-]+", "_", key) + ".json")
 
 
