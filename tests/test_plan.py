@@ -131,6 +131,7 @@ def test_no_plan_fits() -> None:
     ("option", "message"),
     [
         ({"search": "alpa"}, "search='alpa'"),
+        ({"search": "optcnn", "objective": "memory"}, "search='optcnn' has an objective of its own"),
         ({"objective": "speed"}, "objective='speed'"),
         ({"budget": -3}, "budget="),
         ({"rules": 3}, "rules="),

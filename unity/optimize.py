@@ -63,7 +63,8 @@ def optimize(
         optimizer_slots: values that the optimizer keeps for each weight (Adam: 2), counted as memory.
         search: "unity": algebra and parallelization together, over proved rules; "captured": the graph is left as it is. For
             comparison, "sequential": algebra first, for one device, then parallelization; "unity-rules": parallelization by
-            substitutions alone, as Unity published it; and what else was published, by the names in `unity.search.published`.
+            substitutions alone, as Unity published it; and what else was published, by the names in `unity.search.published`,
+            each with its own objective.
         budget: how long to look for rewritings: a number of programs (int; the same plan every time), or seconds (float). For a
             published algorithm, its own steps or seconds.
         rules: the rules that may be used: a library's path or a loaded Library; the default is the one that comes with unity.
@@ -101,6 +102,8 @@ def _refuse(objective: str, search: str, constraints: Any) -> None:
         raise ValueError(f"objective={objective!r} is not known; one of {', '.join(map(repr, OBJECTIVES))}")
     if search not in SEARCHES:
         raise ValueError(f"search={search!r} is not available; one of {', '.join(map(repr, SEARCHES))}")
+    if objective == "memory" and search in names():
+        raise ValueError(f"search={search!r} has an objective of its own: objective= may be 'time' or 'devices'")
     if constraints:
         raise ValueError("constraints= is not available in this version")
 
@@ -187,8 +190,7 @@ class _Task:
 
     def sequential(self, machine: Machine) -> tuple[Made, Candidate]:
         """The best strategy of the program that is the fastest on one device (Unity, section 6.4, compares with it)."""
-        alone = Machine.grid(1, 1, machine.device)
-        chosen = self.rewriter.best(self.captured, Prices(alone, self.training), self.say)
+        chosen = self.rewriter.best(self.captured, Prices(machine.alone, self.training), self.say)
         captured = self.captured if chosen is None else chosen.after
         search = self.search(captured, Prices(machine, self.training))
         candidate = self.best(search)

@@ -16,7 +16,6 @@ from unity.pcg.graph import PCG
 from unity.pcg.parallelize import Assignment, parallelize
 from unity.pcg.serialize import to_json as graph_json
 from unity.search.backend import backend_of
-from unity.search.machine import Machine
 from unity.search.memory import predict_memory
 from unity.search.predict import Prediction, predict
 from unity.substitutions.text import print_side
@@ -122,7 +121,7 @@ def summary_of(plan: Plan) -> Summary:
 
 def captured_summary_of(plan: Plan) -> Summary:
     """The summary of the program that a plan was made for, as it was captured, running on one device of the plan's machine."""
-    machine, differentiated = alone(plan.machine), differentiated_in(plan)
+    machine, differentiated = plan.machine.alone, differentiated_in(plan)
     graph = on_one_device(plan.original)
     found = predict(graph, machine, differentiated)
     memory = predict_memory(graph, differentiated, plan._made.search.training, backend_of(machine)).total
@@ -132,12 +131,6 @@ def captured_summary_of(plan: Plan) -> Summary:
 def differentiated_in(plan: Plan) -> Collection[int]:
     """The arguments that a plan's step takes gradients for."""
     return plan._made.captured.differentiated if plan._made.search.training.backward else ()
-
-
-def alone(machine: Machine) -> Machine:
-    """One device of a machine."""
-    levels = tuple(replace(level, size=1) for level in machine.levels)
-    return replace(machine, name=f"one device of {machine.name}", levels=levels)
 
 
 def on_one_device(graph: PCG) -> PCG:

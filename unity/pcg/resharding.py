@@ -50,6 +50,12 @@ def possible(before: Type, after: Type) -> bool:
     return all((s.kind, t.kind) not in IMPOSSIBLE for s, t in zip(before, after, strict=True))
 
 
+def turned(step: Step, over: Iterable[int]) -> bool:
+    """Whether a step moves pieces of another dimension than the first, along some of its axes: what is moved so is put together
+    or cut up inside of rows, and must be laid out anew."""
+    return any(s.kind == "P" and s.dim != 0 for i in over for s in (step.before[i], step.after[i]))
+
+
 @lru_cache(maxsize=100_000)
 def steps(before: Type, after: Type, axes: tuple[Axis, ...]) -> tuple[Step, ...]:
     """The parallelization operators that lead from one type to another, in order. Both must fit the tensor."""

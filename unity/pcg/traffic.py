@@ -14,7 +14,7 @@ from unity.pcg.gradients import Gradients, carrying, gradients
 from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.halos import exchanges
 from unity.pcg.placing import placing
-from unity.pcg.resharding import Step, absolute
+from unity.pcg.resharding import Step, absolute, turned
 from unity.pcg.state import copies
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -34,7 +34,7 @@ class Collective:
     node: Node  # the operator behind it: a parallelization operator, or a composite that reduces inside
     merged: bool = False  # the last of an argument's gradient: a compiler makes one collective of several such
     name: Hashable = None  # equal for collectives that do the same with the same value, of which a compiler runs one
-    turned: bool = False  # along another dimension than the first
+    turned: bool = False  # as `resharding` says
 
     @property
     def nbytes(self) -> int:
@@ -101,8 +101,8 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
     full = after if step.kind in ("combine", "combine_replicate") else before
     if there:
         name = (FORWARD, there, _moved(step, step.axes), names.value(node.operands[0]))
-        turned = _turned(step, step.axes)
-        yield Collective(there, step.axes, full, tensor.itemsize, *context.runs(node), FORWARD, node, name=name, turned=turned)
+        size, turns = (full, tensor.itemsize), turned(step, step.axes)
+        yield Collective(there, step.axes, *size, *context.runs(node), FORWARD, node, name=name, turned=turns)
     if back and context.flow(Value(node)):
         over = step.axes
         if step.kind == "partition":
@@ -112,8 +112,8 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
         if over:
             name = (BACKWARD, back, _moved(step, over), names.cotangent(Value(node)))
             merged = step.kind == "replicate" and context.outermost and _of_argument(node)
-            turned = _turned(step, over)
-            yield Collective(back, over, full, tensor.itemsize, context.times, 0, BACKWARD, node, merged, name, turned)
+            size, turns = (full, tensor.itemsize), turned(step, over)
+            yield Collective(back, over, *size, context.times, 0, BACKWARD, node, merged, name, turns)
 
 
 def _of_argument(node: Node) -> bool:
@@ -121,11 +121,6 @@ def _of_argument(node: Node) -> bool:
     while node.kind in PARALLELIZATION:
         node = node.operands[0].node
     return node.kind == "input"
-
-
-def _turned(step: Step, over: tuple[int, ...]) -> bool:
-    """Whether any piece that moves is one of another dimension than the first."""
-    return any(s.kind == "P" and s.dim != 0 for i in over for s in (step.before[i], step.after[i]))
 
 
 def _moved(step: Step, over: tuple[int, ...]) -> Hashable:

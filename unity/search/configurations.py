@@ -167,7 +167,7 @@ def _as_stored(
 ) -> tuple[np.ndarray, bool]:
     """What is listed; of a weight also with idle axes first: where it is used, samples come first, and there it is idle."""
     picks, whole = _listed(cs, shapes, axes, distinct)
-    if not site.weight or len(axes) < ORDERED:
+    if not site.weight or len(axes) < ORDERED or max(_groups(axes)) == 1:  # in every order already
         return picks, whole
     order = np.array(sorted(range(len(cs)), key=lambda i: cs[i].name not in IDLE))
     other, _ = _listed([cs[i] for i in order], shapes, axes, distinct)

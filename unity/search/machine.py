@@ -78,6 +78,11 @@ class Machine:
         """The same machine with `nbytes` bytes of memory on each device."""
         return replace(self, device=replace(self.device, memory=nbytes))
 
+    @property
+    def alone(self) -> Machine:
+        """One of its devices."""
+        return replace(self, name=f"one device of {self.name}", levels=tuple(replace(level, size=1) for level in self.levels))
+
     def with_profile(self, profile: Profile | None) -> Machine:
         """The same machine, whose operators take what was measured.
 

@@ -308,7 +308,7 @@ class _Pricing:
         self.cost[name][1][rows] += beta * self.fraction[rows]
 
     def turned(self, positions: Array, rows: Array, chosen: Array) -> Array:
-        """For each row, whether a chosen axis has its position along another dimension than the first."""
+        """For each row, whether a chosen axis has its position along another dimension than the first: `resharding.turned`."""
         return np.any(chosen & self.turning[positions[:, rows]], axis=0)
 
     def mask(self, chosen: Array) -> Array:
