@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from unity.difference.edits import Edit, edits
 from unity.difference.regions import Collectives, Cost, Region, collectives, regions
-from unity.pcg.diff import Diff, diff
+from unity.pcg.diff import Diff
+from unity.pcg.diff.comparing import between
+from unity.pcg.diff.matching import matching
 from unity.summary import RuleUse, Summary
 
 if TYPE_CHECKING:
@@ -29,14 +32,19 @@ class PlanDiff:
     after: Summary
 
     @cached_property
+    def partner(self) -> Mapping[int, int]:
+        """Which node of the first graph is which of the second, by number."""
+        return matching(self.before.graph, self.after.graph)
+
+    @cached_property
     def graph(self) -> Diff:
         """The difference of the graphs, as a value that can be applied (`unity.pcg.diff.apply`)."""
-        return diff(self.before.graph, self.after.graph)
+        return between(self.before.graph, self.after.graph, self.partner)
 
     @cached_property
     def edits(self) -> tuple[Edit, ...]:
         """Every single difference of the graphs, in words."""
-        return edits(self.before.graph, self.after.graph)
+        return edits(self.before.graph, self.after.graph, self.partner)
 
     @cached_property
     def regions(self) -> tuple[Region, ...]:
@@ -98,7 +106,7 @@ class PlanDiff:
         """Both graphs as one picture in Graphviz' language: added is green, removed red, changed yellow."""
         from unity.difference.dot import dot
 
-        return dot(self.before.graph, self.after.graph)
+        return dot(self.before.graph, self.after.graph, self.partner)
 
     def to_json(self) -> dict[str, Any]:
         """As data for other tools; `graph` is what `unity.pcg.diff.data.from_json` reads."""

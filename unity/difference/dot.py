@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from unity.pcg.diff.comparing import between
 from unity.pcg.diff.matching import matching
-from unity.pcg.dot import _escape, _label
+from unity.pcg.dot import escaped, label
 from unity.pcg.graph import PCG, Node
 
 ADDED, REMOVED, CHANGED, SAME = "#a6e9b5", "#ffb3ad", "#ffe58a", "#ffffff"
 
 
-def dot(before: PCG, after: PCG) -> str:
-    """Both graphs in the DOT language. Dashed edges are those of the first graph that the second has not."""
+def dot(before: PCG, after: PCG, partner: Mapping[int, int]) -> str:
+    """Both graphs in the DOT language. Dashed edges are those of the first graph that the second has not.
+
+    `partner`: as `matching` gives it.
+    """
     head = ["digraph diff {", "  rankdir=TB; node [shape=box, style=filled, fontname=Helvetica, fontsize=10];"]
-    return "\n".join([*head, *_lines(before, after, "n", "  "), "}"]) + "\n"
+    return "\n".join([*head, *_lines(before, after, partner, "n", "  "), "}"]) + "\n"
 
 
-def _lines(before: PCG, after: PCG, prefix: str, indent: str) -> Iterator[str]:
-    partner = matching(before, after)
+def _lines(before: PCG, after: PCG, partner: Mapping[int, int], prefix: str, indent: str) -> Iterator[str]:
     found = between(before, after, partner)
     changed = {c.now: c for c in found.differences}
     kept = {j: i for i, j in partner.items()}
@@ -33,8 +35,9 @@ def _lines(before: PCG, after: PCG, prefix: str, indent: str) -> Iterator[str]:
         edges |= {(new[id(v.node)], new[id(node)]) for v in node.operands}
         if was is not None and was.inside is not None and node.inside is not None and changed[j].inside:
             name = new[id(node)]
-            yield f'{indent}subgraph cluster_{name} {{ label="{_escape(f"inside of {node.kind}")}"; style=dashed;'
-            yield from _lines(was.inside, node.inside, f"{name}_", indent + "  ")
+            yield f'{indent}subgraph cluster_{name} {{ label="{escaped(f"inside of {node.kind}")}"; style=dashed;'
+            inside = was.inside, node.inside
+            yield from _lines(*inside, matching(*inside), f"{name}_", indent + "  ")
             yield f"{indent}}}"
     gone = set()
     for i, node in enumerate(before.nodes):
@@ -62,11 +65,11 @@ def _styled(colour: str, more: str = "") -> str:
 
 
 def _node(name: str, text: str, colour: str, indent: str) -> str:
-    return f'{indent}{name} [label="{_escape(text)}", fillcolor="{colour}"];'
+    return f'{indent}{name} [label="{escaped(text)}", fillcolor="{colour}"];'
 
 
 def _text(node: Node, graph: PCG, was: Node | None, before: PCG) -> str:
     """A node's label, with what it was if that is something else."""
-    now = _label(node, graph)
-    then = _label(was, before) if was is not None else now
+    now = label(node, graph)
+    then = label(was, before) if was is not None else now
     return now if now == then else f"{now}\nwas:\n{then}"

@@ -33,13 +33,12 @@ class Edit:
     what: str
 
 
-def edits(before: PCG, after: PCG) -> tuple[Edit, ...]:
-    """All edits, in the order of the second graph; what is removed comes first."""
-    return tuple(_edits(before, after))
+def edits(before: PCG, after: PCG, partner: Mapping[int, int]) -> tuple[Edit, ...]:
+    """All edits, in the order of the second graph; what is removed comes first. `partner`: as `matching` gives it."""
+    return tuple(_edits(before, after, partner))
 
 
-def _edits(before: PCG, after: PCG) -> Iterator[Edit]:
-    partner = matching(before, after)
+def _edits(before: PCG, after: PCG, partner: Mapping[int, int]) -> Iterator[Edit]:
     diff = between(before, after, partner)
     for r in diff.removed:
         yield _alone(REMOVED, before.nodes[r.number], before)
@@ -51,7 +50,7 @@ def _edits(before: PCG, after: PCG) -> Iterator[Edit]:
         line = place(new)
         yield from (Edit(CHANGED, topic, line, called(new), what) for topic, what in sides.differences(c, old, new))
         if old.inside is not None and new.inside is not None and c.inside:
-            yield from _edits(old.inside, new.inside)
+            yield from _edits(old.inside, new.inside, matching(old.inside, new.inside))
     yield from _ends(diff, before, after)
 
 

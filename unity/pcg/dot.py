@@ -32,7 +32,7 @@ def _lines(graph: PCG, prefix: str, indent: str, colours: dict[str, str]) -> Ite
         if node.inside is None:
             names.update(dict.fromkeys(node.results, name))
             shape = ", shape=ellipse" if node.kind == "input" else ""
-            yield f'{indent}{name} [label="{_escape(_label(node, graph))}", fillcolor="{_colour(node, graph, colours)}"{shape}];'
+            yield f'{indent}{name} [label="{escaped(label(node, graph))}", fillcolor="{_colour(node, graph, colours)}"{shape}];'
         else:
             yield from _box(node, name, names, indent, colours)
         yield from (f"{indent}{names[v]} -> {name};" for v in node.operands if node.inside is None)
@@ -45,7 +45,7 @@ def _box(node: Node, name: str, names: Names, indent: str, colours: dict[str, st
     """A scan or a remat: its graph in a box. Its results are its graph's."""
     assert node.inside is not None
     times = f" × {node.attributes['length']}" if "length" in node.attributes else ""
-    yield f'{indent}subgraph cluster_{name} {{ label="{_escape(node.kind + times)}"; style=dashed;'
+    yield f'{indent}subgraph cluster_{name} {{ label="{escaped(node.kind + times)}"; style=dashed;'
     yield from _lines(node.inside, f"{name}_", indent + "  ", colours)
     yield f"{indent}}}"
     inner = {id(n): k for k, n in enumerate(node.inside.nodes)}
@@ -54,7 +54,8 @@ def _box(node: Node, name: str, names: Names, indent: str, colours: dict[str, st
     names.update((v, f"{name}_out{k}") for k, v in enumerate(node.results))
 
 
-def _label(node: Node, graph: PCG) -> str:
+def label(node: Node, graph: PCG) -> str:
+    """What is written in a node: its kind, or an argument's name, and its results with their types."""
     what = str(node.attributes.get("name", "input")) if node.kind == "input" else node.kind
     tensors = [f"{v.tensor}{' ' + show(v.type, graph.axes, v.tensor.ndim) if node.types else ''}" for v in node.results]
     return "\n".join([what, *tensors])
@@ -69,5 +70,6 @@ def _colour(node: Node, graph: PCG, colours: dict[str, str]) -> str:
     return colours.setdefault(shown, PALETTE[len(colours) % len(PALETTE)])
 
 
-def _escape(text: str) -> str:
+def escaped(text: str) -> str:
+    """Text as it stands in a string of the DOT language."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
