@@ -52,7 +52,8 @@ def measured(case: str) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["XDG_CACHE_HOME"] = folder
             started = time.perf_counter()
-            plan = unity.optimize(model.loss, model.params, model.batch, machine=machine, search=search, progress=False)
+            options = {"machine": machine, "search": search, "pipelines": False, "progress": False}
+            plan = unity.optimize(model.loss, model.params, model.batch, **options)
             seconds[search], times[search] = time.perf_counter() - started, plan.time
     applied = [] if plan.rewriting is None else [f"{times} × {way}" for way, times in plan.rewriting.applied]
     return {

@@ -94,7 +94,8 @@ def stages(case: Case) -> dict:
 def optimize(case: Case) -> dict:
     """The user's call."""
     model, clock = case.model(), _Clock()
-    plan = unity.optimize(model.loss, model.params, model.batch, machine=case.machine, memory_limit=None, progress=False)
+    options = {"machine": case.machine, "memory_limit": None, "pipelines": False, "progress": False}
+    plan = unity.optimize(model.loss, model.params, model.batch, **options)
     wall, own = clock()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     return {"wall": wall, "process": own, "search": plan.search_seconds, "step_ms": plan.time * 1e3, "peak_GB": peak}

@@ -17,6 +17,9 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.random import threefry_2x32
+from jax.sharding import PartitionSpec
+
+from unity.pcg.marks import constrain
 
 Case = tuple[Callable, tuple]
 CASES: dict[str, Case] = {}
@@ -574,6 +577,7 @@ case(
     lambda x: lax.with_sharding_constraint(x * 2, jax.sharding.SingleDeviceSharding(jax.devices()[0])),
     n(4, 6),
 )
+case("constrain", lambda x: constrain(jnp.sin(x), PartitionSpec(None, "device")) * 2, n(4, 6))
 case("device_put", lambda x: jax.device_put(x * 2), n(4, 6))
 case("unstack", lambda x: jnp.unstack(x, axis=1), n(4, 2, 6))
 case("tile of both", lambda x: jnp.tile(x, (2, 3)), n(4, 6))

@@ -17,6 +17,7 @@ import unity
 from unity.cli import main
 from unity.pcg.folded import fold
 from unity.pcg.serialize import to_json
+from unity.planfile import SCHEMA
 
 EIGHT = unity.Machine.grid(1, 8, "a100")
 
@@ -99,8 +100,8 @@ def test_a_file_that_cannot_be_written(folder: Path, capsys: pytest.CaptureFixtu
         (b"\xff\xfe\x00", "is no JSON"),
         ("[]", "neither a plan nor a graph"),
         ('{"unity": "machine"}', "neither a plan nor a graph"),
-        ('{"unity": "plan", "schema": 4}', "plan schema 4, this version of unity reads 5: plan again"),
-        ('{"unity": "plan", "schema": 5}', "lacks the summary"),
+        ('{"unity": "plan", "schema": 0}', f"plan schema 0, this version of unity reads {SCHEMA}: plan again"),
+        (json.dumps({"unity": "plan", "schema": SCHEMA}), "lacks the summary"),
         ('{"unity": "graph", "schema": 99}', "schema 99"),
         ('{"unity": "folded graph"}', "damaged"),
     ],

@@ -171,7 +171,9 @@ def test_devices_of_several_kinds(place: Store, capsys: pytest.CaptureFixture, m
 
 
 def test_a_number_of_devices_that_cannot_be(place: Store, capsys: pytest.CaptureFixture) -> None:
-    assert main(["profile", "profiled_model:small", "--devices", "0"]) == 1
+    with pytest.raises(SystemExit) as exit_:
+        main(["profile", "profiled_model:small", "--devices", "0"])
+    assert exit_.value.code == 2
     assert "--devices" in capsys.readouterr().err
 
 

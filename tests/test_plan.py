@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 import unity
+from unity import cache
 from unity.pcg.atomic import write
+from unity.pcg.factors import TABLE, Entry, Factor, Spec
 
 
 @pytest.fixture(autouse=True)
@@ -239,3 +241,14 @@ def test_explain_says_what_no_axis_divides(capsys: pytest.CaptureFixture[str]) -
 def test_silent_without_progress(capfd: pytest.CaptureFixture[str]) -> None:
     planned()
     assert capfd.readouterr() == ("", "")
+
+
+def test_plans_found_before_a_user_described_an_operator_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def entry(factors: tuple) -> Entry:
+        return Entry("mine", lambda params, operands, results: Spec(factors))
+
+    codes = [cache._code()]
+    for factors in ((), (Factor("rows", 0, (), ()),)):
+        monkeypatch.setitem(TABLE, "mine", entry(factors))
+        codes.append(cache._code())
+    assert len(set(codes)) == 3

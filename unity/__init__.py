@@ -1,7 +1,8 @@
 """unity: finds, proves and runs the best way to train a JAX model on many devices."""
 
+from unity.constraints import Constraint, constrain, forbid, only, pin, require, without_rules
 from unity.optimize import optimize
-from unity.pcg.errors import CaptureError, InfeasibleError, ParallelTypeError, PlanError, UnityError
+from unity.pcg.errors import CaptureError, ConstraintError, InfeasibleError, ParallelTypeError, PlanError, UnityError
 from unity.plan import Frontier, Plan
 from unity.planfile import load
 from unity.search.machine import Device, Level, Machine, MachineError
@@ -9,6 +10,8 @@ from unity.search.machine import Device, Level, Machine, MachineError
 __version__ = "0.1.0"
 __all__ = [
     "CaptureError",
+    "Constraint",
+    "ConstraintError",
     "Device",
     "Frontier",
     "InfeasibleError",
@@ -19,6 +22,12 @@ __all__ = [
     "Plan",
     "PlanError",
     "UnityError",
+    "constrain",
+    "forbid",
     "load",
+    "only",
     "optimize",
+    "pin",
+    "require",
+    "without_rules",
 ]

@@ -21,6 +21,8 @@ from unity.pcg.body import Body
 from unity.pcg.capture import Captured
 from unity.pcg.clustering import Cluster, clusters, restored
 from unity.pcg.errors import PlanError
+from unity.pcg.factors import TABLE, Entry
+from unity.pcg.keys import text_of
 from unity.plan import Made
 from unity.planfile import content, read, restore
 from unity.search.cost import Training
@@ -28,12 +30,22 @@ from unity.search.machine import Machine
 from unity.search.session import Candidate
 from unity.substitutions.library import Library
 
-CODE = ("pcg", "search", "substitutions")  # what decides what is found
+CODE = ("pcg", "search", "substitutions", "pipelining", "constraints")  # what decides what is found
+
+
+def _code() -> str:
+    """Stands for the code that decides: what another version of it found is not looked at. Users' own operators decide, too."""
+    own = (text_of([e.name, e.spec, e.local], lambda value: None) for e in TABLE.values() if not _ours(e))
+    return "\n".join((_package(), *sorted(own)))
+
+
+def _ours(entry: Entry) -> bool:
+    return entry.spec.__module__.partition(".")[0] == __package__
 
 
 @cache
-def _code() -> str:
-    """Stands for the code that decides: what another version of it found is not looked at. (To read it all takes too long.)"""
+def _package() -> str:
+    """The same of unity itself. (To read it all takes too long.)"""
     here = Path(__file__).parent
     files = ((path, path.stat()) for part in CODE for path in sorted((here / part).rglob("*.py")))
     return repr([jax.__version__, *((str(path.relative_to(here)), stat.st_size, stat.st_mtime_ns) for path, stat in files)])

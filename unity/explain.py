@@ -18,6 +18,7 @@ from unity.pcg.axis import Axis
 from unity.pcg.capture import unparallelized
 from unity.pcg.halos import kept_whole
 from unity.pcg.state import show
+from unity.pipelining import scans
 from unity.search.backend import backend_of
 from unity.search.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPrediction, predict_memory
 from unity.search.predict import CollectiveTerm, OperatorTerm, Prediction, predict
@@ -47,7 +48,7 @@ def explain(plan: Plan, file: Any = None) -> None:
         f"one step: {duration(found.time)} predicted ({duration(compute)} computing, {duration(talk)} communicating), "
         f"{size(plan.memory)} on each device; {len(plan.serial)} operators, searched in {made.seconds:.2f} s"
     )
-    for line in (*_rewriting(plan), *_applications(plan), *_tried(plan)):
+    for line in (*_constraints(plan), *_rewriting(plan), *_pipelining(plan), *_applications(plan), *_tried(plan)):
         console.print(line)
     console.print(_arguments(plan))
     console.print(_memory(predict_memory(plan.pcg, differentiated, made.search.training, backend_of(plan.machine))))
@@ -55,6 +56,13 @@ def explain(plan: Plan, file: Any = None) -> None:
     console.print(_collectives(found, plan.pcg.axes))
     for line in blocked(plan):
         console.print(line, style="yellow")
+
+
+def _constraints(plan: Plan) -> list[str]:
+    """What was constrained."""
+    bound = plan._made.bound
+    rows = [f"    {c}" for c in dict.fromkeys((*bound.given, *bound.marked))]
+    return ["constrained by:", *rows] if rows else []
 
 
 def _rewriting(plan: Plan) -> list[str]:
@@ -68,6 +76,14 @@ def _rewriting(plan: Plan) -> list[str]:
         left, right = map(print_side, (rule.right, rule.left) if way.backward else (rule.left, rule.right))
         lines.append(f"    {times} × {way}:  {left}  →  {right}")
     return lines
+
+
+def _pipelining(plan: Plan) -> list[str]:
+    """The pipeline, or why there can be none."""
+    if plan.pipelining is not None:
+        return [f"a pipeline: {plan.pipelining}; it idles {plan.pipelining.schedule.bubble:.0%} of the time"]
+    _, refused = scans(plan._made.captured)
+    return [f"no pipeline of {reason}" for reason in refused] if plan.machine.devices > 1 else []
 
 
 def _applications(plan: Plan) -> list[str]:

@@ -11,9 +11,17 @@ from math import prod
 from typing import Any, TypeAlias
 
 from unity import cache
+from unity.constraints.bound import Bound, bound
+from unity.constraints.conflicts import conflict, possible
+from unity.constraints.kinds import Constraint, WithoutRules
+from unity.constraints.rules import without
+from unity.exec.hosts.talk import same, several
 from unity.exec.trial import ratio
 from unity.pcg.capture import Captured, capture
-from unity.pcg.errors import InfeasibleError
+from unity.pcg.errors import ConstraintError, InfeasibleError
+from unity.pipelining import Wish
+from unity.pipelining import best as best_pipeline
+from unity.pipelining.choose import ladders
 from unity.plan import Made, Plan
 from unity.ranking import measured
 from unity.rewriting import Rewriter, budget_of, library_of
@@ -29,6 +37,7 @@ from unity.wording import size
 
 OBJECTIVES = ("time", "devices", "memory")
 SEARCHES = ("unity", "captured", "sequential", "unity-rules", *names())
+CONSTRAINED = ("unity", "captured")  # searches that obey constraints
 Found: TypeAlias = tuple[Captured, Search, Candidate]
 
 
@@ -44,9 +53,10 @@ def optimize(
     search: str = "unity",
     budget: float | None = None,
     rules: Any = None,
-    constraints: Sequence[Any] = (),
+    constraints: Constraint | Sequence[Constraint] = (),
     seed: int = 0,
     measure: bool = False,
+    pipelines: bool | tuple[int, int] = True,
     progress: bool = True,
 ) -> Plan:
     """Plans `fn` for many devices: the best way to split every operator and store every argument.
@@ -68,8 +78,12 @@ def optimize(
         budget: how long to look for rewritings: a number of programs (int; the same plan every time), or seconds (float). For a
             published algorithm, its own steps or seconds.
         rules: the rules that may be used: a library's path or a loaded Library; the default is the one that comes with unity.
+        constraints: what the plan must obey: `unity.pin`, `forbid`, `only`, `require`, `without_rules`. What `unity.constrain`
+            says in the function counts too. Only with the searches "unity" and "captured".
         measure: of the plans that are predicted to be nearly as fast as the fastest, simulate some, run the best of them on the
             devices of this process, and take what is fastest then. For `objective="time"` on the machine that is there.
+        pipelines: whether scans over layers may become pipelines, where that is better; or (stages, micro-batches): one must. With
+            the searches "unity" and "captured"; not where there are constraints, which speak of the function as it is.
         progress: whether to show what is being done, on a terminal.
 
     Returns:
@@ -77,26 +91,40 @@ def optimize(
 
     Raises:
         CaptureError: the function cannot be traced, or an argument is no array.
-        InfeasibleError: no plan fits the memory limit.
+        InfeasibleError: no plan fits the memory limit, or obeys the constraints; it names the smallest set that conflicts.
+        ConstraintError: a constraint speaks of something that is not there.
         ValueError: an option is not known, or not available yet.
     """
-    _refuse(objective, search, constraints)
+    _refuse(objective, search)
     if measure and (machine is not None or objective != "time"):
         raise ValueError("measure=True runs plans on the devices of this process: leave machine= out, and objective= at 'time'")
+    if machine is None and isinstance(budget, float) and several():
+        raise ValueError(
+            f"budget={budget} seconds would find something else in every process: give a number of programs (an int)"
+            " (docs: hosts#the-same-everywhere)"
+        )
     allowed = rules if search in ("unity", "sequential") else ()
     wanted = CANDIDATES if budget is None and search == "unity-rules" else budget
-    rewriter = Rewriter(None if allowed is None else library_of(allowed), budget_of(wanted))
+    constraints = (constraints,) if isinstance(constraints, Constraint) else tuple(constraints)
+    excluded = [c for c in constraints if isinstance(c, WithoutRules)]
+    rewriter = Rewriter(None if allowed is None and not excluded else without(library_of(allowed), excluded), budget_of(wanted))
     with _stages(progress) as say, uncollected():
         chosen = machine or _local(say)
         say("capturing the graph")
         captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered)
+        wishes = _obeyed(bound(constraints, captured, fn, argnums), search)
         limit = chosen.device.memory if memory_limit is None else memory_limit
         asked = Training(training, optimizer_slots)
-        task = _Task(fn, captured, asked, objective, limit, seed, search, budget, rewriter, machine is None, measure, say)
-        return task.fewest(chosen) if objective == "devices" else task.on(chosen)
+        # Of several processes, some would have no part in running a plan for fewer devices.
+        here = machine is None and not (objective == "devices" and several())
+        task = _Task(fn, captured, asked, objective, limit, seed, search, budget, rewriter, here, measure, say, wishes, pipelines)
+        plan = task.fewest(chosen) if objective == "devices" else task.on(chosen)
+        if wishes.every:
+            _ = plan.pcg  # which is held against the constraints when it is made
+        return plan
 
 
-def _refuse(objective: str, search: str, constraints: Any) -> None:
+def _refuse(objective: str, search: str) -> None:
     """Options of the signature that are known but not there yet are refused by name, never ignored."""
     if objective not in OBJECTIVES:
         raise ValueError(f"objective={objective!r} is not known; one of {', '.join(map(repr, OBJECTIVES))}")
@@ -104,8 +132,16 @@ def _refuse(objective: str, search: str, constraints: Any) -> None:
         raise ValueError(f"search={search!r} is not available; one of {', '.join(map(repr, SEARCHES))}")
     if objective == "memory" and search in names():
         raise ValueError(f"search={search!r} has an objective of its own: objective= may be 'time' or 'devices'")
-    if constraints:
-        raise ValueError("constraints= is not available in this version")
+
+
+def _obeyed(bound: Bound, search: str) -> Bound:
+    """The constraints, if this search respects them."""
+    if bound.every and search not in CONSTRAINED:
+        raise ValueError(
+            f"search={search!r} knows no constraints, and would break {bound.every[0]}: leave them out, or use one of"
+            f" {', '.join(map(repr, CONSTRAINED))}"
+        )
+    return bound
 
 
 def _local(say: Callable[[str], None]) -> Machine:
@@ -145,6 +181,8 @@ class _Task:
     here: bool  # on the devices of this process: what the costs say is tried
     measure: bool  # and more than what they say is fastest
     say: Callable[[str], None]
+    bound: Bound
+    pipelines: bool | tuple[int, int]
 
     def on(self, machine: Machine) -> Plan:
         """The plan on one machine, from the cache if it was found before."""
@@ -152,6 +190,9 @@ class _Task:
         path = cache.entry(self.captured, machine, self.training, self.asked)
         self.say("looking in the cache")
         known = cache.recall(path, self.captured, self.fn, lambda: self.rewriter.library)
+        # Processes that measure do so together, or not at all: what not all of them know is searched for again.
+        if self.here and not same("" if known is None else Plan(*known).pcg.key):
+            known = None
         if known is not None:
             made, candidate = known
             return Plan(replace(made, seconds=time.perf_counter() - started), candidate)
@@ -160,7 +201,7 @@ class _Task:
         if self.measure:
             ranking = measured(made, candidate, self.limit, self.say)
             made, candidate = replace(made, tried=ranking.tried), ranking.chosen
-        made = replace(made, seconds=time.perf_counter() - started)
+        made = replace(made, seconds=time.perf_counter() - started, limit=self.limit)
         cache.keep(path, made, candidate)
         return Plan(made, candidate)
 
@@ -168,7 +209,9 @@ class _Task:
     def asked(self) -> dict[str, Any]:
         """What a plan depends on beside the function, the machine and the training."""
         options = {"objective": self.objective, "limit": self.limit, "seed": self.seed, "search": self.kind, "steps": self.budget}
-        return options | {"here": self.here, "measure": self.measure} | self.rewriter.settings
+        options |= {"here": self.here, "measure": self.measure, "constraints": self.bound.to_json()}
+        options |= {"pipelines": self.pipelines}
+        return options | self.rewriter.settings
 
     def rewritten(self, machine: Machine) -> tuple[Made, Candidate]:
         """The captured program's best strategy, or a rewritten one's where that is better."""
@@ -176,7 +219,10 @@ class _Task:
         search = self.search(self.captured, prices)
         candidate = self.best(search)
         if candidate is None or candidate.memory > self.limit:
-            raise InfeasibleError(_shortfall(machine, search.leanest, self.limit))
+            piped = self.piped(self.captured, prices, None)
+            if piped is not None:
+                return piped
+            raise InfeasibleError(conflict(self.bound, search, self.limit) or _shortfall(machine, search.leanest, self.limit))
         chosen = self.rewriter.best(self.captured, replace(prices, weight=self.weight(search)), self.say)
         if chosen is not None:
             other = self.search(chosen.after, prices)
@@ -186,7 +232,35 @@ class _Task:
             else:
                 chosen = None
         captured = self.captured if chosen is None else chosen.after
-        return Made(self.fn, captured, search, 0.0, rewriting=chosen), candidate
+        piped = self.piped(captured, prices, (search, candidate))
+        if piped is not None:
+            return replace(piped[0], rewriting=chosen), piped[1]
+        return Made(self.fn, captured, search, 0.0, rewriting=chosen, bound=self.bound), candidate
+
+    def piped(self, captured: Captured, prices: Prices, than: tuple[Search, Candidate] | None) -> tuple[Made, Candidate] | None:
+        """The program with a pipeline, if one fits and is better than what there is without."""
+        exactly = self.pipelines if isinstance(self.pipelines, tuple) else None
+        if not self.pipelines or self.bound.every or (prices.machine.devices == 1 and exactly is None):
+            return None
+
+        def fitting(search: Search) -> Candidate | None:
+            candidate = self.best(search)
+            return candidate if candidate is not None and candidate.memory <= self.limit else None
+
+        def worth(c: Candidate) -> tuple[float, float]:
+            return (c.memory, c.time) if self.objective == "memory" else (c.time, c.memory)
+
+        beaten = than if exactly is None and self.objective != "memory" else None
+        wish = Wish(lambda program: self.search(program, prices), fitting, worth, beaten, exactly, self.say)
+        found, refused = best_pipeline(captured, prices.machine, wish)
+        if found is None and exactly is not None:
+            raise InfeasibleError(_no_pipeline(prices.machine, exactly, refused, size(self.limit)))
+        if found is None:
+            return None
+        made = Made(self.fn, found.pipelining.after, found.search, 0.0, pipelining=found.pipelining, bound=self.bound)
+        one = (found.pipelining.after, found.search, found.candidate)
+        better = than is None or exactly is not None or self.taken(one, (captured, *than))
+        return (made, found.candidate) if better else None
 
     def sequential(self, machine: Machine) -> tuple[Made, Candidate]:
         """The best strategy of the program that is the fastest on one device (Unity, section 6.4, compares with it)."""
@@ -224,10 +298,13 @@ class _Task:
 
     def search(self, captured: Captured, prices: Prices) -> Search:
         """The search for a program's parallelization, which shares with others what was listed and priced."""
-        return Search(captured.graph, captured.differentiated, prices.machine, self.training, self.say, prices.listed)
+        graph, differentiated = captured.graph, captured.differentiated
+        return Search(graph, differentiated, prices.machine, self.training, self.say, prices.listed, self.bound)
 
     def best(self, search: Search) -> Candidate | None:
-        """What the objective asks for."""
+        """What the objective asks for. None: nothing fits the limit, or obeys the constraints."""
+        if self.bound.every and not possible(search):
+            return None
         return search.leanest if self.objective == "memory" else search.under(self.limit)
 
     def taken(self, one: Found, other: Found) -> bool:
@@ -252,9 +329,23 @@ class _Task:
             self.say(f"trying {part.devices} devices")
             try:
                 return self.on(part)
-            except InfeasibleError:
+            except (InfeasibleError, ConstraintError):  # a part may lack an axis that is spoken of
                 continue
         return self.on(whole)
+
+
+def _no_pipeline(machine: Machine, asked: tuple[int, int], refused: Sequence[str], limit: str) -> str:
+    stages, micro_batches = asked
+    reasons = refused or [f"what there is needs more than {limit} on each device"]
+    if stages not in {prod(axis.size for axis in axes) for row in ladders(machine) for axes in row}:
+        reasons = [f"no axes of {machine.name} make {stages} stages"]
+    elif micro_batches % stages:
+        reasons = [f"{micro_batches} micro-batches are no multiple of {stages} stages"]
+    return (
+        f"infeasible: no pipeline of {stages} stages and {micro_batches} micro-batches:\n    "
+        + "\n    ".join(reasons)
+        + "\n    pipelines=False plans without one. (docs: pipelines#which)"
+    )
 
 
 def _shortfall(machine: Machine, leanest: Candidate, limit: float, what: str = "the leanest plan") -> str:

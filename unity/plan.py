@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import jax
 import jax.core
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from unity.constraints.bound import Bound
+from unity.exec.hosts.arrange import arranged
+from unity.exec.hosts.talk import check_alike, check_devices, several
 from unity.exec.lowering import mesh_of, program, spec_of
 from unity.pcg.capture import Captured
 from unity.pcg.check import check
 from unity.pcg.erasing import erased
 from unity.pcg.errors import DerivationError, PlanError
 from unity.pcg.graph import PCG
+from unity.pcg.keys import array_text
 from unity.pcg.parallelize import parallelize
+from unity.pipelining import Pipelining
+from unity.placement import Placement
 from unity.rewriting import Rewriting
 from unity.search.machine import Machine
 from unity.search.session import Candidate, Search
@@ -54,8 +59,17 @@ class Made:
     known: tuple[Candidate, ...] = ()  # a frontier that was read from a file
     known_exact: bool = False
     rewriting: Rewriting | None = None  # how the captured function was rewritten, if it was
+    pipelining: Pipelining | None = None  # and what was made a pipeline then
     applications: tuple[Application, ...] = ()  # what the search by substitution did
     tried: tuple[Tried, ...] = ()  # the plans that this one was chosen from by measuring, itself first
+    bound: Bound = field(default_factory=Bound)  # what the user constrains
+    limit: float | None = None  # bytes on one device that a plan may need
+
+    @property
+    def original(self) -> Captured:
+        """The function as captured."""
+        first = self.rewriting or self.pipelining
+        return self.captured if first is None else first.before
 
     @cached_property
     def frontier(self) -> tuple[tuple[Candidate, ...], bool]:
@@ -72,7 +86,6 @@ class Plan:
 
     def __init__(self, made: Made, candidate: Candidate) -> None:
         self._made, self._candidate = made, candidate
-        self._warned = False
         self.__name__ = getattr(made.fn, "__name__", "plan")
         self.__doc__ = made.fn.__doc__
 
@@ -104,8 +117,7 @@ class Plan:
     @property
     def original(self) -> PCG:
         """The graph as captured, serial."""
-        rewriting = self._made.rewriting
-        return self.serial if rewriting is None else rewriting.before.graph
+        return self._made.original.graph
 
     @property
     def serial(self) -> PCG:
@@ -116,6 +128,11 @@ class Plan:
     def rewriting(self) -> Rewriting | None:
         """How the captured program was rewritten before it was parallelized; nothing if it was not."""
         return self._made.rewriting
+
+    @property
+    def pipelining(self) -> Pipelining | None:
+        """Which scan became a pipeline, and how; nothing if none did."""
+        return self._made.pipelining
 
     @property
     def applications(self) -> tuple[Application, ...]:
@@ -139,6 +156,7 @@ class Plan:
         """The parallel graph: what every device holds of everything, and every change of it."""
         graph = parallelize(self.serial, self.candidate.assignment)
         check(graph)
+        self._made.bound.check(self.serial, graph, self.machine)
         return graph
 
     @cached_property
@@ -148,15 +166,31 @@ class Plan:
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The devices as a mesh of prime axes. Raises PlanError if there are fewer than planned for."""
+        """The devices as a mesh of prime axes, whole hosts as units of its levels.
+
+        Raises PlanError if there are fewer than planned for, or other hosts. Several processes compare their plans here.
+        """
         devices = jax.devices()
+        if several():
+            check_devices(devices)
+            check_alike(self._facts)
         if len(devices) < self.machine.devices:
             raise PlanError(
                 f"this plan is for {self.machine.devices} devices ({self.machine.name}), but JAX sees {len(devices)}"
                 f" ({devices[0].platform}).\n    Run it where they are, plan with machine=unity.Machine.local(), or give a CPU more"
                 f" virtual devices: XLA_FLAGS=--xla_force_host_platform_device_count={self.machine.devices} (docs: plan#devices)"
             )
-        return mesh_of(self.machine.axes, devices)
+        return mesh_of(self.machine.axes, arranged(self.machine, devices))
+
+    @property
+    def _facts(self) -> dict[str, str]:
+        """What must be the same in all processes, and what to call it if it is not."""
+        return {
+            "the function, or the shapes of its arguments": f"{self.__name__}, {self.original.key}",
+            "the arrays that it closes over": " ".join(map(array_text, self._made.captured.consts)),
+            "the machine": str(self.machine),
+            "the plan": f"{self!r}, {self.pcg.key}",
+        }
 
     @cached_property
     def _shardings(self) -> tuple[NamedSharding, ...]:
@@ -166,32 +200,51 @@ class Plan:
     @property
     def in_shardings(self) -> Any:
         """Where the plan wants its arguments: a tuple of pytrees of `NamedSharding`, one for each argument."""
-        return jax.tree.unflatten(self._made.captured.in_tree, self._shardings[: self._n_leaves])
+        return self._placement.arguments
 
-    @property
-    def _n_leaves(self) -> int:
-        return len(self._made.captured.paths)
+    @cached_property
+    def _placement(self) -> Placement:
+        captured = self._made.captured
+        n = len(captured.paths)  # what the function closes over comes after
+        shapes = tuple(node.tensors[0].shape for node in self.original.inputs[:n])
+        return Placement(self.__name__, captured.in_tree, captured.paths, shapes, self._shardings[:n])
 
     @overload
     def shard(self, arg: Any, /) -> Any: ...
     @overload
     def shard(self, *args: Any) -> tuple[Any, ...]: ...
     def shard(self, *args: Any) -> Any:
-        """The arguments, placed as the plan wants them. Fewer than all may be given: the first ones. One gives one back."""
-        wanted = self.in_shardings
-        if not 0 < len(args) <= len(wanted):
-            raise PlanError(f"{self.__name__} takes {len(wanted)} arguments, shard was given {len(args)}")
-        placed = tuple(
-            jax.tree.map(jax.device_put, arg, shardings) if jax.tree.structure(arg) == jax.tree.structure(shardings) else None
-            for arg, shardings in zip(args, wanted, strict=False)
-        )
-        for k, (arg, shardings) in enumerate(zip(args, wanted, strict=False)):
-            if jax.tree.structure(arg) != jax.tree.structure(shardings):
-                raise PlanError(
-                    f"argument {k} of shard has the structure {jax.tree.structure(arg)}, but the plan was made for"
-                    f" {jax.tree.structure(shardings)}"
-                )
+        """The arguments, placed as the plan wants them. Fewer than all may be given: the first ones. One gives one back.
+
+        Of several processes each gives the whole arguments; `shard_local` takes what is read in parts.
+        """
+        placed = self._placement.whole(args)
         return placed[0] if len(args) == 1 else placed
+
+    def shard_local(self, part: Any, argument: int = 1) -> Any:
+        """One argument, usually the batch, of which this process has its part, placed as the plan wants it.
+
+        Every process has an equal part of each array's rows (dimension 0), in the order of processes: what a data loader reads that
+        is told `jax.process_index()` and `jax.process_count()`. Arrays of the planned shape are whole in every process.
+
+        Args:
+            part: this process's part of the argument.
+            argument: the argument's place among those of the function.
+        """
+        return self._placement.part(part, argument)
+
+    def shardings_like(self, tree: Any) -> Any:
+        """Shardings for a tree whose leaves follow the weights, such as an optimizer's state: moments lie as their weights do.
+
+        A leaf follows the weight that its path ends with, if it has its shape; all others are on every device.
+
+        Args:
+            tree: arrays or `jax.ShapeDtypeStruct`s, such as `jax.eval_shape(optimizer.init, params)`.
+        """
+        from unity.following import following, weights_of
+
+        weights = weights_of(self.in_shardings, self._placement.shapes, self._made.captured.differentiated)
+        return following(tree, weights, NamedSharding(self.mesh, PartitionSpec()))
 
     @cached_property
     def _program(self) -> Callable[..., tuple]:
@@ -203,7 +256,7 @@ class Plan:
         captured = self._made.captured
         leaves = self._checked(args)
         if not any(isinstance(x, jax.core.Tracer) for x in leaves):
-            leaves = self._placed(leaves)
+            leaves = self._placement.leaves(leaves)
         return jax.tree.unflatten(captured.out_tree, self._program(*leaves, *captured.consts))
 
     def _checked(self, args: tuple[Any, ...]) -> list:
@@ -227,24 +280,17 @@ class Plan:
             )  # fmt: skip
         return leaves
 
-    def _placed(self, leaves: list) -> list:
-        """Arrays that lie elsewhere than planned are moved, at a cost that the user should know of."""
-        moved, placed = 0, []
-        for x, sharding in zip(leaves, self._shardings, strict=False):
-            here = isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim)
-            moved += 0 if here else 1
-            placed.append(x if here else jax.device_put(x, sharding))
-        if moved and self.machine.devices > 1 and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{moved} of {len(leaves)} arrays are not placed as the plan wants them, and are moved at every call;"
-                " place them once with plan.shard(...)",
-                stacklevel=3,
-            )
-        return placed
+    def explain(self, path: str | None = None, *, file: Any = None) -> None:
+        """Prints what was decided: every operator's parallelization and cost, every collective, what could not be split.
 
-    def explain(self, *, file: Any = None) -> None:
-        """Prints what was decided: every operator's parallelization and cost, every collective, what could not be split."""
+        With a path, why one thing is as it is: an argument ("params['w']", as `explain()` prints them), the operators of a kind
+        ("dot_general") or of a line ("model.py:42"). What is it, what does it cost, and what would the whole plan cost with the
+        next best types of it? `*` stands for anything in one pair of brackets, `**` for anything at all.
+        """
+        if path is not None:
+            from unity.why import why
+
+            return why(self, path, file)
         from unity.explain import explain  # rich is imported only when something is shown
 
         explain(self, file)
@@ -293,6 +339,8 @@ class Plan:
         rewriting = self.rewriting
         if rewriting is not None:
             rewriting.check(rewriting.derivation)
+        if self.pipelining is not None:
+            self.pipelining.check()
         check(self.pcg)
         if erased(self.pcg).key != self.serial.key:
             raise DerivationError("the parallel graph without its parallelization operators is not the graph that was derived")
@@ -303,6 +351,30 @@ class Plan:
         from unity.planfile import save
 
         save(path, self._made, self._candidate)
+
+    def report(self, path: str | Path) -> None:
+        """Writes all of it as one HTML page that needs nothing else: graph, steps, frontier, timeline, memory, who holds what.
+
+        Needs jinja2 (the extra `html`). The whole frontier is searched for, if it was not before.
+        """
+        from unity.report import of_plan, save
+
+        save(of_plan(self), path)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from unity.report.notebook import summary
+
+        return summary(self)
+
+    def export(self, path: str | Path) -> None:
+        """Writes the plan as a Python file of plain JAX, every collective written out: nothing in it needs this library.
+
+        Raises ExportError, naming the operator and the line, if something has no counterpart in public JAX. (docs: export)
+        """
+        from unity.exporting import write
+
+        write(self, path)
 
     def __repr__(self) -> str:
         return f"<Plan of {self.__name__} on {self.machine.name}: {self.time * 1e3:.3g} ms, {self.memory / 1e6:.4g} MB per device>"

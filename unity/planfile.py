@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import unity.constraints.bound as constraints
 import unity.search.machine as machines
 from unity.pcg.atomic import write
 from unity.pcg.capture import Captured, capture
 from unity.pcg.errors import PlanError
+from unity.pipelining import from_json as pipelined_again
 from unity.plan import Made, Plan
 from unity.rewriting import derivation_of, library_of
 from unity.rewriting import from_json as again
@@ -27,13 +30,13 @@ from unity.substitutions.library import Library
 if TYPE_CHECKING:
     from unity.summary import Summary
 
-SCHEMA = 5
+SCHEMA = 6
 
 
 def content(made: Made, chosen: Candidate, whole: bool) -> dict[str, Any]:
     """A plan as JSON data, with its whole frontier or, if that is not known yet, alone."""
     search, captured = made.search, made.captured
-    original = captured if made.rewriting is None else made.rewriting.before
+    original = made.original
     candidates, exact = made.frontier if whole or made.known else ((), False)
     return {
         "unity": "plan",
@@ -41,9 +44,12 @@ def content(made: Made, chosen: Candidate, whole: bool) -> dict[str, Any]:
         "graph": original.graph.key,
         "arguments": [str(n.tensors[0]) for n in original.graph.inputs],
         "rewriting": None if made.rewriting is None else made.rewriting.to_json(),
+        "pipelining": None if made.pipelining is None else made.pipelining.to_json(),
         "machine": search.machine.to_json(),
         "training": {"backward": search.training.backward, "optimizer_slots": search.training.optimizer_slots},
         "applications": [[a.rule, a.operator, a.source, list(a.axes)] for a in made.applications],
+        "constraints": made.bound.to_json(),
+        "limit": made.limit,
         "seconds": made.seconds,
         "exact": exact,
         **to_json(captured.graph, (chosen, *candidates)),
@@ -127,13 +133,18 @@ def restore(
     captured = captured if rewriting is None else rewriting.after
     try:
         machine = Machine.from_json(data["machine"])
+        pipelining = None if data["pipelining"] is None else pipelined_again(captured, data["pipelining"], machine.axes)
+        captured = captured if pipelining is None else pipelining.after
         training = Training(**data["training"])
         seconds, exact = float(data["seconds"]), bool(data["exact"])
         applications = tuple(
             Application(rule, operator, source, tuple(axes)) for rule, operator, source, axes in data["applications"]
         )
+        limit = None if data.get("limit") is None else float(data["limit"])
         chosen, *candidates = from_json(captured.graph, machine.axes, data)
     except (KeyError, TypeError, ValueError, machines.MachineError) as error:
         raise PlanError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-    search = Search(captured.graph, captured.differentiated, machine, training)
-    return Made(fn, captured, search, seconds, tuple(candidates), exact, rewriting, applications), chosen
+    bound = constraints.restored(data.get("constraints", {"given": [], "weights": []}), captured, fn)
+    search = Search(captured.graph, captured.differentiated, machine, training, restrict=bound)
+    made = Made(fn, captured, search, seconds, tuple(candidates), exact, rewriting, pipelining, applications)
+    return replace(made, bound=bound, limit=limit), chosen

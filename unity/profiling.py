@@ -59,8 +59,8 @@ def wanted(plan: Plan, domains: bool, every: bool) -> Wanted:
     found: Wanted = {}
     if domains:
         found |= of_domains(search.assembled, every)
-    if domains and plan.rewriting is not None:
-        before = plan.rewriting.before
+    before = plan._made.original
+    if domains and before is not plan._made.captured:
         found |= of_domains(assemble(before.graph, before.differentiated, search.machine, search.training), every)
     differentiated = search.differentiated if search.training.backward else ()
     for point in plan.frontier:

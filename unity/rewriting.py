@@ -75,8 +75,8 @@ class Rewriting:
     def derivation(self) -> Derivation:
         """Every application of a rule, from the captured program to the rewritten one."""
         whole = program(self.before.body, self.before.differentiated)
-        found = {key: _path(part, self.ways[key], self.library) for key, part in _bodies(whole, self.ways).items()}
-        ends = {key: _end(part, found[key]) for key, part in _bodies(whole, self.ways).items()}
+        found = {key: path_of(part, self.ways[key], self.library) for key, part in programs_of(whole, self.ways).items()}
+        ends = {key: end_of(part, found[key]) for key, part in programs_of(whole, self.ways).items()}
         return _derivation(whole, found, ends)
 
     def check(self, derivation: Derivation) -> None:
@@ -99,8 +99,8 @@ class Rewriting:
         found: list[Use] = []
         whole = program(self.before.body, self.before.differentiated)
         often = Counter(part.key for one, _ in whole.walk() for part in one.segments)
-        for key, part in _bodies(whole, self.ways).items():
-            taken = zip(self.ways[key], _path(part, self.ways[key], self.library), strict=True)
+        for key, part in programs_of(whole, self.ways).items():
+            taken = zip(self.ways[key], path_of(part, self.ways[key], self.library), strict=True)
             found += [Use(way.applied, _lines(*where), often[key]) for way, where in taken]
         return tuple(found)
 
@@ -128,7 +128,7 @@ def from_json(captured: Captured, data: Any, library: Library) -> Rewriting:
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise PlanError(f"its rewriting is damaged: {type(problem).__name__}: {problem}") from None
     whole = program(captured.body, captured.differentiated)
-    changed = {key: _end(part, _path(part, ways[key], library)) for key, part in _bodies(whole, ways).items()}
+    changed = {key: end_of(part, path_of(part, ways[key], library)) for key, part in programs_of(whole, ways).items()}
     after = captured.of(whole.with_segments(changed))
     if after.graph.key != wanted or changed.keys() != ways.keys():
         raise PlanError("its rewriting leads to another graph: it was made by another version of unity, or by other rules")
@@ -160,7 +160,7 @@ def _derivation(whole: Program, paths: Mapping[str, Taken], ends: Mapping[str, B
     return Derivation(tuple(steps), inside)
 
 
-def _bodies(whole: Program, wanted: Container[str]) -> dict[str, Body]:
+def programs_of(whole: Program, wanted: Container[str]) -> dict[str, Body]:
     """The programs of the segments that are wanted, one for all that are equal."""
     return {part.key: part.body for one, _ in whole.walk() for part in one.segments if part.key in wanted}
 
@@ -171,7 +171,7 @@ def _lines(body: Body, occurrence: Occurrence) -> tuple[str, ...]:
     return tuple(dict.fromkeys(e.source for e in body.equations if e.source and not made.isdisjoint(e.results)))
 
 
-def _end(body: Body, path: Taken) -> Body:
+def end_of(body: Body, path: Taken) -> Body:
     """What a segment is after its steps."""
     if not path:
         return distinct(body)
@@ -180,7 +180,7 @@ def _end(body: Body, path: Taken) -> Body:
     return distinct(new)
 
 
-def _path(body: Body, ways: Sequence[Way], library: Library) -> Taken:
+def path_of(body: Body, ways: Sequence[Way], library: Library) -> Taken:
     """A segment's steps, taken again."""
     taken = []
     body = distinct(body)

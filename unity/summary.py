@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from unity.pcg.errors import PlanFileError
 from unity.pcg.folded import fold, unfold
-from unity.pcg.graph import PCG
+from unity.pcg.graph import PCG, PIPELINE
 from unity.pcg.parallelize import Assignment, parallelize
 from unity.pcg.serialize import to_json as graph_json
 from unity.search.backend import backend_of
@@ -63,7 +63,8 @@ class RuleUse:
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """A program as it runs on a machine. `rules` rewrote it, in order; `applications` parallelized it, if a search by rules did."""
+    """A program as it runs on a machine. `rules` rewrote it, in order; `applications` parallelized it, if a search by rules did, or
+    made part of it a pipeline."""
 
     name: str  # of the function
     machine: str
@@ -116,7 +117,7 @@ def summary_of(plan: Plan) -> Summary:
     """A plan's own summary."""
     found = predict(plan.pcg, plan.machine, differentiated_in(plan))
     figures = plan.__name__, plan.machine.name, plan.machine.devices, plan.time, plan.memory
-    return Summary(*figures, plan.pcg, *_costs(found, plan.pcg), _rules(plan), _applications(plan))
+    return Summary(*figures, plan.pcg, *_costs(found, plan.pcg), _rules(plan), (*_pipelining(plan), *_applications(plan)))
 
 
 def captured_summary_of(plan: Plan) -> Summary:
@@ -165,6 +166,14 @@ def _rules(plan: Plan) -> tuple[RuleUse, ...]:
         lines = tuple(dict.fromkeys(map(short, use.lines)))
         found.append(RuleUse(str(use.applied), "  →  ".join(map(print_side, sides)), use.times, lines))
     return _together(found)
+
+
+def _pipelining(plan: Plan) -> tuple[RuleUse, ...]:
+    found = plan.pipelining
+    if found is None:
+        return ()
+    lines = tuple(short(node.source) for node in plan.serial.nodes if node.kind == PIPELINE)
+    return (RuleUse(PIPELINE, str(found), 1, lines, tuple(axis.name for axis in found.along)),)
 
 
 def _applications(plan: Plan) -> tuple[RuleUse, ...]:

@@ -195,7 +195,7 @@ def _optimized(task: Task, case: Case) -> dict[str, Any]:
         started, own = time.perf_counter(), time.process_time()
         args = (model.params, model.batch)
         options = {"machine": machine, "memory_limit": limit, "optimizer_slots": case.slots, "search": case.algorithm}
-        plan = unity.optimize(model.loss, *args, **options, progress=False)
+        plan = unity.optimize(model.loss, *args, **options, pipelines=False, progress=False)
         clock = {"seconds": time.perf_counter() - started, "process seconds": time.process_time() - own}
     return clock | _fits(task.figures(plan.pcg, plan.memory, plan.time), case)
 

@@ -1,4 +1,7 @@
-"""The command line: `unity diff …`, `unity show …`, `unity rules …`, `unity profile …`."""
+"""The command line: `unity optimize …`, `unity explain …`, and all the others. A command is a module here, of its name.
+
+A module has `HELP`, a line about the command, `add_arguments`, which describes it, and a `run`, which gives the exit status.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +9,85 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
-from unity.cli import diff, profile, rules, show
+from unity.cli import check, completion, diff, explain, export, machine, optimize, profile, report, rules, show, simulate
+from unity.cli.formatting import Lines
 from unity.pcg.errors import UnityError
+from unity.search.hardware import MachineError
+from unity.search.simulator import SimulationError
+
+COMMANDS: dict[str, ModuleType] = {
+    "optimize": optimize,
+    "explain": explain,
+    "show": show,
+    "diff": diff,
+    "check": check,
+    "simulate": simulate,
+    "report": report,
+    "export": export,
+    "profile": profile,
+    "machine": machine,
+    "rules": rules,
+    "completion": completion,
+}
+ABOUT = "Finds, proves and runs the best way to train a JAX model on many devices."
+EPILOG = """\
+MODULE:FUNCTION is a function of yours, in a module that Python finds from the current folder. It is called without arguments \
+and gives the function to plan and its arguments, arrays or jax.ShapeDtypeStruct, and if you like options of unity.optimize:
+
+    def example():
+        return loss, (params, batch), {"optimizer_slots": 1}
+
+exit status:
+  0    done; the answer is yes
+  1    the answer is no (plans differ, a check disagrees, a rule is not
+       proved, no plan fits), or something is wrong, as said on stderr
+  2    the command line cannot be read; of diff and check, where 1 is
+       an answer: something is wrong
+  130  interrupted
+  141  the reader of a pipe went away
+
+Results are printed on stdout, with --json as data. What is being done is shown on stderr, on a terminal only.
+
+examples:
+  unity optimize mymodel:example --machine dgx-h100 -o plan.json
+  unity explain plan.json
+  unity check plan.json mymodel:example --devices 8
+"""
+WRONG = 1
 
 
 def parser() -> argparse.ArgumentParser:
     """All commands."""
-    about = "Finds, proves and runs the best way to train a JAX model on many devices."
-    top = argparse.ArgumentParser(prog="unity", description=about)
-    commands = top.add_subparsers(required=True, metavar="COMMAND")
-    diff.add_arguments(commands.add_parser("diff", help="say what is different between two saved plans, or two graphs"))
-    show.add_arguments(commands.add_parser("show", help="print the graph of a saved plan, or a graph"))
-    rules.add_commands(commands.add_parser("rules", help="generate, verify, show and import substitution rules"))
-    profile.add_arguments(commands.add_parser("profile", help="measure a model's operators on the devices that are here"))
+    top = argparse.ArgumentParser(prog="unity", description=ABOUT, epilog=EPILOG, formatter_class=Lines)
+    top.add_argument("--version", action="version", version=f"unity {_version()}")
+    commands = top.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    for name, module in COMMANDS.items():
+        command = commands.add_parser(name, help=module.HELP, formatter_class=Lines)
+        module.add_arguments(command)
     return top
 
 
+def _version() -> str:
+    from unity import __version__
+
+    return __version__
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command. The exit status: 0, or 1 where something is wrong, which is said on stderr."""
+    """Runs a command. The exit status is what the command gives, or says that something is wrong, which is then on stderr."""
     options = parser().parse_args(arguments)
     try:
         return options.run(options)
-    except UnityError as problem:
-        print(f"unity: {problem}", file=sys.stderr)
-        return 1
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that nothing fails where Python flushes at its end
         return 141
     except KeyboardInterrupt:
         print("unity: interrupted; the same command goes on where this one stopped", file=sys.stderr)
         return 130
+    except (UnityError, MachineError, SimulationError) as problem:
+        print(f"unity: {problem}", file=sys.stderr)
+    except OSError as problem:
+        print(f"unity: {problem.filename}: {problem.strerror}", file=sys.stderr)
+    return getattr(options, "wrong", WRONG)

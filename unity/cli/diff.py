@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 from unity.cli.files import read, write
 from unity.difference import FORMATS, PlanDiff
 from unity.difference.files import ENDINGS, formatted
-from unity.pcg.errors import PlanError, UnityError
+from unity.pcg.errors import PlanError
 from unity.summary import Summary
 
+HELP = "say what is different between two saved plans, or two graphs"
 SAME, DIFFERENT, WRONG = 0, 1, 2  # as `diff` says
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Describes `unity diff`."""
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, wrong=WRONG)
     command.description = (
         "Says what is different between two saved plans or graphs; of one plan, between the program as captured and as planned. "
         "The exit status is 0 if nothing is different, 1 if something is, 2 if something is wrong."
+    )
+    command.epilog = (
+        "examples:\n"
+        "  unity diff plan.json                              # a plan against the program that it was made for\n"
+        "  unity diff fast.json lean.json                    # two plans\n"
+        "  unity diff fast.json lean.json -o diff.html"
     )
     command.add_argument("before", type=Path, metavar="A", help="a plan (plan.save) or a graph (JSON)")
     command.add_argument("after", type=Path, metavar="B", nargs="?", help="another; without it, A is compared with its program")
@@ -32,15 +38,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compares. What is wrong is said here, because the exit status of other commands means difference."""
-    try:
-        return _run(options)
-    except UnityError as problem:
-        print(f"unity: {problem}", file=sys.stderr)
-        return WRONG
-
-
-def _run(options: argparse.Namespace) -> int:
+    """Compares."""
     found = PlanDiff(*_sides(options.before, options.after))
     form = options.format or (ENDINGS.get(options.output.suffix) if options.output else None) or "text"
     if form == "text" and options.output is None:

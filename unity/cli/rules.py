@@ -3,69 +3,86 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import difflib
+import fnmatch
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import platformdirs
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
+from unity.cli.arguments import add_json, count
+from unity.cli.files import write
+from unity.cli.formatting import Lines
+from unity.cli.model import METAVAR, called
+from unity.cli.output import print_json, progress, results, stage
 from unity.pcg.errors import RuleError
 from unity.substitutions.axioms import axioms, library_path
-from unity.substitutions.draw import draw
-from unity.substitutions.generator.families import FAMILIES
-from unity.substitutions.generator.family import Family
-from unity.substitutions.generator.generate import generate
-from unity.substitutions.library import Library, load
+from unity.substitutions.library import Entry, Library, load
 from unity.substitutions.text import parse_rules, print_rule
-from unity.verify.library import Result, verify
 
-CONSOLE = Console()
+if TYPE_CHECKING:
+    from unity.substitutions.generator.family import Family
+    from unity.verify.library import Result
+
+HELP = "generate, verify, show and import substitution rules"
+OPERATOR = "expected MODULE:FUNCTION, a function that gives (operator, *arguments)"
 
 
-def add_commands(rules: argparse.ArgumentParser) -> None:
-    """Adds the commands below `unity rules`."""
+def add_arguments(rules: argparse.ArgumentParser) -> None:
+    """Describes `unity rules` and the commands below it."""
+    rules.description = "Makes, proves and shows the rules that programs are rewritten by."
+    rules.epilog = "examples:\n  unity rules stats\n  unity rules verify mine.rules\n  unity rules show merge"
     commands = rules.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
-        found = commands.add_parser(name, help=text, description=text)
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str, *examples: str) -> argparse.ArgumentParser:
+        epilog = "\n".join(("examples:", *(f"  unity rules {name} {words}".rstrip() for words in examples)))
+        found = commands.add_parser(name, help=text, description=text, epilog=epilog, formatter_class=Lines)
         found.set_defaults(run=run)
+        add_json(found)
         return found
 
-    made = command("generate", run_generate, "Enumerate graphs, pair equal ones, prove the pairs, and write the library.")
-    made.add_argument("--max-ops", type=int, default=3, metavar="N", help="operators on a side (default 3)")
+    text = "Enumerate graphs, pair equal ones, prove the pairs, and write the library."
+    made = command("generate", run_generate, text, "", "--max-ops 2 --families constants --out constants.json")
+    made.add_argument("--max-ops", type=count, default=3, metavar="N", help="operators on a side (default 3)")
     made.add_argument("--operators", nargs="*", metavar="NAME", help="only families whose operators are all among these")
     made.add_argument("--families", nargs="*", metavar="NAME", help="only these families")
     made.add_argument("--out", type=Path, default=Path("rules/library.json"), metavar="FILE")
-    made.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    made.add_argument("--processes", type=count, default=os.cpu_count() or 1, metavar="N")
     made.add_argument("--fresh", action="store_true", help="forget what an earlier run has done")
 
-    checked = command("verify", run_verify, "Prove the rules of a library (.json) or a text (.rules) again.")
-    checked.add_argument("path", nargs="?", type=Path, default=library_path())
-    checked.add_argument("--operators", nargs="?", const="", metavar="MODULE:FUNCTION", help=(
+    text = "Prove the rules of a library (.json) or a text (.rules) again. The exit status is 1 if one is not proved."
+    examples = "", "mine.rules -o mine.json", "--operators", "--operators mymodel:operator"
+    checked = command("verify", run_verify, text, *examples)
+    checked.add_argument("path", nargs="?", type=Path, default=library_path(), metavar="FILE")
+    checked.add_argument("--operators", nargs="?", const="", metavar=METAVAR, help=(
         "check the parallelizations of the vocabulary's operators instead, or of your own: "
         "FUNCTION() gives an operator and its arguments"
     ))  # fmt: skip
     checked.add_argument("--execute", action="store_true", help="run every rule through JAX too, values and gradients")
+    checked.add_argument("-o", "--out", type=Path, metavar="FILE", help="write those that are proved as a library, for rules=")
 
-    shown = command("show", run_show, "Show a rule: its text, what it was proved from, and both graphs.")
-    shown.add_argument("name")
-    shown.add_argument("--library", type=Path, default=library_path())
+    text = "Show rules: their text, what they were proved from, and both graphs."
+    shown = command("show", run_show, text, "merge", "'matmul*' --json")
+    shown.add_argument("name", metavar="NAME", help="a rule, or all of a pattern: 'matmul*'")
+    shown.add_argument("--library", type=Path, default=library_path(), metavar="FILE")
 
-    counted = command("stats", run_stats, "Count the rules of a library.")
-    counted.add_argument("path", nargs="?", type=Path, default=library_path())
+    counted = command("stats", run_stats, "Count the rules of a library.", "", "mine.json --json")
+    counted.add_argument("path", nargs="?", type=Path, default=library_path(), metavar="FILE")
 
-    imported = command("import", run_import, "Read rules that others released, and say which are true.")
+    text = "Read rules that others released, and say which are true."
+    imported = command("import", run_import, text, "taso graph_subst.pb", "flexflow rules.json -o theirs.rules")
     imported.add_argument("format", choices=("flexflow", "taso"))
     imported.add_argument("path", type=Path, metavar="FILE")
+    imported.add_argument("-o", "--out", type=Path, metavar="FILE", help="write those that are proved as text (.rules)")
 
 
 def chosen_families(max_ops: int, operators: Sequence[str] | None, names: Sequence[str] | None) -> list[Family]:
     """The families to look through. Raises RuleError where none is left."""
+    from unity.substitutions.generator.families import FAMILIES
+
     unknown = set(names or ()) - {f.name for f in FAMILIES}
     if unknown:
         raise RuleError(f"no family is called {', '.join(sorted(unknown))}; there are: {', '.join(f.name for f in FAMILIES)}")
@@ -79,68 +96,78 @@ def chosen_families(max_ops: int, operators: Sequence[str] | None, names: Sequen
 
 def run_generate(options: argparse.Namespace) -> int:
     """Writes a library."""
+    from unity.substitutions.generator.generate import generate
+
     families = chosen_families(options.max_ops, options.operators, options.families)
     folder = Path(platformdirs.user_cache_dir("unity")) / "generate"
     if options.fresh and folder.exists():
         for path in folder.glob("*.json"):
             path.unlink()
-    with Progress(console=CONSOLE) as progress:
-        bar = progress.add_task("enumerating", total=1.0)
+    with progress() as shown:
+        bar = shown.add_task("enumerating", total=1.0)
         found, outcomes = generate(
-            families, axioms(), folder, options.processes, lambda text, part: progress.update(bar, description=text, completed=part)
+            families, axioms(), folder, options.processes, lambda text, part: shown.update(bar, description=text, completed=part)
         )
-    table = Table("family", "graphs", "equal pairs", "new rules", "not proved", "seconds", title="What was found")
-    for o in outcomes:
-        columns = (o.counts.graphs, o.counts.pairs, len(o.rules), len(o.opened), round(o.counts.seconds, 1))
-        table.add_row(o.family, *map(str, columns))
-    CONSOLE.print(table)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     found.save(options.out)
-    CONSOLE.print(f"{len(found)} rules, every one proved and executed, in {options.out}")
-    for text in [*(f"not proved: {t}" for t in found.made["open"]), *(f"failed: {t}" for t in found.made["failed"])]:
-        CONSOLE.print(text, markup=False)
+    columns = ("family", "graphs", "equal pairs", "new rules", "not proved", "seconds")
+    rows = [(o.family, o.counts.graphs, o.counts.pairs, len(o.rules), len(o.opened), round(o.counts.seconds, 1)) for o in outcomes]
+    if options.json:
+        failures = {k: found.made[k] for k in ("open", "failed")}
+        each = [dict(zip(columns, row, strict=True)) for row in rows]
+        print_json({"rules": len(found), "file": str(options.out), "families": each, **failures})
+    else:
+        _table(columns, rows, "What was found")
+        print(f"{len(found)} rules, every one proved and executed, in {options.out}")
+        for text in [*(f"not proved: {t}" for t in found.made["open"]), *(f"failed: {t}" for t in found.made["failed"])]:
+            print(text)
     return 1 if found.made["failed"] else 0
 
 
 def run_verify(options: argparse.Namespace) -> int:
     """Proves a library again, or operators."""
     if options.operators is not None:
-        return _verify_operators(options.operators)
+        return _verify_operators(options.operators, options.json)
+    from unity.verify.library import verify
+
     text = options.path.suffix == ".rules"
     rules = parse_rules(_read(options.path)) if text else load(options.path).rules
-    with CONSOLE.status("proving") as status:
-        results = verify(rules, axioms(), options.execute, status.update)
-    bad = [r for r in results if r.status != "proved"]
-    for result in bad:
-        CONSOLE.print(_line(result), markup=False)
-    CONSOLE.print(f"{len(results) - len(bad)} of {len(results)} rules proved")
+    with stage("proving") as say:
+        found = verify(rules, axioms(), options.execute, say)
+    proved, bad = [r for r in found if r.status == "proved"], [r for r in found if r.status != "proved"]
+    if options.out is not None:
+        _library(proved, options.path).save(options.out)
+    if options.json:
+        rows = [{"name": r.rule.name, "rule": print_rule(r.rule), "status": r.status, "why": r.why} for r in found]
+        print_json({"proved": len(proved), "of": len(found), "results": rows})
+    else:
+        for result in bad:
+            print(f"{print_rule(result.rule)}\n    {result.status}: {result.why}")
+        print(f"{len(proved)} of {len(found)} rules proved{f', in {options.out}' if options.out is not None else ''}")
     return 1 if bad else 0
 
 
-def _line(result: Result) -> str:
-    return f"{print_rule(result.rule)}\n    {result.status}: {result.why}"
+def _library(proved: Sequence[Result], path: Path) -> Library:
+    """Proved rules as a library, which `rules=` takes."""
+    entries = (Entry(r.rule, r.proof.axioms, r.proof.work, r.check.instances, {"family": path.stem}) for r in proved)
+    return Library(tuple(entries), {"from": path.name})
 
 
-def _verify_operators(which: str) -> int:
+def _verify_operators(which: str, as_data: bool) -> int:
     from unity.verify.vocabulary import check_users, check_vocabulary
 
-    verdicts = check_users(*_call(which)) if which else check_vocabulary()
-    bad = 0
-    for name, verdict in verdicts:
-        if verdict.answer != "proved":
-            bad += verdict.answer == "refuted"
-            CONSOLE.print(f"{name}: {verdict}", markup=False)
-    CONSOLE.print(f"{sum(v.answer == 'proved' for _, v in verdicts)} of {len(verdicts)} parallelizations proved")
-    return 1 if bad else 0
-
-
-def _call(which: str) -> Sequence:
-    module, _, name = which.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as problem:
-        raise RuleError(f"{which}: {problem}; expected MODULE:FUNCTION, a function that gives (operator, *arguments)") from None
-    return found()
+    with stage("proving"):
+        verdicts = check_users(*called(which, OPERATOR)) if which else check_vocabulary()
+    proved = sum(v.answer == "proved" for _, v in verdicts)
+    if as_data:
+        rows = [{"operator": name, "answer": v.answer, "says": str(v)} for name, v in verdicts]
+        print_json({"proved": proved, "of": len(verdicts), "results": rows})
+    else:
+        for name, verdict in verdicts:
+            if verdict.answer != "proved":
+                print(f"{name}: {verdict}")
+        print(f"{proved} of {len(verdicts)} parallelizations proved")
+    return 1 if any(v.answer == "refuted" for _, v in verdicts) else 0
 
 
 def _read(path: Path) -> str:
@@ -151,40 +178,72 @@ def _read(path: Path) -> str:
 
 
 def run_show(options: argparse.Namespace) -> int:
-    """Prints a rule."""
-    entry = load(options.library)[options.name]
-    lines = [
-        print_rule(entry.rule),
-        f"proved from {', '.join(entry.axioms) or 'the types alone'}; executed at {entry.instances} instances",
-        f"found in {entry.found.get('family')} with {entry.found.get('operators')} operators",
-        draw(entry.rule),
-    ]
-    CONSOLE.print("\n".join(lines), markup=False, highlight=False)
+    """Prints a rule, or those of a pattern."""
+    from unity.substitutions.draw import draw
+
+    library = load(options.library)
+    entries = [e for e in library.entries if fnmatch.fnmatchcase(e.rule.name, options.name)]
+    if not entries:
+        near = ", ".join(difflib.get_close_matches(options.name, [e.rule.name for e in library.entries]))
+        raise RuleError(f"the library has no rule {options.name}" + (f"; near it are {near}" if near else ""))
+    if options.json:
+        print_json([e.to_json() for e in entries])
+        return 0
+    for entry in entries:
+        print(print_rule(entry.rule))
+        print(f"proved from {', '.join(entry.axioms) or 'the types alone'}; executed at {entry.instances} instances")
+        if "operators" in entry.found:
+            print(f"found in {entry.found.get('family')} with {entry.found['operators']} operators")
+        print(draw(entry.rule))
     return 0
 
 
 def run_stats(options: argparse.Namespace) -> int:
     """Counts a library."""
-    found: Library = load(options.path)
-    table = Table("what", "rules", title=f"{options.path}")
-    kinds = Counter("parallel" if e.rule.parallel else "algebraic" for e in found.entries)
-    for name, count in [*kinds.items(), ("with several outputs", sum(len(e.rule.left) > 1 for e in found.entries))]:
-        table.add_row(name, str(count))
-    for family, count in Counter(str(e.found.get("family")) for e in found.entries).most_common():
-        table.add_row(f"found in {family}", str(count))
-    used = Counter(a for e in found.entries for a in e.axioms)
-    for name, count in used.most_common():
-        table.add_row(f"proved from {name}", str(count))
-    table.add_row("rules and their instances (dimensions, sizes, words)", str(sum(e.rule.instances for e in found.entries)))
-    table.add_row("equal pairs that they cover", str(found.made.get("pairs")))
-    CONSOLE.print(table)
+    counts = statistics(load(options.path))
+    if options.json:
+        print_json(counts)
+    else:
+        _table(("what", "rules"), list(counts.items()), str(options.path))
     return 0
+
+
+def statistics(found: Library) -> dict[str, int | None]:
+    """How many rules are of which kind, found where, and proved from what."""
+    kinds = Counter("parallel" if e.rule.parallel else "algebraic" for e in found.entries)
+    families = Counter(str(e.found.get("family")) for e in found.entries).most_common()
+    used = Counter(a for e in found.entries for a in e.axioms).most_common()
+    return {
+        **kinds,
+        "with several outputs": sum(len(e.rule.left) > 1 for e in found.entries),
+        **{f"found in {family}": number for family, number in families},
+        **{f"proved from {name}": number for name, number in used},
+        "rules and their instances (dimensions, sizes, words)": sum(e.rule.instances for e in found.entries),
+        "equal pairs that they cover": found.made.get("pairs"),
+    }
 
 
 def run_import(options: argparse.Namespace) -> int:
     """Reads and judges others' rules."""
     from unity.substitutions.importing import import_flexflow, import_taso, report
 
-    found = import_taso(options.path) if options.format == "taso" else import_flexflow(options.path)
-    CONSOLE.print(report(found))
+    with stage("judging"):
+        found = import_taso(options.path) if options.format == "taso" else import_flexflow(options.path)
+    proved = [i for i in found if i.verdict.status == "proved"]
+    if options.out is not None:
+        write("\n".join(i.text for i in proved), options.out)
+    if options.json:
+        rows = [{"name": i.name, "rule": i.rule and i.text, "status": i.verdict.status, "why": i.verdict.why} for i in found]
+        print_json({"proved": len(proved), "of": len(found), "results": rows})
+    else:
+        results().print(report(found))
     return 0
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str) -> None:
+    from rich.table import Table
+
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*map(str, row))
+    results().print(table)

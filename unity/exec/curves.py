@@ -28,6 +28,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from unity.exec.hosts.place import place
+from unity.exec.hosts.talk import agreed
 from unity.exec.parallel import vary
 from unity.exec.timing import repetitions, seconds_of
 from unity.search.hardware import Curve
@@ -47,15 +49,20 @@ Run = Callable[[Sequence[int], bool], float]  # from how often each size is repe
 Collective = Callable[[Any], Any]
 
 
-def curves(devices: Sequence[Any], sizes: Sequence[int] = SIZES, rounds: int = ROUNDS) -> tuple[Curve, ...]:
-    """Every collective in groups of every size that the number of devices allows, on one level of `devices`."""
-    count = len(devices)
+def curves(
+    devices: Sequence[Any], sizes: Sequence[int] = SIZES, rounds: int = ROUNDS, units: int | None = None
+) -> tuple[Curve, ...]:
+    """Every collective in groups of every size that a level of so many units allows (default: of all `devices`).
+
+    Groups are of neighbours in `devices`, and so of every so many of them a level.
+    """
+    count, units = len(devices), units or len(devices)
     chosen = [n for n in sizes if n * count <= TOTAL // 8] or [min(sizes)]
     runs: dict[tuple[str, bool, int], list[Run]] = {}
-    for group in (g for g in range(2, count + 1) if count % g == 0):
+    for group in (g for g in range(2, units + 1) if units % g == 0):
         mesh = Mesh(np.array(devices).reshape(-1, group), ("other", GROUP))
         most = max(ROW * group, max(chosen) // 4)
-        x = jax.device_put(np.ones((count, most), np.float32), NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
+        x = place(np.ones((count, most), np.float32), NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
         for (kind, turned), ways in COLLECTIVES.items():
             runs[kind, turned, group] = [_run(mesh, way, chosen, kind == "all-gather", x) for way in ways]
     times = {key: [_times(run, k, len(chosen)) for run in ways for k in range(len(chosen))] for key, ways in runs.items()}
@@ -119,7 +126,12 @@ def _run(mesh: Mesh, collective: Collective, sizes: Sequence[int], gathers: bool
         return [end.reshape(1, -1)[:, :1] for loop in ends for end in loop]
 
     program = run.lower(np.int32(1), np.zeros(len(sizes), np.int32), x).compile()
-    return lambda times, communicates: seconds_of(lambda: program(np.int32(communicates), np.array(times, np.int32), x))
+
+    def seconds(times: Sequence[int], communicates: bool) -> float:
+        taken = seconds_of(lambda: program(np.int32(communicates), np.array(times, np.int32), x))
+        return taken if x.is_fully_addressable else agreed(taken)
+
+    return seconds
 
 
 def _step(communicates: Any, collective: Collective, piece: Any, names: Sequence[str], _: Any, before: Any) -> Any:

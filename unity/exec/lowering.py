@@ -14,9 +14,10 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from unity.exec.parallel import apply, vary
+from unity.exec.pipeline import pipelined
 from unity.exec.walker import run_body
 from unity.pcg.axis import Axis
-from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
+from unity.pcg.graph import PARALLELIZATION, PCG, PIPELINE, Node, Value
 from unity.pcg.resharding import Step
 from unity.pcg.state import UNUSED, Type
 from unity.pcg.traffic import step_of
@@ -135,6 +136,10 @@ def _compute(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
     operands = [settle(v, x, axes) for v, x in zip(node.operands, operands, strict=True)]
     if node.kind == "scan":
         results = _scan(node, operands, axes)
+    elif node.kind == PIPELINE:
+        inside = node.inside
+        assert inside is not None
+        results = pipelined(node, operands, lambda *pieces: run_graph(inside, pieces))
     elif node.kind == "remat":
         assert node.inside is not None
         inside = node.inside

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unity.exec.curves import RINGS, curves
 from unity.exec.timing import repetitions, seconds_of
-from unity.search.hardware import Curve
+from unity.search.hardware import Curve, Level
 
 JaxDevice: TypeAlias = Any  # jax.Device, which is no type to a type checker: jaxlib has no stubs
 
@@ -64,15 +64,30 @@ def measure(devices: Sequence[JaxDevice]) -> Measured:
     mesh = Mesh(np.array(devices), (_AXIS,))
     if len(devices) == 1:
         return Measured(_flops(mesh), _bandwidth(mesh), _launch(mesh), None, None)
-    found = curves(devices)
-    lines = {c.kind: (c.alpha, c.beta) for c in found if c.size == mesh.size and not c.turned}
-    link_bandwidth, link_latency = _link(mesh.size, lines)
+    link = level("device", mesh.size, curves(devices))
+    figures = link.bandwidth, link.latency, link.relative, link.curves
+    return Measured(_flops(mesh), _bandwidth(mesh), _launch(mesh), *figures)
+
+
+def between(hosts: Sequence[Sequence[JaxDevice]]) -> Level:
+    """Measures the level "node" that joins hosts of equal numbers of devices. All their processes call this together.
+
+    As many groups communicate at the same time as a host has devices, each with one device of every host.
+    """
+    devices = [device for column in zip(*hosts, strict=True) for device in column]
+    return level("node", len(hosts), curves(devices, units=len(hosts)))
+
+
+def level(name: str, size: int, found: tuple[Curve, ...]) -> Level:
+    """A level of so many units from what its collectives took."""
+    lines = {c.kind: (c.alpha, c.beta) for c in found if c.size == size and not c.turned}
+    bandwidth, latency = _link(size, lines)
     relative = tuple(
-        (kind, alpha / (rounds * (mesh.size - 1) * link_latency), beta * mesh.size * link_bandwidth / (rounds * (mesh.size - 1)))
+        (kind, alpha / (rounds * (size - 1) * latency), beta * size * bandwidth / (rounds * (size - 1)))
         for kind, rounds in RINGS.items()
         for alpha, beta in (lines[kind],)
     )
-    return Measured(_flops(mesh), _bandwidth(mesh), _launch(mesh), link_bandwidth, link_latency, relative, found)
+    return Level(name, size, bandwidth, latency, relative, found)
 
 
 def _flops(mesh: Mesh) -> dict[str, float]:

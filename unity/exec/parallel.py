@@ -14,6 +14,8 @@ from unity.pcg.layout import outer_here, take_digit
 from unity.pcg.resharding import Step
 from unity.pcg.state import Digit, digits
 
+TIME = "time"  # an axis that no mesh has: what is partitioned along it comes piece after piece
+
 
 def varying(x: Any) -> frozenset[str]:
     """The mesh axes along which JAX takes a value to differ."""
@@ -22,7 +24,7 @@ def varying(x: Any) -> frozenset[str]:
 
 def vary(x: Any, names: Sequence[str] | frozenset[str]) -> Any:
     """`x`, known to JAX to differ along the named axes too. Backward, this is their all-reduce."""
-    missing = tuple(n for n in names if n not in varying(x))
+    missing = tuple(n for n in names if n not in varying(x) and n != TIME)
     return lax.pcast(x, missing, to="varying") if missing else x
 
 

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from unity.exec.check import compile_step
+from unity.exec.hosts.place import place
+from unity.exec.hosts.talk import agreed
 
 if TYPE_CHECKING:
     from unity.plan import Plan
@@ -44,7 +46,7 @@ def _step(plan: Plan, gradient: bool) -> Callable[[], Any]:
     """A compiled step on arguments of its own, run once."""
     step = compile_step(plan, gradient)
     leaves = [
-        jax.device_put(_something(n.tensors[0].struct, k), s)
+        place(_something(n.tensors[0].struct, k), s)
         for k, (n, s) in enumerate(zip(plan.serial.inputs, plan._shardings, strict=True))
     ]
     groups = _as_compiled(plan, leaves, gradient)
@@ -69,6 +71,7 @@ def _something(struct: jax.ShapeDtypeStruct, seed: int) -> Any:
 
 
 def _seconds(step: Callable[[], Any], times: int) -> float:
+    """Seconds of so many steps: of several processes the first one's, so that all go on alike."""
     started = time.perf_counter()
     jax.block_until_ready([step() for _ in range(times)])
-    return time.perf_counter() - started
+    return agreed(time.perf_counter() - started)

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from unity.pcg.axis import Axis
 from unity.pcg.choices import Choice, choice_of, choices
 from unity.pcg.errors import ParallelTypeError
-from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
+from unity.pcg.graph import LOOPS, PARALLELIZATION, PCG, PIPELINE, Node, Value, carried_by
 from unity.pcg.placing import along_axis
 from unity.pcg.resharding import absolute, kind_of
 from unity.pcg.solve import Unmatched
-from unity.pcg.state import UNUSED, State, misfit, show
+from unity.pcg.stages import ends_of, inside_state, one_more, outside_state, positions_of
+from unity.pcg.state import UNUSED, State, Type, misfit, show
 
 
 def check(graph: PCG) -> None:
@@ -72,18 +73,46 @@ def _change(node: Node, axes: tuple[Axis, ...]) -> None:
 
 def _nested(node: Node, axes: tuple[Axis, ...]) -> None:
     assert node.inside is not None
-    inside = node.inside
-    if node.kind == "scan":
-        consts, carry = int(node.attributes["consts"]), int(node.attributes["carry"])
-        for k in range(carry):
-            start, end = inside.inputs[consts + k].types[0], inside.outputs[k].type
+    graph = node.inside
+    if node.kind == PIPELINE:
+        _stages(node, axes)
+    if node.kind in LOOPS:
+        for k, p in enumerate(carried_by(node)):
+            start, end = graph.inputs[p].types[0], graph.outputs[k].type
             if start != end:
-                rank = inside.outputs[k].tensor.ndim
+                rank = graph.outputs[k].tensor.ndim
                 raise ParallelTypeError(
                     f"{_where(node)}: carry {k} goes in as {show(start, axes, rank)} and comes out as {show(end, axes, rank)}:"
                     " every step must find it as the first did"
                 )
-    _graph(inside)
+    _graph(graph)
+
+
+def _stages(node: Node, axes: tuple[Axis, ...]) -> None:
+    """A pipeline's ends: as its stages need them along their axes, and along others as the steps have them.
+
+    That every step works on each sample by itself follows from the operators inside, as of all graphs.
+    """
+    assert node.inside is not None
+    over, ends = positions_of(node, axes), ends_of(node)
+    for p, (v, n) in enumerate(zip(node.operands, node.inside.inputs, strict=True)):
+        _end(node, f"operand {p}", v, n.types[0], p, over, axes)
+    for k, (t, n) in enumerate(zip(node.results, node.inside.outputs, strict=True)):
+        _end(node, f"result {k}", t, n.type, ends.carried[k], over, axes)
+
+
+def _end(node: Node, name: str, v: Value, step: Type, position: int, over: tuple[int, ...], axes: tuple[Axis, ...]) -> None:
+    stacked = position not in ends_of(node).constants
+    for k, axis in enumerate(axes):
+        within = one_more(step[k]) if stacked else step[k], step[k]
+        if k in over:
+            within = outside_state(node, position), inside_state(node, position)
+        if (v.type[k], step[k]) != within:
+            raise ParallelTypeError(
+                f'{_where(node)}: along axis "{axis.name}" {name} is {_words(v.type[k])} and {_words(step[k])} in a step, but'
+                f" {_words(within[0])} and {_words(within[1])} {'is what a stage needs' if k in over else 'would agree'}."
+                " (docs: pipelines#types)"
+            )
 
 
 def _application(node: Node, axes: tuple[Axis, ...]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from functools import lru_cache
 
 from unity.pcg.body import Body
-from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
+from unity.pcg.graph import CONSTRAIN, PCG, UNCHANGED, Node, Value
 from unity.pcg.placing import placing
 from unity.pcg.state import REPLICATED, UNUSED
 
@@ -30,8 +30,8 @@ class Names:
     def value(self, v: Value) -> Hashable:
         """A value is named by what was changed, and the changes that did something to it."""
         changes = []
-        while v.node.kind in PARALLELIZATION:
-            if v.node.kind not in ("replicate", "view"):
+        while v.node.kind in UNCHANGED:
+            if v.node.kind not in ("replicate", "view", CONSTRAIN):
                 changes.append(_change(v.node))
             v = v.node.operands[0]
         return (id(v.node), v.index, *changes)
@@ -45,8 +45,8 @@ class Names:
             if use is None:
                 return (id(v.node), v.index, *changes)
             node, position = use
-            if node.kind in PARALLELIZATION:
-                if node.kind not in ("reduce", "view"):  # a sum's cotangent is that of each summand
+            if node.kind in UNCHANGED:
+                if node.kind not in ("reduce", "view", CONSTRAIN):  # a sum's cotangent is that of each summand
                     changes.append(_change(node))
                 v = Value(node)
                 continue

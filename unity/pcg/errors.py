@@ -29,6 +29,10 @@ class InfeasibleError(UnityError):
     """No plan meets the limits. The message says what is needed, what there is, and what comes nearest."""
 
 
+class ConstraintError(UnityError):
+    """A constraint that says nothing that is known: a name, a path or a dimension that is not there."""
+
+
 class RuleError(UnityError):
     """A rule that cannot be read, or says nothing: its text, its variables, or its sides' types are wrong."""
 

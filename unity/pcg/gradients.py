@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from unity.pcg.body import Body
-from unity.pcg.graph import PCG, Node, Value
+from unity.pcg.graph import LOOPS, PCG, Node, Value, carried_by
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ def _needed(node: Node, marks: tuple[bool, ...], wanted: set[tuple[int, int]]) -
         return list(leading_to(node.body, marks))
     if node.inside is None:
         return [True] * len(node.operands)
-    if node.kind != "scan":
+    if node.kind not in LOOPS:
         return _backward(node.inside, list(marks), wanted)
-    consts, carry = int(node.attributes["consts"]), int(node.attributes["carry"])
+    carried = carried_by(node)
     ends = list(marks)
     while True:
         operands = _backward(node.inside, ends, wanted)
-        grown = [e or operands[consts + k] if k < carry else e for k, e in enumerate(ends)]
+        grown = [e or operands[carried[k]] if k < len(carried) else e for k, e in enumerate(ends)]
         if grown == ends:
             return operands
         ends = grown
@@ -106,12 +106,12 @@ def _forward(graph: PCG, inputs: Mapping[int, bool], flows: dict[tuple[int, int]
 def _nested(node: Node, operands: list[bool], flows: dict[tuple[int, int], bool]) -> list[bool]:
     assert node.inside is not None
     inside = dict(enumerate(operands))
-    if node.kind != "scan":
+    if node.kind not in LOOPS:
         return _forward(node.inside, inside, flows)
-    consts, carry = int(node.attributes["consts"]), int(node.attributes["carry"])
+    carried = carried_by(node)
     while True:  # what the carry gains on one step is there on the next
         results = _forward(node.inside, inside, flows)
-        grown = {consts + k: inside[consts + k] or results[k] for k in range(carry)}
+        grown = {p: inside[p] or results[k] for k, p in enumerate(carried)}
         if all(inside[k] == v for k, v in grown.items()):
             return results
         inside |= grown

@@ -23,7 +23,7 @@ from unity.pcg.state import Type, show
 class Node:
     """One operator applied.
 
-    `kind` is its name: "input", a primitive's, a composite's ("softmax"), "scan" and "remat" (which have a graph inside),
+    `kind` is its name: "input", a primitive's, a composite's ("softmax"), "scan", "pipeline" and "remat" (with a graph inside),
     or a parallelization operator's ("partition", "combine", "replicate", "reduce" and their fused forms).
     """
 
@@ -97,9 +97,19 @@ class Value:
         return self.node.types[self.index]
 
 
+CONSTRAIN = "constrain"  # a value whose type the user gave; otherwise it is its operand
+PIPELINE = "pipeline"
+LOOPS = frozenset({"scan", PIPELINE})  # whose inside runs `length` times on a device
 PARALLELIZATION = frozenset(
     {"partition", "combine", "replicate", "reduce", "reduce_partition", "combine_replicate", "combine_partition", "view"}
 )
+UNCHANGED = PARALLELIZATION | {CONSTRAIN}  # whose value is their operand's
+
+
+def carried_by(loop: Node) -> range:
+    """The operands of a scan or a pipeline that are carried from step to step, by position. Its first results are their ends."""
+    first = int(loop.attributes["consts"]) + int(loop.attributes.get("read", 0))
+    return range(first, first + int(loop.attributes["carry"]))
 
 
 @dataclass(frozen=True, eq=False)

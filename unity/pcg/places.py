@@ -52,7 +52,8 @@ def _line_of(traceback: Any, function: str) -> str:
     if function:
         own = next((k for k, f in enumerate(frames) if f.function_name.rpartition(".")[2] == function), -1)
         return _innermost(frames[: own + 1], ("user",))
-    end = next((k for k, f in enumerate(frames) if owner(f.file_name) == "unity"), len(frames))
+    start = next((k for k, f in enumerate(frames) if owner(f.file_name) in ("user", "library")), 0)  # `unity.constrain` is before
+    end = next((k for k, f in enumerate(frames) if k >= start and owner(f.file_name) == "unity"), len(frames))
     return _innermost(frames[:end], ("user",)) or _innermost(frames[:end], ("library",))
 
 

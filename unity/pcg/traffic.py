@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from unity.pcg.again import NOTHING, Again, everything_again, gathered_again
 from unity.pcg.equal import Names
 from unity.pcg.gradients import Gradients, carrying, gradients
-from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
+from unity.pcg.graph import LOOPS, PARALLELIZATION, PCG, PIPELINE, UNCHANGED, Node, Value
 from unity.pcg.halos import exchanges
 from unity.pcg.placing import placing
 from unity.pcg.resharding import Step, absolute, turned
+from unity.pcg.stages import ends_of, positions_of, schedule_of, sends
 from unity.pcg.state import copies
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -60,8 +61,10 @@ def _of_graph(graph: PCG, flow: Gradients, times: int, again: Again, looped: boo
     for node in graph.nodes:
         if node.kind in PARALLELIZATION and node.kind != "view":
             yield from _of_step(node, context)
-        elif node.kind == "scan":
+        elif node.kind in LOOPS:
             assert node.inside is not None
+            if node.kind == PIPELINE:
+                yield from _sends(node, context)
             inner = everything_again(node.inside, flow, True) if node in again else NOTHING
             yield from _of_graph(node.inside, flow, times * int(node.attributes["length"]), inner, True)
         elif node.inside is not None:
@@ -118,7 +121,7 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
 
 def _of_argument(node: Node) -> bool:
     """Whether what a parallelization operator changes is an argument."""
-    while node.kind in PARALLELIZATION:
+    while node.kind in UNCHANGED:
         node = node.operands[0].node
     return node.kind == "input"
 
@@ -137,6 +140,21 @@ TRAFFIC = {  # design section 2: forward, backward
     "combine_replicate": ("all-gather", "reduce-scatter"),
     "combine_partition": ("all-to-all", "all-to-all"),
 }
+
+
+def _sends(node: Node, context: _Context) -> Iterator[Collective]:
+    """What the stages of a pipeline send each other in every tick."""
+    assert node.inside is not None
+    axes, ticks = context.graph.axes, schedule_of(node).ticks
+    for p in ends_of(node).sampled:
+        start = node.inside.inputs[p]
+        tensor = start.tensors[0]
+        elements = tensor.nbytes // tensor.itemsize // copies(start.types[0], axes)
+        size, runs = (positions_of(node, axes), elements, tensor.itemsize), sends(node, p) * ticks
+        times, repeats = context.runs(node)
+        yield Collective("collective-permute", *size, runs * times, runs * repeats, FORWARD, node)
+        if context.flow(Value(start)):
+            yield Collective("collective-permute", *size, runs * context.times, 0, BACKWARD, node)
 
 
 def _halos(node: Node, context: _Context) -> Iterator[Collective]:

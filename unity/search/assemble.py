@@ -14,7 +14,9 @@ from unity.pcg.parallelize import Assignment
 from unity.pcg.state import Type
 from unity.search.configurations import Domain, Limits, domain, ranks
 from unity.search.cost import SiteCost, Training, fraction, site_cost
+from unity.search.dimensions import Dimensions
 from unity.search.machine import Machine
+from unity.search.masks import NOTHING, Restrict, marked
 from unity.search.offers import HEAVY, offered
 from unity.search.problem import Cost, Edge, Point, Problem
 from unity.search.reshard import Types, distinct_changes
@@ -136,7 +138,10 @@ class Assembled:
                     if (site, p) in again:
                         marked.add((id(node), p))
                 operands[id(node), p] = tuple(through)
-        outputs = {key: tuple(self.domains[f].type_of(values[f], 0) for f in free) for key, free in opened.outputs.items()}
+        outputs = {
+            key: tuple(self.domains[f].type_of(values[f], opened.sites[f].end) for f in free)
+            for key, free in opened.outputs.items()
+        }
         return Assignment(self.machine.axes, results, operands, outputs, frozenset(marked), frozenset(recomputed))
 
     def result_type(self, values: tuple[int, ...], site: int, k: int) -> Type:
@@ -171,18 +176,24 @@ def assemble(
     training: Training,
     limits: tuple[Limits, ...] | None = None,
     listed: Listed | None = None,
+    restrict: Restrict = marked,
 ) -> Assembled:
-    """Opens a serial graph for a machine. Equal sites share one domain and one cost. `limits`: see `configurations.domain`."""
+    """Opens a serial graph for a machine. Equal sites share one domain and one cost. `limits`: see `configurations.domain`.
+
+    Raises InfeasibleError where `restrict` leaves a site no value.
+    """
     listed = listed or Listed()
     opened = sites(graph, differentiated, training.backward)
     found = offered(opened.sites)
     order = ranks(opened.sites, found)
     shared, costs = listed.domains, listed.costs
     domains, terms = [], []
-    for site, cs, rank in zip(opened.sites, found, order, strict=True):
-        same = (*_signature(site, cs, rank), limits)
+    masks = restrict(Dimensions(opened, found, order), machine)
+    for s, (site, cs, rank) in enumerate(zip(opened.sites, found, order, strict=True)):
+        mask = masks.get(s, NOTHING)
+        same = (*_signature(site, cs, rank), limits, mask)
         if same not in shared:
-            shared[same] = domain(site, cs, rank, machine.axes, limits)
+            shared[same] = domain(site, cs, rank, machine.axes, limits, mask)
             costs[same] = site_cost(site, shared[same], machine, training)
         domains.append(shared[same])
         terms.append(costs[same])
@@ -197,4 +208,5 @@ def _signature(site: Site, cs: tuple, rank: tuple[int, ...]) -> tuple:
     ports = tuple((str(p.tensor), p.gradient) for p in site.ports)
     relative = tuple(order.index(r) for r in rank)
     flags = (site.kind, site.around, site.flows, tuple(site.stored), site.inner, site.weight, site.step, site.whole)
-    return (body, ports, tuple(map(str, site.results)), tuple(c.states for c in cs), relative, flags)
+    stages = (site.along, site.staged and site.staged.states, site.sends)
+    return (body, ports, tuple(map(str, site.results)), tuple(c.states for c in cs), relative, flags, stages)

@@ -25,13 +25,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from unity.pcg.graph import PARALLELIZATION, Node, Value
+from unity.pcg.graph import LOOPS, PARALLELIZATION, Node, Value
 from unity.search.machine import Machine
 from unity.search.offers import HEAVY
 
 CONVOLUTION, POOLS = "conv_general_dilated", ("reduce_window_max", "reduce_window_min")
 LOOKUPS = ("embedding", "gather")
-ACCUMULATING = ("scan", *LOOKUPS)  # their operands' gradients start from zeros
+ACCUMULATING = (*LOOPS, *LOOKUPS)  # their operands' gradients start from zeros
 INDEX = 4  # bytes
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations_with_replacement, groupby, product
 
@@ -17,7 +17,9 @@ import numpy as np
 
 from unity.pcg.axis import Axis
 from unity.pcg.choices import Choice, part_of_work
+from unity.pcg.errors import InfeasibleError
 from unity.pcg.state import State, Type
+from unity.search.masks import NOTHING, Mask, every, left
 from unity.search.reshard import Types
 from unity.search.sites import Site
 
@@ -30,6 +32,7 @@ class Domain:
     picks: np.ndarray  # [values, axes], indices into `choices`
     key: str
     whole: bool = False  # whether these are all values that there are
+    mask: Mask = NOTHING  # what else is left out, by a user's constraints
 
     def __len__(self) -> int:
         return len(self.picks)
@@ -127,20 +130,60 @@ def domain(
     rank: tuple[int, ...],
     axes: tuple[Axis, ...],
     limits: tuple[Limits, ...] | None = None,
+    mask: Mask = NOTHING,
 ) -> Domain:
     """The values of a site: one choice for each axis, in rank order on interchangeable axes, that fits all its tensors.
 
-    Without `limits`, the widest of the ladder's that leave few enough.
+    Without `limits`, the widest of the ladder's that leave few enough. A mask leaves some, in any order.
+
+    Raises:
+        InfeasibleError: the mask leaves none.
     """
+    if site.along:
+        return _staged(site, found, rank, axes, limits, mask)
     cs = tuple(found[i] for i in sorted(range(len(found)), key=lambda i: (rank[i], found[i].states)))
     shapes = shapes_of(site)
     if limits is not None:
         picks, _ = _as_stored(site, cs, shapes, axes, max(m.distinct for m in limits))
         return made(cs, _within(cs, picks, axes, limits), shapes, axes)
     picks, whole = _as_stored(site, cs, shapes, axes, None)
-    kept = next((k for step in LADDER if len(k := _within(cs, picks, axes, step)) <= VALUES), None)
+    if mask:
+        picks = _masked(mask, cs, shapes, picks, axes)
+    kept = next((k for step in LADDER if 0 < len(k := _within(cs, picks, axes, step)) <= VALUES), None)
     kept = _within(cs, picks, axes, LADDER[-1]) if kept is None else kept
-    return made(cs, kept, shapes, axes, whole and len(kept) == len(picks))
+    kept = kept if len(kept) else picks  # a mask may leave none but of wider limits
+    return made(cs, kept, shapes, axes, whole and len(kept) == len(picks), mask)
+
+
+def _masked(mask: Mask, cs: Sequence[Choice], shapes: Shapes, picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
+    """The values that a mask leaves, those included that are not listed otherwise."""
+    more = every(mask, cs, axes)
+    picks = left(mask, cs, np.unique(np.vstack([picks, more[fits(cs, shapes, more, axes)]]), axis=0), axes)
+    if not len(picks):
+        raise InfeasibleError("constraints leave no way to split a tensor")
+    return picks
+
+
+def _staged(
+    site: Site, found: tuple[Choice, ...], rank: tuple[int, ...], axes: tuple[Axis, ...],
+    limits: tuple[Limits, ...] | None, mask: Mask,
+) -> Domain:
+    """The values of a site inside of a pipeline: those on the other axes, with its own choice, the last, on the stage axes."""
+    assert site.staged is not None
+    others = [k for k, axis in enumerate(axes) if axis.name not in site.along]
+    inner = domain(replace(site, along=()), found, rank, tuple(axes[k] for k in others), limits)
+    cs, shapes = (*inner.choices, site.staged), shapes_of(site)
+    picks = np.full((len(inner), len(axes)), len(inner.choices), np.int16)
+    picks[:, others] = inner.picks
+    return made(cs, left(mask, cs, picks[fits(cs, shapes, picks, axes)], axes), shapes, axes, inner.whole, mask)
+
+
+def legal(site: Site, cs: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
+    """Which picks a site of a domain with these choices may have: those that fit, and keep to its stages, if it has any."""
+    good = fits(cs, shapes_of(site), picks, axes)
+    for k, axis in enumerate(axes if site.along else ()):
+        good &= (picks[:, k] == len(cs) - 1) == (axis.name in site.along)
+    return good
 
 
 def shapes_of(site: Site) -> list[tuple[int, ...]]:
@@ -148,13 +191,20 @@ def shapes_of(site: Site) -> list[tuple[int, ...]]:
     return [p.tensor.shape for p in site.ports] + [t.shape for t in site.results]
 
 
-def made(cs: tuple[Choice, ...], picks: np.ndarray, shapes: Shapes, axes: tuple[Axis, ...], whole: bool = False) -> Domain:
+def made(
+    cs: tuple[Choice, ...],
+    picks: np.ndarray,
+    shapes: Shapes,
+    axes: tuple[Axis, ...],
+    whole: bool = False,
+    mask: Mask = NOTHING,
+) -> Domain:
     """A domain, with a key that is equal for equal ones."""
     content = hashlib.blake2b(digest_size=12)
     text = [(c.states, c.size, round(c.divided, 6), c.reduced, sorted(c.partitions), c.halos) for c in cs]
     content.update(repr((text, shapes, axes, picks.shape)).encode())
     content.update(np.ascontiguousarray(picks).tobytes())
-    return Domain(cs, picks, content.hexdigest(), whole)
+    return Domain(cs, picks, content.hexdigest(), whole, mask)
 
 
 def _groups(axes: Sequence[Axis]) -> list[int]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from unity.pcg.body import Body, Tensor
 from unity.pcg.gradients import carrying
+from unity.pcg.graph import CONSTRAIN
 from unity.pcg.halos import Edge, sent
 from unity.search.collectives import table
 from unity.search.configurations import Domain, shapes_of, work_shares
@@ -60,7 +61,7 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     zero = np.zeros(len(domain))
     body = site.node.body if site.node is not None else None
     if body is None:
-        return SiteCost(zero, zero, zero, memory)
+        return SiteCost(zero, zero, _sends(site, domain, machine, training), memory)
     touched = sum(
         (t.nbytes * fraction(domain, k, machine) for k, t in enumerate([*(p.tensor for p in site.ports), *site.results])), zero
     )
@@ -97,6 +98,9 @@ def seconds(
     `shapes`: of its operands and results; `differentiated`: which operands have a gradient. There are many ways, but few
     different pieces: each is looked up once.
     """
+    if body.primitives == (CONSTRAIN,):  # nothing runs
+        nothing = np.zeros(len(pieces.share))
+        return nothing, nothing, (ROOFLINE,) * len(nothing)
     flops, dtype = dense_work(body)
     if machine.profile is None or pieces.sizes is None:
         found = roofline(machine.device, flops * pieces.share, dtype, pieces.touched, sum(differentiated), bool(body.equations))
@@ -152,6 +156,17 @@ def _reduces(site: Site, domain: Domain, machine: Machine, training: Training) -
         again = 1 if site.again and training.backward else 0
         total += (both + again) * (alpha[mask] + beta[mask] * nbytes)
     return total
+
+
+def _sends(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
+    """What a pipeline's stages send each other, of what they carry; backward the gradients of that."""
+    if not site.sends:
+        return np.zeros(len(domain))
+    alpha, beta = table(machine, "collective-permute")
+    mask = sum(1 << k for k, axis in enumerate(machine.axes) if axis.name in site.along)
+    both = 2 if training.backward and site.flows[0] else 1
+    nbytes = site.results[0].nbytes * fraction(domain, len(site.ports), machine)
+    return both * site.sends * (alpha[mask] + beta[mask] * nbytes)
 
 
 def _exchanges(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:

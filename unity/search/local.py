@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import warnings
@@ -14,6 +15,8 @@ from typing import Any, TypeAlias
 import jax
 import platformdirs
 
+from unity.exec.hosts.arrange import by_host, host_of
+from unity.exec.hosts.talk import check_alike, check_devices, exchanged, from_first
 from unity.search.hardware import Device, Level, MachineError
 from unity.search.machine import Machine, device_name
 from unity.search.presets import DEVICES, KINDS
@@ -33,23 +36,65 @@ def describe(devices: Sequence[JaxDevice] | None = None) -> Machine:
 
     Where operators were measured on these devices (`unity profile`), the machine carries what was measured.
 
+    Where several processes run one program, all of them call this, and all get what the first one has or measures: every process
+    measures its own host, and all together the links between them.
+
     Raises:
         MachineError: there are no devices, or several kinds; nodes have different numbers of devices; or the devices
-            are not known and belong to several processes, which would each measure something else, and then plan
-            differently.
+            are not known and are some of those of several processes, or several processes' of one host.
+        PlanError: the processes have different numbers of devices, or versions of JAX.
     """
     found = list(jax.devices() if devices is None else devices)
     kinds = sorted({device.device_kind for device in found})
     if len(kinds) != 1:
         raise MachineError(f"a machine has devices of one kind, got {', '.join(kinds) or 'none'}: pass devices= of one kind")
+    processes = {device.process_index for device in found}
+    if processes != {jax.process_index()} and len(found) == len(jax.devices()) and set(found) == set(jax.devices()):
+        return _together(found)
     if kinds[0] in KINDS:
         return _profiled(_known(found, DEVICES[KINDS[kinds[0]]]), found)
-    if {device.process_index for device in found} != {jax.process_index()}:
+    if processes != {jax.process_index()}:
         raise MachineError(
-            f"{kinds[0]} is no known kind of device, and several processes cannot measure it alike: describe one node "
-            "with Machine.local() in a process of its own, add the level between nodes, and Machine.load that in all"
+            f"{kinds[0]} is no known kind of device, and several processes measure all their devices together or none: leave"
+            " devices= out, or describe one node with Machine.local(jax.local_devices()), add the level between nodes, and"
+            " Machine.load that in all"
         )
     return _profiled(_remembered(found), found)
+
+
+def _together(devices: list[JaxDevice]) -> Machine:
+    """The machine that all processes of one program are, described in all of them at once: by the first one's figures.
+
+    Known GPUs have what JAX was given of their memory in every process, and the first process's profile.
+    """
+    check_devices(devices)
+    check_alike({})
+    kind, first, path = devices[0].device_kind, jax.process_index() == 0, _path(devices)
+    if kind in KINDS:
+        machine = _known(devices, DEVICES[KINDS[kind]])
+        limits = exchanged(str(_limit(jax.local_devices()) or machine.device.memory))
+        machine = _profiled(machine.with_memory(min(map(int, limits))), jax.local_devices())
+    else:
+        machine = _recalled(path) if first else None
+        if not from_first("" if machine is None else "recalled"):
+            machine = _measured_together(devices)
+            if first:
+                _keep(path, machine)
+    return Machine.from_json(json.loads(from_first("" if machine is None else json.dumps(machine.to_json()))))
+
+
+def _measured_together(devices: list[JaxDevice]) -> Machine:
+    """Every process measures its own host, all at the same time; then all measure what joins them."""
+    from unity.exec.measure import between  # imported only where something is measured
+
+    hosts = by_host(devices)
+    if len(hosts) != jax.process_count():
+        raise MachineError(
+            f"{devices[0].device_kind} is no known kind of device, and several processes of one host cannot measure it: start one"
+            f" process for each host, or describe it: Machine.grid(nodes={len(hosts)}, devices_per_node={len(hosts[0])}, ...)"
+        )
+    host = _measured(jax.local_devices())
+    return replace(host, levels=(between(hosts), *host.levels))
 
 
 def where(devices: Sequence[JaxDevice]) -> Where:
@@ -71,8 +116,7 @@ def _profiled(machine: Machine, devices: list[JaxDevice]) -> Machine:
 
 
 def _known(devices: list[JaxDevice], device: Device) -> Machine:
-    # On GPUs a slice is a host, however many processes run there.
-    nodes = Counter(getattr(found, "slice_index", found.process_index) for found in devices)
+    nodes = Counter(map(host_of, devices))
     if len(set(nodes.values())) != 1:
         numbers = ", ".join(map(str, sorted(nodes.values())))
         raise MachineError(f"nodes have different numbers of devices ({numbers}): pass devices= without the odd ones")
@@ -81,31 +125,52 @@ def _known(devices: list[JaxDevice], device: Device) -> Machine:
         # A process sees only its own devices' limits, and all must plan for the same machine: the preset's figure
         # stays.
         return machine
+    limit = _limit(devices)
+    return machine if limit is None else machine.with_memory(limit)
+
+
+def _limit(devices: list[JaxDevice]) -> int | None:
+    """Bytes that JAX was given on each of this process's devices, where it says."""
     limits = [stats["bytes_limit"] for found in devices if (stats := found.memory_stats()) and "bytes_limit" in stats]
-    return machine.with_memory(min(limits)) if limits else machine
+    return min(limits, default=None)
 
 
 def _remembered(devices: list[JaxDevice]) -> Machine:
     path = _path(devices)
-    if path.exists():
-        try:
-            return Machine.load(path)
-        except MachineError as error:
-            aside = path.with_name(path.name + ".corrupt")
-            os.replace(path, aside)
-            warnings.warn(f"{error}; set aside as {aside}, measuring this machine again", stacklevel=4)
+    known = _recalled(path)
+    if known is not None:
+        return known
     machine = _measured(devices)
+    _keep(path, machine)
+    return machine
+
+
+def _recalled(path: Path) -> Machine | None:
+    """What was measured before. A damaged file is set aside."""
+    if not path.exists():
+        return None
+    try:
+        return Machine.load(path)
+    except MachineError as error:
+        aside = path.with_name(path.name + ".corrupt")
+        os.replace(path, aside)
+        warnings.warn(f"{error}; set aside as {aside}, measuring this machine again", stacklevel=5)
+        return None
+
+
+def _keep(path: Path, machine: Machine) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         machine.save(path)
     except OSError as error:
-        warnings.warn(f"{path}: the measured machine cannot be kept ({error}); every process will measure", stacklevel=4)
-    return machine
+        warnings.warn(f"{path}: the measured machine cannot be kept ({error}); every process will measure", stacklevel=5)
 
 
 def _path(devices: list[JaxDevice]) -> Path:
     at = where(devices)
-    key = f"{at.kind}-{at.devices}-jax-{at.jax}-cores-{at.cores}-way-{WAY}"
+    processes = len({device.process_index for device in devices})
+    several = f"-processes-{processes}" if processes > 1 else ""
+    key = f"{at.kind}-{at.devices}{several}-jax-{at.jax}-cores-{at.cores}-way-{WAY}"
     return platformdirs.user_cache_path("unity") / "machines" / (re.sub(r"[^\w.-]+", "_", key) + ".json")
 
 
@@ -130,9 +195,9 @@ def _measured(devices: list[JaxDevice]) -> Machine:
 
 def _memory(devices: list[JaxDevice]) -> int:
     """Bytes per device: what JAX says, or an equal share of the host's memory."""
-    limits = [stats["bytes_limit"] for device in devices if (stats := device.memory_stats()) and "bytes_limit" in stats]
-    if limits:
-        return min(limits)
+    limit = _limit(devices)
+    if limit is not None:
+        return limit
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(devices)
 
 

@@ -17,16 +17,17 @@ from functools import cached_property
 
 from unity.pcg.body import Body
 from unity.pcg.gradients import Gradients, gradients
-from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
+from unity.pcg.graph import CONSTRAIN, LOOPS, PARALLELIZATION, PCG, PIPELINE, UNCHANGED, Node, Value, carried_by
 from unity.pcg.placing import placing
 from unity.pcg.residuals import residuals
+from unity.pcg.stages import ends_of
 from unity.pcg.state import copies
 from unity.search.backend import ACCUMULATING, GPU, Backend
 from unity.search.cost import Training
 from unity.search.offers import HEAVY
 
 ARGUMENTS, GRADIENTS, SLOTS, RESULTS = "arguments", "gradients", "optimizer slots", "results"
-NOTHING_MOVES = ("replicate", "view")
+NOTHING_MOVES = ("replicate", "view", CONSTRAIN)
 KEPT, CHANGED, AGAIN, WORKING = "kept for the backward pass", "changed copies", "computed again", "working set"
 REUSED, BACKEND = "in the place of later gradients", "the backend's own"
 NOTICED = 1e-3  # of all gradients: smaller ones are not looked at for what might lie in their place
@@ -102,7 +103,7 @@ class _Region:
     ) -> None:
         """`around`: the kind of node that the graph is inside of. `always`: what is held whatever the operators do."""
         self.graph, self.flow, self.training, self.backend = graph, flow, training, backend
-        self.top, self.stacked = not around, around == "scan"
+        self.top, self.stacked = not around, around in LOOPS
         self.nodes = [node for node in graph.nodes if node.kind != "input"]
         self.inputs = {id(node): k for k, node in enumerate(graph.inputs)}
         self.early: list[Held] = []  # what the backend makes at the start
@@ -115,7 +116,7 @@ class _Region:
         self.remats = sum(node.kind == "remat" for node in self.nodes)
         kept, moments = [], []
         for node in self.nodes:
-            k, m = self.operator(node) if node.kind not in PARALLELIZATION else ([], self.change(node))
+            k, m = ([], self.change(node)) if node.kind in UNCHANGED else self.operator(node)
             kept.append(k)
             moments.append(m)
         self.kept = [h for k in kept for h in k]
@@ -126,7 +127,7 @@ class _Region:
 
         That is what operators before it keep, as those after it are done; but a scan's stacks are there from the start.
         """
-        early = [node.kind == "scan" for node in self.nodes]
+        early = [node.kind in LOOPS for node in self.nodes]
         sums = [sum(h.nbytes for h in k) for k in kept]
         below = sum(n for n, first in zip(sums, early, strict=True) if first)
         passing, sizes = self.passing(), []
@@ -231,8 +232,8 @@ class _Region:
 
         A convolution, or a product with more than two dimensions, wants the cotangent of its result in another order, too.
         """
-        if node.kind == "scan":
-            return self.scan(node)
+        if node.kind in LOOPS:
+            return self.loop(node)
         if node.kind == "remat":
             return self.remat(node)
         assert node.body is not None
@@ -275,11 +276,10 @@ class _Region:
         made = unmoved(v)
         return made in self.chosen or (self.top and id(made.node) in self.inputs)
 
-    def scan(self, node: Node) -> tuple[list[Held], list[Held]]:
+    def loop(self, node: Node) -> tuple[list[Held], list[Held]]:
         """All steps' values are stacked; while one runs, its own are there once more, and its slices of what is stacked."""
         inside = self.inside(node)
-        length, c = int(node.attributes["length"]), int(node.attributes["consts"])
-        carried = range(c, c + int(node.attributes["carry"]))
+        length, carried = int(node.attributes["length"]), carried_by(node)
         kept: list[Held] = []
         for p in sorted(inside.needs):
             start = Value(inside.graph.inputs[p])
@@ -291,7 +291,15 @@ class _Region:
         self.steps += length * inside.steps
         self.momentary += inside.momentary
         slices = sum(local(Value(n), self.graph) for n in inside.graph.inputs[carried.stop :])
-        return kept, [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, slices)]
+        moment = [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, slices)]
+        return kept, moment + (self.between_ticks(node) if node.kind == PIPELINE else [])
+
+    def between_ticks(self, node: Node) -> list[Held]:
+        """Of a pipeline: samples that wait, or are done; and weights' gradients, of a tick and of those before it."""
+        ends = ends_of(node)
+        rows = sum(local(node.operands[p], self.graph) for p in ends.sampled)
+        gradients = sum(local(node.operands[p], self.graph) for p in ends.stepped if self.flow(node.operands[p]))
+        return [Held(WORKING, node, 2 * rows + (2 * gradients if self.training else 0.0))]
 
     def remat(self, node: Node) -> tuple[list[Held], list[Held]]:
         """Its operands are kept. All that it would keep is there while its own backward pass runs."""
@@ -329,7 +337,7 @@ def buffer(v: Value) -> Value:
 
 def whole(v: Value) -> Value:
     """The value that this one is, however its type was changed."""
-    while v.node.kind in PARALLELIZATION:
+    while v.node.kind in UNCHANGED:
         v = v.node.operands[0]
     return v
 

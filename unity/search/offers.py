@@ -45,20 +45,24 @@ def _own(site: Site) -> tuple[Choice, ...]:
     if site.node is not None and site.node.body is not None:
         return choices(site.node.body)
     n = len(site.ports)
-    found = [Choice("unused", (UNUSED,) * n, (UNUSED,), 0, 0.0)]
-    if site.kind == "input":
+    found = [Choice("unused", (UNUSED,) * n, (UNUSED,) * len(site.results), 0, 0.0)]
+    if site.kind == "input" or site.mark is not None:
         found += [_free(site, partitioned(d)) for d, size in enumerate(site.results[0].shape) if size > 1]
     return tuple(found)
 
 
 def _free(site: Site, state: State) -> Choice:
-    """A free site's choice with this state of its result; a step of a scan has one dimension less than what is stacked."""
-    shift = SHIFT.get(site.step, 0) if state.kind == "P" else 0
-    operand = State(state.kind, state.dim + shift, state.outer) if shift else state
-    return Choice(str(state), (operand,) * len(site.ports), (state,), 0, 0.0)
+    """A free site's choice with this state of its first result; a step of a scan has one dimension less than what is stacked."""
+    operands, results = shifts(site)
+    moved = {n: State("P", state.dim + n, state.outer) if n and state.kind == "P" else state for n in (-1, 0, 1)}
+    return Choice(str(state), tuple(moved[n] for n in operands), tuple(moved[n] for n in results), 0, 0.0)
 
 
-SHIFT = {"in": 1, "out": -1}  # from a dimension of the result to that of the operand
+def shifts(site: Site) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How many more dimensions each operand and each result of a free site has than its first result."""
+    if site.step == "through":
+        return (1, 0), (0, 1)
+    return ({"in": 1, "out": -1}.get(site.step, 0),) * len(site.ports), (0,)
 
 
 def _grown(sites: Sequence[Site], found: Offers, users: Users, s: int) -> tuple[Choice, ...]:
@@ -76,7 +80,7 @@ def _grown(sites: Sequence[Site], found: Offers, users: Users, s: int) -> tuple[
     present = {c.states for c in found[s]}
     grown = list(found[s])
     for position, state in wanted:
-        result = _of_result(site, state, position < len(site.ports))
+        result = _of_result(site, state, position)
         if result is not None:
             choice = _free(site, result)
             if choice.states not in present:
@@ -85,10 +89,11 @@ def _grown(sites: Sequence[Site], found: Offers, users: Users, s: int) -> tuple[
     return tuple(grown)
 
 
-def _of_result(site: Site, state: State, operand: bool) -> State | None:
-    """A neighbour's state as one of a free site's result. None: the site cannot have it."""
-    if operand and state.kind == "P":
-        state = State("P", state.dim - SHIFT.get(site.step, 0), state.outer)
+def _of_result(site: Site, state: State, position: int) -> State | None:
+    """A neighbour's state at an operand or a result as one of a free site's first result. None: the site cannot have it."""
+    if state.kind == "P":
+        operands, results = shifts(site)
+        state = State("P", state.dim - (operands + results)[position], state.outer)
     if state == PARTIAL or (site.whole and (state == REPLICATED or state.outer > 1)):
         return None
     stacked = state.kind == "P" and (state.dim < 0 or (site.step == "out" and state.dim == 0))

@@ -15,8 +15,9 @@ from itertools import combinations
 import numpy as np
 
 from unity.search.assemble import Assembled
-from unity.search.configurations import fits, made, shapes_of
+from unity.search.configurations import legal, made, shapes_of
 from unity.search.cost import site_cost
+from unity.search.masks import left
 from unity.search.problem import Point
 
 GAIN = 1e-4  # what a round must have gained, relatively, for another one
@@ -55,8 +56,9 @@ def around(assembled: Assembled, found: Iterable[tuple[Assembled, Point]]) -> As
         site, choices = assembled.opened.sites[same[0]], domains[same[0]].choices
         used = np.unique([one.domains[s].picks[point.values[s]] for one, point in every for s in same], axis=0)
         picks = neighbours(used, len(choices), machine.axes)
-        shapes = shapes_of(site)
-        near = made(choices, picks[fits(choices, shapes, picks, machine.axes)], shapes, machine.axes)
+        mask = domains[same[0]].mask
+        picks = left(mask, choices, picks[legal(site, choices, picks, machine.axes)], machine.axes)
+        near = made(choices, picks, shapes_of(site), machine.axes, mask=mask)
         cost = site_cost(site, near, machine, assembled.training)
         for s in same:
             domains[s], costs[s] = near, cost

@@ -40,17 +40,20 @@ def segments(body: Body, differentiated: Collection[int], least: int = LEAST) ->
     """The segments of a program, in order. `differentiated`: inputs by number whose gradients are wanted."""
     constant = constants(body)
     kept = [i for i, e in enumerate(body.equations) if not (e.results and e.results[0] in constant)]
-    flowing = flows(body, differentiated)
-    last = _last_uses(body)
-    found = []
-    for start, end in itertools.pairwise([0, *cuts(body, kept, least), len(kept)]):
-        chosen = kept[start:end]
-        if chosen:
-            made = [v for i in chosen for v in body.equations[i].results]
-            outputs = tuple(v for v in made if last.get(v, -1) > chosen[-1])
-            part, inputs = extract(body, chosen, outputs, constant)
-            found.append(Segment(part, inputs, outputs, frozenset(k for k, v in enumerate(inputs) if v in flowing)))
-    return tuple(found)
+    flowing, last = flows(body, differentiated), _last_uses(body)
+    ends = [0, *cuts(body, kept, least), len(kept)]
+    return tuple(part(body, kept[start:end], constant, flowing, last) for start, end in itertools.pairwise(ends) if start < end)
+
+
+def part(
+    body: Body, chosen: Sequence[int], constant: Mapping[int, int], flowing: Collection[int], last: Mapping[int, int] | None = None
+) -> Segment:
+    """Consecutive equations (constants' left out) as a segment. `flowing`: see `flows`; `last`: see `_last_uses`."""
+    last = _last_uses(body) if last is None else last
+    made = [v for i in chosen for v in body.equations[i].results]
+    outputs = tuple(v for v in made if last.get(v, -1) > chosen[-1])
+    program, inputs = extract(body, chosen, outputs, constant)
+    return Segment(program, inputs, outputs, frozenset(k for k, v in enumerate(inputs) if v in flowing))
 
 
 def cuts(body: Body, kept: Sequence[int], least: int) -> list[int]:

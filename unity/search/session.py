@@ -14,6 +14,7 @@ from unity.search.backend import backend_of
 from unity.search.cost import Training
 from unity.search.frontier import fastest_fitting, frontier
 from unity.search.machine import Machine
+from unity.search.masks import Restrict, marked
 from unity.search.memory import predict_memory
 from unity.search.minimizer import Minimizer, minimize
 from unity.search.problem import Point
@@ -46,12 +47,13 @@ class Search:
     training: Training
     say: Callable[[str], None] = lambda stage: None
     listed: Listed = field(default_factory=Listed)  # shared by searches on one machine, for the same training
+    restrict: Restrict = marked  # what users constrain
 
     @cached_property
     def assembled(self) -> Assembled:
         """The graph's variables and costs."""
         self.say(f"{len(self.graph)} operators on {self.machine.devices} devices: listing parallelizations")
-        return assemble(self.graph, self.differentiated, self.machine, self.training, listed=self.listed)
+        return assemble(self.graph, self.differentiated, self.machine, self.training, listed=self.listed, restrict=self.restrict)
 
     @cached_property
     def minimizer(self) -> Minimizer:

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unity.pcg.body import Tensor
+from unity.pcg.choices import Choice
 from unity.pcg.gradients import Gradients, gradients
-from unity.pcg.graph import PCG, Node, Value
+from unity.pcg.graph import CONSTRAIN, PCG, PIPELINE, Node, Value
 from unity.pcg.residuals import recomputable, residuals
+from unity.pcg.stages import ends_of, inside_state, names_of, outside_state, schedule_of, sends, staged
 
 SHARING = frozenset({"dot_general", "conv_general_dilated"})  # users of a kind that take one converted copy together
 
@@ -75,8 +77,17 @@ class Site:
     inner: tuple[tuple[int, int], ...] = ()  # kept inside the operator, as `pcg.residuals` has it
     recomputable: bool = False  # or computed again in the backward pass
     weight: bool = False  # an argument that is differentiated
-    step: str = ""  # "in": the result is one step of the operand; "out": the result stacks the operand
+    step: str = ""  # "in": the result is one step of the operand; "out": it stacks the operand; "through": `_Builder.through`
+    along: tuple[str, ...] = ()  # stage axes of the pipeline around it, along which it has this choice alone
+    staged: Choice | None = None
+    sends: int = 0  # how often the stages send each other its result
     whole: bool = False  # crosses the program's boundary: most major digits only, nothing partial
+    mark: Node | None = None  # the node of `unity.constrain` whose value it is
+
+    @property
+    def end(self) -> int:
+        """Of a free site: the operand that is a graph's output."""
+        return 1 if self.step == "through" else 0
 
     @property
     def times(self) -> int:
@@ -204,8 +215,12 @@ class _Builder:
                 operands.append(at[v] if copy is None else (copy, 0))
                 if copy is not None:
                     self.operands[id(node), p] = (copy,)
-            if node.kind == "scan":
+            if node.kind == CONSTRAIN:
+                found = self.mark(node, operands[0], around)
+            elif node.kind == "scan":
                 found = self.scan(node, operands, around)
+            elif node.kind == PIPELINE:
+                found = self.pipeline(node, operands, around)
             elif node.kind == "remat":
                 assert node.inside is not None
                 for where in operands:  # what a remat starts from is kept
@@ -226,6 +241,12 @@ class _Builder:
             users = [u for u, q in graph.users[id(v.node)] if u.kind == node.kind and u.operands[q] == v and q == p]
             copies[key] = self.free(where, around) if len(users) > 1 else -1
         return None if copies[key] < 0 else copies[key]
+
+    def mark(self, node: Node, where: Where, around: Around) -> list[Where]:
+        """The same value, of a type that the user gave."""
+        site = self.of_node[id(node)] = self.free(where, around)
+        self.sites[site].mark = node
+        return [(site, 0)]
 
     def operator(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
         flows = tuple(self.flow(v) for v in node.results)
@@ -267,3 +288,56 @@ class _Builder:
                 found.append((free, 0))
         self.results[id(node)] = tuple(found)
         return found
+
+    def pipeline(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
+        """As a scan; along the stage axes everything inside has the one choice that stages leave it."""
+        assert node.inside is not None
+        first, schedule, ends = len(self.sites), schedule_of(node), ends_of(node)
+        inner = around.scan(schedule.runs)
+        given: list[Where] = []
+        for p, (where, n) in enumerate(zip(operands, node.inside.inputs, strict=True)):
+            carried = p in ends.carried
+            step = "through" if carried else "" if p in ends.constants else "in"
+            free = self.free(where, around, step=step, tensor=n.tensors[0])
+            site = self.sites[free]
+            site.flows = (self.flow(Value(n)),)
+            site.staged = Choice("staged", (outside_state(node, p),), (inside_state(node, p),), 0, 0.0)
+            site.sends = around.times * sends(node, p) * schedule.ticks
+            if carried:
+                site.around = inner
+            self.of_node[id(n)] = free
+            self.operands[id(node), p] = (*self.operands.get((id(node), p), ()), free)
+            given.append((free, 0))
+        for q, where in enumerate(self.graph(node.inside, given, inner)):
+            self.through(given[ends.carried[q]][0], self.port(where, inner), node.tensors[q])
+            self.outputs[id(node.inside), q] = (given[ends.carried[q]][0],)
+        choices = staged(node)
+        for site in self.sites[first:]:
+            site.along = names_of(node)
+            if site.node is not None:
+                site.staged = choices[id(site.node)]
+            elif site.staged is None:  # a copy that users share
+                site.staged = self.copied(site)
+        found = [(given[p][0], 1) for p in ends.carried]
+        self.results[id(node)] = tuple(found)
+        return found
+
+    def through(self, carry: int, end: Port, stack: Tensor) -> None:
+        """Ends a pipeline's carry. Its operands: what comes in, stacked, and a step's end. Its results: a step's start, and what
+        goes out, stacked."""
+        site = self.sites[carry]
+        assert site.staged is not None
+        (whole,), (slice_,) = site.staged.operands, site.staged.results
+        site.staged = Choice("staged", (whole, slice_), (slice_, whole), 0, 0.0)
+        site.ports.append(end)
+        site.results = (*site.results, stack)
+        site.flows = (*site.flows, *site.flows)
+        site.stored = [*site.stored, 0.0]
+
+    def copied(self, site: Site) -> Choice:
+        """Along stage axes a copy is what it is a copy of."""
+        (port,) = site.ports
+        made = self.sites[port.source].staged
+        assert made is not None
+        state = made.results[port.index]
+        return Choice("staged", (state,), (state,), 0, 0.0)

@@ -19,6 +19,7 @@ from unity.pcg.errors import InfeasibleError
 from unity.search.assemble import Assembled
 from unity.search.configurations import Domain, fits, made, ranks, shapes_of
 from unity.search.cost import SiteCost, site_cost
+from unity.search.dimensions import Dimensions
 from unity.search.frontier import Frontier, fastest_fitting, frontier
 from unity.search.minimizer import Minimizer
 from unity.search.offers import Offers, offered
@@ -48,28 +49,24 @@ class Structure:
         return ranks(self.opened.sites, self.found)
 
     @cached_property
+    def dimensions(self) -> Dimensions:
+        """The dimensions of the program."""
+        return Dimensions(self.opened, self.found, self.rank)
+
+    @property
     def samples(self) -> frozenset[int]:
-        """The dimensions of samples: the first of every argument that is no weight."""
-        return self.of_data(lambda dim: dim == 0)
+        """The dimensions of samples."""
+        return self.dimensions.samples
 
-    @cached_property
+    @property
     def data(self) -> frozenset[int]:
-        """The dimensions of all arguments that are no weights: samples, sequence, image."""
-        return self.of_data(lambda dim: True)
+        """The dimensions of all arguments that are no weights."""
+        return self.dimensions.data
 
-    def of_data(self, wanted: Callable[[int], bool]) -> frozenset[int]:
-        given = [s for s, site in enumerate(self.opened.sites) if site.kind == "input" and not site.weight]
-        pairs = ((c.results[0], r) for s in given for c, r in zip(self.found[s], self.rank[s], strict=True))
-        return frozenset(r for state, r in pairs if state.kind == "P" and wanted(state.dim))
-
-    @cached_property
+    @property
     def weights(self) -> tuple[bool, ...]:
         """For every site, whether it is made of nothing but weights."""
-        found: list[bool] = []
-        for site in self.opened.sites:
-            sources = [found[p.source] for p in site.ports if p.source < len(found)]
-            found.append(site.weight if site.kind == "input" else bool(sources) and all(sources))
-        return tuple(found)
+        return self.dimensions.weights
 
     @cached_property
     def readers(self) -> tuple[tuple[tuple[int, int], ...], ...]:

@@ -6,6 +6,7 @@ Nothing waits for a weight's gradient, so what is sent for it may overlap with t
 
 A remat's graph is part of the program around it. A scan's is a program of its own, run as a unit `length` times: a compiled loop
 is one operation, and what its steps communicate does not overlap with other steps. So a step is simulated once.
+So is a pipeline's, for every tick; what its stages send each other comes after all of them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from unity.pcg.gradients import Gradients, gradients, losses
-from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
+from unity.pcg.graph import PARALLELIZATION, PCG, PIPELINE, Node, Value
 from unity.pcg.traffic import FORWARD
 from unity.search.machine import Machine
 from unity.search.predict import CollectiveTerm, predict
@@ -136,7 +137,7 @@ class _Region:
             if node.inside is not None:
                 step = self.inside(node, [()] * len(node.operands), [])
                 step.forward()
-                after = self.loop(node, FORTH, step.made, after)
+                after = self.communicate(node, FORTH, self.loop(node, FORTH, step.made, after))
             else:
                 after = self.compute(node, FORTH, after)
                 after = self.communicate(node, FORTH, after)
@@ -155,7 +156,8 @@ class _Region:
                 ends = {w: cotangents[v] for v, w in zip(node.results, inside.graph.outputs, strict=True) if v in cotangents}
                 found = inside.backward(ends)
             elif node.inside is not None:
-                found = [self.loop(node, BACK, self.step_back(node), after)] * len(node.operands)
+                after = self.loop(node, BACK, self.step_back(node), after)
+                found = [self.communicate(node, BACK, after)] * len(node.operands)
             else:
                 found = [self.operator_back(node, after)] * len(node.operands)
             for v, names in zip(node.operands, found, strict=True):
@@ -204,10 +206,11 @@ class _Region:
         return self.add(node, phase, 0, node.kind, seconds, after, None) if seconds > 0 else after
 
     def communicate(self, node: Node, phase: int, after: Names) -> Names:
-        """Runs a node's collectives of a phase, one after the other."""
+        """Runs a node's collectives of a phase, one after the other; of a pipeline all that its ticks send, which is in no loop."""
         for part, term in enumerate(self.costs.collectives.get(id(node), ())):
             c = term.collective
-            runs = {FORTH: 1, AGAIN: c.repeats // (c.count - c.repeats), BACK: 0} if c.direction == FORWARD else {BACK: 1}
+            once = c.count if node.kind == PIPELINE else 1
+            runs = {FORTH: once, AGAIN: c.repeats // (c.count - c.repeats), BACK: 0} if c.direction == FORWARD else {BACK: once}
             if n := runs.get(phase, 0):
                 sent = Sent(c.kind, c.axes, c.nbytes, n, c.merged, c.turned)
                 after = self.add(node, phase, 1 + part, f"{c.kind} of {node.kind}", n * term.seconds / c.count, after, sent)

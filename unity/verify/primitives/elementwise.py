@@ -37,7 +37,7 @@ INTEGER: Mapping[str, Callable[..., Array]] = {  # of known operands; numpy wrap
     "rem": np.fmod,
 }
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-SAME = "copy copy_p name optimization_barrier stop_gradient sharding_constraint device_put random_clone reshard"
+SAME = "copy copy_p name optimization_barrier stop_gradient sharding_constraint device_put random_clone reshard constrain"
 
 
 @meaning(*SAME.split())

@@ -1,0 +1,131 @@
+"""What pipelines gain, where they should and where they should not, and what they cost on virtual devices.
+
+`python -m benchmarks.pipelines` compares, by the machine's costs, the best plan with a pipeline and the best without (nothing is
+run), and times a pipeline against the best plan without one on 8 virtual devices. These share the cores: an idle stage costs
+nothing, and the ratio is what the pipeline itself costs (its sends, its smaller operators). A name runs one part: `plans` or
+`steps`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import unity
+from benchmarks.alternate import alternate, ratio
+from benchmarks.models import get
+from benchmarks.models.model import concrete
+from benchmarks.record import record, show
+
+SUMMIT = "summit-32x6"
+ROUNDS = 7
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model on a machine. `wanted`: whether its plan should have a pipeline."""
+
+    model: str
+    sizes: dict[str, Any]
+    machine: Callable[[], unity.Machine]
+    limit: float | None
+    wanted: bool
+
+    def __str__(self) -> str:
+        sizes = " ".join(f"{k}={v}" for k, v in self.sizes.items() if k != "scan")
+        return f"{self.model} {sizes} on {self.machine().name}" + (f" in {self.limit / 1e9:.3g} GB" if self.limit else "")
+
+
+def summit() -> unity.Machine:
+    return unity.Machine.preset(SUMMIT)
+
+
+def ethernet() -> unity.Machine:
+    """4 nodes of 8 A100 with one card of 10 Gbit/s each."""
+    return unity.Machine.grid(4, 8, "a100", inter=(1.25e9 / 8, 3e-5))
+
+
+def one_node() -> unity.Machine:
+    return unity.Machine.grid(1, 8, "a100")
+
+
+GPT = {"scan": True, "layers": 96, "hidden": 4096, "heads": 32, "seq": 1024, "batch": 384, "remat": True}
+CASES = (
+    Case("bert_large", {"scan": True, "batch": 192}, summit, None, True),
+    Case("bert_large", {"scan": True, "batch": 768}, summit, 4e9, True),
+    Case("gpt2", GPT, summit, None, True),
+    Case("bert_large", {"scan": True, "batch": 256}, ethernet, None, True),
+    Case("gpt2", {"scan": True, "batch": 32}, one_node, None, False),
+)
+
+
+def plan_row(case: Case) -> dict[str, Any]:
+    model = get(case.model, **case.sizes)
+    found: dict[str, Any] = {"case": str(case), "pipeline wanted": case.wanted}
+    for name, pipelines in (("without", False), ("with", True)):
+        started = time.perf_counter()
+        try:
+            plan = unity.optimize(
+                model.loss, model.params, model.batch, machine=case.machine(), search="captured", memory_limit=case.limit,
+                pipelines=pipelines, progress=False,
+            )  # fmt: skip
+        except unity.InfeasibleError:
+            found |= {name: "infeasible"}
+            continue
+        found |= {f"{name} ms": plan.time * 1e3, f"{name} GB": plan.memory / 1e9, f"{name} s": time.perf_counter() - started}
+        found["pipeline"] = str(plan.pipelining or "none")
+    if "without ms" in found and "with ms" in found:
+        found["gain"] = found["without ms"] / found["with ms"]
+    return found
+
+
+def step_row(stages: int, micro_batches: int) -> dict[str, Any]:
+    model = get("gpt2", scan=True, layers=8, hidden=128, heads=4, vocab=512, seq=64, batch=64)
+    params, batch = concrete(model)
+    machine = unity.Machine.local()
+    plans = {
+        name: unity.optimize(
+            model.loss, params, batch, machine=machine, search="captured", pipelines=pipelines, progress=False
+        )
+        for name, pipelines in (("without", False), ("with", (stages, micro_batches)))
+    }  # fmt: skip
+    runs = {}
+    for name, plan in plans.items():
+        step, args = jax.jit(jax.value_and_grad(plan)), plan.shard(params, batch)
+        runs[name] = lambda step=step, args=args: step(*args)
+    values = {name: run() for name, run in runs.items()}
+    gaps = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max() / jnp.abs(b).max()), values["with"], values["without"])
+    times = alternate(runs, ROUNDS)
+    checked = plans["with"].check()
+    return {
+        "stages": stages, "micro-batches": micro_batches, "largest difference": max(jax.tree.leaves(gaps)),
+        "without ms": times["without"].median * 1e3, "with ms": times["with"].median * 1e3,
+        **ratio(times["with"], times["without"]),
+        "bytes sent, predicted / compiled": checked.total.predicted / checked.total.compiled,
+        "memory, timeline / compiled": checked.timeline.step / checked.memory.total,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parts = sys.argv[1:] or ["plans", "steps"]
+    if "steps" in parts:
+        jax.config.update("jax_num_cpu_devices", 8)
+        rows = [step_row(s, m) for s, m in ((2, 4), (2, 16), (4, 8), (4, 16))]
+        show("a step with a pipeline, on 8 virtual devices", rows)
+        record("pipeline_steps", rows)
+    if "plans" in parts:
+        rows = []
+        for case in CASES:
+            rows.append(plan_row(case))
+            show(str(case), rows[-1:])
+        record("pipelines", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Models to name on the command line, good ones and broken ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import unity
+
+
+def loss(params: Any, x: Any) -> Any:
+    return jnp.mean((jnp.tanh(x @ params["a"]) @ params["b"]) ** 2)
+
+
+def arguments(hidden: int = 1024) -> tuple[Any, ...]:
+    f = lambda *shape: jax.ShapeDtypeStruct(shape, "float32")  # noqa: E731
+    return {"a": f(256, hidden), "b": f(hidden, 64)}, f(2048, 256)
+
+
+def small() -> tuple[Any, ...]:
+    return loss, arguments(), {"search": "captured"}
+
+
+def other() -> tuple[Any, ...]:
+    return loss, arguments(512)
+
+
+def with_options() -> tuple[Any, ...]:
+    machine = unity.Machine.grid(1, 4, "v100")
+    return loss, arguments(), {"machine": machine, "search": "captured", "optimizer_slots": 0}
+
+
+def unknown_option() -> tuple[Any, ...]:
+    return loss, arguments(), {"speed": "high"}
+
+
+def fails() -> tuple[Any, ...]:
+    raise KeyError("no data")
+
+
+def does_not_fit() -> tuple[Any, ...]:
+    def broken(params: Any, x: Any) -> Any:
+        return (params["a"] @ x).sum()
+
+    return broken, arguments()
+
+
+def looks_at_values() -> tuple[Any, ...]:
+    return lambda params, x: params["a"].sum() if x[0, 0] > 0 else x.sum(), arguments()

@@ -1,0 +1,293 @@
+"""An exported plan is the plan: values and gradients to the last bit, the same collectives, in plain JAX that reads well."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import DEVICES
+from jax import lax
+from small_models import MODELS, Small, arrays, f, gpt, i, random_point
+
+import unity
+from unity.exec.hlo import collectives
+from unity.exporting import ExportError, write
+from unity.exporting.nested import NESTED
+from unity.exporting.primitives import PRIMITIVES
+from unity.pcg.capture import capture
+from unity.pcg.table import TABLE
+from unity.plan import Made, Plan
+from unity.search.assemble import assemble
+from unity.search.cost import Training
+from unity.search.machine import Machine
+from unity.search.session import Candidate, Search
+
+PAIR, FOUR = Machine.grid(1, 2, "a100"), Machine.grid(2, 2, "a100")
+
+
+@pytest.fixture(autouse=True)
+def _in_64_bits() -> Iterator[None]:
+    """As the models are; an exported file switches it on for good."""
+    with jax.enable_x64(True):
+        yield
+    jax.config.update("jax_enable_x64", False)
+
+
+def planned(model: Small, machine: Machine, seed: int = 0) -> Plan:
+    """A plan with a strategy drawn at random."""
+    captured = capture(model.loss, model.params, model.batch)
+    assembled = assemble(captured.graph, captured.differentiated, machine, Training())
+    point = random_point(assembled, np.random.default_rng(seed))
+    search = Search(captured.graph, captured.differentiated, machine, Training())
+    return Plan(Made(model.loss, captured, search, 0.0), Candidate(0.0, 0.0, assembled.assignment(point)))
+
+
+def imported(path: Path) -> dict[str, Any]:
+    """The names of a file that is run here."""
+    names: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    return names
+
+
+def step(fn: Callable[..., Any], params: Any, batch: Any) -> tuple[Any, Counter]:
+    """The value and the gradients of a compiled step, and its collectives."""
+    compiled = jax.jit(jax.value_and_grad(fn)).lower(params, batch).compile()
+    found = Counter((c.kind, c.elements, c.count) for c in collectives(compiled.as_text() or ""))
+    return jax.tree.map(np.asarray, compiled(params, batch)), found
+
+
+def agrees(plan: Plan, path: Path, params: Any, batch: Any) -> None:
+    """The exported file computes what the plan does, and communicates alike."""
+    names = imported(path)
+    wanted, predicted = step(plan, *plan.shard(params, batch))
+    got, found = step(names["fn"], *jax.device_put((params, batch), names["in_shardings"]))
+    jax.tree.map(np.testing.assert_array_equal, got, wanted)
+    assert found == predicted
+
+
+def well_written(path: Path) -> None:
+    """It parses, needs nothing but JAX and numpy, and is as a formatter and a linter would have it."""
+    tree = ast.parse(path.read_text())
+    modules = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    modules |= {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert {m.partition(".")[0] for m in modules} <= {"jax", "numpy", "functools", "pathlib", "re"}
+    assert max(map(len, path.read_text().splitlines())) <= 120
+    ruff = [sys.executable, "-m", "ruff"]
+    how = ["--isolated", "--line-length", "120"]
+    subprocess.run([*ruff, "format", "--check", *how, path], check=True, capture_output=True)
+    subprocess.run([*ruff, "check", "--select", "E,F,W,I,B,UP", *how, path], check=True, capture_output=True)
+
+
+def mlp() -> Small:
+    def loss(p: Any, batch: Any) -> Any:
+        for one in p:
+            batch = jnp.tanh(batch @ one["w"] + one["b"])
+        return (batch**2).sum()
+
+    return Small(loss, [{"w": f(16, 16), "b": f(16)} for _ in range(4)], f(8, 16))
+
+
+def dlrm() -> Small:
+    def loss(p: Any, batch: Any) -> Any:
+        looked_up = [table[batch["ids"][:, k]] for k, table in enumerate(p["tables"])]
+        dense = jax.nn.relu(batch["x"] @ p["bottom"])
+        z = jnp.stack([dense, *looked_up], 1)
+        pairs = jnp.einsum("bif,bjf->bij", z, z).reshape(z.shape[0], -1)
+        logits = jnp.concatenate([dense, pairs], 1) @ p["top"]
+        return jnp.logaddexp(logits, 0.0).mean()
+
+    params = {"tables": [f(16, 8), f(24, 8)], "bottom": f(4, 8), "top": f(17, 1)}
+    return Small(loss, params, {"x": f(8, 4), "ids": i(8, 2)})
+
+
+EVERY = {**MODELS, "gpt": partial(gpt, d=16, s=8), "mlp": mlp, "dlrm": dlrm}
+
+
+QUICK = ("cnn", "dlrm", "mlp")
+
+
+@pytest.mark.parametrize("name", sorted(EVERY))
+def test_the_file_is_the_plan(name: str, tmp_path: Path) -> None:
+    model = EVERY[name]()
+    plan, path = planned(model, FOUR if name in QUICK else PAIR), tmp_path / "exported.py"
+    plan.export(path)
+    well_written(path)
+    agrees(plan, path, arrays(model.params), arrays(model.batch))
+
+
+@jax.custom_vjp
+def clipped(x: Any) -> Any:
+    return x * 2.0
+
+
+clipped.defvjp(lambda x: (x * 2.0, x > 0.5), lambda big, g: (jnp.where(big, 0.0, g * 3.0),))
+
+
+def special(p: Any, batch: Any) -> Any:
+    """Custom rules, branches, loops, random numbers, arrays closed over, and what a checkpoint saves."""
+    x = clipped(jax.nn.relu(batch["x"] @ p["w"]))
+    x = lax.cond(batch["n"][0] > 3, jnp.sin, lambda y: y * 0.5, x)
+    x = lax.switch(batch["n"][1], [jnp.cos, jnp.tanh, lambda y: y + 1.0], x)
+    size = lax.stop_gradient(jnp.abs(x).sum())
+    halvings, _ = lax.while_loop(lambda c: c[1] > 1.0, lambda c: (c[0] + 1.0, c[1] / 2.0), (0.0, size))
+    keep = jax.random.bernoulli(jax.random.fold_in(jax.random.key(0), batch["n"][0]), 0.5, x.shape)
+    x = jnp.where(keep, x, 0.0) @ TABLE_OF_NUMBERS + SHORT
+    saved = jax.checkpoint_policies.dots_saveable
+    x = jax.checkpoint(lambda x, w: jnp.sin(jnp.tanh(x @ w)) @ w, policy=saved)(x, p["w"].T @ p["w"])
+    x, _ = lax.scan(lambda h, row: (h * 0.5 + jnp.sin(row), None), x[0], x, reverse=True, unroll=2)
+    return (x * halvings).sum() + lax.fori_loop(0, 3, lambda k, total: total + k * x.mean(), 0.0)
+
+
+TABLE_OF_NUMBERS = np.arange(1024.0).reshape(32, 32) / 1024
+SHORT = np.linspace(0.0, 1.0, 32)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_has_a_program_inside(seed: int, tmp_path: Path) -> None:
+    model = Small(special, {"w": f(8, 32)}, {"x": f(4, 8), "n": i(2)})
+    plan, path = planned(model, PAIR, seed), tmp_path / "special.py"
+    plan.export(path)
+    well_written(path)
+    assert path.with_suffix(".npz").exists()
+    agrees(plan, path, arrays(model.params), arrays(model.batch))
+
+
+def test_a_pipeline(tmp_path: Path) -> None:
+    def loss(p: Any, x: Any) -> Any:
+        x, _ = lax.scan(lambda h, w: (h + jnp.tanh(h @ w), None), x, p)
+        return (x**2).mean()
+
+    model, path = Small(loss, f(4, 16, 16), f(16, 16)), tmp_path / "stages.py"
+    plan = unity.optimize(loss, model.params, model.batch, machine=FOUR, pipelines=(2, 4), progress=False)
+    assert any(n.kind == "pipeline" for n in plan.pcg.nodes)
+    plan.export(path)
+    well_written(path)
+    agrees(plan, path, arrays(model.params), arrays(model.batch))
+
+
+def test_bfloat16_and_results_in_a_tree(tmp_path: Path) -> None:
+    half = partial(jax.ShapeDtypeStruct, dtype="bfloat16")
+
+    def fn(p: Any, x: Any) -> Any:
+        y = jax.nn.gelu(x @ p) + np.arange(3000, dtype=jnp.bfloat16).reshape(100, 30).sum(0)
+        return {"mean": y.mean(), "parts": [y, (y.astype(jnp.float32).max(0), None)]}
+
+    model = Small(fn, half((8, 30)), half((4, 8)))
+    plan, path = planned(model, PAIR), tmp_path / "half.py"
+    plan.export(path)
+    well_written(path)
+    rng = np.random.default_rng(0)
+    p, x = jnp.asarray(rng.normal(size=(8, 30)), jnp.bfloat16), jnp.asarray(rng.normal(size=(4, 8)), jnp.bfloat16)
+    jax.tree.map(np.testing.assert_array_equal, imported(path)["fn"](p, x), plan(*plan.shard(p, x)))
+
+
+def test_layers_are_one_function(tmp_path: Path) -> None:
+    plan = planned(mlp(), Machine.grid(1, 1, "a100"))
+    path = tmp_path / "layers.py"
+    plan.export(path)
+    functions = [n for n in ast.parse(path.read_text()).body if isinstance(n, ast.FunctionDef)]
+    program = next(n for n in functions if n.name == "program")
+    assert sum(isinstance(n, ast.For) for n in ast.walk(program)) == 1
+    assert path.read_text().count("jnp.tanh(") == 2  # three equal layers, and the last, which is squared and summed at once
+
+
+class Weights(NamedTuple):
+    w: Any
+    b: Any
+
+
+def test_arguments_of_classes_of_ones_own(tmp_path: Path) -> None:
+    model = Small(lambda p, x: jnp.tanh(x @ p.w + p.b).sum(), Weights(f(4, 8), f(8)), f(4, 4))
+    plan, path = planned(model, PAIR), tmp_path / "own.py"
+    plan.export(path)
+    well_written(path)
+    names, (p, x) = imported(path), (arrays(model.params), arrays(model.batch))
+    assert "in_shardings" not in names
+    there, wanted = names["shardings"]({"p": p, "x": x}), plan.in_shardings
+    assert jax.tree.all(jax.tree.map(lambda a, b, c: a.is_equivalent_to(b, c.ndim), (there["p"], there["x"]), wanted, (p, x)))
+    np.testing.assert_array_equal(names["fn"](p, x), plan(*plan.shard(p, x)))
+
+
+def test_it_runs_where_unity_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "alone.py"
+    planned(mlp(), PAIR).export(path)
+    code = f"import runpy, sys; sys.modules['unity'] = None; runpy.run_path({str(path)!r}, run_name='__main__')"
+    env = {**os.environ, "XLA_FLAGS": DEVICES, "JAX_PLATFORMS": "cpu", "PYTHONPATH": ""}
+    run = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == "()"
+
+
+def test_every_operator_of_the_table_can_be_written_or_is_known_not_to_be() -> None:
+    refused = {
+        "constrain", "cholesky", "eig", "eigh", "fft", "lu", "qr", "svd", "triangular_solve", "threefry2x32",
+        "device_put", "one_minus_square", "select_and_gather_add", "select_and_scatter_add", "sharding_constraint", "reduce",
+        "reduce_window",
+    }  # fmt: skip
+    assert set(TABLE) - set(PRIMITIVES) - (set(NESTED) - refused) == refused
+
+
+def test_what_cannot_be_said_is_refused_by_name_and_line(tmp_path: Path) -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.linalg.cholesky(w @ w.T + jnp.eye(4)).sum() + x.sum()
+
+    with pytest.raises(ExportError, match=r"test_export\.py:\d+.*cholesky"):
+        write(planned(Small(loss, f(4, 4), f(4)), PAIR), tmp_path / "never.py")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_would_compute_something_else_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PRIMITIVES, "tanh", PRIMITIVES["sin"])
+    with pytest.raises(ExportError, match="not be what the plan runs"):
+        write(planned(mlp(), PAIR), tmp_path / "never.py")
+    assert not list(tmp_path.iterdir())
+
+
+def test_in_shardings_are_what_jit_and_optax_take() -> None:
+    model = gpt(d=16, s=8)
+    plan = planned(model, PAIR)
+    shardings, params = plan.in_shardings, arrays(model.params)
+    loss = jax.jit(plan, in_shardings=shardings)(params, arrays(model.batch))
+    assert np.isfinite(loss)
+    placed = plan.shard(params)
+    assert jax.tree.map(lambda x: x.sharding, placed) == shardings[0]
+    state = jax.jit(optax.adam(1e-3).init)(placed)
+    assert jax.tree.structure(state[0].mu) == jax.tree.structure(shardings[0])
+
+
+def test_the_page_of_the_documents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    page = (Path(__file__).parent.parent / "docs" / "export.md").read_text()
+    names: dict[str, Any] = {}
+    with jax.enable_x64(False):
+        for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+            exec(compile(block, "export.md", "exec"), names)
+    del sys.modules["train_sharding"]
+    assert float(names["value"]) == pytest.approx(float(names["loss"](names["params"], names["batch"])), rel=1e-4)
+    assert jax.tree.structure(names["gradients"]) == jax.tree.structure(names["params"])
+    assert "params/*/up" in (tmp_path / "train_sharding.py").read_text()
+
+
+def test_pieces_with_one_sample(tmp_path: Path) -> None:
+    def loss(p: Any, x: Any) -> Any:
+        return jnp.einsum("bij,bjk->bik", jnp.tanh(x), jnp.broadcast_to(p, (2, 8, 4))).sum()
+
+    model, path = Small(loss, f(8, 4), f(2, 4, 8)), tmp_path / "one.py"
+    for seed in range(4):
+        plan = planned(model, PAIR, seed)
+        plan.export(path)
+    well_written(path)

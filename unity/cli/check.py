@@ -1,0 +1,66 @@
+"""`unity check FILE MODULE:FUNCTION`."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from unity.cli.arguments import add_devices, add_json, use_devices
+from unity.cli.model import add_plan, model_of
+from unity.cli.output import print_json, stage
+
+if TYPE_CHECKING:
+    from unity.exec.check import Check, Line
+    from unity.plan import Plan
+
+HELP = "hold a saved plan against its compiled program"
+AGREES, DIFFERS, WRONG = 0, 1, 2
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Describes `unity check`."""
+    command.set_defaults(run=run, wrong=WRONG)
+    command.description = (
+        "Replays how a saved plan was derived, compiles one step of it, and compares the program's collectives with the plan's, "
+        "kind by kind, and its memory. Nothing is allocated, but there must be as many devices as the plan is for; --devices "
+        "gives a CPU as many. The exit status is 0 if the collectives agree, 1 if they do not, 2 if something is wrong."
+    )
+    command.epilog = (
+        "examples:\n  unity check plan.json mymodel:example --devices 8\n  unity check plan.json mymodel:example --forward --json"
+    )
+    add_plan(command)
+    command.add_argument("--forward", action="store_true", help="compile the forward pass alone")
+    command.add_argument(
+        "--tolerance", type=float, default=0.02, metavar="X", help="part of all elements that may differ (default 0.02)"
+    )
+    add_devices(command)
+    add_json(command)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compiles and compares."""
+    use_devices(options.devices)
+    model = model_of(options.model)
+    with stage("replaying the derivation") as say:
+        plan = model.plan(options.path)
+        steps = plan.check_derivation()
+        say("compiling one step")
+        found = plan.check(gradient=False if options.forward else None)
+    agrees = found.agrees(options.tolerance)
+    if options.json:
+        print_json(data(plan, found, len(steps), agrees))
+    else:
+        print(f"{plan!r}\nits derivation replays: {len(steps)} applications of proved rules\n{found}")
+        print("the compiled program has the plan's collectives" if agrees else "the compiled program's collectives are others")
+    return AGREES if agrees else DIFFERS
+
+
+def data(plan: Plan, found: Check, steps: int, agrees: bool) -> dict[str, Any]:
+    """What was found, for other tools: elements of collectives, bytes of memory, on one device."""
+    lines: dict[str, tuple[Line, ...]] = {
+        "collectives": (*found.lines, found.total),
+        "memory": (*found.memory_lines, found.searched),
+    }
+    rows = {what: [asdict(line) for line in of] for what, of in lines.items()}
+    return {"name": plan.__name__, "machine": plan.machine.name, "derivation": steps, "agrees": agrees, **rows}

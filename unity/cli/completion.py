@@ -1,0 +1,47 @@
+"""`unity completion bash | zsh`: a script, since starting Python at every key takes seconds."""
+
+from __future__ import annotations
+
+import argparse
+
+from unity.cli.errors import CommandError
+
+HELP = "print a script that completes commands in bash or zsh"
+SHELLS = ("bash", "zsh")
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Describes `unity completion`."""
+    command.set_defaults(run=run)
+    command.description = "Prints a script for a shell, which completes commands, options and files. Needs the extra `completion`."
+    command.epilog = (
+        "examples:\n"
+        "  unity completion bash > ~/.local/share/bash-completion/completions/unity\n"
+        '  unity completion zsh > "${fpath[1]}/_unity"'
+    )
+    command.add_argument("shell", choices=SHELLS)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the script."""
+    from unity.cli import parser
+
+    try:
+        import shtab  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise CommandError("completion needs shtab: pip install 'unity-jax[completion]'") from None
+    top = parser()
+    for action in _actions(top):
+        if action.metavar in ("FILE", "A", "B", "PATH"):
+            action.complete = shtab.FILE  # type: ignore[attr-defined]  # which is how shtab is told
+    print(shtab.complete(top, options.shell))
+    return 0
+
+
+def _actions(command: argparse.ArgumentParser) -> list[argparse.Action]:
+    """The arguments of a command and of all below it."""
+    found = list(command._actions)
+    for action in command._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found += [a for below in action.choices.values() for a in _actions(below)]
+    return found

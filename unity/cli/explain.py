@@ -1,0 +1,129 @@
+"""`unity explain FILE [MODULE:FUNCTION]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from unity.cli.arguments import add_json
+from unity.cli.errors import CommandError
+from unity.cli.files import read
+from unity.cli.model import METAVAR, model_of
+from unity.cli.output import print_json, stage
+from unity.difference.document import Document, Row, Table
+from unity.difference.text import show
+from unity.pcg.state import show as in_types
+from unity.summary import RuleUse, Summary
+from unity.wording import duration, pattern, size
+
+HELP = "say what a saved plan decided, and what it costs"
+ROWS = 40  # of a table, before the rest is counted only
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Describes `unity explain`."""
+    command.set_defaults(run=run)
+    command.description = (
+        "Says where a saved plan's arguments live, what every line of yours computes and communicates, and the rules behind it. "
+        "With the model it says more: what holds memory when most is held, what could not be split, and why; with a path too, why "
+        "one argument, operator or line is as it is, and what the plan would cost if it were otherwise."
+    )
+    command.epilog = (
+        "examples:\n"
+        "  unity explain plan.json\n"
+        "  unity explain plan.json --json\n"
+        "  unity explain plan.json mymodel:example \"params['layers'][*]['w']\"\n"
+        "  unity explain plan.json mymodel:example model.py:42"
+    )
+    command.add_argument("path", type=Path, metavar="FILE", help="a plan (plan.save, unity optimize -o)")
+    command.add_argument("model", metavar=METAVAR, nargs="?", help="the model that it was made for: says more")
+    command.add_argument("about", metavar="PATH", nargs="?", help="an argument, a kind of operator, or a line: why it is as it is")
+    add_json(command)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Explains."""
+    if options.model is not None:
+        if options.json:
+            raise CommandError("--json gives what the file holds: leave the model out")
+        with stage("capturing the model"):
+            plan = model_of(options.model).plan(options.path)
+        plan.explain(options.about, file=sys.stdout)
+        return 0
+    summary = read(options.path)[-1]
+    if not summary.machine:
+        raise CommandError(f"{options.path} is a graph, of which no costs are known: `unity show` prints it")
+    if options.json:
+        print_json(data(summary))
+    else:
+        show(document(summary), sys.stdout)
+    return 0
+
+
+def data(summary: Summary) -> dict[str, Any]:
+    """What a plan decided, for other tools; `unity show --json` has the graph."""
+    plain = {k: v for k, v in vars(summary).items() if isinstance(v, str | int | float)}
+    rows = {k: [asdict(row) for row in getattr(summary, k)] for k in ("work", "talk", "rules", "applications")}
+    return {**plain, "arguments": [{"name": n, "tensor": t, "stored": s, "nbytes": b} for (n, t, s), b in _stored(summary)], **rows}
+
+
+def document(summary: Summary) -> Document:
+    """The same as tables."""
+    title = (
+        f"{summary.name} on {summary.machine}, {summary.devices} devices: {duration(summary.time)} a step, "
+        f"{size(summary.memory)} on each device (predicted)"
+    )
+    tables = (
+        _rules("rewritten by", summary.rules),
+        _rules("parallelized by", summary.applications),
+        _arguments(summary),
+        _work(summary),
+        _talk(summary),
+    )
+    return Document(title, tuple(t for t in tables if t.rows))
+
+
+def _rules(title: str, uses: tuple[RuleUse, ...]) -> Table:
+    rows = [(f"{u.times} ×", u.rule, u.says, ", ".join((*u.lines, *u.over))) for u in uses]
+    return Table(title, ("", "rule", "what it says", "where"), _cut(rows, "rules"))
+
+
+def _stored(summary: Summary) -> list[tuple[tuple[str, str, str], float]]:
+    """Every argument's name, tensor and type, and the bytes of its piece on one device."""
+    axes, found = summary.graph.axes, []
+    for node in summary.graph.inputs:
+        tensor, type_ = node.tensors[0], node.types[0]
+        pieces = prod(a.size for a, s in zip(axes, type_, strict=True) if s.kind == "P")
+        found.append(((str(node.attributes["name"]), str(tensor), in_types(type_, axes, tensor.ndim)), tensor.nbytes / pieces))
+    return found
+
+
+def _arguments(summary: Summary) -> Table:
+    """Arguments that differ in a layer's number, and are treated alike, are one row."""
+    often: dict[tuple[str, str, str], list[float]] = {}
+    for (name, tensor, type_), nbytes in _stored(summary):
+        often.setdefault((pattern(name), tensor, type_), []).append(nbytes)
+    rows = [(f"{len(b)} ×", *key, size(sum(b))) for key, b in sorted(often.items(), key=lambda row: -sum(row[1]))]
+    columns = ("", "arguments", "shape", "stored", "bytes on a device")
+    return Table("where arguments live", columns, _cut(rows, "kinds of arguments"))
+
+
+def _work(summary: Summary) -> Table:
+    rows = [(f"{w.count} ×", w.kind, duration(w.seconds), w.line) for w in sorted(summary.work, key=lambda w: -w.seconds)]
+    return Table("what computes", ("", "operator", "forward + backward", "line"), _cut(rows, "kinds of operators"))
+
+
+def _talk(summary: Summary) -> Table:
+    found = sorted(summary.talk, key=lambda t: -t.seconds)
+    rows = [(f"{t.count} ×", t.kind, t.over, size(t.nbytes), duration(t.seconds), t.why, t.line) for t in found]
+    columns = ("", "collective", "over", "bytes", "time", "why", "line")
+    return Table("what communicates", columns, _cut(rows, "kinds of collectives"))
+
+
+def _cut(rows: list[tuple[str, ...]], what: str) -> tuple[Row, ...]:
+    more = [Row("", (f"… and {len(rows) - ROWS} more {what}", *("" for _ in rows[0][1:])))] if len(rows) > ROWS else []
+    return (*(Row("", row) for row in rows[:ROWS]), *more)

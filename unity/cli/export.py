@@ -1,0 +1,34 @@
+"""`unity export FILE MODULE:FUNCTION -o FILE`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from unity.cli.model import add_plan, model_of
+from unity.cli.output import stage
+
+HELP = "write a saved plan as a file of plain JAX"
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Describes `unity export`."""
+    command.set_defaults(run=run)
+    command.description = (
+        "Writes a saved plan as a Python file that needs nothing but JAX: the mesh, a PartitionSpec for every argument, and the "
+        "program with its collectives. What cannot be written so is refused, and named."
+    )
+    command.epilog = "examples:\n  unity export plan.json mymodel:example -o train_sharding.py"
+    add_plan(command)
+    command.add_argument("-o", "--output", type=Path, metavar="FILE", required=True, help="the Python file to write")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the file."""
+    from unity.exporting import write
+
+    model = model_of(options.model)
+    with stage("writing the program"):
+        write(model.plan(options.path), options.output)
+    print(f"{options.output} does what the plan does, without unity")
+    return 0

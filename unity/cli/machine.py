@@ -1,0 +1,144 @@
+"""`unity machine list | show | local`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unity.cli.arguments import add_devices, add_json, described, use_devices
+from unity.cli.errors import CommandError
+from unity.cli.formatting import Lines
+from unity.cli.output import print_json, results, stage
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from unity.search.machine import Level, Machine
+
+HELP = "list machines, show one, describe this one"
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Describes `unity machine` and the commands below it."""
+    command.description = "What plans are made for: a kind of device, and the levels of network that join the devices."
+    command.epilog = (
+        "examples:\n"
+        "  unity machine list\n"
+        "  unity machine show dgx-h100-4x8 -o machine.json\n"
+        "  unity machine local --devices 8 -o here.json"
+    )
+    commands = command.add_subparsers(required=True, metavar="COMMAND")
+
+    def below(name: str, run: Callable[[argparse.Namespace], int], text: str, examples: str) -> argparse.ArgumentParser:
+        found = commands.add_parser(name, help=text, description=text, epilog=f"examples:\n{examples}", formatter_class=Lines)
+        found.set_defaults(run=run)
+        add_json(found)
+        return found
+
+    text = "Name the clusters, devices and links that are known."
+    below("list", run_list, text, "  unity machine list\n  unity machine list --json")
+    text = "Show a machine: a cluster, nodes x devices of a kind of device, or a file."
+    shown = below("show", run_show, text, "  unity machine show a100-4x8\n  unity machine show dgx-h100 -o machine.json")
+    shown.add_argument("machine", type=described, metavar="NAME", help="dgx-h100, dgx-h100-4x8, v100-4x8, machine.json")
+    text = "Describe the devices of this computer; those that are not known are measured, which takes half a minute, once."
+    here = below("local", run_local, text, "  unity machine local\n  unity machine local --devices 8 -o here.json")
+    add_devices(here)
+    for found in (shown, here):
+        found.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it as JSON, to change it or to plan elsewhere")
+
+
+def run_list(options: argparse.Namespace) -> int:
+    """Prints the presets."""
+    from unity.search.machine import Machine
+    from unity.search.presets import CLUSTERS, DEVICES, LINKS
+
+    clusters = {name: Machine.preset(name) for name in CLUSTERS}
+    if options.json:
+        links = {name: {"bandwidth": link.bandwidth, "latency": link.latency} for name, link in LINKS.items()}
+        devices = {name: Machine.grid(1, 1, name).to_json()["device"] for name in DEVICES}
+        print_json({"clusters": {k: m.to_json() for k, m in clusters.items()}, "devices": devices, "links": links})
+        return 0
+    table = _table("clusters: NAME, or NAME-<nodes>x<devices per node>", "cluster", "devices", "as")
+    for name, machine in clusters.items():
+        table.add_row(name, f"{machine.devices} x {machine.device.name}", _levels(machine))
+    results().print(table)
+    table = _table("devices: NAME-<nodes>x<devices per node>", "device", "memory", "TFLOP/s float32", "bfloat16", "GB/s")
+    for name, device in DEVICES.items():
+        rates = (f"{device.flops_of(dtype) / 1e12:.4g}" for dtype in ("float32", "bfloat16"))
+        table.add_row(name, f"{device.memory / 2**30:.4g} GiB", *rates, f"{device.bandwidth / 1e9:.4g}")
+    results().print(table)
+    table = _table("links, for Machine.grid: in each direction, for each message", "link", "GB/s", "µs")
+    for name, link in LINKS.items():
+        table.add_row(name, f"{link.bandwidth / 1e9:.4g}", f"{link.latency * 1e6:.3g}")
+    results().print(table)
+    return 0
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich.table import Table
+
+    return Table(*columns, title=title, title_justify="left")
+
+
+def run_show(options: argparse.Namespace) -> int:
+    """Prints a machine, or writes it."""
+    return _given(options.machine, options)
+
+
+def run_local(options: argparse.Namespace) -> int:
+    """Prints the machine that is here, or writes it."""
+    import jax
+
+    from unity.search.machine import Machine
+
+    use_devices(options.devices)
+    with stage("looking at this machine (measured once, which takes half a minute)"):
+        try:
+            devices = jax.devices()
+        except RuntimeError as problem:
+            raise CommandError(f"JAX finds no devices: {problem}") from None
+        machine = Machine.local(devices)
+    return _given(machine, options)
+
+
+def _given(machine: Machine, options: argparse.Namespace) -> int:
+    if options.output is not None:
+        machine.save(options.output)
+    if options.json:
+        print_json(machine.to_json())
+        return 0
+    console = results()
+    for line in _lines(machine):
+        console.print(line)
+    if options.output is not None:
+        console.print(f"written to {options.output}: unity.Machine.load and --machine read it")
+    return 0
+
+
+def _lines(machine: Machine) -> list[Any]:
+    device = machine.device
+    rates = ", ".join(f"{dtype} {rate / 1e12:.4g}" for dtype, rate in device.flops.items())
+    table = _table("network, slowest first", "level", "of", "GB/s per device", "µs a message", "measured")
+    for level in machine.levels:
+        row = f"{level.bandwidth / 1e9:.4g}", f"{level.latency * 1e6:.3g}", _measured(level)
+        table.add_row(level.name, str(level.size), *row)
+    axes = " × ".join(f"{axis.name} of {axis.size}" for axis in machine.axes) or "none, one device"
+    return [
+        f"{machine.name}: {machine.devices} x {device.name}",
+        f"device: {device.memory / 2**30:.4g} GiB at {device.bandwidth / 1e9:.4g} GB/s; {device.launch * 1e6:.3g} µs an operator",
+        f"TFLOP/s: {rates}, of which {device.efficiency:.0%} are reached",
+        f"mesh: {axes}",
+        table,
+        f"operators: {f'{len(machine.profile)} measured' if machine.profile is not None else 'not measured, a roofline'}",
+    ]
+
+
+def _measured(level: Level) -> str:
+    """Which collectives were measured on a level."""
+    return ", ".join(sorted({c.kind for c in level.curves})) or "no: alpha-beta"
+
+
+def _levels(machine: Machine) -> str:
+    return " > ".join(f"{level.size} {level.name} at {level.bandwidth / 1e9:.4g} GB/s" for level in machine.levels)

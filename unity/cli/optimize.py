@@ -1,0 +1,118 @@
+"""`unity optimize MODULE:FUNCTION`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unity.cli.arguments import MACHINES, add_devices, add_json, budget, machine, nbytes, positions, use_devices, values
+from unity.cli.errors import CommandError
+from unity.cli.model import Model, add_model, model_of
+from unity.cli.output import print_json, stage
+from unity.optimize import OBJECTIVES, SEARCHES
+
+if TYPE_CHECKING:
+    from unity.plan import Plan
+
+HELP = "find the best plan for a model, and save it"
+# what the command line may say beside what the model's own options do, by its name in `unity.optimize`
+OPTIONS = (
+    "argnums", "budget", "machine", "measure", "memory_limit", "objective", "optimizer_slots", "rules", "search", "seed", "training"
+)  # fmt: skip
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Describes `unity optimize`."""
+    command.set_defaults(run=run)
+    command.description = (
+        "Captures a model's step, searches how it is best split over the devices of a machine, and saves the plan. "
+        "Nothing is allocated, and the machine need not be there. What is given here goes before the model's own options. "
+        "The exit status is 1 if no plan fits into the memory."
+    )
+    command.epilog = (
+        "examples:\n"
+        "  unity optimize mymodel:example -o plan.json\n"
+        "  unity optimize mymodel:example --machine a100-4x8 --memory 30GB --frontier\n"
+        "  unity optimize mymodel:example --machine dgx-h100 --objective devices --budget 60s --json"
+    )
+    add_model(command, "what to plan")
+    command.add_argument("-o", "--output", type=Path, metavar="FILE", help="save the plan and its whole frontier")
+    command.add_argument("--frontier", action="store_true", help="print the trade-off between time and memory too")
+    add_json(command)
+    add_devices(command)
+    asked = command.add_argument_group("options of unity.optimize", argument_default=argparse.SUPPRESS)
+    asked.add_argument("--machine", type=machine, metavar="NAME", help=f"what to plan for: {MACHINES}")
+    asked.add_argument("--memory", type=nbytes, dest="memory_limit", metavar="SIZE", help="what a device may use: 16GB, 40GiB")
+    asked.add_argument("--objective", choices=OBJECTIVES, help="the fastest that fits, the fewest devices, or the leanest")
+    asked.add_argument("--search", choices=SEARCHES, metavar="NAME", help=f"the algorithm: {', '.join(SEARCHES)}")
+    asked.add_argument("--budget", type=budget, metavar="N", help="how long to look: programs (500) or seconds (30s)")
+    asked.add_argument("--rules", type=Path, metavar="FILE", help="the library of rules that may be used")
+    asked.add_argument("--slots", type=int, dest="optimizer_slots", metavar="N", help="optimizer's values per weight")
+    asked.add_argument("--forward", action="store_false", dest="training", help="plan the forward pass alone")
+    asked.add_argument("--argnums", type=positions, metavar="N,…", help="the arguments that are differentiated (default 0)")
+    asked.add_argument("--seed", type=int, metavar="N", help="of searches that draw")
+    asked.add_argument("--measure", action="store_true", help="run the best plans on the devices here, and take the fastest")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plans, and says what was found."""
+    if options.output is not None and not options.output.absolute().parent.is_dir():
+        raise CommandError(f"{options.output} cannot be written: there is no folder {options.output.parent}")  # before the work
+    use_devices(options.devices)
+    plan = planned(options.model, model_of(options.model), values(options, OPTIONS))
+    if options.output is not None:
+        with stage("searching the frontier, to save it"):
+            plan.save(options.output)
+    if options.json:
+        print_json(data(plan, options.output, options.frontier))
+    else:
+        print(said(plan, options.output))
+        if options.frontier:
+            print(plan.frontier)
+    return 0
+
+
+def planned(which: str, model: Model, asked: dict[str, Any]) -> Plan:
+    """A model's plan. What goes wrong inside of the user's function is said as such."""
+    import unity
+
+    try:
+        return unity.optimize(model.fn, *model.args, **{**model.options, **asked})
+    except (unity.UnityError, unity.MachineError):
+        raise
+    except Exception as problem:
+        if notes := getattr(problem, "__notes__", ()):  # of unity: whose error it is
+            raise CommandError("\n    ".join((f"{which}: {type(problem).__name__}: {problem}", *notes))) from problem
+        if isinstance(problem, ValueError):  # an option that does not go with another
+            raise CommandError(str(problem)) from problem
+        raise
+
+
+def said(plan: Plan, path: Path | None) -> str:
+    """A plan in a few lines."""
+    from unity.wording import duration, size
+
+    lines = [
+        f"{plan.__name__} on {plan.machine}",
+        f"{duration(plan.time)} a step, {size(plan.memory)} on each device (predicted); searched in {plan.search_seconds:.2f} s",
+    ]
+    if plan.rewriting is not None:
+        lines.append(f"rewritten by {', '.join(f'{times} × {way}' for way, times in plan.rewriting.applied)}")
+    return "\n".join([*lines, *([f"saved in {path}"] if path is not None else [])])
+
+
+def data(plan: Plan, path: Path | None, frontier: bool) -> dict[str, Any]:
+    """The same, for other tools."""
+    rewriting = () if plan.rewriting is None else plan.rewriting.applied
+    found = {
+        "name": plan.__name__,
+        "machine": plan.machine.name,
+        "devices": plan.machine.devices,
+        "time": plan.time,
+        "memory": plan.memory,
+        "search_seconds": plan.search_seconds,
+        "rules": {str(way): times for way, times in rewriting},
+        "file": None if path is None else str(path),
+    }
+    return found | ({"frontier": [{"time": p.time, "memory": p.memory} for p in plan.frontier]} if frontier else {})

@@ -1,0 +1,201 @@
+"""The constraints, each a small value: what it says, and what it leaves of the search's values."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from unity.constraints.ground import KINDS, Dimension, Ground, splits
+from unity.constraints.paths import matched
+from unity.pcg.errors import ConstraintError
+from unity.pcg.graph import Node
+from unity.pcg.marks import mark_of
+from unity.pcg.wanted import Wanted, wanted
+from unity.search.masks import Pinned, Rule
+from unity.wording import short
+
+
+class Constraint(ABC):
+    """Something that a plan must obey. Printed, it is what the user wrote."""
+
+    @abstractmethod
+    def rules(self, ground: Ground) -> Iterator[tuple[int, Rule]]:
+        """The sites that are not free, and what is left of their values. Raises ConstraintError if it speaks of nothing there."""
+
+    @abstractmethod
+    def to_json(self) -> list[Any]:
+        """As JSON data, its kind first."""
+
+
+@dataclass(frozen=True)
+class Pin(Constraint):
+    """Arguments that are stored as the user says."""
+
+    path: str
+    wanted: Wanted
+
+    def rules(self, ground: Ground) -> Iterator[tuple[int, Rule]]:
+        for k in matched(self.path, ground.paths):
+            site = ground.inputs[k]
+            rank = ground.dimensions.opened.sites[site].results[0].ndim
+            try:
+                yield site, Pinned(0, self.wanted.slices(rank, ground.names))
+            except ConstraintError as error:
+                raise ConstraintError(f"{self}: {ground.paths[k][0]}: {error}") from None
+
+    def to_json(self) -> list[Any]:
+        return ["pin", self.path, self.wanted.to_json()]
+
+    def __str__(self) -> str:
+        return f'unity.pin("{self.path}", {self.wanted})'
+
+
+@dataclass(frozen=True)
+class Marked(Constraint):
+    """Values inside of the function, as `unity.constrain` says at a line."""
+
+    wanted: Wanted
+    source: str
+
+    def rules(self, ground: Ground) -> Iterator[tuple[int, Rule]]:
+        for s, site in enumerate(ground.dimensions.opened.sites):
+            if site.mark is None or marked_by(site.mark) != self:
+                continue
+            try:
+                yield s, Pinned(len(site.ports), self.wanted.slices(site.results[0].ndim, ground.names))
+            except ConstraintError as error:
+                raise ConstraintError(f"{self}: {error}") from None
+
+    def to_json(self) -> list[Any]:
+        raise TypeError("what a function says itself is part of its graph, and of no file")
+
+    def __str__(self) -> str:
+        return f"unity.constrain(..., {self.wanted}) at {self.source}"
+
+
+def marked_by(node: Node) -> Marked:
+    """The constraint that a node of `unity.constrain` is."""
+    return Marked(mark_of(node), short(node.source))
+
+
+@dataclass(frozen=True)
+class Across(Constraint):
+    """What may be split across a level. `word`: "forbid", "only" (nothing else is) or "require" (arguments that have it are)."""
+
+    word: str
+    dimension: Dimension
+    level: str
+
+    def rules(self, ground: Ground) -> Iterator[tuple[int, Rule]]:
+        axes, follows = ground.level(self.level), ground.follows(self.dimension)
+        every = range(len(ground.dimensions.found)) if self.word != "require" else ground.inputs
+        there = False
+        for s in every:
+            split = ground.split(s, follows)
+            there |= any(split)
+            if not axes:
+                continue
+            if self.word == "require":
+                if any(split):
+                    yield s, ground.along(s, axes, split)
+            elif self.word == "forbid":
+                if any(split):
+                    yield s, ground.along(s, axes, tuple(not flag for flag in split))
+            else:
+                neutral = tuple(not splits(c) for c in ground.dimensions.found[s])
+                good = tuple(a or b for a, b in zip(split, neutral, strict=True))
+                if not all(good):
+                    yield s, ground.along(s, axes, good)
+        if not there and self.word != "forbid":
+            raise ConstraintError(f"{self}: nothing of this program can be split in such a dimension")
+
+    def to_json(self) -> list[Any]:
+        return [self.word, list(self.dimension) if isinstance(self.dimension, tuple) else self.dimension, self.level]
+
+    def __str__(self) -> str:
+        return f'unity.{self.word}({self.dimension!r}, across="{self.level}")'.replace("'", '"')
+
+
+@dataclass(frozen=True)
+class WithoutRules(Constraint):
+    """Rules that may not rewrite the program."""
+
+    names: tuple[str, ...]
+
+    def rules(self, ground: Ground) -> Iterator[tuple[int, Rule]]:
+        return iter(())
+
+    def to_json(self) -> list[Any]:
+        return ["without_rules", *self.names]
+
+    def __str__(self) -> str:
+        return f"unity.without_rules({', '.join(map(repr, self.names))})".replace("'", '"')
+
+
+def from_json(data: list[Any]) -> Constraint:
+    """What `to_json` wrote."""
+    word, *rest = data
+    if word == "pin":
+        return Pin(str(rest[0]), Wanted.from_json(rest[1]))
+    if word == "without_rules":
+        return WithoutRules(tuple(map(str, rest)))
+    dimension, level = rest
+    return _across(str(word), (str(dimension[0]), int(dimension[1])) if isinstance(dimension, list) else dimension, str(level))
+
+
+def pin(path: str, spec: Any) -> Constraint:
+    """Arguments whose sharding is given: how weights are stored, how the batch is loaded.
+
+    Args:
+        path: the arguments, as `plan.explain()` prints them, or with the function's own names: `params['layers'][*]['w']`.
+            `*` stands for anything in one pair of brackets, `**` for anything at all.
+        spec: a `jax.sharding.PartitionSpec`. A name is a level of the machine ("node", "device") or one of its mesh axes
+            ("d0"); a number is so many slices over whatever axes; UNCONSTRAINED leaves a dimension open. Dimensions that are
+            not mentioned are whole.
+
+    Raises:
+        ConstraintError: the specification says nothing that is known. Whether there are such arguments is known only when a
+            function is planned.
+    """
+    return Pin(path, wanted(spec))
+
+
+def forbid(dimension: Dimension, *, across: str) -> Constraint:
+    """A dimension that is not split across a level of the machine.
+
+    Args:
+        dimension: "samples" (the first dimension of the arguments that are no weights, wherever it goes), "weights" (weights
+            stored in pieces, along any other dimension), "tensor" (operators and values split in anything but samples), or a
+            pair of a path and a number: that dimension of those arguments, wherever it goes.
+        across: the level ("node": between nodes), or a mesh axis.
+    """
+    return _across("forbid", dimension, across)
+
+
+def only(dimension: Dimension, *, across: str) -> Constraint:
+    """A dimension beside which nothing is split across a level: `only("samples", across="node")` is data parallelism there.
+
+    Weights are stored whole across that level then, too. The arguments are those of `forbid`.
+    """
+    return _across("only", dimension, across)
+
+
+def require(dimension: Dimension, *, across: str) -> Constraint:
+    """A dimension that all arguments that have it are split in, across all of a level. The arguments are those of `forbid`."""
+    if dimension == "tensor":
+        raise ConstraintError('require("tensor") says nothing of arguments: give "samples", "weights", or a path and a dimension')
+    return _across("require", dimension, across)
+
+
+def without_rules(*names: str) -> Constraint:
+    """Rules, by name, that may not rewrite the program. `*` stands for anything, as in "merge-*"."""
+    return WithoutRules(names)
+
+
+def _across(word: str, dimension: Any, across: str) -> Constraint:
+    pair = isinstance(dimension, tuple) and len(dimension) == 2 and isinstance(dimension[0], str) and isinstance(dimension[1], int)
+    if word not in ("forbid", "only", "require") or not (pair or dimension in KINDS):
+        raise ConstraintError(f'{dimension!r} is no dimension: give {", ".join(map(repr, KINDS))}, or a path and a number')
+    return Across(word, dimension, across)

@@ -1,0 +1,25 @@
+"""Rules that a user does not want: the library without them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from unity.constraints.kinds import Constraint, WithoutRules
+from unity.pcg.errors import ConstraintError
+from unity.substitutions.library import Library
+
+
+def without(library: Library, constraints: Iterable[Constraint]) -> Library:
+    """A library without the rules that constraints exclude. Raises ConstraintError where a name is that of none."""
+    names = [entry.rule.name for entry in library.entries]
+    for pattern in (n for c in constraints if isinstance(c, WithoutRules) for n in c.names):
+        if library.entries and not any(fnmatchcase(name, pattern) for name in names):
+            near = difflib.get_close_matches(pattern, names, 3)
+            hint = f"; the nearest are {', '.join(near)}" if near else ""
+            raise ConstraintError(f'no rule of the library is named "{pattern}"{hint} (docs: constraints#rules)')
+        library = replace(library, entries=tuple(e for e in library.entries if not fnmatchcase(e.rule.name, pattern)))
+        names = [entry.rule.name for entry in library.entries]
+    return library

@@ -1,0 +1,141 @@
+"""Whether two local programs are the same: every result is named by what it is computed from, whatever the order of the equations.
+
+The exported file is traced again and compared with the plan so; a file that would compute anything else is never written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jax.lax import GatherScatterMode
+from jax.sharding import NamedSharding
+
+from unity.exporting.policies import saved
+from unity.exporting.rules import JVP, VJP, rule_of
+from unity.exporting.simplify import simplified
+from unity.pcg.body import Atom, Body, Equation, Literal, close, params_key
+from unity.pcg.scans import constants_and_carry
+from unity.pcg.solve import branches, nested_body
+
+REMAT = ("checkpoint", "remat", "remat2")
+
+
+class Meaning(NamedTuple):
+    """What a value is computed from, hashed; a constant is computed from nothing that is given."""
+
+    name: str
+    constant: bool = False
+
+
+def meanings(body: Body, given: Sequence[Meaning] | None = None, depth: int = 0) -> list[Meaning]:
+    """The meaning of a program's results, in terms of those of its operands. To be called inside of its `shard_map`."""
+    body = simplified(body)
+    env = dict(zip(body.inputs, given if given is not None else symbols(len(body.inputs), depth), strict=True))
+
+    def read(atom: Atom) -> Meaning:
+        return Meaning(_constant(atom), True) if isinstance(atom, Literal) else env[atom]
+
+    for e in body.equations:
+        env.update(zip(e.results, _equation(e, body, [read(a) for a in e.operands], depth), strict=True))
+    return [read(a) for a in body.outputs]
+
+
+def symbols(count: int, depth: int) -> list[Meaning]:
+    """The operands of a program, which are nothing but different."""
+    return [Meaning(f"operand {k} at {depth}") for k in range(count)]
+
+
+def _constant(atom: Literal) -> str:
+    scalar = not atom.tensor.shape and atom.tensor.dtype.kind in "bifu"
+    return f"{atom.tensor}={np.asarray(atom.value).item()!r}" if scalar else atom.key
+
+
+def _named(parts: Sequence[object]) -> str:
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:24]
+
+
+def _equation(e: Equation, body: Body, operands: list[Meaning], depth: int) -> list[Meaning]:
+    constant = all(o.constant for o in operands)
+    if e.name == "pvary" and (constant or not body.tensor(e.operands[0]).floating):
+        return operands  # what has no gradient may be taken to differ wherever it meets what does
+    if e.name == "convert_element_type" and body.tensor(e.operands[0]).dtype == e.params["new_dtype"]:
+        return operands
+    parts = [o.name for o in operands]
+    inner = NESTED.get(e.name)
+    content = inner(e, operands, depth + 1) if inner is not None else [_plain(e), *parts]
+    return [Meaning(_named([e.name.removesuffix("_any"), k, *content]), constant) for k in range(len(e.results))]
+
+
+def _plain(e: Equation) -> str:
+    if e.name == "pvary":  # in the order of a set
+        return str(sorted(e.params["axes"]))
+    params = {k: None if _nowhere(v) else v for k, v in e.params.items() if k != "weak_type"}
+    if isinstance(params.get("axis_name"), str):  # the name of one axis is a tuple of one
+        params["axis_name"] = (params["axis_name"],)
+    if e.name == "slice" and set(params["strides"] or ()) <= {1}:
+        params["strides"] = None
+    if params.get("mode") != GatherScatterMode.FILL_OR_DROP:  # nothing is filled
+        params.pop("fill_value", None)
+    return params_key(params)
+
+
+def _nowhere(param: object) -> bool:
+    """Whether a parameter is a sharding over no axis."""
+    return isinstance(param, NamedSharding) and not any(param.spec)
+
+
+def _names(values: Sequence[Meaning]) -> list[str]:
+    return [v.name for v in values]
+
+
+def _closed_over(values: Sequence[Meaning]) -> list[str]:
+    """In any order: which constant of a loop is first says nothing."""
+    return sorted({v.name for v in values if not v.constant})
+
+
+def _scan(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
+    c, k = constants_and_carry(e.params)
+    given = [*operands[:c], *symbols(len(operands) - c, depth)]
+    step = meanings(nested_body(e), given, depth)
+    how = [e.params[name] for name in ("length", "reverse", "unroll")]
+    return [k, *how, *_closed_over(operands[:c]), "in", *_names(operands[c:]), "step", *_names(step)]
+
+
+def _while(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
+    a, b = e.params["cond_nconsts"], e.params["body_nconsts"]
+    carry = symbols(len(operands) - a - b, depth)
+    test = meanings(close(e.params["cond_jaxpr"]), [*operands[:a], *carry], depth)
+    step = meanings(close(e.params["body_jaxpr"]), [*operands[a : a + b], *carry], depth)
+    closed = [*_closed_over(operands[:a]), "and", *_closed_over(operands[a : a + b])]
+    return [*closed, "in", *_names(operands[a + b :]), "while", *_names(test), "step", *_names(step)]
+
+
+def _cond(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
+    index, *rest = operands
+    found: list[object] = [index.name, *_closed_over(rest)]
+    for branch in branches(e):
+        found += ["branch", *_names(meanings(branch, rest, depth))]
+    return found
+
+
+def _remat(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
+    inside = meanings(nested_body(e), operands, depth)
+    return [e.params["prevent_cse"], saved(e), *_closed_over(operands), "inside", *_names(inside)]
+
+
+def _custom(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
+    rule = rule_of(e)
+    found: list[object] = [*_names(operands)]
+    for program in (rule.value, rule.forward, rule.backward, rule.derivative):
+        if program is not None:
+            found += ["rule", *_names(meanings(program.body, None, depth))]
+    return found
+
+
+NESTED = {
+    "scan": _scan, "while": _while, "cond": _cond, **dict.fromkeys(REMAT, _remat), **dict.fromkeys((*JVP, *VJP), _custom),
+}  # fmt: skip
+

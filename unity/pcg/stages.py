@@ -1,0 +1,201 @@
+"""Pipelines as operators of a graph: a scan whose steps are divided among devices, and whose samples come in micro-batches.
+
+Along the axes of a pipeline device k, *stage* k, has the k-th part of the steps' weights and runs only these steps, one
+micro-batch after the other; what it carries goes on to the next stage. With S stages, M micro-batches and L steps:
+
+    tick   0    1    2    3    4         M = 3, S = 3
+    stage 0  b0   b1   b2
+    stage 1       b0   b1   b2
+    stage 2            b0   b1   b2      M + S - 1 ticks, of which every device idles in S - 1
+
+Outside, a pipeline is an operator like any other: what it carries is partitioned in the samples before and after it, and what it
+takes steps of in the steps. So every device starts with its own samples, ends with its own, and no weight is on two stages.
+Inside, a step is the scan's, on a micro-batch's samples: partitioned in the samples, with replicated weights. What runs is
+`unity.exec.pipeline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from unity.pcg.axis import Axis
+from unity.pcg.choices import Choice, choice_of, choices
+from unity.pcg.errors import ParallelTypeError
+from unity.pcg.graph import PCG, Node, Value, carried_by
+from unity.pcg.placing import along_axis
+from unity.pcg.solve import Unmatched
+from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State, partitioned
+
+READ, CARRIED = 2, 3  # sends in a tick: samples go on, those that wait come nearer, and so does what left the last stage
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a pipeline runs: its stages, micro-batches and steps, as in the table above (GPipe)."""
+
+    stages: int
+    micro_batches: int
+    steps: int
+
+    @property
+    def ticks(self) -> int:
+        """How often each device runs its stage, or idles."""
+        return self.micro_batches + self.stages - 1
+
+    @property
+    def runs(self) -> int:
+        """How often one device runs a step, idle ticks included."""
+        return self.ticks * self.steps // self.stages
+
+    @property
+    def bubble(self) -> float:
+        """The part of the time that a device idles."""
+        return (self.stages - 1) / self.ticks
+
+
+def schedule_of(node: Node) -> Schedule:
+    """The schedule of a pipeline."""
+    a = node.attributes
+    return Schedule(int(a["stages"]), int(a["micro_batches"]), int(a["steps"]))
+
+
+def names_of(node: Node) -> tuple[str, ...]:
+    """The axes along which a pipeline's stages lie."""
+    return tuple(str(node.attributes["along"]).split())
+
+
+def positions_of(node: Node, axes: Sequence[Axis]) -> tuple[int, ...]:
+    """These axes, by position. Raises ParallelTypeError if they are no axes of the mesh, or give another number of stages."""
+    names = names_of(node)
+    found = tuple(k for k, axis in enumerate(axes) if axis.name in names)
+    if len(found) != len(names) or prod(axes[k].size for k in found) != schedule_of(node).stages:
+        mesh = " ".join(f"{axis.name}={axis.size}" for axis in axes)
+        raise ParallelTypeError(
+            f"{node.source}: a pipeline of {schedule_of(node).stages} stages along {' '.join(names)} cannot be on a mesh of {mesh}"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The operands of a pipeline, by position: constants, what has samples and is read by every step, what is carried from step to
+    step, what is taken in steps."""
+
+    constants: range
+    read: range
+    carried: range
+    stepped: range
+
+    @property
+    def sampled(self) -> range:
+        """What has samples."""
+        return range(self.read.start, self.carried.stop)
+
+
+def ends_of(node: Node) -> Ends:
+    """The operands of a pipeline."""
+    c, r, k = (int(node.attributes[name]) for name in ("consts", "read", "carry"))
+    return Ends(range(c), range(c, c + r), range(c + r, c + r + k), range(c + r + k, len(node.operands)))
+
+
+def samples_of(node: Node) -> dict[int, int]:
+    """For each operand that has samples, by position: which dimension they are, in a step. Outside it is one more."""
+    return dict(zip(ends_of(node).sampled, map(int, str(node.attributes["samples"]).split()), strict=True))
+
+
+def sends(node: Node, position: int) -> int:
+    """How often in a tick the stages send each other an operand."""
+    ends = ends_of(node)
+    return CARRIED if position in ends.carried else READ if position in ends.read else 0
+
+
+def outside_state(node: Node, position: int) -> State:
+    """The state of an operand along a stage axis."""
+    ends = ends_of(node)
+    if position in ends.constants:
+        return REPLICATED
+    return partitioned(samples_of(node)[position] + 1) if position in ends.sampled else partitioned(0)
+
+
+def inside_state(node: Node, position: int) -> State:
+    """The state, along a stage axis, in which a step finds an operand."""
+    samples = samples_of(node)
+    return partitioned(samples[position]) if position in samples else REPLICATED
+
+
+def one_more(state: State) -> State:
+    """The state of a tensor that stacks tensors of this state, along an axis without stages."""
+    return State("P", state.dim + 1, state.outer) if state.kind == "P" else state
+
+
+class Mixed(Exception):
+    """A step does not work on each sample by itself. The message says which operator, where, and why."""
+
+
+def staged(node: Node) -> Mapping[int, Choice]:
+    """What every operator inside of a pipeline does along its stage axes, by id. Raises Mixed."""
+    assert node.inside is not None
+    made: dict[int, Choice] = {}
+    states = tuple(inside_state(node, p) for p in range(len(node.operands)))
+    results = _graph(node.inside, states, made)
+    for k, (state, position) in enumerate(zip(results, ends_of(node).carried, strict=True)):
+        if state != inside_state(node, position):
+            raise Mixed(f"{_where(node.inside.outputs[k].node)} gives what is carried, but not sample by sample")
+    return made
+
+
+def first_mixed(scan: Node) -> None:
+    """Raises Mixed with the first operator of a scan's steps that mixes samples, where these are first dimensions."""
+    assert scan.inside is not None
+    carried = carried_by(scan)
+    states = [partitioned(0) if p in carried else REPLICATED for p in range(len(scan.operands))]
+    _graph(scan.inside, states, {})
+
+
+def _graph(graph: PCG, given: Sequence[State], made: dict[int, Choice]) -> list[State]:
+    at: dict[Value, State] = {Value(n): s for n, s in zip(graph.inputs, given, strict=True)}
+    for node in graph.nodes:
+        if node.kind == "input":
+            continue
+        operands = tuple(at[v] for v in node.operands)
+        if node.kind == "remat":
+            assert node.inside is not None
+            results: Sequence[State] = _graph(node.inside, operands, made)
+        elif node.body is None:
+            raise Mixed(f"{_where(node)} is a loop inside of the steps")
+        else:
+            made[id(node)] = _choice(node, operands)
+            results = made[id(node)].results
+        # a constant is the same for all, whichever way that is written
+        at.update((v, REPLICATED if s == UNUSED else s) for v, s in zip(node.results, results, strict=True))
+    return [at[v] for v in graph.outputs]
+
+
+def _choice(node: Node, operands: tuple[State, ...]) -> Choice:
+    assert node.body is not None
+    body = node.body
+    if all(s == REPLICATED for s in operands):
+        whole = (REPLICATED,) * len(node.tensors) if operands else (UNUSED,) * len(node.tensors)
+        found = [c for c in choices(body) if c.states == operands + whole]
+        if not found:
+            raise Mixed(f"{_where(node)} cannot be repeated by every stage")
+        return found[0]
+    try:
+        solution = along_axis(body, operands, (UNUSED,) * len(node.tensors))
+    except Unmatched:
+        solution = None
+    if solution is None:
+        raise Mixed(f"{_where(node)} does not work on each sample by itself")
+    if solution.reduced or PARTIAL in solution.results:
+        raise Mixed(f"{_where(node)} reduces over the samples")
+    choice = choice_of(body, solution)
+    if choice.halos:
+        raise Mixed(f"{_where(node)} looks at neighbouring samples")
+    found = [c for c in choices(body) if c.states == choice.states]
+    return found[0] if found else choice
+
+
+def _where(node: Node) -> str:
+    return f"{node.kind} at {node.source}" if node.source else node.kind

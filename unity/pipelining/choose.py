@@ -1,0 +1,159 @@
+"""Which pipeline is best, if any is: stages along every set of axes that could be one, in several numbers of micro-batches.
+
+Each is a graph of its own, parallelized by the exact search, so that data and tensor parallelism inside of stages, and what is
+outside of the pipeline, are chosen together with it. What cannot be better than what is there is not searched: a device has at
+least its even part of the work, and idles while the pipeline fills and drains.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from math import inf, prod
+
+from unity.pcg.axis import Axis
+from unity.pcg.capture import Captured
+from unity.pcg.stages import Mixed, Schedule
+from unity.pipelining.pipelining import Pipelining, Program, pipelined
+from unity.pipelining.rolled import LEAST
+from unity.search.machine import Machine
+from unity.search.session import Candidate, Search
+
+ROUNDS = (2, 4, 8, 16)  # micro-batches for each stage, in the order in which they are tried
+NEAR = 1.2  # times the best so far: with what is slower, more micro-batches are not tried
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A pipeline, its search, and the best of that."""
+
+    pipelining: Pipelining
+    search: Search
+    candidate: Candidate
+
+
+@dataclass(frozen=True, eq=False)
+class Wish:
+    """What is wanted: `search` and `choose` give the best of a program, if any will do; it should beat `than`, if given."""
+
+    search: Callable[[Captured], Search]
+    choose: Callable[[Search], Candidate | None]
+    worth: Callable[[Candidate], tuple[float, float]]  # what is to be small
+    than: tuple[Search, Candidate] | None = None
+    exactly: tuple[int, int] | None = None  # so many stages, and micro-batches
+    say: Callable[[str], None] = lambda stage: None
+
+
+@dataclass(eq=False)
+class _Choosing:
+    """One choice: what was found so far, and why the rest was refused."""
+
+    program: Program
+    wish: Wish
+    found: list[Found] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    def along(self, axes: tuple[Axis, ...]) -> float:
+        """Tries more and more micro-batches, as long as that helps. Gives the least time; infinity if nothing will do."""
+        before = len(self.found)
+        stages = prod(axis.size for axis in axes)
+        rounds = [n for n in self.rounds(stages) if not self.hopeless(stages, n)]
+        for count, number in self.program.within(stages) if rounds else ():
+            last = inf
+            for n in rounds:
+                self.wish.say(f"a pipeline of {stages} stages, {stages * n} micro-batches")
+                try:
+                    time = self.tried(pipelined(self.program, count, number, axes, n))
+                except Mixed as reason:
+                    self.refused.append(f"{stages} stages along {' '.join(a.name for a in axes)}: {reason}")
+                    break
+                if last < time < inf or NEAR * self.best < time < inf:
+                    break
+                last = time
+        return min((f.candidate.time for f in self.found[before:]), default=inf)
+
+    def up(self, ladder: Iterable[tuple[Axis, ...]]) -> None:
+        """Tries more and more stages, as long as that helps."""
+        last = inf
+        for axes in ladder:
+            time = self.along(axes)
+            if last < inf and time >= last:
+                break
+            last = time
+
+    def tried(self, made: Pipelining) -> float:
+        """Seconds of a pipeline's best; infinity if none will do, or it cannot be better than what there is."""
+        search = self.wish.search(made.after)
+        if self.wish.than is not None and least(search) >= self.best:
+            return inf
+        candidate = self.wish.choose(search)
+        if candidate is None:
+            return inf
+        self.found.append(Found(made, search, candidate))
+        return candidate.time
+
+    def rounds(self, stages: int) -> Iterable[int]:
+        """Micro-batches for each stage that are to be tried."""
+        if self.wish.exactly is None:
+            return ROUNDS
+        wanted, micro_batches = self.wish.exactly
+        return [micro_batches // stages] if stages == wanted and micro_batches % stages == 0 else []
+
+    @property
+    def best(self) -> float:
+        """The least time so far, of what was there too."""
+        there = [] if self.wish.than is None else [self.wish.than[1].time]
+        return min([f.candidate.time for f in self.found] + there, default=inf)
+
+    def hopeless(self, stages: int, rounds: int) -> bool:
+        """Whether even the work of layers, evenly shared, and what a device idles, take longer than what is there."""
+        if self.wish.than is None:
+            return False
+        schedule = Schedule(stages, stages * rounds, stages)
+        search, candidate = self.wish.than
+        return least(search) + repeated(search) * (stages - 1) / schedule.micro_batches >= candidate.time
+
+
+def best(captured: Captured, machine: Machine, wish: Wish) -> tuple[Found | None, list[str]]:
+    """The best pipeline of a program, and why scans of it, or stages, were refused."""
+    choosing = _Choosing(Program(captured), wish)
+    for ladder in ladders(machine):
+        choosing.up(ladder)
+    refused = choosing.refused or choosing.program.scans[1] or ["the program has no scan over layers, and no equal layers"]
+    return min(choosing.found, key=lambda f: wish.worth(f.candidate), default=None), refused
+
+
+def least(search: Search) -> float:
+    """Seconds of all operators, each split as is best for it: no strategy takes less."""
+    return sum(float(c.time.min()) for c in search.assembled.problem.unary)
+
+
+def repeated(search: Search) -> float:
+    """Of these seconds, those of operators in loops, or of which there are several: what a pipeline could be made of."""
+    assembled = search.assembled
+    sites, costs = assembled.opened.sites, assembled.problem.unary
+    bodies = [site.node.body.key if site.node is not None and site.node.body is not None else "" for site in sites]
+    often = Counter(bodies)
+    inside = [site.around.stacked or (key != "" and often[key] >= LEAST) for site, key in zip(sites, bodies, strict=True)]
+    return sum(float(c.time.min()) for c, flag in zip(costs, inside, strict=True) if flag)
+
+
+def ladders(machine: Machine) -> Iterator[list[tuple[Axis, ...]]]:
+    """Sets of axes along which stages may lie, in rows of more and more stages: some axes of one level (which of equal ones does
+    not matter), or whole outer levels and some axes of the next."""
+    outer: tuple[Axis, ...] = ()
+    for level in range(len(machine.levels)):
+        here = tuple(axis for axis in machine.axes if axis.level == level)
+        for before in ((), outer) if outer and here else ((),):
+            yield sorted(((*before, *part) for part in _parts(here)), key=lambda axes: prod(axis.size for axis in axes))
+        outer += here
+
+
+def _parts(axes: tuple[Axis, ...]) -> Iterator[tuple[Axis, ...]]:
+    """Some of a level's axes: any number of each size, but not none."""
+    counts: list[tuple[Axis, ...]] = [()]
+    for size in sorted({axis.size for axis in axes}):
+        same = [axis for axis in axes if axis.size == size]
+        counts = [(*c, *same[:n]) for c in counts for n in range(len(same) + 1)]
+    yield from (tuple(sorted(c, key=axes.index)) for c in counts if c)

@@ -1,0 +1,169 @@
+"""A scan over layers, walked in micro-batches: the same results, a part of the samples at a time.
+
+    scan(step, carry, weights)  =  joined([scan(step, part, weights) for part in parts(carry)])
+
+That holds where a step works on each sample by itself, which the operator table knows: the step's program must allow an axis that
+partitions the samples of what it carries, with nothing reduced and weights replicated. Its program on a micro-batch is then its
+local program along such an axis, which lies in time.
+
+Constants may have samples too, as a mask of padding has: these are taken in parts as well.
+
+A micro-batch takes every M-th sample: whoever holds a slice of the samples holds a slice of each micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from unity.exec.parallel import TIME
+from unity.exec.walker import run_body
+from unity.pcg.axis import Axis
+from unity.pcg.body import Body, Equation, Tensor, close
+from unity.pcg.capture import Captured
+from unity.pcg.nesting import SCANNED
+from unity.pcg.placing import along_axis
+from unity.pcg.scans import constants_and_carry
+from unity.pcg.solve import Unmatched, nested_body, solve
+from unity.pcg.stages import Mixed, first_mixed
+from unity.pcg.state import PARTIAL, REPLICATED, State, partitioned
+from unity.pipelining.splice import spliced
+from unity.wording import short
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A scan of a program that can be walked in micro-batches.
+
+    `equation`: its number. `steps`: how many. `samples`: of each carried tensor, which dimension its samples are; `size`: how many.
+    `read`: the same of each constant that has samples, by its position.
+    """
+
+    equation: int
+    steps: int
+    samples: tuple[int, ...]
+    size: int
+    read: tuple[tuple[int, int], ...] = ()
+
+
+def scans(captured: Captured) -> tuple[list[Scan], list[str]]:
+    """The scans of a program that can be walked in micro-batches; and of the others: where, and why not."""
+    found, refused = list[Scan](), list[str]()
+    for k, e in enumerate(captured.body.equations):
+        if e.name in SCANNED:
+            try:
+                found.append(_scan(captured, k))
+            except Mixed as reason:
+                refused.append(f"the scan at {short(e.source) or 'an unknown line'}: {reason}")
+    return found, refused
+
+
+def _scan(captured: Captured, number: int) -> Scan:
+    body, e = captured.body, captured.body.equations[number]
+    step, steps = nested_body(e), int(e.params["length"])
+    consts, carry = constants_and_carry(e.params)
+    if e.params["reverse"]:
+        raise Mixed("it runs in reverse")
+    if len(e.results) > carry:
+        raise Mixed("each of its steps leaves a result of its own")
+    if not carry:
+        raise Mixed("it carries nothing from step to step")
+    carried = [body.tensor(a) for a in e.operands[consts : consts + carry]]
+    for samples in _samples(carried):
+        scan = Scan(number, steps, samples, carried[0].shape[samples[0]])
+        scan = replace(scan, read=_read(step, consts, scan))
+        if _legal(step, consts, scan):
+            return scan
+    for node in captured.graph.nodes:
+        if node.kind == "scan" and node.source == e.source and node.attributes["length"] == steps:
+            first_mixed(node)
+    raise Mixed("no dimension of what it carries is one of samples, each worked on by itself, with the same weights for all")
+
+
+def _samples(carried: Sequence[Tensor]) -> Iterator[tuple[int, ...]]:
+    """Dimensions of equal size, one of each tensor; first ones first."""
+    for dims in product(*(range(t.ndim) for t in carried)):
+        sizes = {t.shape[d] for t, d in zip(carried, dims, strict=True)}
+        if len(sizes) == 1 and sizes != {1}:
+            yield dims
+
+
+def _states(step: Body, consts: int, scan: Scan) -> tuple[State, ...]:
+    """Of a step's operands, along an axis that partitions the samples."""
+    dims = dict(scan.read) | {consts + k: d for k, d in enumerate(scan.samples)}
+    return tuple(partitioned(dims[p]) if p in dims else REPLICATED for p in range(len(step.inputs)))
+
+
+def _read(step: Body, consts: int, scan: Scan) -> tuple[tuple[int, int], ...]:
+    """The constants that must have samples too, if what is carried has."""
+    states = _states(step, consts, scan)
+    try:
+        found = solve(step, dict(zip(step.inputs[consts:], states[consts:], strict=True)))
+    except Unmatched:
+        return ()
+    wanted = [(p, found.operands[p]) for p in range(consts)]
+    return tuple((p, s.dim) for p, s in wanted if s.kind == "P" and step.tensors[step.inputs[p]].shape[s.dim] == scan.size)
+
+
+def _legal(step: Body, consts: int, scan: Scan) -> bool:
+    """Whether a step works on each sample by itself, so that it may run along an axis that partitions them."""
+    results = tuple(partitioned(d) for d in scan.samples)
+    try:
+        found = along_axis(step, _states(step, consts, scan), results)
+    except Unmatched:
+        return False
+    if found is None or found.reduced or found.results != results or PARTIAL in found.states.values():
+        return False
+    return not any(match.halo for match in found.matches)
+
+
+def walked(body: Body, scan: Scan, rounds: int) -> Body:
+    """The program, the samples of one of its scans taken in so many parts. Raises Mixed if a step must know which part it has."""
+    e = body.equations[scan.equation]
+    given = [body.tensor(a) for a in e.operands]
+    try:
+        program = jax.make_jaxpr(lambda *operands: _parts(e, scan, rounds, operands))(*(t.struct for t in given))
+    except NameError:  # of the axis: a local program asks where its piece lies
+        raise Mixed("its steps depend on where a sample stands in the batch (random numbers, or positions)") from None
+    return spliced(body, e.results, e.operands, e.results, close(program), e)
+
+
+def _parts(e: Equation, scan: Scan, rounds: int, operands: Sequence[Any]) -> list[Any]:
+    """The scan's results, computed part by part."""
+    consts, carry = constants_and_carry(e.params)
+    step, time = nested_body(e), (Axis(TIME, rounds, 0),)
+    types = [(s,) for s in _states(step, consts, scan)]
+    results = [(partitioned(d),) for d in scan.samples]
+
+    def whole(part: Any, read: dict[int, Any]) -> Any:
+        constants = [read.get(p, operands[p]) for p in range(consts)]
+
+        def one(carried: Any, weights: Any) -> Any:
+            return run_body(step, (*constants, *carried, *weights), types, results, time), None
+
+        length, unroll = e.params["length"], e.params["unroll"]
+        return lax.scan(one, part, operands[consts + carry :], length, unroll=unroll)[0]
+
+    stacks = [split(x, d, rounds) for x, d in zip(operands[consts : consts + carry], scan.samples, strict=True)]
+    read = {p: split(operands[p], d, rounds) for p, d in scan.read}
+    found = lax.scan(lambda _, parts: (None, whole(*parts)), None, (stacks, read))[1]
+    return [joined(x, d) for x, d in zip(found, scan.samples, strict=True)]
+
+
+def split(x: jax.Array, dim: int, parts: int) -> jax.Array:
+    """`[parts, ..., n / parts, ...]`: every `parts`-th index of a dimension together."""
+    shape = (*x.shape[:dim], x.shape[dim] // parts, parts, *x.shape[dim + 1 :])
+    return jnp.moveaxis(x.reshape(shape), dim + 1, 0)
+
+
+def joined(x: jax.Array, dim: int) -> jax.Array:
+    """The inverse of `split`."""
+    x = jnp.moveaxis(x, 0, dim + 1)
+    return x.reshape(*x.shape[:dim], x.shape[dim] * x.shape[dim + 1], *x.shape[dim + 2 :])
+

@@ -1,0 +1,33 @@
+"""Operators that were traced again, at the lines of those that they were made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from unity.pcg.graph import PCG, Node, Value
+
+
+def named(graph: PCG, before: PCG) -> PCG:
+    """A graph at another's lines, if both have the same operators in the same order; otherwise as it is."""
+    operators, others = ([n for n in g.nodes if n.kind not in ("input", "constant")] for g in (graph, before))
+    if [n.kind for n in operators] != [n.kind for n in others]:
+        return graph
+    changed = {}
+    for node, old in zip(operators, others, strict=True):
+        inside = node.inside
+        if inside is not None and old.inside is not None:
+            inside = named(inside, old.inside)
+        changed[id(node)] = replace(node, inside=inside, source=old.source, scope=old.scope)
+    return with_nodes(graph, changed)
+
+
+def with_nodes(graph: PCG, changed: Mapping[int, Node]) -> PCG:
+    """A graph with other nodes instead of some (by id), which read what those read."""
+    new: dict[int, Node] = {}
+    for node in graph.nodes:
+        made = changed.get(id(node), node)
+        operands = tuple(Value(new[id(v.node)], v.index) if id(v.node) in new else v for v in made.operands)
+        same = all(v.node is w.node for v, w in zip(operands, made.operands, strict=True))
+        new[id(node)] = made if same else replace(made, operands=operands)
+    return PCG(graph.inputs, tuple(Value(new[id(v.node)], v.index) for v in graph.outputs), graph.axes)

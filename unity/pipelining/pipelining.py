@@ -1,0 +1,118 @@
+"""One pipeline of a program: which scan, along which axes, in how many micro-batches; found, kept in files, and made again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from unity.pcg.axis import Axis
+from unity.pcg.capture import Captured
+from unity.pcg.errors import DerivationError, PlanError
+from unity.pcg.stages import Mixed, Schedule
+from unity.pipelining.micro import Scan, scans, walked
+from unity.pipelining.rolled import Layers, layers, rolled
+from unity.pipelining.staged import with_stages
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A program that may become a pipeline, and what there is in it: scans, and equal layers that could be one."""
+
+    captured: Captured
+
+    @cached_property
+    def layers(self) -> Layers | None:
+        """The longest run of equal layers."""
+        return layers(self.captured)
+
+    @cached_property
+    def scans(self) -> tuple[list[Scan], list[str]]:
+        """The scans that can be walked in micro-batches, and why others cannot."""
+        return scans(self.captured)
+
+    @cached_property
+    def _rolled(self) -> dict[int, Program]:
+        return {}
+
+    def rolled(self, count: int) -> Program:
+        """The program with so many of its layers a scan."""
+        if self.layers is None or not 0 < count <= len(self.layers):
+            raise Mixed(f"the program has no {count} equal layers")
+        if count not in self._rolled:
+            self._rolled[count] = Program(rolled(self.captured, self.layers, count))
+        return self._rolled[count]
+
+    def within(self, stages: int) -> list[tuple[int, int]]:
+        """What could have so many stages, a scan's steps or as many layers as can be shared: (layers to roll, scan's number)."""
+        found = [(0, k) for k in range(len(self.scans[0]))]
+        count = len(self.layers) // stages * stages if self.layers is not None else 0
+        if count:
+            eligible = self.rolled(count).scans[0]
+            found += [(count, k) for k, scan in enumerate(eligible) if scan.steps == count and scan not in self.scans[0]][-1:]
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Pipelining:
+    """A program before and after some of it became a pipeline.
+
+    `rolled`: how many equal layers became a scan first; `scan`: the scan's number then; `along`: the axes of its stages; `rounds`:
+    micro-batches for each stage.
+    """
+
+    before: Captured
+    after: Captured
+    rolled: int
+    scan: int
+    along: tuple[Axis, ...]
+    rounds: int
+    schedule: Schedule
+
+    def to_json(self) -> dict[str, Any]:
+        """What is needed to make it again."""
+        return {"rolled": self.rolled, "scan": self.scan, "along": [axis.name for axis in self.along], "rounds": self.rounds}
+
+    def check(self) -> None:
+        """Makes it again, from the program before it. Raises DerivationError if something else comes out."""
+        again = pipelined(Program(self.before), self.rolled, self.scan, self.along, self.rounds)
+        if again.after.graph.key != self.after.graph.key:
+            raise DerivationError("the pipeline, made again from the program before it, is another")
+
+    def __str__(self) -> str:
+        s, names = self.schedule, " ".join(axis.name for axis in self.along)
+        what = "layers" if self.rolled else "steps"
+        return f"{s.stages} stages of {s.steps // s.stages} {what} along {names}, {s.micro_batches} micro-batches"
+
+
+def pipelined(program: Program, count: int, number: int, along: Sequence[Axis], rounds: int) -> Pipelining:
+    """The program with a pipeline: of so many layers, if not 0; of the scan of this number.
+
+    Raises Mixed if the scan's steps, samples or operators do not allow it.
+    """
+    source, stages = program.rolled(count) if count else program, prod(axis.size for axis in along)
+    if not 0 <= number < len(source.scans[0]):
+        raise Mixed(f"the program has no scan {number} over layers")
+    scan = source.scans[0][number]
+    if scan.steps % stages:
+        raise Mixed(f"{stages} stages cannot share {scan.steps} steps evenly")
+    if scan.size % (stages * rounds):
+        raise Mixed(f"{stages * rounds} micro-batches cannot share {scan.size} samples evenly")
+    walk = source.captured.of(walked(source.captured.body, scan, rounds), source.captured.bodies)
+    after = replace(walk, graph=with_stages(walk.graph, scan, along, source.captured.graph))
+    schedule = Schedule(stages, stages * rounds, scan.steps)
+    return Pipelining(program.captured, after, count, number, tuple(along), rounds, schedule)
+
+
+def from_json(captured: Captured, data: dict[str, Any], axes: Sequence[Axis]) -> Pipelining:
+    """The pipeline of a file, made again. Raises PlanError if the program or the machine does not allow it."""
+    names = list(data["along"])
+    along = [axis for axis in axes if axis.name in names]
+    if len(along) != len(names):
+        raise PlanError(f"a pipeline along {' '.join(names)} is none of a machine with axes {' '.join(a.name for a in axes)}")
+    try:
+        return pipelined(Program(captured), int(data["rolled"]), int(data["scan"]), along, int(data["rounds"]))
+    except Mixed as reason:
+        raise PlanError(f"the pipeline along {' '.join(names)} cannot be made: {reason}") from None

@@ -1,0 +1,68 @@
+"""A scan that is walked in micro-batches, as one operator of the graph: a pipeline (`unity.pcg.stages`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from unity.pcg.axis import Axis
+from unity.pcg.graph import PCG, PIPELINE, Node
+from unity.pcg.stages import Schedule, staged
+from unity.pipelining.micro import Scan
+from unity.pipelining.named import named, with_nodes
+
+
+def with_stages(graph: PCG, scan: Scan, along: Sequence[Axis], before: PCG) -> PCG:
+    """The graph, its scan in micro-batches a pipeline with stages along these axes; `before`: where it was walked as a whole.
+
+    Raises Mixed if a step cannot be split so.
+    """
+    (found,) = [node for node in graph.nodes if _walks(node, scan)]
+    made = _pipeline(found, scan, along)
+    (whole,) = [n for n in before.nodes if n.kind == "scan" and n.source == found.source and n.attributes["length"] == scan.steps]
+    assert made.inside is not None
+    assert whole.inside is not None
+    made = replace(made, inside=named(made.inside, whole.inside))
+    staged(made)
+    return with_nodes(graph, {id(found): made})
+
+
+def _walks(node: Node, scan: Scan) -> bool:
+    """Whether a node is the walk over micro-batches: a scan that carries nothing, with only a scan of so many steps inside."""
+    if node.kind != "scan" or node.inside is None or node.attributes["carry"]:
+        return False
+    loops = [n for n in node.inside.nodes if n.kind == "scan"]
+    others = [n for n in node.inside.nodes if n.kind not in ("scan", "input", "constant")]
+    return len(loops) == 1 and not others and loops[0].attributes["length"] == scan.steps
+
+
+def _pipeline(walk: Node, scan: Scan, along: Sequence[Axis]) -> Node:
+    assert walk.inside is not None
+    (loop,) = [n for n in walk.inside.nodes if n.kind == "scan"]
+    given = {id(n): (p, v) for p, (n, v) in enumerate(zip(walk.inside.inputs, walk.operands, strict=True))}
+    c = int(loop.attributes["consts"])
+    # what is read anew for every micro-batch is taken in steps, after the walk's own constants
+    read = [p for p in range(c) if given.get(id(loop.operands[p].node), (-1,))[0] >= int(walk.attributes["consts"])]
+    order = [*(p for p in range(c) if p not in read), *read, *range(c, len(loop.operands))]
+    # what is no input is a constant: it stands as well outside
+    operands = tuple(given[id(v.node)][1] if id(v.node) in given else v for v in (loop.operands[p] for p in order))
+    assert loop.inside is not None
+    inside = PCG(tuple(loop.inside.inputs[p] for p in order), loop.inside.outputs, loop.inside.axes)
+    samples = [_sampled(walk, loop, p, scan) for p in order[c - len(read) : c]] + list(scan.samples)
+    stages = prod(axis.size for axis in along)
+    rounds = int(walk.attributes["length"])
+    schedule = Schedule(stages, rounds * stages, scan.steps)
+    attributes = {
+        "consts": c - len(read), "read": len(read), "carry": loop.attributes["carry"], "unroll": loop.attributes["unroll"],
+        "along": " ".join(axis.name for axis in along), "stages": stages, "micro_batches": schedule.micro_batches,
+        "steps": scan.steps, "length": schedule.runs, "samples": " ".join(map(str, samples)),
+    }  # fmt: skip
+    return replace(walk, kind=PIPELINE, operands=operands, inside=inside, attributes=attributes)
+
+
+def _sampled(walk: Node, loop: Node, position: int, scan: Scan) -> int:
+    """Which dimension of a constant that is read anew its samples are."""
+    assert walk.inside is not None
+    number = [id(n) for n in walk.inside.inputs].index(id(loop.operands[position].node)) - int(walk.attributes["consts"])
+    return scan.read[number - len(scan.samples)][1]

@@ -1,0 +1,159 @@
+"""All that a report shows, as one JSON document: of a plan, or of a plan's file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unity.difference.compare import total
+from unity.pcg.erasing import erased
+from unity.pcg.errors import PlanError
+from unity.pcg.graph import PCG
+from unity.report import arguments, costs
+from unity.report.drawing import Drawing, drawing_of
+from unity.report.frames import Told, frames_of, told
+from unity.report.picture import Legend, Said, Shared, legend_of, picture
+from unity.report.points import points_of
+from unity.report.timeline import timeline_of
+from unity.search.backend import backend_of
+from unity.search.machine import Machine, MachineError
+from unity.search.memory import predict_memory
+from unity.search.predict import predict
+from unity.search.session import Candidate
+from unity.strategies import from_json
+from unity.summary import RuleUse, Summary, captured_summary_of, differentiated_in, summary_of
+from unity.wording import duration, size
+
+if TYPE_CHECKING:
+    from unity.plan import Plan
+
+LIVE = "A plan's file does not hold this. With its function it is shown: unity report FILE MODULE:FUNCTION, or unity.load."
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What a report is made of. `plan`: none where there is only its file."""
+
+    captured: Summary
+    planned: Summary
+    machine: Machine
+    serial: PCG
+    chosen: Candidate
+    candidates: Sequence[Candidate]
+    exact: bool
+    plan: Plan | None = None
+
+
+def of_plan(plan: Plan) -> Source:
+    """A plan, with everything that can be said of it."""
+    candidates, exact = plan._made.frontier
+    return Source(captured_summary_of(plan), summary_of(plan), plan.machine, plan.serial, plan.candidate, candidates, exact, plan)
+
+
+def of_file(path: str | Path) -> Source:
+    """What `plan.save` wrote. The function is not needed. Raises PlanError if it is no plan, or damaged."""
+    from unity.planfile import read, summaries
+
+    data = read(path)
+    captured, planned = summaries(path, data)
+    serial = erased(planned.graph)
+    try:
+        machine = Machine.from_json(data["machine"])
+        chosen, *candidates = from_json(serial, machine.axes, data)
+        return Source(captured, planned, machine, serial, chosen, candidates, bool(data["exact"]))
+    except (KeyError, TypeError, ValueError, MachineError) as error:
+        raise PlanError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from error
+
+
+def content(source: Source) -> dict[str, Any]:
+    """The document. Where something cannot be had, it has a text that says so."""
+    shared = Shared()
+    legend = legend_of(source.planned.graph)
+    said, more = _live(source, source.plan, shared) if source.plan is not None else _filed(source)
+    return {
+        "title": source.planned.name,
+        "machine": str(source.machine.name),
+        "figures": _figures(source),
+        "legend": legend.data(),
+        **_frames(source, legend, said, shared),
+        "frontier": {"points": points_of(source.serial, source.candidates, source.chosen, shared), "exact": source.exact},
+        "collectives": costs.collectives(source.planned.talk),
+        "lines": costs.lines(source.captured, source.planned),
+        "arguments": arguments.rows(source.planned.graph),
+        "mesh": [[a.name, a.size, source.machine.levels[a.level].name] for a in source.planned.graph.axes],
+        "rules": [_use(u) for u in (*source.planned.rules, *source.planned.applications)],
+        **more,
+        "shared": shared.data(),
+    }
+
+
+def _live(source: Source, plan: Plan, shared: Shared) -> tuple[Said, dict[str, Any]]:
+    from unity.explain import blocked
+
+    differentiated = differentiated_in(plan)
+    found = predict(plan.pcg, plan.machine, differentiated)
+    memory = predict_memory(plan.pcg, differentiated, plan._made.search.training, backend_of(plan.machine))
+    more = {"memory": costs.holders(memory), "timeline": timeline_of(plan.simulate(), shared), "blocked": blocked(plan)}
+    return costs.exactly(found, memory, plan.pcg.axes, source.planned.rules), more
+
+
+def _filed(source: Source) -> tuple[Said, dict[str, Any]]:
+    kinds = arguments.kinds(source.planned.graph)
+    whole, here = source.planned.memory, sum(k.here for k in kinds)
+    rest = whole - here
+    parts = [["arguments", here, size(here)], ["gradients, optimizer, what is kept and worked on", rest, size(rest)]]
+    memory = {"whole": [whole, size(whole)], "parts": parts, "less": [], "rows": [], "missing": LIVE}
+    return costs.on_average(source.planned), {"memory": memory, "timeline": {"missing": LIVE}, "blocked": []}
+
+
+def _figures(source: Source) -> list[list[str]]:
+    """The figures at the head: what, how much, and what it was before."""
+    one, plan = source.captured, source.planned
+    compute, talk = total(plan)
+    return [
+        ["one step", duration(plan.time), f"one device alone: {duration(one.time)}"],
+        ["computing", duration(compute), "on every device"],
+        ["communicating", duration(talk), f"{sum(t.count for t in plan.talk)} collectives"],
+        ["memory on a device", size(plan.memory), f"of {size(source.machine.device.memory)}; one device alone: {size(one.memory)}"],
+        ["devices", str(plan.devices), source.machine.device.name],
+        ["operators", str(len(plan.graph)), f"{len(one.graph)} were captured"],
+    ]
+
+
+def _frames(source: Source, legend: Legend, said: Said, shared: Shared) -> dict[str, Any]:
+    """The steps, and the pictures that they show. Folded pictures of all, and the plan's own unfolded."""
+    steps = list(told(frames_of(source.captured, source.planned, source.plan)))
+    drawings: dict[int, Drawing] = {}
+    pictures: list[dict[str, Any]] = []
+    frames = []
+    for step in steps:
+        graph = step.frame.graph
+        if id(graph) not in drawings:
+            drawings[id(graph)] = drawing_of(graph, fold=True)
+            about = said if graph is source.planned.graph else _plainly(source.planned.rules)
+            pictures.append(picture(drawings[id(graph)], graph, shared, legend, step.keys, about))
+        frames.append(_frame(step, len(pictures) - 1, drawings[id(graph)].places))
+    graph, whole = steps[-1].frame.graph, None
+    if pictures[-1]["folded"]:
+        whole = picture(drawing_of(graph, fold=False), graph, shared, legend, steps[-1].keys, said)
+    return {"frames": frames, "pictures": pictures, "whole": whole}
+
+
+def _plainly(uses: Sequence[RuleUse]) -> Said:
+    return lambda node: costs.of_rules(node, uses)
+
+
+def _frame(step: Told, number: int, places: Mapping[int, int]) -> dict[str, Any]:
+    """`marked`: leaves of the picture, by number."""
+    f = step.frame
+    marked = sorted({places[k] for k in step.marked if k in places})
+    uses = [_use(u) for u in f.uses]
+    return {"title": f.title, "says": f.says, "picture": number, "uses": uses, "marked": marked, "difference": step.difference}
+
+
+def _use(u: RuleUse) -> dict[str, Any]:
+    return {"rule": u.rule, "says": u.says, "times": u.times, "lines": [*u.lines, *(f"along {x}" for x in u.over)]}

@@ -1,0 +1,158 @@
+"""From the captured program to the plan in steps: the graph after every rule of the derivation, and how it is parallelized at last.
+
+A live plan can make the graph after each rule. A file holds the first and the last; of the rules between them it says at which
+lines they were applied.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+from unity.pcg.diff.matching import matching
+from unity.pcg.erasing import erased
+from unity.pcg.graph import PCG, PIPELINE, Node
+from unity.rewriting import Rewriting, end_of, path_of, programs_of
+from unity.search.nested import program
+from unity.summary import RuleUse, Summary
+from unity.wording import short
+
+if TYPE_CHECKING:
+    from unity.plan import Plan
+
+MOST = 16  # frames for rules: of more steps, several that follow each other are one frame
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """A step: what happened, and the graph then. `uses`: the rules that were applied."""
+
+    title: str
+    says: str
+    graph: PCG
+    uses: tuple[RuleUse, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    """A frame and what is new in it. `keys`: a number for every node, by identity; in the next frame the same, if it is matched.
+
+    `marked`: nodes to look at, by identity; `difference`: what came and went, in words.
+    """
+
+    frame: Frame
+    keys: Mapping[int, int]
+    marked: frozenset[int]
+    difference: str
+
+
+def frames_of(captured: Summary, planned: Summary, plan: Plan | None) -> tuple[Frame, ...]:
+    """All steps, the captured program first."""
+    first = Frame("As captured", f"{len(captured.graph)} operators, as your function says them, on one device.", captured.graph)
+    between = _exact(plan, planned.rules) if plan is not None else _at_lines(captured, planned)
+    devices = f"{planned.devices} devices" if planned.devices > 1 else "one device"
+    last = f"Operators and arguments have their places on {devices}; what changes who holds which part is an operator too."
+    return (first, *between, Frame("Parallelized", last, planned.graph, planned.applications))
+
+
+def _exact(plan: Plan, uses: Sequence[RuleUse]) -> Iterator[Frame]:
+    """The graph after each rule, and after what became a pipeline."""
+    if plan.rewriting is not None:
+        yield from _applied(plan.rewriting, uses)
+    if plan.pipelining is not None:
+        yield Frame("In stages", f"A loop became a pipeline: {plan.pipelining}.", plan.serial)
+
+
+def _applied(rewriting: Rewriting, uses: Sequence[RuleUse]) -> Iterator[Frame]:
+    """The graph after each application, where those to equal parts of the program are one."""
+    whole = program(rewriting.before.body, rewriting.before.differentiated)
+    bodies = programs_of(whole, rewriting.ways)
+    paths = {key: path_of(part, rewriting.ways[key], rewriting.library) for key, part in bodies.items()}
+    steps = [(key, k) for key, path in paths.items() for k in range(1, len(path) + 1)]
+    says = {use.rule: use.says for use in uses}
+    each = -(-len(steps) // MOST)
+    for first in range(0, len(steps), each):
+        together = steps[first : first + each]
+        done = dict(steps[: first + len(together)])
+        graph = rewriting.after.graph
+        if first + len(together) < len(steps):
+            changed = {key: end_of(bodies[key], paths[key][:k]) for key, k in done.items()}
+            graph = rewriting.before.of(whole.with_segments(changed), rewriting.before.bodies).graph
+        applied = rewriting.uses[first : first + each]
+        lines = (tuple(dict.fromkeys(map(short, use.lines))) for use in applied)
+        shown = (RuleUse(str(use.applied), says[str(use.applied)], use.times, at) for use, at in zip(applied, lines, strict=True))
+        yield _rules(tuple(dict.fromkeys(shown)), graph)
+
+
+def _at_lines(captured: Summary, planned: Summary) -> Iterator[Frame]:
+    """The rules, each shown on the captured program; then what they led to, and a pipeline where there is one."""
+    for use in planned.rules:
+        yield _rules((use,), captured.graph)
+    staged = any(node.kind == PIPELINE for node, _ in planned.graph.walk())
+    if planned.rules or staged:
+        said = (*(["What all rules together lead to."] if planned.rules else []), *(["A loop is a pipeline."] if staged else []))
+        yield Frame("Rewritten", " ".join(said), erased(planned.graph))
+
+
+def _rules(uses: tuple[RuleUse, ...], graph: PCG) -> Frame:
+    return Frame(", ".join(dict.fromkeys(u.rule for u in uses)), "\n".join(u.says for u in uses), graph, uses)
+
+
+def told(frames: Sequence[Frame]) -> Iterator[Told]:
+    """The frames, each compared with the one before it."""
+    fresh, known = count(), _Keys()
+    before: PCG | None = None
+    for frame in frames:
+        if frame.graph is before:
+            yield Told(frame, known.keys, frozenset(_looked_at(frame)), "")
+            continue
+        found = _Keys()
+        _number(before, frame.graph, known.keys, found, fresh)
+        marked = frozenset() if before is None or frame.graph.axes else frozenset(found.new | found.other)
+        yield Told(frame, found.keys, marked, _difference(before, frame.graph, len(found.other)) if before is not None else "")
+        before, known = frame.graph, found
+
+
+@dataclass
+class _Keys:
+    """Numbers of nodes by identity; those that are new, and those that were there and make or read something else."""
+
+    keys: dict[int, int] = field(default_factory=dict)
+    new: set[int] = field(default_factory=set)
+    other: set[int] = field(default_factory=set)
+
+
+def _number(before: PCG | None, after: PCG, old: Mapping[int, int], found: _Keys, fresh: Iterator[int]) -> None:
+    """Numbers the nodes of a graph, and of those inside: what is matched keeps its number."""
+    partner = {j: i for i, j in matching(before, after).items()} if before is not None else {}
+    for j, node in enumerate(after.nodes):
+        was = before.nodes[partner[j]] if before is not None and j in partner else None
+        found.keys[id(node)] = old[id(was)] if was is not None else next(fresh)
+        if was is None:
+            found.new.add(id(node))
+        elif node.kind != "input" and _content(was, old) != _content(node, found.keys):
+            found.other.add(id(node))
+        if node.inside is not None:
+            _number(was.inside if was is not None else None, node.inside, old, found, fresh)
+
+
+def _content(node: Node, keys: Mapping[int, int]) -> tuple[str, str, list[tuple[int, int]]]:
+    program = node.body or node.outline
+    return str(node.tensors), program.key if program else "", [(keys[id(v.node)], v.index) for v in node.operands]
+
+
+def _looked_at(frame: Frame) -> set[int]:
+    """What a rule was applied to, as far as its lines say."""
+    lines = {line for use in frame.uses for line in use.lines}
+    return {id(n) for n, _ in frame.graph.walk() if n.source and short(n.source) in lines}
+
+
+def _difference(before: PCG, after: PCG, others: int) -> str:
+    """`+ 3 reduce, + combine, − 2 dot_general`: how many operators of each kind there are more, and fewer."""
+    kinds = [Counter(n.kind for n, _ in g.walk() if n.kind != "input") for g in (before, after)]
+    more, fewer = kinds[1] - kinds[0], kinds[0] - kinds[1]
+    said = [f"+ {n} {kind}" for kind, n in more.most_common()] + [f"− {n} {kind}" for kind, n in fewer.most_common()]
+    return ", ".join(said) or f"{others} operators make or read something else"

@@ -1,0 +1,40 @@
+"""What a notebook shows of a plan: its figures, and where its arguments are. It needs no jinja2, and searches for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from unity.pcg.diff.words import words
+from unity.report.arguments import kinds
+from unity.wording import duration, size
+
+if TYPE_CHECKING:
+    from unity.plan import Plan
+
+ROWS = 12
+LEFT = "text-align:left"
+
+
+def summary(plan: Plan) -> str:
+    """A plan in short, as HTML that takes the notebook's own colours."""
+    graph, machine = plan.pcg, plan.machine
+    found = kinds(graph)
+    rows = [(k.name, str(k.count), str(k.node.tensors[0]), words(k.node.types[0], graph.axes), size(k.here)) for k in found[:ROWS]]
+    rest = found[ROWS:]
+    if rest:
+        many = f"… and {sum(k.count for k in rest)} more"
+        rows.append((many, "", "", "", size(sum(k.here for k in rest))))
+    head = (
+        f"<b>{escape(plan.__name__)}</b> on {escape(machine.name)}: {duration(plan.time)} a step, "
+        f"{size(plan.memory)} on each of {machine.devices} devices (predicted)"
+    )
+    columns = ("argument", "×", "shape", "held as", "on a device")
+    return f"<div>{head}{_table(columns, rows)}</div>"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f'<th style="{LEFT}">{escape(c)}</th>' for c in columns)
+    body = "".join("<tr>" + "".join(f'<td style="{LEFT}">{escape(cell)}</td>' for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,33 @@
+"""A report's document as one HTML page: styles, scripts and data are in it, and nothing comes from the network."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import Any
+
+from unity.pcg.errors import UnityError
+
+SCRIPTS = ("dom.js", "graph.js", "steps.js", "frontier.js", "timeline.js", "memory.js", "tables.js", "arguments.js", "main.js")
+
+
+def page(found: dict[str, Any]) -> str:
+    """The page of a document. Raises UnityError where jinja2 is not installed."""
+    try:
+        from jinja2 import Environment, StrictUndefined
+    except ImportError:
+        raise UnityError("a report needs jinja2, which is not installed: pip install 'unity-jax[html]'") from None
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    script = "\n".join(_part(name) for name in SCRIPTS)
+    template = environment.from_string(_part("page.html.j2"))
+    return template.render(report=found, style=_part("style.css"), script=script, data=data(found))
+
+
+def data(found: dict[str, Any]) -> str:
+    """A document as JSON that can stand in a script element: nothing in it ends the element."""
+    text = json.dumps(found, separators=(",", ":"), ensure_ascii=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _part(name: str) -> str:
+    return files("unity.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,73 @@
+"""The frontier's points, each with what it does otherwise than the plan that is reported."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from unity.pcg.axis import Axis
+from unity.pcg.diff.words import words
+from unity.pcg.graph import PCG, Node
+from unity.pcg.state import Type
+from unity.report.picture import Shared
+from unity.search.session import Candidate
+from unity.wording import duration, pattern, size
+
+SAID = 8  # differences of a point that are said one by one
+
+
+def points_of(serial: PCG, candidates: Sequence[Candidate], chosen: Candidate, shared: Shared) -> list[dict[str, Any]]:
+    """All points as data, fastest first. `serial`: the graph that their assignments are of."""
+    points = list(candidates) or [chosen]
+    if not any(_same(c, chosen) for c in points):
+        points.append(chosen)
+    points.sort(key=lambda c: (c.time, c.memory))
+    return [{**_point(c, chosen), "differs": [shared.of(text) for text in _differences(serial, c, chosen)]} for c in points]
+
+
+def _same(c: Candidate, chosen: Candidate) -> bool:
+    return (c.time, c.memory) == (chosen.time, chosen.memory)
+
+
+def _point(c: Candidate, chosen: Candidate) -> dict[str, Any]:
+    says = f"{duration(c.time)} a step, {size(c.memory)} on each device"
+    return {"time": c.time, "memory": c.memory, "says": says, "chosen": _same(c, chosen)}
+
+
+def _differences(serial: PCG, c: Candidate, chosen: Candidate) -> list[str]:
+    """Arguments that are stored otherwise, kind by kind, and how many operators are split otherwise."""
+    if _same(c, chosen):
+        return []
+    stored: Counter[str] = Counter()
+    operators: Counter[str] = Counter()
+    for node, _ in serial.walk():
+        one, other = (side.assignment.results.get(id(node), ()) for side in (chosen, c))
+        if one == other:
+            continue
+        if node.kind == "input":
+            stored[_moved(node, one, other, chosen, c)] += 1
+        else:
+            operators[node.kind] += 1
+    rows = [f"{n} × {text}" if n > 1 else text for text, n in stored.most_common(SAID)]
+    if len(stored) > SAID:
+        rows.append(f"… and {sum(stored.values()) - sum(n for _, n in stored.most_common(SAID))} more arguments")
+    if operators:
+        kinds = ", ".join(f"{n} {kind}" for kind, n in operators.most_common(SAID))
+        rows.append(f"operators that are split otherwise: {kinds}")
+    again = len(c.assignment.again) - len(chosen.assignment.again)
+    once = len(c.assignment.recomputed) - len(chosen.assignment.recomputed)
+    rows += [f"{abs(again)} {'more' if again > 0 else 'fewer'} operands are gathered again in the backward pass"] if again else []
+    rows += [f"{abs(once)} {'more' if once > 0 else 'fewer'} operators compute inner values again"] if once else []
+    return rows or ["the same types; what is moved, or computed again, differs"]
+
+
+@cache
+def _said(types: tuple[Type, ...], axes: tuple[Axis, ...]) -> str:
+    return ", ".join(words(t, axes) for t in types)
+
+
+def _moved(node: Node, one: tuple[Type, ...], other: tuple[Type, ...], chosen: Candidate, c: Candidate) -> str:
+    before, after = (_said(types[:1], side.assignment.axes) for types, side in ((one, chosen), (other, c)))
+    return f"{pattern(str(node.attributes.get('name', 'an input of a loop')))}: {before} → {after}"
