@@ -32,6 +32,13 @@ def with_options() -> tuple[Any, ...]:
     return loss, arguments(), {"machine": machine, "search": "captured", "optimizer_slots": 0}
 
 
+def layered() -> tuple[Any, ...]:
+    def step(params: Any, x: Any) -> Any:
+        return jnp.mean(jax.lax.scan(lambda c, w: (c + jnp.tanh(c @ w), None), x, params)[0] ** 2)
+
+    return step, (jax.ShapeDtypeStruct((4, 32, 32), "float32"), jax.ShapeDtypeStruct((16, 32), "float32")), {"search": "captured"}
+
+
 def unknown_option() -> tuple[Any, ...]:
     return loss, arguments(), {"speed": "high"}
 

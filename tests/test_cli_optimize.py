@@ -46,6 +46,19 @@ def test_data_for_other_tools(tmp_path: Path, capsys: pytest.CaptureFixture) -> 
     assert found["time"] == times[0]
 
 
+def test_a_pipeline_may_be_asked_for(capsys: pytest.CaptureFixture) -> None:
+    words = ["optimize", "cli_models:layered", "--machine", "v100-2x4"]
+    assert main([*words, "--pipelines", "2x4"]) == 0
+    assert "a pipeline: 2 stages of 2 steps" in capsys.readouterr().out
+    assert main([*words, "--pipelines", "none", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pipeline"] is None
+    assert main([*words, "--pipelines", "2x5"]) == 1
+    assert "5 micro-batches are no multiple of 2 stages" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*words, "--pipelines", "2"])
+    assert "such as 4x16" in capsys.readouterr().err
+
+
 def test_the_command_line_goes_before_the_models_options(capsys: pytest.CaptureFixture) -> None:
     def asked(*words: str) -> dict[str, Any]:
         assert main(["optimize", "cli_models:with_options", "--json", *words]) == 0

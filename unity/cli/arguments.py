@@ -60,6 +60,14 @@ def budget(text: str) -> int | float:
     return int(found[1]) if found[1] else float(found[2])
 
 
+def stages(text: str) -> bool | tuple[int, int]:
+    """Pipelines: "none", or one of so many stages and micro-batches (4x16)."""
+    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    if found is None and text != "none":
+        raise argparse.ArgumentTypeError(f"expected stages and micro-batches, such as 4x16, or none, got {text}")
+    return False if found is None else (int(found[1]), int(found[2]))
+
+
 def positions(text: str) -> int | tuple[int, ...]:
     """Arguments by number: 0, or 0,2."""
     try:
