@@ -27,6 +27,7 @@ from unity.pcg.traffic import traffic
 from unity.pipelining import Pipelining, Program, pipelined, scans
 from unity.pipelining.choose import ladders
 from unity.pipelining.micro import joined, split
+from unity.pipelining.rolled import layers
 from unity.plan import Made, Plan
 from unity.search.cost import Training
 from unity.search.session import Search
@@ -216,6 +217,19 @@ def test_layers_that_are_written_out_become_a_pipeline_too(tmp_path):
     plan.check_derivation()
     plan.save(tmp_path / "plan.json")
     assert unity.load(tmp_path / "plan.json", unrolled, *args).pcg.key == plan.pcg.key
+
+
+def test_layers_of_few_operators_are_found():
+    def fn(params, x):
+        for w in params:
+            x = x + jnp.tanh(x @ w["up"]) @ w["down"]
+        return (x**2).mean()
+
+    params = [{"up": jnp.ones((6, 8)), "down": jnp.ones((8, 6))} for _ in range(7)]
+    found = layers(capture(fn, params, jnp.ones((4, 6))))
+    assert found is not None
+    assert len(found) == 7
+    assert (len(found.carried), len(found.shared), len(found.own)) == (1, 0, 2)
 
 
 def test_where_links_are_fast_none_is_taken():

@@ -24,11 +24,13 @@ from unity.pcg.graph import PCG
 from unity.pcg.uses import constants
 from unity.pipelining.named import named, with_nodes
 from unity.pipelining.splice import spliced
-from unity.search.segments import LEAST as EQUATIONS
-from unity.search.segments import Segment, cuts, flows, part
+from unity.search.segments import LEAST as LARGE
+from unity.search.segments import Segment, cuts, part
+from unity.substitutions.rewriting import content_key
 
 LEAST = 4  # layers
 PERIOD = 4  # segments in a layer, at most
+EQUATIONS = (LARGE, 8, 3)  # in a segment, at least
 
 
 @dataclass(frozen=True)
@@ -53,16 +55,21 @@ class Layers:
 
 
 def layers(captured: Captured) -> Layers | None:
-    """The longest run of equal layers of a program; nothing if there is none."""
+    """The longest run of equal layers of a program; nothing if there is none. Large layers are looked for first."""
+    return next((found for least in EQUATIONS if (found := _layers(captured, least)) is not None), None)
+
+
+def _layers(captured: Captured, least: int) -> Layers | None:
+    """The longest run of equal layers that are cut into segments of at least so many equations."""
     body = captured.body
-    constant, flowing = constants(body), flows(body, captured.differentiated)
+    constant = constants(body)
     kept = [i for i, e in enumerate(body.equations) if not (e.results and e.results[0] in constant)]
-    ends = [0, *cuts(body, kept, EQUATIONS), len(kept)]
+    ends = [0, *cuts(body, kept, least), len(kept)]
 
     def of(start: int, end: int) -> Segment:
-        return part(body, kept[start:end], constant, flowing)
+        return part(body, kept[start:end], constant, ())
 
-    keys = [of(start, end).key for start, end in pairwise(ends)]
+    keys = [content_key(of(start, end).body) for start, end in pairwise(ends)]
     best: Layers | None = None
     for period in range(1, PERIOD + 1):
         for first, times in _runs(keys, period):
@@ -90,10 +97,10 @@ def _runs(keys: Sequence[str], period: int) -> list[tuple[int, int]]:
 
 def _longer(places: list[int], of: Any, end: int) -> list[int]:
     """Ends of equal parts, with more such parts before the first and after the last: cuts may join these to what they follow."""
-    size, key = places[1] - places[0], of(places[0], places[1]).key
-    while places[0] >= size and of(places[0] - size, places[0]).key == key:
+    size, key = places[1] - places[0], content_key(of(places[0], places[1]).body)
+    while places[0] >= size and content_key(of(places[0] - size, places[0]).body) == key:
         places = [places[0] - size, *places]
-    while places[-1] + size <= end and of(places[-1], places[-1] + size).key == key:
+    while places[-1] + size <= end and content_key(of(places[-1], places[-1] + size).body) == key:
         places = [*places, places[-1] + size]
     return places
 
