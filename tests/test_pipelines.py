@@ -4,6 +4,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -268,6 +269,28 @@ def test_a_pipeline_that_cannot_be_is_refused_with_the_reason(asked, why):
     assert "pipelines=False" in str(found.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"pipelines": [2, 4]}, "expected True, False, or"),
+        ({"pipelines": (2, 0)}, "expected True, False, or"),
+        ({"pipelines": (2, 4), "search": "optcnn"}, "search='optcnn' finds none"),
+        ({"pipelines": (2, 4), "constraints": [unity.pin("params['words']", (None, None))]}, "do not go together"),
+    ],
+)
+def test_what_does_not_go_with_a_pipeline_is_said(options: dict[str, Any], why: str):
+    with pytest.raises(ValueError, match=why):
+        unity.optimize(loss, *structs(*arguments(layers=4)), machine=TREE, progress=False, **options)
+
+
+def test_many_tensors_of_equal_sizes_may_be_carried():
+    def fn(params, xs):
+        return sum(x.sum() for x in lax.scan(lambda c, w: (tuple(jnp.tanh(x @ w) for x in c), None), xs, params)[0])
+
+    captured = capture(fn, jnp.ones((4, 8, 8)), tuple(jnp.ones((8, 8)) for _ in range(12)))
+    assert [scan.samples for scan in scans(captured)[0]] == [(0,) * 12]
+
+
 MIXED = {
     "batch_norm": (lambda c, w: ((c - c.mean(0)) * w, None), "over the samples|by itself"),
     "a result of its own": (lambda c, w: (c * w, c.sum()), "leaves a result"),
@@ -289,6 +312,18 @@ def test_scans_that_cannot_be_pipelines_say_why(name):
     (reason,) = refused
     assert re.search(why, reason), reason
     assert "test_pipelines.py" in reason
+
+
+def test_equal_layers_that_mix_samples_are_refused_by_operator():
+    def fn(params, x):
+        for w in params:
+            x = x + jnp.tanh(x @ w)
+            x = (x - x.mean(0)) * lax.rsqrt(x.var(0) + 1e-5)
+        return (x**2).mean()
+
+    args = structs([jnp.ones((6, 6)) for _ in range(6)], jnp.ones((8, 6)))
+    with pytest.raises(InfeasibleError, match=r"test_pipelines.py.*(reduces over the samples|by itself)"):
+        unity.optimize(fn, *args, machine=TREE, progress=False, search="captured", pipelines=(2, 4))
 
 
 def test_dropout_is_refused_as_masks_would_differ():

@@ -37,7 +37,7 @@ from unity.wording import size
 
 OBJECTIVES = ("time", "devices", "memory")
 SEARCHES = ("unity", "captured", "sequential", "unity-rules", *names())
-CONSTRAINED = ("unity", "captured")  # searches that obey constraints
+CONSTRAINED = ("unity", "captured")  # searches that obey constraints, and find pipelines
 Found: TypeAlias = tuple[Captured, Search, Candidate]
 
 
@@ -96,6 +96,7 @@ def optimize(
         ValueError: an option is not known, or not available yet.
     """
     _refuse(objective, search)
+    _refuse_pipelines(pipelines, search, constraints)
     if measure and (machine is not None or objective != "time"):
         raise ValueError("measure=True runs plans on the devices of this process: leave machine= out, and objective= at 'time'")
     if machine is None and isinstance(budget, float) and several():
@@ -132,6 +133,18 @@ def _refuse(objective: str, search: str) -> None:
         raise ValueError(f"search={search!r} is not available; one of {', '.join(map(repr, SEARCHES))}")
     if objective == "memory" and search in names():
         raise ValueError(f"search={search!r} has an objective of its own: objective= may be 'time' or 'devices'")
+
+
+def _refuse_pipelines(pipelines: Any, search: str, constraints: Sequence[Constraint]) -> None:
+    """A pipeline that is asked for is found, or refused."""
+    if isinstance(pipelines, bool):
+        return
+    if not (isinstance(pipelines, tuple) and len(pipelines) == 2 and all(isinstance(n, int) and n > 0 for n in pipelines)):
+        raise ValueError(f"pipelines={pipelines!r}: expected True, False, or (stages, micro-batches), such as (4, 16)")
+    if search not in CONSTRAINED:
+        raise ValueError(f"pipelines={pipelines!r}: search={search!r} finds none, use one of {', '.join(map(repr, CONSTRAINED))}")
+    if any(not isinstance(c, WithoutRules) for c in constraints):
+        raise ValueError(f"pipelines={pipelines!r} and constraints= do not go together yet: leave one out (docs: pipelines#which)")
 
 
 def _obeyed(bound: Bound, search: str) -> Bound:
@@ -240,6 +253,8 @@ class _Task:
     def piped(self, captured: Captured, prices: Prices, than: tuple[Search, Candidate] | None) -> tuple[Made, Candidate] | None:
         """The program with a pipeline, if one fits and is better than what there is without."""
         exactly = self.pipelines if isinstance(self.pipelines, tuple) else None
+        if exactly is not None and self.bound.every:
+            raise ValueError(f"pipelines={exactly!r}, but {self.bound.every[0]} constrains the function: leave one out")
         if not self.pipelines or self.bound.every or (prices.machine.devices == 1 and exactly is None):
             return None
 

@@ -68,7 +68,7 @@ class _Choosing:
                 except Mixed as reason:
                     self.refused.append(f"{stages} stages along {' '.join(a.name for a in axes)}: {reason}")
                     break
-                if last < time < inf or NEAR * self.best < time < inf:
+                if last < time < inf or NEAR * self.best < time < inf or (time == inf and n > ROUNDS[0]):
                     break
                 last = time
         return min((f.candidate.time for f in self.found[before:]), default=inf)
@@ -120,7 +120,7 @@ def best(captured: Captured, machine: Machine, wish: Wish) -> tuple[Found | None
     choosing = _Choosing(Program(captured), wish)
     for ladder in ladders(machine):
         choosing.up(ladder)
-    refused = choosing.refused or choosing.program.scans[1] or ["the program has no scan over layers, and no equal layers"]
+    refused = choosing.refused or choosing.program.refused or ["the program has no scan over layers, and no equal layers"]
     return min(choosing.found, key=lambda f: wish.worth(f.candidate), default=None), refused
 
 

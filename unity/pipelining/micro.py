@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import jax
@@ -35,6 +35,8 @@ from unity.pcg.stages import Mixed, first_mixed
 from unity.pcg.state import PARTIAL, REPLICATED, State, partitioned
 from unity.pipelining.splice import spliced
 from unity.wording import short
+
+WAYS = 64  # in which tensors that are carried may share a dimension, looked at for each size
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,10 @@ def _scan(captured: Captured, number: int) -> Scan:
 
 
 def _samples(carried: Sequence[Tensor]) -> Iterator[tuple[int, ...]]:
-    """Dimensions of equal size, one of each tensor; first ones first."""
-    for dims in product(*(range(t.ndim) for t in carried)):
-        sizes = {t.shape[d] for t, d in zip(carried, dims, strict=True)}
-        if len(sizes) == 1 and sizes != {1}:
-            yield dims
+    """Dimensions of equal size, one of each tensor; first ones first. Of very many, some."""
+    for size in dict.fromkeys(carried[0].shape):
+        alike = [[d for d, n in enumerate(t.shape) if n == size] for t in carried]
+        yield from islice(product(*alike), WAYS if size > 1 else 0)
 
 
 def _states(step: Body, consts: int, scan: Scan) -> tuple[State, ...]:

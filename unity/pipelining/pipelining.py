@@ -45,6 +45,12 @@ class Program:
             self._rolled[count] = Program(rolled(self.captured, self.layers, count))
         return self._rolled[count]
 
+    @property
+    def refused(self) -> list[str]:
+        """Why scans of it, and layers that were rolled, can be no pipelines."""
+        rolled = (program.scans[1] for program in self._rolled.values())
+        return list(dict.fromkeys([*self.scans[1], *(reason for reasons in rolled for reason in reasons)]))
+
     def within(self, stages: int) -> list[tuple[int, int]]:
         """What could have so many stages, a scan's steps or as many layers as can be shared: (layers to roll, scan's number)."""
         found = [(0, k) for k in range(len(self.scans[0]))]
