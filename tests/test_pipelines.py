@@ -276,6 +276,7 @@ def test_a_pipeline_that_cannot_be_is_refused_with_the_reason(asked, why):
         ({"pipelines": (2, 0)}, "expected True, False, or"),
         ({"pipelines": (2, 4), "search": "optcnn"}, "search='optcnn' finds none"),
         ({"pipelines": (2, 4), "constraints": [unity.pin("params['words']", (None, None))]}, "do not go together"),
+        ({"pipelines": (2, 4), "constraints": unity.forbid("tensor", across="node")}, "do not go together"),
     ],
 )
 def test_what_does_not_go_with_a_pipeline_is_said(options: dict[str, Any], why: str):

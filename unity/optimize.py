@@ -95,6 +95,7 @@ def optimize(
         ConstraintError: a constraint speaks of something that is not there.
         ValueError: an option is not known, or not available yet.
     """
+    constraints = (constraints,) if isinstance(constraints, Constraint) else tuple(constraints)
     _refuse(objective, search)
     _refuse_pipelines(pipelines, search, constraints)
     if measure and (machine is not None or objective != "time"):
@@ -106,7 +107,6 @@ def optimize(
         )
     allowed = rules if search in ("unity", "sequential") else ()
     wanted = CANDIDATES if budget is None and search == "unity-rules" else budget
-    constraints = (constraints,) if isinstance(constraints, Constraint) else tuple(constraints)
     excluded = [c for c in constraints if isinstance(c, WithoutRules)]
     rewriter = Rewriter(None if allowed is None and not excluded else without(library_of(allowed), excluded), budget_of(wanted))
     with _stages(progress) as say, uncollected():
