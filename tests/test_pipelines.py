@@ -220,6 +220,27 @@ def test_layers_that_are_written_out_become_a_pipeline_too(tmp_path):
     assert unity.load(tmp_path / "plan.json", unrolled, *args).pcg.key == plan.pcg.key
 
 
+def test_of_equal_scans_at_one_line_any_may_be_a_pipeline():
+    """An encoder and a decoder, say, by one function of the user's."""
+
+    def stack(params, x):
+        return lax.scan(lambda c, w: (c + jnp.tanh(c @ w), None), x, params)[0]
+
+    def fn(params, x):
+        return (stack(params[1], jnp.sin(stack(params[0], x))) ** 2).mean()
+
+    rng = np.random.default_rng(3)
+    args = [jnp.asarray(rng.normal(size=(4, 6, 6)), jnp.float32) for _ in range(2)], jnp.ones((8, 6))
+    captured = capture(fn, *args)
+    for number in range(2):
+        made = pipelined(Program(captured), 0, number, TREE.axes[:1], 2)
+        plan = Plan(
+            Made(fn, made.after, search := Search(made.after.graph, captured.differentiated, TREE, Training()), 0.0),
+            search.fastest,
+        )
+        close(jax.grad(plan)(*args), jax.grad(fn)(*args))
+
+
 def test_layers_of_few_operators_are_found():
     def fn(params, x):
         for w in params:

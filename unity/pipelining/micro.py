@@ -36,6 +36,7 @@ from unity.pcg.state import PARTIAL, REPLICATED, State, partitioned
 from unity.pipelining.splice import spliced
 from unity.wording import short
 
+WALK = "micro-batches"  # the scope of what walks a scan
 WAYS = 64  # in which tensors that are carried may share a dimension, looked at for each size
 
 
@@ -132,7 +133,7 @@ def walked(body: Body, scan: Scan, rounds: int) -> Body:
         program = jax.make_jaxpr(lambda *operands: _parts(e, scan, rounds, operands))(*(t.struct for t in given))
     except NameError:  # of the axis: a local program asks where its piece lies
         raise Mixed("its steps depend on where a sample stands in the batch (random numbers, or positions)") from None
-    return spliced(body, e.results, e.operands, e.results, close(program), e)
+    return spliced(body, e.results, e.operands, e.results, close(program), e, WALK)
 
 
 def _parts(e: Equation, scan: Scan, rounds: int, operands: Sequence[Any]) -> list[Any]:

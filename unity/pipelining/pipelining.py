@@ -13,7 +13,8 @@ from unity.pcg.capture import Captured
 from unity.pcg.errors import DerivationError, PlanError
 from unity.pcg.stages import Mixed, Schedule
 from unity.pipelining.micro import Scan, scans, walked
-from unity.pipelining.rolled import Layers, layers, rolled
+from unity.pipelining.rolled import ROLLED, Layers, layers, rolled
+from unity.pipelining.splice import within
 from unity.pipelining.staged import with_stages
 
 
@@ -56,8 +57,9 @@ class Program:
         found = [(0, k) for k in range(len(self.scans[0]))]
         count = len(self.layers) // stages * stages if self.layers is not None else 0
         if count:
-            eligible = self.rolled(count).scans[0]
-            found += [(count, k) for k, scan in enumerate(eligible) if scan.steps == count and scan not in self.scans[0]][-1:]
+            program = self.rolled(count)
+            equations = program.captured.body.equations
+            found += [(count, k) for k, scan in enumerate(program.scans[0]) if within(equations[scan.equation].scope, ROLLED)]
         return found
 
 

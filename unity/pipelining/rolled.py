@@ -23,12 +23,13 @@ from unity.pcg.capture import Captured, graph_of
 from unity.pcg.graph import PCG
 from unity.pcg.uses import constants
 from unity.pipelining.named import named, with_nodes
-from unity.pipelining.splice import spliced
+from unity.pipelining.splice import spliced, within
 from unity.search.segments import LEAST as LARGE
 from unity.search.segments import Segment, cuts, part
 from unity.substitutions.rewriting import content_key
 
 LEAST = 4  # layers
+ROLLED = "layers"  # the scope of the scan over them
 PERIOD = 4  # segments in a layer, at most
 EQUATIONS = (LARGE, 8, 3)  # in a segment, at least
 
@@ -139,7 +140,7 @@ def rolled(captured: Captured, found: Layers, count: int) -> Captured:
     program = jax.make_jaxpr(lambda *xs: _scanned(found, xs))(*(captured.body.tensors[v].struct for v in given))
     made = {v for layer in found.parts for e in layer.body.equations for v in e.results} - constants(captured.body).keys()
     where = next(e for e in captured.body.equations if not made.isdisjoint(e.results))
-    after = captured.of(spliced(captured.body, made, given, last.outputs, close(program), where), captured.bodies)
+    after = captured.of(spliced(captured.body, made, given, last.outputs, close(program), where, ROLLED), captured.bodies)
     return replace(after, graph=_with_lines(after.graph, found))
 
 
@@ -159,7 +160,7 @@ def _scanned(found: Layers, xs: Sequence[Any]) -> Sequence[Any]:
 
 def _with_lines(graph: PCG, found: Layers) -> PCG:
     """The graph, operators in the scan at the lines of the first layer's."""
-    (loop,) = [n for n in graph.nodes if n.kind == "scan" and n.attributes["length"] == len(found) and n.attributes["carry"]][-1:]
+    (loop,) = [n for n in graph.nodes if n.kind == "scan" and within(n.scope, ROLLED)]
     assert loop.inside is not None
     step = graph_of(found.step, [f"operand {k}" for k in range(len(found.step.inputs))])
     return with_nodes(graph, {id(loop): replace(loop, inside=named(loop.inside, step))})

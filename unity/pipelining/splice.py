@@ -9,7 +9,7 @@ from unity.pcg.body import Atom, Body, Equation, used
 
 
 def spliced(
-    body: Body, gone: Collection[int], given: Sequence[Atom], results: Sequence[int], program: Body, named: Equation
+    body: Body, gone: Collection[int], given: Sequence[Atom], results: Sequence[int], program: Body, named: Equation, scope: str
 ) -> Body:
     """The body, its equations that make what is `gone` replaced by a program, where the last of them stood.
 
@@ -19,7 +19,8 @@ def spliced(
         given: what the program reads, in its order.
         results: what it makes.
         program: what comes instead.
-        named: whose line and scope its equations have.
+        named: whose line its equations have, and in whose scope they are.
+        scope: what they are called there, so that they can be told from others (`within`).
     """
     start = max(body.tensors) + 1
     same: dict[int, Atom] = {v: start + k for k, v in enumerate(program.tensors)}
@@ -31,7 +32,7 @@ def spliced(
 
     def made(p: Equation) -> Equation:
         found = tuple(v for v in map(of, p.results) if isinstance(v, int))
-        place = {"source": named.source, "scope": named.scope, "group": named.group}
+        place = {"source": named.source, "scope": f"{named.scope}/{scope}", "group": named.group}
         return replace(p, operands=tuple(map(of, p.operands)), results=found, **place)
 
     leaving = [k for k, e in enumerate(body.equations) if set(e.results) & set(gone)]
@@ -40,3 +41,8 @@ def spliced(
     equations = (*kept[:at], *map(made, program.equations), *kept[at:])
     tensors = {v: program.tensors[p] for p, v in same.items() if isinstance(v, int)}
     return used(Body(body.inputs, body.outputs, equations, {**tensors, **body.tensors}))
+
+
+def within(scope: str, called: str) -> bool:
+    """Whether a scope is that of what `spliced` put there under this name."""
+    return scope.endswith(f"/{called}")

@@ -9,8 +9,9 @@ from math import prod
 from unity.pcg.axis import Axis
 from unity.pcg.graph import PCG, PIPELINE, Node
 from unity.pcg.stages import Schedule, staged
-from unity.pipelining.micro import Scan
+from unity.pipelining.micro import WALK, Scan
 from unity.pipelining.named import named, with_nodes
+from unity.pipelining.splice import within
 
 
 def with_stages(graph: PCG, scan: Scan, along: Sequence[Axis], before: PCG) -> PCG:
@@ -18,23 +19,13 @@ def with_stages(graph: PCG, scan: Scan, along: Sequence[Axis], before: PCG) -> P
 
     Raises Mixed if a step cannot be split so.
     """
-    (found,) = [node for node in graph.nodes if _walks(node, scan)]
+    (found,) = [node for node in graph.nodes if node.kind == "scan" and within(node.scope, WALK)]
     made = _pipeline(found, scan, along)
-    (whole,) = [n for n in before.nodes if n.kind == "scan" and n.source == found.source and n.attributes["length"] == scan.steps]
-    assert made.inside is not None
-    assert whole.inside is not None
-    made = replace(made, inside=named(made.inside, whole.inside))
+    for whole in before.nodes:
+        if whole.kind == "scan" and whole.source == found.source and made.inside is not None and whole.inside is not None:
+            made = replace(made, inside=named(made.inside, whole.inside))
     staged(made)
     return with_nodes(graph, {id(found): made})
-
-
-def _walks(node: Node, scan: Scan) -> bool:
-    """Whether a node is the walk over micro-batches: a scan that carries nothing, with only a scan of so many steps inside."""
-    if node.kind != "scan" or node.inside is None or node.attributes["carry"]:
-        return False
-    loops = [n for n in node.inside.nodes if n.kind == "scan"]
-    others = [n for n in node.inside.nodes if n.kind not in ("scan", "input", "constant")]
-    return len(loops) == 1 and not others and loops[0].attributes["length"] == scan.steps
 
 
 def _pipeline(walk: Node, scan: Scan, along: Sequence[Axis]) -> Node:
