@@ -36,7 +36,7 @@ from unity.pcg.state import PARTIAL, REPLICATED, State, partitioned
 from unity.pipelining.splice import spliced
 from unity.wording import short
 
-WALK = "micro-batches"  # the scope of what walks a scan
+WALK = "unity:micro-batches"  # the scope of what walks a scan, which no model has
 WAYS = 64  # in which tensors that are carried may share a dimension, looked at for each size
 
 

@@ -29,7 +29,7 @@ from unity.search.segments import Segment, cuts, part
 from unity.substitutions.rewriting import content_key
 
 LEAST = 4  # layers
-ROLLED = "layers"  # the scope of the scan over them
+ROLLED = "unity:layers"  # the scope of the scan over them, which no model has
 PERIOD = 4  # segments in a layer, at most
 EQUATIONS = (LARGE, 8, 3)  # in a segment, at least
 
