@@ -4,18 +4,25 @@ import json
 import math
 from dataclasses import replace
 
+import jax
 import pytest
 from small_models import MODELS
 
+from benchmarks.models import get
 from benchmarks.seeds import run as seeds_run
 from benchmarks.seeds.cases import OWN, PARTS, Case, cases, groups
 from benchmarks.seeds.dimensions import ABLATION, space
+from benchmarks.seeds.results import Results, ratio
 from benchmarks.seeds.run import group, known, left, restore, run
-from benchmarks.seeds.tables import Results, absent, never_slower, ratio, tables, turning
+from benchmarks.seeds.studies import DEVICES, PART, studied
+from benchmarks.seeds.studies import tables as studies
+from benchmarks.seeds.tables import absent, never_slower, tables, turning
 from unity.pcg.capture import capture
+from unity.pcg.parallelize import parallelize
 from unity.search.cost import Training
 from unity.search.machine import Machine
-from unity.search.published import names
+from unity.search.predict import predict
+from unity.search.published import Asked, algorithm, names
 from unity.search.published.restricted import Structure
 from unity.search.session import Search
 
@@ -118,3 +125,26 @@ def test_the_turning_point_is_the_farthest_from_the_line_between_the_ends() -> N
     points = [[1e9, 10.0, 0.0], [2e9, 2.0, 0.0], [5e9, 1.5, 0.0], [11e9, 1.0, 0.0]]
     assert turning(points).startswith("the turning point is at 2 GB and 2 s")
     assert "too few" in turning(points[:2])
+
+
+def test_how_layers_are_treated() -> None:
+    """By data parallelism: every matrix is used with other samples on every device, and all gradients are added up."""
+    model = get("nmt", layers=1, hidden=16, vocab=32, steps=3, batch=8)
+    captured = capture(model.loss, model.params, model.batch)
+    search = Search(captured.graph, captured.differentiated, MACHINE, Training())
+    graph = parallelize(search.graph, algorithm("data-parallel")(search, Asked(math.inf)).assignment)
+    found = studied(graph, captured.differentiated, MACHINE, predict(graph, MACHINE, captured.differentiated))
+    matrices = [x for x in jax.tree.leaves(model.params) if len(x.shape) > 1]
+    assert [row[1:] for row in found["treated"]] == [[2, 1, 1]] * len(matrices)
+    every = sum(4 * math.prod(x.shape) for x in jax.tree.leaves(model.params))
+    assert found["synchronized"] == pytest.approx(2 * every)  # a ring of two sends all of it once, twice over
+
+
+def test_what_the_papers_case_studies_found_is_beside_ours() -> None:
+    about = {"part": PART, "devices": DEVICES, "model": "nmt", "time": 1.0, "synchronized": 8.0}
+    layers = [["p['embed']", 4, 1, 1], ["p['softmax']['w']", 1, 4, 1]]
+    some = [about | {"algorithm": "unity", "treated": layers}, about | {"algorithm": "data-parallel", "treated": layers[:1]}]
+    inception, nmt = studies(Results(tuple(some)))
+    assert {row[-1] for row in inception.rows} == {"not run"}
+    assert {row[0]: row[-1] for row in nmt.rows}["softmax"] == "1 x samples 1, parameters 4"
+    assert [note.rsplit(": ", 1)[1] for note in nmt.notes] == ["does not hold.", "holds."]

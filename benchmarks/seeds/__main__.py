@@ -18,8 +18,8 @@ import json
 from benchmarks.record import RESULTS, record
 from benchmarks.seeds.cases import PARTS, Case, cases
 from benchmarks.seeds.page import page
+from benchmarks.seeds.results import Results
 from benchmarks.seeds.run import known, left, restore, run
-from benchmarks.seeds.tables import Results
 
 FOLDER = RESULTS / "seeds"
 RECORD = FOLDER / "results.json"

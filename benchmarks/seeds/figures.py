@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.seeds.tables import Result, Results, usable
+from benchmarks.seeds.results import Result, Results, usable
 
 FAR = 2.0  # times the memory of all frontiers, from which on a point is only named
 DOTS = 70  # to the inch: all figures together stay well below a megabyte

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.seeds.figures import drawn
-from benchmarks.seeds.tables import Results, tables
+from benchmarks.seeds.results import Results
+from benchmarks.seeds.tables import tables
 from unity.pcg.atomic import write
 
 ABOUT = (

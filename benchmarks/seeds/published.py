@@ -65,6 +65,18 @@ FLEXFLOW_NMT = (
     Said("FlexFlow, figure 7", "bytes sent, others / FlexFlow", 2.0, 5.5),
     _one("FlexFlow, figure 7", "computation, FlexFlow / data parallelism", 0.8),
 )
+# FlexFlow, section 8.4 (figure 12): Inception-v3 on 4 P100, against data parallelism.
+FLEXFLOW_INCEPTION = {
+    "synchronized": _one("FlexFlow, 8.4", "bytes that synchronize parameters, of data parallelism's", 0.25),
+    "time": _one("FlexFlow, 8.4", "seconds of a step, of data parallelism's", 0.88),
+}
+# FlexFlow, section 8.4 (figure 13): NMT on 4 P100, by words in the names of the layers.
+FLEXFLOW_LAYERS = {
+    "embed": "on one GPU, so that nothing is synchronized",
+    "layers": "layers at the same time, and each split",
+    "attention": "layers at the same time, and each split",
+    "softmax": "split in parameters",
+}
 # FlexFlow, section 8.1.3 (figure 9): over OptCNN on 16 P100, where the graphs are no chains (Inception-v3, RNNTC, RNNLM, NMT).
 FLEXFLOW_OPTCNN = Said("FlexFlow, 8.1.3", "OptCNN / FlexFlow", 1.2, 1.6)
 # FlexFlow, table 5: seconds of the search with delta simulation, by GPUs.

@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.models import get
 from benchmarks.models.model import Model
+from benchmarks.seeds import studies
 from benchmarks.seeds.cases import OWN, Case, groups
 from benchmarks.seeds.dimensions import ABLATION, space
 from unity.pcg.errors import UnityError
@@ -67,6 +68,8 @@ class Task:
             total += sent(c.kind, math.prod(machine.axes[k].size for k in c.axes), c.nbytes) * c.count * machine.devices
         compute = sum(t.forward + t.backward for t in found.operators)
         more = {"layers": list(layers(graph))} if (self.case.part, self.case.model) == ("optcnn7", "vgg16") else {}
+        if (self.case.part, self.case.machine.devices) == (studies.PART, studies.DEVICES) and self.case.model in studies.STUDIED:
+            more |= studies.studied(graph, self.captured.differentiated, machine, found)
         return {"time": time, "predicted": found.time, "compute": compute, "memory": memory, "sent": total} | more
 
     def strategy(self, search: Any, candidate: Any) -> dict[str, Any]:

@@ -1,0 +1,126 @@
+"""FlexFlow's case studies (section 8.4, figures 12 and 13): how a strategy treats the layers of NMT and Inception-v3 on 4 P100.
+
+A layer is a matrix of weights. Of the devices along which its operator works, some have other samples (and must synchronize the
+gradient), some other parameters; what is left does the same work again, or none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.seeds import published as paper
+from benchmarks.seeds.results import Result, Results, Table, ratio, times, usable
+from unity.pcg.graph import PARALLELIZATION, PCG, UNCHANGED, Node
+from unity.search.machine import Machine
+from unity.search.predict import Prediction
+from unity.search.simulator.topology import sent
+
+PART, DEVICES, STUDIED = "flexflow6 p100", 4, ("nmt", "inception_v3")
+ALGORITHMS = ("data-parallel", "flexflow", "unity")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Over how many devices a matrix of weights has other samples, other parameters, and nothing else to do."""
+
+    name: str
+    samples: int
+    parameters: int
+    idle: int
+
+
+def treated(graph: PCG, differentiated: Collection[int]) -> Iterator[Layer]:
+    """How every matrix of weights is treated where it is used first."""
+    for k in sorted(differentiated):
+        node = graph.inputs[k]
+        matrix = node.tensors[0].ndim > 1
+        user = next(((n, p) for n, p in _reached(graph, node) if n.kind not in UNCHANGED), None) if matrix else None
+        if user is not None:
+            yield _layer(str(node.attributes["name"]), *user, graph)
+
+
+def synchronized(graph: PCG, differentiated: Collection[int], machine: Machine, prediction: Prediction) -> float:
+    """Bytes that all devices send in a step to gather weights and to add up their gradients."""
+    steps = {id(n) for k in differentiated for n, _ in _reached(graph, graph.inputs[k]) if n.kind in PARALLELIZATION}
+    of_weights = [t.collective for t in prediction.collectives if id(t.collective.node) in steps]
+    return sum(
+        sent(c.kind, math.prod(machine.axes[a].size for a in c.axes), c.nbytes) * c.count * machine.devices for c in of_weights
+    )
+
+
+def _reached(graph: PCG, node: Node) -> Iterator[tuple[Node, int]]:
+    """The nodes that use a value, through changes of its type and into scans, and as which operand."""
+    for user, position in graph.users[id(node)]:
+        if user.inside is not None:
+            yield from _reached(user.inside, user.inside.inputs[position])
+            continue
+        yield user, position
+        if user.kind in UNCHANGED:
+            yield from _reached(graph, user)
+
+
+def _layer(name: str, user: Node, position: int, graph: PCG) -> Layer:
+    degrees = Counter[str]()
+    for axis, weight, result in zip(graph.axes, user.operands[position].type, user.types[0], strict=True):
+        who = "parameters" if weight.kind == "P" else "samples" if result.kind != "R" else "idle"
+        degrees[who] += round(math.log2(axis.size))
+    return Layer(name, 2 ** degrees["samples"], 2 ** degrees["parameters"], 2 ** degrees["idle"])
+
+
+def studied(graph: PCG, differentiated: Collection[int], machine: Machine, prediction: Prediction) -> dict[str, Any]:
+    """What is kept of a strategy for the tables below."""
+    layers = [[x.name, x.samples, x.parameters, x.idle] for x in treated(graph, differentiated)]
+    return {"treated": layers, "synchronized": synchronized(graph, differentiated, machine, prediction)}
+
+
+def tables(results: Results) -> Iterator[Table]:
+    """Figures 12 and 13 in words, the paper's beside ours."""
+    columns = ("what", "paper", *ALGORITHMS)
+    at = {a: results.one(PART, model="inception_v3", devices=DEVICES, algorithm=a) for a in ALGORITHMS}
+    rows = [
+        *((s.what, str(s), *_shares(at, key)) for key, s in paper.FLEXFLOW_INCEPTION.items()),
+        ("convolutions", "some in samples, some in parameters, branches side by side", *(_kinds(r, "") for r in at.values())),
+    ]
+    yield Table("FlexFlow, figure 12: Inception-v3 on 4 P100", columns, tuple(rows), (BRANCHES,))
+    at = {a: results.one(PART, model="nmt", devices=DEVICES, algorithm=a) for a in ALGORITHMS}
+    rows = [(layer, said, *(_kinds(r, layer) for r in at.values())) for layer, said in paper.FLEXFLOW_LAYERS.items()]
+    yield Table("FlexFlow, figure 13: NMT on 4 P100", columns, tuple(rows), tuple(_findings(at)))
+
+
+BRANCHES = (
+    "Operators on a part of the devices are not among these strategies, whose every operator is on all of them: branches side by "
+    "side (docs/branches.md) are searched for by `unity.optimize` alone."
+)
+
+
+def _shares(at: dict[str, Result | None], what: str) -> list[str]:
+    data = at["data-parallel"]
+    return [times(ratio(r, data, what)) if r is not None and what in r else "not run" for r in at.values()]
+
+
+def _kinds(result: Result | None, layer: str) -> str:
+    """How the layers with a word in their names are treated, equal ones counted."""
+    if result is None or "treated" not in result:
+        return "not run"
+    found = Counter(tuple(rest) for name, *rest in result["treated"] if layer in name)
+    parts = {kind: f"samples {kind[0]}, parameters {kind[1]}" + (f", idle {kind[2]}" if kind[2] > 1 else "") for kind in found}
+    return "; ".join(f"{n} x {parts[kind]}" for kind, n in found.most_common())
+
+
+def _findings(at: dict[str, Result | None]) -> Iterator[str]:
+    """Whether what the paper says of embeddings and softmax holds for our strategy."""
+    ours = at["unity"]
+    if not usable(ours) or ours is None or "treated" not in ours:
+        return
+    embeds = [row for row in ours["treated"] if "embed" in row[0]]
+    softmax = [row for row in ours["treated"] if "softmax" in row[0]]
+    yield f"unity: embeddings are not synchronized (the paper: so): {_holds(all(row[1] == 1 for row in embeds))}."
+    yield f"unity: the softmax layer is split in its parameters (the paper: so): {_holds(all(row[2] > 1 for row in softmax))}."
+
+
+def _holds(found: bool) -> str:
+    return "holds" if found else "does not hold"
