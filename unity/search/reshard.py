@@ -34,7 +34,7 @@ class Types:
         """The set that has these types, in this order."""
         codes: dict[State, int] = {}
         rows = [[codes.setdefault(s, len(codes)) for s in t] for t in types]
-        return Types(tuple(codes), np.array(rows, np.int16).reshape(len(types), -1))
+        return Types(tuple(codes), np.array(rows, np.int16).reshape(len(types), len(types[0]) if types else 0))
 
     def __len__(self) -> int:
         return len(self.rows)
