@@ -142,7 +142,7 @@ def test_how_layers_are_treated() -> None:
 
 def test_what_the_papers_case_studies_found_is_beside_ours() -> None:
     about = {"part": PART, "devices": DEVICES, "model": "nmt", "time": 1.0, "synchronized": 8.0}
-    layers = [["p['embed']", 4, 1, 1], ["p['softmax']['w']", 1, 4, 1]]
+    layers = [["p['table']", 4, 1, 1], ["p['softmax']['w']", 1, 4, 1]]
     some = [about | {"algorithm": "unity", "treated": layers}, about | {"algorithm": "data-parallel", "treated": layers[:1]}]
     inception, nmt = studies(Results(tuple(some)))
     assert {row[-1] for row in inception.rows} == {"not run"}

@@ -72,7 +72,7 @@ FLEXFLOW_INCEPTION = {
 }
 # FlexFlow, section 8.4 (figure 13): NMT on 4 P100, by words in the names of the layers.
 FLEXFLOW_LAYERS = {
-    "embed": "on one GPU, so that nothing is synchronized",
+    "table": "on one GPU, so that nothing is synchronized",
     "layers": "layers at the same time, and each split",
     "attention": "layers at the same time, and each split",
     "softmax": "split in parameters",

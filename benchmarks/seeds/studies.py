@@ -116,10 +116,12 @@ def _findings(at: dict[str, Result | None]) -> Iterator[str]:
     ours = at["unity"]
     if not usable(ours) or ours is None or "treated" not in ours:
         return
-    embeds = [row for row in ours["treated"] if "embed" in row[0]]
-    softmax = [row for row in ours["treated"] if "softmax" in row[0]]
-    yield f"unity: embeddings are not synchronized (the paper: so): {_holds(all(row[1] == 1 for row in embeds))}."
-    yield f"unity: the softmax layer is split in its parameters (the paper: so): {_holds(all(row[2] > 1 for row in softmax))}."
+    embeds, softmax = ([row for row in ours["treated"] if word in row[0]] for word in ("table", "softmax"))
+    synchronized, split = any(row[1] > 1 for row in embeds), all(row[2] > 1 for row in softmax)
+    if embeds:
+        yield f"unity: embeddings are not synchronized (the paper: so): {_holds(not synchronized)}."
+    if softmax:
+        yield f"unity: the softmax layer is split in its parameters (the paper: so): {_holds(split)}."
 
 
 def _holds(found: bool) -> str:
