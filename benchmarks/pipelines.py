@@ -2,8 +2,8 @@
 
 `python -m benchmarks.pipelines` compares, by the machine's costs, the best plan with a pipeline and the best without (nothing is
 run), and times a pipeline against the best plan without one on 8 virtual devices. These share the cores: an idle stage costs
-nothing, and the ratio is what the pipeline itself costs (its sends, its smaller operators). A name runs one part: `plans` or
-`steps`.
+nothing, and the ratio is what the pipeline itself costs (its sends, its smaller operators). It compares the memory of compiled
+steps by both schedules, with micro-batches of one size. A name runs one part: `plans`, `steps` or `memory`.
 """
 
 from __future__ import annotations
@@ -85,15 +85,36 @@ def plan_row(case: Case) -> dict[str, Any]:
     return found
 
 
-def step_row(stages: int, micro_batches: int) -> dict[str, Any]:
-    model = get("gpt2", scan=True, layers=8, hidden=128, heads=4, vocab=512, seq=64, batch=64)
+SMALL = {"scan": True, "layers": 8, "hidden": 128, "heads": 4, "vocab": 512, "seq": 64}
+
+
+def memory_row(stages: int, micro_batches: int, remat: bool) -> dict[str, Any]:
+    model = get("gpt2", **SMALL, batch=8 * micro_batches, remat=remat)
+    found: dict[str, Any] = {"stages": stages, "micro-batches": micro_batches, "layers computed again": remat}
+    for schedule in ("gpipe", "1f1b"):
+        plan = unity.optimize(
+            model.loss, model.params, model.batch, machine=unity.Machine.grid(2, 4, "a100"), search="captured",
+            pipelines=(stages, micro_batches, schedule), progress=False,
+        )  # fmt: skip
+        checked = plan.check()
+        found |= {
+            f"{schedule} temporaries MB": checked.memory.temporaries / 1e6,
+            f"{schedule} searched / compiled": checked.searched.predicted / checked.searched.compiled,
+            f"{schedule} timeline / compiled": checked.timeline.step / checked.memory.total,
+            f"{schedule} sent, predicted / compiled": checked.total.predicted / checked.total.compiled,
+        }
+    return found | {"gain": found["gpipe temporaries MB"] / found["1f1b temporaries MB"]}
+
+
+def step_row(stages: int, micro_batches: int, schedule: str) -> dict[str, Any]:
+    model = get("gpt2", **SMALL, batch=64)
     params, batch = concrete(model)
     machine = unity.Machine.local()
     plans = {
         name: unity.optimize(
             model.loss, params, batch, machine=machine, search="captured", pipelines=pipelines, progress=False
         )
-        for name, pipelines in (("without", False), ("with", (stages, micro_batches)))
+        for name, pipelines in (("without", False), ("with", (stages, micro_batches, schedule)))
     }  # fmt: skip
     runs = {}
     for name, plan in plans.items():
@@ -104,7 +125,7 @@ def step_row(stages: int, micro_batches: int) -> dict[str, Any]:
     times = alternate(runs, ROUNDS)
     checked = plans["with"].check()
     return {
-        "stages": stages, "micro-batches": micro_batches, "largest difference": max(jax.tree.leaves(gaps)),
+        "stages": stages, "micro-batches": micro_batches, "schedule": schedule, "largest difference": max(jax.tree.leaves(gaps)),
         "without ms": times["without"].median * 1e3, "with ms": times["with"].median * 1e3,
         **ratio(times["with"], times["without"]),
         "bytes sent, predicted / compiled": checked.total.predicted / checked.total.compiled,
@@ -113,12 +134,17 @@ def step_row(stages: int, micro_batches: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parts = sys.argv[1:] or ["plans", "steps"]
-    if "steps" in parts:
+    parts = sys.argv[1:] or ["plans", "steps", "memory"]
+    if {"steps", "memory"}.intersection(parts):
         jax.config.update("jax_num_cpu_devices", 8)
-        rows = [step_row(s, m) for s, m in ((2, 4), (2, 16), (4, 8), (4, 16))]
+    if "steps" in parts:
+        rows = [step_row(s, m, kind) for s, m in ((2, 4), (2, 16), (4, 8), (4, 16)) for kind in ("1f1b", "gpipe")]
         show("a step with a pipeline, on 8 virtual devices", rows)
         record("pipeline_steps", rows)
+    if "memory" in parts:
+        rows = [memory_row(s, m, remat) for s, m in ((2, 8), (2, 16), (4, 8), (4, 16)) for remat in (False, True)]
+        show("memory of a step by both schedules, compiled for 8 virtual devices", rows)
+        record("pipeline_memory", rows)
     if "plans" in parts:
         rows = []
         for case in CASES:

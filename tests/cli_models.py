@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import unity
 
@@ -21,6 +23,16 @@ def arguments(hidden: int = 1024) -> tuple[Any, ...]:
 
 def small() -> tuple[Any, ...]:
     return loss, arguments(), {"search": "captured"}
+
+
+def saved(folder: Path, machine: unity.Machine, name: str = "plan") -> tuple[Path, unity.Plan]:
+    """`small` planned, and the plan in a file. The cache is the folder's own."""
+    fn, args, options = small()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        plan = unity.optimize(fn, *args, machine=machine, progress=False, **options)
+        plan.save(folder / f"{name}.json")
+    return folder / f"{name}.json", plan
 
 
 def other() -> tuple[Any, ...]:

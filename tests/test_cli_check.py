@@ -17,12 +17,8 @@ from unity.cli import main
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("check")
-    fn, args, options = cli_models.small()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
-        for name, nodes in (("plan", 1), ("large", 2)):
-            machine = unity.Machine.grid(nodes, 8, "a100")
-            unity.optimize(fn, *args, machine=machine, progress=False, **options).save(place / f"{name}.json")
+    for name, nodes in (("plan", 1), ("large", 2)):
+        cli_models.saved(place, unity.Machine.grid(nodes, 8, "a100"), name)
     return place
 
 

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
+import cli_models
 import pytest
 
 import unity
@@ -22,18 +21,13 @@ from unity.planfile import SCHEMA
 EIGHT = unity.Machine.grid(1, 8, "a100")
 
 
-def loss(params: Any, x: Any) -> Any:
-    return jnp.mean((jnp.tanh(x @ params["a"]) @ params["b"]) ** 2)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two plans and their graphs, saved."""
     place = tmp_path_factory.mktemp("plans")
-    f = lambda *shape: jax.ShapeDtypeStruct(shape, "float32")  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
-        plan = unity.optimize(loss, {"a": f(256, 1024), "b": f(1024, 64)}, f(2048, 256), machine=EIGHT, progress=False)
+        plan = unity.optimize(cli_models.loss, *cli_models.arguments(), machine=EIGHT, progress=False)
         lean = plan.frontier[-1]
         plan.save(place / "fast.json")
         lean.save(place / "lean.json")
@@ -51,7 +45,7 @@ def test_the_exit_status_is_that_of_diff(folder: Path, capsys: pytest.CaptureFix
     assert run("diff", fast, lean) == 1
     shown = capsys.readouterr().out
     assert "memory on each device" in shown
-    assert "test_cli_diff.py" in shown
+    assert "cli_models.py" in shown
     assert "\x1b" not in shown
     assert run("diff", fast, fast) == 0
     assert "fast.json: loss on a100-1x8: no difference" in capsys.readouterr().out

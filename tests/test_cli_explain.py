@@ -18,13 +18,7 @@ from unity.wording import duration
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, unity.Plan]:
-    place = tmp_path_factory.mktemp("explain")
-    fn, args, options = cli_models.small()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
-        plan = unity.optimize(fn, *args, machine=unity.Machine.grid(1, 8, "a100"), progress=False, **options)
-        plan.save(place / "plan.json")
-    return place / "plan.json", plan
+    return cli_models.saved(tmp_path_factory.mktemp("explain"), unity.Machine.grid(1, 8, "a100"))
 
 
 def test_without_the_model(saved: tuple[Path, unity.Plan], capsys: pytest.CaptureFixture) -> None:
@@ -53,11 +47,13 @@ def test_data_for_other_tools(saved: tuple[Path, unity.Plan], capsys: pytest.Cap
 
 
 def test_with_the_model_it_says_more(saved: tuple[Path, unity.Plan], capsys: pytest.CaptureFixture) -> None:
-    path, _ = saved
+    path, plan = saved
     assert main(["explain", str(path), "cli_models:small"]) == 0
     assert "memory when most is held" in capsys.readouterr().out
-    assert main(["explain", str(path), "cli_models:small", "--json"]) == 1
-    assert "leave the model out" in capsys.readouterr().err
+    assert main(["explain", str(path), "cli_models:small", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sum(row["nbytes"] for row in found["held"]) == pytest.approx(plan.memory)
+    assert found["time"] == plan.time
     assert main(["explain", str(path), "cli_models:other"]) == 1
     assert "was made for other arguments" in capsys.readouterr().err
 
@@ -68,6 +64,11 @@ def test_why_one_thing_is_as_it_is(saved: tuple[Path, unity.Plan], capsys: pytes
     plan.explain("params['a']", file=said)
     assert main(["explain", str(path), "cli_models:small", "params['a']"]) == 0
     assert capsys.readouterr().out.split() == said.getvalue().split()
+    assert main(["explain", str(path), "cli_models:small", "params['a']", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["name"] == "args[0]['a']"
+    assert [c["time"] >= plan.time for c in found["choices"]] == [True] * len(found["choices"])
+    assert [c["type"] in said.getvalue() for c in found["choices"]] == [True] * len(found["choices"])
     assert main(["explain", str(path), "cli_models:small", "params['c']"]) == 1
     assert "params['c']" in capsys.readouterr().err
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import cli_models
@@ -15,19 +16,15 @@ from unity.cli import main
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("export")
-    fn, args, options = cli_models.small()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
-        machine = unity.Machine.grid(1, 8, "a100")
-        unity.optimize(fn, *args, machine=machine, progress=False, **options).save(place / "plan.json")
-    return place / "plan.json"
+    return cli_models.saved(tmp_path_factory.mktemp("export"), unity.Machine.grid(1, 8, "a100"))[0]
 
 
 def test_the_file_computes_what_the_model_does(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = tmp_path / "exported.py"
     assert main(["export", str(saved), "cli_models:small", "-o", str(path)]) == 0
     assert str(path) in capsys.readouterr().out
+    assert main(["export", str(saved), "cli_models:small", "-o", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"name": "loss", "machine": "a100-1x8", "devices": 8, "files": [str(path)]}
     names: dict = {"__name__": "exported"}
     exec(compile(path.read_text(), str(path), "exec"), names)
     assert "import unity" not in path.read_text()

@@ -52,6 +52,12 @@ def test_every_command_has_examples_that_it_takes(prog: str, tmp_path: Path, mon
         parser().parse_args(example)
 
 
+def test_every_command_can_give_data() -> None:
+    below = {prog: p for prog, p in PARSERS.items() if not any(isinstance(a, argparse._SubParsersAction) for a in p._actions)}
+    assert len(below) > 15
+    assert [prog for prog, p in below.items() if "--json" not in p.format_help()] == ["unity completion"]  # which prints a script
+
+
 @pytest.mark.parametrize("prog", PARSERS)
 def test_help_fits_a_terminal_and_says_something_of_every_option(
     prog: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -79,9 +85,9 @@ def test_command_lines_in_the_documentation_are_taken(page: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("problem", "status", "said"),
     [
-        (UnityError("it is wrong"), 1, "unity: it is wrong\n"),
-        (MachineError("no machine"), 1, "unity: no machine\n"),
-        (FileNotFoundError(2, "No such file", "plan.json"), 1, "unity: plan.json: No such file\n"),
+        (UnityError("it is wrong"), 1, "unity: it is wrong (docs: plan)\n"),
+        (MachineError("no machine"), 1, "unity: no machine (docs: machines)\n"),
+        (FileNotFoundError(2, "No such file", "plan.json"), 1, "unity: plan.json: No such file (docs: command-line#in-scripts)\n"),
         (KeyboardInterrupt(), 130, "unity: interrupted"),
     ],
 )

@@ -14,13 +14,7 @@ from unity.cli import main
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, unity.Plan]:
-    place = tmp_path_factory.mktemp("simulate")
-    fn, args, options = cli_models.small()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
-        plan = unity.optimize(fn, *args, machine=unity.Machine.grid(2, 4, "a100"), progress=False, **options)
-        plan.save(place / "plan.json")
-    return place / "plan.json", plan
+    return cli_models.saved(tmp_path_factory.mktemp("simulate"), unity.Machine.grid(2, 4, "a100"))
 
 
 def test_it_says_what_the_simulation_does(saved: tuple[Path, unity.Plan], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -19,10 +19,11 @@ from small_functions import Function, functions
 from small_models import MODELS, Small, arrays, counted, made, random_point
 
 import unity
+from unity.constraints.bound import bound
 from unity.constraints.conflicts import smallest
 from unity.constraints.kinds import Constraint, from_json
 from unity.constraints.paths import matching
-from unity.pcg.capture import Captured
+from unity.pcg.capture import Captured, capture
 from unity.pcg.check import check
 from unity.pcg.graph import PCG
 from unity.pcg.marks import marks
@@ -30,9 +31,12 @@ from unity.pcg.parallelize import parallelize
 from unity.pcg.state import degrees
 from unity.pcg.traffic import traffic
 from unity.search.assemble import Assembled
+from unity.search.cost import Training
 from unity.search.memory import predict_memory
 from unity.search.minimizer import Minimizer
 from unity.search.predict import predict
+from unity.search.pricing import Prices
+from unity.search.session import Search
 
 FOUR = unity.Machine.grid(2, 2, "a100")  # small enough that every value is listed: what is found is the best there is
 EIGHT = unity.Machine.grid(1, 8, "a100")  # too large for that
@@ -295,6 +299,29 @@ def test_rewriting_goes_around_marks() -> None:
 
 
 # Outside of plans a mark is the value
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [unity.pin("params['w1']", P("node", "device")), unity.pin("params['w2']", P(4)), unity.require("weights", across="node")],
+    ids=str,
+)
+def test_whole_programs_are_priced_under_the_constraints(constraint: Constraint) -> None:
+    captured = capture(loss, *arguments())
+    restrict = bound([constraint], captured, loss)
+    free, prices = Prices(FOUR, Training()), Prices(FOUR, Training(), restrict=restrict)
+    price = prices.whole(captured.body, captured.differentiated)
+    search = Search(captured.graph, captured.differentiated, FOUR, Training(), restrict=restrict)
+    assert price == pytest.approx(search.minimizer.least(0.0))
+    assert price > free.whole(captured.body, captured.differentiated) * (1 + 1e-6)
+    assert prices.of(captured.body, captured.differentiated) == free.of(captured.body, captured.differentiated)
+
+
+def test_a_program_that_constraints_leave_nothing_of_has_no_price() -> None:
+    captured = capture(loss, *arguments())
+    for one in (unity.pin("params['b']", P(3)), unity.require(("params['b']", 0), across="node")):
+        restrict = bound([one, unity.pin("params['b']", P())], captured, loss)
+        assert Prices(FOUR, Training(), restrict=restrict).whole(captured.body, captured.differentiated) == np.inf
 
 
 def test_a_mark_is_an_identity() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from unity.search import minplus
 from unity.search.domains import domains
-from unity.search.elimination import BUDGET
+from unity.search.elimination import BUDGET, Solved
 from unity.search.minimizer import Minimizer, minimize
 from unity.search.problem import Cost, Edge, Point, Problem
 from unity.search.schedule import schedule
@@ -36,6 +36,23 @@ def test_the_minimum_is_that_of_brute_force(problem: Problem, some: list[float])
         assert objective(point, weight)[0] == pytest.approx(best[0], rel=ROUNDING)
         assert point in every
         assert point.exact
+
+
+@settings(max_examples=100)
+@given(st.lists(problems(), min_size=2, max_size=4), st.sampled_from([0.0, 0.5, math.inf]), st.sampled_from([BUDGET, 40]))
+def test_what_problems_share_is_made_once_and_changes_nothing(some: list[Problem], weight: float, entries: int) -> None:
+    """To the last bit; also if most of it is forgotten at once."""
+    solved = Solved(entries)
+    for problem in [*some, *some]:
+        assert Minimizer(problem, solved=solved).least(weight) == Minimizer(problem).least(weight)
+    assert sum(table.size for table in solved.tables.values()) <= entries
+
+
+def test_an_equal_problem_is_not_solved_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    solved, problem = Solved(), segments(4, (3, 4), ((0, 1),))
+    least = Minimizer(problem, solved=solved).least(0.5)
+    monkeypatch.setattr("unity.search.elimination._eliminate", None)
+    assert Minimizer(problem, solved=solved).least(0.5) == least
 
 
 @settings(max_examples=100)

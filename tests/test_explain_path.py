@@ -19,7 +19,7 @@ import unity
 from unity.alternatives import alternatives, ends_of
 from unity.pcg.state import show
 from unity.search.predict import predict
-from unity.why import Costs, meant, twins
+from unity.why import Costs, meant, typed
 
 FOUR = unity.Machine.grid(2, 2, "a100")  # every value is listed, and no two axes are interchangeable
 BOTH = ("n0", "d0")
@@ -100,7 +100,7 @@ def test_layers_that_are_alike_are_said_once() -> None:
 
 def test_operators_by_kind_line_label_and_scope() -> None:
     plan = plan_of()
-    line = next(t.serial.source for t in twins(plan) if t.serial.kind == "dot_general" and "head" not in t.serial.scope)
+    line = next(t.serial.source for t in typed(plan) if t.serial.kind == "dot_general" and "head" not in t.serial.scope)
     number = Path(line.partition(" (")[0]).name
     kinds = {t.serial.kind for t in meant(plan, number)}
     assert "dot_general" in kinds
@@ -112,7 +112,7 @@ def test_operators_by_kind_line_label_and_scope() -> None:
 
 def test_every_collective_and_all_computing_is_somebodys() -> None:
     plan = plan_of(constraints=[unity.pin("params['layers'][*]", P("node")), unity.pin("batch['x']", P("device"))])
-    costs, every = Costs(plan), [t.parallel for t in twins(plan)]
+    costs, every = Costs(plan), [t.parallel for t in typed(plan)]
     total = predict(plan.pcg, FOUR, plan._made.captured.differentiated)
     assert sum(map(costs.compute, every)) == pytest.approx(sum(t.forward + t.backward for t in total.operators))
     known = {id(t) for node in every for t in costs.collectives(node)}

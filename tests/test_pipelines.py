@@ -296,7 +296,7 @@ def test_a_pipeline_that_cannot_be_is_refused_with_the_reason(asked, why):
         ({"pipelines": [2, 4]}, "expected True, False, or"),
         ({"pipelines": (2, 0)}, "expected True, False, or"),
         ({"pipelines": (2, 4), "search": "optcnn"}, "search='optcnn' finds none"),
-        ({"pipelines": (2, 4), "constraints": [unity.pin("params['words']", (None, None))]}, "do not go together"),
+        ({"pipelines": (2, 4, "gpipe", 1)}, "the schedule may be '1f1b' or 'gpipe'"),
         ({"pipelines": (2, 4), "constraints": unity.forbid("tensor", across="node")}, "do not go together"),
     ],
 )

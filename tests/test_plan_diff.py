@@ -11,10 +11,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
+from layered_model import EIGHT, arguments, f, line_of, loss, scanned
 from test_graph import small_graphs
 from test_joint import LAYERS as LAYERED
 from test_joint import layers
@@ -41,44 +41,17 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-EIGHT = unity.Machine.grid(1, 8, "v100")
 LAYERS = 3
-
-
-def loss(params: dict[str, Any], x: Any) -> Any:
-    for layer in params["layers"]:
-        x = x + jax.nn.gelu(x @ layer["up"]) @ layer["down"]
-    return jnp.mean((x @ params["a"] @ params["b"]) ** 2)
-
-
-def scanned(params: dict[str, Any], x: Any) -> Any:
-    def step(x: Any, layer: Any) -> Any:
-        return x + jnp.tanh(x @ layer), None
-
-    return jnp.mean(jax.lax.scan(step, x, params["layers"])[0] ** 2)
-
-
-def f(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, "float32")
-
-
-PARAMS = {"layers": [{"up": f(256, 1024), "down": f(1024, 256)} for _ in range(LAYERS)], "a": f(256, 4096), "b": f(4096, 8)}
 
 
 @cache
 def planned(machine: unity.Machine = EIGHT, **options: Any) -> unity.Plan:
-    return unity.optimize(loss, PARAMS, f(2048, 256), machine=machine, progress=False, **options)
+    return unity.optimize(loss, *arguments(LAYERS), machine=machine, progress=False, **options)
 
 
 @cache
 def own_diff() -> PlanDiff:
     return planned().diff()
-
-
-def line_of(text: str) -> str:
-    """This file's line with a text, as diffs show it."""
-    lines = Path(__file__).read_text().splitlines()
-    return f"test_plan_diff.py:{next(k for k, line in enumerate(lines, 1) if text in line)}"
 
 
 # --- a plan against its program ---
@@ -150,7 +123,7 @@ def test_costs_are_those_of_one_device_and_of_the_plan() -> None:
     assert sum(r.computing.after for r in found.regions) == pytest.approx(sum(t.forward + t.backward for t in prediction.operators))
     assert sum(r.communicating.after for r in found.regions) == pytest.approx(sum(t.seconds for t in prediction.collectives))
     assert sum(r.communicating.before for r in found.regions) == 0
-    single = unity.optimize(loss, PARAMS, f(2048, 256), machine=unity.Machine.grid(1, 1, "v100"), search="captured", progress=False)
+    single = unity.optimize(loss, *arguments(LAYERS), machine=unity.Machine.grid(1, 1, "v100"), search="captured", progress=False)
     assert found.before.time == pytest.approx(single.time)
 
 
@@ -174,7 +147,7 @@ def test_the_difference_of_the_graphs_can_be_applied() -> None:
 
 
 def test_one_device_needs_nothing() -> None:
-    plan = unity.optimize(loss, PARAMS, f(2048, 256), machine=unity.Machine.grid(1, 1, "v100"), search="captured", progress=False)
+    plan = unity.optimize(loss, *arguments(LAYERS), machine=unity.Machine.grid(1, 1, "v100"), search="captured", progress=False)
     found = plan.diff()
     assert not found.edits
     assert not found.collectives
@@ -228,7 +201,7 @@ def test_two_programs() -> None:
         return loss(params, jnp.tanh(x))
 
     captured = planned(search="captured")
-    plan = unity.optimize(other, PARAMS, f(2048, 256), machine=EIGHT, search="captured", progress=False)
+    plan = unity.optimize(other, *arguments(LAYERS), machine=EIGHT, search="captured", progress=False)
     added = [e for e in captured.diff(plan).edits if e.mark == "+" and e.topic == "operator"]
     assert [e.kind for e in added] == ["tanh"]
     assert not [e for e in captured.diff(plan).edits if e.mark == "-" and e.topic == "operator"]

@@ -18,12 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
+from layered_model import EIGHT, arguments, f, loss, scanned, towers, towers_arguments
 from test_graph import small_graphs
 from test_joint import LAYERS as LAYERED
 from test_joint import layers
 
 import unity
 from unity.cli import main
+from unity.pcg.capture import capture
 from unity.pcg.errors import PlanError, UnityError
 from unity.pcg.graph import PCG
 from unity.pcg.repetition import repeated
@@ -36,42 +38,24 @@ from unity.report.layout import lay_out
 from unity.report.page import data
 from unity.summary import captured_summary_of, summary_of
 
-EIGHT = unity.Machine.grid(1, 8, "v100")
-LAYERS = 4
-
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def loss(params: dict[str, Any], x: Any) -> Any:
-    for layer in params["layers"]:
-        x = x + jax.nn.gelu(x @ layer["up"]) @ layer["down"]
-    return jnp.mean((x @ params["a"] @ params["b"]) ** 2)
-
-
-def scanned(params: dict[str, Any], x: Any) -> Any:
-    def step(x: Any, layer: Any) -> Any:
-        return x + jnp.tanh(x @ layer), None
-
-    return jnp.mean(jax.lax.scan(step, x, params["layers"])[0] ** 2)
-
-
-def f(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, "float32")
-
-
-PARAMS = {"layers": [{"up": f(256, 1024), "down": f(1024, 256)} for _ in range(LAYERS)], "a": f(256, 4096), "b": f(4096, 8)}
+LAYERS = 4
 
 
 def example() -> Any:
-    return loss, (PARAMS, f(2048, 256))
+    return loss, arguments(LAYERS)
 
 
 @cache
 def planned() -> unity.Plan:
-    return unity.optimize(loss, PARAMS, f(2048, 256), machine=EIGHT, progress=False)
+    plan = unity.optimize(loss, *arguments(LAYERS), machine=EIGHT, progress=False)
+    assert len(plan.frontier) > 10  # so all of it is shown
+    return plan
 
 
 @cache
@@ -178,6 +162,21 @@ def test_layers_are_drawn_once_and_stand_for_all(of: str) -> None:
     assert drawing.carried
 
 
+def test_arguments_of_one_kind_that_one_operator_reads_are_drawn_once() -> None:
+    def stacked(params: Any, x: Any) -> Any:
+        return jnp.sum(jnp.einsum("bi,kij->bkj", x, jnp.stack([p["w"] for p in params["layers"]])) * params["scale"])
+
+    params = {"layers": [{"w": f(8, 8)} for _ in range(5)], "scale": f(8)}
+    graph = capture(stacked, params, f(4, 8)).graph
+    drawing = drawing_of(graph, fold=True)
+    inputs = [leaf for leaf in drawing.leaves if leaf.node is not None and leaf.node.kind == "input"]
+    assert sorted(leaf.times for leaf in inputs) == [1, 1, 5]
+    (many,) = [k for k, leaf in enumerate(drawing.leaves) if leaf.times == 5]
+    assert sum(drawing.places[id(n)] == many for n in graph.inputs) == 5
+    assert sum(source == many for source, _ in drawing.edges) == 1
+    assert sum(leaf.node is not None and leaf.node.kind == "input" for leaf in drawing_of(graph, fold=False).leaves) == 7
+
+
 def test_a_scan_is_a_box_that_carries_into_itself() -> None:
     drawing = drawing_of(planned_scan().pcg, fold=True)
     (scan,) = [k for k, box in enumerate(drawing.boxes) if box.title == "scan, 4 steps"]
@@ -260,6 +259,16 @@ def test_what_became_a_pipeline_is_a_step(tmp_path: Path) -> None:
     for found in (live, filed):
         titles = {found["shared"][box[4]] for box in found["pictures"][-1]["boxes"]}
         assert "pipeline, 2 stages, 4 micro-batches" in titles
+
+
+def test_branches_on_devices_of_their_own_are_a_step(tmp_path: Path) -> None:
+    plan = unity.optimize(towers, *towers_arguments(), machine=EIGHT, progress=False, search="captured", branches=2)
+    plan.save(tmp_path / "plan.json")
+    for source, step in ((of_plan(plan), "Apart"), (of_file(tmp_path / "plan.json"), "Rewritten")):
+        found = content(source)
+        assert [frame["title"] for frame in found["frames"]][-2:] == [step, "Parallelized"]
+        assert "at the same time" in found["frames"][-2]["says"]
+        assert "branches" in {found["shared"][box[4]] for box in found["pictures"][-1]["boxes"]}
 
 
 # --- who holds what ---

@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import pytest
+from layered_model import EIGHT, arguments, f, loss
 
 import unity
 from unity.pcg.capture import capture
@@ -22,19 +22,6 @@ api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip i
 
 INSTALLED = ("chromium", "chromium-browser", "google-chrome")  # besides playwright's own, `playwright install chromium`
 READY = "html[data-ready=yes]"
-
-
-def loss(params: dict[str, Any], x: Any) -> Any:
-    for layer in params["layers"]:
-        x = x + jax.nn.gelu(x @ layer["up"]) @ layer["down"]
-    return jnp.mean((x @ params["a"] @ params["b"]) ** 2)
-
-
-def f(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, "float32")
-
-
-PARAMS = {"layers": [{"up": f(256, 1024), "down": f(1024, 256)} for _ in range(5)], "a": f(256, 4096), "b": f(4096, 8)}
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +42,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        plan = unity.optimize(loss, PARAMS, f(2048, 256), machine=unity.Machine.grid(1, 8, "v100"), progress=False)
+        plan = unity.optimize(loss, *arguments(5), machine=EIGHT, progress=False)
+        plan.save(folder / "plan.json")  # with some points of the frontier
+        assert len(plan.frontier) > 2
         plan.report(folder / "plan.html")
-        plan.save(folder / "plan.json")
-    save(of_file(folder / "plan.json"), folder / "file.html")
+    save(content(of_file(folder / "plan.json")), folder / "file.html")
     return {"plan": folder / "plan.html", "file": folder / "file.html"}
 
 
@@ -107,7 +95,7 @@ def test_the_slider_goes_from_the_captured_program_to_the_plan(browser: Any, pag
     opened.page.keyboard.press("ArrowRight")
     assert opened.text(".step h3") == "matmul-matmul.is.matmul-matmul"
     assert opened.count(".node.new")
-    assert "test_report_browser.py" in opened.text(".step .rule >> nth=0")
+    assert "layered_model.py" in opened.text(".step .rule >> nth=0")
     opened.page.keyboard.press("End")
     few = opened.count(".node")
     opened.page.locator("#unfold").check()
@@ -119,7 +107,7 @@ def test_operators_say_what_they_are_and_keys_walk_along_edges(browser: Any, pag
     node = opened.page.locator(".node.operator", has_text="gelu").first
     node.click()
     said = opened.text("#about")
-    assert all(word in said for word in ("gelu", "forward", "backward", "held as", "test_report_browser.py"))
+    assert all(word in said for word in ("gelu", "forward", "backward", "held as", "layered_model.py"))
     opened.page.locator(".canvas").focus()
     opened.page.keyboard.press("ArrowUp")
     assert opened.text("#about h3 >> nth=0") == "dot_general"
@@ -147,6 +135,14 @@ def test_dragging_and_zooming_move_the_graph(browser: Any, pages: dict[str, Path
     assert not opened.count(".node.chosen")
     opened.page.get_by_label("Zoom in").first.click()
     assert place()["width"] > before["width"]
+
+
+def test_some_points_have_no_number_in_the_frontier(browser: Any, pages: dict[str, Path]) -> None:
+    opened = Opened(browser, pages["file"])
+    opened.page.locator("#points circle").last.click()
+    assert "plan.frontier[" not in opened.text("#point")
+    assert "plan.frontier searches for all" in opened.text("#points")
+    assert not opened.complaints
 
 
 def test_points_rows_and_arguments_can_be_chosen(browser: Any, pages: dict[str, Path]) -> None:

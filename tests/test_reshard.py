@@ -10,7 +10,7 @@ from unity.pcg.resharding import possible, steps
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, copies, misfit, partitioned
 from unity.search.collectives import collective
 from unity.search.machine import Machine
-from unity.search.reshard import changes
+from unity.search.reshard import Types, _Book, changes
 
 STATES = (UNUSED, REPLICATED, PARTIAL, partitioned(0), partitioned(1), partitioned(2), partitioned(1, 3))
 SHAPE, NBYTES = (24, 36, 48), 1e6
@@ -75,3 +75,21 @@ def test_no_change_costs_nothing():
         assert not np.diagonal(beta).any()
     assert not np.diagonal(found.size).any()
     assert np.diagonal(found.possible).all()
+
+
+@pytest.mark.parametrize("most", [0, 10_000, 10**9])
+def test_what_is_remembered_is_what_was_priced(monkeypatch, most):
+    """Also where there is room for little, and what is asked for first is forgotten."""
+    monkeypatch.setattr("unity.search.reshard.RECENT", most)
+    machine = Machine.grid(2, 3, "v100")
+    types = [t for t in itertools.product(STATES, repeat=2) if misfit(SHAPE, t, machine.axes) is None]
+    sets = [Types.of(types[k::5]) for k in range(5)]
+    book, alone = _Book(machine), {}
+    for before, after in itertools.product(sets, sets):
+        alone[before.key, after.key] = _Book(machine).changes(before, after)
+    for before, after in [*itertools.product(sets, sets)] * 2:
+        (found, index), (wanted, numbers) = book.changes(before, after), alone[before.key, after.key]
+        assert np.array_equal(found[index].forward, wanted[numbers].forward)
+        assert np.array_equal(found[index].backward, wanted[numbers].backward)
+        assert np.array_equal(found[index].possible, wanted[numbers].possible)
+    assert book.held <= most or len(book.recent) == 1

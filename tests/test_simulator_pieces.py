@@ -102,3 +102,27 @@ def test_a_loss_is_split_along_its_largest_operand() -> None:
 def test_what_the_table_blocks_is_not_split() -> None:
     node = only(lambda x: jnp.sort(x, axis=1), (8, 32))
     assert [most(node, dim) for dim in range(2)] == [8, 1]
+
+
+@given(st.data())
+def test_a_piece_reaches_into_those_beside_it(data: st.DataObject) -> None:
+    n = 24
+    a, degree = data.draw(cuts((n,))), data.draw(st.sampled_from([2, 3, 4, 6]))
+    before, after = data.draw(st.integers(0, 9)), data.draw(st.integers(0, 9))
+    b = Slices((n,), (((1, degree, 0),),), (degree,), ((before, after),))
+    found = overlap(a, b)
+    size, x = n // degree, np.arange(n)
+    reached = [(x >= j * size - before) & (x < (j + 1) * size + after) for j in range(degree)]
+    wanted = {(i, j): int((p & q).sum()) for i, p in enumerate(held(a)) for j, q in enumerate(reached) if (p & q).any()}
+    assert dict(zip(zip(found.first, found.second, strict=True), found.elements, strict=True)) == wanted
+
+
+def test_a_convolution_needs_rows_beside_its_own() -> None:
+    def convolve(x: jax.Array, k: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(x, k, (1, 1), "SAME")
+
+    node = only(convolve, (2, 3, 16, 16), (4, 3, 5, 3))
+    cut = slices(node, (1, 1, 4, 2), 0)
+    assert (cut.local, cut.halos) == ((2, 3, 4, 8), ((0, 0), (0, 0), (2, 2), (1, 1)))
+    whole = slices(node, (1, 1, 1, 1), 0)
+    assert sum(overlap(whole, cut).elements) == 2 * 3 * (16 + 3 * 4) * (16 + 2)  # three borders along rows, one along columns

@@ -36,11 +36,22 @@ def test_a_trace_has_every_task_in_its_place(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["step.json"]
 
 
+def test_a_trace_counts_what_is_held(tmp_path: Path) -> None:
+    found, path = simulated(), tmp_path / "step.json"
+    found.save_trace(path)
+    events = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "C"]
+    (memory,) = found.memory.values()
+    assert [e["ts"] for e in events] == pytest.approx([t * 1e6 for t in memory.times])
+    assert max(sum(e["args"].values()) for e in events) == pytest.approx(memory.peak)
+
+
 def test_a_picture_has_a_row_for_each_device_that_works(tmp_path: Path) -> None:
     found = simulated()
     figure = found.plot(tmp_path / "step.png")
-    (axes,) = figure.axes
+    axes, memory = figure.axes
     rows = [t.get_text() for t in axes.get_yticklabels()]
     assert rows == [name for name, seconds in found.busy.items() if seconds > 0]
     assert len(axes.collections) == len(rows)
+    (held,) = found.memory.values()
+    assert len(memory.collections) == len(held.by_reason)
     assert (tmp_path / "step.png").stat().st_size > 1000

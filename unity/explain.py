@@ -48,7 +48,8 @@ def explain(plan: Plan, file: Any = None) -> None:
         f"one step: {duration(found.time)} predicted ({duration(compute)} computing, {duration(talk)} communicating), "
         f"{size(plan.memory)} on each device; {len(plan.serial)} operators, searched in {made.seconds:.2f} s"
     )
-    for line in (*_constraints(plan), *_rewriting(plan), *_pipelining(plan), *_applications(plan), *_tried(plan)):
+    ways = (*_pipelining(plan), *_branching(plan))
+    for line in (*_constraints(plan), *_rewriting(plan), *ways, *_applications(plan), *_tried(plan)):
         console.print(line)
     console.print(_arguments(plan))
     console.print(_memory(predict_memory(plan.pcg, differentiated, made.search.training, backend_of(plan.machine))))
@@ -81,9 +82,16 @@ def _rewriting(plan: Plan) -> list[str]:
 def _pipelining(plan: Plan) -> list[str]:
     """The pipeline, or why there can be none."""
     if plan.pipelining is not None:
-        return [f"a pipeline: {plan.pipelining}; it idles {plan.pipelining.schedule.bubble:.0%} of the time"]
+        note = plan.pipelining.note
+        more = [f"    not by 1F1B: {note}"] if note else []
+        return [f"a pipeline: {plan.pipelining}; it idles {plan.pipelining.schedule.bubble:.0%} of the time", *more]
     _, refused = scans(plan._made.captured)
     return [f"no pipeline of {reason}" for reason in refused] if plan.machine.devices > 1 else []
+
+
+def _branching(plan: Plan) -> list[str]:
+    """Which branches are on devices of their own."""
+    return [] if plan.branching is None else [str(plan.branching)]
 
 
 def _applications(plan: Plan) -> list[str]:

@@ -11,14 +11,17 @@ from math import prod
 from typing import Any, TypeAlias
 
 from unity import cache
+from unity.branches import Wish as BranchesWish
+from unity.branches import best as best_branches
 from unity.constraints.bound import Bound, bound
 from unity.constraints.conflicts import conflict, possible
-from unity.constraints.kinds import Constraint, WithoutRules
+from unity.constraints.kinds import Constraint, Pin, WithoutRules
 from unity.constraints.rules import without
 from unity.exec.hosts.talk import same, several
 from unity.exec.trial import ratio
 from unity.pcg.capture import Captured, capture
-from unity.pcg.errors import ConstraintError, InfeasibleError
+from unity.pcg.errors import ConstraintError, InfeasibleError, OptionError
+from unity.pcg.stages import SCHEDULES
 from unity.pipelining import Wish
 from unity.pipelining import best as best_pipeline
 from unity.pipelining.choose import ladders
@@ -56,7 +59,9 @@ def optimize(
     constraints: Constraint | Sequence[Constraint] = (),
     seed: int = 0,
     measure: bool = False,
-    pipelines: bool | tuple[int, int] = True,
+    pipelines: bool | tuple[int, int] | tuple[int, int, str] = True,
+    branches: bool | int = True,
+    pack: bool = False,
     progress: bool = True,
 ) -> Plan:
     """Plans `fn` for many devices: the best way to split every operator and store every argument.
@@ -82,8 +87,13 @@ def optimize(
             says in the function counts too. Only with the searches "unity" and "captured".
         measure: of the plans that are predicted to be nearly as fast as the fastest, simulate some, run the best of them on the
             devices of this process, and take what is fastest then. For `objective="time"` on the machine that is there.
-        pipelines: whether scans over layers may become pipelines, where that is better; or (stages, micro-batches): one must. With
-            the searches "unity" and "captured"; not where there are constraints, which speak of the function as it is.
+        pipelines: whether scans over layers may become pipelines, where that is better; or (stages, micro-batches): one must; or
+            (stages, micro-batches, schedule): "1f1b" or "gpipe". With the searches "unity" and "captured"; not where there are
+            constraints but pins of arguments, as they speak of the function as it is.
+        branches: whether branches that do not need each other may run at the same time, on devices of their own, where that is
+            better; or a number: on so many groups of devices they must. As with pipelines; a plan has one or the other.
+        pack: whether weights of such branches may be packed in arrays that lie on the branches' devices only. `plan.shard` then
+            gives weights of other shapes, in the same tree, and `plan.unshard` the function's own.
         progress: whether to show what is being done, on a terminal.
 
     Returns:
@@ -93,15 +103,16 @@ def optimize(
         CaptureError: the function cannot be traced, or an argument is no array.
         InfeasibleError: no plan fits the memory limit, or obeys the constraints; it names the smallest set that conflicts.
         ConstraintError: a constraint speaks of something that is not there.
-        ValueError: an option is not known, or not available yet.
+        OptionError: an option is not known, or does not go with another. (It is a ValueError too.)
     """
     constraints = (constraints,) if isinstance(constraints, Constraint) else tuple(constraints)
     _refuse(objective, search)
     _refuse_pipelines(pipelines, search, constraints)
+    _refuse_branches(branches, pipelines, search, constraints)
     if measure and (machine is not None or objective != "time"):
-        raise ValueError("measure=True runs plans on the devices of this process: leave machine= out, and objective= at 'time'")
+        raise OptionError("measure=True runs plans on the devices of this process: leave machine= out, and objective= at 'time'")
     if machine is None and isinstance(budget, float) and several():
-        raise ValueError(
+        raise OptionError(
             f"budget={budget} seconds would find something else in every process: give a number of programs (an int)"
             " (docs: hosts#the-same-everywhere)"
         )
@@ -118,7 +129,8 @@ def optimize(
         asked = Training(training, optimizer_slots)
         # Of several processes, some would have no part in running a plan for fewer devices.
         here = machine is None and not (objective == "devices" and several())
-        task = _Task(fn, captured, asked, objective, limit, seed, search, budget, rewriter, here, measure, say, wishes, pipelines)
+        ways = _Ways(pipelines if isinstance(branches, bool) else False, branches if isinstance(pipelines, bool) else False, pack)
+        task = _Task(fn, captured, asked, objective, limit, seed, search, budget, rewriter, here, measure, say, wishes, ways)
         plan = task.fewest(chosen) if objective == "devices" else task.on(chosen)
         if wishes.every:
             _ = plan.pcg  # which is held against the constraints when it is made
@@ -128,29 +140,50 @@ def optimize(
 def _refuse(objective: str, search: str) -> None:
     """Options of the signature that are known but not there yet are refused by name, never ignored."""
     if objective not in OBJECTIVES:
-        raise ValueError(f"objective={objective!r} is not known; one of {', '.join(map(repr, OBJECTIVES))}")
+        raise OptionError(f"objective={objective!r} is not known; one of {', '.join(map(repr, OBJECTIVES))}")
     if search not in SEARCHES:
-        raise ValueError(f"search={search!r} is not available; one of {', '.join(map(repr, SEARCHES))}")
+        raise OptionError(f"search={search!r} is not available; one of {', '.join(map(repr, SEARCHES))}")
     if objective == "memory" and search in names():
-        raise ValueError(f"search={search!r} has an objective of its own: objective= may be 'time' or 'devices'")
+        raise OptionError(f"search={search!r} has an objective of its own: objective= may be 'time' or 'devices'")
 
 
 def _refuse_pipelines(pipelines: Any, search: str, constraints: Sequence[Constraint]) -> None:
     """A pipeline that is asked for is found, or refused."""
     if isinstance(pipelines, bool):
         return
-    if not (isinstance(pipelines, tuple) and len(pipelines) == 2 and all(isinstance(n, int) and n > 0 for n in pipelines)):
-        raise ValueError(f"pipelines={pipelines!r}: expected True, False, or (stages, micro-batches), such as (4, 16)")
+    numbers, schedule = (pipelines[:2], pipelines[2:]) if isinstance(pipelines, tuple) else ((), ())
+    if len(numbers) != 2 or not all(isinstance(n, int) and n > 0 for n in numbers):
+        raise OptionError(f"pipelines={pipelines!r}: expected True, False, or (stages, micro-batches), such as (4, 16)")
+    if len(schedule) > 1 or not set(schedule) <= set(SCHEDULES):
+        said = " or ".join(map(repr, SCHEDULES))
+        raise OptionError(f"pipelines={pipelines!r}: the schedule may be {said}, as in (4, 16, 'gpipe')")
     if search not in CONSTRAINED:
-        raise ValueError(f"pipelines={pipelines!r}: search={search!r} finds none, use one of {', '.join(map(repr, CONSTRAINED))}")
+        raise OptionError(f"pipelines={pipelines!r}: search={search!r} finds none, use one of {', '.join(map(repr, CONSTRAINED))}")
+    other = next((c for c in constraints if not isinstance(c, (WithoutRules, Pin))), None)
+    if other is not None:
+        raise OptionError(f"pipelines={pipelines!r} and {other} do not go together: leave one out (docs: pipelines#which)")
+
+
+def _refuse_branches(branches: Any, pipelines: Any, search: str, constraints: Sequence[Constraint]) -> None:
+    """Groups of devices that are asked for are found, or refused."""
+    if isinstance(branches, bool):
+        return
+    if not isinstance(branches, int) or branches < 2:
+        raise OptionError(f"branches={branches!r}: expected True, False, or a number of groups of devices (docs: branches#which)")
+    if not isinstance(pipelines, bool):
+        both = f"branches={branches!r} and pipelines={pipelines!r}"
+        raise OptionError(f"{both} do not go together: leave one out (docs: branches#which)")
+    if search not in CONSTRAINED:
+        names = ", ".join(map(repr, CONSTRAINED))
+        raise OptionError(f"branches={branches!r}: search={search!r} knows none, use one of {names} (docs: branches#which)")
     if any(not isinstance(c, WithoutRules) for c in constraints):
-        raise ValueError(f"pipelines={pipelines!r} and constraints= do not go together yet: leave one out (docs: pipelines#which)")
+        raise OptionError(f"branches={branches!r} and constraints= do not go together: leave one out (docs: branches#which)")
 
 
 def _obeyed(bound: Bound, search: str) -> Bound:
     """The constraints, if this search respects them."""
     if bound.every and search not in CONSTRAINED:
-        raise ValueError(
+        raise OptionError(
             f"search={search!r} knows no constraints, and would break {bound.every[0]}: leave them out, or use one of"
             f" {', '.join(map(repr, CONSTRAINED))}"
         )
@@ -178,6 +211,15 @@ def _stages(progress: bool) -> Iterator[Callable[[str], None]]:
         yield lambda stage: status.update(f"unity: {stage}")
 
 
+@dataclass(frozen=True)
+class _Ways:
+    """What else a program may become, or must: a pipeline, or branches on devices of their own."""
+
+    pipelines: bool | tuple[int, int] | tuple[int, int, str]
+    branches: bool | int
+    pack: bool
+
+
 @dataclass(frozen=True, eq=False)
 class _Task:
     """What is asked for, whatever machine it is tried on."""
@@ -195,7 +237,7 @@ class _Task:
     measure: bool  # and more than what they say is fastest
     say: Callable[[str], None]
     bound: Bound
-    pipelines: bool | tuple[int, int]
+    ways: _Ways
 
     def on(self, machine: Machine) -> Plan:
         """The plan on one machine, from the cache if it was found before."""
@@ -223,16 +265,16 @@ class _Task:
         """What a plan depends on beside the function, the machine and the training."""
         options = {"objective": self.objective, "limit": self.limit, "seed": self.seed, "search": self.kind, "steps": self.budget}
         options |= {"here": self.here, "measure": self.measure, "constraints": self.bound.to_json()}
-        options |= {"pipelines": self.pipelines}
+        options |= vars(self.ways)
         return options | self.rewriter.settings
 
     def rewritten(self, machine: Machine) -> tuple[Made, Candidate]:
         """The captured program's best strategy, or a rewritten one's where that is better."""
-        prices = Prices(machine, self.training, bodies=self.captured.bodies)
+        prices = Prices(machine, self.training, bodies=self.captured.bodies, restrict=self.bound)
         search = self.search(self.captured, prices)
         candidate = self.best(search)
         if candidate is None or candidate.memory > self.limit:
-            piped = self.piped(self.captured, prices, None)
+            piped = self.piped(self.captured, prices, None) or self.apart(self.captured, prices, None)
             if piped is not None:
                 return piped
             raise InfeasibleError(conflict(self.bound, search, self.limit) or _shortfall(machine, search.leanest, self.limit))
@@ -245,28 +287,22 @@ class _Task:
             else:
                 chosen = None
         captured = self.captured if chosen is None else chosen.after
-        piped = self.piped(captured, prices, (search, candidate))
+        piped = self.piped(captured, prices, (search, candidate)) or self.apart(captured, prices, (search, candidate))
         if piped is not None:
             return replace(piped[0], rewriting=chosen), piped[1]
         return Made(self.fn, captured, search, 0.0, rewriting=chosen, bound=self.bound), candidate
 
     def piped(self, captured: Captured, prices: Prices, than: tuple[Search, Candidate] | None) -> tuple[Made, Candidate] | None:
         """The program with a pipeline, if one fits and is better than what there is without."""
-        exactly = self.pipelines if isinstance(self.pipelines, tuple) else None
-        if exactly is not None and self.bound.every:
-            raise ValueError(f"pipelines={exactly!r}, but {self.bound.every[0]} constrains the function: leave one out")
-        if not self.pipelines or self.bound.every or (prices.machine.devices == 1 and exactly is None):
+        exactly = self.ways.pipelines if isinstance(self.ways.pipelines, tuple) else None
+        numbers, schedule = (exactly[:2], next(iter(exactly[2:]), None)) if exactly is not None else (None, None)
+        inside = [c for c in self.bound.every if not isinstance(c, Pin)]  # arguments are the same with a pipeline
+        if exactly is not None and inside:
+            raise OptionError(f"pipelines={exactly!r}, but {inside[0]} constrains the function: leave one out")
+        if not self.ways.pipelines or inside or (prices.machine.devices == 1 and exactly is None):
             return None
-
-        def fitting(search: Search) -> Candidate | None:
-            candidate = self.best(search)
-            return candidate if candidate is not None and candidate.memory <= self.limit else None
-
-        def worth(c: Candidate) -> tuple[float, float]:
-            return (c.memory, c.time) if self.objective == "memory" else (c.time, c.memory)
-
         beaten = than if exactly is None and self.objective != "memory" else None
-        wish = Wish(lambda program: self.search(program, prices), fitting, worth, beaten, exactly, self.say)
+        wish = Wish(lambda program: self.search(program, prices), self.fitting, self.worth, beaten, numbers, schedule, self.say)
         found, refused = best_pipeline(captured, prices.machine, wish)
         if found is None and exactly is not None:
             raise InfeasibleError(_no_pipeline(prices.machine, exactly, refused, size(self.limit)))
@@ -276,6 +312,37 @@ class _Task:
         one = (found.pipelining.after, found.search, found.candidate)
         better = than is None or exactly is not None or self.taken(one, (captured, *than))
         return (made, found.candidate) if better else None
+
+    def apart(self, captured: Captured, prices: Prices, than: tuple[Search, Candidate] | None) -> tuple[Made, Candidate] | None:
+        """The program with branches on devices of their own, if that fits and is better than what there is without."""
+        wanted, machine = self.ways.branches, prices.machine
+        exactly = None if isinstance(wanted, bool) else wanted
+        if exactly is not None and self.bound.every:
+            raise OptionError(f"branches={exactly}, but {self.bound.every[0]} constrains the function: leave one out")
+        if not wanted or self.bound.every or (machine.devices == 1 and exactly is None):
+            return None
+        beaten = than if exactly is None and self.objective != "memory" else None
+        wish = BranchesWish(
+            lambda program: self.search(program, prices), self.fitting, self.worth, beaten, exactly, self.ways.pack, self.say
+        )
+        found, refused = best_branches(captured, machine, self.training, wish)
+        if found is None and exactly is not None:
+            raise InfeasibleError(_no_branches(machine, exactly, refused, size(self.limit)))
+        if found is None:
+            return None
+        made = Made(self.fn, found.branching.after, found.search, 0.0, branching=found.branching, bound=self.bound)
+        one = (found.branching.after, found.search, found.candidate)
+        better = than is None or exactly is not None or self.taken(one, (captured, *than))
+        return (made, found.candidate) if better else None
+
+    def fitting(self, search: Search) -> Candidate | None:
+        """What the objective asks for, if it fits."""
+        candidate = self.best(search)
+        return candidate if candidate is not None and candidate.memory <= self.limit else None
+
+    def worth(self, c: Candidate) -> tuple[float, float]:
+        """What is to be small."""
+        return (c.memory, c.time) if self.objective == "memory" else (c.time, c.memory)
 
     def sequential(self, machine: Machine) -> tuple[Made, Candidate]:
         """The best strategy of the program that is the fastest on one device (Unity, section 6.4, compares with it)."""
@@ -349,8 +416,8 @@ class _Task:
         return self.on(whole)
 
 
-def _no_pipeline(machine: Machine, asked: tuple[int, int], refused: Sequence[str], limit: str) -> str:
-    stages, micro_batches = asked
+def _no_pipeline(machine: Machine, asked: Sequence[Any], refused: Sequence[str], limit: str) -> str:
+    stages, micro_batches = asked[:2]
     reasons = refused or [f"what there is needs more than {limit} on each device"]
     if stages not in {prod(axis.size for axis in axes) for row in ladders(machine) for axes in row}:
         reasons = [f"no axes of {machine.name} make {stages} stages"]
@@ -360,6 +427,17 @@ def _no_pipeline(machine: Machine, asked: tuple[int, int], refused: Sequence[str
         f"infeasible: no pipeline of {stages} stages and {micro_batches} micro-batches:\n    "
         + "\n    ".join(reasons)
         + "\n    pipelines=False plans without one. (docs: pipelines#which)"
+    )
+
+
+def _no_branches(machine: Machine, groups: int, refused: Sequence[str], limit: str) -> str:
+    reasons = refused or [f"what there is needs more than {limit} on each device"]
+    if groups not in {prod(axis.size for axis in axes) for row in ladders(machine) for axes in row}:
+        reasons = [f"no axes of {machine.name} make {groups} groups"]
+    return (
+        f"infeasible: no branches on {groups} groups of devices:\n    "
+        + "\n    ".join(reasons)
+        + "\n    branches=False plans without. (docs: branches#which)"
     )
 
 

@@ -12,6 +12,8 @@ import jax
 import jax.core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from unity.branches import Branching
+from unity.branches.packing import NOTHING, Packing
 from unity.constraints.bound import Bound
 from unity.exec.hosts.arrange import arranged
 from unity.exec.hosts.talk import check_alike, check_devices, several
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from unity.exec.liveness import MemoryTimeline
     from unity.search.simulator import Simulation
     from unity.substitutions.derivation import Step
+    from unity.substitutions.parallelized import Parallelization
+    from unity.verify.parallel import Replayed
 
 
 @dataclass(frozen=True)
@@ -56,25 +60,34 @@ class Made:
     captured: Captured  # rewritten, if it was
     search: Search
     seconds: float  # that the search took
-    known: tuple[Candidate, ...] = ()  # a frontier that was read from a file
+    known: tuple[Candidate, ...] = ()  # points of the frontier that were read from a file
     known_exact: bool = False
     rewriting: Rewriting | None = None  # how the captured function was rewritten, if it was
     pipelining: Pipelining | None = None  # and what was made a pipeline then
+    branching: Branching | None = None  # or which branches went to devices of their own
     applications: tuple[Application, ...] = ()  # what the search by substitution did
     tried: tuple[Tried, ...] = ()  # the plans that this one was chosen from by measuring, itself first
     bound: Bound = field(default_factory=Bound)  # what the user constrains
     limit: float | None = None  # bytes on one device that a plan may need
+    known_whole: bool = True  # the points that are known are the frontier
 
     @property
     def original(self) -> Captured:
         """The function as captured."""
-        first = self.rewriting or self.pipelining
+        first = self.rewriting or self.pipelining or self.branching
         return self.captured if first is None else first.before
 
     @cached_property
     def frontier(self) -> tuple[tuple[Candidate, ...], bool]:
         """All points, fastest first, and whether they are all there are. Searched for when first asked for."""
-        return (self.known, self.known_exact) if self.known else self.search.frontier
+        return (self.known, self.known_exact) if self.known and self.known_whole else self.search.frontier
+
+    @property
+    def points(self) -> tuple[tuple[Candidate, ...], bool, bool]:
+        """The frontier, if it is known, else some points of it; whether they are all there are; whether they are the frontier."""
+        if "frontier" in vars(self):
+            return (*self.frontier, True)
+        return (self.known, self.known_exact, self.known_whole) if self.known else self.search.soon
 
 
 class Plan:
@@ -135,6 +148,11 @@ class Plan:
         return self._made.pipelining
 
     @property
+    def branching(self) -> Branching | None:
+        """Which branches are on devices of their own, and which weights are packed for it; nothing if none are."""
+        return self._made.branching
+
+    @property
     def applications(self) -> tuple[Application, ...]:
         """The rules that parallelized it, in order; nothing but with `search="unity-rules"`."""
         return self._made.applications
@@ -149,7 +167,7 @@ class Plan:
         from unity.search.simulator import simulate
 
         differentiated = self._made.captured.differentiated if self._made.search.training.backward else ()
-        return simulate(self.pcg, self.machine, differentiated)
+        return simulate(self.pcg, self.machine, differentiated, training=self._made.search.training)
 
     @cached_property
     def pcg(self) -> PCG:
@@ -206,7 +224,7 @@ class Plan:
     def _placement(self) -> Placement:
         captured = self._made.captured
         n = len(captured.paths)  # what the function closes over comes after
-        shapes = tuple(node.tensors[0].shape for node in self.original.inputs[:n])
+        shapes = tuple(node.tensors[0].shape for node in self.serial.inputs[:n])
         return Placement(self.__name__, captured.in_tree, captured.paths, shapes, self._shardings[:n])
 
     @overload
@@ -216,10 +234,39 @@ class Plan:
     def shard(self, *args: Any) -> Any:
         """The arguments, placed as the plan wants them. Fewer than all may be given: the first ones. One gives one back.
 
-        Of several processes each gives the whole arguments; `shard_local` takes what is read in parts.
+        Of several processes each gives the whole arguments; `shard_local` takes what is read in parts. With `pack=True` weights of
+        branches come back packed (`unshard`).
         """
+        if self._packing:
+            leaves, tree = jax.tree.flatten(args)
+            args = jax.tree.unflatten(tree, self._packing.pack(leaves))
         placed = self._placement.whole(args)
         return placed[0] if len(args) == 1 else placed
+
+    def unshard(self, tree: Any, argument: int = 0) -> Any:
+        """A tree of weights, or of gradients, as the function has it: what `shard` packed is unpacked, as for checkpoints.
+
+        Every part of the tree that has the argument's structure is taken for one, so an optimizer's state may be given, too.
+
+        Args:
+            tree: an argument, its gradients, or something that holds such trees.
+            argument: the argument's place among those of the function.
+        """
+        arguments = jax.tree.unflatten(self._made.captured.in_tree, list(range(len(self._made.captured.paths))))
+        wanted, first = jax.tree.structure(arguments[argument]), min(jax.tree.leaves(arguments[argument]), default=0)
+
+        def one(part: Any) -> Any:
+            leaves, structure = jax.tree.flatten(part)
+            if structure != wanted or not self._packing:
+                return part
+            return jax.tree.unflatten(structure, self._packing.unpack(leaves, first))
+
+        return jax.tree.map(one, tree, is_leaf=lambda part: jax.tree.structure(part) == wanted)
+
+    @property
+    def _packing(self) -> Packing:
+        """How weights are packed, if they are."""
+        return NOTHING if self.branching is None else self.branching.packing
 
     def shard_local(self, part: Any, argument: int = 1) -> Any:
         """One argument, usually the batch, of which this process has its part, placed as the plan wants it.
@@ -267,8 +314,9 @@ class Plan:
                 f"{self.__name__} was planned for arguments of the structure\n    {captured.in_tree}\n"
                 f"but is called with\n    {tree}\n    Call unity.optimize again for these. (docs: plan#shapes)"
             )
+        leaves = self._packing.pack(leaves)  # as they are, if `shard` has packed them
         wrong = []
-        for path, x, node in zip(captured.paths, leaves, self.original.inputs, strict=False):
+        for path, x, node in zip(captured.paths, leaves, self.serial.inputs, strict=False):
             aval, tensor = jax.typeof(x), node.tensors[0]
             if tuple(aval.shape) != tensor.shape or aval.dtype != tensor.dtype:
                 wrong.append(f"    {path}: planned for {tensor}, called with {aval.str_short()}")
@@ -329,25 +377,51 @@ class Plan:
 
         return compare(self, self._made.search.training.backward if gradient is None else gradient)
 
+    @cached_property
+    def parallelization(self) -> Parallelization:
+        """The rules that lead from the serial graph to the parallel one: one an operator and axis, and all changes of type."""
+        from unity.substitutions.axioms import default_library
+        from unity.substitutions.parallel_recording import recorded
+
+        return recorded(self.serial, self.pcg, default_library())
+
+    def check_parallelization(self) -> Replayed:
+        """Makes the parallel graph again from the serial one by its rules, with none of the search's code, and counts them.
+
+        Printed it says how many are proved, by which rules of the library or by the proofs of the operator table, and which are
+        not. Raises DerivationError, naming the operator, where a rule does not say what was done.
+        """
+        from unity.substitutions.axioms import default_library
+        from unity.verify.parallel import check_parallelization
+
+        return check_parallelization(self.serial, self.pcg, self.parallelization, default_library())
+
     def check_derivation(self) -> tuple[Step, ...]:
         """Replays how the captured program was rewritten, step by step, with none of the search's code, and gives the steps.
 
         Each step must be a rule of the library (by its hash), applied where its conditions and types hold, and the last one must
-        lead to the program that is run. That program, parallelized, must be well-typed operator by operator, and without its
-        parallelization operators it must be what was derived. Raises DerivationError, naming the step that is wrong.
+        lead to the program that is run. That program must become the parallel graph by rules (`check_parallelization`), which must
+        be well-typed operator by operator, and without its parallelization operators it must be what was derived. Raises
+        DerivationError, naming the step that is wrong.
         """
         rewriting = self.rewriting
         if rewriting is not None:
             rewriting.check(rewriting.derivation)
         if self.pipelining is not None:
             self.pipelining.check()
+        if self.branching is not None:
+            self.branching.check()
         check(self.pcg)
         if erased(self.pcg).key != self.serial.key:
             raise DerivationError("the parallel graph without its parallelization operators is not the graph that was derived")
+        self.check_parallelization()
         return rewriting.derivation.every if rewriting is not None else ()
 
     def save(self, path: str | Path) -> None:
-        """Writes the plan and its whole frontier as JSON. A crash while saving leaves an old file whole."""
+        """Writes the plan as JSON, with its frontier if that is known, else some points of it. (docs: plan#the-frontier)
+
+        A crash while saving leaves an old file whole.
+        """
         from unity.planfile import save
 
         save(path, self._made, self._candidate)
@@ -355,11 +429,11 @@ class Plan:
     def report(self, path: str | Path) -> None:
         """Writes all of it as one HTML page that needs nothing else: graph, steps, frontier, timeline, memory, who holds what.
 
-        Needs jinja2 (the extra `html`). The whole frontier is searched for, if it was not before.
+        Needs jinja2 (the extra `html`). Of the frontier it shows some points, and all of it after `plan.frontier`.
         """
-        from unity.report import of_plan, save
+        from unity.report import content, of_plan, save
 
-        save(of_plan(self), path)
+        save(content(of_plan(self)), path)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -398,7 +472,7 @@ class Frontier(Sequence[Plan]):
         if isinstance(index, slice):
             return [Plan(self._made, c) for c in self._candidates[index]]
         if not -len(self) <= index < len(self):
-            raise IndexError(f"the frontier has {len(self)} points, there is no point {index}")
+            raise IndexError(f"the frontier has {len(self)} points, there is no point {index} (docs: plan#the-frontier)")
         return Plan(self._made, self._candidates[index])
 
     def __iter__(self) -> Iterator[Plan]:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import unity.constraints.bound as constraints
 import unity.search.machine as machines
-from unity.pcg.atomic import write
+from unity.branches import from_json as branched_again
+from unity.pcg import atomic
 from unity.pcg.capture import Captured, capture
 from unity.pcg.errors import PlanError
 from unity.pipelining import from_json as pipelined_again
@@ -25,19 +26,22 @@ from unity.search.machine import Machine
 from unity.search.session import Candidate, Search
 from unity.search.unity_rules.trace import Application
 from unity.strategies import from_json, to_json
+from unity.substitutions.axioms import default_library
 from unity.substitutions.library import Library
+from unity.substitutions.parallelized import Parallelization
+from unity.verify.parallel import check_parallelization
 
 if TYPE_CHECKING:
     from unity.summary import Summary
 
-SCHEMA = 6
+SCHEMA = 7
 
 
-def content(made: Made, chosen: Candidate, whole: bool) -> dict[str, Any]:
-    """A plan as JSON data, with its whole frontier or, if that is not known yet, alone."""
+def content(made: Made, chosen: Candidate, points: bool) -> dict[str, Any]:
+    """A plan as JSON data, with the points of its frontier that are soon found, or only those that are known."""
     search, captured = made.search, made.captured
     original = made.original
-    candidates, exact = made.frontier if whole or made.known else ((), False)
+    candidates, exact, whole = made.points if points or made.known else ((), False, True)
     return {
         "unity": "plan",
         "schema": SCHEMA,
@@ -45,6 +49,7 @@ def content(made: Made, chosen: Candidate, whole: bool) -> dict[str, Any]:
         "arguments": [str(n.tensors[0]) for n in original.graph.inputs],
         "rewriting": None if made.rewriting is None else made.rewriting.to_json(),
         "pipelining": None if made.pipelining is None else made.pipelining.to_json(),
+        "branching": None if made.branching is None else made.branching.to_json(),
         "machine": search.machine.to_json(),
         "training": {"backward": search.training.backward, "optimizer_slots": search.training.optimizer_slots},
         "applications": [[a.rule, a.operator, a.source, list(a.axes)] for a in made.applications],
@@ -52,17 +57,19 @@ def content(made: Made, chosen: Candidate, whole: bool) -> dict[str, Any]:
         "limit": made.limit,
         "seconds": made.seconds,
         "exact": exact,
+        "whole": whole,
         **to_json(captured.graph, (chosen, *candidates)),
     }
 
 
 def save(path: str | Path, made: Made, chosen: Candidate) -> None:
-    """Saves a plan and its frontier."""
+    """Saves a plan, and what is soon known of its frontier."""
     from unity.summary import captured_summary_of, summary_of  # which imports rich, as all that shows something does
 
     plan = Plan(made, chosen)
     found = {"captured": captured_summary_of(plan).folded(), "planned": summary_of(plan).folded()}
-    write(path, json.dumps({**content(made, chosen, True), **found}, separators=(",", ":")))
+    found["parallelization"] = plan.parallelization.to_json()
+    atomic.save(path, json.dumps({**content(made, chosen, True), **found}, separators=(",", ":")))
 
 
 def summaries(path: str | Path, data: dict[str, Any]) -> tuple[Summary, Summary]:
@@ -112,12 +119,14 @@ def load(path: str | Path, fn: Callable[..., Any], *args: Any, argnums: int | tu
         )
     asked = None if rules is None else library_of(rules)
     made, chosen = restore(path, data, captured, fn, lambda: library_of(asked))
-    if made.rewriting is not None:
-        try:
+    plan = Plan(made, chosen)
+    try:
+        if made.rewriting is not None:
             made.rewriting.check(derivation_of(data["rewriting"]))
-        except PlanError as error:
-            raise PlanError(f"{path} is refused, because its derivation does not replay: {error}") from None
-    return Plan(made, chosen)
+        check_parallelization(plan.serial, plan.pcg, Parallelization.from_json(data.get("parallelization")), default_library())
+    except PlanError as error:
+        raise PlanError(f"{path} is refused, because its derivation does not replay: {error}") from None
+    return plan
 
 
 def restore(
@@ -135,6 +144,8 @@ def restore(
         machine = Machine.from_json(data["machine"])
         pipelining = None if data["pipelining"] is None else pipelined_again(captured, data["pipelining"], machine.axes)
         captured = captured if pipelining is None else pipelining.after
+        branching = None if data["branching"] is None else branched_again(captured, data["branching"], machine.axes)
+        captured = captured if branching is None else branching.after
         training = Training(**data["training"])
         seconds, exact = float(data["seconds"]), bool(data["exact"])
         applications = tuple(
@@ -146,5 +157,6 @@ def restore(
         raise PlanError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     bound = constraints.restored(data.get("constraints", {"given": [], "weights": []}), captured, fn)
     search = Search(captured.graph, captured.differentiated, machine, training, restrict=bound)
-    made = Made(fn, captured, search, seconds, tuple(candidates), exact, rewriting, pipelining, applications)
-    return replace(made, bound=bound, limit=limit), chosen
+    made = Made(fn, captured, search, seconds, tuple(candidates), exact, rewriting, pipelining, applications=applications)
+    made = replace(made, known_whole=bool(data.get("whole", True)))
+    return replace(made, branching=branching, bound=bound, limit=limit), chosen

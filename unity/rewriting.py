@@ -14,7 +14,7 @@ from typing import Any
 
 from unity.pcg.body import Body
 from unity.pcg.capture import Bodies, Captured
-from unity.pcg.errors import DerivationError, PlanError
+from unity.pcg.errors import DerivationError, OptionError, PlanError
 from unity.pcg.nesting import with_inside
 from unity.search.joint import Budget, Improvement, improvements
 from unity.search.nested import Program, program
@@ -206,7 +206,7 @@ def budget_of(budget: Any) -> Budget:
     if budget is None:
         return Budget(PROGRAMS)
     if isinstance(budget, bool) or not isinstance(budget, (int, float)) or budget < 0:
-        raise ValueError(f"budget={budget!r} is neither a number of programs (an int) nor of seconds (a float)")
+        raise OptionError(f"budget={budget!r} is neither a number of programs (an int) nor of seconds (a float)")
     return Budget(programs=budget) if isinstance(budget, int) else Budget(seconds=budget)
 
 
@@ -263,4 +263,4 @@ def library_of(rules: Any) -> Library:
         return load(rules)
     if isinstance(rules, Iterable) and not list(rules):
         return Library(())
-    raise ValueError(f"rules={rules!r} is no library: give the path of one, unity.substitutions.library.load(path), or () for none")
+    raise OptionError(f"rules={rules!r} is no library: give a path, what unity.substitutions.library.load gives, or () for none")

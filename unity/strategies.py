@@ -32,7 +32,8 @@ def _nodes(graph: PCG) -> list[Node]:
 def to_json(graph: PCG, candidates: Sequence[Candidate]) -> dict[str, Any]:
     """All candidates of one graph. Equal types are written once; and so are nodes of equal types, as in the layers of a model.
 
-    A row is what a node gives, what each operand goes through, the operands that are gathered again, and whether it is recomputed.
+    A row is what a node gives, what each operand goes through, the operands that are gathered again, and whether it is computed
+    again: its inner values (1), or all of it (2).
     """
     types: dict[Type, int] = {}
     rows: dict[str, int] = {}
@@ -44,7 +45,7 @@ def to_json(graph: PCG, candidates: Sequence[Candidate]) -> dict[str, Any]:
         places = range(len(n.operands))
         operands = [numbers(a.operands.get((id(n), p), ())) for p in places]
         again = [p for p in places if (id(n), p) in a.again]
-        found = [numbers(a.results.get(id(n), ())), operands, again, int(id(n) in a.recomputed)]
+        found = [numbers(a.results.get(id(n), ())), operands, again, 2 if id(n) in a.rerun else int(id(n) in a.recomputed)]
         return rows.setdefault(json.dumps(found), len(rows))
 
     nodes, graphs = _nodes(graph), list(_graphs(graph))
@@ -82,8 +83,8 @@ def _candidate(graph: PCG, axes: tuple[Axis, ...], types: list[Type], rows: Sequ
         for k, row in zip(range(len(g.outputs)), ends, strict=True)
     }
     again = frozenset((id(n), int(p)) for n, _, _, places, _ in found for p in places)
-    recomputed = frozenset(id(n) for n, *_, once_more in found if once_more)
-    assignment = Assignment(axes, results, operands, outputs, again, recomputed)
+    recomputed, rerun = (frozenset(id(n) for n, *_, once_more in found if once_more == way) for way in (1, 2))
+    assignment = Assignment(axes, results, operands, outputs, again, recomputed, rerun)
     return Candidate(float(point["time"]), float(point["memory"]), assignment)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from unity.pcg.errors import PlanFileError
 from unity.pcg.folded import fold, unfold
-from unity.pcg.graph import PCG, PIPELINE
+from unity.pcg.graph import BRANCHES, PCG, PIPELINE
 from unity.pcg.parallelize import Assignment, parallelize
 from unity.pcg.serialize import to_json as graph_json
 from unity.search.backend import backend_of
@@ -117,7 +117,8 @@ def summary_of(plan: Plan) -> Summary:
     """A plan's own summary."""
     found = predict(plan.pcg, plan.machine, differentiated_in(plan))
     figures = plan.__name__, plan.machine.name, plan.machine.devices, plan.time, plan.memory
-    return Summary(*figures, plan.pcg, *_costs(found, plan.pcg), _rules(plan), (*_pipelining(plan), *_applications(plan)))
+    applied = (*_pipelining(plan), *_branching(plan), *_applications(plan))
+    return Summary(*figures, plan.pcg, *_costs(found, plan.pcg), _rules(plan), applied)
 
 
 def captured_summary_of(plan: Plan) -> Summary:
@@ -174,6 +175,14 @@ def _pipelining(plan: Plan) -> tuple[RuleUse, ...]:
         return ()
     lines = tuple(short(node.source) for node in plan.serial.nodes if node.kind == PIPELINE)
     return (RuleUse(PIPELINE, str(found), 1, lines, tuple(axis.name for axis in found.along)),)
+
+
+def _branching(plan: Plan) -> tuple[RuleUse, ...]:
+    found = plan.branching
+    if found is None:
+        return ()
+    lines = tuple(short(node.source) for node in plan.serial.nodes if node.kind == BRANCHES)
+    return (RuleUse(BRANCHES, str(found), 1, lines, tuple(axis.name for axis in found.along)),)
 
 
 def _applications(plan: Plan) -> tuple[RuleUse, ...]:

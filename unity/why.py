@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from unity.pcg.axis import Axis
 from unity.pcg.errors import PlanError
 from unity.pcg.graph import PARALLELIZATION, Node, Value
 from unity.pcg.state import local_shape, show
+from unity.pcg.twins import twins
 from unity.search.backend import backend_of
 from unity.search.configurations import ranks
 from unity.search.dimensions import Dimensions
@@ -41,9 +42,16 @@ def why(plan: Plan, path: str, file: Any = None) -> None:
     console.width = max(console.width, 140)
     groups = grouped(plan, meant(plan, path))
     for same in groups[:MOST]:
-        _one(plan, same, console)
+        with console.status("searching for plans with other types"):
+            found = answer(plan, same)
+        _show(found, plan, console)
     if len(groups) > MOST:
         console.print(f"… and {len(groups) - MOST} more that are meant by {path}")
+
+
+def answers(plan: Plan, path: str) -> list[dict[str, Any]]:
+    """The same as data for other tools."""
+    return [asdict(answer(plan, same)) for same in grouped(plan, meant(plan, path))[:MOST]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,11 +72,10 @@ class Twin:
         return Ends(tuple(v.type for v in self.parallel.operands), self.parallel.types)
 
 
-def twins(plan: Plan) -> list[Twin]:
+def typed(plan: Plan) -> list[Twin]:
     """All nodes of a plan that have a type to choose."""
-    after = (node for node, _ in plan.pcg.walk() if node.kind not in PARALLELIZATION)
-    pairs = [Twin(s, p) for (s, _), p in zip(plan.serial.walk(), after, strict=True)]
     own = {id(node) for node in plan.serial.inputs}
+    pairs = [Twin(before, after) for before, after in twins(plan.serial, plan.pcg)]
     return [t for t in pairs if t.serial.inside is None and (t.serial.kind != "input" or id(t.serial) in own)]
 
 
@@ -77,11 +84,11 @@ def meant(plan: Plan, path: str) -> list[Twin]:
 
     Raises PlanError, with what is most like it, if there are none.
     """
-    every = twins(plan)
-    given = [t for t in every if t.serial.kind == "input"]
+    there = typed(plan)
+    given = [t for t in there if t.serial.kind == "input"]
     known = spellings(plan._made.fn, [t.name for t in given])
     found = [given[k] for k in matching(path, known)]
-    operators = [t for t in every if t.serial.kind != "input"]
+    operators = [t for t in there if t.serial.kind != "input"]
     found = found or [t for t in operators if path in _spoken(t.serial)]
     if not found:
         near = difflib.get_close_matches(path, {s for t in operators for s in _spoken(t.serial) if s}, 3)
@@ -166,28 +173,83 @@ class Costs:
         return found
 
 
-def _one(plan: Plan, same: Sequence[Twin], console: Console) -> None:
-    """One thing (of several that are equal the first), in words and as a table."""
-    twin, costs, axes = same[0], Costs(plan), plan.pcg.axes
+@dataclass(frozen=True)
+class Said:
+    """What is held of a value: its shape, its type, and the same in words."""
+
+    what: str
+    tensor: str
+    type: str
+    says: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best plan with one type of a thing."""
+
+    type: str
+    time: float
+    memory: float
+    chosen: bool  # it is the plan itself
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Why a thing is as it is. `alike`: how many there are of it; `limit`: what the other choices had to fit."""
+
+    name: str
+    line: str
+    alike: int
+    values: tuple[Said, ...]
+    constraints: tuple[str, ...]
+    costs: tuple[str, ...]
+    limit: float
+    choices: tuple[Choice, ...]
+
+
+def answer(plan: Plan, same: Sequence[Twin]) -> Answer:
+    """About one thing (of several that are equal the first), with what the plan would cost if it were otherwise."""
+    twin, axes = same[0], plan.pcg.axes
     node = twin.parallel
-    line = f" ({short(node.source)})" if node.source else ""
-    more = f", the first of {len(same)} that are alike" if len(same) > 1 else ""
-    console.print(f"{twin.name}{line}{more}", style="bold")
     values: list[Value] = [*node.operands, *node.results]
     names = [f"operand {p}" for p in range(len(node.operands))]
     names += ["it" if node.kind == "input" else "result" if len(node.types) == 1 else f"result {k}" for k in range(len(node.types))]
-    for name, v in zip(names, values, strict=True):
-        console.print(f"    {name}: {v.tensor} {show(v.type, axes, v.tensor.ndim)}: {in_words(v, axes)}")
-    constrained = _constraints(plan, twin.serial)
-    for constraint in constrained:
-        console.print(f"    constrained by {constraint}")
-    for text in _costs(costs, node):
-        console.print(f"    {text}")
-    condition = ", were it not constrained" if constrained else ""
+    said = [
+        Said(name, str(v.tensor), show(v.type, axes, v.tensor.ndim), in_words(v, axes))
+        for name, v in zip(names, values, strict=True)
+    ]
     limit = max(plan._made.limit or 0.0, plan.memory)
-    console.print(f"    the best plans with other types of it that fit {size(limit)}{condition}:")
-    with console.status("searching for plans with other types"):
-        table = _alternatives(plan, twin, limit)
+    costs, constraints = tuple(_costs(Costs(plan), node)), tuple(_constraints(plan, twin.serial))
+    return Answer(twin.name, short(node.source), len(same), tuple(said), constraints, costs, limit, _choices(plan, twin, limit))
+
+
+def _choices(plan: Plan, twin: Twin, limit: float) -> tuple[Choice, ...]:
+    """The whole plan, with this as it is and otherwise."""
+    same, others = alternatives(plan._made, twin.serial, plan.candidate, limit, ALTERNATIVES)
+    rows = [Alternative(twin.ends, plan.candidate) if same is None else same, *others]
+    return tuple(
+        Choice(shown(row.ends, twin.serial, plan.pcg.axes), row.candidate.time, row.candidate.memory, k == 0)
+        for k, row in enumerate(rows)
+    )
+
+
+def _show(found: Answer, plan: Plan, console: Console) -> None:
+    """In words, and as a table."""
+    line = f" ({found.line})" if found.line else ""
+    more = f", the first of {found.alike} that are alike" if found.alike > 1 else ""
+    console.print(f"{found.name}{line}{more}", style="bold")
+    texts = [f"{v.what}: {v.tensor} {v.type}: {v.says}" for v in found.values]
+    texts += [*(f"constrained by {constraint}" for constraint in found.constraints), *found.costs]
+    condition = ", were it not constrained" if found.constraints else ""
+    texts.append(f"the best plans with other types of it that fit {size(found.limit)}{condition}:")
+    for text in texts:
+        console.print(f"    {text}")
+    table = Table("", "type", "the whole step", "", "memory")
+    for c in found.choices:
+        gain = "" if c.chosen else f"{(c.time / plan.time - 1) * 100:+.1f} %"
+        table.add_row(*map(Text, ("→" if c.chosen else "", c.type, duration(c.time), gain, size(c.memory))))
+    if len(found.choices) == 1:
+        table.add_row("", "no other", "", "", "")
     console.print(table)
 
 
@@ -233,20 +295,6 @@ def _costs(costs: Costs, node: Node) -> Iterator[str]:
     if held:
         parts = (f"{'less ' if h.nbytes < 0 else ''}{size(abs(h.nbytes))} ({h.why})" for h in held)
         yield f"held when most is: {', '.join(parts)}"
-
-
-def _alternatives(plan: Plan, twin: Twin, limit: float) -> Table:
-    """The whole plan, with this as it is and otherwise."""
-    same, others = alternatives(plan._made, twin.serial, plan.candidate, limit, ALTERNATIVES)
-    table = Table("", "type", "the whole step", "", "memory")
-    rows = [("→", Alternative(twin.ends, plan.candidate) if same is None else same), *(("", other) for other in others)]
-    for mark, row in rows:
-        time, memory = row.candidate.time, row.candidate.memory
-        more = "" if mark else f"{(time / plan.time - 1) * 100:+.1f} %"
-        table.add_row(*map(Text, (mark, shown(row.ends, twin.serial, plan.pcg.axes), duration(time), more, size(memory))))
-    if not others:
-        table.add_row("", "no other", "", "", "")
-    return table
 
 
 def shown(ends: Ends, node: Node, axes: tuple[Axis, ...]) -> str:

@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from unity.cli import check, completion, diff, explain, export, machine, optimize, profile, report, rules, show, simulate
-from unity.cli.formatting import Lines
+from unity.cli.formatting import Lines, Parser
 from unity.pcg.errors import UnityError
-from unity.search.hardware import MachineError
-from unity.search.simulator import SimulationError
 
 COMMANDS: dict[str, ModuleType] = {
     "optimize": optimize,
@@ -60,7 +58,7 @@ WRONG = 1
 
 def parser() -> argparse.ArgumentParser:
     """All commands."""
-    top = argparse.ArgumentParser(prog="unity", description=ABOUT, epilog=EPILOG, formatter_class=Lines)
+    top = Parser(prog="unity", description=ABOUT, epilog=EPILOG, formatter_class=Lines)
     top.add_argument("--version", action="version", version=f"unity {_version()}")
     commands = top.add_subparsers(required=True, metavar="COMMAND", title="commands")
     for name, module in COMMANDS.items():
@@ -86,8 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("unity: interrupted; the same command goes on where this one stopped", file=sys.stderr)
         return 130
-    except (UnityError, MachineError, SimulationError) as problem:
+    except UnityError as problem:
         print(f"unity: {problem}", file=sys.stderr)
     except OSError as problem:
-        print(f"unity: {problem.filename}: {problem.strerror}", file=sys.stderr)
+        print(f"unity: {problem.filename}: {problem.strerror} (docs: command-line#in-scripts)", file=sys.stderr)
     return getattr(options, "wrong", WRONG)

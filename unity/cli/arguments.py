@@ -92,7 +92,9 @@ def described(text: str) -> Machine:
             return Machine.load(text)
         if grid or text in CLUSTERS:
             return Machine.preset(text)
-    except (MachineError, OSError) as problem:
+    except MachineError as problem:
+        raise argparse.ArgumentTypeError(f"{text}: {problem.reason}") from None
+    except OSError as problem:
         raise argparse.ArgumentTypeError(f"{text}: {problem}") from None
     raise argparse.ArgumentTypeError(
         f"no machine is named {text}; expected {HERE}, a cluster ({', '.join(sorted(CLUSTERS))}), NODESxDEVICES of a kind of "

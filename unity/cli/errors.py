@@ -11,6 +11,8 @@ from unity.pcg.errors import UnityError
 class CommandError(UnityError):
     """What a command line names is not there, or cannot be used: which, why, and what is expected."""
 
+    docs = "command-line"
+
 
 def blamed(which: str, error: BaseException, inside: str) -> CommandError:
     """An error of the user's own code as one message: what raised it, and the innermost line that lies in the folder `inside`."""

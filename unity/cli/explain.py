@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unity.cli.arguments import add_json
 from unity.cli.errors import CommandError
@@ -17,8 +17,13 @@ from unity.cli.output import print_json, stage
 from unity.difference.document import Document, Row, Table
 from unity.difference.text import show
 from unity.pcg.state import show as in_types
-from unity.summary import RuleUse, Summary
-from unity.wording import duration, pattern, size
+from unity.search.backend import backend_of
+from unity.search.memory import predict_memory
+from unity.summary import RuleUse, Summary, differentiated_in, summary_of
+from unity.wording import duration, line_behind, pattern, size
+
+if TYPE_CHECKING:
+    from unity.plan import Plan
 
 HELP = "say what a saved plan decided, and what it costs"
 ROWS = 40  # of a table, before the rest is counted only
@@ -37,7 +42,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "  unity explain plan.json\n"
         "  unity explain plan.json --json\n"
         "  unity explain plan.json mymodel:example \"params['layers'][*]['w']\"\n"
-        "  unity explain plan.json mymodel:example model.py:42"
+        "  unity explain plan.json mymodel:example model.py:42 --json"
     )
     command.add_argument("path", type=Path, metavar="FILE", help="a plan (plan.save, unity optimize -o)")
     command.add_argument("model", metavar=METAVAR, nargs="?", help="the model that it was made for: says more")
@@ -48,11 +53,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Explains."""
     if options.model is not None:
-        if options.json:
-            raise CommandError("--json gives what the file holds: leave the model out")
         with stage("capturing the model"):
             plan = model_of(options.model).plan(options.path)
-        plan.explain(options.about, file=sys.stdout)
+        if options.json:
+            print_json(more(plan, options.about))
+        else:
+            plan.explain(options.about, file=sys.stdout)
         return 0
     summary = read(options.path)[-1]
     if not summary.machine:
@@ -69,6 +75,18 @@ def data(summary: Summary) -> dict[str, Any]:
     plain = {k: v for k, v in vars(summary).items() if isinstance(v, str | int | float)}
     rows = {k: [asdict(row) for row in getattr(summary, k)] for k in ("work", "talk", "rules", "applications")}
     return {**plain, "arguments": [{"name": n, "tensor": t, "stored": s, "nbytes": b} for (n, t, s), b in _stored(summary)], **rows}
+
+
+def more(plan: Plan, about: str | None) -> dict[str, Any] | list[dict[str, Any]]:
+    """What is known with the model, too: who holds memory, what could not be split; or about one thing, why it is as it is."""
+    from unity.explain import blocked
+    from unity.why import answers
+
+    if about is not None:
+        return answers(plan, about)
+    memory = predict_memory(plan.pcg, differentiated_in(plan), plan._made.search.training, backend_of(plan.machine))
+    held = [{"why": h.why, "made_by": h.node.kind, "line": line_behind(h.node), "nbytes": h.nbytes} for h in memory.held]
+    return {**data(summary_of(plan)), "held": held, "blocked": blocked(plan)}
 
 
 def document(summary: Summary) -> Document:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unity.pcg import folded, serialize
+from unity.pcg.atomic import save
 from unity.pcg.errors import PlanError
 from unity.pcg.graph import PCG
 from unity.summary import Summary
@@ -49,12 +50,7 @@ def _unpriced(path: Path, graph: PCG) -> Summary:
 
 def write(text: str, path: Path | None) -> None:
     """Prints, or writes a file, which is replaced as a whole or not at all. Raises PlanError if it cannot be written."""
-    from unity.pcg.atomic import write as replace
-
     if path is None:
         print(text, end="" if text.endswith("\n") else "\n")
         return
-    try:
-        replace(path, text)
-    except OSError as error:
-        raise PlanError(f"{path} cannot be written: {error.strerror}") from error
+    save(path, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from typing import NoReturn
 
 
 class Lines(argparse.HelpFormatter):
@@ -19,3 +20,11 @@ class Lines(argparse.HelpFormatter):
         for below in self._iter_indented_subactions(action):
             self._action_max_length = max(self._action_max_length, len(below.dest) + self._current_indent)
         self._dedent()
+
+
+class Parser(argparse.ArgumentParser):
+    """Reads a command line. (The commands below are read by others of its kind.)"""
+
+    def error(self, message: str) -> NoReturn:
+        """Says what is wrong, and where more is said, and ends."""
+        super().error(f"{message} (docs: command-line)")

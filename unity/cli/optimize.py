@@ -38,8 +38,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "  unity optimize mymodel:example --machine dgx-h100 --objective devices --budget 60s --json"
     )
     add_model(command, "what to plan")
-    command.add_argument("-o", "--output", type=Path, metavar="FILE", help="save the plan and its whole frontier")
-    command.add_argument("--frontier", action="store_true", help="print the trade-off between time and memory too")
+    command.add_argument("-o", "--output", type=Path, metavar="FILE", help="save the plan")
+    command.add_argument("--frontier", action="store_true", help="search the frontier of time and memory; print and save it too")
     add_json(command)
     add_devices(command)
     asked = command.add_argument_group("options of unity.optimize", argument_default=argparse.SUPPRESS)
@@ -63,8 +63,11 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError(f"{options.output} cannot be written: there is no folder {options.output.parent}")  # before the work
     use_devices(options.devices)
     plan = planned(options.model, model_of(options.model), values(options, OPTIONS))
+    if options.frontier:
+        with stage("searching the frontier"):
+            _ = plan.frontier  # which is saved, too
     if options.output is not None:
-        with stage("searching the frontier, to save it"):
+        with stage("saving the plan"):
             plan.save(options.output)
     if options.json:
         print_json(data(plan, options.output, options.frontier))
@@ -81,13 +84,11 @@ def planned(which: str, model: Model, asked: dict[str, Any]) -> Plan:
 
     try:
         return unity.optimize(model.fn, *model.args, **{**model.options, **asked})
-    except (unity.UnityError, unity.MachineError):
+    except unity.UnityError:
         raise
     except Exception as problem:
         if notes := getattr(problem, "__notes__", ()):  # of unity: whose error it is
             raise CommandError("\n    ".join((f"{which}: {type(problem).__name__}: {problem}", *notes))) from problem
-        if isinstance(problem, ValueError):  # an option that does not go with another
-            raise CommandError(str(problem)) from problem
         raise
 
 

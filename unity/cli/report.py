@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
+from unity.cli.arguments import add_json
 from unity.cli.model import METAVAR, model_of
-from unity.cli.output import stage
+from unity.cli.output import print_json, stage
 
 HELP = "write a saved plan as an HTML page"
 
@@ -19,19 +21,37 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "frontier, collectives, and which device holds which part of the arguments. With the model it shows more: the graph after "
         "each rule, what operators cost one by one, when everything of a step runs, and what is in memory."
     )
-    command.epilog = "examples:\n  unity report plan.json\n  unity report plan.json mymodel:example -o page.html"
+    command.epilog = "examples:\n  unity report plan.json\n  unity report plan.json mymodel:example -o page.html --json"
     command.add_argument("path", type=Path, metavar="FILE", help="a plan (plan.save, unity optimize -o)")
     command.add_argument("model", metavar=METAVAR, nargs="?", help="the model that it was made for: shows more")
     command.add_argument("-o", "--output", type=Path, metavar="PAGE", help="default: FILE's name, ending in .html")
+    add_json(command)
 
 
 def run(options: argparse.Namespace) -> int:
     """Writes the page, and says where."""
-    from unity.report import of_file, of_plan, save
+    from unity.report import content, of_file, of_plan, save
 
     output = options.output or options.path.with_suffix(".html")
     with stage("drawing the plan"):
         source = of_file(options.path) if options.model is None else of_plan(model_of(options.model).plan(options.path))
-        save(source, output)
-    print(output)
+        found = content(source)
+        save(found, output)
+    if options.json:
+        print_json({"page": str(output), "bytes": output.stat().st_size, **data(found)})
+    else:
+        print(output)
     return 0
+
+
+def data(found: dict[str, Any]) -> dict[str, Any]:
+    """What the page shows, in short, for other tools: its figures, its steps, and what it lacks."""
+    lacks = [name for name in ("timeline", "memory") if "missing" in found[name]]
+    return {
+        "name": found["title"],
+        "machine": found["machine"],
+        "figures": {what: figure for what, figure, _ in found["figures"]},
+        "steps": [frame["title"] for frame in found["frames"]],
+        "points": len(found["frontier"]["points"]),
+        "lacks": lacks,
+    }

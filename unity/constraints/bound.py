@@ -10,9 +10,10 @@ from unity.constraints.ground import Ground
 from unity.constraints.kinds import Across, Constraint, Marked, Pin, WithoutRules, from_json, marked_by
 from unity.constraints.paths import Spellings, matched, matching, spellings
 from unity.pcg.capture import Captured
-from unity.pcg.errors import ConstraintError, PlanError
-from unity.pcg.graph import CONSTRAIN, PARALLELIZATION, PCG, Node
+from unity.pcg.errors import ConstraintError, OptionError, PlanError
+from unity.pcg.graph import CONSTRAIN, PCG
 from unity.pcg.marks import hidden, mark_of, marks
+from unity.pcg.twins import twins
 from unity.pcg.wanted import met
 from unity.search.configurations import ranks
 from unity.search.dimensions import Dimensions
@@ -92,7 +93,7 @@ class Bound:
         found = offered(opened.sites)
         ground = self.ground(Dimensions(opened, found, ranks(opened.sites, found)), machine)
         split, levels = ground.splits_a(constraint.dimension), ground.level(constraint.level)
-        for before, after in _pairs(serial, parallel):
+        for before, after in twins(serial, parallel):
             site = opened.of_node.get(id(before), -1)
             for k, type_ in enumerate(after.types if site >= 0 else ()):
                 for axis in levels:
@@ -108,23 +109,17 @@ def _can(ground: Ground, site: int, constraint: Across) -> bool:
     return site in ground.inputs and any(ground.split(site, ground.follows(constraint.dimension)))
 
 
-def _pairs(serial: PCG, parallel: PCG) -> Iterator[tuple[Node, Node]]:
-    """The nodes of a graph with what they became: parallelization operators stand between them, in no other order."""
-    after = (node for node, _ in parallel.walk() if node.kind not in PARALLELIZATION)
-    return zip((node for node, _ in serial.walk()), after, strict=True)
-
-
 def bound(constraints: Iterable[Constraint], captured: Captured, fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Bound:
     """Constraints on a captured function.
 
     Raises:
-        ValueError: something given is no constraint.
+        OptionError: something given is no constraint.
         ConstraintError: no argument has a path that is pinned, or the function marks a value where no type can be chosen.
     """
     given = tuple(constraints)
     for c in given:
         if not isinstance(c, (Pin, Across, WithoutRules)):
-            raise ValueError(f"constraints={list(given)!r}: {c!r} is none; give unity.pin, forbid, only, require or without_rules")
+            raise OptionError(f"constraints={list(given)!r}: {c!r} is none; give unity.pin, forbid, only, require or without_rules")
     lost = next(hidden(captured.graph), None)
     if lost is not None:
         raise ConstraintError(

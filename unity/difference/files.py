@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from unity.difference.compare import PlanDiff
-from unity.pcg.atomic import write
+from unity.pcg import atomic
 from unity.pcg.errors import PlanError
 
 ENDINGS = {".txt": "text", ".md": "markdown", ".json": "json", ".dot": "dot", ".html": "html"}
@@ -17,7 +17,7 @@ def save(found: PlanDiff, path: str | Path, form: str | None = None) -> None:
     form = form or ENDINGS.get(Path(path).suffix)
     if form is None:
         raise PlanError(f"{path}: a diff is saved as one of {', '.join(ENDINGS)}; end the file's name so, or say the format")
-    write(path, formatted(found, form))
+    atomic.save(path, formatted(found, form))
 
 
 def formatted(found: PlanDiff, form: str) -> str:

@@ -98,12 +98,12 @@ def compile_step(plan: Plan, gradient: bool) -> Any:
     shardings = plan._shardings
     leaves = [
         jax.ShapeDtypeStruct(n.tensors[0].shape, n.tensors[0].dtype, sharding=s)
-        for n, s in zip(plan.original.inputs, shardings, strict=True)
+        for n, s in zip(plan.serial.inputs, shardings, strict=True)
     ]
     run = plan._program
     if not gradient:
         return jax.jit(run).lower(*leaves).compile(compiler_options=compiler_options())
-    weights = sorted(k for k in captured.differentiated if plan.original.inputs[k].tensors[0].floating)
+    weights = sorted(k for k in captured.differentiated if plan.serial.inputs[k].tensors[0].floating)
     ends = losses(plan.serial)
 
     step = gradient_step(run, len(leaves), weights, ends)

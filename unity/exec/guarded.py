@@ -27,7 +27,7 @@ def zeros_of(x: jax.Array) -> Zeros:
 
 
 @dataclass
-class _Pullback:
+class Pullback:
     """How a pullback is put together again: its structure, and of each of its leaves which of the given arrays it is.
 
     (-1: a kept one.) Written where the forward pass is traced, read where the backward pass is.
@@ -60,7 +60,7 @@ def guarded(work: Work, works: jax.Array, parts: Sequence[Any], *more: Sequence[
     others = {k: x for k, x in enumerate(every) if k not in real}
     ends = [k for k in real if k < len(parts)]  # results that have a gradient
     nothings = [zeros_of(every[k]) for k in real]
-    pullback = _Pullback()
+    pullback = Pullback()
 
     def run(values: Sequence[Any], rest: dict[int, Any]) -> tuple[Any, ...]:
         whole = rest | dict(zip(real, values, strict=True))

@@ -13,12 +13,15 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from unity.exec.alternating import Pair, alternated
+from unity.exec.branches import branched
 from unity.exec.parallel import apply, vary
-from unity.exec.pipeline import pipelined
+from unity.exec.pipeline import pipelined, summed
 from unity.exec.walker import run_body
+from unity.pcg.again import runs_again
 from unity.pcg.axis import Axis
-from unity.pcg.graph import PARALLELIZATION, PCG, PIPELINE, Node, Value
-from unity.pcg.resharding import Step
+from unity.pcg.graph import BRANCHES, PARALLELIZATION, PCG, PIPELINE, TAIL, Node, Value
+from unity.pcg.stages import ONE_F_ONE_B, schedule_of
 from unity.pcg.state import UNUSED, Type
 from unity.pcg.traffic import step_of
 
@@ -60,15 +63,26 @@ def program(graph: PCG, mesh: Mesh) -> Callable[..., tuple]:
 
 @dataclass(frozen=True)
 class Again:
-    """A gathered value that is not kept: its users gather it themselves, and once more in the backward pass."""
+    """A value that is not kept: whoever reads it makes it from `bases`, and once more in the backward pass."""
 
-    base: Any
-    steps: tuple[Step, ...]
+    bases: tuple[Any, ...]
+    make: Callable[..., Any]
 
-    def gather(self, x: Any, axes: tuple[Axis, ...]) -> Any:
-        for step in self.steps:
-            x = apply(step, x, axes)
-        return x
+    @property
+    def value(self) -> Any:
+        return self.make(*self.bases)
+
+    def then(self, step: Callable[[Any], Any]) -> Again:
+        """The same, changed once more."""
+        return Again(self.bases, lambda *bases: step(self.make(*bases)))
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A result of a pipeline that its tail has yet to run, together with itself."""
+
+    pipeline: Node
+    operands: tuple[Any, ...]
 
 
 def label(node: Node) -> str:
@@ -87,23 +101,35 @@ def run_graph(graph: PCG, pieces: Sequence[Any]) -> list:
         if node.kind != "input":
             operands = [env[v] for v in node.operands]
             with jax.named_scope(label(node)):
-                results = _run_node(node, operands, graph.axes)
+                results = _begun(node, operands, graph) or _run_node(node, operands, graph.axes)
             env.update((Value(node, k), x) for k, x in enumerate(results))
     return [settle(v, env[v], graph.axes) for v in graph.outputs]
 
 
+def _begun(node: Node, operands: list, graph: PCG) -> list:
+    """The results of a pipeline that goes by 1F1B; nothing of anything else."""
+    if node.kind != PIPELINE or schedule_of(node).kind != ONE_F_ONE_B:
+        return []
+    given = [settle(v, x, graph.axes) for v, x in zip(node.operands, operands, strict=True)]
+    return [Begun(node, tuple(given))] * len(node.tensors)
+
+
 def settle(v: Value, x: Any, axes: tuple[Axis, ...]) -> Any:
     """A value that varies, for JAX, along exactly the axes that its type uses (a constant may not)."""
+    if isinstance(x, Begun):
+        return x
     if isinstance(x, Again):
-        x = x.gather(x.base, axes)
+        x = x.value
     return vary(x, [a.name for a, s in zip(axes, v.type, strict=True) if s != UNUSED])
 
 
 def _run_node(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
     if node.kind in PARALLELIZATION:
         return [_change(node, operands[0], axes)]
+    if runs_again(node):
+        return [_later(node, operands, axes)]
     if any(isinstance(x, Again) for x in operands):
-        return _gathering(node, operands, axes)
+        return _with_makers(node, operands, axes)
     return _compute(node, operands, axes)
 
 
@@ -112,24 +138,43 @@ def _change(node: Node, x: Any, axes: tuple[Axis, ...]) -> Any:
         return x
     step = step_of(node, axes)
     if isinstance(x, Again):
-        return Again(x.base, (*x.steps, step))
-    if node.attributes.get("again"):
-        return Again(settle(node.operands[0], x, axes), (step,))
-    return apply(step, settle(node.operands[0], x, axes), axes)
+        return x.then(lambda x: apply(step, x, axes))
+    x = settle(node.operands[0], x, axes)
+    return Again((x,), lambda x: apply(step, x, axes)) if node.attributes.get("again") else apply(step, x, axes)
 
 
-def _gathering(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
-    """An operator whose weight is gathered again in the backward pass: the checkpoint is around both (design section 7).
+def _later(node: Node, operands: list, axes: tuple[Axis, ...]) -> Again:
+    """The result of an operator that its reader runs."""
+    bases, run = _making(node, operands, axes)
+
+    def make(*given: Any) -> Any:
+        with jax.named_scope(label(node)):
+            (result,) = run(*given)
+        return result
+
+    return Again(bases, make)
+
+
+def _with_makers(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
+    """An operator, an operand of which is made again in the backward pass: the checkpoint is around both (design section 7).
 
     What neighbours have sent for its halos is kept: nothing else is communicated again.
     """
-    bases = [x.base if isinstance(x, Again) else x for x in operands]
+    bases, run = _making(node, operands, axes)
+    return jax.checkpoint(run, policy=lambda primitive, *_, **__: primitive.name == "ppermute")(*bases)
 
-    def both(*given: Any) -> list:
-        ready = [x.gather(g, axes) if isinstance(x, Again) else g for x, g in zip(operands, given, strict=True)]
+
+def _making(node: Node, operands: list, axes: tuple[Axis, ...]) -> tuple[tuple[Any, ...], Callable[..., list]]:
+    """What an operator's operands are made of, and what makes its results of that."""
+    parts = [x.bases if isinstance(x, Again) else (x,) for x in operands]
+
+    def run(*given: Any) -> list:
+        left = iter(given)
+        taken = [[next(left) for _ in part] for part in parts]
+        ready = [x.make(*own) if isinstance(x, Again) else own[0] for x, own in zip(operands, taken, strict=True)]
         return _compute(node, ready, axes)
 
-    return jax.checkpoint(both, policy=lambda primitive, *_, **__: primitive.name == "ppermute")(*bases)
+    return tuple(x for part in parts for x in part), run
 
 
 def _compute(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
@@ -137,9 +182,11 @@ def _compute(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
     if node.kind == "scan":
         results = _scan(node, operands, axes)
     elif node.kind == PIPELINE:
-        inside = node.inside
-        assert inside is not None
-        results = pipelined(node, operands, lambda *pieces: run_graph(inside, pieces))
+        results = pipelined(node, operands, _inside(node))
+    elif node.kind == TAIL:
+        results = _tail(node, operands)
+    elif node.kind == BRANCHES:
+        results = branched(node, operands, run_graph, axes)
     elif node.kind == "remat":
         assert node.inside is not None
         inside = node.inside
@@ -152,6 +199,22 @@ def _compute(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
     return [settle(v, x, axes) for v, x in zip(node.results, results, strict=True)]
 
 
+def _inside(node: Node) -> Callable[..., list]:
+    """The local program of the graph inside of a node."""
+    inside = node.inside
+    assert inside is not None
+    return lambda *pieces: run_graph(inside, pieces)
+
+
+def _tail(node: Node, operands: list) -> list:
+    """A tail with its pipeline, or after it, where that has run."""
+    begun = next((x for x in operands if isinstance(x, Begun)), None)
+    if begun is None:
+        return summed(node, operands, _inside(node))
+    more = [x for x in operands if not isinstance(x, Begun)]
+    return alternated(Pair(begun.pipeline, node, _inside(begun.pipeline), _inside(node)), begun.operands, more)
+
+
 def _body(node: Node, axes: tuple[Axis, ...]) -> Callable[..., list]:
     """An operator's local program; if its inner values are not kept, it runs once more in the backward pass."""
     body = node.body
@@ -160,7 +223,7 @@ def _body(node: Node, axes: tuple[Axis, ...]) -> Callable[..., list]:
     def run(*operands: Any) -> list:
         return run_body(body, operands, [v.type for v in node.operands], node.types, axes)
 
-    return jax.checkpoint(run) if node.attributes.get("again") else run
+    return jax.checkpoint(run) if node.attributes.get("again") and not runs_again(node) else run
 
 
 def _scan(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:

@@ -6,7 +6,8 @@ again, the next device's lies there. What leaves the last stage goes the same wa
 micro-batch r m + q starts in place q of device r, is taken by stage 0 in tick r m + q, and leaves the last stage S - 1 ticks later.
 
 The gradient of all this, which JAX derives, is the same pipeline backwards: GPipe. A stage without work does none (`guarded`), so
-that nothing is computed from what is no sample.
+that nothing is computed from what is no sample. 1F1B is in `unity.exec.alternating`; where no gradient is wanted it is this, too,
+and every device computes the tail of its own samples.
 """
 
 from __future__ import annotations
@@ -26,26 +27,52 @@ Arrays = tuple[Any, ...]
 Step = Callable[..., Sequence[Any]]  # of constants, what is read, what is carried and one step's weights: what is carried on
 
 
-def pipelined(node: Node, operands: Sequence[Any], step: Step) -> list[Any]:
-    """The results of a pipeline on one device's pieces; called inside `shard_map`, with a step's local program."""
-    ends, schedule = ends_of(node), schedule_of(node)
+def parts_of(node: Node, operands: Sequence[Any]) -> tuple[Arrays, Arrays, Arrays, Arrays]:
+    """The operands of a pipeline, or a tail: constants, what is read, what is carried, what is taken in steps."""
+    ends = ends_of(node)
     constants, read, carried, weights = (
         tuple(operands[p] for p in found) for found in (ends.constants, ends.read, ends.carried, ends.stepped)
     )
+    return constants, read, carried, weights
+
+
+def stage_of(node: Node, step: Step) -> Callable[[Arrays, Arrays, Arrays], Arrays]:
+    """One stage's work on a micro-batch: of what has samples, constants and the stage's weights. What is only read is handed on."""
+    ends, schedule = ends_of(node), schedule_of(node)
 
     def stage(parts: Arrays, constants: Arrays, weights: Arrays) -> Arrays:
-        seen = parts[: len(read)]
+        seen = parts[: len(ends.read)]
 
         def one(carry: Arrays, own: Sequence[Any]) -> tuple[Arrays, None]:
             return tuple(step(*constants, *seen, *carry, *own)), None
 
         length = schedule.steps // schedule.stages
-        return (*seen, *lax.scan(one, parts[len(read) :], weights, length, unroll=node.attributes["unroll"])[0])
+        return (*seen, *lax.scan(one, parts[len(seen) :], weights, length, unroll=node.attributes["unroll"])[0])
+
+    return stage
+
+
+def pipelined(node: Node, operands: Sequence[Any], step: Step) -> list[Any]:
+    """The results of a pipeline on one device's pieces; called inside `shard_map`, with a step's local program."""
+    constants, read, carried, weights = parts_of(node, operands)
+    stage = stage_of(node, step)
 
     def run(works: jax.Array, parts: Arrays) -> Arrays:
         return guarded(stage, works, parts, constants, weights)
 
-    return list(_ticks((*read, *carried), len(read), run, schedule, names_of(node)))
+    return list(_ticks((*read, *carried), len(read), run, schedule_of(node), names_of(node)))
+
+
+def summed(node: Node, operands: Sequence[Any], step: Step) -> list[Any]:
+    """The results of a tail where its pipeline is done: every device adds up its own micro-batches."""
+    constants, read, arrived, _ = parts_of(node, operands)
+    found = lax.scan(lambda _, parts: (None, tuple(step(*constants, *parts))), None, (*read, *arrived))[1]
+    return [x.sum(0, dtype=x.dtype) for x in found]
+
+
+def shifted(xs: Sequence[Any], names: tuple[str, ...], pairs: list[tuple[int, int]]) -> Arrays:
+    """Pieces sent from device to device, in pairs of numbers along these axes."""
+    return tuple(lax.ppermute(x, names, pairs) for x in xs)
 
 
 def _ticks(
@@ -56,29 +83,28 @@ def _ticks(
     onward = [(k, k + 1) for k in range(last)]
     back = [(k + 1, k) for k in range(last)]
 
-    def moved(xs: Sequence[Any], pairs: list[tuple[int, int]]) -> Arrays:
-        return tuple(lax.ppermute(x, names, pairs) for x in xs)
-
     def tick(state: tuple[Any, Any, Any], t: jax.Array) -> tuple[tuple[Any, Any, Any], None]:
         arrived, waiting, done = state
         wanted, free = t % rows, (t - last) % rows
-        own = _taken(waiting, wanted)
+        own = taken(waiting, wanted)
         start = tuple(jnp.where(me == 0, a, b) for a, b in zip(own, arrived, strict=True))
         found = stage((t >= me) & (t < me + schedule.micro_batches), start)
-        waiting = _put(waiting, moved(own, back), wanted)
-        passing = moved(_taken(done, free), back)
+        waiting = put(waiting, shifted(own, names, back), wanted)
+        passing = shifted(taken(done, free), names, back)
         left = tuple(jnp.where(me == last, a, b) for a, b in zip(found[read:], passing, strict=True))
-        return (moved(found, onward), waiting, _put(done, left, free)), None
+        return (shifted(found, names, onward), waiting, put(done, left, free)), None
 
     nothing = tuple(jnp.zeros_like(x) for x in places)
-    state = (_taken(nothing, jnp.asarray(0)), places, nothing[read:])
+    state = (taken(nothing, jnp.asarray(0)), places, nothing[read:])
     (_, _, done), _ = lax.scan(tick, state, jnp.arange(schedule.ticks))
     return done
 
 
-def _taken(rows: Sequence[Any], place: jax.Array) -> Arrays:
+def taken(rows: Sequence[Any], place: jax.Array) -> Arrays:
+    """What lies in one place of each row."""
     return tuple(lax.dynamic_index_in_dim(x, place, keepdims=False) for x in rows)
 
 
-def _put(rows: Sequence[Any], parts: Sequence[Any], place: jax.Array) -> Arrays:
+def put(rows: Sequence[Any], parts: Sequence[Any], place: jax.Array) -> Arrays:
+    """The rows with these parts in one place."""
     return tuple(lax.dynamic_update_index_in_dim(x, part, place, 0) for x, part in zip(rows, parts, strict=True))

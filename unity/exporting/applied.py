@@ -69,6 +69,8 @@ Printer = Callable[[Applied], Code]
 
 def number(value: np.ndarray) -> Code:
     """A scalar as a Python number; the shortest that is read back as the same in its own precision."""
+    if value.dtype.kind == "c":
+        return Code(f"complex({number(np.real(value))}, {number(np.imag(value))})")
     x = value.item() if value.dtype.kind != "f" or value.dtype == np.float64 else float(str(value))
     if value.dtype == jnp.bfloat16:
         x = float(value)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from unity.exporting.applied import Applied, Operand
 from unity.exporting.errors import ExportError
-from unity.exporting.primitives import BESIDE, COLLECTIVES, PRIMITIVES, REDUCING, names
+from unity.exporting.primitives import BESIDE, COLLECTIVES, REDUCING, names
+from unity.exporting.public import Unsaid, printer_of
 from unity.exporting.simplify import simplified, through
 from unity.exporting.source import Code, Names, assign, call
 from unity.exporting.tracing import varying_of
@@ -84,10 +85,8 @@ class Writing:
                 tensors = [self.body.tensors[v] for v in e.results]
                 found = zip(e.results, results, tensors, results_vary(e), strict=True)
                 self.env.update((v, Operand(c, t, names)) for v, c, t, names in found)
-            elif e.name in PRIMITIVES:
-                self.apply(e)
             else:
-                raise ExportError(e.source, e.name, "there is no public function that it is known to be")
+                self.apply(e)
         return [self.read(a) for a in self.body.outputs]
 
     def read(self, atom: Atom) -> Operand:
@@ -99,7 +98,7 @@ class Writing:
         operands = [self.read(a) for a in e.operands]
         tensors, varying = [self.body.tensors[v] for v in e.results], results_vary(e)
         applied = Applied(e, tuple(settled(e.name, operands, varying[0])), tuple(tensors))
-        code = PRIMITIVES[e.name](applied)
+        code = printed(applied)
         if e.primitive.multiple_results and len(tensors) > 1:
             wanted = [CALLED.get(e.name, e.name) if self.uses[v] else "_" for v in e.results]
             found = self.block.let(wanted, code)
@@ -146,6 +145,11 @@ class Writing:
             return None
         return made.operands[0]
 
+    def platforms(self, atom: Atom) -> tuple[tuple[str, ...] | None, ...] | None:
+        """The platforms that a branch's number tells apart, if it is the number of one; None is any other."""
+        made = self.maker.get(a) if isinstance(a := through(atom, self.maker), int) else None
+        return None if made is None or made.name != "platform_index" else made.params["platforms"]
+
     def overtakes(self, v: int, e: Equation, user: Equation | None) -> bool:
         """Whether `v`, computed later, would read a value after others that it was read before: gradients are added in that order.
 
@@ -155,6 +159,17 @@ class Writing:
         end = len(self.body.equations) if user is None else self.place[id(user)]
         between = self.body.equations[self.place[id(e)] + 1 : end]
         return any(not several.isdisjoint(a for a in x.operands if isinstance(a, int)) for x in between)
+
+
+def printed(applied: Applied) -> Code:
+    """One application as an expression. Raises ExportError where it has no public name."""
+    e, printer = applied.equation, printer_of(applied.equation)
+    if printer is None:
+        raise ExportError(e.source, e.name, "JAX has no public name for it")
+    try:
+        return printer(applied)
+    except Unsaid as problem:
+        raise ExportError(e.source, e.name, str(problem)) from None
 
 
 def fixed(x: Operand) -> bool:

@@ -21,9 +21,10 @@ from unity.exporting.module import Module
 from unity.exporting.same import meanings
 from unity.exporting.source import Code, lines, literal, mapping, returned, sequence
 from unity.exporting.tracing import inside, piece, traced
-from unity.pcg.atomic import write as write_whole
+from unity.pcg.atomic import save
 from unity.pcg.body import Tensor
 from unity.pcg.graph import PCG, Value
+from unity.pipelining.staged import by_gpipe
 
 if TYPE_CHECKING:
     from unity.plan import Plan
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
 CLOSED_OVER = "closed over/"  # the paths of arrays that the planned function closes over
 
 
-def write(plan: Plan, path: str | Path) -> None:
+def write(plan: Plan, path: str | Path) -> tuple[Path, ...]:
     """Writes a plan as a Python file that needs nothing but JAX, and beside it, if there are any, the arrays that it reads.
+
+    Gives the files, the Python file first.
 
     Raises ExportError, naming the operator and the user's line, if something in it has no counterpart in public JAX.
     """
@@ -41,13 +44,14 @@ def write(plan: Plan, path: str | Path) -> None:
     if arrays:
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **{k: v.view(np.uint16) if v.dtype == jnp.bfloat16 else v for k, v in arrays.items()})
-        path.with_suffix(".npz").write_bytes(buffer.getvalue())
-    write_whole(path, text)
+        save(path.with_suffix(".npz"), buffer.getvalue())
+    save(path, text)
+    return (path, path.with_suffix(".npz")) if arrays else (path,)
 
 
 def source(plan: Plan, name: str) -> tuple[str, dict[str, np.ndarray]]:
     """The text of the file, and the arrays beside it."""
-    graph, captured = plan.pcg, plan._made.captured
+    graph, captured = by_gpipe(plan.pcg), plan._made.captured
     specs = [spec_of(n.types[0], graph.axes, n.tensors[0].ndim) for n in graph.inputs]
     count = len(captured.paths)
     tensors = [n.tensors[0] for n in graph.inputs]

@@ -9,9 +9,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from unity.exporting.applied import Operand
 from unity.exporting.block import CALLED, Block
 from unity.exporting.errors import ExportError
+from unity.exporting.inner import inputs_of, stem
 from unity.exporting.layers import Call, Item, Layer, items
 from unity.exporting.module import Module, drawn
-from unity.exporting.nested import Loop, inputs_of, stem
+from unity.exporting.nested import Loop
 from unity.exporting.policies import policy_code
 from unity.exporting.same import meanings
 from unity.exporting.simplify import simplified

@@ -10,7 +10,7 @@ import numpy as np
 
 from unity.exporting.applied import array_code
 from unity.exporting.block import Block
-from unity.exporting.nested import inputs_of
+from unity.exporting.inner import inputs_of
 from unity.exporting.rules import Rule
 from unity.exporting.source import Code, Names, definition, lines, returned, sequence, unpacked
 from unity.exporting.tracing import Program

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -11,9 +10,11 @@ from jax.extend import core
 
 from unity.exporting.applied import Operand
 from unity.exporting.errors import ExportError
+from unity.exporting.given import linear_solve, reduction
+from unity.exporting.inner import LETTERS, Inner, inputs_of, packed, stem, targets, unpacked_in
 from unity.exporting.policies import policy_code
 from unity.exporting.rules import JVP, VJP, rule_of
-from unity.exporting.source import WIDTH, Code, call, definition, lines, returned, sequence, unpacked
+from unity.exporting.source import WIDTH, Code, call, lines, sequence, unpacked
 from unity.exporting.tracing import Program, closed, varying_of
 from unity.pcg.body import Equation
 from unity.pcg.scans import constants_and_carry
@@ -21,55 +22,6 @@ from unity.pcg.solve import nested_body
 
 if TYPE_CHECKING:
     from unity.exporting.block import Block, Writing
-
-LETTERS = ("x", "y", "z", "u", "v")
-
-
-def packed(items: Sequence[Code]) -> Code:
-    """Several values as one: nothing, itself, or a tuple."""
-    return items[0] if len(items) == 1 else sequence(items) if items else Code("None")
-
-
-def stem(x: Code) -> str:
-    """A name like that of an expression."""
-    found = re.findall(r"[A-Za-z_]\w*", x.text)
-    return re.sub(r"(_\d+)+$", "", found[-1]) if found else "x"
-
-
-def targets(names: Sequence[str]) -> str:
-    """Where several values packed as one are unpacked to."""
-    return names[0] if len(names) == 1 else f"({', '.join(names)})" if names else "_"
-
-
-def inputs_of(program: Program, names: Sequence[Code]) -> list[Operand]:
-    """A program's operands, by name."""
-    body, varying = program.body, program.varying
-    return [Operand(c, body.tensors[v], axes) for c, v, axes in zip(names, body.inputs, varying, strict=True)]
-
-
-class Inner:
-    """A function inside of the one that is being written."""
-
-    def __init__(self, outer: Block, wanted: str) -> None:
-        self.outer, self.name = outer, outer.scope.new(wanted)
-        self.scope = outer.scope.copy()
-        self.block = type(outer)(outer.module, self.scope, outer.indent + 4)
-
-    def finish(self, parameters: Sequence[str], first: Sequence[str], results: Sequence[Code]) -> None:
-        """Writes the function."""
-        at = self.outer
-        before = [""] if at.lines and at.lines[-1] else []
-        end = lines(packed(results), at.indent + 4, "return ") if len(results) == 1 else returned(results, at.indent + 4)
-        body = [*first, *self.block.lines, *end]
-        at.lines += [*before, *definition(self.name, parameters, at.indent), *body, ""]
-
-
-def _unpacked(inner: Inner, wanted: str, names: Sequence[str]) -> tuple[str, list[str]]:
-    """A parameter for several values, and the lines that unpack them."""
-    if len(names) == 1:
-        return names[0], []
-    name = inner.scope.new(wanted) if names else "_"
-    return name, unpacked(names, name, inner.block.indent) if names else []
 
 
 def inside_of(e: Equation) -> Program:
@@ -110,8 +62,8 @@ class Loop:
         inner = Inner(block, "step")
         carry = [inner.scope.new("carried") for _ in range(k)]
         rows = [inner.scope.new(stem(o.code)) for o in operands[c + k :]]
-        first, unpack = _unpacked(inner, "carry", carry)
-        second, more = _unpacked(inner, "rows", rows)
+        first, unpack = unpacked_in(inner, "carry", carry)
+        second, more = unpacked_in(inner, "rows", rows)
         own = [replace(s, code=Code(name)) for s, name in zip(steps[c:], (*carry, *rows), strict=True)]
         results = inside(inner.block, [*operands[:c], *own])
         inner.finish([first, second], [*unpack, *more], [packed(results[:k]), packed(results[k:])])
@@ -140,7 +92,7 @@ def while_loop(writing: Writing, e: Equation) -> list[Code]:
         program = closed(e.params[key])
         inner = Inner(writing.block, wanted)
         carry = [inner.scope.new("carried") for _ in range(n)]
-        first, unpack = _unpacked(inner, "carry", carry)
+        first, unpack = unpacked_in(inner, "carry", carry)
         given = inputs_of(program, [*(o.code for o in consts), *map(Code, carry)])
         given[: len(consts)] = [Operand(o.code, o.tensor, o.varying, o.constant) for o in consts]
         results = [o.code for o in inner.block.write(program.body, given)]
@@ -161,8 +113,11 @@ def cond(writing: Writing, e: Equation) -> list[Code]:
         results = inner.block.write(program.body, inputs_of(program, [Code(p) for p in parameters]))
         inner.finish(parameters, [], [packed([o.code for o in results])])
         found.append(Code(inner.name))
-    truth = writing.truth(chosen)
-    if truth is not None and len(found) == 2:
+    truth, platforms = writing.truth(chosen), writing.platforms(chosen)
+    if platforms is not None:
+        each = {name: code for names, code in zip(platforms, found, strict=True) for name in names or ("default",)}
+        value = call("lax.platform_dependent", *codes, **each)
+    elif truth is not None and len(found) == 2:
         value = call("lax.cond", writing.read(truth).code, found[1], found[0], *codes)
     else:
         value = call("lax.switch", writing.read(chosen).code, sequence(found, "[]"), *codes)
@@ -189,6 +144,11 @@ def custom(writing: Writing, e: Equation) -> list[Code]:
     return writing.block.let(["result"] * len(e.results), value)
 
 
+def platform(writing: Writing, e: Equation) -> list[Code]:
+    """Which platform it is: nothing is written, as the choice itself says it."""
+    return [Code("platform")]
+
+
 def refused(writing: Writing, e: Equation) -> list[Code]:
     """A program that no public function is known to make."""
     raise ExportError(e.source, e.name, "programs inside of it are not written yet")
@@ -198,8 +158,11 @@ NESTED: Mapping[str, Callable[[Writing, Equation], list[Code]]] = {
     "scan": scan,
     "while": while_loop,
     "cond": cond,
+    "platform_index": platform,
     **dict.fromkeys(("checkpoint", "remat", "remat2"), checkpoint),
     **dict.fromkeys((*JVP, *VJP), custom),
-    **dict.fromkeys(("reduce", "reduce_window", "custom_linear_solve", "shard_map"), refused),
+    **dict.fromkeys(("reduce", "reduce_window"), reduction),
+    "custom_linear_solve": linear_solve,
+    "shard_map": refused,
 }
 LOOPS = frozenset({"scan", "while", "cond"})

@@ -69,7 +69,8 @@ def _infix(e: Applied) -> Code:
     operator, level = INFIX[e.name]
     if e.name == "div" and not e.operands[0].tensor.floating:
         return call("lax.div", *e.codes)
-    left, right = sides(e)
+    truths = e.operands[0].tensor.dtype == bool  # of which linters would not have it said that they equal one
+    left, right = e.codes if truths else sides(e)
     return infix(left, operator, right, level)
 
 

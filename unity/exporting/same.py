@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.lax import GatherScatterMode
 from jax.sharding import NamedSharding
 
+from unity.exporting.given import SOLVES, combining, parts
 from unity.exporting.policies import saved
 from unity.exporting.rules import JVP, VJP, rule_of
 from unity.exporting.simplify import simplified
@@ -72,7 +73,7 @@ def _equation(e: Equation, body: Body, operands: list[Meaning], depth: int) -> l
 def _plain(e: Equation) -> str:
     if e.name == "pvary":  # in the order of a set
         return str(sorted(e.params["axes"]))
-    params = {k: None if _nowhere(v) else v for k, v in e.params.items() if k != "weak_type"}
+    params: dict[str, Any] = {k: None if _nowhere(v) else _numbers(v) for k, v in e.params.items() if k != "weak_type"}
     if isinstance(params.get("axis_name"), str):  # the name of one axis is a tuple of one
         params["axis_name"] = (params["axis_name"],)
     if e.name == "slice" and set(params["strides"] or ()) <= {1}:
@@ -80,6 +81,13 @@ def _plain(e: Equation) -> str:
     if params.get("mode") != GatherScatterMode.FILL_OR_DROP:  # nothing is filled
         params.pop("fill_value", None)
     return params_key(params)
+
+
+def _numbers(param: object) -> object:
+    """A parameter with numpy's integers as Python's, which are written alike."""
+    if isinstance(param, tuple):
+        return tuple(map(_numbers, param))
+    return int(param) if isinstance(param, np.integer) else param
 
 
 def _nowhere(param: object) -> bool:
@@ -135,7 +143,23 @@ def _custom(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
     return found
 
 
+def _reduction(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
+    how = {k: _numbers(v) for k, v in e.params.items() if k not in ("jaxpr", "computation", "consts")}
+    return [params_key(how), *_names(operands), "by", *_names(meanings(combining(e).body, None, depth))]
+
+
+def _linear_solve(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
+    constants, right = parts(e, operands)
+    found: list[object] = [*_names(right)]
+    for name in (name for name in SOLVES if name != "vecmat"):  # which JAX makes of the first
+        program = getattr(e.params["jaxprs"], name)
+        given = [*constants[name], *symbols(len(right), depth)]
+        found += [name] if program is None else [name, *_names(meanings(close(program), given, depth))]
+    return found
+
+
 NESTED = {
+    "reduce": _reduction, "reduce_window": _reduction, "custom_linear_solve": _linear_solve,
     "scan": _scan, "while": _while, "cond": _cond, **dict.fromkeys(REMAT, _remat), **dict.fromkeys((*JVP, *VJP), _custom),
 }  # fmt: skip
 

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 WIDTH = 120
 ATOM, POWER, UNARY, TIMES, PLUS, SHIFT, AND, XOR, OR, COMPARE, NOT, TUPLE = range(100, -20, -10)
 
@@ -42,7 +44,7 @@ def literal(x: object) -> Code:
         return sequence([code(v) for v in x])
     if isinstance(x, str):
         return Code('"' + x.replace("\\", "\\\\").replace('"', '\\"') + '"')
-    text = repr(x)
+    text = repr(x.item() if isinstance(x, np.generic) else x)
     if text in ("nan", "inf", "-inf"):
         text = text.replace("nan", "jnp.nan").replace("inf", "jnp.inf")
     return Code(text, UNARY if text.startswith("-") else ATOM)

@@ -6,13 +6,14 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from unity.exporting.tracing import Program, local_program
+from unity.pcg.again import runs_again
 from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.repetition import signature
 
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """An operator, the changes of type that are made again whenever it runs, and what both read."""
+    """An operator, the changes of type (and the operators) that are made again whenever it runs, and what all of them read."""
 
     node: Node
     gathers: tuple[Node, ...]
@@ -48,8 +49,9 @@ def units(graph: PCG) -> list[Unit]:
     later: set[int] = set()
     found = []
     for node in graph.nodes:
-        if node.kind in PARALLELIZATION and (
-            id(node.operands[0].node) in later or (node.kind != "view" and node.attributes.get("again"))
+        if runs_again(node) or (
+            node.kind in PARALLELIZATION
+            and (id(node.operands[0].node) in later or (node.kind != "view" and node.attributes.get("again")))
         ):
             later.add(id(node))
         elif node.kind != "input":

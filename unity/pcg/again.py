@@ -1,4 +1,8 @@
-"""What the backward pass computes again: of a remat, all that it reads and what that is made of; else gathers that are not kept."""
+"""What the backward pass computes again: of a remat, all that it reads and what that is made of; else what is marked so.
+
+A change of type is marked by the attribute "again" where what it gives is not kept; an operator where its inner values are not
+(`INNER`), or its result is not either (`WHOLE`). Then it runs again with its only reader.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,13 @@ from collections.abc import Iterable, Iterator
 from unity.pcg.gradients import Gradients
 from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.residuals import Residuals, residuals
+
+INNER, WHOLE = 1, 2  # what of an operator runs again
+
+
+def runs_again(node: Node) -> bool:
+    """Whether an operator's result is not kept, but made again for its reader."""
+    return node.kind not in PARALLELIZATION and node.attributes.get("again") == WHOLE
 
 
 class Again:

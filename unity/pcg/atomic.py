@@ -6,14 +6,16 @@ import os
 import tempfile
 from pathlib import Path
 
+from unity.pcg.errors import PlanError
 
-def write(path: str | os.PathLike[str], text: str) -> None:
+
+def write(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Writes a file so that a crash leaves the old one: to a temporary file beside it, which then takes its name."""
     target = Path(path)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name + ".", suffix=".part")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         Path(name).chmod(target.stat().st_mode if target.exists() else 0o666 & ~_umask())
@@ -21,6 +23,14 @@ def write(path: str | os.PathLike[str], text: str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def save(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """The same of a file that a user named. Raises PlanError if it cannot be written."""
+    try:
+        write(path, content)
+    except OSError as error:
+        raise PlanError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _umask() -> int:

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unity.pcg.axis import Axis
+from unity.pcg.branches import check_ends
 from unity.pcg.choices import Choice, choice_of, choices
 from unity.pcg.errors import ParallelTypeError
-from unity.pcg.graph import LOOPS, PARALLELIZATION, PCG, PIPELINE, Node, Value, carried_by
+from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, TAIL, Node, Value, carried_by
 from unity.pcg.placing import along_axis
 from unity.pcg.resharding import absolute, kind_of
 from unity.pcg.solve import Unmatched
 from unity.pcg.stages import ends_of, inside_state, one_more, outside_state, positions_of
-from unity.pcg.state import UNUSED, State, Type, misfit, show
+from unity.pcg.state import PARTIAL, UNUSED, State, Type, misfit, show
 
 
 def check(graph: PCG) -> None:
@@ -74,8 +75,10 @@ def _change(node: Node, axes: tuple[Axis, ...]) -> None:
 def _nested(node: Node, axes: tuple[Axis, ...]) -> None:
     assert node.inside is not None
     graph = node.inside
-    if node.kind == PIPELINE:
+    if node.kind in (PIPELINE, TAIL):
         _stages(node, axes)
+    if node.kind == BRANCHES:
+        check_ends(node, axes)
     if node.kind in LOOPS:
         for k, p in enumerate(carried_by(node)):
             start, end = graph.inputs[p].types[0], graph.outputs[k].type
@@ -97,8 +100,24 @@ def _stages(node: Node, axes: tuple[Axis, ...]) -> None:
     over, ends = positions_of(node, axes), ends_of(node)
     for p, (v, n) in enumerate(zip(node.operands, node.inside.inputs, strict=True)):
         _end(node, f"operand {p}", v, n.types[0], p, over, axes)
+    if node.kind == TAIL:
+        _sums(node, over, axes)
+        return
     for k, (t, n) in enumerate(zip(node.results, node.inside.outputs, strict=True)):
         _end(node, f"result {k}", t, n.type, ends.carried[k], over, axes)
+
+
+def _sums(node: Node, over: tuple[int, ...], axes: tuple[Axis, ...]) -> None:
+    """A tail's results: sums over the samples, which lie on different stages."""
+    assert node.inside is not None
+    for k, (found, end) in enumerate(zip(node.results, node.inside.outputs, strict=True)):
+        for i, axis in enumerate(axes):
+            if found.type[i] != end.type[i] or (i in over and end.type[i] != PARTIAL):
+                raise ParallelTypeError(
+                    f'{_where(node)}: along axis "{axis.name}" result {k} is {_words(found.type[i])} and {_words(end.type[i])} for'
+                    " a micro-batch, but a tail adds up micro-batches, and along its stages all have a part of the sum."
+                    " (docs: pipelines#types)"
+                )
 
 
 def _end(node: Node, name: str, v: Value, step: Type, position: int, over: tuple[int, ...], axes: tuple[Axis, ...]) -> None:

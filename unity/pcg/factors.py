@@ -137,7 +137,21 @@ class Entry:
     local: Local | None = None  # None: the primitive is bound to the local pieces as it is
 
 
-TABLE: dict[str, Entry] = {}
+class Table(dict[str, Entry]):
+    """The operator table. `version` counts its changes, for those who remember what followed from it."""
+
+    version = 0
+
+    def __setitem__(self, name: str, entry: Entry) -> None:
+        self.version += 1
+        super().__setitem__(name, entry)
+
+    def __delitem__(self, name: str) -> None:
+        self.version += 1
+        super().__delitem__(name)
+
+
+TABLE = Table()
 
 
 def operator(*names: str, local: Local | None = None) -> Callable[[Specification], Specification]:

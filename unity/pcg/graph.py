@@ -23,8 +23,8 @@ from unity.pcg.state import Type, show
 class Node:
     """One operator applied.
 
-    `kind` is its name: "input", a primitive's, a composite's ("softmax"), "scan", "pipeline" and "remat" (with a graph inside),
-    or a parallelization operator's ("partition", "combine", "replicate", "reduce" and their fused forms).
+    `kind` is its name: "input", a primitive's, a composite's ("softmax"), "scan", "pipeline", "tail", "branches" and "remat" (with
+    a graph inside), or a parallelization operator's ("partition", "combine", "replicate", "reduce" and their fused forms).
     """
 
     kind: str
@@ -99,7 +99,9 @@ class Value:
 
 CONSTRAIN = "constrain"  # a value whose type the user gave; otherwise it is its operand
 PIPELINE = "pipeline"
-LOOPS = frozenset({"scan", PIPELINE})  # whose inside runs `length` times on a device
+BRANCHES = "branches"
+TAIL = "tail"  # what follows a pipeline's last stage, micro-batch by micro-batch (`unity.pcg.stages`)
+LOOPS = frozenset({"scan", PIPELINE, TAIL})  # whose inside runs `length` times on a device
 PARALLELIZATION = frozenset(
     {"partition", "combine", "replicate", "reduce", "reduce_partition", "combine_replicate", "combine_partition", "view"}
 )

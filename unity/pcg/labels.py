@@ -63,7 +63,7 @@ def _certain(composite: Body, names: set[str]) -> str | None:
 
 def _single(equation: Equation) -> str:
     """A primitive's own name; a custom derivative is named as the function that it belongs to."""
-    if not equation.name.startswith("custom_"):
+    if not equation.name.startswith(("custom_jvp", "custom_vjp")):
         return equation.name
     inner = nested_body(equation)
     groups = {e.group[0] for e in inner.equations if e.group}

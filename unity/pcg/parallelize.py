@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from unity.pcg.again import INNER, WHOLE
 from unity.pcg.axis import Axis
 from unity.pcg.errors import ParallelTypeError
 from unity.pcg.graph import PCG, Node, Value
@@ -18,7 +19,8 @@ class Assignment:
 
     `operands[id(node), position]` lists the types that an operand goes through, the last being the one that the operator
     wants; a shared copy makes it two. `outputs[id(graph), k]` likewise. `again` marks operands that are gathered once more in
-    the backward pass instead of being kept; `recomputed` operators whose inner values are computed once more there.
+    the backward pass instead of being kept; `recomputed` operators whose inner values are computed once more there, `rerun` those
+    that run once more as wholes, for the one operator that reads them.
     """
 
     axes: tuple[Axis, ...]
@@ -27,6 +29,7 @@ class Assignment:
     outputs: Mapping[tuple[int, int], tuple[Type, ...]]
     again: frozenset[tuple[int, int]] = field(default_factory=frozenset)
     recomputed: frozenset[int] = field(default_factory=frozenset)
+    rerun: frozenset[int] = field(default_factory=frozenset)
 
 
 def parallelize(graph: PCG, assignment: Assignment) -> PCG:
@@ -104,7 +107,8 @@ class _Builder:
             inside = self.graph(inside, tuple(v.type for v in operands) if node.kind == "remat" else None)
             if node.kind == "remat":
                 types = tuple(v.type for v in inside.outputs)
-        attributes = {**node.attributes, "again": True} if id(node) in self.a.recomputed else node.attributes
+        again = WHOLE if id(node) in self.a.rerun else INNER if id(node) in self.a.recomputed else 0
+        attributes = {**node.attributes, "again": again} if again else node.attributes
         made = replace(node, operands=operands, types=types, inside=inside, attributes=attributes)
         for v in made.results:
             self.fits(v, v.type, node.source)

@@ -8,6 +8,7 @@ a program inside (a call, a branch, a loop), those of that program.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import gcd
 from typing import Any
@@ -59,9 +60,26 @@ def equation_matches(body: Body, equation: Equation, known: Mapping[int, State])
         if all(s == REPLICATED for s in known.values()) and len(known) == n + m:
             whole = [Match("replicated", (REPLICATED,) * n, (REPLICATED,) * m, 0, 0.0)]
             return whole if replicable_call(equation) else []
-        return list(nested(equation, known))
+        return _nested(_Asked(TABLE.version, equation.signature, equation.identity, tuple(known.items()), equation))
     spec = spec_of(body, equation) or Spec(())
     return matching(spec, known, n, m)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """An equation with a program inside, and what is known around it; equal ones have the same choices."""
+
+    table: int  # its version
+    signature: str
+    identity: tuple[int, ...]
+    known: tuple[tuple[int, State], ...]
+    equation: Equation = field(compare=False)
+
+
+@lru_cache(maxsize=16384)
+def _nested(asked: _Asked) -> tuple[Match, ...]:
+    """The choices of an equation with a program inside: asked for once for all layers, and for all programs that have it."""
+    return tuple(NESTED[asked.equation.name](asked.equation, dict(asked.known)))
 
 
 @lru_cache(maxsize=8192)

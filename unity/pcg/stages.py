@@ -12,32 +12,47 @@ Outside, a pipeline is an operator like any other: what it carries is partitione
 takes steps of in the steps. So every device starts with its own samples, ends with its own, and no weight is on two stages.
 Inside, a step is the scan's, on a micro-batch's samples: partitioned in the samples, with replicated weights. What runs is
 `unity.exec.pipeline`.
+
+Under GPipe's schedule the gradient is the same backwards, so that what every micro-batch keeps is there at once. Under 1F1B a
+micro-batch's backward pass starts as soon as its last stage is done; so its loss must be known then. What leads from the last
+stage to the loss is an operator of its own that follows the pipeline, its *tail*: computed for one micro-batch after the other by
+the last stage, its results sums over all samples. S = 2, M = 4; f and b are a micro-batch's forward and backward pass:
+
+    tick   0    1         2         3         4         5
+    stage 0  f0   f1        f2 b0     f3 b1     b2        b3
+    stage 1       f0 b0     f1 b1     f2 b2     f3 b3
+
+As many ticks have a forward pass as have a backward one, M + S - 1, so the time is GPipe's; but no more than 2 S - 1 micro-batches
+are between their forward and their backward pass on the first stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from unity.pcg.axis import Axis
 from unity.pcg.choices import Choice, choice_of, choices
 from unity.pcg.errors import ParallelTypeError
-from unity.pcg.graph import PCG, Node, Value, carried_by
+from unity.pcg.graph import PCG, TAIL, Node, Value, carried_by
 from unity.pcg.placing import along_axis
 from unity.pcg.solve import Unmatched
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State, partitioned
 
 READ, CARRIED = 2, 3  # sends in a tick: samples go on, those that wait come nearer, and so does what left the last stage
+GPIPE, ONE_F_ONE_B = "gpipe", "1f1b"
+SCHEDULES = (ONE_F_ONE_B, GPIPE)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a pipeline runs: its stages, micro-batches and steps, as in the table above (GPipe)."""
+    """How a pipeline runs: its stages, micro-batches and steps, as in the tables above."""
 
     stages: int
     micro_batches: int
     steps: int
+    kind: str = GPIPE
 
     @property
     def ticks(self) -> int:
@@ -50,15 +65,37 @@ class Schedule:
         return self.ticks * self.steps // self.stages
 
     @property
+    def held(self) -> int:
+        """For how many micro-batches a device has room to keep what the backward pass needs. (GPipe keeps idle ticks', too.)"""
+        return 2 * self.stages - 1 if self.kind == ONE_F_ONE_B else self.ticks
+
+    @property
+    def kept(self) -> int:
+        """For how many runs of a step that is."""
+        return self.held * self.steps // self.stages
+
+    @property
+    def rounds(self) -> int:
+        """How many micro-batches start on each device."""
+        return self.micro_batches // self.stages
+
+    @property
     def bubble(self) -> float:
         """The part of the time that a device idles."""
         return (self.stages - 1) / self.ticks
 
 
 def schedule_of(node: Node) -> Schedule:
-    """The schedule of a pipeline."""
+    """The schedule of a pipeline, or of the one that a tail follows."""
     a = node.attributes
-    return Schedule(int(a["stages"]), int(a["micro_batches"]), int(a["steps"]))
+    return Schedule(int(a["stages"]), int(a["micro_batches"]), int(a["steps"]), str(a.get("schedule", GPIPE)))
+
+
+def runs_of(loop: Node, flow: Callable[[Value], bool]) -> int:
+    """How often a loop's inside runs on a device. Without a gradient a tail runs after its pipeline, and all stages share it."""
+    if loop.kind == TAIL and not any(map(flow, loop.results)):
+        return schedule_of(loop).rounds
+    return int(loop.attributes.get("length", 1))
 
 
 def names_of(node: Node) -> tuple[str, ...]:
@@ -81,7 +118,7 @@ def positions_of(node: Node, axes: Sequence[Axis]) -> tuple[int, ...]:
 @dataclass(frozen=True)
 class Ends:
     """The operands of a pipeline, by position: constants, what has samples and is read by every step, what is carried from step to
-    step, what is taken in steps."""
+    step, what is taken in steps. Of a tail what is `carried` are the pipeline's results."""
 
     constants: range
     read: range
@@ -95,8 +132,8 @@ class Ends:
 
 
 def ends_of(node: Node) -> Ends:
-    """The operands of a pipeline."""
-    c, r, k = (int(node.attributes[name]) for name in ("consts", "read", "carry"))
+    """The operands of a pipeline, or of a tail."""
+    c, r, k = (int(node.attributes[name]) for name in ("consts", "read", "arriving" if node.kind == TAIL else "carry"))
     return Ends(range(c), range(c, c + r), range(c + r, c + r + k), range(c + r + k, len(node.operands)))
 
 
@@ -105,10 +142,33 @@ def samples_of(node: Node) -> dict[int, int]:
     return dict(zip(ends_of(node).sampled, map(int, str(node.attributes["samples"]).split()), strict=True))
 
 
-def sends(node: Node, position: int) -> int:
-    """How often in a tick the stages send each other an operand."""
+def sends(node: Node, position: int, flow: Callable[[Value], bool]) -> tuple[int, int]:
+    """How often the stages send each other pieces of an operand, and backward of its gradient."""
+    assert node.inside is not None
+    ends, schedule = ends_of(node), schedule_of(node)
+    inside, outside = flow(Value(node.inside.inputs[position])), flow(node.operands[position])
+    if node.kind == TAIL:  # what is read comes to the last stage, and its gradient goes back
+        there = schedule.micro_batches if position in ends.read and any(map(flow, node.results)) else 0
+        return there, there * outside
+    if position not in ends.sampled:
+        return 0, 0
+    if schedule.kind == ONE_F_ONE_B and any(map(flow, node.results)):  # it arrives at the tail; its gradient goes home if wanted
+        return 2 * schedule.ticks, (inside + outside) * schedule.ticks
+    there = (CARRIED if position in ends.carried else READ) * schedule.ticks
+    return there, there * inside
+
+
+def scaled_over(node: Node, flow: Callable[[Value], bool]) -> tuple[int, ...]:
+    """The axes, by position, along which the loss of a tail is a partial sum, though something that it, or its pipeline, is
+    differentiated by is the same on all devices: there these must agree on the loss's gradient. (They do, but JAX cannot know.)"""
+    if node.kind != TAIL or not any(map(flow, node.results)):
+        return ()
     ends = ends_of(node)
-    return CARRIED if position in ends.carried else READ if position in ends.read else 0
+    pipeline = node.operands[ends.carried.start].node
+    read = (*pipeline.operands, *(node.operands[p] for p in range(ends.carried.start)))
+    loss = node.types[int(node.attributes["loss"])]
+    moving = [v for v in read if flow(v)]
+    return tuple(k for k, s in enumerate(loss) if s != UNUSED and any(v.type[k] == UNUSED for v in moving))
 
 
 def outside_state(node: Node, position: int) -> State:
@@ -135,11 +195,16 @@ class Mixed(Exception):
 
 
 def staged(node: Node) -> Mapping[int, Choice]:
-    """What every operator inside of a pipeline does along its stage axes, by id. Raises Mixed."""
+    """What every operator inside of a pipeline, or of its tail, does along the stage axes, by id. Raises Mixed."""
     assert node.inside is not None
     made: dict[int, Choice] = {}
     states = tuple(inside_state(node, p) for p in range(len(node.operands)))
-    results = _graph(node.inside, states, made)
+    results = _graph(node.inside, states, made, sums=node.kind == TAIL)
+    if node.kind == TAIL:
+        for k, state in enumerate(results):
+            if state != PARTIAL:
+                raise Mixed(f"{_where(node.inside.outputs[k].node)} gives no sum over the samples")
+        return made
     for k, (state, position) in enumerate(zip(results, ends_of(node).carried, strict=True)):
         if state != inside_state(node, position):
             raise Mixed(f"{_where(node.inside.outputs[k].node)} gives what is carried, but not sample by sample")
@@ -154,7 +219,8 @@ def first_mixed(scan: Node) -> None:
     _graph(scan.inside, states, {})
 
 
-def _graph(graph: PCG, given: Sequence[State], made: dict[int, Choice]) -> list[State]:
+def _graph(graph: PCG, given: Sequence[State], made: dict[int, Choice], sums: bool = False) -> list[State]:
+    """The states of a graph's outputs. `sums`: whether there may be sums over the samples."""
     at: dict[Value, State] = {Value(n): s for n, s in zip(graph.inputs, given, strict=True)}
     for node in graph.nodes:
         if node.kind == "input":
@@ -162,18 +228,18 @@ def _graph(graph: PCG, given: Sequence[State], made: dict[int, Choice]) -> list[
         operands = tuple(at[v] for v in node.operands)
         if node.kind == "remat":
             assert node.inside is not None
-            results: Sequence[State] = _graph(node.inside, operands, made)
+            results: Sequence[State] = _graph(node.inside, operands, made, sums)
         elif node.body is None:
             raise Mixed(f"{_where(node)} is a loop inside of the steps")
         else:
-            made[id(node)] = _choice(node, operands)
+            made[id(node)] = _choice(node, operands, sums)
             results = made[id(node)].results
         # a constant is the same for all, whichever way that is written
         at.update((v, REPLICATED if s == UNUSED else s) for v, s in zip(node.results, results, strict=True))
     return [at[v] for v in graph.outputs]
 
 
-def _choice(node: Node, operands: tuple[State, ...]) -> Choice:
+def _choice(node: Node, operands: tuple[State, ...], sums: bool) -> Choice:
     assert node.body is not None
     body = node.body
     if all(s == REPLICATED for s in operands):
@@ -188,7 +254,7 @@ def _choice(node: Node, operands: tuple[State, ...]) -> Choice:
         solution = None
     if solution is None:
         raise Mixed(f"{_where(node)} does not work on each sample by itself")
-    if solution.reduced or PARTIAL in solution.results:
+    if solution.reduced or (PARTIAL in solution.results and not sums):
         raise Mixed(f"{_where(node)} reduces over the samples")
     choice = choice_of(body, solution)
     if choice.halos:

@@ -6,16 +6,17 @@ One list, read by costs, by `explain`, and by the check against the compiled pro
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unity.pcg.again import NOTHING, Again, everything_again, gathered_again
+from unity.pcg.branches import groups_of, weight_of
 from unity.pcg.equal import Names
 from unity.pcg.gradients import Gradients, carrying, gradients
-from unity.pcg.graph import LOOPS, PARALLELIZATION, PCG, PIPELINE, UNCHANGED, Node, Value
+from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, TAIL, UNCHANGED, Node, Value
 from unity.pcg.halos import exchanges
 from unity.pcg.placing import placing
 from unity.pcg.resharding import Step, absolute, turned
-from unity.pcg.stages import ends_of, positions_of, schedule_of, sends
+from unity.pcg.stages import ends_of, positions_of, runs_of, scaled_over, sends
 from unity.pcg.state import copies
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -36,6 +37,7 @@ class Collective:
     merged: bool = False  # the last of an argument's gradient: a compiler makes one collective of several such
     name: Hashable = None  # equal for collectives that do the same with the same value, of which a compiler runs one
     turned: bool = False  # as `resharding` says
+    part: float = 1.0  # of its seconds that counts: among branches that run at the same time
 
     @property
     def nbytes(self) -> int:
@@ -63,10 +65,14 @@ def _of_graph(graph: PCG, flow: Gradients, times: int, again: Again, looped: boo
             yield from _of_step(node, context)
         elif node.kind in LOOPS:
             assert node.inside is not None
-            if node.kind == PIPELINE:
+            if node.kind in (PIPELINE, TAIL):
                 yield from _sends(node, context)
             inner = everything_again(node.inside, flow, True) if node in again else NOTHING
-            yield from _of_graph(node.inside, flow, times * int(node.attributes["length"]), inner, True)
+            yield from _of_graph(node.inside, flow, times * runs_of(node, flow), inner, True)
+        elif node.kind == BRANCHES:
+            for k, group in enumerate(groups_of(node)):  # each a program of its own: what groups have in common each runs
+                for c in _of_graph(group.graph, flow, times, NOTHING, looped):
+                    yield replace(c, part=weight_of(node), name=c.name and (id(node), k, c.name))
         elif node.inside is not None:
             kept = node.attributes["prevent_cse"] or looped  # otherwise a compiler takes the first one's results again
             inner = everything_again(node.inside, flow, looped) if kept or node in again else NOTHING
@@ -143,18 +149,22 @@ TRAFFIC = {  # design section 2: forward, backward
 
 
 def _sends(node: Node, context: _Context) -> Iterator[Collective]:
-    """What the stages of a pipeline send each other in every tick."""
+    """What the stages of a pipeline send each other in every tick; and that devices agree on the gradient of the loss."""
     assert node.inside is not None
-    axes, ticks = context.graph.axes, schedule_of(node).ticks
+    axes = context.graph.axes
     for p in ends_of(node).sampled:
         start = node.inside.inputs[p]
         tensor = start.tensors[0]
         elements = tensor.nbytes // tensor.itemsize // copies(start.types[0], axes)
-        size, runs = (positions_of(node, axes), elements, tensor.itemsize), sends(node, p) * ticks
+        size, (there, back) = (positions_of(node, axes), elements, tensor.itemsize), sends(node, p, context.flow)
         times, repeats = context.runs(node)
-        yield Collective("collective-permute", *size, runs * times, runs * repeats, FORWARD, node)
-        if context.flow(Value(start)):
-            yield Collective("collective-permute", *size, runs * context.times, 0, BACKWARD, node)
+        if there:
+            yield Collective("collective-permute", *size, there * times, there * repeats, FORWARD, node)
+        if back:
+            yield Collective("collective-permute", *size, back * context.times, 0, BACKWARD, node)
+    over = scaled_over(node, context.flow)
+    if over:
+        yield Collective("all-reduce", over, 1, node.tensors[0].itemsize, context.times, 0, BACKWARD, node)
 
 
 def _halos(node: Node, context: _Context) -> Iterator[Collective]:

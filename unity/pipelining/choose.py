@@ -14,7 +14,8 @@ from math import inf, prod
 
 from unity.pcg.axis import Axis
 from unity.pcg.capture import Captured
-from unity.pcg.stages import Mixed, Schedule
+from unity.pcg.errors import InfeasibleError
+from unity.pcg.stages import GPIPE, ONE_F_ONE_B, Mixed, Schedule
 from unity.pipelining.pipelining import Pipelining, Program, pipelined
 from unity.pipelining.rolled import LEAST
 from unity.search.machine import Machine
@@ -42,6 +43,7 @@ class Wish:
     worth: Callable[[Candidate], tuple[float, float]]  # what is to be small
     than: tuple[Search, Candidate] | None = None
     exactly: tuple[int, int] | None = None  # so many stages, and micro-batches
+    schedule: str | None = None  # 1F1B where the program allows it, if nothing is said
     say: Callable[[str], None] = lambda stage: None
 
 
@@ -64,7 +66,7 @@ class _Choosing:
             for n in rounds:
                 self.wish.say(f"a pipeline of {stages} stages, {stages * n} micro-batches")
                 try:
-                    time = self.tried(pipelined(self.program, count, number, axes, n))
+                    time = self.tried(self.made(count, number, axes, n))
                 except Mixed as reason:
                     self.refused.append(f"{stages} stages along {' '.join(a.name for a in axes)}: {reason}")
                     break
@@ -72,6 +74,22 @@ class _Choosing:
                     break
                 last = time
         return min((f.candidate.time for f in self.found[before:]), default=inf)
+
+    def made(self, count: int, number: int, axes: tuple[Axis, ...], rounds: int) -> Pipelining:
+        """One pipeline. Raises Mixed if it cannot be."""
+        kind, where = self.wish.schedule, (self.program, count, number, axes, rounds)
+        if kind is None and self.program.captured.differentiated:
+            try:
+                return pipelined(*where, ONE_F_ONE_B)
+            except Mixed:
+                kind = GPIPE
+        return pipelined(*where, kind or GPIPE)
+
+    def other(self, one: Pipelining) -> None:
+        """Tries GPipe's schedule instead, where no pipeline was asked for: it keeps more, but its tail is shared by all stages."""
+        if self.wish.exactly is None and one.schedule.kind == ONE_F_ONE_B:
+            self.wish.say("the same pipeline by GPipe's schedule")
+            self.tried(pipelined(self.program, one.rolled, one.scan, one.along, one.rounds, GPIPE))
 
     def up(self, ladder: Iterable[tuple[Axis, ...]]) -> None:
         """Tries more and more stages, as long as that helps."""
@@ -85,9 +103,13 @@ class _Choosing:
     def tried(self, made: Pipelining) -> float:
         """Seconds of a pipeline's best; infinity if none will do, or it cannot be better than what there is."""
         search = self.wish.search(made.after)
-        if self.wish.than is not None and least(search) >= self.best:
+        try:
+            if self.wish.than is not None and least(search) >= self.best:
+                return inf
+            candidate = self.wish.choose(search)
+        except InfeasibleError as reason:  # an argument that is pinned cannot be what stages need
+            self.refused.append(str(reason))
             return inf
-        candidate = self.wish.choose(search)
         if candidate is None:
             return inf
         self.found.append(Found(made, search, candidate))
@@ -99,6 +121,11 @@ class _Choosing:
             return ROUNDS
         wanted, micro_batches = self.wish.exactly
         return [micro_batches // stages] if stages == wanted and micro_batches % stages == 0 else []
+
+    @property
+    def chosen(self) -> Found:
+        """The best of what was found."""
+        return min(self.found, key=lambda f: self.wish.worth(f.candidate))
 
     @property
     def best(self) -> float:
@@ -121,7 +148,9 @@ def best(captured: Captured, machine: Machine, wish: Wish) -> tuple[Found | None
     for ladder in ladders(machine):
         choosing.up(ladder)
     refused = choosing.refused or choosing.program.refused or ["the program has no scan over layers, and no equal layers"]
-    return min(choosing.found, key=lambda f: wish.worth(f.candidate), default=None), refused
+    if choosing.found:
+        choosing.other(choosing.chosen.pipelining)
+    return choosing.chosen if choosing.found else None, refused
 
 
 def least(search: Search) -> float:

@@ -13,7 +13,7 @@ A micro-batch takes every M-th sample: whoever holds a slice of the samples hold
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from typing import Any
@@ -34,6 +34,7 @@ from unity.pcg.solve import Unmatched, nested_body, solve
 from unity.pcg.stages import Mixed, first_mixed
 from unity.pcg.state import PARTIAL, REPLICATED, State, partitioned
 from unity.pipelining.splice import spliced
+from unity.pipelining.tails import Tail
 from unity.wording import short
 
 WALK = "unity:micro-batches"  # the scope of what walks a scan, which no model has
@@ -125,19 +126,60 @@ def _legal(step: Body, consts: int, scan: Scan) -> bool:
     return not any(match.halo for match in found.matches)
 
 
-def walked(body: Body, scan: Scan, rounds: int) -> Body:
-    """The program, the samples of one of its scans taken in so many parts. Raises Mixed if a step must know which part it has."""
+def walked(body: Body, scan: Scan, rounds: int, tail: Tail | None = None) -> Body:
+    """The program, the samples of one of its scans taken in so many parts; so are then those of its tail, if given.
+
+    Raises Mixed if a step, or the tail, must know which part it has.
+    """
     e = body.equations[scan.equation]
     given = [body.tensor(a) for a in e.operands]
+    if tail is None:
+        program = _traced("its steps depend", lambda *operands: _joined(scan, _parts(e, scan, rounds, operands)), given)
+        return spliced(body, e.results, e.operands, e.results, program, e, WALK)
+
+    def both(*operands: Any) -> list[Any]:
+        n = len(e.operands)
+        return _sums(tail, scan, rounds, _parts(e, scan, rounds, operands[:n]), operands[n:])
+
+    more = (*tail.constants, *(v for v, _ in tail.read))
+    _traced("its steps depend", lambda *operands: _parts(e, scan, rounds, operands), given)
+    program = _traced("what follows them depends", both, [*given, *map(body.tensor, more)])
+    gone = {v for k in (scan.equation, *tail.equations) for v in body.equations[k].results}
+    return spliced(_in_order(body, scan, tail), gone, (*e.operands, *more), tail.sums, program, e, WALK)
+
+
+def _traced(what: str, run: Callable[..., Sequence[Any]], given: Sequence[Tensor]) -> Body:
     try:
-        program = jax.make_jaxpr(lambda *operands: _parts(e, scan, rounds, operands))(*(t.struct for t in given))
+        return close(jax.make_jaxpr(run)(*(t.struct for t in given)))
     except NameError:  # of the axis: a local program asks where its piece lies
-        raise Mixed("its steps depend on where a sample stands in the batch (random numbers, or positions)") from None
-    return spliced(body, e.results, e.operands, e.results, close(program), e, WALK)
+        raise Mixed(f"{what} on where a sample stands in the batch (random numbers, or positions)") from None
+
+
+def _in_order(body: Body, scan: Scan, tail: Tail) -> Body:
+    """The program, the scan and its tail after all that they could read, and before all that reads their sums."""
+    order = sorted(range(len(body.equations)), key=lambda k: (k in tail.after, k == scan.equation or k in tail.equations, k))
+    return replace(body, equations=tuple(body.equations[k] for k in order))
+
+
+def _sums(tail: Tail, scan: Scan, rounds: int, stacks: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    """The tail's sums, from the scan's results part by part. The last addition is an operator of its own, which pipelines know."""
+    constants, time = operands[: len(tail.constants)], (Axis(TIME, rounds, 0),)
+    types = [(s,) for s in (*tail.states, *(partitioned(d) for d in scan.samples))]
+    read = [split(x, d, rounds, scan.size) for x, (_, d) in zip(operands[len(constants) :], tail.read, strict=True)]
+
+    def one(_: None, parts: Any) -> Any:
+        return None, run_body(tail.body, (*constants, *parts), types, [(PARTIAL,)] * len(tail.sums), time)
+
+    found = lax.scan(one, None, (*read, *stacks))[1]
+    return jax.checkpoint(lambda *xs: [x.sum(0, dtype=x.dtype) for x in xs])(*found)
+
+
+def _joined(scan: Scan, stacks: Sequence[Any]) -> list[Any]:
+    return [joined(x, d) for x, d in zip(stacks, scan.samples, strict=True)]
 
 
 def _parts(e: Equation, scan: Scan, rounds: int, operands: Sequence[Any]) -> list[Any]:
-    """The scan's results, computed part by part."""
+    """The scan's results, computed part by part, which are stacked."""
     consts, carry = constants_and_carry(e.params)
     step, time = nested_body(e), (Axis(TIME, rounds, 0),)
     types = [(s,) for s in _states(step, consts, scan)]
@@ -154,14 +196,17 @@ def _parts(e: Equation, scan: Scan, rounds: int, operands: Sequence[Any]) -> lis
 
     stacks = [split(x, d, rounds) for x, d in zip(operands[consts : consts + carry], scan.samples, strict=True)]
     read = {p: split(operands[p], d, rounds) for p, d in scan.read}
-    found = lax.scan(lambda _, parts: (None, whole(*parts)), None, (stacks, read))[1]
-    return [joined(x, d) for x, d in zip(found, scan.samples, strict=True)]
+    return list(lax.scan(lambda _, parts: (None, whole(*parts)), None, (stacks, read))[1])
 
 
-def split(x: jax.Array, dim: int, parts: int) -> jax.Array:
-    """`[parts, ..., n / parts, ...]`: every `parts`-th index of a dimension together."""
-    shape = (*x.shape[:dim], x.shape[dim] // parts, parts, *x.shape[dim + 1 :])
-    return jnp.moveaxis(x.reshape(shape), dim + 1, 0)
+def split(x: jax.Array, dim: int, parts: int, size: int | None = None) -> jax.Array:
+    """`[parts, ..., n / parts, ...]`: every `parts`-th index of a dimension together. `size`: of samples, if the dimension has
+    several indices of each, which then stay together."""
+    n = x.shape[dim]
+    block = n // (size or n)
+    shape = (*x.shape[:dim], n // block // parts, parts, block, *x.shape[dim + 1 :])
+    found = jnp.moveaxis(x.reshape(shape), dim + 1, 0)
+    return found.reshape(parts, *x.shape[:dim], n // parts, *x.shape[dim + 1 :])
 
 
 def joined(x: jax.Array, dim: int) -> jax.Array:

@@ -11,11 +11,14 @@ from typing import Any
 from unity.pcg.axis import Axis
 from unity.pcg.capture import Captured
 from unity.pcg.errors import DerivationError, PlanError
-from unity.pcg.stages import Mixed, Schedule
+from unity.pcg.stages import GPIPE, ONE_F_ONE_B, Mixed, Schedule
 from unity.pipelining.micro import Scan, scans, walked
 from unity.pipelining.rolled import ROLLED, Layers, layers, rolled
 from unity.pipelining.splice import within
 from unity.pipelining.staged import with_stages
+from unity.pipelining.tails import Tail, tail_of
+
+SAID = {GPIPE: "GPipe", ONE_F_ONE_B: "1F1B"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +40,27 @@ class Program:
     @cached_property
     def _rolled(self) -> dict[int, Program]:
         return {}
+
+    def tail(self, number: int) -> Tail:
+        """What follows one of the scans, if it can be computed in micro-batches. Raises Mixed if not."""
+        scan = self.scans[0][number]
+        if number not in self._tails:
+            try:
+                self._tails[number] = tail_of(self.captured, scan.equation, scan.samples, scan.size)
+            except Mixed as reason:
+                self._tails[number] = reason
+        found = self._tails[number]
+        if isinstance(found, Mixed):
+            raise Mixed(str(found))
+        return found
+
+    @cached_property
+    def _tails(self) -> dict[int, Tail | Mixed]:
+        return {}
+
+    def source(self, count: int) -> Program:
+        """The program with so many layers a scan, or as it is."""
+        return self.rolled(count) if count else self
 
     def rolled(self, count: int) -> Program:
         """The program with so many of its layers a scan."""
@@ -68,7 +92,7 @@ class Pipelining:
     """A program before and after some of it became a pipeline.
 
     `rolled`: how many equal layers became a scan first; `scan`: the scan's number then; `along`: the axes of its stages; `rounds`:
-    micro-batches for each stage.
+    micro-batches for each stage. `schedule` says which way it goes through them.
     """
 
     before: Captured
@@ -81,26 +105,38 @@ class Pipelining:
 
     def to_json(self) -> dict[str, Any]:
         """What is needed to make it again."""
-        return {"rolled": self.rolled, "scan": self.scan, "along": [axis.name for axis in self.along], "rounds": self.rounds}
+        along = [axis.name for axis in self.along]
+        return {"rolled": self.rolled, "scan": self.scan, "along": along, "rounds": self.rounds, "schedule": self.schedule.kind}
+
+    @property
+    def note(self) -> str:
+        """Why it cannot go by 1F1B; nothing if it does, or could, or there is no backward pass."""
+        if self.schedule.kind == ONE_F_ONE_B or not self.before.differentiated:
+            return ""
+        try:
+            Program(self.before).source(self.rolled).tail(self.scan)
+        except Mixed as reason:
+            return str(reason)
+        return ""
 
     def check(self) -> None:
         """Makes it again, from the program before it. Raises DerivationError if something else comes out."""
-        again = pipelined(Program(self.before), self.rolled, self.scan, self.along, self.rounds)
+        again = pipelined(Program(self.before), self.rolled, self.scan, self.along, self.rounds, self.schedule.kind)
         if again.after.graph.key != self.after.graph.key:
             raise DerivationError("the pipeline, made again from the program before it, is another")
 
     def __str__(self) -> str:
         s, names = self.schedule, " ".join(axis.name for axis in self.along)
         what = "layers" if self.rolled else "steps"
-        return f"{s.stages} stages of {s.steps // s.stages} {what} along {names}, {s.micro_batches} micro-batches"
+        return f"{s.stages} stages of {s.steps // s.stages} {what} along {names}, {s.micro_batches} micro-batches, {SAID[s.kind]}"
 
 
-def pipelined(program: Program, count: int, number: int, along: Sequence[Axis], rounds: int) -> Pipelining:
-    """The program with a pipeline: of so many layers, if not 0; of the scan of this number.
+def pipelined(program: Program, count: int, number: int, along: Sequence[Axis], rounds: int, kind: str = GPIPE) -> Pipelining:
+    """The program with a pipeline: of so many layers, if not 0; of the scan of this number; by this schedule.
 
     Raises Mixed if the scan's steps, samples or operators do not allow it.
     """
-    source, stages = program.rolled(count) if count else program, prod(axis.size for axis in along)
+    source, stages = program.source(count), prod(axis.size for axis in along)
     if not 0 <= number < len(source.scans[0]):
         raise Mixed(f"the program has no scan {number} over layers")
     scan = source.scans[0][number]
@@ -108,9 +144,10 @@ def pipelined(program: Program, count: int, number: int, along: Sequence[Axis], 
         raise Mixed(f"{stages} stages cannot share {scan.steps} steps evenly")
     if scan.size % (stages * rounds):
         raise Mixed(f"{stages * rounds} micro-batches cannot share {scan.size} samples evenly")
-    walk = source.captured.of(walked(source.captured.body, scan, rounds), source.captured.bodies)
-    after = replace(walk, graph=with_stages(walk.graph, scan, along, source.captured.graph))
-    schedule = Schedule(stages, stages * rounds, scan.steps)
+    tail = source.tail(number) if kind == ONE_F_ONE_B else None
+    walk = source.captured.of(walked(source.captured.body, scan, rounds, tail), source.captured.bodies)
+    after = replace(walk, graph=with_stages(walk.graph, scan, along, source.captured.graph, tail))
+    schedule = Schedule(stages, stages * rounds, scan.steps, kind)
     return Pipelining(program.captured, after, count, number, tuple(along), rounds, schedule)
 
 
@@ -121,6 +158,7 @@ def from_json(captured: Captured, data: dict[str, Any], axes: Sequence[Axis]) ->
     if len(along) != len(names):
         raise PlanError(f"a pipeline along {' '.join(names)} is none of a machine with axes {' '.join(a.name for a in axes)}")
     try:
-        return pipelined(Program(captured), int(data["rolled"]), int(data["scan"]), along, int(data["rounds"]))
+        found = (int(data["rolled"]), int(data["scan"]), along, int(data["rounds"]), str(data.get("schedule", GPIPE)))
+        return pipelined(Program(captured), *found)
     except Mixed as reason:
         raise PlanError(f"the pipeline along {' '.join(names)} cannot be made: {reason}") from None

@@ -7,28 +7,62 @@ from dataclasses import replace
 from math import prod
 
 from unity.pcg.axis import Axis
-from unity.pcg.graph import PCG, PIPELINE, Node
-from unity.pcg.stages import Schedule, staged
+from unity.pcg.capture import graph_of
+from unity.pcg.graph import PCG, PIPELINE, TAIL, Node
+from unity.pcg.stages import ONE_F_ONE_B, Schedule, staged
 from unity.pipelining.micro import WALK, Scan
 from unity.pipelining.named import named, with_nodes
 from unity.pipelining.splice import within
+from unity.pipelining.tails import Tail
 
 
-def with_stages(graph: PCG, scan: Scan, along: Sequence[Axis], before: PCG) -> PCG:
-    """The graph, its scan in micro-batches a pipeline with stages along these axes; `before`: where it was walked as a whole.
+def with_stages(graph: PCG, scan: Scan, along: Sequence[Axis], before: PCG, tail: Tail | None = None) -> PCG:
+    """The graph, its scan in micro-batches a pipeline with stages along these axes, and what follows in micro-batches its tail;
+    `before`: where it was walked as a whole.
 
-    Raises Mixed if a step cannot be split so.
+    Raises Mixed if a step, or the tail, cannot be split so.
     """
-    (found,) = [node for node in graph.nodes if node.kind == "scan" and within(node.scope, WALK)]
-    made = _pipeline(found, scan, along)
+    here = [node for node in graph.nodes if within(node.scope, WALK)]
+    found = next(node for node in here if node.kind == "scan")  # what follows it reads it
+    made = _pipeline(found, scan, along, tail is not None)
     for whole in before.nodes:
         if whole.kind == "scan" and whole.source == found.source and made.inside is not None and whole.inside is not None:
             made = replace(made, inside=named(made.inside, whole.inside))
     staged(made)
-    return with_nodes(graph, {id(found): made})
+    changed = {id(found): made}
+    if tail is not None:
+        (added,) = [node for node in here if node.kind == "remat"]
+        end = _tail(added, made, tail, scan)
+        staged(end)
+        changed[id(added)] = end
+    return with_nodes(graph, changed)
 
 
-def _pipeline(walk: Node, scan: Scan, along: Sequence[Axis]) -> Node:
+def by_gpipe(graph: PCG) -> PCG:
+    """The graph, its pipeline by GPipe's schedule: it does the same, and its tail follows it."""
+    changed = {}
+    for node in graph.nodes:
+        if node.kind == PIPELINE:
+            changed[id(node)] = replace(node, attributes={k: v for k, v in node.attributes.items() if k != "schedule"})
+    return with_nodes(graph, changed) if changed else graph
+
+
+def _tail(added: Node, pipeline: Node, tail: Tail, scan: Scan) -> Node:
+    """What adds up a walk's sums, and that walk, as the tail of a pipeline."""
+    walk = added.operands[0].node
+    assert walk.inside is not None
+    c, r, k = int(walk.attributes["consts"]), len(tail.read), len(scan.samples)
+    samples = [d for _, d in tail.read] + list(scan.samples)
+    shared = {name: pipeline.attributes[name] for name in ("along", "stages", "micro_batches", "steps", "schedule")}
+    attributes = {
+        "consts": c, "read": r, "arriving": k, "carry": 0, **shared, "length": shared["micro_batches"], "loss": tail.loss,
+        "samples": " ".join(map(str, samples)),
+    }  # fmt: skip
+    inside = named(walk.inside, graph_of(tail.body, [f"operand {p}" for p in range(len(tail.body.inputs))]))
+    return replace(walk, kind=TAIL, tensors=added.tensors, inside=inside, attributes=attributes)
+
+
+def _pipeline(walk: Node, scan: Scan, along: Sequence[Axis], followed: bool) -> Node:
     assert walk.inside is not None
     (loop,) = [n for n in walk.inside.nodes if n.kind == "scan"]
     given = {id(n): (p, v) for p, (n, v) in enumerate(zip(walk.inside.inputs, walk.operands, strict=True))}
@@ -44,10 +78,11 @@ def _pipeline(walk: Node, scan: Scan, along: Sequence[Axis]) -> Node:
     stages = prod(axis.size for axis in along)
     rounds = int(walk.attributes["length"])
     schedule = Schedule(stages, rounds * stages, scan.steps)
+    kind = {"schedule": ONE_F_ONE_B} if followed else {}
     attributes = {
         "consts": c - len(read), "read": len(read), "carry": loop.attributes["carry"], "unroll": loop.attributes["unroll"],
         "along": " ".join(axis.name for axis in along), "stages": stages, "micro_batches": schedule.micro_batches,
-        "steps": scan.steps, "length": schedule.runs, "samples": " ".join(map(str, samples)),
+        "steps": scan.steps, "length": schedule.runs, "samples": " ".join(map(str, samples)), **kind,
     }  # fmt: skip
     return replace(walk, kind=PIPELINE, operands=operands, inside=inside, attributes=attributes)
 

@@ -21,7 +21,7 @@ from unity.search.backend import backend_of
 from unity.search.machine import Machine, MachineError
 from unity.search.memory import predict_memory
 from unity.search.predict import predict
-from unity.search.session import Candidate
+from unity.search.session import Candidate, unbeaten
 from unity.strategies import from_json
 from unity.summary import RuleUse, Summary, captured_summary_of, differentiated_in, summary_of
 from unity.wording import duration, size
@@ -43,13 +43,14 @@ class Source:
     chosen: Candidate
     candidates: Sequence[Candidate]
     exact: bool
+    whole: bool = True  # the candidates are the frontier, and not some points of it
     plan: Plan | None = None
 
 
 def of_plan(plan: Plan) -> Source:
     """A plan, with everything that can be said of it."""
-    candidates, exact = plan._made.frontier
-    return Source(captured_summary_of(plan), summary_of(plan), plan.machine, plan.serial, plan.candidate, candidates, exact, plan)
+    points = plan._made.points
+    return Source(captured_summary_of(plan), summary_of(plan), plan.machine, plan.serial, plan.candidate, *points, plan)
 
 
 def of_file(path: str | Path) -> Source:
@@ -62,7 +63,7 @@ def of_file(path: str | Path) -> Source:
     try:
         machine = Machine.from_json(data["machine"])
         chosen, *candidates = from_json(serial, machine.axes, data)
-        return Source(captured, planned, machine, serial, chosen, candidates, bool(data["exact"]))
+        return Source(captured, planned, machine, serial, chosen, candidates, bool(data["exact"]), bool(data.get("whole", True)))
     except (KeyError, TypeError, ValueError, MachineError) as error:
         raise PlanError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     except PlanError as error:
@@ -80,7 +81,7 @@ def content(source: Source) -> dict[str, Any]:
         "figures": _figures(source),
         "legend": legend.data(),
         **_frames(source, legend, said, shared),
-        "frontier": {"points": points_of(source.serial, source.candidates, source.chosen, shared), "exact": source.exact},
+        "frontier": _frontier(source, shared),
         "collectives": costs.collectives(source.planned.talk),
         "lines": costs.lines(source.captured, source.planned),
         "arguments": arguments.rows(source.planned.graph),
@@ -110,14 +111,21 @@ def _filed(source: Source) -> tuple[Said, dict[str, Any]]:
     return costs.on_average(source.planned), {"memory": memory, "timeline": {"missing": LIVE}, "blocked": []}
 
 
+def _frontier(source: Source, shared: Shared) -> dict[str, Any]:
+    """The points that are known. Of some points only, those that the plan itself beats are left out."""
+    points = source.candidates if source.whole else unbeaten([*source.candidates, source.chosen])
+    return {"points": points_of(source.serial, points, source.chosen, shared), "exact": source.exact, "whole": source.whole}
+
+
 def _figures(source: Source) -> list[list[str]]:
     """The figures at the head: what, how much, and what it was before."""
     one, plan = source.captured, source.planned
     compute, talk = total(plan)
+    many = sum(t.count for t in plan.talk)
     return [
         ["one step", duration(plan.time), f"one device alone: {duration(one.time)}"],
         ["computing", duration(compute), "on every device"],
-        ["communicating", duration(talk), f"{sum(t.count for t in plan.talk)} collectives"],
+        ["communicating", duration(talk), f"{many} collective{'' if many == 1 else 's'}"],
         ["memory on a device", size(plan.memory), f"of {size(source.machine.device.memory)}; one device alone: {size(one.memory)}"],
         ["devices", str(plan.devices), source.machine.device.name],
         ["operators", str(len(plan.graph)), f"{len(one.graph)} were captured"],

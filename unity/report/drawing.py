@@ -1,17 +1,19 @@
 """What is drawn of a graph: its operators, boxes around scans, remats and layers that repeat, and what reads what.
 
 A layer that repeats is drawn once (`unity.pcg.repetition`): its first operators stand for those of the others, and its weights for
-theirs.
+theirs. So are arguments of one kind that one operator reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from unity.pcg.diff.skeleton import is_change
 from unity.pcg.graph import LOOPS, PCG, PIPELINE, Node, Value
 from unity.pcg.repetition import repeated
 from unity.pcg.stages import schedule_of
+from unity.wording import pattern
 
 OUTSIDE = 0  # the box that is the picture
 SOURCES = ("input", "constant")
@@ -88,7 +90,7 @@ class _Pen:
 
     def draw(self, graph: PCG, box: int, times: int, given: Sequence[Value] | None) -> None:
         """`given`: what a graph's inputs are, if it is inside of another."""
-        folds = _Folds(graph) if self.fold else NOTHING
+        folds = _Folds(graph, given is None) if self.fold else NOTHING
         if given is not None:
             self.same.update(zip(map(Value, graph.inputs), given, strict=True))
         frames = {run: self.frame(box, f"{count} × the same", True) for run, count in folds.times.items()}
@@ -157,7 +159,7 @@ def _around(node: Node) -> str:
 class _Folds:
     """The layers of a graph that repeat, and which node stands for which."""
 
-    def __init__(self, graph: PCG | None) -> None:
+    def __init__(self, graph: PCG | None, outer: bool = False) -> None:
         runs = repeated(graph) if graph is not None else ()
         self.times = {r: run.times for r, run in enumerate(runs)}
         self.where = {id(n): (r, k) for r, run in enumerate(runs) for k, segment in enumerate(run.segments) for n in segment}
@@ -167,6 +169,10 @@ class _Folds:
                 for node, first in zip(segment, run.segments[0], strict=True):
                     self.instead[id(node)] = first
                     self.sources(graph, node, first)
+        if graph is not None and outer:
+            own = {id(n) for n in graph.inputs}
+            for node in graph.nodes:
+                self.alike(graph, node, own)
         self.often: dict[int, int] = {}  # how many a drawn node stands for
         for node in self.instead.values():
             self.often[id(node)] = self.often.get(id(node), 1) + 1
@@ -178,9 +184,29 @@ class _Folds:
             if both and graph and all(self.place(user)[1] > 0 for user, _ in graph.users[id(v.node)]):
                 self.instead.setdefault(id(v.node), w.node)
 
+    def alike(self, graph: PCG, node: Node, own: Collection[int]) -> None:
+        """Arguments that a node alone reads, in the same way, as a stack of all layers' weights does, are drawn as the first."""
+        found: dict[Hashable, list[Node]] = {}
+        for v in node.operands if id(node) not in self.instead else ():
+            chain = _chain(graph, v.node, own)
+            if chain and not any(id(n) in self.instead for n in chain):
+                key = tuple((n.kind, n.types, str(n.tensors), pattern(str(n.attributes.get("name", "")))) for n in chain)
+                for n, first in zip(chain, found.setdefault(key, chain), strict=True):
+                    if n is not first:
+                        self.instead[id(n)] = first
+
     def place(self, node: Node) -> tuple[int | None, int]:
         """The run and the segment of a node."""
         return self.where.get(id(node), (None, 0))
+
+
+def _chain(graph: PCG, node: Node, own: Collection[int]) -> list[Node]:
+    """A node, if it is an argument that is read once, or a change of type of such a one, and all up to that; else nothing."""
+    found = [node]
+    while is_change(found[-1]) and len(graph.users[id(found[-1])]) == 1:
+        found.append(found[-1].operands[0].node)
+    last = found[-1]
+    return found if id(last) in own and len(graph.users[id(last)]) == 1 else []
 
 
 NOTHING = _Folds(None)  # repeats

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from unity.pcg.diff.matching import matching
 from unity.pcg.erasing import erased
-from unity.pcg.graph import PCG, PIPELINE, Node
+from unity.pcg.graph import BRANCHES, PCG, PIPELINE, Node
 from unity.rewriting import Rewriting, end_of, path_of, programs_of
 from unity.search.nested import program
 from unity.summary import RuleUse, Summary
@@ -23,6 +23,7 @@ from unity.wording import short
 if TYPE_CHECKING:
     from unity.plan import Plan
 
+MADE = {PIPELINE: "A loop is a pipeline.", BRANCHES: "What does not need each other runs at the same time."}
 MOST = 16  # frames for rules: of more steps, several that follow each other are one frame
 
 
@@ -59,11 +60,13 @@ def frames_of(captured: Summary, planned: Summary, plan: Plan | None) -> tuple[F
 
 
 def _exact(plan: Plan, uses: Sequence[RuleUse]) -> Iterator[Frame]:
-    """The graph after each rule, and after what became a pipeline."""
+    """The graph after each rule, and after what became a pipeline, or branches on devices of their own."""
     if plan.rewriting is not None:
         yield from _applied(plan.rewriting, uses)
     if plan.pipelining is not None:
         yield Frame("In stages", f"A loop became a pipeline: {plan.pipelining}.", plan.serial)
+    if plan.branching is not None:
+        yield Frame("Apart", f"What does not need each other runs at the same time: {plan.branching}.", plan.serial)
 
 
 def _applied(rewriting: Rewriting, uses: Sequence[RuleUse]) -> Iterator[Frame]:
@@ -88,12 +91,13 @@ def _applied(rewriting: Rewriting, uses: Sequence[RuleUse]) -> Iterator[Frame]:
 
 
 def _at_lines(captured: Summary, planned: Summary) -> Iterator[Frame]:
-    """The rules, each shown on the captured program; then what they led to, and a pipeline where there is one."""
+    """The rules, each shown on the captured program; then what they led to, with a pipeline or branches where there are any."""
     for use in planned.rules:
         yield _rules((use,), captured.graph)
-    staged = any(node.kind == PIPELINE for node, _ in planned.graph.walk())
-    if planned.rules or staged:
-        said = (*(["What all rules together lead to."] if planned.rules else []), *(["A loop is a pipeline."] if staged else []))
+    kinds = {node.kind for node, _ in planned.graph.walk()}
+    said = ["What all rules together lead to."] if planned.rules else []
+    said += [text for kind, text in MADE.items() if kind in kinds]
+    if said:
         yield Frame("Rewritten", " ".join(said), erased(planned.graph))
 
 

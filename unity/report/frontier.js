@@ -58,7 +58,7 @@ function axes(points, x, y) {
 }
 
 function showFrontier() {
-  const { points, exact } = report.frontier;
+  const { points, exact, whole } = report.frontier;
   const x = scale(
     points.map((p) => p.memory),
     LEFT,
@@ -96,7 +96,9 @@ function showFrontier() {
     sayPoint(points[k], k);
   };
   const plot = { class: "plot", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "group", "aria-label": "Time against memory" };
-  const all = exact ? "Every plan that no other beats in both." : "The convex hull of all plans, and those found between.";
+  const few = "Some of the plans that no other beats in both: those that are soon found. plan.frontier searches for all.";
+  const hull = "The convex hull of all plans, and those found between.";
+  const all = exact ? "Every plan that no other beats in both." : whole ? hull : few;
   at("points").append(
     draw("svg", plot, ...axes(points, x, y), draw("path", { class: "front", d: path }), ...dots),
     make("p", { class: "quiet" }, all),
@@ -107,6 +109,6 @@ function showFrontier() {
 function sayPoint(point, k) {
   const differs = make("ul", {}, ...point.differs.map((number) => make("li", {}, said(number))));
   const otherwise = point.differs.length ? [make("p", { class: "quiet" }, "Otherwise than in this plan:"), differs] : [];
-  const title = point.chosen ? "This plan" : `plan.frontier[${k}]`;
+  const title = point.chosen ? "This plan" : report.frontier.whole ? `plan.frontier[${k}]` : "Another plan";
   at("point").replaceChildren(make("h3", {}, title), make("p", {}, point.says), ...otherwise);
 }

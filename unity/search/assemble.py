@@ -22,6 +22,8 @@ from unity.search.problem import Cost, Edge, Point, Problem
 from unity.search.reshard import Types, distinct_changes
 from unity.search.sites import Port, Site, Sites, sites
 
+NOTHING_AGAIN, INNER, RERUN = range(3)  # of what makes an operand: what is computed again in the backward pass
+
 
 @dataclass(frozen=True, eq=False)
 class Assembled:
@@ -35,20 +37,23 @@ class Assembled:
     costs: tuple[SiteCost, ...]
     ports: tuple[tuple[int, int], ...]  # (site, operand) of every edge
     known: dict[str, Cost] = field(default_factory=dict)  # costs of ports that were computed, also for other domains
+    rerun: bool = False  # whether operators may run again in the backward pass, their results not kept (`Site.reader`)
 
     @cached_property
     def problem(self) -> Problem:
         """The factor graph."""
-        unary = tuple(self.site_terms(d, c) for d, c in zip(self.domains, self.costs, strict=True))
+        unary = tuple(self.site_terms(s, d, c) for s, (d, c) in enumerate(zip(self.domains, self.costs, strict=True)))
         edges = []
         for s, p in self.ports:
             port = self.opened.sites[s].ports[p]
             edges.append(Edge(port.source, s, self.port_cost(s, p, port)))
         return Problem(tuple(len(d) for d in self.domains), unary, tuple(edges))
 
-    def site_terms(self, own: Domain, cost: SiteCost) -> Cost:
-        """What a site costs alone."""
+    def site_terms(self, site: int, own: Domain, cost: SiteCost) -> Cost:
+        """What a site costs alone. What may run again with its reader has all alternatives there."""
         time, memory = cost.alternatives
+        if self.runs_again(site):
+            time, memory = time[:1], memory[:1]
         return Cost(_key(own.key, time.tobytes(), memory.tobytes()), time, memory)
 
     def port_cost(self, s: int, p: int, port: Port) -> Cost:
@@ -59,11 +64,23 @@ class Assembled:
         node = self.opened.sites[s].node
         product = node is not None and node.kind in HEAVY
         key = _key(text, port.gradient, port.kept, port.sole, port.again, port.argument, product, self.training.backward)
+        made = self.costs[port.source] if self.runs_again(port.source) else None
+        if made is not None:
+            key = _key(key, *(part.tobytes() for part in (made.forward, made.memory, made.whole, made.saved) if part is not None))
         if key not in self.known:
             time, memory = self.change(before, after, port, product)
             pairs = first[:, None], second
-            self.known[key] = Cost(key, time[:, *pairs], memory[:, *pairs])
+            time, memory = time[:, *pairs], memory[:, *pairs]
+            if made is not None:
+                forward, _ = self.change(before, after, replace(port, gradient=False, kept=0.0, again=False), product)
+                small = sum(p.tensor.nbytes for p in self.opened.sites[port.source].ports if not p.kept)
+                time, memory = with_reader(made, time, memory, forward[:, *pairs], small * port.kept)
+            self.known[key] = Cost(key, time, memory)
         return self.known[key]
+
+    def runs_again(self, site: int) -> bool:
+        """Whether a site may run again in the backward pass with its reader."""
+        return self.rerun and self.costs[site].whole is not None
 
     @property
     def whole(self) -> bool:
@@ -119,8 +136,14 @@ class Assembled:
     def assignment(self, point: Point) -> Assignment:
         """The strategy that a point stands for."""
         opened, values = self.opened, point.values
-        again = {self.ports[e] for e, alternative in enumerate(point.alternatives.edges) if alternative == 1}
         recomputed = {id(opened.sites[s].node) for s, alternative in enumerate(point.alternatives.unary) if alternative == 1}
+        again, rerun = set[tuple[int, int]](), set[int]()
+        for (s, p), edge, alternative in zip(self.ports, self.problem.edges, point.alternatives.edges, strict=True):
+            gathered, way = self.taken(edge, alternative)
+            again |= {(s, p)} if gathered or way == RERUN else set()
+            made = id(opened.sites[edge.first].node)
+            recomputed |= {made} if way == INNER else set()
+            rerun |= {made} if way == RERUN else set()
         results: dict[int, tuple[Type, ...]] = {}
         operands: dict[tuple[int, int], tuple[Type, ...]] = {}
         marked: set[tuple[int, int]] = set()
@@ -142,11 +165,45 @@ class Assembled:
             key: tuple(self.domains[f].type_of(values[f], opened.sites[f].end) for f in free)
             for key, free in opened.outputs.items()
         }
-        return Assignment(self.machine.axes, results, operands, outputs, frozenset(marked), frozenset(recomputed))
+        return Assignment(
+            self.machine.axes, results, operands, outputs, frozenset(marked), frozenset(recomputed), frozenset(rerun)
+        )
+
+    def taken(self, edge: Edge, alternative: int) -> tuple[bool, int]:
+        """What an alternative of a port means: whether its change of type is made again, and what of the operand's maker."""
+        if not self.runs_again(edge.first):
+            return alternative == 1, NOTHING_AGAIN
+        ways = 1 if self.costs[edge.first].saved is None else 2
+        last = len(edge.cost.time) - 1
+        if alternative == last:
+            return False, RERUN
+        way, gathered = divmod(alternative, last // ways)
+        return bool(gathered), way
 
     def result_type(self, values: tuple[int, ...], site: int, k: int) -> Type:
         """The type of a site's result."""
         return self.domains[site].type_of(values[site], len(self.opened.sites[site].ports) + k)
+
+
+def with_reader(
+    made: SiteCost, time: np.ndarray, memory: np.ndarray, forward: np.ndarray, small: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """The alternatives of a port, [alternatives, maker's values, reader's], with those of what its maker keeps.
+
+    Each as it is, then each with the maker's inner values computed again, if they may be. Then one where the maker runs again as a
+    whole, and what its reader takes is made anew: nothing of either is kept. `forward`: seconds of that change of type; `small`:
+    bytes of arguments that are kept for it.
+    """
+    times, bytes_ = [time], [memory]
+    once = made.forward[:, None]
+    if made.saved is not None:
+        times.append(np.where(made.saved[:, None] > 0, time + once, np.inf))
+        bytes_.append(memory - made.saved[:, None])
+    assert made.whole is not None
+    allowed = np.isfinite(made.whole)[:, None]
+    times.append(np.where(allowed, time[:1] + once + forward[:1], np.inf))
+    bytes_.append(np.broadcast_to(np.where(allowed, small - made.whole[:, None], 0.0), time[:1].shape))
+    return np.concatenate(times), np.concatenate(bytes_)
 
 
 def _all_nodes(graph: PCG) -> list[Node]:
@@ -177,8 +234,10 @@ def assemble(
     limits: tuple[Limits, ...] | None = None,
     listed: Listed | None = None,
     restrict: Restrict = marked,
+    rerun: bool = False,
 ) -> Assembled:
-    """Opens a serial graph for a machine. Equal sites share one domain and one cost. `limits`: see `configurations.domain`.
+    """Opens a serial graph for a machine. Equal sites share one domain and one cost. `limits`: see `configurations.domain`;
+    `rerun`: see `Assembled`.
 
     Raises InfeasibleError where `restrict` leaves a site no value.
     """
@@ -198,7 +257,7 @@ def assemble(
         domains.append(shared[same])
         terms.append(costs[same])
     ports = tuple((s, p) for s, site in enumerate(opened.sites) for p in range(len(site.ports)))
-    return Assembled(graph, machine, training, opened, tuple(domains), tuple(terms), ports, listed.ports)
+    return Assembled(graph, machine, training, opened, tuple(domains), tuple(terms), ports, listed.ports, rerun)
 
 
 def _signature(site: Site, cs: tuple, rank: tuple[int, ...]) -> tuple:
@@ -208,5 +267,6 @@ def _signature(site: Site, cs: tuple, rank: tuple[int, ...]) -> tuple:
     ports = tuple((str(p.tensor), p.gradient) for p in site.ports)
     relative = tuple(order.index(r) for r in rank)
     flags = (site.kind, site.around, site.flows, tuple(site.stored), site.inner, site.weight, site.step, site.whole)
-    stages = (site.along, site.staged and site.staged.states, site.sends)
-    return (body, ports, tuple(map(str, site.results)), tuple(c.states for c in cs), relative, flags, stages)
+    stages = (site.along, site.staged and site.staged.states, site.sends, site.returns)
+    again = (site.recomputable, site.reader is not None)
+    return (body, ports, tuple(map(str, site.results)), tuple(c.states for c in cs), relative, flags, stages, again)

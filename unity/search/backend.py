@@ -37,11 +37,13 @@ INDEX = 4  # bytes
 
 @dataclass(frozen=True)
 class Extra:
-    """Bytes on one device, of one operator: held until its backward pass is done; while that runs; from the start."""
+    """Bytes on one device, of one operator: held until its backward pass is done; while that runs; from the start, some of them
+    until its forward pass is done (`first`), the others until its backward pass is."""
 
     kept: float = 0.0
     working: float = 0.0
     start: float = 0.0
+    first: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Backend:
         if self.turns and node.kind == CONVOLUTION and prod(node.operands[1].tensor.shape[2:]) > 1:
             turned = sum(local(v) for v in node.operands if argument(v))
             moved = sum(local(v) for v in node.operands if v.node.kind in PARALLELIZATION and not argument(v))
-            return Extra(turned, wide + moved, 2 * turned)
+            return Extra(turned, wide + moved, turned, turned)
         return Extra(working=wide)
 
 

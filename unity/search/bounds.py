@@ -74,6 +74,12 @@ class Bounds:
         most = best - self.least + ABOVE * abs(best)
         return [np.flatnonzero(np.isfinite(own) & (own <= most)) for own in self.excess]
 
+    def enough(self, best: float, share: float) -> bool:
+        """Whether strategies no worse than `best` have few values left, this share of the tables' entries; or are all as good."""
+        left = tuple(map(len, self.left(best)))
+        remain = sum(left[s] * left[t] for s, t in self.energy.pairs)
+        return remain <= share * self.energy.entries or best <= self.least + ABOVE * abs(best)
+
     def first(self, count: int) -> list[Array]:
         """For every variable, the values with the lowest bounds, ascending."""
         return [np.sort(np.argsort(own, kind="stable")[:count]) for own in self.excess]

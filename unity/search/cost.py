@@ -40,6 +40,7 @@ class SiteCost:
     reduces: Array  # collectives inside the operator, Reduces and halos, forward and backward
     memory: Array
     saved: Array | None = None  # of this memory, if inner values are computed again; nothing where Reduces would be repeated
+    whole: Array | None = None  # of it, if all of it is computed again, the result too; less than nothing where that may not be
 
     @property
     def time(self) -> Array:
@@ -74,7 +75,8 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     reduces = (_reduces(site, domain, machine, training) + _exchanges(site, domain, machine, training)) * site.times
     again = site.recomputable and training.backward and not dense_work(body)[0]
     saved = np.where(reduces > 0, 0.0, _inner(site, domain, machine)) if again else None
-    return SiteCost(forward * runs, backward * site.times, reduces, memory, saved)
+    whole = np.where(reduces > 0, -np.inf, memory) if site.reader is not None and training.backward else None
+    return SiteCost(forward * runs, backward * site.times, reduces, memory, saved, whole)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,9 +166,9 @@ def _sends(site: Site, domain: Domain, machine: Machine, training: Training) -> 
         return np.zeros(len(domain))
     alpha, beta = table(machine, "collective-permute")
     mask = sum(1 << k for k, axis in enumerate(machine.axes) if axis.name in site.along)
-    both = 2 if training.backward and site.flows[0] else 1
+    messages = site.sends + (site.returns if training.backward else 0)
     nbytes = site.results[0].nbytes * fraction(domain, len(site.ports), machine)
-    return both * site.sends * (alpha[mask] + beta[mask] * nbytes)
+    return messages * (alpha[mask] + beta[mask] * nbytes)
 
 
 def _exchanges(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:

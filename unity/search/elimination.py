@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from math import prod
 
 import numpy as np
 
+from unity.pcg.errors import UnityError
 from unity.search.bounds import Energy
 from unity.search.domains import Domains
 from unity.search.minplus import product
@@ -22,17 +25,41 @@ TEMPORARY = 400_000
 Labelled = dict[tuple[int, ...], Array]  # labels of the axes (see `Eliminate`), and a table [weights, *axes]
 
 
-class Infeasible(Exception):
+class Infeasible(UnityError):
     """Heuristic elimination fixed variables so that nothing is left, and exact elimination would be too large."""
+
+    docs = "search"
+
+
+class Solved:
+    """Tables that eliminations made, by what they were made of. Programs that are much alike share most of theirs.
+
+    As many as are worth their memory: what was made first is forgotten first.
+    """
+
+    def __init__(self, entries: int = BUDGET) -> None:
+        self.tables: dict[bytes, Array] = {}
+        self.left = entries
+
+    def of(self, key: bytes, make: Callable[[], Array]) -> Array:
+        """The table of this key, made if it is not known."""
+        found = self.tables.get(key)
+        if found is None:
+            found = self.tables[key] = make()
+            self.left -= found.size
+            while self.left < 0:
+                self.left += self.tables.pop(next(iter(self.tables))).size
+        return found
 
 
 class Elimination:
-    """A problem on some of its values, made ready for any number of objectives."""
+    """A problem on some of its values, made ready for any number of objectives. `solved`: what others have made already."""
 
-    def __init__(self, problem: Problem, domains: Domains, budget: int = BUDGET) -> None:
+    def __init__(self, problem: Problem, domains: Domains, budget: int = BUDGET, solved: Solved | None = None) -> None:
         self.problem = problem
         self.domains = domains
         self.budget = budget
+        self.solved = solved
         self.schedule = schedule(problem, domains, budget)
 
     def solve(self, directions: Array) -> list[Point]:
@@ -57,7 +84,7 @@ class Elimination:
                 f"the graph of {len(self.problem.sizes)} variables is too dense to be solved exactly, and the variables "
                 "that were fixed to simplify it left no solution: give variables fewer values, or fewer edges"
             )
-        return Elimination(self.problem, self.domains, 8 * max(1, self.budget)).solve(directions)
+        return Elimination(self.problem, self.domains, 8 * max(1, self.budget), self.solved).solve(directions)
 
     def energy(self, direction: Array) -> Energy:
         """The problem's tables in one direction."""
@@ -77,14 +104,34 @@ class Elimination:
     def _values(self, directions: Array) -> Array | None:
         """The best value of every variable in every direction; nothing if there is none."""
         tables: list[Array] = []
-        for operation, shape in zip(self.schedule.operations, self.schedule.shapes, strict=True):
-            tables.append(self._table(operation, shape, tables, directions))
+        for number, (operation, shape) in enumerate(zip(self.schedule.operations, self.schedule.shapes, strict=True)):
+            if self.solved is None or len(directions) > 1:
+                tables.append(self._table(operation, shape, tables, directions))
+            else:
+                key = directions.tobytes() + self.keys[number]
+                tables.append(self.solved.of(key, partial(self._table, operation, shape, tables, directions)))
         total = sum(tables[constant.operation] for constant in self.schedule.constants)
         if not np.isfinite(total).all():
             return None
         positions = self._decode(tables, len(directions))
         columns = [values[positions[:, v]] for v, values in enumerate(self.domains.values)]
         return np.stack(columns, axis=1) if columns else positions
+
+    @cached_property
+    def keys(self) -> list[bytes]:
+        """Of every operation a hash of all that its table is made of, but for the objective."""
+        values = {name: _hash(v.tobytes()) for name, v in zip(self.domains.names, self.domains.values, strict=True)}
+        found: list[bytes] = []
+        for operation in self.schedule.operations:
+            match operation:
+                case Leaf(key, kept, transposed):
+                    found.append(_hash(repr((key, [values[name] for name in kept], transposed)).encode()))
+                case Eliminate(inputs) | Choose(inputs):
+                    text = [(found[number], labels) for number, labels in inputs]
+                    found.append(_hash(repr((type(operation).__name__, text)).encode()))
+                case Slice(table, axis, choice):
+                    found.append(_hash(repr((found[table], axis, found[choice])).encode()))
+        return found
 
     def _table(self, operation: Operation, shape: tuple[int, ...], tables: list[Array], directions: Array) -> Array:
         match operation:
@@ -123,6 +170,10 @@ class Elimination:
                 total += tables[factor.operation][(every, *known)]
             positions[:, v] = total.argmin(1)
         return positions
+
+
+def _hash(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def _merged(inputs: Sequence[tuple[int, tuple[int, ...]]], tables: list[Array]) -> Labelled:

@@ -64,7 +64,7 @@ def frontier(problem: Problem, *, points: int = 24, exact_limit: int = EXACT, mi
     try:
         return Frontier(pareto(problem, minimizer.domains, minimizer.elimination.schedule, exact_limit), True, minimizer)
     except TooLarge:
-        hull = _hull(minimizer, points)
+        hull = corners(minimizer, points)
         return Frontier(nondominated([*hull, *_filled(problem, hull)]), not hull, minimizer)
 
 
@@ -91,8 +91,8 @@ def fastest_fitting(
     return _last([lambda point=point: point for point in reversed(every) if point.time < below], fits)
 
 
-def _hull(minimizer: Minimizer, most: int) -> tuple[Point, ...]:
-    """Vertices of the convex hull: the ends, then what is farthest below the line between two neighbours.
+def corners(minimizer: Minimizer, most: int) -> tuple[Point, ...]:
+    """Vertices of the convex hull, up to so many: the ends, then what is farthest below the line between two neighbours.
 
     This is the dichotomy of bi-objective optimization (Aneja and Nair 1979), the largest gaps first.
     """

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from unity.pcg.errors import UnityError
+
 # What a device without units for a dtype computes it in, and at what part of that dtype's rate. Followed until a rate
 # is found; a dtype that is not listed runs at the float32 rate. Eight-bit floats are widened to bfloat16 where there
 # are no units for them, bfloat16 and float16 to float32; a device without a float64 figure is given the usual half.
@@ -22,8 +24,10 @@ _COMPUTED_IN: Mapping[str, tuple[str, float]] = {
 }
 
 
-class MachineError(ValueError):
+class MachineError(UnityError, ValueError):
     """A machine's description is wrong, or a name, level or axis is not known. The message names it."""
+
+    docs = "machines"
 
 
 def check_positive(where: str, value: object, unit: str) -> None:

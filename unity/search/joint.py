@@ -68,7 +68,7 @@ def improvements(
     the segments found is tried when the round is over.
     """
     given, whole = tidy(body), program(body, differentiated)
-    best = Improvement(given, prices.of(given, differentiated), {})
+    best = Improvement(given, prices.whole(given, differentiated), {})
     yield best
     count, started = 0, time.perf_counter()
     turns = [_Turn(part, often, prices, patterns, alpha) for part, often in _different(whole)]
@@ -76,7 +76,7 @@ def improvements(
     def tried(better: Mapping[str, Found]) -> Improvement:
         chosen = {**best.chosen, **better}
         other = whole.with_segments({key: found.body for key, found in chosen.items()})
-        return Improvement(other, prices.of(other, differentiated), chosen)
+        return Improvement(other, prices.whole(other, differentiated), chosen)
 
     plain = tried({})
     if plain.price < (1 - GAIN) * best.price:  # transposes and reshapes alone

@@ -111,7 +111,7 @@ def _profiled(machine: Machine, devices: list[JaxDevice]) -> Machine:
     try:
         return machine.with_profile(Store.usual().profile(where(devices)))
     except ProfileError as error:
-        warnings.warn(f"{error}; planning without measured operators", stacklevel=4)
+        warnings.warn(f"{error.reason}; planning without measured operators", stacklevel=4)
         return machine
 
 
@@ -154,7 +154,7 @@ def _recalled(path: Path) -> Machine | None:
     except MachineError as error:
         aside = path.with_name(path.name + ".corrupt")
         os.replace(path, aside)
-        warnings.warn(f"{error}; set aside as {aside}, measuring this machine again", stacklevel=5)
+        warnings.warn(f"{error.reason}; set aside as {aside}, measuring this machine again", stacklevel=5)
         return None
 
 

@@ -15,12 +15,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from unity.pcg.again import runs_again
 from unity.pcg.body import Body
+from unity.pcg.branches import groups_of
 from unity.pcg.gradients import Gradients, gradients
-from unity.pcg.graph import CONSTRAIN, LOOPS, PARALLELIZATION, PCG, PIPELINE, UNCHANGED, Node, Value, carried_by
+from unity.pcg.graph import BRANCHES, CONSTRAIN, LOOPS, PARALLELIZATION, PCG, PIPELINE, TAIL, UNCHANGED, Node, Value, carried_by
 from unity.pcg.placing import placing
 from unity.pcg.residuals import residuals
-from unity.pcg.stages import ends_of
+from unity.pcg.stages import ends_of, schedule_of
 from unity.pcg.state import copies
 from unity.search.backend import ACCUMULATING, GPU, Backend
 from unity.search.cost import Training
@@ -29,6 +31,7 @@ from unity.search.offers import HEAVY
 ARGUMENTS, GRADIENTS, SLOTS, RESULTS = "arguments", "gradients", "optimizer slots", "results"
 NOTHING_MOVES = ("replicate", "view", CONSTRAIN)
 KEPT, CHANGED, AGAIN, WORKING = "kept for the backward pass", "changed copies", "computed again", "working set"
+COTANGENTS = "cotangents"
 REUSED, BACKEND = "in the place of later gradients", "the backend's own"
 NOTICED = 1e-3  # of all gradients: smaller ones are not looked at for what might lie in their place
 
@@ -84,6 +87,35 @@ def predict_memory(graph: PCG, differentiated: Collection[int], training: Traini
     return MemoryPrediction((*always, *results, *found.peak), kept)
 
 
+@dataclass(frozen=True)
+class Keeping:
+    """What an operator of the outermost graph needs beside its operands and results, on one device.
+
+    `kept`: until it has run backward; `values`: those among that; `own`: bytes that it works on while it does, or while it runs, if
+    nothing is differentiated.
+    """
+
+    node: Node
+    kept: tuple[Held, ...]
+    values: frozenset[Value]
+    own: float
+
+
+def keeping(graph: PCG, differentiated: Collection[int], training: Training, backend: Backend = GPU) -> tuple[Keeping, ...]:
+    """What every operator of the outermost graph needs. Arguments are as for `predict_memory`."""
+    differentiated = differentiated if training.backward else ()
+    found = _Region(graph, gradients(graph, differentiated), training.backward, backend)
+    return tuple(found.keeping)
+
+
+def ends_inside(node: Node) -> float:
+    """Of a node with a graph inside, the most bytes that one operator there reads and makes; nothing of others."""
+    if node.inside is None:
+        return 0.0
+    each = (sum(local(v, node.inside) for v in dict.fromkeys((*n.operands, *n.results))) for n in node.inside.nodes)
+    return max(max(each, default=0.0), max(map(ends_inside, node.inside.nodes), default=0.0))
+
+
 def local(v: Value, graph: PCG) -> float:
     """Bytes of a value on one device."""
     return v.tensor.nbytes / copies(v.type, graph.axes)
@@ -105,8 +137,9 @@ class _Region:
         self.graph, self.flow, self.training, self.backend = graph, flow, training, backend
         self.top, self.stacked = not around, around in LOOPS
         self.nodes = [node for node in graph.nodes if node.kind != "input"]
+        self.number = {id(node): i for i, node in enumerate(self.nodes)}
         self.inputs = {id(node): k for k, node in enumerate(graph.inputs)}
-        self.early: list[Held] = []  # what the backend makes at the start
+        self.early: list[tuple[Held, int]] = []  # what the backend makes at the start, and for which operator's backward pass
         self.chosen: set[Value] = set()
         self.wide: set[Value] = set()  # those that are kept wider
         self.needs: set[int] = set()  # inputs that the backward pass needs
@@ -114,11 +147,16 @@ class _Region:
         self.steps = 0.0  # bytes that are kept, added up
         self.momentary = 0.0  # bytes that are kept inside of remats, of which one is open at a time
         self.remats = sum(node.kind == "remat" for node in self.nodes)
+        self.own: dict[int, float] = {}  # by id(node): of its moment, what is neither operand, result, nor cotangent of one
+        self.keeping: list[Keeping] = []
         kept, moments = [], []
         for node in self.nodes:
+            before = set(self.chosen)
             k, m = ([], self.change(node)) if node.kind in UNCHANGED else self.operator(node)
             kept.append(k)
             moments.append(m)
+            own = sum(h.nbytes for h in m) if node.kind in (TAIL, BRANCHES) else self.own.get(id(node), 0.0)
+            self.keeping.append(Keeping(node, tuple(k), frozenset(self.chosen - before), own))
         self.kept = [h for k in kept for h in k]
         self.peak = self.highest(kept, moments)
 
@@ -134,8 +172,8 @@ class _Region:
         for i in range(len(self.nodes)):
             below += 0.0 if early[i] else sums[i]
             sizes.append(below + sum(h.nbytes for h in moments[i]) + passing[i])
-        found = [h for h in self.early if self.top]
-        most = sum(h.nbytes for h in found)
+        start = [*(h for h, _ in self.early), *self.reused(len(self.nodes), self.early)] if self.top else []
+        found, most = start, sum(h.nbytes for h in start)
         for at in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
             if sizes[at] <= most:
                 break
@@ -177,7 +215,6 @@ class _Region:
 
     def passing(self) -> list[float]:
         """For every operator, the bytes of values (in training, of cotangents) that wait while it runs, none of its own."""
-        number = {id(node): i for i, node in enumerate(self.nodes)}
         last: dict[Value, int] = {}
         for i, node in enumerate(self.nodes):
             last.update((v, i) for v in node.operands)
@@ -185,7 +222,7 @@ class _Region:
             last.update((v, len(self.nodes)) for v in self.graph.outputs)
         total = [0.0] * (len(self.nodes) + 1)
         for v, end in last.items():
-            start = number.get(id(v.node), -1)
+            start = self.number.get(id(v.node), -1)
             if end > start + 1 and self.counts(v):
                 nbytes = local(v, self.graph)
                 total[start + 1] += nbytes
@@ -205,6 +242,8 @@ class _Region:
         """Keeps a value as it is where it was last moved, if it is not kept yet; for some readers, wider."""
         wide = reader is not None and self.backend.widens(reader, v)
         v = buffer(v)
+        if runs_again(v.node):
+            return [h for w in v.node.operands for h in self.need(w)]
         widened = [Held(BACKEND, v.node, local(v, self.graph))] if wide and v not in self.wide else []
         self.wide |= {v} if wide else set()
         if v in self.chosen:
@@ -228,29 +267,45 @@ class _Region:
         return [Held(WORKING, node, sum(local(v, self.graph) for v in sides))]
 
     def operator(self, node: Node) -> tuple[list[Held], list[Held]]:
-        """What an operator keeps, and what it has for a moment: its ends, their cotangents, its largest inner value's.
+        """What an operator keeps, and what it has for a moment: its ends, or their cotangents, and its largest inner value's.
 
         A convolution, or a product with more than two dimensions, wants the cotangent of its result in another order, too.
         """
+        if node.kind == TAIL:
+            return self.tail(node)
         if node.kind in LOOPS:
             return self.loop(node)
         if node.kind == "remat":
             return self.remat(node)
+        if node.kind == BRANCHES:
+            return self.branches(node)
         assert node.body is not None
         kept, inside = self.kept_by(node, node.body), _Inside(node, node.body, self.graph)
         ends = dict.fromkeys((*node.operands, *node.results))
         values = sum(local(v, self.graph) for v in ends if not self.there(v))
+        again = sum(local(v, self.graph) for v in self.read_backward(node, node.body) if not self.there(v))
         cotangents = sum(local(v, self.graph) for v in ends if self.counts(v)) if self.training else 0.0
         turned = sum(local(v, self.graph) for v in node.results if v.tensor.ndim > 2) if node.kind in HEAVY and cotangents else 0.0
         inner = [inside.local(v, node.body.tensors[v].nbytes) for e in node.body.equations[:-1] for v in e.results]
         largest = max(inner, default=0.0) if self.training else 0.0
-        largest += self.made_again(node, inside) if cotangents else 0.0
+        largest += self.made_again(node, inside) + self.made_for(node) if cotangents else 0.0
+        self.own[id(node)] = turned + largest
         if not cotangents:
             return kept, [Held(WORKING, node, values + turned + largest)]
         more = self.backend.extra(node, lambda v: local(v, self.graph), lambda v: self.top and id(unmoved(v).node) in self.inputs)
         kept += [Held(BACKEND, node, more.kept)] if more.kept else []
-        self.early += [Held(BACKEND, node, more.start)] if more.start else []
-        return kept, [Held(WORKING, node, values + cotangents + turned + largest + more.working)]
+        last = len(self.nodes)  # all gradients come later than what the forward pass needs alone
+        early = ((more.start, self.number[id(node)]), (more.first, last))
+        self.early += [(Held(BACKEND, node, nbytes), at) for nbytes, at in early if nbytes]
+        self.own[id(node)] += more.working
+        # in a loop's step, what it keeps is taken out of stacks first; and a product's ends are read by what is not fused with it
+        back = (values if self.stacked or node.kind in HEAVY else again) + cotangents + turned
+        return kept, [Held(WORKING, node, max(values, back) + largest + more.working)]
+
+    def read_backward(self, node: Node, body: Body) -> list[Value]:
+        """The operands that an operator's backward pass reads."""
+        found = residuals(body, tuple(map(self.flow, node.operands)), self.stacked)
+        return [v for v, flag in dict.fromkeys(zip(node.operands, found.operands, strict=True)) if flag]
 
     def kept_by(self, node: Node, body: Body) -> list[Held]:
         if not (self.training and any(map(self.flow, node.results))):
@@ -258,7 +313,8 @@ class _Region:
         found, inside = residuals(body, tuple(map(self.flow, node.operands)), self.stacked), _Inside(node, body, self.graph)
         kept: list[Held] = []
         for v, flag in zip((*node.operands, *node.results), found.operands + found.results, strict=True):
-            kept += self.need(v, node) if flag and not self.backend.knows(node) else []
+            made_again = v.node is node and runs_again(node)
+            kept += self.need(v, node) if flag and not made_again and not self.backend.knows(node) else []
         if node.attributes.get("again"):
             return kept
         return kept + [self.count(Held(KEPT, node, inside.local(v, nbytes))) for v, nbytes in found.inner]
@@ -271,6 +327,17 @@ class _Region:
         found = residuals(node.body, tuple(map(self.flow, node.operands)), self.stacked)
         return sum(inside.local(v, nbytes) for v, nbytes in found.inner)
 
+    def made_for(self, node: Node) -> float:
+        """Bytes that are there when an operator's own backward pass comes because operands of it are made again as a whole."""
+        total = 0.0
+        for v in node.operands:
+            made = buffer(v)
+            if runs_again(made.node):
+                assert made.node.body is not None
+                total += local(made, self.graph) if unmoved(v) != made else 0.0
+                total += self.made_again(made.node, _Inside(made.node, made.node.body, self.graph)) + self.made_for(made.node)
+        return total
+
     def there(self, v: Value) -> bool:
         """Whether a value is held anyway: an argument, or kept, and not gathered again."""
         made = unmoved(v)
@@ -280,6 +347,7 @@ class _Region:
         """All steps' values are stacked; while one runs, its own are there once more, and its slices of what is stacked."""
         inside = self.inside(node)
         length, carried = int(node.attributes["length"]), carried_by(node)
+        length = schedule_of(node).kept if node.kind == PIPELINE else length
         kept: list[Held] = []
         for p in sorted(inside.needs):
             start = Value(inside.graph.inputs[p])
@@ -292,7 +360,9 @@ class _Region:
         self.momentary += inside.momentary
         slices = sum(local(Value(n), self.graph) for n in inside.graph.inputs[carried.stop :])
         moment = [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, slices)]
-        return kept, moment + (self.between_ticks(node) if node.kind == PIPELINE else [])
+        moment += self.between_ticks(node) if node.kind == PIPELINE else []
+        self.own[id(node)] = sum(h.nbytes for h in moment)
+        return kept, moment
 
     def between_ticks(self, node: Node) -> list[Held]:
         """Of a pipeline: samples that wait, or are done; and weights' gradients, of a tick and of those before it."""
@@ -301,12 +371,32 @@ class _Region:
         gradients = sum(local(node.operands[p], self.graph) for p in ends.stepped if self.flow(node.operands[p]))
         return [Held(WORKING, node, 2 * rows + (2 * gradients if self.training else 0.0))]
 
+    def tail(self, node: Node) -> tuple[list[Held], list[Held]]:
+        """What it keeps of a micro-batch is there until the end of the tick; what its operands' gradients add up to, always."""
+        inside = self.inside(node)
+        self.momentary += inside.steps + inside.momentary
+        read = [node.operands[p] for p in range(ends_of(node).carried.start)]
+        sums = sum(local(v, self.graph) for v in read if self.flow(v)) if self.training else 0.0
+        return [], [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, sums)]
+
     def remat(self, node: Node) -> tuple[list[Held], list[Held]]:
         """Its operands are kept. All that it would keep is there while its own backward pass runs."""
         inside = self.inside(node)
         kept = [h for v in node.operands for h in self.need(v)] if self.training else []
         self.momentary += (inside.steps + inside.momentary) / self.remats
+        self.own[id(node)] = sum(h.nbytes for h in inside.peak)
         return kept, [_as(AGAIN, h) if h.why != WORKING else h for h in inside.peak]
+
+    def branches(self, node: Node) -> tuple[list[Held], list[Held]]:
+        """What the largest group keeps, as all have room for that; while one runs, its own, and all results or their cotangents."""
+        groups = [_Region(g.graph, self.flow, self.training, self.backend, node.kind) for g in groups_of(node)]
+        needs = sorted({p for group in groups for p in group.needs})
+        kept = [h for p in needs for h in self.need(node.operands[p])]
+        largest = max(groups, key=lambda group: group.steps + group.momentary)
+        self.steps, self.momentary = self.steps + largest.steps, self.momentary + largest.momentary
+        busiest = max(groups, key=lambda group: sum(h.nbytes for h in group.peak))
+        results = sum(local(v, self.graph) for v in node.results) * (2 if self.training else 1)  # cotangents are taken apart first
+        return kept + largest.kept, [*(_as(WORKING, h) for h in busiest.peak), Held(WORKING, node, results)]
 
     def inside(self, node: Node) -> _Region:
         assert node.inside is not None

@@ -11,7 +11,7 @@ import numpy as np
 
 from unity.search.bounds import ABOVE, Bounds, Messages
 from unity.search.domains import domains, narrowed
-from unity.search.elimination import BUDGET, Elimination
+from unity.search.elimination import BUDGET, Elimination, Solved
 from unity.search.problem import Array, Point, Problem, direction
 
 # Ties go to less memory: to count memory by this much more changes no objective beyond the rounding of long sums.
@@ -34,10 +34,11 @@ class Minimizer:
     It remembers what it found: for a further objective, a point that is known bounds the best one from above.
     """
 
-    def __init__(self, problem: Problem, budget: int = BUDGET) -> None:
+    def __init__(self, problem: Problem, budget: int = BUDGET, solved: Solved | None = None) -> None:
+        """`solved`: what was made for problems that are much alike."""
         self.problem = problem
         self.domains = domains(problem)
-        self.elimination = Elimination(problem, self.domains, budget)
+        self.elimination = Elimination(problem, self.domains, budget, solved)
         self.known: dict[float, Point] = {}  # by weight
         self.messages: list[tuple[Array, Point, Messages]] = []  # of a direction, and what was found there
 
@@ -51,11 +52,19 @@ class Minimizer:
         new = sorted(set(wanted) - self.known.keys())
         if self.domains.empty or not self._learn(new):
             return []
-        ends = [(weight, tiny) for weight in new if weight == 0 or math.isinf(weight) for tiny in TINY]
-        refined = self._solve([_tie_breaking(weight, self.known[weight], tiny) for weight, tiny in ends])
-        for (weight, _), point in zip(ends, refined, strict=True):
-            self.known[weight] = _less_of_the_other(weight, self.known[weight], point)
+        for weight in new:
+            if weight == 0 or math.isinf(weight):
+                self._break_ties(weight)
         return [self.known[weight] for weight in wanted]
+
+    def _break_ties(self, weight: float) -> None:
+        """Of equals, takes what has less of the other. What is best in two directions is best in all between."""
+        for tiny in TINY:
+            (point,) = self._solve([_tie_breaking(weight, self.known[weight], tiny)])
+            tied = _tied(weight, self.known[weight], point)
+            self.known[weight] = _less_of_the_other(weight, self.known[weight], point)
+            if tied:
+                break
 
     def least(self, weight: float) -> float:
         """The least time + weight * memory alone: infinite if there is no solution."""
@@ -93,11 +102,11 @@ class Minimizer:
             best = min(best, bounds.improve(PASSES))
             if not math.isfinite(bounds.least):
                 return []
+            if bounds.enough(best, ENOUGH):  # as it is where something like this was found before
+                break
             guess = self._on(bounds.first(VALUES), some)
             best = min([best, *(_objective(point, some) for point in guess)])
-            left = tuple(map(len, bounds.left(best)))
-            remain = sum(left[s] * left[t] for s, t in energy.pairs)
-            if remain <= ENOUGH * energy.entries or best <= bounds.least + ABOVE * abs(best):
+            if bounds.enough(best, ENOUGH):
                 break
         found = self._on(bounds.left(best), some)
         self.messages += [(some, point, bounds.messages) for point in found]
@@ -139,7 +148,11 @@ def _tie_breaking(weight: float, best: Point, tiny: float) -> tuple[float, float
 
 def _less_of_the_other(weight: float, best: Point, other: Point) -> Point:
     """The second point, if it is as good as the first by what counts, and better by what does not."""
-    counted = (best.time, other.time) if weight == 0 else (best.memory, other.memory)
     left_out = (best.memory, other.memory) if weight == 0 else (best.time, other.time)
-    tied = counted[1] <= counted[0] + ROUNDING * abs(counted[0])
-    return other if tied and left_out[1] < left_out[0] else best
+    return other if _tied(weight, best, other) and left_out[1] < left_out[0] else best
+
+
+def _tied(weight: float, best: Point, other: Point) -> bool:
+    """Whether the second point is as good as the first by what counts."""
+    counted = (best.time, other.time) if weight == 0 else (best.memory, other.memory)
+    return counted[1] <= counted[0] + ROUNDING * abs(counted[0])

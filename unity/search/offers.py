@@ -125,7 +125,8 @@ def _reachable(sites: Sequence[Site], found: Offers) -> Offers:
 
 
 def _partial_results(site: Site, cs: tuple[Choice, ...]) -> list[bool]:
-    return [any(c.results[k] == PARTIAL for c in cs) for k in range(len(site.results))]
+    own = (*cs, *([site.staged] if site.staged is not None else []))
+    return [any(c.results[k] == PARTIAL for c in own) for k in range(len(site.results))]
 
 
 def _fed(site: Site, choice: Choice, partial: list[list[bool]]) -> bool:

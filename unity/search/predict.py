@@ -6,16 +6,18 @@ The search adds up the same terms without building the graph; `tests/test_predic
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from unity.pcg.body import Body
+from unity.pcg.branches import weight_of
 from unity.pcg.choices import choice_of, part_of_work
 from unity.pcg.gradients import Gradients, gradients
-from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
+from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, Node, Value
 from unity.pcg.placing import placing
+from unity.pcg.stages import runs_of
 from unity.pcg.state import copies, local_shape
 from unity.pcg.traffic import Collective, traffic
 from unity.search.collectives import collective
@@ -70,14 +72,16 @@ def predict(graph: PCG, machine: Machine, differentiated: Collection[int]) -> Pr
 
 def _seconds(c: Collective, machine: Machine) -> float:
     line = collective(machine, c.kind, (machine.axes[i] for i in c.axes), c.turned)
-    return c.count * (line.beta * c.nbytes if c.merged else line(c.nbytes))
+    return c.part * c.count * (line.beta * c.nbytes if c.merged else line(c.nbytes))
 
 
 def _operators(graph: PCG, flow: Gradients, machine: Machine, times: int, again: bool, training: bool) -> Iterator[OperatorTerm]:
     for node in graph.nodes:
         if node.inside is not None:
-            inner = times * int(node.attributes.get("length", 1))
-            yield from _operators(node.inside, flow, machine, inner, again or node.kind == "remat", training)
+            inner = times * (runs_of(node, flow) if node.kind in LOOPS else 1)
+            part = weight_of(node) if node.kind == BRANCHES else 1.0
+            for term in _operators(node.inside, flow, machine, inner, again or node.kind == "remat", training):
+                yield replace(term, forward=part * term.forward, backward=part * term.backward)
         elif node.body is not None and node.kind not in PARALLELIZATION:
             forward, backward, how = operator_seconds(node, node.body, graph, flow, machine)
             runs = times * (2 if (again or node.attributes.get("again")) and training else 1)

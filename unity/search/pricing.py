@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from unity.pcg.body import Body
 from unity.pcg.capture import Bodies, graph_of
+from unity.pcg.errors import ConstraintError, InfeasibleError
 from unity.pcg.graph import PCG
 from unity.search.assemble import Listed, assemble
 from unity.search.cost import Training
+from unity.search.elimination import Solved
 from unity.search.machine import Machine
+from unity.search.masks import Restrict, marked
 from unity.search.minimizer import Minimizer
 
 
@@ -18,7 +22,7 @@ from unity.search.minimizer import Minimizer
 class Prices:
     """Prices programs on one machine. `weight`: seconds that a byte of memory counts.
 
-    Operators that were listed, and changes of type that were priced, for one program are there for the next.
+    Operators that were listed, changes of type that were priced, and what was solved for one program are there for the next.
     """
 
     machine: Machine
@@ -26,6 +30,8 @@ class Prices:
     weight: float = 0.0
     bodies: Bodies = field(default_factory=dict)
     listed: Listed = field(default_factory=Listed)
+    restrict: Restrict = marked  # what users constrain
+    solved: Solved = field(default_factory=Solved)
 
     def graph(self, body: Body) -> PCG:
         """The program as a graph of operators; its inputs are not named."""
@@ -33,5 +39,15 @@ class Prices:
 
     def of(self, body: Body, differentiated: Collection[int]) -> float:
         """Seconds of the best strategy, infinite if there is none. `differentiated`: inputs, by number, with wanted gradients."""
-        assembled = assemble(self.graph(body), differentiated, self.machine, self.training, None, self.listed)
-        return Minimizer(assembled.problem).least(self.weight)
+        return self._least(body, differentiated, marked)
+
+    def whole(self, body: Body, differentiated: Collection[int]) -> float:
+        """The same of a whole program, whose inputs are what users constrain. Infinite, too, where they leave nothing of it."""
+        try:
+            return self._least(body, differentiated, self.restrict)
+        except (ConstraintError, InfeasibleError):
+            return math.inf
+
+    def _least(self, body: Body, differentiated: Collection[int], restrict: Restrict) -> float:
+        assembled = assemble(self.graph(body), differentiated, self.machine, self.training, None, self.listed, restrict)
+        return Minimizer(assembled.problem, solved=self.solved).least(self.weight)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import cached_property, lru_cache, reduce
 
 import numpy as np
 
@@ -38,6 +38,11 @@ class Types:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @cached_property
+    def key(self) -> tuple[tuple[State, ...], tuple[int, ...], bytes]:
+        """Equal for equal sets."""
+        return self.states, self.rows.shape, np.ascontiguousarray(self.rows, np.int16).tobytes()
 
     def parts(self, axes: Sequence[Axis]) -> Array:
         """For each type, what part of a tensor one device holds."""
@@ -87,6 +92,7 @@ FROM = {"partition": (U, R), "reduce_partition": (S,), "combine_partition": (P,)
 LATE = ("reduce_partition", "partition", "combine_partition")
 OUTERS = 1 << 10  # inner digits that a book can tell apart
 FIELDS = 8  # of a priced change
+RECENT = 200_000_000  # bytes of changes between pairs of sets that are remembered
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,10 +115,22 @@ class _Book:
         self.machine = machine
         self.outers: dict[int, int] = {}
         self.ids: dict[bytes, int] = {}
-        self.keys = np.zeros(0, np.int64)  # of the priced pairs, ascending
-        self.priced = np.zeros((FIELDS, 0))
+        self.recent: dict[tuple, tuple[Changes, Array]] = {}
+        self.held = 0  # bytes of these
+        self.runs: list[tuple[Array, Array]] = []  # of priced pairs: keys, ascending, and [FIELDS, pairs]
 
     def changes(self, before: Types, after: Types) -> tuple[Changes, Array]:
+        """Tensors of one kind have the same types all over a program: what was looked up last is remembered."""
+        key = (before.key, after.key)
+        known = self.recent.get(key)
+        if known is None:
+            known = self.recent[key] = self.found(before, after)
+            self.held += _nbytes(*known)
+            while self.held > RECENT and len(self.recent) > 1:
+                self.held -= _nbytes(*self.recent.pop(next(iter(self.recent))))
+        return known
+
+    def found(self, before: Types, after: Types) -> tuple[Changes, Array]:
         old, new, naming = self.renamed(before, after)
         rows, columns = old.index[:, None], new.index[naming]
         present = np.zeros((len(old.ids), len(new.ids)), bool)
@@ -121,17 +139,33 @@ class _Book:
         number = np.zeros(present.shape, np.int32)
         number[tuple(pairs)] = np.arange(pairs.shape[1])
         keys = old.ids[pairs[0]] << 32 | new.ids[pairs[1]]
-        missing = ~np.isin(keys, self.keys, assume_unique=True)
-        if missing.any():
-            self.learn(keys[missing], _Pricing(self.machine, tuple(self.outers), old.codes, new.codes, pairs[:, missing]).run())
-        f0, f1, b0, b1, merged, size, gathered, possible = self.priced[:, np.searchsorted(self.keys, keys)]
+        priced, known = self.look_up(keys)
+        if not known.all():
+            more = _Pricing(self.machine, tuple(self.outers), old.codes, new.codes, pairs[:, ~known]).run()
+            priced[:, ~known] = more
+            self.learn(keys[~known], more)
+        f0, f1, b0, b1, merged, size, gathered, possible = priced
         return Changes((f0, f1), (b0, b1), merged, size, gathered > 0, possible > 0), number[rows, columns]
 
+    def look_up(self, keys: Array) -> tuple[Array, Array]:
+        """What is known of pairs, [FIELDS, pairs], and of which."""
+        priced, known = np.zeros((FIELDS, len(keys))), np.zeros(len(keys), bool)
+        for own, fields in self.runs:
+            at = np.minimum(np.searchsorted(own, keys), len(own) - 1)
+            found = own[at] == keys
+            priced[:, found] = fields[:, at[found]]
+            known |= found
+        return priced, known
+
     def learn(self, keys: Array, priced: Array) -> None:
+        """Adds a run; runs of about one length become one, so that nothing is moved often."""
         order = np.argsort(keys)
-        at = np.searchsorted(self.keys, keys[order])
-        self.keys = np.insert(self.keys, at, keys[order])
-        self.priced = np.insert(self.priced, at, priced[:, order], axis=1)
+        self.runs.append((keys[order], priced[:, order]))
+        while len(self.runs) > 1 and len(self.runs[-2][0]) <= 2 * len(self.runs[-1][0]):
+            (first, fields), (second, more) = self.runs[-2:]
+            both = np.concatenate([first, second])
+            order = np.argsort(both, kind="stable")
+            self.runs[-2:] = [(both[order], np.concatenate([fields, more], axis=1)[:, order])]
 
     def renamed(self, before: Types, after: Types) -> tuple[_Renamed, _Renamed, Array]:
         """Both sets with dimensions named, the new one for every naming that old types give; and which each of them gives."""
@@ -157,6 +191,10 @@ class _Book:
         number = self.outers.setdefault(state.outer, len(self.outers))
         assert number < OUTERS, "more inner digits than a code can hold"
         return KIND[state.kind], max(state.dim, 0), number
+
+
+def _nbytes(found: Changes, index: Array) -> int:
+    return FIELDS * found.merged.nbytes + index.nbytes
 
 
 UNUSED_AT_0 = State("U", 0)

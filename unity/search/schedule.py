@@ -136,6 +136,9 @@ class _Elimination:
         self.at: list[list[Factor]] = [[] for _ in self.sizes]
         self.alive = set(range(len(self.sizes)))
         self.signatures: dict[int, Eliminate] = {}
+        self.factored: dict[int, tuple[Factor, ...]] = {}  # with the signatures, the factors in that order
+        self.around: dict[int, tuple[int, ...]] = {}  # neighbours, as long as they are these
+        self.counts: dict[int, int] = {}  # and the entries of a table on them
         self.leaves = [self._leaf(i, scope, cost.key, domains) for i, (scope, cost) in enumerate(problem.tables)]
         for leaf in self.leaves:
             self._add(leaf)
@@ -157,19 +160,27 @@ class _Elimination:
             self.factors.append(factor)
         for v in factor.scope:
             self.at[v].append(factor)
+            self._forget(v)
 
     def _remove(self, variable: int) -> tuple[Factor, ...]:
         removed = tuple(self.at[variable])
         for neighbour in self.neighbours(variable):
             self.at[neighbour] = [f for f in self.at[neighbour] if variable not in f.scope]
-            self.signatures.pop(neighbour, None)
-        self.signatures.pop(variable, None)
+            self._forget(neighbour)
+        self._forget(variable)
         self.alive.discard(variable)
         self.at[variable] = []
         return removed
 
+    def _forget(self, variable: int) -> None:
+        """What is known of a variable is so no longer: its factors are others."""
+        for known in (self.signatures, self.factored, self.around, self.counts):
+            known.pop(variable, None)
+
     def neighbours(self, variable: int) -> tuple[int, ...]:
-        return tuple(sorted({v for f in self.at[variable] for v in f.scope} - {variable}))
+        if variable not in self.around:
+            self.around[variable] = tuple(sorted({v for f in self.at[variable] for v in f.scope} - {variable}))
+        return self.around[variable]
 
     def run(self) -> None:
         self._branches(sorted(self.alive))
@@ -234,11 +245,15 @@ class _Elimination:
         return sum(b not in self.neighbours(a) for i, a in enumerate(around) for b in around[i + 1 :])
 
     def _entries(self, variable: int) -> int:
-        return prod(self.sizes[n] for n in self.neighbours(variable))
+        if variable not in self.counts:
+            self.counts[variable] = prod(self.sizes[n] for n in self.neighbours(variable))
+        return self.counts[variable]
 
     def _signature(self, variable: int) -> Eliminate:
         if variable not in self.signatures:
-            self.signatures[variable] = Eliminate(tuple((f.operation, labels) for f, labels in self._inputs(variable)))
+            inputs = self._inputs(variable)
+            self.signatures[variable] = Eliminate(tuple((f.operation, labels) for f, labels in inputs))
+            self.factored[variable] = tuple(f for f, _ in inputs)
         return self.signatures[variable]
 
     def _inputs(self, variable: int) -> list[tuple[Factor, tuple[int, ...]]]:
@@ -248,8 +263,8 @@ class _Elimination:
 
     def _eliminate(self, variable: int) -> None:
         around = self.neighbours(variable)
-        factors = tuple(f for f, _ in self._inputs(variable))
         number = self._number(self._signature(variable), tuple(self.sizes[v] for v in around))
+        factors = self.factored[variable]
         self._remove(variable)
         result = Factor(around, number)
         self._add(result)

@@ -12,7 +12,7 @@ from unity.pcg.parallelize import Assignment, parallelize
 from unity.search.assemble import Assembled, Listed, assemble
 from unity.search.backend import backend_of
 from unity.search.cost import Training
-from unity.search.frontier import fastest_fitting, frontier
+from unity.search.frontier import corners, fastest_fitting, frontier
 from unity.search.machine import Machine
 from unity.search.masks import Restrict, marked
 from unity.search.memory import predict_memory
@@ -20,7 +20,7 @@ from unity.search.minimizer import Minimizer, minimize
 from unity.search.problem import Point
 from unity.search.refine import Measure, around, refined
 
-POINTS = 24  # vertices of a frontier's hull
+POINTS, FEW = 24, 12  # vertices of a frontier's hull; of what is soon found of it
 STEPS, SMALLER = 8, 0.7  # of what an operator may need at once
 NEARLY = 1e-9  # what the other of time and memory counts, so that of equals the better is found
 # What bytes count, of what they do on the line between the fastest plan and the leanest: for a second start of the fastest, which
@@ -53,7 +53,8 @@ class Search:
     def assembled(self) -> Assembled:
         """The graph's variables and costs."""
         self.say(f"{len(self.graph)} operators on {self.machine.devices} devices: listing parallelizations")
-        return assemble(self.graph, self.differentiated, self.machine, self.training, listed=self.listed, restrict=self.restrict)
+        kinds = self.graph, self.differentiated, self.machine, self.training
+        return assemble(*kinds, listed=self.listed, restrict=self.restrict, rerun=True)
 
     @cached_property
     def minimizer(self) -> Minimizer:
@@ -190,6 +191,18 @@ class Search:
             found += [self.candidate(near, p) for p in frontier(near.problem, points=POINTS).points]
         found.append(self.leanest)
         return unbeaten(found), first.exact and self.assembled.whole
+
+
+    @property
+    def soon(self) -> tuple[tuple[Candidate, ...], bool, bool]:
+        """The frontier, if it is known, else some points of it; whether they are all there are, and whether they are `frontier`."""
+        return (*self.frontier, True) if "frontier" in vars(self) else (self.corners, False, False)
+
+    @cached_property
+    def corners(self) -> tuple[Candidate, ...]:
+        """Some points of the frontier: corners of the hull that a first search sees, without what is around and between them."""
+        self.say("looking for some points of the frontier")
+        return unbeaten([self.candidate(self.assembled, p) for p in corners(self.minimizer, FEW)])
 
 
 def unbeaten(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:

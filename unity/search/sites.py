@@ -11,14 +11,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from unity.pcg import branches
 from unity.pcg.body import Tensor
 from unity.pcg.choices import Choice
 from unity.pcg.gradients import Gradients, gradients
-from unity.pcg.graph import CONSTRAIN, PCG, PIPELINE, Node, Value
+from unity.pcg.graph import BRANCHES, CONSTRAIN, PCG, PIPELINE, TAIL, Node, Value
 from unity.pcg.residuals import recomputable, residuals
-from unity.pcg.stages import ends_of, inside_state, names_of, outside_state, schedule_of, sends, staged
+from unity.pcg.stages import ends_of, inside_state, names_of, outside_state, runs_of, schedule_of, sends, staged
+from unity.pcg.state import PARTIAL, REPLICATED
 
 SHARING = frozenset({"dot_general", "conv_general_dilated"})  # users of a kind that take one converted copy together
+SMALL = 1e-3  # of a result
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Around:
     a stack.
     """
 
-    times: int = 1
+    times: float = 1  # of branches that run at the same time the part that counts (`pcg.branches`)
     again: bool = False
     alive: float = 1.0
     share: float = 1.0
@@ -39,6 +42,18 @@ class Around:
 
     def scan(self, length: int) -> Around:
         return replace(self, times=self.times * length, alive=self.alive * length, stacked=True)
+
+    def pipeline(self, runs: int, kept: int) -> Around:
+        """As a scan of so many steps, of which so many are held at once."""
+        return replace(self, times=self.times * runs, alive=self.alive * kept, stacked=True)
+
+    def tail(self, runs: int) -> Around:
+        """Of all runs one is held: the backward pass of each follows at once."""
+        return replace(self, times=self.times * runs, alive=self.share, stacked=False)
+
+    def beside(self, part: float) -> Around:
+        """Among branches that run at the same time: each counts for a part."""
+        return replace(self, times=self.times * part, alive=self.alive * part)
 
     def remat(self, siblings: int) -> Around:
         share = self.share / siblings
@@ -55,7 +70,7 @@ class Port:
     source: int
     index: int
     tensor: Tensor
-    times: int
+    times: float
     gradient: bool
     kept: float = 0.0  # how many of the operands are held at once for the backward pass, as the site sees them
     sole: bool = False  # nobody else needs it, so that before it is changed it is not kept
@@ -76,11 +91,13 @@ class Site:
     stored: list[float] = field(default_factory=list)  # how many of each result are kept for the backward pass as they are
     inner: tuple[tuple[int, int], ...] = ()  # kept inside the operator, as `pcg.residuals` has it
     recomputable: bool = False  # or computed again in the backward pass
+    reader: tuple[int, int] | None = None  # (site, operand) with which it may run again there as a whole, its result not kept
     weight: bool = False  # an argument that is differentiated
     step: str = ""  # "in": the result is one step of the operand; "out": it stacks the operand; "through": `_Builder.through`
     along: tuple[str, ...] = ()  # stage axes of the pipeline around it, along which it has this choice alone
     staged: Choice | None = None
-    sends: int = 0  # how often the stages send each other its result
+    sends: float = 0  # how often the stages send each other its result
+    returns: float = 0  # and its gradient
     whole: bool = False  # crosses the program's boundary: most major digits only, nothing partial
     mark: Node | None = None  # the node of `unity.constrain` whose value it is
 
@@ -90,7 +107,7 @@ class Site:
         return 1 if self.step == "through" else 0
 
     @property
-    def times(self) -> int:
+    def times(self) -> float:
         """How often it runs, forward."""
         return self.around.times
 
@@ -117,6 +134,7 @@ def sites(graph: PCG, differentiated: Collection[int], training: bool) -> Sites:
     builder = _Builder(flow, frozenset(differentiated) if training else frozenset())
     builder.top(graph)
     builder.keep()
+    builder.pair()
     return Sites(tuple(builder.sites), builder.of_node, builder.operands, builder.outputs, builder.results)
 
 
@@ -126,6 +144,11 @@ Where = tuple[int, int]  # (site, result)
 def copies(site: Site) -> bool:
     """Whether a site is the same value as another, only placed otherwise."""
     return site.kind == "free" and len(site.ports) == 1
+
+
+def small(port: Port, site: Site) -> bool:
+    """Whether an operand is an argument that takes nothing beside the site's result."""
+    return port.argument and port.tensor.nbytes <= SMALL * site.results[0].nbytes
 
 
 class _Builder:
@@ -138,7 +161,8 @@ class _Builder:
         self.operands: dict[tuple[int, int], tuple[int, ...]] = {}
         self.outputs: dict[tuple[int, int], tuple[int, ...]] = {}
         self.results: dict[int, tuple[Where, ...]] = {}
-        self.needed: dict[Where, set[int]] = {}  # kept as they are, whoever else reads them; and how often that one runs
+        self.groups: dict[int, int] = {}  # of branches: the group that each of their operators is in
+        self.needed: dict[Where, set[float]] = {}  # kept as they are, whoever else reads them; and how often that one runs
 
     def add(self, site: Site) -> int:
         site.stored = [0.0] * len(site.results)
@@ -201,6 +225,27 @@ class _Builder:
                 else:
                     site.stored[k] = site.around.alive
 
+    def pair(self) -> None:
+        """Finds the operators outside of loops and remats that may run again with their reader in the backward pass, from operands
+        that are kept anyway, or are small arguments.
+
+        There is one reader, as each would run it again; and that is a product, which needs its operands and no more.
+        """
+        readers: dict[int, list[tuple[int, int]]] = {}
+        for s, site in enumerate(self.sites):
+            for p, port in enumerate(site.ports):
+                readers.setdefault(port.source, []).append((s, p))
+        for s, site in enumerate(self.sites):
+            looped = site.again or site.around.stacked
+            if site.kind != "operator" or looped or len(site.results) != 1 or len(readers.get(s, ())) != 1:
+                continue
+            ((u, p),) = readers[s]
+            reader = self.sites[u]
+            product = reader.node is not None and reader.node.kind in SHARING and reader.around == site.around
+            if product and reader.ports[p].kept and site.ports and any(site.flows):
+                there = all(port.kept or small(port, site) for port in site.ports)
+                site.reader = (u, p) if there else None
+
     def graph(self, graph: PCG, given: Sequence[Where], around: Around) -> list[Where]:
         """Adds the sites of a graph whose inputs are at `given`; returns where its outputs are."""
         at: dict[Value, Where] = {Value(n): w for n, w in zip(graph.inputs, given, strict=True)}
@@ -221,6 +266,10 @@ class _Builder:
                 found = self.scan(node, operands, around)
             elif node.kind == PIPELINE:
                 found = self.pipeline(node, operands, around)
+            elif node.kind == TAIL:
+                found = self.tail(node, operands, around)
+            elif node.kind == BRANCHES:
+                found = self.branches(node, operands, around)
             elif node.kind == "remat":
                 assert node.inside is not None
                 for where in operands:  # what a remat starts from is kept
@@ -236,9 +285,11 @@ class _Builder:
         """The copy that an operand shares with other users of the same kind (None: it shares none)."""
         if node.kind not in SHARING:
             return None
-        key = (v, f"{node.kind} {p}")
+        group = self.groups.get(id(node))  # branches on other devices share none
+        key = (v, f"{node.kind} {p} {group}")
         if key not in copies:
-            users = [u for u, q in graph.users[id(v.node)] if u.kind == node.kind and u.operands[q] == v and q == p]
+            alike = [u for u, q in graph.users[id(v.node)] if u.kind == node.kind and u.operands[q] == v and q == p]
+            users = [u for u in alike if self.groups.get(id(u)) == group]
             copies[key] = self.free(where, around) if len(users) > 1 else -1
         return None if copies[key] < 0 else copies[key]
 
@@ -293,32 +344,82 @@ class _Builder:
         """As a scan; along the stage axes everything inside has the one choice that stages leave it."""
         assert node.inside is not None
         first, schedule, ends = len(self.sites), schedule_of(node), ends_of(node)
-        inner = around.scan(schedule.runs)
+        inner = around.pipeline(schedule.runs, schedule.kept)
         given: list[Where] = []
-        for p, (where, n) in enumerate(zip(operands, node.inside.inputs, strict=True)):
+        for p, where in enumerate(operands):
             carried = p in ends.carried
             step = "through" if carried else "" if p in ends.constants else "in"
-            free = self.free(where, around, step=step, tensor=n.tensors[0])
-            site = self.sites[free]
-            site.flows = (self.flow(Value(n)),)
-            site.staged = Choice("staged", (outside_state(node, p),), (inside_state(node, p),), 0, 0.0)
-            site.sends = around.times * sends(node, p) * schedule.ticks
+            given.append((self.end(node, p, where, around, step), 0))
             if carried:
-                site.around = inner
-            self.of_node[id(n)] = free
-            self.operands[id(node), p] = (*self.operands.get((id(node), p), ()), free)
-            given.append((free, 0))
+                self.sites[given[-1][0]].around = inner
         for q, where in enumerate(self.graph(node.inside, given, inner)):
             self.through(given[ends.carried[q]][0], self.port(where, inner), node.tensors[q])
             self.outputs[id(node.inside), q] = (given[ends.carried[q]][0],)
+        self.on_stages(node, self.sites[first:])
+        found = [(given[p][0], 1) for p in ends.carried]
+        self.results[id(node)] = tuple(found)
+        return found
+
+    def tail(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
+        """What follows a pipeline finds what was carried as the last step leaves it. Its results are there once."""
+        assert node.inside is not None
+        first, ends = len(self.sites), ends_of(node)
+        given: list[Where] = []
+        for p, where in enumerate(operands):
+            if p in ends.carried:
+                self.of_node[id(node.inside.inputs[p])] = where[0]
+                given.append((where[0], 0))
+            else:
+                given.append((self.end(node, p, where, around, "in" if p in ends.read else ""), 0))
+        found = self.graph(node.inside, given, around.tail(runs_of(node, self.flow)))
+        self.on_stages(node, self.sites[first:])
+        self.results[id(node)] = tuple(found)
+        return found
+
+    def end(self, node: Node, p: int, where: Where, around: Around, step: str) -> int:
+        """The site of what the stages of a pipeline, or its tail, find of an operand."""
+        assert node.inside is not None
+        n = node.inside.inputs[p]
+        free = self.of_node[id(n)] = self.free(where, around, step=step, tensor=n.tensors[0])
+        site = self.sites[free]
+        site.flows = (self.flow(Value(n)),)
+        site.staged = Choice("staged", (outside_state(node, p),), (inside_state(node, p),), 0, 0.0)
+        site.sends, site.returns = (around.times * times for times in sends(node, p, self.flow))
+        self.operands[id(node), p] = (*self.operands.get((id(node), p), ()), free)
+        return free
+
+    def on_stages(self, node: Node, inside: Sequence[Site]) -> None:
+        """Gives sites inside of a pipeline, or its tail, the one choice that they have along its axes."""
         choices = staged(node)
-        for site in self.sites[first:]:
+        for site in inside:
             site.along = names_of(node)
             if site.node is not None:
                 site.staged = choices[id(site.node)]
             elif site.staged is None:  # a copy that users share
                 site.staged = self.copied(site)
-        found = [(given[p][0], 1) for p in ends.carried]
+
+    def branches(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
+        """All branches side by side; along the axes of the groups everything inside is replicated."""
+        assert node.inside is not None
+        first, inner = len(self.sites), around.beside(branches.weight_of(node))
+        given, found = list[Where](), list[Where]()
+        for k, group in enumerate(branches.groups_of(node)):
+            self.groups.update((id(n), k) for n in group.graph.nodes)
+        for p, (where, n) in enumerate(zip(operands, node.inside.inputs, strict=True)):
+            free = self.free(where, around, step="in" if p in branches.packed_of(node) else "", tensor=n.tensors[0])
+            self.sites[free].flows = (self.flow(Value(n)),)
+            self.sites[free].staged = Choice("replicated", (branches.outside_state(node, p),), (REPLICATED,), 0, 0.0)
+            self.of_node[id(n)] = free
+            self.operands[id(node), p] = (*self.operands.get((id(node), p), ()), free)
+            given.append((free, 0))
+        for q, where in enumerate(self.graph(node.inside, given, inner)):
+            free = self.free(where, around)
+            self.sites[free].staged = Choice("partial", (REPLICATED,), (PARTIAL,), 0, 0.0)
+            self.outputs[id(node.inside), q] = (free,)
+            found.append((free, 0))
+        for site in self.sites[first:]:
+            site.along = branches.names_of(node)
+            site.staged = site.staged or branches.everywhere(site.node, len(site.ports), len(site.results))
         self.results[id(node)] = tuple(found)
         return found
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import jax
 import networkx as nx
 
-from unity.pcg.body import Atom, Body, Equation, Literal, close, deduplicated, used
+from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, close, deduplicated, used
 from unity.pcg.uses import light
 from unity.substitutions.occurrences import Occurrence
+from unity.substitutions.term import Variable
 from unity.substitutions.writing import write
 
 COMMUTATIVE = frozenset({"add", "mul", "add_any", "max", "min"})
@@ -51,14 +53,41 @@ def tidy(body: Body) -> Body:
 
 def _written(body: Body, occurrence: Occurrence) -> tuple[Body, list[Atom]]:
     """The program of the other side, and what of the body its inputs are."""
-    names = list(occurrence.tensors)
-    terms = occurrence.sides[1]
+    atoms = [x.atom for x in occurrence.tensors.values()]
+    return _program(_Other(tuple(body.tensor(a) for a in atoms), said(occurrence), occurrence)), atoms
+
+
+@dataclass(frozen=True)
+class _Other:
+    """The other side of an occurrence: what its program depends on, and for whoever writes it the occurrence."""
+
+    tensors: tuple[Tensor, ...]
+    said: tuple
+    occurrence: Occurrence = field(compare=False)
+
+
+@lru_cache(maxsize=4096)
+def _program(other: _Other) -> Body:
+    """A rule is found in one place of many programs, and in many places alike: it is written once."""
+    names, terms = list(other.occurrence.tensors), other.occurrence.sides[1]
 
     def run(*arrays: jax.Array) -> list[jax.Array]:
-        return write(occurrence, terms, dict(zip(names, arrays, strict=True)))
+        return write(other.occurrence, terms, dict(zip(names, arrays, strict=True)))
 
-    atoms = [occurrence.tensors[n].atom for n in names]
-    return close(jax.make_jaxpr(run)(*(body.tensor(a).struct for a in atoms))), atoms
+    return close(jax.make_jaxpr(run)(*(t.struct for t in other.tensors)))
+
+
+def said(occurrence: Occurrence) -> tuple:
+    """All that `write` makes of an occurrence follows from, but for the tensors: equal where the other side is written alike."""
+    seams = tuple(occurrence.types[Variable(name)].seams for name in occurrence.tensors)
+    examples = tuple((name, x.operator, x.manner, _like(x.equation)) for name, x in sorted(occurrence.examples.items()))
+    views = tuple((name, x.view) for name, x in occurrence.tensors.items()), tuple(r.view for r in occurrence.roots)
+    return (occurrence.pattern, tuple(sorted(occurrence.attributes.items())), views, seams, examples)
+
+
+def _like(e: Equation) -> tuple:
+    """What other equations are made like, from this one."""
+    return (e.name, e.signature, e.identity, tuple(a.key if isinstance(a, Literal) else "" for a in e.operands))
 
 
 def _maker(body: Body, atom: Atom) -> Equation:

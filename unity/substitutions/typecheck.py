@@ -76,7 +76,7 @@ def _outcome(
     try:
         found = _typed(VOCABULARY[name], attributes, operands, axes)
     except IllTypedError as problem:
-        return str(problem)
+        return problem.reason
     except REFUSALS as problem:
         return f"{_spelled(name, attributes)}: {_first_line(problem)}"
     for t in found:

@@ -70,9 +70,15 @@ class _Fusion:
             if not self.users[i] or op.kind == "constant":
                 continue
             reads = tuple(v for v in self.operands[i] if v not in self.maker or self.ops[self.maker[v]].kind != "constant")
-            moves = op.kind != "bitcast" or len(self.members[i]) > 1
+            moves = len(self.members[i]) > 1 or not (op.kind == "bitcast" or self.laid_otherwise(op))
             found.append(Kernel(op, reads, tuple(v for v in reads if self.aligned(i, v)), moves))
         return found
+
+    def laid_otherwise(self, op: Op) -> bool:
+        """Whether an operation is but the layout of a convolution's result, which whoever reads it takes as it is
+        (LayoutAssignment)."""
+        made = self.maker.get(op.operands[0]) if op.kind == "transpose" else None
+        return made is not None and self.ops[made].kind == "convolution" and made not in self.library
 
     def aligned(self, i: int, v: int) -> bool:
         """Whether all between an operand and the result works element by element, so that one can take the other's place."""
@@ -142,8 +148,13 @@ class _Fusion:
         if not self.fusible(consumer) or not self.fusible(producer):
             return False
         op = self.ops[producer]
+        if op.kind == "dynamic-update-slice" and producer in self.given_out:  # it is done in place, once
+            return False
         if joins_rows(op, self.tensors) or joins_rows(self.ops[consumer], self.tensors):
             return False
+        taken = [self.ops[j] for j in self.members[consumer]]
+        if any(other.kind == "dynamic-update-slice" and other.operands[0] in op.results for other in taken):
+            return False  # it is written in place
         if not expensive(op, self.tensors):
             return True
         if self.users[producer] != {consumer} or self.reuses(consumer, op.results[0]):

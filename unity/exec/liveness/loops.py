@@ -51,11 +51,18 @@ def while_loop(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin
 
 
 def cond(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> Values:
-    """One branch of several runs; as if all did, one after the other, and one's results were taken."""
+    """One branch of several runs; as if all did, one after the other, and one's results were taken.
+
+    Where all others give constants, one's result lies where the whole's does: constants are written there when it is their turn.
+    """
     index, *given = operands
     made = []
     for branch in eqn.params["branches"]:
         jaxpr, closed = opened(branch)
         made.append(b.run(jaxpr, given, [b.constant(x) for x in closed], origin))
-    choices = zip(zip(*made, strict=True), tensors_of(eqn), strict=True)
-    return [b.emit("conditional", (index, *options), (t,), (), origin)[0] for options, t in choices]
+    found = []
+    for options, tensor in zip(zip(*made, strict=True), tensors_of(eqn), strict=True):
+        computed = [v for v in options if b.kind(v) not in ("broadcast", "constant")]
+        alone = len(computed) == 1 and computed[0] not in given
+        found.append(computed[0] if alone else b.emit("conditional", (index, *options), (tensor,), (), origin)[0])
+    return found

@@ -24,7 +24,7 @@ POINTER = 8  # bytes in the table of results, one for each
 
 def plan_timeline(plan: Plan, gradient: bool = True, backend: Backend | None = None) -> MemoryTimeline:
     """The memory of a plan's step, on the backend of the machine that it was planned for unless another is given."""
-    inputs, training = plan.original.inputs, plan._made.search.training
+    inputs, training = plan.serial.inputs, plan._made.search.training
     weights = [k for k in sorted(plan._made.captured.differentiated) if inputs[k].tensors[0].floating] if gradient else []
     slots = training.optimizer_slots if gradient and training.backward else 0
     return timeline(plan.pcg, weights, losses(plan.serial), backend or backend_of(plan.machine), slots)

@@ -36,6 +36,8 @@ GET = "SELECT row FROM measurements WHERE place = ? ORDER BY content"
 class ProfileError(UnityError):
     """Measurements cannot be made, or not be kept: why, and the way out."""
 
+    docs = "costs"
+
 
 def usual_path() -> Path:
     """The user's database. Another schema has another file."""

@@ -33,6 +33,8 @@ NOTHING = "OptCNN splits operators along dimensions of their outputs alone, and 
 class IrreducibleError(UnityError):
     """The two eliminations leave a graph with too many strategies to be enumerated."""
 
+    docs = "searches"
+
 
 @dataclass(frozen=True)
 class Reduced:

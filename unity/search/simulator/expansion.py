@@ -21,6 +21,7 @@ from unity.search.simulator.full import full
 from unity.search.simulator.grids import groups
 from unity.search.simulator.program import Instruction, Loop, Program, Sent
 from unity.search.simulator.tasks import Names, Resource, SimulationError, Task, TaskGraph, union
+from unity.search.simulator.timeline import Timeline
 from unity.search.simulator.topology import Topology, sent
 
 MEMBERS = 1 << 16  # how task names are packed: instruction, part, device or group
@@ -166,6 +167,18 @@ def _loop(instruction: Instruction, what: Loop, before: list[Names], target: Tar
     links = {(base + LINKS + k) * MEMBERS: k for k, r in enumerate(target.resources) if r.kind == "link" and step.order[k]}
     tasks |= {n: Task(k, what.length * step.busy[k], before[0], what.length * step.nbytes[k]) for n, k in links.items()}
     return tasks, [(n, *links) for n in names]
+
+
+def moments_on(timeline: Timeline, device: int) -> Mapping[int, tuple[float, float]]:
+    """When each instruction of an expanded program runs on a device: from when to when, by its name."""
+    found: dict[int, tuple[float, float]] = {}
+    for name, start in timeline.start.items():
+        part, member = divmod(name, MEMBERS)
+        instruction, part = divmod(part, PARTS)
+        if (part == MAIN and member == device) or part >= LINKS:
+            first, last = found.get(instruction, (start, timeline.end[name]))
+            found[instruction] = (min(first, start), max(last, timeline.end[name]))
+    return found
 
 
 def communicates(program: Program) -> bool:

@@ -1,9 +1,9 @@
 """The pieces of an operator whose output dimensions are split (FlexFlow, section 4), derived from the operator table.
 
 A dimension of an operator's first result can be split if one of the operator's choices along an axis partitions the result there.
-That choice also says which slice of each operand a piece needs, what part of the work it does, and what must be reduced among the
-pieces. A result without dimensions, a loss, is the sum of what pieces of the largest operand give. Dimensions are split
-independently, each into equal parts; pieces are numbered row by row.
+That choice also says which slice of each operand a piece needs, and how much of the slices beside it (halos), what part of the work
+it does, and what must be reduced among the pieces. A result without dimensions, a loss, is the sum of what pieces of the largest
+operand give. Dimensions are split independently, each into equal parts; pieces are numbered row by row.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from unity.pcg.graph import Node
 from unity.pcg.state import PARTIAL, State
 
 Degrees = tuple[int, ...]
+Reach = tuple[int, int]  # indices before a part, and after it
 
 
 def reference(node: Node) -> int:
@@ -76,12 +77,18 @@ def most(node: Node, dim: int) -> int:
 class Slices:
     """How a tensor is cut: for each of its dimensions the cuts (outer, degree, dimension that the operator splits) of it.
 
-    A cut sees the dimension as [outer, degree, rest]; the part of a piece is its index there.
+    A cut sees the dimension as [outer, degree, rest]; the part of a piece is its index there. `halos`: for each dimension, how
+    many indices before its part and after it a piece needs as well, as far as there are such.
     """
 
     shape: tuple[int, ...]
     cuts: tuple[tuple[tuple[int, int, int], ...], ...]
     degrees: Degrees
+    halos: tuple[Reach, ...] = ()
+
+    def halo(self, dim: int) -> Reach:
+        """Indices before and after each part of a dimension."""
+        return self.halos[dim] if self.halos else (0, 0)
 
     @property
     def local(self) -> tuple[int, ...]:
@@ -106,12 +113,46 @@ def slices(node: Node, degrees: Degrees, position: int) -> Slices:
     """How an operator's operand or result (positions of results follow operands') is cut if the operator has these degrees."""
     tensor = (*(v.tensor for v in node.operands), *node.tensors)[position]
     cuts: list[list[tuple[int, int, int]]] = [[] for _ in tensor.shape]
+    reach: dict[int, Reach] = {}
     for dim, degree in enumerate(degrees):
         if degree > 1:
-            state = splits(node)[dim].states[position]
+            choice = splits(node)[dim]
+            state = choice.states[position]
             if state.kind == "P":
                 cuts[state.dim].append((state.outer, degree, dim))
-    return Slices(tensor.shape, tuple(map(tuple, cuts)), degrees)
+                if choice.halos and position < len(node.operands) and node.body is not None:
+                    reach |= _reached(node.body, choice, position)
+    whole = ([outer for outer, *_ in found] == [1] for found in cuts)  # then parts are ranges
+    halos = tuple(reach.get(dim, (0, 0)) if one else (0, 0) for dim, one in enumerate(whole)) if reach else ()
+    return Slices(tensor.shape, tuple(map(tuple, cuts)), degrees, halos)
+
+
+@lru_cache(maxsize=65536)
+def _reached(body: Body, choice: Choice, position: int) -> dict[int, Reach]:
+    """How far the windows of a body reach beyond a piece of an operand, by its dimensions.
+
+    What windows slide over may be made of the operand, element by element; then they reach as far in the operand itself.
+    """
+    found: dict[int, Reach] = {}
+    for edge in choice.halos:
+        if body.inputs[position] in _alike(body, edge.variable):
+            dim, halo = edge.reach.dim, edge.reach.halo
+            before, after = found.get(dim, (0, 0))
+            found[dim] = (max(before, halo.before), max(after, halo.after))
+    return found
+
+
+def _alike(body: Body, variable: int) -> set[int]:
+    """The variables of its shape that a variable is made of, itself included."""
+    maker = {v: e for e in body.equations for v in e.results}
+    found, stack = {variable}, [variable]
+    while stack:
+        e = maker.get(stack.pop())
+        same = {a for a in (e.operands if e is not None else ()) if isinstance(a, int)} - found
+        same = {a for a in same if body.tensors[a].shape == body.tensors[variable].shape}
+        found |= same
+        stack += same
+    return found
 
 
 def share(node: Node, degrees: Degrees) -> float:
@@ -134,11 +175,11 @@ class Overlap:
 
 @lru_cache(maxsize=65536)
 def overlap(a: Slices, b: Slices) -> Overlap:
-    """What the pieces of two ways to cut one tensor share."""
+    """What the pieces of one way to cut a tensor share with those of another: halos are of the second."""
     shared = np.ones((prod(a.degrees), prod(b.degrees)), np.int64)
     for dim, n in enumerate(a.shape):
         if a.cuts[dim] or b.cuts[dim]:
-            counts = _counts(n, _cuts(a, dim), _cuts(b, dim))
+            counts = _counts(n, _cuts(a, dim), _cuts(b, dim), b.halo(dim))
             shared *= counts[a.parts(dim)[:, None], b.parts(dim)]
         else:
             shared *= n
@@ -151,11 +192,17 @@ def _cuts(a: Slices, dim: int) -> tuple[tuple[int, int], ...]:
 
 
 @lru_cache(maxsize=65536)
-def _counts(n: int, a: tuple[tuple[int, int], ...], b: tuple[tuple[int, int], ...]) -> NDArray[np.int64]:
-    """How many indices of a dimension of size n are in each part of one way to cut it and in each part of another."""
+def _counts(n: int, a: tuple[tuple[int, int], ...], b: tuple[tuple[int, int], ...], halo: Reach) -> NDArray[np.int64]:
+    """How many indices of a dimension of size n are in each part of one way to cut it and in each, with its halo, of another."""
     first, second = members(n, a), members(n, b)
     k, m = prod(degree for _, degree in a), prod(degree for _, degree in b)
-    return np.bincount(first * m + second, minlength=k * m).reshape(k, m)
+    counts = np.bincount(first * m + second, minlength=k * m).reshape(k, m)
+    if any(halo):
+        piece = n // m  # halos are of most major cuts, so a part is a range
+        for j in range(m):
+            outside = (*range(max(j * piece - halo[0], 0), j * piece), *range((j + 1) * piece, min((j + 1) * piece + halo[1], n)))
+            counts[:, j] += np.bincount(first[list(outside)], minlength=k)
+    return counts
 
 
 def members(n: int, cuts: tuple[tuple[int, int], ...]) -> NDArray[np.intp]:

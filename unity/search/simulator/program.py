@@ -14,8 +14,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from unity.pcg.again import runs_again
 from unity.pcg.gradients import Gradients, gradients, losses
-from unity.pcg.graph import PARALLELIZATION, PCG, PIPELINE, Node, Value
+from unity.pcg.graph import PARALLELIZATION, PCG, PIPELINE, TAIL, Node, Value
+from unity.pcg.stages import runs_of
 from unity.pcg.traffic import FORWARD
 from unity.search.machine import Machine
 from unity.search.predict import CollectiveTerm, predict
@@ -95,10 +97,10 @@ def _costs(graph: PCG, machine: Machine, differentiated: Collection[int]) -> _Co
     collectives: dict[int, list[CollectiveTerm]] = {}
     for term in prediction.collectives:
         collectives.setdefault(id(term.collective.node), []).append(term)
-    return _Costs(gradients(graph, differentiated), compute, collectives, _numbers(graph))
+    return _Costs(gradients(graph, differentiated), compute, collectives, numbers(graph))
 
 
-def _numbers(graph: PCG) -> dict[int, int]:
+def numbers(graph: PCG) -> dict[int, int]:
     """A number for every node. Changes of a result's type are numbered after what makes it."""
     found: dict[int, int] = {}
     for k, node in enumerate(n for n, _ in graph.walk() if n.kind not in PARALLELIZATION):
@@ -109,6 +111,20 @@ def _numbers(graph: PCG) -> dict[int, int]:
             made = found[id(node.operands[0].node)] // CHANGES
             changes[made] = changes.get(made, 0) + 1
             found[id(node)] = made * CHANGES + changes[made]
+    return found
+
+
+def moments_of_nodes(graph: PCG, moments: Mapping[int, tuple[float, float]]) -> dict[tuple[int, int], tuple[float, float]]:
+    """By id(node) and phase: when the nodes of the outermost graph run, given when each instruction does; remats as wholes."""
+    named = numbers(graph)
+    outside = {named[id(n)]: id(n) for n in graph.nodes if id(n) in named}
+    outside |= {named[id(n)]: id(r) for r in graph.nodes if r.kind == "remat" and r.inside is not None for n, _ in r.inside.walk()}
+    found: dict[tuple[int, int], tuple[float, float]] = {}
+    for name, (start, end) in moments.items():
+        number, phase = divmod(name // PARTS, OPERATORS)
+        key = (outside[number], phase)
+        first, last = found.get(key, (start, end))
+        found[key] = (min(first, start), max(last, end))
     return found
 
 
@@ -168,13 +184,25 @@ class _Region:
     def operator_back(self, node: Node, after: Names) -> Names:
         """One operator's backward pass, and before it what is gathered and computed again for it."""
         if node.kind not in PARALLELIZATION:
-            for v in node.operands:
-                for change in reversed(_gathered_for(v)):
-                    after = self.communicate(change, AGAIN, after)
+            after = self.made_for(node, after)
             if id(node) not in self.repeated:
                 after = self.communicate(node, AGAIN, self.compute(node, AGAIN, after))
         after = union((after, self.repeated.get(id(node), ())))
         return self.communicate(node, BACK, self.compute(node, BACK, after))
+
+    def made_for(self, node: Node, after: Names) -> Names:
+        """What is made again for an operator: its operands, as far as they are not kept, by what makes and by what changes them."""
+        for v in node.operands:
+            changes = _gathered_for(v)
+            made = (changes[-1].operands[0] if changes else v).node
+            while made.kind == "view":
+                made = made.operands[0].node
+            if runs_again(made):
+                after = self.compute(made, AGAIN, self.made_for(made, after))
+                self.repeated[id(made)] = after
+            for change in reversed(changes):
+                after = self.communicate(change, AGAIN, after)
+        return after
 
     def again(self, after: Names) -> None:
         """What a remat computes again once its cotangents are there."""
@@ -209,7 +237,7 @@ class _Region:
         """Runs a node's collectives of a phase, one after the other; of a pipeline all that its ticks send, which is in no loop."""
         for part, term in enumerate(self.costs.collectives.get(id(node), ())):
             c = term.collective
-            once = c.count if node.kind == PIPELINE else 1
+            once = c.count if node.kind in (PIPELINE, TAIL) else 1
             runs = {FORTH: once, AGAIN: c.repeats // (c.count - c.repeats), BACK: 0} if c.direction == FORWARD else {BACK: once}
             if n := runs.get(phase, 0):
                 sent = Sent(c.kind, c.axes, c.nbytes, n, c.merged, c.turned)
@@ -220,7 +248,7 @@ class _Region:
         """Runs a scan's steps."""
         if not step:
             return after
-        length = int(node.attributes["length"])
+        length = runs_of(node, self.costs.flow)
         seconds = length * sum(i.seconds for i in step)
         return self.add(node, phase, 0, f"{length} × {node.kind}", seconds, after, Loop(Program(tuple(step)), length))
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from unity.pcg.graph import PCG
 from unity.search.backend import CPU, backend_of
+from unity.search.cost import Training
 from unity.search.machine import Machine
 from unity.search.simulator.expansion import Target, expand
 from unity.search.simulator.full import full
+from unity.search.simulator.memory import MemoryOverTime, Step, memory_over_time
 from unity.search.simulator.program import program_of
 from unity.search.simulator.timeline import Timeline
 from unity.search.simulator.topology import Topology
@@ -21,10 +23,11 @@ from unity.search.simulator.trace import picture, write_trace
 
 @dataclass(frozen=True)
 class Simulation:
-    """When every task of one step runs, and what each is called."""
+    """When every task of one step runs, what each is called, and what the step is of."""
 
     timeline: Timeline
     labels: Mapping[int, str]
+    step: Step
 
     @property
     def makespan(self) -> float:
@@ -43,13 +46,25 @@ class Simulation:
         found = zip(self.timeline.graph.devices, self.timeline.nbytes, strict=True)
         return {r.name: nbytes for r, nbytes in found if r.kind == "link" or nbytes}
 
+    @cached_property
+    def memory(self) -> Mapping[str, MemoryOverTime]:
+        """What each device holds when, by name."""
+        devices = self.timeline.graph.devices
+        return {r.name: memory_over_time(self.step, self.timeline, k) for k, r in enumerate(devices) if r.kind == "compute"}
+
+    @property
+    def peak(self) -> float:
+        """The most bytes that a device holds at once."""
+        return max(found.peak for found in self.memory.values())
+
     def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes the timeline as a trace that Perfetto and Chrome open."""
-        write_trace(path, self.timeline, self.labels.__getitem__)
+        """Writes the timeline as a trace that Perfetto and Chrome open, with what devices hold as counters."""
+        write_trace(path, self.timeline, self.labels.__getitem__, self.memory)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """The timeline as a matplotlib figure (the extra `plot`), written to `path` if one is given."""
-        return picture(self.timeline, path)
+        """The timeline as a matplotlib figure (the extra `plot`), and below it what the device that holds most holds when;
+        written to `path` if one is given."""
+        return picture(self.timeline, max(self.memory.values(), key=lambda found: found.peak), path)
 
 
 def simulate(
@@ -60,6 +75,7 @@ def simulate(
     overlap: bool | None = None,
     topology: Topology | None = None,
     folded: bool | None = None,
+    training: Training | None = None,
 ) -> Simulation:
     """Simulates one step of a parallel graph.
 
@@ -72,6 +88,7 @@ def simulate(
         topology: if devices or links are not alike, what they are. Operators take the machine's seconds at a device's speed,
             collectives are rings over its links.
         folded: whether one device stands for all. Default: wherever all are alike.
+        training: what else takes memory: the optimizer's slots. Default: two for each weight.
 
     Raises:
         SimulationError: the topology has another number of devices than the machine, or is to be folded.
@@ -79,4 +96,5 @@ def simulate(
     overlap = backend_of(machine) is not CPU if overlap is None else overlap
     target = Target(machine, topology, topology is None if folded is None else folded, overlap)
     tasks, labels = expand(program_of(graph, machine, differentiated), target)
-    return Simulation(full(tasks), labels)
+    step = Step(graph, differentiated, replace(training or Training(), backward=bool(differentiated)), backend_of(machine))
+    return Simulation(full(tasks), labels, step)

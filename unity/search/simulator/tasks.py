@@ -21,11 +21,15 @@ from typing import NamedTuple
 
 import networkx as nx
 
+from unity.pcg.errors import UnityError
+
 Names = tuple[int, ...]
 
 
-class SimulationError(ValueError):
+class SimulationError(UnityError, ValueError):
     """A task graph, a topology or a strategy cannot be simulated. The message names what is wrong with it."""
+
+    docs = "costs"
 
 
 class Task(NamedTuple):

@@ -1,22 +1,28 @@
-"""A timeline to look at: as a trace that Perfetto and Chrome (chrome://tracing) open, and as a picture."""
+"""A timeline to look at: as a trace that Perfetto and Chrome (chrome://tracing) open, and as a picture; with memory over time."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from unity.pcg.atomic import write
+from unity.search.simulator.memory import MemoryOverTime
 from unity.search.simulator.timeline import Timeline
 
 PROCESSES = {"compute": (1, "computing"), "link": (2, "links")}
+MEMORY = (3, "memory")
 MOST_ROWS = 64  # of a picture
+HEIGHT = 2.5  # of its part for memory, inches
 
 
-def write_trace(path: str | os.PathLike[str], timeline: Timeline, label: Callable[[int], str]) -> None:
+def write_trace(
+    path: str | os.PathLike[str], timeline: Timeline, label: Callable[[int], str], memory: Mapping[str, MemoryOverTime]
+) -> None:
     """Writes a timeline as trace events (JSON, microseconds); the file is replaced as a whole, or not at all."""
-    write(path, json.dumps({"traceEvents": events(timeline, label), "displayTimeUnit": "ms"}) + "\n")
+    found = [*events(timeline, label), *counters(memory)]
+    write(path, json.dumps({"traceEvents": found, "displayTimeUnit": "ms"}) + "\n")
 
 
 def events(timeline: Timeline, label: Callable[[int], str]) -> list[dict[str, Any]]:
@@ -36,22 +42,37 @@ def events(timeline: Timeline, label: Callable[[int], str]) -> list[dict[str, An
     return found
 
 
-def picture(timeline: Timeline, path: str | os.PathLike[str] | None = None) -> Any:
+def counters(memory: Mapping[str, MemoryOverTime]) -> Iterator[dict[str, Any]]:
+    """A counter event ("C") wherever what a device holds changes: its bytes by why they are held."""
+    pid, name = MEMORY
+    yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+    for device, found in memory.items():
+        for k, time in enumerate(found.times):
+            args = {why: float(nbytes[k]) for why, nbytes in found.by_reason.items()}
+            yield {"ph": "C", "name": device, "pid": pid, "ts": float(time) * 1e6, "args": args}
+
+
+def picture(timeline: Timeline, memory: MemoryOverTime, path: str | os.PathLike[str] | None = None) -> Any:
     """A timeline as a matplotlib figure (the extra `plot`), a row for each device and link that is used, the busiest ones if there
-    are many; written to `path` if one is given."""
+    are many, and below it a device's memory; written to `path` if one is given."""
     from matplotlib.figure import Figure
 
     graph, busy = timeline.graph, timeline.busy
     used = [k for k, r in enumerate(graph.devices) if r.kind in PROCESSES and busy[k] > 0]
     rows = sorted(sorted(used, key=lambda k: -busy[k])[:MOST_ROWS])
-    figure = Figure(figsize=(10, 1.2 + 0.3 * len(rows)), layout="constrained")
-    axes = figure.add_subplot()
+    height = 0.5 + 0.3 * len(rows)
+    figure = Figure(figsize=(10, 0.7 + height + HEIGHT), layout="constrained")
+    axes, below = figure.subplots(2, sharex=True, height_ratios=(height, HEIGHT))
     for y, k in enumerate(rows):
         bars = [(timeline.start[n] * 1e3, graph.tasks[n].seconds * 1e3) for n in timeline.order[k]]
         axes.broken_barh(bars, (y - 0.4, 0.8), facecolors="tab:blue" if graph.devices[k].kind == "compute" else "tab:orange")
     axes.set_yticks(range(len(rows)), [graph.devices[k].name for k in rows])
     axes.invert_yaxis()
-    axes.set(xlabel="ms", title=f"{timeline.makespan * 1e3:.4g} ms")
+    axes.set(title=f"{timeline.makespan * 1e3:.4g} ms, {memory.peak / 1e6:.4g} MB at most")
+    reasons = {why: nbytes / 1e6 for why, nbytes in memory.by_reason.items()}
+    below.stackplot(memory.times * 1e3, *reasons.values(), labels=list(reasons), step="post")
+    below.set(xlabel="ms", ylabel="MB")
+    below.legend(fontsize="small", loc="upper right")
     if path is not None:
         figure.savefig(path)
     return figure

@@ -157,7 +157,7 @@ def _executed(case: Case, proof: Proof) -> Imported:
                 smallest = _smallest(rule, problem, example)
                 return Imported(rule.name, rule, Verdict("refuted", f"output {smallest.output} differs: {smallest}", smallest))
     except IllTypedError as refusal:
-        return Imported(rule.name, rule, Verdict("ill-typed", str(refusal)))
+        return Imported(rule.name, rule, Verdict("ill-typed", refusal.reason))
     why = "" if proof.status == "proved" else "neither a proof nor a counterexample was found"
     return Imported(rule.name, rule, Verdict(proof.status, why, None, proof.seconds))
 

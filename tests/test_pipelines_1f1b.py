@@ -1,0 +1,355 @@
+"""1F1B: the gradients of the whole program, a bounded number of micro-batches held, what was predicted sent; clear refusals."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import unity
+from unity import Machine
+from unity.exec.alternating import scaled
+from unity.pcg.capture import capture
+from unity.pcg.check import check
+from unity.pcg.errors import InfeasibleError, ParallelTypeError
+from unity.pcg.graph import PCG, PIPELINE, TAIL, Node, Value
+from unity.pcg.stages import GPIPE, ONE_F_ONE_B, SCHEDULES, Mixed, Schedule
+from unity.pcg.state import REPLICATED, UNUSED, partitioned
+from unity.pcg.traffic import traffic
+from unity.pipelining import Program, pipelined
+from unity.pipelining.micro import split
+from unity.plan import Made, Plan
+from unity.search.cost import Training
+from unity.search.predict import predict
+from unity.search.session import Search
+
+TREE = Machine.grid(2, 4)
+ALONG = {2: TREE.axes[:1], 4: TREE.axes[1:], 8: TREE.axes}
+LAYERS, WIDTH, WORDS = 4, 8, 12
+
+
+def layers(params, x):
+    return lax.scan(lambda c, w: (c + jnp.tanh(c @ w), None), x, params["layers"])[0]
+
+
+def loss(params, x, y):
+    return ((layers(params, x @ params["in"]) @ params["out"] - y) ** 2).mean()
+
+
+def arguments(batch=64, count=LAYERS, width=WIDTH, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = {"in": (width, width), "layers": (count, width, width), "out": (width, 3)}
+    params = {name: jnp.asarray(rng.normal(size=s) / np.sqrt(width), jnp.float32) for name, s in shapes.items()}
+    return params, *(jnp.asarray(rng.normal(size=(batch, n)), jnp.float32) for n in (width, 3))
+
+
+def structs(*args):
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
+
+
+def planned(fn, args, stages=2, micro_batches=4, argnums: int | tuple[int, ...] = 0, kind=ONE_F_ONE_B) -> Plan:
+    """The fastest plan with one pipeline."""
+    captured = capture(fn, *args, argnums=argnums)
+    made = pipelined(Program(captured), 0, 0, ALONG[stages], micro_batches // stages, kind)
+    search = Search(made.after.graph, captured.differentiated, TREE, Training())
+    return Plan(Made(fn, made.after, search, 0.0, pipelining=made), search.fastest)
+
+
+def close(found, wanted, most=2e-5):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert np.abs(np.asarray(a) - np.asarray(b)).max() <= most * max(1e-3, float(np.abs(b).max()))
+
+
+def exact(plan: Plan, gradient=True):
+    """The compiled program sends just what was predicted."""
+    assert all(line.predicted == line.compiled for line in plan.check(gradient=gradient).lines)
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("micro_batches", [4, 8, 16])
+def test_gradients_are_those_of_the_program(stages, micro_batches):
+    args = arguments()
+    plan = planned(loss, args, stages, micro_batches)
+    close(jax.jit(jax.value_and_grad(plan))(*args), jax.value_and_grad(loss)(*args))
+    assert plan.time == pytest.approx(predict(plan.pcg, TREE, [0, 1, 2]).time, rel=1e-9)
+
+
+def test_what_is_sent_was_predicted():
+    exact(planned(loss, structs(*arguments()), 4, 8))
+
+
+def test_eight_stages_and_one_round():
+    args = arguments(count=8)
+    plan = planned(loss, args, 8, 8)
+    close(jax.jit(jax.value_and_grad(plan))(*args), jax.value_and_grad(loss)(*args))
+
+
+def test_weights_may_be_divided_inside_of_stages():
+    """The leanest plan has them in pieces, and either gathers them in every tick, or adds up products."""
+    args = arguments(batch=16, width=32)
+    plan = planned(loss, args, 2, 4)
+    plan = Plan(plan._made, plan._made.search.leanest)
+    (node,) = [n for n in plan.pcg.nodes if n.kind == PIPELINE]
+    assert {state.kind for state in node.operands[-1].type[1:]} == {"P"}
+    close(jax.jit(jax.value_and_grad(plan))(*args), jax.value_and_grad(loss)(*args))
+    exact(plan)
+
+
+def test_without_a_gradient_every_stage_computes_the_tail_of_its_own_samples():
+    args = arguments()
+    plan = planned(loss, args)
+    close(jax.jit(plan)(*args), loss(*args))
+    exact(plan, gradient=False)
+
+
+def test_training_has_the_same_losses():
+    args = arguments()
+
+    def trained(fn):
+        step = jax.jit(lambda params: jax.value_and_grad(fn)(params, *args[1:]))
+        params, losses = args[0], []
+        for _ in range(50):
+            value, gradient = step(params)
+            params = jax.tree.map(lambda p, g: p - 0.05 * g, params, gradient)
+            losses.append(float(value))
+        return losses
+
+    found, wanted = trained(planned(loss, args, 4, 8)), trained(loss)
+    assert wanted[-1] < 0.7 * wanted[0]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+
+
+def language(params, tokens, target, mask):
+    """Tied weights, layers that are computed again, samples and sequence merged, a masked mean, a metric, a penalty."""
+
+    @jax.checkpoint
+    def layer(c, w):
+        return c + jnp.where(mask[..., None], jnp.tanh(c @ w), 0.0), None
+
+    x = lax.scan(layer, params["words"][tokens], params["layers"])[0]
+    logits = x.reshape(-1, WIDTH) @ params["words"].T
+    each = -jnp.take_along_axis(jax.nn.log_softmax(logits), target.reshape(-1, 1), -1)[:, 0]
+    seen = mask.reshape(-1)
+    penalty = 1e-2 * (params["layers"] ** 2).sum()
+    right = (logits.argmax(-1) == target.reshape(-1)).sum()
+    return (each * seen).sum() / seen.sum() + penalty, right
+
+
+def test_a_language_model_with_all_that_is_around_it():
+    rng = np.random.default_rng(1)
+    params = {"words": rng.normal(size=(WORDS, WIDTH)), "layers": rng.normal(size=(LAYERS, WIDTH, WIDTH)) / 3}
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+    tokens, target = (jnp.asarray(rng.integers(WORDS, size=(16, 4))) for _ in range(2))
+    args = (params, tokens, target, jnp.asarray(rng.integers(2, size=(16, 4)), bool))
+    plan = planned(language, args, 2, 4)
+    (value, right), gradients = jax.jit(jax.value_and_grad(plan, has_aux=True))(*args)
+    (wanted, also), others = jax.value_and_grad(language, has_aux=True)(*args)
+    close((value, gradients), (wanted, others))
+    assert int(right) == int(also)
+    exact(plan)
+
+
+def scored(params, x, y):
+    """What the tail reads has a gradient, too; and the mean is looked at once more."""
+    return jnp.log1p((jnp.tanh(layers(params, x) * y["by"]) @ y["to"]).mean() ** 2)
+
+
+@pytest.mark.parametrize("argnums", [2, (0, 1, 2)])
+def test_whatever_a_gradient_is_taken_for_it_is_right(argnums):
+    """Of what the plan was made for, the weights, and of what it was not."""
+    params, x, _ = arguments()
+    y = {"by": jnp.cos(x), "to": jnp.sin(jnp.arange(WIDTH * 2.0).reshape(WIDTH, 2))}
+    plan = planned(scored, (params, x, y), 2, 4, argnums=0)
+    close(jax.jit(jax.grad(plan, argnums))(params, x, y), jax.grad(scored, argnums)(params, x, y), 1e-4)
+
+
+def test_gradients_of_all_that_is_read_go_home():
+    params, x, _ = structs(*arguments())
+    y = {"by": x, "to": jax.ShapeDtypeStruct((WIDTH, 2), jnp.float32)}
+    exact(planned(scored, (params, x, y), 2, 4, argnums=(0, 1, 2)))
+
+
+def test_a_gradient_of_something_else_multiplies():
+    args = arguments()
+    plan = planned(loss, args)
+
+    def found(fn):
+        return jax.jit(jax.grad(lambda params: jnp.sin(3 * fn(params, *args[1:])) + fn(params, *args[1:]) ** 2))(args[0])
+
+    close(found(plan), found(loss), 1e-4)
+
+
+def test_more_micro_batches_hold_no_more_and_what_is_held_was_predicted():
+    """Twice the micro-batches, of 4 samples, cost what waits of their samples; under GPipe also all that is kept of them."""
+    checked = {}
+    for kind in SCHEDULES:
+        for micro_batches in (8, 16):
+            plan = planned(loss, structs(*arguments(batch=16 * micro_batches, count=8, width=32)), 2, micro_batches, kind=kind)
+            checked[kind, micro_batches] = plan.check()
+    row = 8 * 16 // 4 // 2 * 32 * 4  # bytes of the samples of 8 micro-batches on one device, as they are carried
+    more = {kind: checked[kind, 16].memory.temporaries - checked[kind, 8].memory.temporaries for kind in SCHEDULES}
+    assert more[ONE_F_ONE_B] <= 4 * row
+    assert more[GPIPE] >= 8 * row
+    for found in checked.values():
+        assert found.timeline.step == pytest.approx(found.memory.total, rel=0.1)
+        assert found.searched.predicted == pytest.approx(found.searched.compiled, rel=0.35)
+
+
+def test_the_schedule_bounds_what_is_held():
+    one = Schedule(4, 16, 24, ONE_F_ONE_B)
+    assert (one.ticks, one.held, one.kept, one.bubble) == (19, 7, 42, 3 / 19)
+    assert Schedule(4, 4, 24, ONE_F_ONE_B).held == 7
+    assert Schedule(4, 16, 24, GPIPE).held == 19
+
+
+def test_under_a_limit_a_plan_is_found_that_gpipe_has_not(tmp_path):
+    args = structs(*arguments(batch=512, count=8, width=32))
+    least = {k: planned(loss, args, 4, 16, kind=k)._made.search.leanest.memory for k in SCHEDULES}
+    limit = (least[ONE_F_ONE_B] + least[GPIPE]) / 2
+    options: dict[str, Any] = {"machine": TREE, "progress": False, "search": "captured", "memory_limit": limit}
+    plan = unity.optimize(loss, *args, **options, pipelines=(4, 16))
+    assert plan.memory <= limit
+    assert str(plan.pipelining).endswith("16 micro-batches, 1F1B")
+    with pytest.raises(InfeasibleError):
+        unity.optimize(loss, *args, **options, pipelines=(4, 16, "gpipe"))
+    plan.check_derivation()
+    plan.save(tmp_path / "plan.json")
+    again = unity.load(tmp_path / "plan.json", loss, *args)
+    assert again.pcg.key == plan.pcg.key
+    assert str(again.pipelining) == str(plan.pipelining)
+
+
+def test_the_simulator_takes_as_long_as_predicted():
+    """With micro-batches one after the other in every tick nothing overlaps but weights' gradients and what follows."""
+    plan = planned(loss, structs(*arguments()), 2, 8)
+    assert plan.simulate().makespan == pytest.approx(plan.time, rel=0.05)
+
+
+def test_messages_are_counted():
+    plan = planned(loss, structs(*arguments()), 2, 8)
+    counts = [(c.node.kind, c.direction, c.count) for c in traffic(plan.pcg, range(5)) if c.kind == "collective-permute"]
+    assert (PIPELINE, "forward", 2 * 9) in counts
+    assert (PIPELINE, "backward", 2 * 9) in counts
+    assert (TAIL, "forward", 8) in counts
+
+
+MIXED = {
+    "batch norm": (lambda x, p: (((x - x.mean(0)) / x.std(0)) ** 2).mean(), "needs a sum over all samples|by itself"),
+    "contrast": (lambda x, p: jax.nn.log_softmax(x @ x.T).trace(), "by itself"),
+    "maximum": (lambda x, p: (x * p).max(), "by itself|the max over"),
+    "no sum": (lambda x, p: ((x * p).sum(), x), "no sum over them|result of the function"),
+    "two sums": (lambda x, p: (x * p).sum() * (x**2).sum(), "of the sums .* one must have a gradient, but .* have one"),
+    "a vector": (lambda x, p: (x.sum(0) ** 2).sum(), "is the last that adds up over the samples, and no scalar"),
+    "a position": (lambda x, p: (x * jnp.arange(8.0)[:, None] * p).sum(), "where a sample stands"),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_losses_that_do_not_add_up_are_refused_by_operator(name):
+    end, why = MIXED[name]
+
+    def fn(params, x):
+        return end(lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, params["layers"])[0], params["p"])
+
+    args = {"layers": jnp.ones((4, 6, 6)), "p": jnp.ones(6)}, jnp.ones((8, 6))
+    program = Program(capture(fn, *args))
+    with pytest.raises(Mixed, match=why) as found:
+        pipelined(program, 0, 0, TREE.axes[:1], 2, ONE_F_ONE_B)
+    if name not in ("a position", "no sum"):
+        assert "test_pipelines_1f1b.py" in str(found.value)
+    assert pipelined(program, 0, 0, TREE.axes[:1], 2).schedule.kind == GPIPE
+
+
+def test_where_it_cannot_be_gpipe_is_taken_and_explained(capsys):
+    def fn(params, x, y):
+        found = layers(params, x @ params["in"]) @ params["out"] - y
+        return ((found - found.mean(0)) ** 2).mean()
+
+    args = structs(*arguments())
+    options: dict[str, Any] = {"machine": TREE, "progress": False, "search": "captured"}
+    plan = unity.optimize(fn, *args, **options, pipelines=(2, 4))
+    assert str(plan.pipelining).endswith("GPipe")
+    plan.explain()
+    assert "not by 1F1B: " in capsys.readouterr().out
+    with pytest.raises(InfeasibleError, match=r"test_pipelines_1f1b.py"):
+        unity.optimize(fn, *args, **options, pipelines=(2, 4, "1f1b"))
+    with pytest.raises(ValueError, match="the schedule may be '1f1b' or 'gpipe'"):
+        unity.optimize(fn, *args, **options, pipelines=(2, 4, "2bw"))  # pyright: ignore[reportArgumentType]
+
+
+def test_the_type_checker_knows_tails():
+    """A tail whose results are no partial sums is ill-typed, and one whose weights are not the same on all stages."""
+    graph = planned(loss, structs(*arguments())).pcg
+    check(graph)
+    (node,) = [n for n in graph.nodes if n.kind == TAIL]
+    check(_ending(graph, node))
+    with pytest.raises(ParallelTypeError, match="adds up micro-batches"):
+        check(_ending(graph, replace(node, types=((REPLICATED, *node.types[0][1:]),))))
+    weight = node.operands[0]
+    other = Value(Node("input", (), (weight.tensor,), types=((partitioned(0), *weight.type[1:]),)))
+    with pytest.raises(ParallelTypeError, match=r"operand 0 is .* what a stage needs"):
+        check(_ending(graph, replace(node, operands=(other, *node.operands[1:]))))
+
+
+def _ending(graph: PCG, node: Node) -> PCG:
+    """A graph that ends with one operator, whose sums are taken."""
+    end = Node("reduce", (Value(node),), node.tensors, types=((UNUSED,) * len(graph.axes),))
+    return PCG(graph.inputs, (Value(end),), graph.axes)
+
+
+@pytest.mark.parametrize(("parts", "rows", "block", "dim"), [(4, 2, 3, 0), (2, 1, 5, 1), (3, 4, 1, 2)])
+def test_merged_samples_stay_together(parts, rows, block, dim):
+    shape = [2, 3, 4]
+    shape[dim] = parts * rows * block
+    x = np.arange(np.prod(shape)).reshape(shape)
+    found = split(jnp.asarray(x), dim, parts, parts * rows)
+    apart = x.reshape(*shape[:dim], rows, parts, block, *shape[dim + 1 :])
+    wanted = np.moveaxis(apart, dim + 1, 0).reshape(found.shape)
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_what_is_the_same_on_all_devices_stays_so_when_it_is_scaled():
+    """The loss's gradient is the same everywhere, but JAX takes it to differ."""
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def run(x):
+        same, own = scaled([jnp.ones(2), x], 0 * x.sum() + 3)
+        return same, own
+
+    spec = jax.sharding.PartitionSpec("d")
+    same, own = jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=(jax.sharding.PartitionSpec(), spec))(jnp.arange(8.0))
+    np.testing.assert_array_equal(same, 3 * np.ones(2))
+    np.testing.assert_array_equal(own, 3 * np.arange(8.0))
+
+
+def test_gradients_that_are_not_wanted_are_not_made():
+    found = scaled([None, jnp.ones(3)], jnp.float32(2.0))
+    assert found[0] is None
+    assert (found[1] == 2).all()
+
+
+def test_arguments_may_be_pinned():
+    args = structs(*arguments())
+    options: dict[str, Any] = {"machine": TREE, "progress": False, "search": "captured", "pipelines": (2, 4)}
+    pins = [unity.pin("params['out']", (("d0", "d1"), None)), unity.pin("params['layers']", (None, None, "node"))]
+    plan = unity.optimize(loss, *args, **options, constraints=pins)
+    assert plan.pipelining is not None
+    stored = plan.in_shardings[0]
+    assert stored["out"].spec == jax.sharding.PartitionSpec(("d0", "d1"), None)
+    assert stored["layers"].spec == jax.sharding.PartitionSpec(None, None, "n0")
+    with pytest.raises(ValueError, match="do not go together"):
+        unity.optimize(loss, *args, **options, constraints=unity.forbid("tensor", across="node"))
+
+
+def test_what_is_exported_does_the_same_by_gpipe(tmp_path):
+    args = arguments(batch=16)
+    plan = unity.optimize(loss, *structs(*args), machine=TREE, progress=False, search="captured", pipelines=(2, 4))
+    assert str(plan.pipelining).endswith("1F1B")
+    path = tmp_path / "stages.py"
+    plan.export(path)
+    space: dict[str, Any] = {"__name__": "stages"}
+    exec(compile(path.read_text(), path, "exec"), space)
+    close(jax.jit(jax.grad(space["fn"]))(*plan.shard(*args)), jax.grad(loss)(*args))

@@ -1,0 +1,162 @@
+"""Operators whose results are not kept, but made again for their reader: priced, run and remembered as they are."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from factor_graphs import lower_left
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import MACHINE, MODELS, Small, arrays, counted, f, random_point
+from test_assemble import all_points, rounded
+from test_halos import gradient_step
+
+import unity
+from unity.exec.check import predicted_elements
+from unity.pcg.again import runs_again
+from unity.pcg.capture import Captured, capture
+from unity.pcg.graph import PCG
+from unity.pcg.parallelize import parallelize
+from unity.search.assemble import Assembled, assemble
+from unity.search.cost import Training
+from unity.search.frontier import frontier
+from unity.search.machine import Machine
+from unity.search.memory import predict_memory
+from unity.search.minimizer import Minimizer
+from unity.search.predict import predict
+from unity.search.problem import Point
+from unity.search.simulator import simulate
+
+
+def perceptron(layers: int = 3, b: int = 32, d: int = 16, wide: int = 64, batches: int = 1) -> Small:
+    """Layers that widen, bend and narrow; what is bent is read once."""
+
+    def loss(params: Any, x: Any) -> Any:
+        for p in params:
+            x = x + jnp.tanh(jax.nn.gelu(x @ p["up"] + p["bias"]) @ p["down"])
+        return jnp.mean(x**2)
+
+    return Small(loss, [{"up": f(d, wide), "bias": f(wide), "down": f(wide, d)}] * layers, f(b * batches, d))
+
+
+CASES = {"perceptron": perceptron, **MODELS}
+
+
+@cache
+def named(name: str, machine: Machine = MACHINE) -> tuple[Captured, Assembled]:
+    model = CASES[name]()
+    with jax.enable_x64(True):
+        captured = capture(model.loss, model.params, model.batch)
+    return captured, assemble(captured.graph, captured.differentiated, machine, Training(), rerun=True)
+
+
+def again(graph: PCG) -> list[str]:
+    return [node.kind for node, _ in graph.walk() if runs_again(node)]
+
+
+def drawn(name: str, seed: int) -> tuple[Captured, Assembled, Point, PCG]:
+    captured, assembled = named(name)
+    point = random_point(assembled, np.random.default_rng(seed))
+    return captured, assembled, point, parallelize(captured.graph, assembled.assignment(point))
+
+
+DRAWN = {"name": st.sampled_from(sorted(CASES)), "seed": st.integers(0, 2**32 - 1)}
+
+
+@given(**DRAWN)
+def test_the_search_counts_no_less_than_it_costs(name: str, seed: int) -> None:
+    captured, assembled, point, graph = drawn(name, seed)
+    assert counted(assembled, point, "time") >= predict(graph, MACHINE, captured.differentiated).time * (1 - 1e-9)
+    held = predict_memory(graph, captured.differentiated, Training())
+    assert counted(assembled, point, "memory") >= held.additive * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1e-9, np.inf])
+def test_where_nothing_is_shared_it_counts_exactly_that(weight: float) -> None:
+    captured, assembled = named("perceptron")
+    (point,) = Minimizer(assembled.problem).at([weight])
+    graph = parallelize(captured.graph, assembled.assignment(point))
+    assert point.time == pytest.approx(predict(graph, MACHINE, captured.differentiated).time)
+    assert point.memory == pytest.approx(predict_memory(graph, captured.differentiated, Training()).additive)
+    assert bool(again(graph)) == (weight > 0)
+
+
+@settings(max_examples=20)
+@given(**DRAWN)
+def test_a_simulated_step_takes_what_is_predicted(name: str, seed: int) -> None:
+    captured, _, _, graph = drawn(name, seed)
+    found = simulate(graph, MACHINE, captured.differentiated, overlap=False)
+    assert found.makespan == pytest.approx(predict(graph, MACHINE, captured.differentiated).time, rel=1e-9)
+
+
+def test_the_frontier_is_that_of_brute_force() -> None:
+    params = [jax.ShapeDtypeStruct(s, "float32") for s in ((16, 128), (128, 8))]
+    captured = capture(lambda w, x: (jax.nn.gelu(x @ w[0]) @ w[1]).sum(), params, jax.ShapeDtypeStruct((4096, 16), "float32"))
+    kept, may = (
+        assemble(captured.graph, captured.differentiated, Machine.grid(1, 2, "v100"), Training(), rerun=rerun).problem
+        for rerun in (False, True)
+    )
+    found = frontier(may)
+    assert found.exact
+    costs = [Point(t, m, (), None) for t, m in all_points(may)]  # pyright: ignore[reportArgumentType]
+    assert rounded((p.time, p.memory) for p in found.points) == rounded(lower_left(costs))
+    lean, leaner = (min(p.memory for p in frontier(problem).points) for problem in (kept, may))
+    assert lean - leaner == pytest.approx(4096 * 128 * 4 / 2)  # what the product reads
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_it_computes_and_sends_what_it_says(name: str) -> None:
+    seeds = [k for k in range(40) if again(drawn(name, k)[3])][:2]
+    assert seeds or name in ("lstm", "gpt_scanned")  # where nothing may: in remats, and of several readers
+    with jax.enable_x64(True):
+        model = CASES[name]()
+        params, batch = arrays(model.params), arrays(model.batch)
+        wanted, gradients = jax.jit(jax.value_and_grad(model.loss))(params, batch)
+        for seed in seeds:
+            captured, _, _, graph = drawn(name, seed)
+            sent, (value, found) = gradient_step(graph, MACHINE, captured, jax.tree.leaves((params, batch)))
+            assert float(value) == pytest.approx(float(wanted), rel=1e-10)
+            for a, b in zip(found, jax.tree.leaves(gradients), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10 * np.abs(b).max())
+            assert sent == predicted_elements(graph, captured.differentiated)
+
+
+@cache
+def lean() -> unity.Plan:
+    """The leanest plan of a model that keeps much."""
+    model = perceptron(layers=4, b=4096, d=32, wide=512)
+    params, batch = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, "float32"), (model.params, model.batch))
+    plan = unity.optimize(model.loss, params, batch, machine=Machine.grid(1, 8, "a100"), progress=False)
+    return plan.frontier[-1]
+
+
+def test_the_compiled_program_does_not_keep_it() -> None:
+    plan = lean()
+    assert len(again(plan.pcg)) >= 3
+    found = plan.check()
+    assert found.agrees(0.0)
+    bent = 4096 * 512 * 4 / 8
+    everything = 4 * 2 * bent  # what is kept else: of each layer what comes in, and what it is bent to
+    assert found.memory.temporaries < everything
+    assert abs(found.timeline.step / found.memory.total - 1) < 0.15
+
+
+def test_a_file_remembers_it(tmp_path: Path) -> None:
+    plan, model = lean(), perceptron(layers=4, b=4096, d=32, wide=512)
+    params, batch = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, "float32"), (model.params, model.batch))
+    plan.save(tmp_path / "plan.json")
+    loaded = unity.load(tmp_path / "plan.json", model.loss, params, batch)
+    assert again(loaded.pcg) == again(plan.pcg)
+    assert loaded.pcg.key == plan.pcg.key
+
+
+def test_an_export_makes_it_again(tmp_path: Path) -> None:
+    plan = lean()
+    plan.export(tmp_path / "step.py")
+    assert "checkpoint" in (tmp_path / "step.py").read_text()
