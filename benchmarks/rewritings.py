@@ -22,8 +22,9 @@ import unity
 from benchmarks.models import concrete, tiny
 from benchmarks.numerics import WIDE, cast, distances
 from benchmarks.record import asked, record, show
+from unity.made import Made
 from unity.pcg.capture import capture
-from unity.plan import Made, Plan
+from unity.plan import Plan
 from unity.search.backtracking import Found, backtrack
 from unity.search.cost import Training
 from unity.search.pricing import Prices

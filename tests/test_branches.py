@@ -15,12 +15,13 @@ import unity
 from unity.branches import Branching, Forked, Share, branched, dealt
 from unity.branches.choose import Found, parts_of
 from unity.branches.packing import Packing, Slots
+from unity.made import Made
 from unity.pcg.branches import check_ends, groups_of
 from unity.pcg.capture import capture
 from unity.pcg.errors import DerivationError, InfeasibleError, ParallelTypeError, PlanError
 from unity.pcg.graph import BRANCHES
 from unity.pcg.traffic import traffic
-from unity.plan import Made, Plan
+from unity.plan import Plan
 from unity.search.cost import Training
 from unity.search.machine import Machine
 from unity.search.predict import predict

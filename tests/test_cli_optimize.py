@@ -59,6 +59,21 @@ def test_a_pipeline_may_be_asked_for(capsys: pytest.CaptureFixture) -> None:
     assert "such as 4x16" in capsys.readouterr().err
 
 
+def test_a_schedule_and_branches_may_be_asked_for(capsys: pytest.CaptureFixture) -> None:
+    words = ["optimize", "cli_models:layered", "--machine", "v100-2x4"]
+    assert main([*words, "--pipelines", "2x4:gpipe"]) == 0
+    assert "1F1B" not in capsys.readouterr().out
+    assert main([*words, "--pipelines", "2x4:other"]) == 1
+    assert "the schedule may be '1f1b' or 'gpipe'" in capsys.readouterr().err
+    assert main([*words, "--branches", "2", "--pack"]) == 1
+    assert "the program has no branches" in capsys.readouterr().err
+    assert main([*words, "--branches", "none", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["branches"] is None
+    with pytest.raises(SystemExit):
+        main([*words, "--branches", "many"])
+    assert "a number of groups of devices" in capsys.readouterr().err
+
+
 def test_the_command_line_goes_before_the_models_options(capsys: pytest.CaptureFixture) -> None:
     def asked(*words: str) -> dict[str, Any]:
         assert main(["optimize", "cli_models:with_options", "--json", *words]) == 0

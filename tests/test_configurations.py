@@ -16,14 +16,14 @@ from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, misfit, partitioned
 from unity.search.configurations import EXACT, IDLE, ORDERED, VALUES, Limits, domain, fits, ranks, shapes_of
 from unity.search.machine import Machine
 from unity.search.offers import offered
-from unity.search.sites import sites
+from unity.search.opening import sites_of
 
 STATES = (UNUSED, REPLICATED, PARTIAL, *(partitioned(d, outer) for d in range(3) for outer in (1, 2, 3, 4, 6)))
 
 
 def listed(model, machine, limits=None):
     captured = capture(model.loss, model.params, model.batch)
-    opened = sites(captured.graph, captured.differentiated, True).sites
+    opened = sites_of(captured.graph, captured.differentiated, True).sites
     found = offered(opened)
     order = ranks(opened, found)
     return [(s, cs, r, domain(s, cs, r, machine.axes, limits)) for s, cs, r in zip(opened, found, order, strict=True)]

@@ -30,9 +30,10 @@ from unity.exporting import ExportError, write
 from unity.exporting.nested import NESTED
 from unity.exporting.primitives import PRIMITIVES
 from unity.exporting.public import FACES, HOMES
+from unity.made import Made
 from unity.pcg.capture import capture
 from unity.pcg.table import TABLE
-from unity.plan import Made, Plan
+from unity.plan import Plan
 from unity.search.assemble import assemble
 from unity.search.cost import Training
 from unity.search.machine import Machine

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from small_models import MODELS, Small, f, named
 
 from benchmarks.optimal import Bound, DepthFirst
+from unity.made import Made
 from unity.pcg.capture import Captured, capture
-from unity.plan import Made, Plan
+from unity.plan import Plan
 from unity.search.cost import Training
 from unity.search.machine import Machine
 from unity.search.minimizer import minimize

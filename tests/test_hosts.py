@@ -70,7 +70,7 @@ def test_rows_are_sent_where_the_plan_wants_them(pair: list[dict[str, Any]]) -> 
         ("part as whole", "use plan.shard_local"),
         ("rows", "PlanError: process 1: args[1]['x'] is [3, 8]; of the [16, 8] that the plan is for, each of 2 processes has"),
         ("argument", "there is no argument 2"),
-        ("seconds", "ValueError: budget=1.0 seconds would find something else in every process"),
+        ("seconds", "OptionError: budget=1.0 seconds would find something else in every process"),
         ("version", "PlanError: the processes differ in the version of JAX:"),
         ("version, local", "PlanError: the processes differ in the version of JAX:"),
         ("afterwards", "no error"),

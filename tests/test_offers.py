@@ -10,12 +10,12 @@ from unity.pcg.capture import capture
 from unity.pcg.choices import choices
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, partitioned
 from unity.search.offers import HEAVY, offered
-from unity.search.sites import sites
+from unity.search.opening import sites_of
 
 
 def offers(model):
     captured = capture(model.loss, model.params, model.batch)
-    opened = sites(captured.graph, captured.differentiated, True).sites
+    opened = sites_of(captured.graph, captured.differentiated, True).sites
     return opened, offered(opened)
 
 
@@ -65,7 +65,7 @@ def test_a_fused_dimension_is_split_inside_each_of_its_parts() -> None:
         return (jax.nn.softmax(q @ k.T) @ v).sum()
 
     captured = capture(loss, jax.ShapeDtypeStruct((16, 48), "float32"), jax.ShapeDtypeStruct((8, 16), "float32"))
-    opened = sites(captured.graph, captured.differentiated, True).sites
+    opened = sites_of(captured.graph, captured.differentiated, True).sites
     found = offered(opened)
     product = next(s for s, site in enumerate(opened) if site.kind == "operator" and site.node.kind == "dot_general")  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType]
     assert partitioned(1, 3) in {c.results[0] for c in found[product]}

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import MODELS, Small, arrays, f, made
 
+from unity.made import Made
 from unity.pcg.capture import capture
 from unity.pcg.errors import InfeasibleError
 from unity.pcg.state import PARTIAL
-from unity.plan import Made, Plan
+from unity.plan import Plan
 from unity.search.assemble import Assembled
 from unity.search.cost import Training
 from unity.search.machine import Machine

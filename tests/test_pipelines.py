@@ -17,6 +17,7 @@ from jax import lax
 import unity
 from unity import Device, Machine
 from unity.exec.guarded import guarded
+from unity.made import Made
 from unity.pcg.capture import capture
 from unity.pcg.check import check
 from unity.pcg.errors import DerivationError, InfeasibleError, ParallelTypeError, PlanError
@@ -29,7 +30,7 @@ from unity.pipelining import Pipelining, Program, pipelined, scans
 from unity.pipelining.choose import ladders
 from unity.pipelining.micro import joined, split
 from unity.pipelining.rolled import layers
-from unity.plan import Made, Plan
+from unity.plan import Plan
 from unity.search.cost import Training
 from unity.search.session import Search
 from unity.search.simulator import simulate

@@ -12,6 +12,7 @@ from jax import lax
 import unity
 from unity import Machine
 from unity.exec.alternating import scaled
+from unity.made import Made
 from unity.pcg.capture import capture
 from unity.pcg.check import check
 from unity.pcg.errors import InfeasibleError, ParallelTypeError
@@ -21,7 +22,7 @@ from unity.pcg.state import REPLICATED, UNUSED, partitioned
 from unity.pcg.traffic import traffic
 from unity.pipelining import Program, pipelined
 from unity.pipelining.micro import split
-from unity.plan import Made, Plan
+from unity.plan import Plan
 from unity.search.cost import Training
 from unity.search.predict import predict
 from unity.search.session import Search

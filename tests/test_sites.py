@@ -6,12 +6,12 @@ from small_functions import Function, functions
 from small_models import MODELS
 
 from unity.pcg.capture import capture
-from unity.search.sites import SHARING, sites
+from unity.search.opening import SHARING, sites_of
 
 
 def opened(model, training=True):
     captured = capture(model.loss, model.params, model.batch)
-    return captured, sites(captured.graph, captured.differentiated, training)
+    return captured, sites_of(captured.graph, captured.differentiated, training)
 
 
 def follows_the_graph(captured, found):

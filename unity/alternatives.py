@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from unity.constraints.conflicts import possible
+from unity.made import Made
 from unity.pcg.graph import Node
 from unity.pcg.parallelize import Assignment
 from unity.pcg.state import Type
-from unity.plan import Made
 from unity.search.dimensions import Dimensions
 from unity.search.masks import Mask, Way, Ways, way_of
 from unity.search.session import Candidate, Search

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import platformdirs
 
+from unity.made import Made
 from unity.pcg.atomic import write
 from unity.pcg.body import Body
 from unity.pcg.capture import Captured
@@ -23,7 +24,6 @@ from unity.pcg.clustering import Cluster, clusters, restored
 from unity.pcg.errors import PlanError
 from unity.pcg.factors import TABLE, Entry
 from unity.pcg.keys import text_of
-from unity.plan import Made
 from unity.planfile import content, read, restore
 from unity.search.cost import Training
 from unity.search.machine import Machine

@@ -19,28 +19,25 @@ from unity.constraints.kinds import Constraint, Pin, WithoutRules
 from unity.constraints.rules import without
 from unity.exec.hosts.talk import same, several
 from unity.exec.trial import ratio
+from unity.made import Made
+from unity.options import no_branches, no_pipeline, obeyed, refuse, shortfall
 from unity.pcg.capture import Captured, capture
 from unity.pcg.errors import ConstraintError, InfeasibleError, OptionError
-from unity.pcg.stages import SCHEDULES
 from unity.pipelining import Wish
 from unity.pipelining import best as best_pipeline
-from unity.pipelining.choose import ladders
-from unity.plan import Made, Plan
+from unity.plan import Plan
 from unity.ranking import measured
 from unity.rewriting import Rewriter, budget_of, library_of
 from unity.search.cost import Training
 from unity.search.joint import GAIN
 from unity.search.machine import Machine
 from unity.search.pricing import Prices
-from unity.search.published import Asked, algorithm, names
+from unity.search.published import Asked, algorithm
 from unity.search.session import Candidate, Search
 from unity.search.unity_rules.fitting import CANDIDATES, fitting, leanest
 from unity.uncollected import uncollected
 from unity.wording import size
 
-OBJECTIVES = ("time", "devices", "memory")
-SEARCHES = ("unity", "captured", "sequential", "unity-rules", *names())
-CONSTRAINED = ("unity", "captured")  # searches that obey constraints, and find pipelines
 Found: TypeAlias = tuple[Captured, Search, Candidate]
 
 
@@ -106,9 +103,7 @@ def optimize(
         OptionError: an option is not known, or does not go with another. (It is a ValueError too.)
     """
     constraints = (constraints,) if isinstance(constraints, Constraint) else tuple(constraints)
-    _refuse(objective, search)
-    _refuse_pipelines(pipelines, search, constraints)
-    _refuse_branches(branches, pipelines, search, constraints)
+    refuse(objective, search, pipelines, branches, constraints)
     if measure and (machine is not None or objective != "time"):
         raise OptionError("measure=True runs plans on the devices of this process: leave machine= out, and objective= at 'time'")
     if machine is None and isinstance(budget, float) and several():
@@ -124,7 +119,7 @@ def optimize(
         chosen = machine or _local(say)
         say("capturing the graph")
         captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered)
-        wishes = _obeyed(bound(constraints, captured, fn, argnums), search)
+        wishes = obeyed(bound(constraints, captured, fn, argnums), search)
         limit = chosen.device.memory if memory_limit is None else memory_limit
         asked = Training(training, optimizer_slots)
         # Of several processes, some would have no part in running a plan for fewer devices.
@@ -135,59 +130,6 @@ def optimize(
         if wishes.every:
             _ = plan.pcg  # which is held against the constraints when it is made
         return plan
-
-
-def _refuse(objective: str, search: str) -> None:
-    """Options of the signature that are known but not there yet are refused by name, never ignored."""
-    if objective not in OBJECTIVES:
-        raise OptionError(f"objective={objective!r} is not known; one of {', '.join(map(repr, OBJECTIVES))}")
-    if search not in SEARCHES:
-        raise OptionError(f"search={search!r} is not available; one of {', '.join(map(repr, SEARCHES))}")
-    if objective == "memory" and search in names():
-        raise OptionError(f"search={search!r} has an objective of its own: objective= may be 'time' or 'devices'")
-
-
-def _refuse_pipelines(pipelines: Any, search: str, constraints: Sequence[Constraint]) -> None:
-    """A pipeline that is asked for is found, or refused."""
-    if isinstance(pipelines, bool):
-        return
-    numbers, schedule = (pipelines[:2], pipelines[2:]) if isinstance(pipelines, tuple) else ((), ())
-    if len(numbers) != 2 or not all(isinstance(n, int) and n > 0 for n in numbers):
-        raise OptionError(f"pipelines={pipelines!r}: expected True, False, or (stages, micro-batches), such as (4, 16)")
-    if len(schedule) > 1 or not set(schedule) <= set(SCHEDULES):
-        said = " or ".join(map(repr, SCHEDULES))
-        raise OptionError(f"pipelines={pipelines!r}: the schedule may be {said}, as in (4, 16, 'gpipe')")
-    if search not in CONSTRAINED:
-        raise OptionError(f"pipelines={pipelines!r}: search={search!r} finds none, use one of {', '.join(map(repr, CONSTRAINED))}")
-    other = next((c for c in constraints if not isinstance(c, (WithoutRules, Pin))), None)
-    if other is not None:
-        raise OptionError(f"pipelines={pipelines!r} and {other} do not go together: leave one out (docs: pipelines#which)")
-
-
-def _refuse_branches(branches: Any, pipelines: Any, search: str, constraints: Sequence[Constraint]) -> None:
-    """Groups of devices that are asked for are found, or refused."""
-    if isinstance(branches, bool):
-        return
-    if not isinstance(branches, int) or branches < 2:
-        raise OptionError(f"branches={branches!r}: expected True, False, or a number of groups of devices (docs: branches#which)")
-    if not isinstance(pipelines, bool):
-        both = f"branches={branches!r} and pipelines={pipelines!r}"
-        raise OptionError(f"{both} do not go together: leave one out (docs: branches#which)")
-    if search not in CONSTRAINED:
-        names = ", ".join(map(repr, CONSTRAINED))
-        raise OptionError(f"branches={branches!r}: search={search!r} knows none, use one of {names} (docs: branches#which)")
-    if any(not isinstance(c, WithoutRules) for c in constraints):
-        raise OptionError(f"branches={branches!r} and constraints= do not go together: leave one out (docs: branches#which)")
-
-
-def _obeyed(bound: Bound, search: str) -> Bound:
-    """The constraints, if this search respects them."""
-    if bound.every and search not in CONSTRAINED:
-        raise OptionError(
-            f"search={search!r} knows no constraints, and would break {bound.every[0]}: leave them out, or use one of"
-            f" {', '.join(map(repr, CONSTRAINED))}"
-        )
-    return bound
 
 
 def _local(say: Callable[[str], None]) -> Machine:
@@ -277,7 +219,7 @@ class _Task:
             piped = self.piped(self.captured, prices, None) or self.apart(self.captured, prices, None)
             if piped is not None:
                 return piped
-            raise InfeasibleError(conflict(self.bound, search, self.limit) or _shortfall(machine, search.leanest, self.limit))
+            raise InfeasibleError(conflict(self.bound, search, self.limit) or shortfall(machine, search.leanest, self.limit))
         chosen = self.rewriter.best(self.captured, replace(prices, weight=self.weight(search)), self.say)
         if chosen is not None:
             other = self.search(chosen.after, prices)
@@ -305,7 +247,7 @@ class _Task:
         wish = Wish(lambda program: self.search(program, prices), self.fitting, self.worth, beaten, numbers, schedule, self.say)
         found, refused = best_pipeline(captured, prices.machine, wish)
         if found is None and exactly is not None:
-            raise InfeasibleError(_no_pipeline(prices.machine, exactly, refused, size(self.limit)))
+            raise InfeasibleError(no_pipeline(prices.machine, exactly, refused, size(self.limit)))
         if found is None:
             return None
         made = Made(self.fn, found.pipelining.after, found.search, 0.0, pipelining=found.pipelining, bound=self.bound)
@@ -327,7 +269,7 @@ class _Task:
         )
         found, refused = best_branches(captured, machine, self.training, wish)
         if found is None and exactly is not None:
-            raise InfeasibleError(_no_branches(machine, exactly, refused, size(self.limit)))
+            raise InfeasibleError(no_branches(machine, exactly, refused, size(self.limit)))
         if found is None:
             return None
         made = Made(self.fn, found.branching.after, found.search, 0.0, branching=found.branching, bound=self.bound)
@@ -351,7 +293,7 @@ class _Task:
         search = self.search(captured, Prices(machine, self.training))
         candidate = self.best(search)
         if candidate is None or candidate.memory > self.limit:
-            raise InfeasibleError(_shortfall(machine, search.leanest, self.limit))
+            raise InfeasibleError(shortfall(machine, search.leanest, self.limit))
         return Made(self.fn, captured, search, 0.0, rewriting=chosen), candidate
 
     def substituted(self, machine: Machine) -> tuple[Made, Candidate]:
@@ -360,7 +302,7 @@ class _Task:
         budget = self.rewriter.budget
         found = leanest(search, budget) if self.objective == "memory" else fitting(search, self.limit, budget)
         if found.candidate.memory > self.limit:
-            raise InfeasibleError(_shortfall(machine, found.candidate, self.limit))
+            raise InfeasibleError(shortfall(machine, found.candidate, self.limit))
         made = Made(self.fn, self.captured, search, 0.0, (found.candidate,), applications=found.applications)
         return made, found.candidate
 
@@ -369,7 +311,7 @@ class _Task:
         search = self.search(self.captured, Prices(machine, self.training))
         found = algorithm(self.kind)(search, Asked(self.limit, self.seed, self.budget))
         if found.memory > self.limit:
-            raise InfeasibleError(_shortfall(machine, found, self.limit, f"the plan of search={self.kind!r}"))
+            raise InfeasibleError(shortfall(machine, found, self.limit, f"the plan of search={self.kind!r}"))
         return Made(self.fn, self.captured, search, 0.0, (found,)), found
 
     def slower(self, one: Found, other: Found) -> bool:
@@ -414,40 +356,6 @@ class _Task:
             except (InfeasibleError, ConstraintError):  # a part may lack an axis that is spoken of
                 continue
         return self.on(whole)
-
-
-def _no_pipeline(machine: Machine, asked: Sequence[Any], refused: Sequence[str], limit: str) -> str:
-    stages, micro_batches = asked[:2]
-    reasons = refused or [f"what there is needs more than {limit} on each device"]
-    if stages not in {prod(axis.size for axis in axes) for row in ladders(machine) for axes in row}:
-        reasons = [f"no axes of {machine.name} make {stages} stages"]
-    elif micro_batches % stages:
-        reasons = [f"{micro_batches} micro-batches are no multiple of {stages} stages"]
-    return (
-        f"infeasible: no pipeline of {stages} stages and {micro_batches} micro-batches:\n    "
-        + "\n    ".join(reasons)
-        + "\n    pipelines=False plans without one. (docs: pipelines#which)"
-    )
-
-
-def _no_branches(machine: Machine, groups: int, refused: Sequence[str], limit: str) -> str:
-    reasons = refused or [f"what there is needs more than {limit} on each device"]
-    if groups not in {prod(axis.size for axis in axes) for row in ladders(machine) for axes in row}:
-        reasons = [f"no axes of {machine.name} make {groups} groups"]
-    return (
-        f"infeasible: no branches on {groups} groups of devices:\n    "
-        + "\n    ".join(reasons)
-        + "\n    branches=False plans without. (docs: branches#which)"
-    )
-
-
-def _shortfall(machine: Machine, leanest: Candidate, limit: float, what: str = "the leanest plan") -> str:
-    needed = size(leanest.memory)
-    return (
-        f"infeasible: on {machine.name} {what} needs {needed} on each device, the limit is {size(limit)}.\n"
-        f"    Nearest: {needed} at {leanest.time * 1e3:.3g} ms a step (memory_limit={int(leanest.memory) + 1}), or about"
-        f" {leanest.memory / limit:.1f} times as many devices. (docs: memory#infeasible)"
-    )
 
 
 def sub_machines(machine: Machine) -> list[Machine]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -14,11 +13,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unity.branches import Branching
 from unity.branches.packing import NOTHING, Packing
-from unity.constraints.bound import Bound
 from unity.exec.hosts.arrange import arranged
 from unity.exec.hosts.talk import check_alike, check_devices, several
 from unity.exec.lowering import mesh_of, program, spec_of
-from unity.pcg.capture import Captured
+from unity.made import Made, Tried
 from unity.pcg.check import check
 from unity.pcg.erasing import erased
 from unity.pcg.errors import DerivationError, PlanError
@@ -29,7 +27,7 @@ from unity.pipelining import Pipelining
 from unity.placement import Placement
 from unity.rewriting import Rewriting
 from unity.search.machine import Machine
-from unity.search.session import Candidate, Search
+from unity.search.session import Candidate
 from unity.search.unity_rules.trace import Application
 
 if TYPE_CHECKING:
@@ -40,54 +38,6 @@ if TYPE_CHECKING:
     from unity.substitutions.derivation import Step
     from unity.substitutions.parallelized import Parallelization
     from unity.verify.parallel import Replayed
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A plan that was looked at before one was chosen: seconds of a step as costs say, as simulated, and as run, if it was."""
-
-    predicted: float
-    memory: float  # bytes on one device, predicted
-    simulated: float
-    measured: float | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Made:
-    """What all plans of one frontier share: the function, its graph, and the search that found them."""
-
-    fn: Callable[..., Any]
-    captured: Captured  # rewritten, if it was
-    search: Search
-    seconds: float  # that the search took
-    known: tuple[Candidate, ...] = ()  # points of the frontier that were read from a file
-    known_exact: bool = False
-    rewriting: Rewriting | None = None  # how the captured function was rewritten, if it was
-    pipelining: Pipelining | None = None  # and what was made a pipeline then
-    branching: Branching | None = None  # or which branches went to devices of their own
-    applications: tuple[Application, ...] = ()  # what the search by substitution did
-    tried: tuple[Tried, ...] = ()  # the plans that this one was chosen from by measuring, itself first
-    bound: Bound = field(default_factory=Bound)  # what the user constrains
-    limit: float | None = None  # bytes on one device that a plan may need
-    known_whole: bool = True  # the points that are known are the frontier
-
-    @property
-    def original(self) -> Captured:
-        """The function as captured."""
-        first = self.rewriting or self.pipelining or self.branching
-        return self.captured if first is None else first.before
-
-    @cached_property
-    def frontier(self) -> tuple[tuple[Candidate, ...], bool]:
-        """All points, fastest first, and whether they are all there are. Searched for when first asked for."""
-        return (self.known, self.known_exact) if self.known and self.known_whole else self.search.frontier
-
-    @property
-    def points(self) -> tuple[tuple[Candidate, ...], bool, bool]:
-        """The frontier, if it is known, else some points of it; whether they are all there are; whether they are the frontier."""
-        if "frontier" in vars(self):
-            return (*self.frontier, True)
-        return (self.known, self.known_exact, self.known_whole) if self.known else self.search.soon
 
 
 class Plan:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import unity.constraints.bound as constraints
 import unity.search.machine as machines
 from unity.branches import from_json as branched_again
+from unity.made import Made
 from unity.pcg import atomic
 from unity.pcg.capture import Captured, capture
 from unity.pcg.errors import PlanError
 from unity.pipelining import from_json as pipelined_again
-from unity.plan import Made, Plan
+from unity.plan import Plan
 from unity.rewriting import derivation_of, library_of
 from unity.rewriting import from_json as again
 from unity.search.cost import Training

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from unity.exec.trial import relative
-from unity.plan import Made, Plan, Tried
+from unity.made import Made, Tried
+from unity.plan import Plan
 from unity.search.session import Candidate
 
 NEAR = 1.15  # times the fastest's predicted seconds that another may take

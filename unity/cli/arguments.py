@@ -60,12 +60,22 @@ def budget(text: str) -> int | float:
     return int(found[1]) if found[1] else float(found[2])
 
 
-def stages(text: str) -> bool | tuple[int, int]:
-    """Pipelines: "none", or one of so many stages and micro-batches (4x16)."""
-    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+def stages(text: str) -> bool | tuple[int, int] | tuple[int, int, str]:
+    """Pipelines: "none", or one of so many stages and micro-batches (4x16), and its schedule (4x16:gpipe)."""
+    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)(?::(\w+))?", text)
     if found is None and text != "none":
-        raise argparse.ArgumentTypeError(f"expected stages and micro-batches, such as 4x16, or none, got {text}")
-    return False if found is None else (int(found[1]), int(found[2]))
+        raise argparse.ArgumentTypeError(f"expected stages and micro-batches, such as 4x16 or 4x16:gpipe, or none, got {text}")
+    if found is None:
+        return False
+    numbers = (int(found[1]), int(found[2]))
+    return (*numbers, found[3]) if found[3] else numbers
+
+
+def groups(text: str) -> bool | int:
+    """Branches: "none", or on so many groups of devices."""
+    if text != "none" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number of groups of devices, such as 2, or none, got {text}")
+    return False if text == "none" else int(text)
 
 
 def positions(text: str) -> int | tuple[int, ...]:

@@ -6,11 +6,23 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unity.cli.arguments import MACHINES, add_devices, add_json, budget, machine, nbytes, positions, stages, use_devices, values
+from unity.cli.arguments import (
+    MACHINES,
+    add_devices,
+    add_json,
+    budget,
+    groups,
+    machine,
+    nbytes,
+    positions,
+    stages,
+    use_devices,
+    values,
+)
 from unity.cli.errors import CommandError
 from unity.cli.model import Model, add_model, model_of
 from unity.cli.output import print_json, stage
-from unity.optimize import OBJECTIVES, SEARCHES
+from unity.options import OBJECTIVES, SEARCHES
 
 if TYPE_CHECKING:
     from unity.plan import Plan
@@ -18,8 +30,8 @@ if TYPE_CHECKING:
 HELP = "find the best plan for a model, and save it"
 # what the command line may say beside what the model's own options do, by its name in `unity.optimize`
 OPTIONS = (
-    "argnums", "budget", "machine", "measure", "memory_limit", "objective", "optimizer_slots", "pipelines", "rules", "search",
-    "seed", "training",
+    "argnums", "branches", "budget", "machine", "measure", "memory_limit", "objective", "optimizer_slots", "pack", "pipelines",
+    "rules", "search", "seed", "training",
 )  # fmt: skip
 
 
@@ -53,6 +65,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     asked.add_argument("--forward", action="store_false", dest="training", help="plan the forward pass alone")
     asked.add_argument("--argnums", type=positions, metavar="N,…", help="the arguments that are differentiated (default 0)")
     asked.add_argument("--pipelines", type=stages, metavar="SxM", help="a pipeline of S stages and M micro-batches; or none")
+    asked.add_argument("--branches", type=groups, metavar="N", help="branches on N groups of devices; or none")
+    asked.add_argument("--pack", action="store_true", help="such branches' weights on their own devices only")
     asked.add_argument("--seed", type=int, metavar="N", help="of searches that draw")
     asked.add_argument("--measure", action="store_true", help="run the best plans on the devices here, and take the fastest")
 
@@ -104,6 +118,8 @@ def said(plan: Plan, path: Path | None) -> str:
         lines.append(f"rewritten by {', '.join(f'{times} × {way}' for way, times in plan.rewriting.applied)}")
     if plan.pipelining is not None:
         lines.append(f"a pipeline: {plan.pipelining}")
+    if plan.branching is not None:
+        lines.append(f"branches: {plan.branching}")
     return "\n".join([*lines, *([f"saved in {path}"] if path is not None else [])])
 
 
@@ -119,6 +135,7 @@ def data(plan: Plan, path: Path | None, frontier: bool) -> dict[str, Any]:
         "search_seconds": plan.search_seconds,
         "rules": {str(way): times for way, times in rewriting},
         "pipeline": None if plan.pipelining is None else str(plan.pipelining),
+        "branches": None if plan.branching is None else str(plan.branching),
         "file": None if path is None else str(path),
     }
     return found | ({"frontier": [{"time": p.time, "memory": p.memory} for p in plan.frontier]} if frontier else {})

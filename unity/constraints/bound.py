@@ -20,7 +20,7 @@ from unity.search.dimensions import Dimensions
 from unity.search.machine import Machine
 from unity.search.masks import Mask, names_of
 from unity.search.offers import offered
-from unity.search.sites import sites
+from unity.search.opening import sites_of
 from unity.wording import short
 
 
@@ -89,7 +89,7 @@ class Bound:
 
     def across(self, constraint: Across, serial: PCG, parallel: PCG, machine: Machine) -> Iterator[str]:
         """The values that are split across a level as a constraint forbids, or not as it requires."""
-        opened = sites(serial, self.learned, True)
+        opened = sites_of(serial, self.learned, True)
         found = offered(opened.sites)
         ground = self.ground(Dimensions(opened, found, ranks(opened.sites, found)), machine)
         split, levels = ground.splits_a(constraint.dimension), ground.level(constraint.level)

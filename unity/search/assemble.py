@@ -18,9 +18,10 @@ from unity.search.dimensions import Dimensions
 from unity.search.machine import Machine
 from unity.search.masks import NOTHING, Restrict, marked
 from unity.search.offers import HEAVY, offered
+from unity.search.opening import sites_of
 from unity.search.problem import Cost, Edge, Point, Problem
 from unity.search.reshard import Types, distinct_changes
-from unity.search.sites import Port, Site, Sites, sites
+from unity.search.sites import Port, Site, Sites
 
 NOTHING_AGAIN, INNER, RERUN = range(3)  # of what makes an operand: what is computed again in the backward pass
 
@@ -242,7 +243,7 @@ def assemble(
     Raises InfeasibleError where `restrict` leaves a site no value.
     """
     listed = listed or Listed()
-    opened = sites(graph, differentiated, training.backward)
+    opened = sites_of(graph, differentiated, training.backward)
     found = offered(opened.sites)
     order = ranks(opened.sites, found)
     shared, costs = listed.domains, listed.costs

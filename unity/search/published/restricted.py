@@ -153,7 +153,7 @@ def restricted(
             shared[same] = near, site_cost(site, near, base.machine, base.training)
         domains.append(shared[same][0])
         costs.append(shared[same][1])
-    return replace(base, domains=tuple(domains), costs=tuple(costs), known={})
+    return replace(base, domains=tuple(domains), costs=tuple(costs), known={}, rerun=False)
 
 
 def only(choices: Sequence[Choice], picks: Array, site: Site, axes: Sequence[Axis]) -> Array:

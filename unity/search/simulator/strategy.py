@@ -122,10 +122,6 @@ class Strategy:
         """The transfers of an operand."""
         return self._edges[edge[:2]].tasks
 
-    def of_weight(self, weight: tuple[int, int]) -> Mapping[int, Task]:
-        """The all-reduces of a weight's gradient; see `Operators.weights`."""
-        return self._gradients[weight]
-
     def _around(self, operator: int) -> tuple[Edge, ...]:
         return (*self.operators.incoming[operator], *self.operators.outgoing[operator])
 

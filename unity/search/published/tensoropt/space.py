@@ -15,7 +15,7 @@ What the paper says, and what it is here:
   and are re-scheduled from there.
 - *Tensor reuse*: of a product's operand that is re-scheduled, both copies may be kept, or only the one before, re-scheduled
   again in the backward pass. To keep only the one after, where the producer needs the one before too, is not expressible here.
-- *No recomputation* (section 2.2 leaves it for later): inner values of operators are kept.
+- *No recomputation* (section 2.2 leaves it for later): inner values and results of operators are kept.
 - The light repetition of operators on replicated operands, for the sake of fewer reduces of gradients, is this project's own.
 
 Inner digits of dimensions (a fused query-key-value) are kept: TensorOpt's users would have three products.
@@ -52,7 +52,7 @@ def space(structure: Structure) -> Space:
             shared[same] = found, cost
         domains[s], costs[s] = shared[same]
     sites = range(len(base.domains))
-    assembled = replace(base, domains=tuple(domains[s] for s in sites), costs=tuple(costs[s] for s in sites), known={})
+    assembled = replace(base, domains=tuple(domains[s] for s in sites), costs=tuple(costs[s] for s in sites), known={}, rerun=False)
     return Space(assembled, as_used(structure, assembled.domains, assembled.problem))
 
 
