@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -160,3 +161,11 @@ def test_an_export_makes_it_again(tmp_path: Path) -> None:
     plan = lean()
     plan.export(tmp_path / "step.py")
     assert "checkpoint" in (tmp_path / "step.py").read_text()
+
+
+def test_it_is_said() -> None:
+    plan = lean()
+    said = io.StringIO()
+    plan.explain(file=said)
+    assert ", again" in said.getvalue()
+    assert "it runs again in the backward pass" in str(plan.frontier[0].diff(plan))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from unity.plan import Plan
 
 ROWS = 25  # of a table, before the rest is summed up
+AGAIN = ("", ", inner values again", ", again")  # beside an operator: what of it the backward pass computes again (`pcg.again`)
 APPLICATIONS = 100  # of rules
 
 
@@ -113,8 +114,6 @@ def _tried(plan: Plan) -> list[str]:
     return [first, *rows] if rows else []
 
 
-
-
 def _cut(table: Table, rows: Sequence[tuple[str, ...]], what: str) -> Table:
     for row in rows[:ROWS]:
         table.add_row(*map(Text, row))  # as it is: types are written with brackets, as markup is
@@ -143,7 +142,6 @@ def _arguments(plan: Plan) -> Table:
     return _cut(table, [(k[0], str(n), k[1], k[2], size(b)) for k, n, b in _grouped(rows)], "kinds of arguments")
 
 
-
 def _memory(found: MemoryPrediction) -> Table:
     table = Table("held as", "made by", "bytes on a device", "line", title="memory when most is held", title_justify="left")
     always = (ARGUMENTS, GRADIENTS, SLOTS)
@@ -160,8 +158,8 @@ def _operators(found: Prediction, axes: tuple[Axis, ...]) -> Table:
     marked = any(t.how != ROOFLINE for t in found.operators)
 
     def key(t: OperatorTerm) -> tuple[str, str, str, str]:
-        v = t.node.results[0]
-        return t.node.kind, f"{v.tensor} {show(v.type, axes, v.tensor.ndim)}", short(t.node.source), f" {t.how}" if marked else ""
+        v, kind = t.node.results[0], t.node.kind + AGAIN[int(t.node.attributes.get("again", 0))]
+        return kind, f"{v.tensor} {show(v.type, axes, v.tensor.ndim)}", short(t.node.source), f" {t.how}" if marked else ""
 
     rows = _grouped((key(t), t.forward + t.backward) for t in found.operators)
     return _cut(table, [(k[0], str(n), k[1], duration(s) + k[3], k[2]) for k, n, s in rows], "kinds of operators")
@@ -179,8 +177,6 @@ def _collectives(found: Prediction, axes: tuple[Axis, ...]) -> Table:
     if not rows:
         table.caption = "none: no device needs anything of another"
     return _cut(table, [(k[0], str(n), k[1], k[2], duration(s), k[3], k[4]) for k, n, s in rows], "kinds of collectives")
-
-
 
 
 def blocked(plan: Plan) -> list[str]:

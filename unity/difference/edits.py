@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from unity.pcg.again import in_words
 from unity.pcg.diff.comparing import between
 from unity.pcg.diff.difference import Changed, Diff
 from unity.pcg.diff.matching import matching
@@ -162,7 +163,7 @@ def _attributes(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tu
         if repr(one.get(k)) == repr(other.get(k)):
             continue
         if k == "again":
-            yield "type", f"inner values are {'computed again in the backward pass' if other.get(k) else 'kept'}"
+            yield "type", in_words(int(other.get(k, 0)))
         else:
             yield "operator", f"{k}: {one.get(k)} → {other.get(k)}"
 

@@ -15,6 +15,12 @@ from unity.pcg.residuals import Residuals, residuals
 INNER, WHOLE = 1, 2  # what of an operator runs again
 
 
+def in_words(again: int) -> str:
+    """What the attribute "again" of an operator says."""
+    words = ("all of it is kept", "inner values are computed again in the backward pass", "it runs again in the backward pass")
+    return words[again]
+
+
 def runs_again(node: Node) -> bool:
     """Whether an operator's result is not kept, but made again for its reader."""
     return node.kind not in PARALLELIZATION and node.attributes.get("again") == WHOLE

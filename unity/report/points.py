@@ -60,6 +60,8 @@ def _differences(serial: PCG, c: Candidate, chosen: Candidate) -> list[str]:
     once = len(c.assignment.recomputed) - len(chosen.assignment.recomputed)
     rows += [f"{abs(again)} {'more' if again > 0 else 'fewer'} operands are gathered again in the backward pass"] if again else []
     rows += [f"{abs(once)} {'more' if once > 0 else 'fewer'} operators compute inner values again"] if once else []
+    whole = len(c.assignment.rerun) - len(chosen.assignment.rerun)
+    rows += [f"{abs(whole)} {'more' if whole > 0 else 'fewer'} operators run again in the backward pass"] if whole else []
     return rows or ["the same types; what is moved, or computed again, differs"]
 
 
