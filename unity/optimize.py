@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any, TypeAlias
 
 from unity import cache
-from unity.branches import Wish as BranchesWish
+from unity.branches import BranchesWish
 from unity.branches import best as best_branches
 from unity.constraints.bound import Bound, bound
 from unity.constraints.conflicts import conflict, possible
@@ -23,7 +24,7 @@ from unity.made import Made
 from unity.options import no_branches, no_pipeline, obeyed, refuse, shortfall
 from unity.pcg.capture import Captured, capture
 from unity.pcg.errors import ConstraintError, InfeasibleError, OptionError
-from unity.pipelining import Wish
+from unity.pipelining import PipelineWish
 from unity.pipelining import best as best_pipeline
 from unity.plan import Plan
 from unity.ranking import measured
@@ -244,7 +245,7 @@ class _Task:
         if not self.ways.pipelines or inside or (prices.machine.devices == 1 and exactly is None):
             return None
         beaten = than if exactly is None and self.objective != "memory" else None
-        wish = Wish(lambda program: self.search(program, prices), self.fitting, self.worth, beaten, numbers, schedule, self.say)
+        wish = PipelineWish(**self.wish(prices, beaten), exactly=numbers, schedule=schedule)
         found, refused = best_pipeline(captured, prices.machine, wish)
         if found is None and exactly is not None:
             raise InfeasibleError(no_pipeline(prices.machine, exactly, refused, size(self.limit)))
@@ -264,9 +265,7 @@ class _Task:
         if not wanted or self.bound.every or (machine.devices == 1 and exactly is None):
             return None
         beaten = than if exactly is None and self.objective != "memory" else None
-        wish = BranchesWish(
-            lambda program: self.search(program, prices), self.fitting, self.worth, beaten, exactly, self.ways.pack, self.say
-        )
+        wish = BranchesWish(**self.wish(prices, beaten), exactly=exactly, pack=self.ways.pack)
         found, refused = best_branches(captured, machine, self.training, wish)
         if found is None and exactly is not None:
             raise InfeasibleError(no_branches(machine, exactly, refused, size(self.limit)))
@@ -276,6 +275,11 @@ class _Task:
         one = (found.branching.after, found.search, found.candidate)
         better = than is None or exactly is not None or self.taken(one, (captured, *than))
         return (made, found.candidate) if better else None
+
+    def wish(self, prices: Prices, than: tuple[Search, Candidate] | None) -> dict[str, Any]:
+        """What every `Wish` has."""
+        search = partial(self.search, prices=prices)
+        return {"search": search, "choose": self.fitting, "worth": self.worth, "than": than, "say": self.say}
 
     def fitting(self, search: Search) -> Candidate | None:
         """What the objective asks for, if it fits."""

@@ -1,7 +1,7 @@
 """Branches of a captured program on devices of their own: where there are any, how they are shared out, what that makes of it."""
 
 from unity.branches.branching import Branching, Forked, Share, branched, from_json
-from unity.branches.choose import Wish, best, dealt
+from unity.branches.choose import BranchesWish, best, dealt
 from unity.branches.packing import Packing
 
-__all__ = ["Branching", "Forked", "Packing", "Share", "Wish", "best", "branched", "dealt", "from_json"]
+__all__ = ["BranchesWish", "Branching", "Forked", "Packing", "Share", "best", "branched", "dealt", "from_json"]

@@ -8,7 +8,7 @@ together that would be faster, along the axes along which they would be most.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -27,6 +27,7 @@ from unity.search.cost import Training
 from unity.search.machine import Machine
 from unity.search.predict import predict
 from unity.search.session import Candidate, Search
+from unity.search.wish import Wish
 
 PROMISE = 0.02  # of a step's time that regions, each alone, must gain, for the whole to be searched with them
 NEAR = 0.01  # how far off, relatively, the part of the slowest group may be
@@ -43,16 +44,11 @@ class Found:
 
 
 @dataclass(frozen=True, eq=False)
-class Wish:
-    """What is wanted: `search` and `choose` give the best of a program, if any will do; it should beat `than`, if given."""
+class BranchesWish(Wish):
+    """A wish for branches on devices of their own."""
 
-    search: Callable[[Captured], Search]
-    choose: Callable[[Search], Candidate | None]
-    worth: Callable[[Candidate], tuple[float, float]]  # what is to be small
-    than: tuple[Search, Candidate] | None = None
     exactly: int | None = None  # so many groups of devices
     pack: bool = False  # weights in arrays that lie on the branches' devices only
-    say: Callable[[str], None] = lambda stage: None
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +67,7 @@ class _Choosing:
     program: Forked
     machine: Machine
     training: Training
-    wish: Wish
+    wish: BranchesWish
     found: list[Found] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     loads: dict[str, float] = field(default_factory=dict)  # seconds of a branch on one device, by its graph
@@ -205,7 +201,7 @@ class _Choosing:
         return found if candidate is None else Found(again, search, candidate)
 
 
-def best(captured: Captured, machine: Machine, training: Training, wish: Wish) -> tuple[Found | None, list[str]]:
+def best(captured: Captured, machine: Machine, training: Training, wish: BranchesWish) -> tuple[Found | None, list[str]]:
     """The best that a program can be with branches on devices of their own, and why others were refused."""
     choosing = _Choosing(Forked(captured), machine, training, wish)
     rows = list(ladders(machine)) if choosing.regions else []

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from unity.exec.guarded import Pullback, Zeros, zeros_of
 from unity.exec.parallel import vary, varying
 from unity.pcg.axis import Axis
 from unity.pcg.branches import Group, groups_of, names_of, packed_of
@@ -29,22 +30,6 @@ Run = Callable[[PCG, Sequence[Any]], Sequence[Any]]  # a graph on one device's p
 Arrays = list[Any]
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """An array of one device: its shape and type, and along which axes it differs, for JAX."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    names: frozenset[str]
-
-    def zeros(self) -> jax.Array:
-        return vary(jnp.zeros(self.shape, self.dtype), self.names)
-
-
-def _piece_of(x: Any) -> _Piece:
-    return _Piece(tuple(x.shape), x.dtype, varying(x))
-
-
 def branched(node: Node, operands: Sequence[Any], run: Run, axes: tuple[Axis, ...]) -> Arrays:
     """The results of branches on one device's pieces; called inside `shard_map`."""
     assert node.inside is not None
@@ -53,7 +38,7 @@ def branched(node: Node, operands: Sequence[Any], run: Run, axes: tuple[Axis, ..
     results = []
     for v in node.inside.outputs:
         along = frozenset(a.name for a, s in zip(axes, v.type, strict=True) if s != UNUSED) | set(names)
-        results.append(_Piece(local_shape(v.tensor.shape, v.type, axes), v.tensor.dtype, frozenset(along)))
+        results.append(Zeros(local_shape(v.tensor.shape, v.type, axes), v.tensor.dtype, frozenset(along)))
     return _Switch(groups_of(node), results, run, names)(given)
 
 
@@ -62,7 +47,7 @@ class _Switch:
     """Runs one of several groups' graphs, and its gradient."""
 
     groups: tuple[Group, ...]
-    results: list[_Piece]
+    results: list[Zeros]
     run: Run
     names: tuple[str, ...]
 
@@ -70,21 +55,21 @@ class _Switch:
         real = [k for k, x in enumerate(operands) if jnp.issubdtype(x.dtype, jnp.inexact)]
         others = {k: x for k, x in enumerate(operands) if k not in real}
         ends = [k for k, piece in enumerate(self.results) if jnp.issubdtype(piece.dtype, jnp.inexact)]
-        pieces = [_piece_of(operands[k]) for k in real]
-        pullbacks = [_Pullback() for _ in self.groups]
+        pieces = [zeros_of(operands[k]) for k in real]
+        pullbacks = [Pullback() for _ in self.groups]
 
         def run(group: Group, values: Sequence[Any], rest: Mapping[int, Any]) -> Arrays:
             """All results, zeros for those of other groups."""
             whole = {**rest, **dict(zip(real, values, strict=True))}
             made = dict(zip(group.results, self.run(group.graph, [whole[k] for k in range(len(whole))]), strict=True))
-            return [vary(made[k], piece.names) if k in made else piece.zeros() for k, piece in enumerate(self.results)]
+            return [vary(made[k], piece.names) if k in made else piece() for k, piece in enumerate(self.results)]
 
         @jax.custom_vjp
         def call(values: Arrays, rest: dict[int, Any]) -> Arrays:
             return self.pick([lambda v, r, g=g: run(g, v, r) for g in self.groups], values, rest)
 
         def forward(values: Arrays, rest: dict[int, Any]) -> tuple[Arrays, Any]:
-            def working(group: Group, pullback: _Pullback, values: Arrays, rest: dict[int, Any]) -> tuple[Arrays, Arrays]:
+            def working(group: Group, pullback: Pullback, values: Arrays, rest: dict[int, Any]) -> tuple[Arrays, Arrays]:
                 def differentiable(*values: Any) -> tuple[Arrays, Arrays]:
                     found = run(group, values, rest)
                     return [found[k] for k in ends if k in group.results], found
@@ -125,30 +110,6 @@ class _Switch:
         return lax.switch(lax.axis_index(self.names), cases, *operands)
 
 
-@dataclass
-class _Pullback:
-    """How a group's pullback is put together again: its structure, and of each of its leaves which of the given arrays it is.
-
-    (-1: a kept one.) Written where the forward pass is traced, read where the backward pass is.
-    """
-
-    tree: Any = None
-    given: list[int] = field(default_factory=list)
-    kept: list[_Piece] = field(default_factory=list)
-
-    def apart(self, pull: Any, given: Sequence[Any]) -> Arrays:
-        leaves, self.tree = jax.tree.flatten(pull)
-        known = {id(x): k for k, x in enumerate(given)}
-        self.given = [known.get(id(x), -1) for x in leaves]
-        kept = [x for x, k in zip(leaves, self.given, strict=True) if k < 0]
-        self.kept = [_piece_of(x) for x in kept]
-        return kept
-
-    def together(self, kept: Sequence[Any], given: Mapping[int, Any]) -> Any:
-        rest = iter(kept)
-        return jax.tree.unflatten(self.tree, [next(rest) if k < 0 else given[k] for k in self.given])
-
-
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Buffers:
@@ -157,11 +118,11 @@ class _Buffers:
     `flat`: for each type of element, and axes along which it differs, the length that the largest group needs.
     """
 
-    alike: tuple[_Piece, ...]
-    flat: tuple[_Piece, ...]
+    alike: tuple[Zeros, ...]
+    flat: tuple[Zeros, ...]
 
     @classmethod
-    def shared(cls, groups: Sequence[Sequence[_Piece]]) -> _Buffers:
+    def shared(cls, groups: Sequence[Sequence[Zeros]]) -> _Buffers:
         counts = [Counter(pieces) for pieces in groups]
         common = counts[0]
         for count in counts[1:]:
@@ -172,23 +133,23 @@ class _Buffers:
             for piece, n in (count - common).items():
                 own[piece.dtype, piece.names] += n * prod(piece.shape)
             lengths.update({key: max(n, lengths.get(key, 0)) for key, n in own.items()})
-        flat = tuple(_Piece((n,), dtype, names) for (dtype, names), n in lengths.items())
+        flat = tuple(Zeros((n,), dtype, names) for (dtype, names), n in lengths.items())
         return cls(tuple(common.elements()), flat)
 
     def filled(self, kept: Sequence[Any]) -> Arrays:
         """The buffers with what one group keeps."""
         rest, found = list(kept), []
         for piece in self.alike:
-            found.append(rest.pop(next(k for k, x in enumerate(rest) if _piece_of(x) == piece)))
+            found.append(rest.pop(next(k for k, x in enumerate(rest) if zeros_of(x) == piece)))
         for piece in self.flat:
             parts = [x.reshape(-1) for x in rest if (x.dtype, varying(x)) == (piece.dtype, piece.names)]
             free = piece.shape[0] - sum(x.size for x in parts)
-            found.append(jnp.concatenate([*parts, _Piece((free,), piece.dtype, piece.names).zeros()]))
+            found.append(jnp.concatenate([*parts, Zeros((free,), piece.dtype, piece.names)()]))
         return found
 
-    def taken(self, full: Sequence[Any], pieces: Sequence[_Piece]) -> Arrays:
+    def taken(self, full: Sequence[Any], pieces: Sequence[Zeros]) -> Arrays:
         """The pieces that one group has put into the buffers, in its order."""
-        direct: dict[_Piece, Arrays] = {}
+        direct: dict[Zeros, Arrays] = {}
         for piece, x in zip(self.alike, full, strict=False):
             direct.setdefault(piece, []).append(x)
         flat = {(p.dtype, p.names): x for p, x in zip(self.flat, full[len(self.alike) :], strict=True)}

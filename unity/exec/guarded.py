@@ -17,13 +17,23 @@ from jax import lax
 from unity.exec.parallel import vary, varying
 
 Work = Callable[..., tuple[Any, ...]]
-Zeros = Callable[[], jax.Array]
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """Makes zeros in the place of an array of one device: of its shape and type, and along which axes it differs, for JAX."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    names: frozenset[str]
+
+    def __call__(self) -> jax.Array:
+        return vary(jnp.zeros(self.shape, self.dtype), self.names)
 
 
 def zeros_of(x: jax.Array) -> Zeros:
-    """Makes zeros in the place of an array, which JAX takes to differ along the same axes."""
-    shape, dtype, names = x.shape, x.dtype, varying(x)
-    return lambda: vary(jnp.zeros(shape, dtype), names)
+    """Zeros in the place of an array."""
+    return Zeros(tuple(x.shape), x.dtype, varying(x))
 
 
 @dataclass

@@ -8,7 +8,7 @@ least its even part of the work, and idles while the pipeline fills and drains.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf, prod
 
@@ -20,6 +20,7 @@ from unity.pipelining.pipelining import Pipelining, Program, pipelined
 from unity.pipelining.rolled import LEAST
 from unity.search.machine import Machine
 from unity.search.session import Candidate, Search
+from unity.search.wish import Wish
 
 ROUNDS = (2, 4, 8, 16)  # micro-batches for each stage, in the order in which they are tried
 NEAR = 1.2  # times the best so far: with what is slower, more micro-batches are not tried
@@ -35,16 +36,11 @@ class Found:
 
 
 @dataclass(frozen=True, eq=False)
-class Wish:
-    """What is wanted: `search` and `choose` give the best of a program, if any will do; it should beat `than`, if given."""
+class PipelineWish(Wish):
+    """A wish for a pipeline."""
 
-    search: Callable[[Captured], Search]
-    choose: Callable[[Search], Candidate | None]
-    worth: Callable[[Candidate], tuple[float, float]]  # what is to be small
-    than: tuple[Search, Candidate] | None = None
     exactly: tuple[int, int] | None = None  # so many stages, and micro-batches
     schedule: str | None = None  # 1F1B where the program allows it, if nothing is said
-    say: Callable[[str], None] = lambda stage: None
 
 
 @dataclass(eq=False)
@@ -52,7 +48,7 @@ class _Choosing:
     """One choice: what was found so far, and why the rest was refused."""
 
     program: Program
-    wish: Wish
+    wish: PipelineWish
     found: list[Found] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
@@ -142,7 +138,7 @@ class _Choosing:
         return least(search) + repeated(search) * (stages - 1) / schedule.micro_batches >= candidate.time
 
 
-def best(captured: Captured, machine: Machine, wish: Wish) -> tuple[Found | None, list[str]]:
+def best(captured: Captured, machine: Machine, wish: PipelineWish) -> tuple[Found | None, list[str]]:
     """The best pipeline of a program, and why scans of it, or stages, were refused."""
     choosing = _Choosing(Program(captured), wish)
     for ladder in ladders(machine):
