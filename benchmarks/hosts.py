@@ -1,8 +1,9 @@
 """Several hosts: the losses of a small GPT as several processes, as one process with as many devices, and as one device; and what
-happens when a process is killed in the middle of a training.
+happens when a process is killed in the middle of a training. `together`: two towers on devices of their own, their weights packed,
+and after them layers in stages, all in one plan.
 
-`python -m benchmarks.hosts`; `losses` or `killed` runs one of them and records nothing. Processes are on this machine and meet over
-loopback (`benchmarks/processes.py`). `measured` is what `Machine.local()` says of them, measured by all together.
+`python -m benchmarks.hosts`; `losses`, `together` or `killed` runs one of them and records nothing. Processes are on this machine
+and meet over loopback (`benchmarks/processes.py`). `measured` is what `Machine.local()` says of them, measured by all together.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 import unity
+from benchmarks import forked_layers
 from benchmarks.models import concrete
 from benchmarks.models.gpt import gpt
 from benchmarks.processes import Ended, ended, join, start
@@ -71,6 +73,42 @@ def worker() -> None:
             print(f"saved {k}", flush=True)
     split = sum(any(s.spec) for s in jax.tree.leaves(plan.in_shardings[0]))
     print(json.dumps({"losses": losses, "seconds": float(np.median(seconds)), "weights split": split, "plan": plan.pcg.key}))
+
+
+def together_worker() -> None:
+    """Trains with branches and a pipeline in one plan, as one of several processes; one device trains without a plan."""
+    join()
+    if jax.device_count() == 1:
+        found, _ = forked_layers.losses(forked_layers.loss, forked_layers.weights(), lambda b: b, STEPS)
+        return print(json.dumps({"losses": found}))
+    count, index = jax.process_count(), jax.process_index()
+    nodes, rows = max(2, count), forked_layers.ROWS // count
+    machine = unity.Machine.grid(nodes, jax.device_count() // nodes, DEVICE, intra=(1e9, 1e-6), inter=(2e8, 1e-5))
+    plan = forked_layers.planned(machine, pipelines=(2, 8), pack=True)
+
+    def place(batch: Any) -> Any:
+        return plan.shard_local({name: x[index * rows :][:rows] for name, x in batch.items()})
+
+    found, _ = forked_layers.losses(plan, plan.shard(forked_layers.weights()), place, STEPS)
+    print(json.dumps({"losses": found, "branching": str(plan.branching), "pipelining": str(plan.pipelining)}))
+
+
+def together() -> list[dict[str, Any]]:
+    """Rows: one for each layout, with the largest relative difference of any loss from one device's, which has no plan."""
+    rows, alone = [], np.zeros(STEPS)
+    for devices in ((1,), (8,), (4, 4), (2, 2, 2, 2)):
+        with tempfile.TemporaryDirectory() as cache:
+            found = [said(one) for one in ended(start(["-m", "benchmarks.hosts", "both"], devices, Path(cache)), SECONDS)]
+        assert all(one == found[0] for one in found), "processes have different losses, or plans"
+        values = np.array(found[0].pop("losses"))
+        alone = values if devices == (1,) else alone
+        rows.append({
+            "case": "together", "processes": len(devices), "devices of each": devices[0], "steps": STEPS, **found[0],
+            "first loss": float(values[0]), "last loss": float(values[-1]),
+            "largest relative difference": float(np.abs(values / alone - 1).max()),
+        })  # fmt: skip
+        print(rows[-1], flush=True)
+    return rows
 
 
 def save(path: Path, tree: Any) -> None:
@@ -165,10 +203,12 @@ def measured() -> list[dict[str, Any]]:
 def main() -> None:
     if sys.argv[1:2] == ["worker"]:
         return worker()
+    if sys.argv[1:2] == ["both"]:
+        return together_worker()
     if sys.argv[1:2] == ["local"]:
         join()
         return print(unity.Machine.local())
-    cases = {"losses": losses, "killed": killed, "measured": measured}
+    cases = {"losses": losses, "together": together, "killed": killed, "measured": measured}
     chosen, everything = asked(__doc__, cases)
     rows = [row for name in chosen for row in cases[name]()]
     for name in chosen:

@@ -5,7 +5,9 @@ A program is told by its last three arguments where to meet: `join` reads them.
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import jax
 
 ROOT = Path(__file__).parent.parent
 JOINING = 60  # seconds that processes wait for each other at the start
+SAYING = 2  # seconds that a process has to say where it is
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,14 @@ def start(command: Sequence[str], devices: Sequence[int], cache: Path) -> list[s
 
 
 def ended(processes: Sequence[subprocess.Popen[str]], seconds: float) -> list[Ended]:
-    """Waits for all. What is still there after so many seconds is killed."""
+    """Waits for all. What is still there after so many seconds says where it is, in all of its threads, and is killed."""
     until, found = time.monotonic() + seconds, list[Ended]()
     for process in processes:
         try:
             out, err = process.communicate(timeout=max(0.1, until - time.monotonic()))
         except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGUSR1)
+            time.sleep(SAYING)
             process.kill()
             out, err = process.communicate()
             err += f"\nkilled after {seconds} seconds"
@@ -62,6 +67,7 @@ def ended(processes: Sequence[subprocess.Popen[str]], seconds: float) -> list[En
 
 def join(heartbeat: int = 100) -> None:
     """Joins the other processes, as a user's program does with `jax.distributed.initialize`. One alone joins nobody."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     address, processes, process = sys.argv[-3:]
     if int(processes) > 1:
         jax.distributed.initialize(

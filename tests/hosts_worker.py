@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import unity
+from benchmarks import forked_layers
 from benchmarks.processes import join
 from unity.exec import curves, measure, trial
 from unity.exec.hosts.place import place_parts
@@ -201,6 +202,32 @@ def trained() -> dict[str, Any]:
     together = losses(plan, plan.shard(params), plan.shard_local(split(batch)))
     alone = losses(loss, params, batch) if jax.process_index() == 0 else []
     return {"alone": alone, "together": together, "specs": [str(s.spec) for s in jax.tree.leaves(plan.in_shardings)]}
+
+
+def both() -> dict[str, Any]:
+    """Losses of some steps in float64 with a pipeline, branches on devices of their own and their weights packed, and alone."""
+    jax.config.update("jax_enable_x64", True)
+    weights = forked_layers.weights(np.float64)
+    plan = forked_layers.planned(machine(), np.float64, pack=True)
+    assert plan.branching is not None
+    params = plan.shard(weights)
+    parts = plan.shard_local(jax.tree.map(own, weights), argument=0)
+    wholes = plan.shard_local(weights, argument=0)
+    losses, after = forked_layers.losses(plan, parts, lambda b: plan.shard_local(jax.tree.map(own, b)), 5)
+    alone, wanted = forked_layers.losses(forked_layers.loss, weights, lambda b: b, 5)  # in every process
+    found = whole(plan.unshard(after))
+    back = plan.shard_state(plan.unshard({"moments": (params,), "count": 3}))
+    return {
+        "branching": str(plan.branching),
+        "pipelining": str(plan.pipelining),
+        "together": losses,
+        "alone": alone,
+        "weights": max(float(np.abs(np.asarray(found[name]) - x).max()) for name, x in wanted.items()),
+        "parts": whole(parts) == whole(wholes) == whole(params) == whole(back["moments"][0]),
+        "unpacked": whole(plan.unshard(params)) == jax.tree.map(lambda x: x.tolist(), weights),
+        "placed": all(jax.tree.leaves(jax.tree.map(lambda x, y: x.sharding == y.sharding, back["moments"][0], params))),
+        "half": said(lambda: plan.shard_local({**weights, "u1": weights["u1"][:3]}, argument=0)),
+    }
 
 
 def main() -> None:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from jax import lax
 
 import unity
+from benchmarks.models import get
+from benchmarks.models.model import concrete
 from unity.branches import Branching, Forked, Share, branched, dealt
 from unity.branches.choose import Found, parts_of
 from unity.branches.packing import Packing, Slots
@@ -187,13 +189,35 @@ def test_only_the_devices_of_a_branch_hold_its_packed_weights():
     leaves = jax.tree.leaves(params)
     for s in packing.slots:
         shards = leaves[s.first].addressable_shards
-        assert leaves[s.first].shape == (4, *s.shape)
+        assert leaves[s.first].shape == s.stacked
+        assert s.stacked[0] == 4
         assert all(shard.data.shape[0] == 1 for shard in shards)
     # nothing is left of the tables' gradients to add up over groups
     flows = plan._made.captured.differentiated
     moved = [sum(c.elements for c in traffic(p.pcg, flows) if c.node.kind == "replicate") for p in (without, plan)]
     assert moved[1] < moved[0] - sum(n * 8 for n in ROWS) / 2
     assert plan.memory < without.memory
+
+
+def test_the_tables_of_a_dlrm_are_each_on_a_device_of_its_own():
+    rows = (401, 397, 389, 383)
+    model = get("dlrm", tables=rows, width=8, bottom=(4, 8, 8), top=(8, 2), batch=16)
+    args = concrete(model)
+    machine = replace(FOUR, device=unity.Device("memory", {"float32": 1e15}, 10**9, 1e7, 0.5, 0.0))  # so that tables take longest
+    plan = unity.optimize(model.loss, *args, machine=machine, progress=False, search="captured", branches=4, pack=True)
+    assert plan.branching is not None
+    (node,) = [n for n in plan.serial.nodes if n.kind == BRANCHES]
+    _, *tables = map(int, str(node.attributes["groups"]).split())  # the first branch is the bottom network
+    assert sorted(tables) == [0, 1, 2, 3]
+    params, batch = plan.shard(*args)
+    (array,) = [x for x in jax.tree.leaves(params["tables"]) if x.size]
+    held = {shard.index[0].start or 0: shard for shard in array.addressable_shards}
+    assert len({shard.device for shard in held.values()}) == 4
+    for group, leaf in zip(tables, jax.tree.leaves(args[0]["tables"]), strict=True):
+        assert held[group].data.shape == (1, max(rows), 8)
+        close(held[group].data[0, : leaf.shape[0]], leaf, 0.0)
+    value, gradient = jax.jit(jax.value_and_grad(plan))(params, batch)
+    close((value, plan.unshard(gradient)), jax.jit(jax.value_and_grad(model.loss))(*args), 2e-5)
 
 
 def test_a_sum_and_a_concatenation_of_branches_are_reduced_once():
@@ -259,6 +283,19 @@ def test_what_is_packed_is_unpacked_to_the_same(given_shapes, without):
     assert float(jnp.abs(packed[0]).sum()) == pytest.approx(sum(float(jnp.abs(x).sum()) for x in leaves), rel=1e-5)
     assert all(a is b for a, b in zip(packing.pack(packed), packed, strict=True))
     close(packing.unpack(packed), leaves, 0.0)
+
+
+def test_weights_of_several_arguments_that_are_packed_together_are_placed_together():
+    def fn(one, other, users, items):
+        return towers({**one, **other}, users, items)
+
+    _, (params, *batch) = towers_case()
+    parts = [{k: x for k, x in params.items() if k[0] == name} for name in "uv"]
+    options = {"machine": TREE, "search": "captured", "branches": 2, "pack": True, "pipelines": False, "progress": False}
+    plan = unity.optimize(fn, *parts, *batch, argnums=(0, 1), **options)
+    with pytest.raises(PlanError, match=r"args\[0\]\['u.'\] is packed with weights of another argument"):
+        plan.shard_local(parts[0], argument=0)
+    close(jax.jit(plan)(*plan.shard(*parts, *batch)), fn(*parts, *batch), 2e-5)
 
 
 def test_an_optimizer_works_on_packed_weights_as_on_the_functions_own():
@@ -330,6 +367,52 @@ def test_branches_are_taken_where_they_are_faster():
     close(jax.jit(jax.value_and_grad(plan))(*args), jax.value_and_grad(fn)(*args), 2e-5)
 
 
+def repeating(params, x):
+    """Layers of two branches each, in two scans that repeat the same."""
+
+    def layer(c, w):
+        a = jnp.tanh(c @ w["a1"]) @ w["a2"]
+        b = jnp.sin(jax.nn.relu(c @ w["b1"]) @ w["b2"]) @ w["b3"]
+        return c + a + b, None
+
+    x = lax.scan(layer, x, params["first"])[0]
+    return (lax.scan(layer, jnp.tanh(x), params["second"])[0] ** 2).mean()
+
+
+def repeating_case():
+    sizes = {"a1": (3, 16, 32), "a2": (3, 32, 16), "b1": (3, 16, 24), "b2": (3, 24, 16), "b3": (3, 16, 16)}
+    return repeating, ({part: {k: normal(*s) for k, s in sizes.items()} for part in ("first", "second")}, normal(32, 16))
+
+
+def test_branches_are_found_inside_of_scans(tmp_path):
+    fn, args = repeating_case()
+    (spot,) = Forked(capture(fn, *args)).spots
+    assert (len(spot.region.branches), spot.times) == (2, 6)
+    plan = unity.optimize(fn, *args, machine=TREE, progress=False, search="captured", branches=2, pipelines=False)
+    assert [n.kind for n, _ in plan.pcg.walk()].count(BRANCHES) == 2
+    assert plan.branching is not None
+    (share,) = plan.branching.shares
+    parts = parts_of(Found(plan.branching, plan._made.search, plan.candidate), TREE, Training())
+    assert parts == pytest.approx({0: share.weight}, rel=0.02)
+    close(jax.jit(jax.value_and_grad(plan))(*plan.shard(*args)), jax.value_and_grad(fn)(*args), 2e-5)
+    found = plan.check()
+    assert all(line.predicted == line.compiled for line in found.lines), str(found)
+    plan.check_derivation()
+    plan.save(tmp_path / "plan.json")
+    assert unity.load(tmp_path / "plan.json", fn, *args).pcg.key == plan.pcg.key
+
+
+def test_no_region_lies_in_another():
+    def fn(params, x):
+        u = lax.scan(lambda c, w: (jnp.tanh(c @ w) @ w + jnp.sin(c @ w) @ w, None), x, params["a"])[0]
+        v = jnp.tanh(x @ params["b"]) @ params["b"]
+        return (u * v).sum()
+
+    program = Forked(capture(fn, {"a": normal(2, 16, 16), "b": normal(16, 16)}, normal(8, 16)))
+    assert [len(spot.region.branches) for spot in program.spots] == [2]
+    assert program.spots[0].program is program
+
+
 REFUSED = {
     "none": (lambda p, x: ((x @ p["a"]) ** 2).sum(), "no branches"),
     "one product each": (lambda p, x: ((x @ p["a"]) * (x @ p["b"])).sum(), "no branches"),
@@ -354,9 +437,7 @@ def test_what_cannot_be_apart_says_why(name):
     [
         ({"branches": 1}, "expected True, False, or a number"),
         ({"branches": "2"}, "expected True, False, or a number"),
-        ({"branches": 2, "pipelines": (2, 4)}, "do not go together"),
         ({"branches": 2, "search": "optcnn"}, "search='optcnn' knows none"),
-        ({"branches": 2, "constraints": unity.forbid("tensor", across="node")}, "do not go together"),
         ({"branches": 3}, "no axes of .* make 3 groups"),
     ],
 )
@@ -382,11 +463,12 @@ def test_a_file_that_speaks_of_other_branches_is_refused():
     made = branched(Forked(captured), TREE.axes[:1], [Share(0, (0, 1), 0.5)], True)
     from unity.branches import from_json
 
-    assert from_json(captured, made.to_json(), TREE.axes).after.graph.key == made.after.graph.key
+    program = Forked(captured)
+    assert from_json(program, made.to_json(), TREE.axes).after.graph.key == made.after.graph.key
     with pytest.raises(PlanError, match="cannot be made"):
-        from_json(captured, {**made.to_json(), "shares": [[0, [0, 0], 0.5]]}, TREE.axes)
+        from_json(program, {**made.to_json(), "shares": [[0, [0, 0], 0.5]]}, TREE.axes)
     with pytest.raises(PlanError, match="none of a machine"):
-        from_json(captured, {**made.to_json(), "along": ["x"]}, TREE.axes)
-    other = Branching(made.before, made.after, made.along, (Share(0, (1, 0), 0.5),), made.packing)
+        from_json(program, {**made.to_json(), "along": ["x"]}, TREE.axes)
+    other = Branching(made.program, made.after, made.along, (Share(0, (1, 0), 0.5),), made.packing)
     with pytest.raises(DerivationError, match="are others"):
         other.check()

@@ -19,8 +19,10 @@ from serial_graph import evaluate
 
 from benchmarks import models
 from unity.pcg.capture import Captured, capture, unparallelized
+from unity.pcg.check import check
 from unity.pcg.errors import CaptureError
 from unity.pcg.graph import PCG
+from unity.summary import on_one_device
 
 HERE = Path(__file__)
 EPSILON = float(np.finfo(np.float32).eps)
@@ -147,6 +149,23 @@ def block(x):
 def test_a_jitted_function_of_the_user_keeps_its_own_lines():
     graph = capture(lambda x: block(block(x)), X).graph
     assert [n for n in graph.nodes if n.kind == "sin" and f"test_capture.py:{line_of('inside block')}" in n.source]
+
+
+@pytest.mark.parametrize("name", ["combine", "reduce", "input", "scan", "branches"])
+def test_functions_that_are_called_like_kinds_of_operators_are_told_from_them(name):
+    def run(x):
+        return jnp.tanh(jnp.sin(x) * 2.0) + jnp.cos(x)
+
+    run.__name__ = name
+    graph = capture(lambda x: jax.jit(run)(x) @ X.T, X).graph
+    assert f"{name}()" in [n.kind for n in graph.nodes]
+    check(on_one_device(graph))
+
+
+def test_a_general_reduction_is_no_reduce():
+    graph = capture(lambda x: lax.reduce(x, 1.0, lambda a, b: a * b + 1.0, (0,)), X).graph
+    assert [n.kind for n in graph.nodes if n.operands] == ["reduce()"]
+    check(on_one_device(graph))
 
 
 def test_scopes_are_the_models_names():

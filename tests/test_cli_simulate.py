@@ -10,6 +10,7 @@ import pytest
 
 import unity
 from unity.cli import main
+from unity.wording import size
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +26,11 @@ def test_it_says_what_the_simulation_does(saved: tuple[Path, unity.Plan], tmp_pa
     found, simulated = json.loads(capsys.readouterr().out), plan.simulate()
     assert found["makespan"] == simulated.makespan
     assert (found["busy"], found["sent"]) == (dict(simulated.busy), dict(simulated.sent))
+    memory = found["memory"]
+    (device,) = simulated.memory
+    assert (memory["device"], memory["peak"], memory["seconds"]) == (device, simulated.peak, simulated.memory[device].moment)
+    assert sum(row["bytes"] for row in memory["held"]) == pytest.approx(simulated.peak)
+    assert {row["why"] for row in memory["held"]} >= {"arguments", "optimizer slots"}
     lasts = [e["ts"] + e["dur"] for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]
     assert max(lasts) == pytest.approx(simulated.makespan * 1e6)
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -33,6 +39,8 @@ def test_it_says_what_the_simulation_does(saved: tuple[Path, unity.Plan], tmp_pa
     assert "simulated" in said
     for name in simulated.busy:
         assert name in said
+    assert f"most memory: {size(simulated.peak)} on {device}" in said
+    assert "optimizer slots" in said
 
 
 @pytest.mark.parametrize(

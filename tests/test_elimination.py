@@ -162,3 +162,31 @@ def test_a_problem_that_makes_no_sense_is_refused() -> None:
         Problem((2, 2), (one, one), (Edge(0, 1, pair),))
     with pytest.raises(ValueError, match="not finite where time is"):
         Cost("", np.zeros((1, 2)), np.full((1, 2), np.inf))
+
+
+def test_what_has_one_value_may_have_any_number_of_neighbours() -> None:
+    """A weight that every step of an unrolled network reads; an array has 64 dimensions at most."""
+    rng, steps = np.random.default_rng(0), 100
+    chain = Cost("chain", rng.random((1, 3, 3)), np.zeros((1, 3, 3)))
+    read = Cost("read", rng.random((1, 1, 3)), np.zeros((1, 1, 3)))
+    nothing, one = Cost("own", np.zeros((1, 3)), np.zeros((1, 3))), Cost("one", np.ones((1, 1)), np.zeros((1, 1)))
+    edges = [Edge(v, v + 1, chain) for v in range(steps - 1)] + [Edge(steps, v, read) for v in range(steps)]
+    (found,) = minimize(Problem((3,) * steps + (1,), (nothing,) * steps + (one,), tuple(edges)), [0.0])
+    best = read.time[0, 0]
+    for _ in range(steps - 1):
+        best = (best[:, None] + chain.time[0]).min(0) + read.time[0, 0]
+    assert found.exact
+    assert found.time == pytest.approx(1.0 + best.min())
+
+
+def test_a_guess_too_large_to_be_exact_still_bounds_an_exact_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guesses keep to tables of `GUESSED` entries, and lead to the same minimum."""
+    problem = segments(6, (4, 5, 6), ((0, 1), (1, 2), (0, 2), (0, 3)), ring=True)
+    (whole,) = minimize(problem, [0.5])
+    monkeypatch.setattr("unity.search.minimizer.LARGE", 0)
+    monkeypatch.setattr("unity.search.minimizer.PER_ENTRY", 0)
+    for entries in (0, 4, 200_000):
+        monkeypatch.setattr("unity.search.minimizer.GUESSED", entries)
+        (found,) = minimize(problem, [0.5])
+        assert found.exact
+        assert objective(found, 0.5)[0] == pytest.approx(objective(whole, 0.5)[0], rel=ROUNDING)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import host_functions
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -97,14 +99,96 @@ def test_functions_that_people_call_are_written_where_they_are_the_primitive(tmp
     assert "_p.bind" not in text
 
 
-def test_what_has_no_public_name_is_refused(tmp_path: Path) -> None:
+def fresh(w: Any) -> Any:
+    return jax.random.split(jax.random.key(3), 4)[0], jnp.abs(w) + 0.5
+
+
+RANDOM: dict[str, Callable[[Any], Any]] = {
+    "gamma": lambda w: jax.random.gamma(*fresh(w), dtype=jnp.float32),
+    "loggamma": lambda w: jax.random.loggamma(*fresh(w)),
+    "gamma of several keys": lambda w: jax.vmap(jax.random.gamma)(jax.random.split(jax.random.key(3), 4), jnp.abs(w) + 0.5),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_numbers_of_the_gamma_family_are_the_plans(name: str, tmp_path: Path) -> None:
+    run = RANDOM[name]
+    model, path = Small(lambda w, x: (run(lax.stop_gradient(w)) * w).sum() + x.sum(), f(4, 4), f(4)), tmp_path / "exported.py"
+    plan = planned(model, PAIR)
+    plan.export(path)
+    well_written(path)
+    if name == "gamma":  # which takes seconds to compile
+        agrees(plan, path, arrays(model.params), arrays(model.batch))
+
+
+def on_the_host(call: Any, **how: Any) -> Callable[[Any, Any], Any]:
+    """A loss in which a function is called on the host."""
+
     def loss(w: Any, x: Any) -> Any:
-        y = jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+        y = jax.pure_callback(call, jax.ShapeDtypeStruct(x.shape, x.dtype), x, **how)
         return (w * y).sum()
 
-    with pytest.raises(ExportError, match=r"test_export_public\.py:\d+.*pure_callback cannot be exported"):
-        write(planned(Small(loss, f(4), f(4)), PAIR), tmp_path / "never.py")
+    return loss
+
+
+class Scales:
+    @staticmethod
+    def doubled(x: Any) -> Any:
+        return 2 * np.asarray(x)
+
+
+CALLED = {
+    "one of numpy's": (np.sin, "jax.pure_callback(np.sin, "),
+    "one of a module": (host_functions.shifted, "from host_functions import shifted"),
+    "one whose name is taken": (host_functions.shard_map, "from host_functions import shard_map"),
+    "one of a class": (Scales.doubled, "Scales.doubled"),
+}
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_functions_on_the_host_are_imported(name: str, tmp_path: Path) -> None:
+    call, text = CALLED[name]
+    model, path = Small(on_the_host(call, vmap_method="sequential"), f(4), f(4)), tmp_path / "exported.py"
+    plan = planned(model, PAIR)
+    plan.export(path)
+    assert text in path.read_text()
+    well_written(path, {"host_functions", __name__})
+    agrees(plan, path, arrays(model.params), arrays(model.batch))
+
+
+def test_functions_on_the_host_are_told_apart(tmp_path: Path) -> None:
+    def loss(w: Any, x: Any) -> Any:
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        one = jax.pure_callback(host_functions.shifted, shape, x)
+        two, three = jax.pure_callback(host_functions.both, (shape, shape), {"x": x}, by=one)
+        return (w * (two + three) * jax.pure_callback(np.sin, shape, x)).sum()
+
+    model, path = Small(loss, f(4), f(4)), tmp_path / "exported.py"
+    plan = planned(model, PAIR)
+    plan.export(path)
+    assert "from host_functions import both, shifted" in path.read_text()
+    agrees(plan, path, arrays(model.params), arrays(model.batch))
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda x: np.sin(x), "cannot import the function .*<lambda>.*top level of a module"),
+        (partial(np.add, 1.0), "cannot import the function"),
+        (host_functions.made(2.0), "cannot import the function host_functions.made.<locals>"),
+    ],
+    ids=["a lambda", "a partial", "a closure"],
+)
+def test_functions_on_the_host_that_have_no_name_are_refused(call: Any, why: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=rf"test_export_public\.py:\d+.*pure_callback cannot be exported: .*{why}"):
+        write(planned(Small(on_the_host(call), f(4), f(4)), PAIR), tmp_path / "never.py")
     assert not list(tmp_path.iterdir())
+
+
+def test_functions_of_the_program_that_was_started_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_functions.shifted, "__module__", "__main__")
+    with pytest.raises(ExportError, match="put it in a module"):
+        write(planned(Small(on_the_host(host_functions.shifted), f(4), f(4)), PAIR), tmp_path / "never.py")
 
 
 def test_parameters_are_said_by_public_names() -> None:

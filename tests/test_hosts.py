@@ -17,7 +17,9 @@ import pytest
 
 import unity
 from benchmarks.processes import ended, start
+from unity.exec import curves
 from unity.exec.hosts.arrange import arranged
+from unity.exec.timing import GROWTH
 
 WORKER = Path(__file__).with_name("hosts_worker.py")
 SECONDS = 500  # until processes are given up
@@ -106,6 +108,32 @@ def test_four_processes_train_as_one_device(tmp_path: Path) -> None:
     assert len(set(first["together"])) > 1
     assert all(one["together"] == first["together"] for one in others)
     assert any("n0" in spec for spec in first["specs"])
+
+
+def test_a_pipeline_and_branches_in_one_plan_train_as_one_device(tmp_path: Path) -> None:
+    first, second = (one["both"] for one in together("both", (4, 4), tmp_path))
+    assert first == second
+    assert first["branching"].startswith("2 branches on 2 groups of devices")
+    assert first["pipelining"].startswith("2 stages")
+    np.testing.assert_allclose(first["together"], first["alone"], rtol=1e-10)
+    assert len(set(first["together"])) > 1
+    assert first["weights"] < 1e-10
+    assert first["parts"]  # weights are packed, whichever way they are given
+    assert first["unpacked"]
+    assert first["placed"]
+    assert "PlanError: process 0: args[0]['u1'] is [3, 32]; of the [24, 32]" in first["half"]
+
+
+def test_a_busy_host_does_not_make_measuring_take_minutes() -> None:
+    """What collectives add is hidden by what else runs: a run with them takes no longer than one without."""
+    asked = list[int]()
+
+    def run(times: Sequence[int], communicates: bool) -> float:
+        asked.append(max(times))
+        return 0.002 * sum(times)
+
+    assert curves._times(run, 1, 4) == max(asked)
+    assert 0.002 * max(asked) < GROWTH * curves.LONG
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from unity.optimize import optimize
 from unity.pcg.body import tensor_type
 from unity.plan import Plan
 from unity.search.backend import CPU, GPU
+from unity.search.held import AGAIN, ARGUMENTS, GRADIENTS, KEPT, SLOTS
 from unity.search.machine import Machine
-from unity.search.memory import AGAIN, ARGUMENTS, GRADIENTS, KEPT, SLOTS
 
 TARGET = 0.15  # of all bytes, at worst: what the benchmark asks for
 
@@ -330,3 +330,20 @@ def test_a_picture(tmp_path: Any) -> None:
     path = tmp_path / "memory.png"
     planned().memory_timeline().plot(path)
     assert path.stat().st_size > 1000
+
+
+def test_where_the_backend_keeps_the_order_what_is_computed_again_is_there_for_its_reader_alone() -> None:
+    """One layer's at a time, not all layers' at once."""
+
+    def loss(params: Any, x: Any) -> Any:
+        for w in params:
+            x = jax.checkpoint(lambda w, x: jnp.tanh(jnp.sin(x @ w)) @ w.T)(w, x)
+        return jnp.mean(x**2)
+
+    def again(layers: int) -> int:
+        params = [f(64, 2048)] * layers
+        found = lowered(jax.make_jaxpr(jax.grad(loss))(params, f(512, 64)), GPU)
+        return assigned(tasks(found, GPU.library, GPU.eager), GPU.eager).packed
+
+    wide = 512 * 2048 * 4
+    assert again(6) - again(2) < wide

@@ -111,6 +111,7 @@ def test_gradients_tell_unused_from_replicated():
 
 def test_every_operator_has_a_meaning():
     shapes = {"conv2d": [(2, 4, 4, 4), (4, 4, 3, 3)], "embedding": [(4, 4), (3,)], "scale": [(4, 4), ()], "bias": [(4, 4), (4,)]}
+    shapes |= dict.fromkeys(("within", "behind"), [(4, 4), (3,)])
     attributes = {"dim": -1, "size": 1, "groups": 1, "padding": "same", "function": "relu"}
     images = {"maxpool", "avgpool", "identity_kernel", "mean_kernel"}
     shapes |= {name: [(2, 4, 3, 3)] for name in images} | {"enlarge": [(2, 4, 1, 1)]}
@@ -122,7 +123,7 @@ def test_every_operator_has_a_meaning():
         names = "xyz"[: operator.operands]
         text = f"{operator.name}({', '.join([*map(str, given_), *names])})" + (".0" if operator.results > 1 else "")
         term = parse_term(text)
-        dtypes = {"y": "int32"} if operator.name == "embedding" else {}
+        dtypes = {"y": "int32"} if operator.name in ("embedding", "within", "behind") else {}
         known = {n: tensor(s, (), dtypes.get(n, "float32")) for n, s in zip(names, own, strict=True)}
         domain = Modular()
         pieces = {n: random_pieces(t, (), domain, np.random.default_rng(0)) for n, t in known.items()}

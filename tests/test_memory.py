@@ -19,15 +19,16 @@ from unity.exec.check import compare
 from unity.optimize import optimize
 from unity.pcg.capture import Captured, capture
 from unity.pcg.gradients import gradients
-from unity.pcg.graph import Node, Value
+from unity.pcg.graph import PARALLELIZATION, Node, Value
 from unity.pcg.parallelize import parallelize
 from unity.pcg.residuals import Residuals, recomputable, residuals
-from unity.pcg.state import copies
+from unity.pcg.state import copies, local_shape
 from unity.search.assemble import Assembled
 from unity.search.backend import CPU, GPU, backend_of
 from unity.search.cost import Training
+from unity.search.held import ARGUMENTS, BACKEND, CHANGED, GRADIENTS, REUSED, SLOTS
 from unity.search.machine import Machine
-from unity.search.memory import ARGUMENTS, BACKEND, GRADIENTS, REUSED, SLOTS, MemoryPrediction, predict_memory
+from unity.search.memory import MemoryPrediction, keeping, predict_memory
 from unity.search.minimizer import Minimizer
 from unity.search.problem import Point
 from unity.search.session import Search
@@ -121,14 +122,23 @@ def test_a_product_keeps_the_other_factor() -> None:
     assert residuals(node.body, (False, False)) == Residuals((False, False), (False,))
 
 
-def test_a_step_of_a_scan_keeps_what_jax_stacks() -> None:
-    node, found = kept(jnp.tanh, WIDE, stacked=True)
-    stacked = jax.make_jaxpr(lambda xs: jax.vjp(lambda xs: lax.scan(lambda _, x: (None, jnp.tanh(x)), None, xs)[1], xs)[1])(
+def norm(x: Any) -> Any:
+    return (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [jnp.tanh, jnp.square, jnp.sin, jnp.log, jnp.exp, lambda x: x**3, lambda x: jax.nn.gelu(x, approximate=True), norm],
+    ids=["tanh", "square", "sin", "log", "exp", "cube", "gelu", "norm"],
+)
+def test_a_step_of_a_scan_keeps_what_jax_stacks(fn: Any) -> None:
+    """Also what follows from other values: nothing is computed again there."""
+    _, found = kept(fn, WIDE, stacked=True)
+    stacked = jax.make_jaxpr(lambda xs: jax.vjp(lambda xs: lax.scan(lambda _, x: (None, fn(x)), None, xs)[1], xs)[1])(
         jax.ShapeDtypeStruct((7, *WIDE.shape), jnp.float32)
     )
     left = {id(v) for v in stacked.jaxpr.outvars if v.aval.shape == (7, *WIDE.shape)}
-    assert len(left) == sum(found.results) + len(found.inner)  # the result, and up to JAX 0.10 what is left of one beside it
-    assert node.kind == "tanh"
+    assert len(left) == sum(found.operands) + sum(found.results) + sizes(found).count(FULL)
 
 
 def residual_network(remat: bool) -> Small:
@@ -239,3 +249,42 @@ def test_the_leanest_plan_needs_little_at_once() -> None:
     found = search.under(search.leanest.memory)
     assert found is not None
     assert found.memory <= search.leanest.memory
+
+
+def convolutions() -> Small:
+    def loss(kernels: Any, x: Any) -> Any:
+        for kernel in kernels:
+            x = jnp.tanh(lax.conv_general_dilated(x, kernel, (1, 1), "SAME"))
+        return jnp.mean(x**2)
+
+    kernels = [jax.ShapeDtypeStruct((4, 4, 3, 3), jnp.float32)] * 3
+    return Small(loss, kernels, jax.ShapeDtypeStruct((2, 4, 16, 16), jnp.float32))
+
+
+def test_what_a_halo_extends_is_kept_so() -> None:
+    """Windows of three reach one row beyond, on both sides of each dimension that is split."""
+    captured, assembled = made(convolutions())
+    found = 0
+    for seed in range(40):
+        point = random_point(assembled, np.random.default_rng(seed))
+        graph = parallelize(captured.graph, assembled.assignment(point))
+        held = keeping(graph, captured.differentiated, Training())
+        additive = predict_memory(graph, captured.differentiated, Training()).additive
+        assert counted(assembled, point, "memory") >= additive * (1 - 1e-9)
+        for keeper in held:
+            for h in keeper.kept:
+                if h.node.kind == "conv_general_dilated" and h.why == CHANGED:
+                    (image, _), shape = h.node.operands, (2, 4, 16, 16)
+                    piece = local_shape(shape, image.type, graph.axes)
+                    extended = [n + 2 if k > 1 and n < 16 else n for k, n in enumerate(piece)]
+                    runs_again = any(map(gathered_again, h.node.operands))  # then what has arrived is kept, and not the copy
+                    assert h.nbytes == 4 * (math.prod(extended) - (math.prod(piece) if runs_again else 0))
+                    found += 1
+    assert found > 10
+
+
+def gathered_again(v: Value) -> bool:
+    """Whether some of the changes that lead to a value are made again when it is needed."""
+    while v.node.kind in PARALLELIZATION and not v.node.attributes.get("again"):
+        v = v.node.operands[0]
+    return v.node.kind in PARALLELIZATION

@@ -163,3 +163,11 @@ def test_a_chain_of_layers_is_a_chain_of_layers() -> None:
     found = optimal(layerwise(assembled), light(assembled.opened))
     assert found.final == 2
     assert found.edge_eliminations == 0
+
+
+def test_more_strategies_than_a_float_can_count_are_refused_too() -> None:
+    """An unrolled network leaves hundreds of layers."""
+    table, own = Cost("table", np.zeros((1, 30, 30)), np.zeros((1, 30, 30))), Cost("own", np.zeros((1, 30)), np.zeros((1, 30)))
+    pairs = [(i, j) for i in range(240) for j in (i + 1, i + 2, i + 3) if j < 240]
+    with pytest.raises(IrreducibleError, match=r"leave 2\d\d layers with \d\.\de\+3\d\d strategies"):
+        optimal(Problem((30,) * 240, (own,) * 240, tuple(Edge(i, j, table) for i, j in pairs)))

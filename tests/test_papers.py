@@ -131,6 +131,22 @@ def test_two_tables_looked_up_by_the_same_indices_become_one():
     assert any(rule.startswith("concat-embedding-embedding") for rule in found)
 
 
+def test_unity_figure_11b():
+    """What two groups of devices have of a sum is joined over them, which moves nothing, and added up by one collective."""
+
+    def fn(params, x):
+        first = jnp.tanh(jnp.tanh(x @ params["a"]) @ params["b"])
+        return jnp.sum((first + jnp.sin(x @ params["c"]) @ params["d"]) ** 2)
+
+    samples, width = 64, 32
+    params = {"a": f(width, 256), "b": f(256, width), "c": f(width, 256), "d": f(256, width)}
+    machine = Machine.grid(1, 2, "v100")
+    plan = unity.optimize(fn, params, f(samples, width), machine=machine, branches=2, search="captured", progress=False)
+    forward = traffic(plan.pcg)
+    assert {c.kind for c in forward} <= {"all-reduce", "reduce-scatter"}
+    assert sum(c.elements for c in forward if c.elements > 1) <= samples * width
+
+
 def test_unity_figure_16b():
     """Every device holds an equal part of many large tables. What is looked up in them and joined is never gathered: each sample's
     parts go to its device in one all-to-all, and their gradients go back in another."""

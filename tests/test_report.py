@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from collections import Counter
 from functools import cache
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from layered_model import EIGHT, arguments, f, loss, scanned, towers, towers_arguments
 from test_graph import small_graphs
 from test_joint import LAYERS as LAYERED
@@ -27,16 +28,16 @@ import unity
 from unity.cli import main
 from unity.pcg.capture import capture
 from unity.pcg.errors import PlanError, UnityError
+from unity.pcg.folded import fold, fold_all, unfold_all
 from unity.pcg.graph import PCG
 from unity.pcg.repetition import repeated
-from unity.report import content, of_file, of_plan, page
+from unity.report import Source, content, of_file, of_plan, page
 from unity.report.arguments import kinds, slices
 from unity.report.drawing import OUTSIDE, drawing_of
-from unity.report.frames import frames_of, told
+from unity.report.frames import Told, frames_of, told
 from unity.report.layers import Item, Link, place, spread
 from unity.report.layout import lay_out
 from unity.report.page import data
-from unity.summary import captured_summary_of, summary_of
 
 
 @pytest.fixture(autouse=True)
@@ -68,10 +69,29 @@ def own_content() -> dict[str, Any]:
     return content(of_plan(planned()))
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("saved") / "plan.json"
+    planned().save(path)
+    return path
+
+
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    planned().save(tmp_path / "plan.json")
-    return tmp_path / "plan.json"
+def file(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(saved, tmp_path / "plan.json"))
+
+
+def without_its_report(file: Path) -> Path:
+    """The file as it was before reports were kept in it."""
+    whole = json.loads(file.read_text())
+    del whole["report"]
+    file.write_text(json.dumps(whole))
+    return file
+
+
+def steps_of(source: Source) -> list[Told]:
+    between = None if source.live is None else source.live.steps
+    return list(told(frames_of(source.captured, source.planned, between)))
 
 
 # --- positions ---
@@ -220,7 +240,7 @@ def planned_layers() -> unity.Plan:
 @pytest.mark.parametrize("of", [planned, planned_layers])
 def test_steps_lead_from_the_captured_program_to_the_plan(of: Any) -> None:
     plan = of()
-    steps = list(told(frames_of(captured_summary_of(plan), summary_of(plan), plan)))
+    steps = steps_of(of_plan(plan))
     assert steps[0].frame.graph.key == plan.original.key
     assert steps[-1].frame.graph.key == plan.pcg.key
     assert plan.rewriting is not None
@@ -237,9 +257,28 @@ def test_steps_lead_from_the_captured_program_to_the_plan(of: Any) -> None:
     assert all(s.marked for s in steps[1:-1])
 
 
-def test_the_steps_of_a_file_are_the_rules_at_their_lines(file: Path) -> None:
-    source = of_file(file)
-    steps = list(told(frames_of(source.captured, source.planned, None)))
+@pytest.mark.parametrize("of", [planned, planned_layers])
+def test_the_steps_of_a_file_are_those_of_the_plan(of: Any, tmp_path: Path) -> None:
+    of().save(tmp_path / "plan.json")
+    for live, filed in zip(steps_of(of_plan(of())), steps_of(of_file(tmp_path / "plan.json")), strict=True):
+        assert (live.frame.title, live.frame.says, live.frame.uses) == (filed.frame.title, filed.frame.says, filed.frame.uses)
+        assert live.frame.graph.key == filed.frame.graph.key
+        assert live.difference == filed.difference
+        marked = [[id(n) in s.marked for n, _ in s.frame.graph.walk()] for s in (live, filed)]
+        assert marked[0] == marked[1]
+
+
+@given(st.lists(small_graphs(), max_size=2))
+@settings(max_examples=25)
+def test_graphs_that_are_folded_together_are_the_same_again(graphs: list[PCG]) -> None:
+    found = fold_all([*graphs, *graphs])
+    assert [g.key for g in unfold_all(json.loads(json.dumps(found)))] == [g.key for g in graphs] * 2
+    assert len(found["contents"]) <= sum(len(fold(g)["contents"]) for g in graphs)
+
+
+def test_the_steps_of_a_file_without_them_are_the_rules_at_their_lines(file: Path) -> None:
+    source = of_file(without_its_report(file))
+    steps = steps_of(source)
     assert [s.frame.title for s in steps] == ["As captured", *(u.rule for u in source.planned.rules), "Rewritten", "Parallelized"]
     assert steps[-2].frame.graph.key == planned().serial.key
     for step, use in zip(steps[1:], source.planned.rules, strict=False):
@@ -255,8 +294,10 @@ def test_what_became_a_pipeline_is_a_step(tmp_path: Path) -> None:
     assert [frame["title"] for frame in live["frames"]][-2:] == ["In stages", "Parallelized"]
     plan.save(tmp_path / "plan.json")
     filed = content(of_file(tmp_path / "plan.json"))
-    assert [frame["title"] for frame in filed["frames"]][-2:] == ["Rewritten", "Parallelized"]
-    for found in (live, filed):
+    assert [frame["title"] for frame in filed["frames"]][-2:] == ["In stages", "Parallelized"]
+    bare = content(of_file(without_its_report(tmp_path / "plan.json")))
+    assert [frame["title"] for frame in bare["frames"]][-2:] == ["Rewritten", "Parallelized"]
+    for found in (live, filed, bare):
         titles = {found["shared"][box[4]] for box in found["pictures"][-1]["boxes"]}
         assert "pipeline, 2 stages, 4 micro-batches" in titles
 
@@ -264,9 +305,9 @@ def test_what_became_a_pipeline_is_a_step(tmp_path: Path) -> None:
 def test_branches_on_devices_of_their_own_are_a_step(tmp_path: Path) -> None:
     plan = unity.optimize(towers, *towers_arguments(), machine=EIGHT, progress=False, search="captured", branches=2)
     plan.save(tmp_path / "plan.json")
-    for source, step in ((of_plan(plan), "Apart"), (of_file(tmp_path / "plan.json"), "Rewritten")):
+    for source in (of_plan(plan), of_file(tmp_path / "plan.json")):
         found = content(source)
-        assert [frame["title"] for frame in found["frames"]][-2:] == [step, "Parallelized"]
+        assert [frame["title"] for frame in found["frames"]][-2:] == ["Apart", "Parallelized"]
         assert "at the same time" in found["frames"][-2]["says"]
         assert "branches" in {found["shared"][box[4]] for box in found["pictures"][-1]["boxes"]}
 
@@ -335,8 +376,12 @@ def test_the_frontier_says_what_differs() -> None:
     assert sum(p["chosen"] for p in points) == 1
 
 
-def test_a_file_says_the_same_as_far_as_it_goes(file: Path) -> None:
-    live, filed = own_content(), content(of_file(file))
+def test_the_report_of_a_file_is_that_of_the_plan(file: Path) -> None:
+    assert data(content(of_file(file))) == data(own_content())
+
+
+def test_a_file_without_its_report_says_the_same_as_far_as_it_goes(file: Path) -> None:
+    live, filed = own_content(), content(of_file(without_its_report(file)))
 
     def points(found: dict[str, Any]) -> list[Any]:
         return [{**p, "differs": [found["shared"][t] for t in p["differs"]]} for p in found["frontier"]["points"]]
@@ -418,6 +463,9 @@ def test_other_files_are_refused(file: Path, tmp_path: Path) -> None:
         ({"planned": None}, "not a summary"),
         ({"machine": {}}, "damaged"),
         ({"points": [{"time": 1.0, "memory": 1.0, "nodes": [], "outputs": []}]}, "damaged"),
+        ({"report": {}}, "kept for its report is damaged"),
+        ({"report": {**whole["report"], "costs": {"rows": [], "nodes": []}}}, "kept for its report is damaged"),
+        ({"report": {**whole["report"], "steps": {"told": [], "graphs": {}}}}, "no graphs that unity saved"),
     ):
         path = tmp_path / "other.json"
         path.write_text(json.dumps({**whole, **change}))

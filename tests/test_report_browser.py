@@ -20,7 +20,8 @@ from unity.summary import Summary, on_one_device
 
 api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'unity-jax[browser]'")
 
-INSTALLED = ("chromium", "chromium-browser", "google-chrome")  # besides playwright's own, `playwright install chromium`
+# Besides playwright's own, `playwright install chromium`.
+INSTALLED = ("chromium", "chromium-browser", "google-chrome", "/usr/lib/chromium/chromium")
 READY = "html[data-ready=yes]"
 
 
@@ -84,8 +85,9 @@ def test_nothing_is_complained_of_and_nothing_fetched(browser: Any, pages: dict[
     assert (brightness[0] < brightness[1]) == (scheme == "light")
 
 
-def test_the_slider_goes_from_the_captured_program_to_the_plan(browser: Any, pages: dict[str, Path]) -> None:
-    opened = Opened(browser, pages["plan"])
+@pytest.mark.parametrize("of", ["plan", "file"])
+def test_the_slider_goes_from_the_captured_program_to_the_plan(browser: Any, pages: dict[str, Path], of: str) -> None:
+    opened = Opened(browser, pages[of])
     assert opened.text(".step h3") == "Parallelized"
     assert opened.count(".node.sends")
     opened.page.locator("#slider").focus()

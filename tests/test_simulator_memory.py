@@ -14,7 +14,8 @@ from test_simulator_program import DRAWN, data_parallel, drawn, layers, uneven
 from unity.pcg.graph import Value
 from unity.pcg.parallelize import parallelize
 from unity.search.cost import Training
-from unity.search.memory import ARGUMENTS, GRADIENTS, KEPT, RESULTS, SLOTS, local, predict_memory
+from unity.search.held import ARGUMENTS, GRADIENTS, KEPT, RESULTS, SLOTS, local
+from unity.search.memory import predict_memory
 from unity.search.minimizer import Minimizer
 from unity.search.simulator import simulate
 from unity.search.simulator.memory import MemoryOverTime

@@ -91,8 +91,8 @@ def _pipelining(plan: Plan) -> list[str]:
 
 
 def _branching(plan: Plan) -> list[str]:
-    """Which branches are on devices of their own."""
-    return [] if plan.branching is None else [str(plan.branching)]
+    """Which branches are on devices of their own, or which weights are joined once."""
+    return [str(found) for found in (plan.branching, plan.joining) if found is not None]
 
 
 def _applications(plan: Plan) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from unity.branches import Branching
 from unity.constraints.bound import Bound
+from unity.joining import Joining
 from unity.pcg.capture import Captured
 from unity.pipelining import Pipelining
 from unity.rewriting import Rewriting
@@ -38,17 +39,18 @@ class Made:
     known_exact: bool = False
     rewriting: Rewriting | None = None  # how the captured function was rewritten, if it was
     pipelining: Pipelining | None = None  # and what was made a pipeline then
-    branching: Branching | None = None  # or which branches went to devices of their own
+    branching: Branching | None = None  # and which branches went to devices of their own
     applications: tuple[Application, ...] = ()  # what the search by substitution did
     tried: tuple[Tried, ...] = ()  # the plans that this one was chosen from by measuring, itself first
     bound: Bound = field(default_factory=Bound)  # what the user constrains
     limit: float | None = None  # bytes on one device that a plan may need
     known_whole: bool = True  # the points that are known are the frontier
+    joining: Joining | None = None  # which weights are joined before the program runs
 
     @property
     def original(self) -> Captured:
         """The function as captured."""
-        first = self.rewriting or self.pipelining or self.branching
+        first = self.rewriting or self.joining or self.pipelining or self.branching
         return self.captured if first is None else first.before
 
     @cached_property

@@ -12,14 +12,16 @@ from math import prod
 from typing import Any, TypeAlias
 
 from unity import cache
-from unity.branches import BranchesWish
+from unity.branches import BranchesWish, Forked
 from unity.branches import best as best_branches
 from unity.constraints.bound import Bound, bound
 from unity.constraints.conflicts import conflict, possible
-from unity.constraints.kinds import Constraint, Pin, WithoutRules
+from unity.constraints.kinds import Across, Constraint, Pin, WithoutRules
+from unity.constraints.paths import matching
 from unity.constraints.rules import without
 from unity.exec.hosts.talk import same, several
 from unity.exec.trial import ratio
+from unity.joining import joining_of
 from unity.made import Made
 from unity.options import no_branches, no_pipeline, obeyed, refuse, shortfall
 from unity.pcg.capture import Captured, capture
@@ -39,7 +41,7 @@ from unity.search.unity_rules.fitting import CANDIDATES, fitting, leanest
 from unity.uncollected import uncollected
 from unity.wording import size
 
-Found: TypeAlias = tuple[Captured, Search, Candidate]
+Found: TypeAlias = tuple[Made, Candidate]
 
 
 def optimize(
@@ -89,9 +91,11 @@ def optimize(
             (stages, micro-batches, schedule): "1f1b" or "gpipe". With the searches "unity" and "captured"; not where there are
             constraints but pins of arguments, as they speak of the function as it is.
         branches: whether branches that do not need each other may run at the same time, on devices of their own, where that is
-            better; or a number: on so many groups of devices they must. As with pipelines; a plan has one or the other.
-        pack: whether weights of such branches may be packed in arrays that lie on the branches' devices only. `plan.shard` then
-            gives weights of other shapes, in the same tree, and `plan.unshard` the function's own.
+            better; or a number: on so many groups of devices they must. With the searches "unity" and "captured"; beside a
+            pipeline, too.
+        pack: whether weights may be packed: those of such branches in arrays that lie on the branches' devices only, and what
+            the program joins of them in arrays that are joined once. `plan.shard` then gives weights of other shapes, in the
+            same tree, and `plan.unshard` the function's own.
         progress: whether to show what is being done, on a terminal.
 
     Returns:
@@ -125,7 +129,7 @@ def optimize(
         asked = Training(training, optimizer_slots)
         # Of several processes, some would have no part in running a plan for fewer devices.
         here = machine is None and not (objective == "devices" and several())
-        ways = _Ways(pipelines if isinstance(branches, bool) else False, branches if isinstance(pipelines, bool) else False, pack)
+        ways = _Ways(pipelines, branches, pack)
         task = _Task(fn, captured, asked, objective, limit, seed, search, budget, rewriter, here, measure, say, wishes, ways)
         plan = task.fewest(chosen) if objective == "devices" else task.on(chosen)
         if wishes.every:
@@ -156,11 +160,21 @@ def _stages(progress: bool) -> Iterator[Callable[[str], None]]:
 
 @dataclass(frozen=True)
 class _Ways:
-    """What else a program may become, or must: a pipeline, or branches on devices of their own."""
+    """What else a program may become, or must: a pipeline, and branches on devices of their own."""
 
     pipelines: bool | tuple[int, int] | tuple[int, int, str]
     branches: bool | int
     pack: bool
+
+    @property
+    def pipeline(self) -> tuple[int, int] | tuple[int, int, str] | None:
+        """The pipeline that there must be, if any."""
+        return None if isinstance(self.pipelines, bool) else self.pipelines
+
+    @property
+    def groups(self) -> int | None:
+        """Of how many groups of devices there must be branches, if any."""
+        return None if isinstance(self.branches, bool) else self.branches
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,73 +227,105 @@ class _Task:
 
     def rewritten(self, machine: Machine) -> tuple[Made, Candidate]:
         """The captured program's best strategy, or a rewritten one's where that is better."""
-        prices = Prices(machine, self.training, bodies=self.captured.bodies, restrict=self.bound)
-        search = self.search(self.captured, prices)
-        candidate = self.best(search)
-        if candidate is None or candidate.memory > self.limit:
-            piped = self.piped(self.captured, prices, None) or self.apart(self.captured, prices, None)
-            if piped is not None:
-                return piped
-            raise InfeasibleError(conflict(self.bound, search, self.limit) or shortfall(machine, search.leanest, self.limit))
-        chosen = self.rewriter.best(self.captured, replace(prices, weight=self.weight(search)), self.say)
+        pack = self.ways.pack and not self.bound.every
+        prices = Prices(machine, self.training, bodies=self.captured.bodies, restrict=self.bound, pack=pack)
+        plain = self.made(self.captured, self.search(self.captured, prices))
+        best, chosen = self.strategy(plain, prices), None
+        if best is not None or pack:  # what does not fit may, with its weights joined
+            weight = math.inf if best is None else self.weight(best[0].search)
+            chosen = self.rewriter.best(self.captured, replace(prices, weight=weight), self.say)
         if chosen is not None:
-            other = self.search(chosen.after, prices)
-            found = self.best(other)
-            if found is not None and self.taken((chosen.after, other, found), (self.captured, search, candidate)):
-                search, candidate = other, found
-            else:
-                chosen = None
-        captured = self.captured if chosen is None else chosen.after
-        piped = self.piped(captured, prices, (search, candidate)) or self.apart(captured, prices, (search, candidate))
-        if piped is not None:
-            return replace(piped[0], rewriting=chosen), piped[1]
-        return Made(self.fn, captured, search, 0.0, rewriting=chosen, bound=self.bound), candidate
+            other = replace(self.made(chosen.after, self.search(chosen.after, prices)), rewriting=chosen)
+            found = self.strategy(other, prices)
+            if found is not None and (best is None or self.taken(found, best)):
+                plain, best = other, found
+        found = self.spread(plain, prices, best) or best
+        if found is None:
+            search = plain.search
+            raise InfeasibleError(conflict(self.bound, search, self.limit) or shortfall(machine, search.leanest, self.limit))
+        return found
 
-    def piped(self, captured: Captured, prices: Prices, than: tuple[Search, Candidate] | None) -> tuple[Made, Candidate] | None:
+    def strategy(self, plain: Made, prices: Prices) -> Found | None:
+        """A program's best strategy that fits. Where weights may be packed, with what it joins of them joined once, if that is
+        better."""
+        candidate = self.fitting(plain.search)
+        found = None if candidate is None else (plain, candidate)
+        joining = joining_of(plain.captured, prices.machine.devices, prices.bodies) if prices.pack else None
+        if joining is None:
+            return found
+        self.say("joining weights")
+        other = self.search(joining.after, prices)
+        candidate = self.fitting(other)
+        if candidate is None or (found is not None and self.worth(candidate) >= self.worth(found[1])):
+            return found
+        return replace(plain, captured=joining.after, search=other, joining=joining), candidate
+
+    def made(self, captured: Captured, search: Search) -> Made:
+        """What plans of a program share."""
+        return Made(self.fn, captured, search, 0.0, bound=self.bound)
+
+    def spread(self, plain: Made, prices: Prices, than: Found | None) -> Found | None:
+        """The program with a pipeline, with branches on devices of their own, or with both: of the best with a pipeline it is
+        looked at what branches gain. None if none of that fits and is better than what there is without."""
+        piped = self.piped(plain, prices, than)
+        found, refused = self.apart(piped[0] if piped is not None else plain, prices, piped or than)
+        groups = self.ways.groups
+        if groups is None:
+            return found or piped
+        if piped is not None and self.ways.pipeline is None:  # it might be better without the pipeline, or only be there so
+            other, more = self.apart(plain, prices, than)
+            both, refused = [f for f in (found, other) if f is not None], [*refused, *more]
+            found = min(both, key=lambda f: self.worth(f[1]), default=None)
+        if found is None:
+            raise InfeasibleError(no_branches(prices.machine, groups, list(dict.fromkeys(refused)), size(self.limit)))
+        return found
+
+    def piped(self, plain: Made, prices: Prices, than: Found | None) -> Found | None:
         """The program with a pipeline, if one fits and is better than what there is without."""
-        exactly = self.ways.pipelines if isinstance(self.ways.pipelines, tuple) else None
+        exactly = self.ways.pipeline
         numbers, schedule = (exactly[:2], next(iter(exactly[2:]), None)) if exactly is not None else (None, None)
         inside = [c for c in self.bound.every if not isinstance(c, Pin)]  # arguments are the same with a pipeline
         if exactly is not None and inside:
             raise OptionError(f"pipelines={exactly!r}, but {inside[0]} constrains the function: leave one out")
         if not self.ways.pipelines or inside or (prices.machine.devices == 1 and exactly is None):
             return None
-        beaten = than if exactly is None and self.objective != "memory" else None
-        wish = PipelineWish(**self.wish(prices, beaten), exactly=numbers, schedule=schedule)
-        found, refused = best_pipeline(captured, prices.machine, wish)
-        if found is None and exactly is not None:
-            raise InfeasibleError(no_pipeline(prices.machine, exactly, refused, size(self.limit)))
+        wish = PipelineWish(**self.wish(prices, than, exactly), exactly=numbers, schedule=schedule)
+        found, refused = best_pipeline(plain.captured, prices.machine, wish)
         if found is None:
+            if exactly is not None:
+                raise InfeasibleError(no_pipeline(prices.machine, exactly, refused, size(self.limit)))
             return None
-        made = Made(self.fn, found.pipelining.after, found.search, 0.0, pipelining=found.pipelining, bound=self.bound)
-        one = (found.pipelining.after, found.search, found.candidate)
-        better = than is None or exactly is not None or self.taken(one, (captured, *than))
-        return (made, found.candidate) if better else None
+        made = replace(plain, captured=found.pipelining.after, search=found.search, pipelining=found.pipelining)
+        return self.better((made, found.candidate), than, exactly)
 
-    def apart(self, captured: Captured, prices: Prices, than: tuple[Search, Candidate] | None) -> tuple[Made, Candidate] | None:
-        """The program with branches on devices of their own, if that fits and is better than what there is without."""
-        wanted, machine = self.ways.branches, prices.machine
-        exactly = None if isinstance(wanted, bool) else wanted
-        if exactly is not None and self.bound.every:
-            raise OptionError(f"branches={exactly}, but {self.bound.every[0]} constrains the function: leave one out")
-        if not wanted or self.bound.every or (machine.devices == 1 and exactly is None):
-            return None
-        beaten = than if exactly is None and self.objective != "memory" else None
-        wish = BranchesWish(**self.wish(prices, beaten), exactly=exactly, pack=self.ways.pack)
-        found, refused = best_branches(captured, machine, self.training, wish)
-        if found is None and exactly is not None:
-            raise InfeasibleError(no_branches(machine, exactly, refused, size(self.limit)))
+    def apart(self, before: Made, prices: Prices, than: Found | None) -> tuple[Found | None, list[str]]:
+        """The program with branches on devices of their own, if that fits and is better than what there is without; and why what
+        there is of them was refused."""
+        wanted, exactly, machine = self.ways.branches, self.ways.groups, prices.machine
+        inside = [c for c in self.bound.every if isinstance(c, Across) and c.word == "only"]  # which branches would not be
+        if exactly is not None and inside:
+            raise OptionError(f"branches={exactly}, but {inside[0]} leaves nothing else: leave one out (docs: branches#which)")
+        if not wanted or inside or (machine.devices == 1 and exactly is None):
+            return None, []
+        pins = [c.path for c in self.bound.every if isinstance(c, Pin)]
+        whole = frozenset(k for path in pins for k in matching(path, self.bound.paths))
+        wish = BranchesWish(**self.wish(prices, than, exactly), exactly=exactly, pack=self.ways.pack, whole=whole)
+        plain = before.captured if before.pipelining is None else before.pipelining.before
+        found, refused = best_branches(Forked.of(plain, before.pipelining), machine, self.training, wish)
         if found is None:
-            return None
-        made = Made(self.fn, found.branching.after, found.search, 0.0, branching=found.branching, bound=self.bound)
-        one = (found.branching.after, found.search, found.candidate)
-        better = than is None or exactly is not None or self.taken(one, (captured, *than))
-        return (made, found.candidate) if better else None
+            return None, refused
+        made = replace(before, captured=found.branching.after, search=found.search, branching=found.branching)
+        return self.better((made, found.candidate), than, exactly), refused
 
-    def wish(self, prices: Prices, than: tuple[Search, Candidate] | None) -> dict[str, Any]:
-        """What every `Wish` has."""
+    def better(self, found: Found, than: Found | None, asked: object | None) -> Found | None:
+        """What was found, if it is asked for, or better than what there is."""
+        return found if than is None or asked is not None or self.taken(found, than) else None
+
+    def wish(self, prices: Prices, than: Found | None, asked: object | None) -> dict[str, Any]:
+        """What every `Wish` has. What is asked for, or the leanest, need not beat what there is."""
+        beaten = (than[0].search, than[1]) if than is not None and asked is None and self.objective != "memory" else None
         search = partial(self.search, prices=prices)
-        return {"search": search, "choose": self.fitting, "worth": self.worth, "than": than, "say": self.say}
+        return {"search": search, "choose": self.fitting, "worth": self.worth, "than": beaten, "say": self.say}
 
     def fitting(self, search: Search) -> Candidate | None:
         """What the objective asks for, if it fits."""
@@ -321,8 +367,7 @@ class _Task:
     def slower(self, one: Found, other: Found) -> bool:
         """Whether a step of one program, run on the devices of this process, takes longer than one of another."""
         self.say("running both programs")
-        first, second = (Plan(Made(self.fn, c, search, 0.0), candidate) for c, search, candidate in (one, other))
-        return ratio(first, second, self.training.backward) > 1
+        return ratio(Plan(*one), Plan(*other), self.training.backward) > 1
 
     def search(self, captured: Captured, prices: Prices) -> Search:
         """The search for a program's parallelization, which shares with others what was listed and priced."""
@@ -337,7 +382,7 @@ class _Task:
 
     def taken(self, one: Found, other: Found) -> bool:
         """Whether a rewritten program is better than another by enough: as predicted, and measured where it can be."""
-        new, old = one[2], other[2]
+        new, old = one[1], other[1]
         if self.objective == "memory":
             return new.memory < (1 - GAIN) * old.memory
         if new.memory > self.limit or new.time >= (1 - GAIN) * old.time:

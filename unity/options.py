@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from unity.constraints.bound import Bound
-from unity.constraints.kinds import Constraint, Pin, WithoutRules
+from unity.constraints.kinds import Across, Constraint, Pin, WithoutRules
 from unity.pcg.errors import OptionError
 from unity.pcg.stages import SCHEDULES
 from unity.pipelining.choose import ladders
@@ -30,7 +30,7 @@ def refuse(objective: str, search: str, pipelines: Any, branches: Any, constrain
     if objective == "memory" and search in names():
         raise OptionError(f"search={search!r} has an objective of its own: objective= may be 'time' or 'devices'")
     _refuse_pipelines(pipelines, search, constraints)
-    _refuse_branches(branches, pipelines, search, constraints)
+    _refuse_branches(branches, search, constraints)
 
 
 def _refuse_pipelines(pipelines: Any, search: str, constraints: Sequence[Constraint]) -> None:
@@ -50,20 +50,18 @@ def _refuse_pipelines(pipelines: Any, search: str, constraints: Sequence[Constra
         raise OptionError(f"pipelines={pipelines!r} and {other} do not go together: leave one out (docs: pipelines#which)")
 
 
-def _refuse_branches(branches: Any, pipelines: Any, search: str, constraints: Sequence[Constraint]) -> None:
+def _refuse_branches(branches: Any, search: str, constraints: Sequence[Constraint]) -> None:
     """Groups of devices that are asked for are found, or refused."""
     if isinstance(branches, bool):
         return
     if not isinstance(branches, int) or branches < 2:
         raise OptionError(f"branches={branches!r}: expected True, False, or a number of groups of devices (docs: branches#which)")
-    if not isinstance(pipelines, bool):
-        both = f"branches={branches!r} and pipelines={pipelines!r}"
-        raise OptionError(f"{both} do not go together: leave one out (docs: branches#which)")
     if search not in CONSTRAINED:
         names = ", ".join(map(repr, CONSTRAINED))
         raise OptionError(f"branches={branches!r}: search={search!r} knows none, use one of {names} (docs: branches#which)")
-    if any(not isinstance(c, WithoutRules) for c in constraints):
-        raise OptionError(f"branches={branches!r} and constraints= do not go together: leave one out (docs: branches#which)")
+    other = next((c for c in constraints if isinstance(c, Across) and c.word == "only"), None)
+    if other is not None:
+        raise OptionError(f"branches={branches!r} and {other} do not go together: leave one out (docs: branches#which)")
 
 
 def obeyed(bound: Bound, search: str) -> Bound:

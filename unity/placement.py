@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding
 
-from unity.exec.hosts.place import check_whole, is_global, place, place_parts
+from unity.branches.packing import NOTHING, Packing
+from unity.exec.hosts.place import check_whole, in_rows, is_global, place, place_parts
 from unity.exec.hosts.talk import several
 from unity.pcg.errors import PlanError
 
@@ -24,6 +26,7 @@ class Placement:
     paths: tuple[str, ...]  # of every leaf
     shapes: tuple[tuple[int, ...], ...]
     shardings: tuple[NamedSharding, ...]
+    packing: Packing = NOTHING
     known: set[tuple[str, ...]] = field(default_factory=set)
 
     @property
@@ -50,10 +53,48 @@ class Placement:
         leaves, tree = jax.tree.flatten(part)
         first = len(jax.tree.leaves(wanted[:argument]))
         own = slice(first, first + len(leaves))
+        leaves = self.packing.pack(self._in_rows(leaves, first), first)
         new = ("part", *self.paths[own]) not in self.known
         placed = place_parts(leaves, self.shapes[own], self.shardings[own], self.paths[own], new)
         self.known.add(("part", *self.paths[own]))
         return jax.tree.unflatten(tree, placed)
+
+    def unpacked(self, tree: Any, argument: int) -> Any:
+        """A tree, every part of it that has an argument's structure as the function has that."""
+        return self._changed(tree, argument, self.packing.unpack)
+
+    def packed(self, tree: Any, argument: int) -> Any:
+        """A tree, every part of it that has an argument's structure as the plan has that."""
+        return self._changed(tree, argument, self.packing.pack)
+
+    def _changed(self, tree: Any, argument: int, change: Callable[[Sequence[Any], int], list[Any]]) -> Any:
+        numbers = jax.tree.unflatten(self.tree, list(range(len(self.paths))))[argument]
+        wanted, first = jax.tree.structure(numbers), min(jax.tree.leaves(numbers), default=0)
+
+        def one(part: Any) -> Any:
+            leaves, structure = jax.tree.flatten(part)
+            return jax.tree.unflatten(structure, change(leaves, first)) if structure == wanted and self.packing else part
+
+        return jax.tree.map(one, tree, is_leaf=lambda part: jax.tree.structure(part) == wanted)
+
+    def _in_rows(self, leaves: Sequence[Any], first: int) -> list[Any]:
+        """The leaves, those that are to be packed made one array of all processes each, its rows on all devices."""
+        found, shapes = list(leaves), self.packing.shapes
+        numbers = [k for k, x in enumerate(leaves, first) if k in shapes and np.shape(x) != self.shapes[k]]
+        for s in self.packing.slots:
+            here = [k for k in (s.first, *s.others) if k in numbers]
+            if here and len(here) <= len(s.others):
+                raise PlanError(
+                    f"{self.paths[here[0]]} is packed with weights of another argument, so it cannot be placed without that: give"
+                    " both whole to plan.shard. (docs: branches#weights-where-they-are-used)"
+                )
+        if numbers:
+            wanted = [shapes[k] for k in numbers]
+            rows, paths = [in_rows(shape, self.shardings[0].mesh) for shape in wanted], [self.paths[k] for k in numbers]
+            placed = place_parts([leaves[k - first] for k in numbers], wanted, rows, paths, True)
+            for k, x in zip(numbers, placed, strict=True):
+                found[k - first] = x
+        return found
 
     def leaves(self, leaves: Sequence[Any]) -> list:
         """All leaves. Those that lie elsewhere are moved, at a cost that the user should know of."""

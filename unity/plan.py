@@ -14,8 +14,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from unity.branches import Branching
 from unity.branches.packing import NOTHING, Packing
 from unity.exec.hosts.arrange import arranged
+from unity.exec.hosts.place import place
 from unity.exec.hosts.talk import check_alike, check_devices, several
 from unity.exec.lowering import mesh_of, program, spec_of
+from unity.joining import Joining
 from unity.made import Made, Tried
 from unity.pcg.check import check
 from unity.pcg.erasing import erased
@@ -103,6 +105,11 @@ class Plan:
         return self._made.branching
 
     @property
+    def joining(self) -> Joining | None:
+        """Which weights `shard` joins once, as the program would in every step; nothing without `pack=True`."""
+        return self._made.joining
+
+    @property
     def applications(self) -> tuple[Application, ...]:
         """The rules that parallelized it, in order; nothing but with `search="unity-rules"`."""
         return self._made.applications
@@ -175,7 +182,7 @@ class Plan:
         captured = self._made.captured
         n = len(captured.paths)  # what the function closes over comes after
         shapes = tuple(node.tensors[0].shape for node in self.serial.inputs[:n])
-        return Placement(self.__name__, captured.in_tree, captured.paths, shapes, self._shardings[:n])
+        return Placement(self.__name__, captured.in_tree, captured.paths, shapes, self._shardings[:n], self._packing)
 
     @overload
     def shard(self, arg: Any, /) -> Any: ...
@@ -185,7 +192,7 @@ class Plan:
         """The arguments, placed as the plan wants them. Fewer than all may be given: the first ones. One gives one back.
 
         Of several processes each gives the whole arguments; `shard_local` takes what is read in parts. With `pack=True` weights of
-        branches come back packed (`unshard`).
+        branches, and weights that the program joins, come back packed (`unshard`).
         """
         if self._packing:
             leaves, tree = jax.tree.flatten(args)
@@ -202,27 +209,31 @@ class Plan:
             tree: an argument, its gradients, or something that holds such trees.
             argument: the argument's place among those of the function.
         """
-        arguments = jax.tree.unflatten(self._made.captured.in_tree, list(range(len(self._made.captured.paths))))
-        wanted, first = jax.tree.structure(arguments[argument]), min(jax.tree.leaves(arguments[argument]), default=0)
+        return self._placement.unpacked(tree, argument)
 
-        def one(part: Any) -> Any:
-            leaves, structure = jax.tree.flatten(part)
-            if structure != wanted or not self._packing:
-                return part
-            return jax.tree.unflatten(structure, self._packing.unpack(leaves, first))
+    def shard_state(self, tree: Any, argument: int = 0) -> Any:
+        """A tree as `unshard` gives it, of weights, gradients or what follows them, placed as the plan wants it: weights that are
+        packed, as `shard` gives them. What is no part of such a tree is on every device.
 
-        return jax.tree.map(one, tree, is_leaf=lambda part: jax.tree.structure(part) == wanted)
+        Args:
+            tree: something that holds trees of an argument's structure, such as an optimizer's state from a checkpoint.
+            argument: the argument's place among those of the function.
+        """
+        placed = self._placement.packed(tree, argument)
+        return jax.tree.map(place, placed, self.shardings_like(placed))
 
     @property
     def _packing(self) -> Packing:
         """How weights are packed, if they are."""
-        return NOTHING if self.branching is None else self.branching.packing
+        made = self.branching or self.joining  # never both
+        return NOTHING if made is None else made.packing
 
     def shard_local(self, part: Any, argument: int = 1) -> Any:
         """One argument, usually the batch, of which this process has its part, placed as the plan wants it.
 
         Every process has an equal part of each array's rows (dimension 0), in the order of processes: what a data loader reads that
-        is told `jax.process_index()` and `jax.process_count()`. Arrays of the planned shape are whole in every process.
+        is told `jax.process_index()` and `jax.process_count()`. Arrays of the planned shape are whole in every process. Weights
+        of branches come back packed, as those of `shard`.
 
         Args:
             part: this process's part of the argument.
@@ -361,6 +372,8 @@ class Plan:
             self.pipelining.check()
         if self.branching is not None:
             self.branching.check()
+        if self.joining is not None:
+            self.joining.check()
         check(self.pcg)
         if erased(self.pcg).key != self.serial.key:
             raise DerivationError("the parallel graph without its parallelization operators is not the graph that was derived")

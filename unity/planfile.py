@@ -1,6 +1,7 @@
 """Plans on disk: JSON with a schema version, written whole or not at all, and refused for any other model or machine.
 
-A plan that a user saves has two summaries in its file (`unity.summary`), so that it can be shown and compared without its function.
+A plan that a user saves has two summaries in its file (`unity.summary`), so that it can be shown and compared without its function,
+and what its report shows beside them (`unity.report.live`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import unity.constraints.bound as constraints
 import unity.search.machine as machines
+from unity.branches import Forked
 from unity.branches import from_json as branched_again
+from unity.joining import from_json as joined_again
 from unity.made import Made
 from unity.pcg import atomic
 from unity.pcg.capture import Captured, capture
@@ -51,6 +54,7 @@ def content(made: Made, chosen: Candidate, points: bool) -> dict[str, Any]:
         "rewriting": None if made.rewriting is None else made.rewriting.to_json(),
         "pipelining": None if made.pipelining is None else made.pipelining.to_json(),
         "branching": None if made.branching is None else made.branching.to_json(),
+        "joining": None if made.joining is None else made.joining.to_json(),
         "machine": search.machine.to_json(),
         "training": {"backward": search.training.backward, "optimizer_slots": search.training.optimizer_slots},
         "applications": [[a.rule, a.operator, a.source, list(a.axes)] for a in made.applications],
@@ -65,11 +69,14 @@ def content(made: Made, chosen: Candidate, points: bool) -> dict[str, Any]:
 
 def save(path: str | Path, made: Made, chosen: Candidate) -> None:
     """Saves a plan, and what is soon known of its frontier."""
-    from unity.summary import captured_summary_of, summary_of  # which imports rich, as all that shows something does
+    from unity.report import live  # which imports rich, as all that shows something does
+    from unity.summary import captured_summary_of, summary_of
 
     plan = Plan(made, chosen)
-    found = {"captured": captured_summary_of(plan).folded(), "planned": summary_of(plan).folded()}
+    planned = summary_of(plan)
+    found = {"captured": captured_summary_of(plan).folded(), "planned": planned.folded()}
     found["parallelization"] = plan.parallelization.to_json()
+    found["report"] = live.to_json(live.live_of(plan, planned), plan.pcg)
     atomic.save(path, json.dumps({**content(made, chosen, True), **found}, separators=(",", ":")))
 
 
@@ -144,9 +151,12 @@ def restore(
     try:
         machine = Machine.from_json(data["machine"])
         pipelining = None if data["pipelining"] is None else pipelined_again(captured, data["pipelining"], machine.axes)
+        forked = Forked.of(captured, pipelining)
         captured = captured if pipelining is None else pipelining.after
-        branching = None if data["branching"] is None else branched_again(captured, data["branching"], machine.axes)
+        branching = None if data["branching"] is None else branched_again(forked, data["branching"], machine.axes)
         captured = captured if branching is None else branching.after
+        joining = None if data.get("joining") is None else joined_again(captured, data["joining"], machine.devices)
+        captured = captured if joining is None else joining.after
         training = Training(**data["training"])
         seconds, exact = float(data["seconds"]), bool(data["exact"])
         applications = tuple(
@@ -160,4 +170,4 @@ def restore(
     search = Search(captured.graph, captured.differentiated, machine, training, restrict=bound)
     made = Made(fn, captured, search, seconds, tuple(candidates), exact, rewriting, pipelining, applications=applications)
     made = replace(made, known_whole=bool(data.get("whole", True)))
-    return replace(made, branching=branching, bound=bound, limit=limit), chosen
+    return replace(made, branching=branching, joining=joining, bound=bound, limit=limit), chosen

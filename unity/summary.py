@@ -109,6 +109,11 @@ def read_summary(data: Any) -> Summary:
         raise PlanFileError(f"this summary is damaged: {type(error).__name__}: {error}") from error
 
 
+def read_use(data: Mapping[str, Any]) -> RuleUse:
+    """A rule that was applied, from data. Damaged data raise TypeError and the like."""
+    return _row(RuleUse, data)
+
+
 def _row(of: type, data: Mapping[str, Any]) -> Any:
     return of(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
 
@@ -117,7 +122,7 @@ def summary_of(plan: Plan) -> Summary:
     """A plan's own summary."""
     found = predict(plan.pcg, plan.machine, differentiated_in(plan))
     figures = plan.__name__, plan.machine.name, plan.machine.devices, plan.time, plan.memory
-    applied = (*_pipelining(plan), *_branching(plan), *_applications(plan))
+    applied = (*_pipelining(plan), *_branching(plan), *_joining(plan), *_applications(plan))
     return Summary(*figures, plan.pcg, *_costs(found, plan.pcg), _rules(plan), applied)
 
 
@@ -183,6 +188,10 @@ def _branching(plan: Plan) -> tuple[RuleUse, ...]:
         return ()
     lines = tuple(short(node.source) for node in plan.serial.nodes if node.kind == BRANCHES)
     return (RuleUse(BRANCHES, str(found), 1, lines, tuple(axis.name for axis in found.along)),)
+
+
+def _joining(plan: Plan) -> tuple[RuleUse, ...]:
+    return () if plan.joining is None else (RuleUse("weights", str(plan.joining), 1, ()),)
 
 
 def _applications(plan: Plan) -> tuple[RuleUse, ...]:

@@ -16,6 +16,7 @@ from .model import Model
 from .recommenders import dlrm, dlrm_kaggle, xdl
 from .recurrent import nmt, rnnlm, rnntc
 from .resnet import resnet, resnext50_unity
+from .unrolled import nmt_unrolled, rnnlm_unrolled, rnntc_unrolled
 from .vgg import vgg16
 
 
@@ -76,6 +77,9 @@ _MODELS: Mapping[str, _Entry] = {
     "rnn_tensoropt": _Entry(rnnlm, _TINY_RNN, {"layers": 4, "hidden": 29696, "batch": 256}),
     "rnntc": _Entry(rnntc, {**_TINY_RNN, "layers": 2}),
     "nmt": _Entry(nmt, _TINY_RNN),
+    "rnnlm_unrolled": _Entry(rnnlm_unrolled, _TINY_RNN),
+    "rnntc_unrolled": _Entry(rnntc_unrolled, {**_TINY_RNN, "layers": 2}),
+    "nmt_unrolled": _Entry(nmt_unrolled, _TINY_RNN),
 }
 
 

@@ -1,9 +1,9 @@
 """`python -m benchmarks.seeds [PART…]`: runs what there is no result of yet, and writes the page.
 
 Parts are named after the papers' figures: tensoropt6 (and table 3), tensoropt7, tensoropt8, optcnn7 (and 8), flexflow6 (7, 9 and
-table 5), unity14 (and 15b), unity15 (15a). Results are kept one by one in `benchmarks/results/seeds/cases`, so a run that was
-interrupted goes on where it was, and together in `results.json` beside the page; `--again` forgets those of the parts named.
-`--page` writes the page of what is there and runs nothing.
+table 5), flexsteps (its recurrent networks step by step), unity14 (and 15b), unity15 (15a). Results are kept one by one in
+`benchmarks/results/seeds/cases`, so a run that was interrupted goes on where it was, and together in `results.json` beside the
+page; `--again` forgets those of the parts named. `--page` writes the page of what is there and runs nothing.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ class Case:
     scale: float | str = 0
     limit: float = math.inf
     slots: int = 0  # values that the optimizer keeps for each weight
-    budget: float | None = None  # how long an algorithm may look, where the paper's own is too long: seconds
+    budget: float | None = None  # how long an algorithm may look, where the paper's own is too long: seconds, or a whole number of
+    # proposals
 
     @cached_property
     def name(self) -> str:
@@ -73,6 +74,7 @@ def on(cluster: str, devices: int) -> Machine:
 
 
 SEARCHED = 15.0  # seconds of each of FlexFlow's chains, of which it has two; the paper's had up to 30 minutes
+PROPOSALS = 1_000  # of each of its chains for a network step by step: so many whatever else the cores do
 RESNET, RNN, TRANSFORMER = "wide_resnet_tensoropt", "rnn_tensoropt", "transformer_tensoropt"
 # What the paper does not give, chosen so that training takes about the memory on one device that its table 1 estimates: 83 GB (here
 # 76) and 74 GB (74). For RNN it says 126 GB, of 108 GB of parameters: gradients are not counted there, but here, so it is 308.
@@ -127,10 +129,12 @@ def optcnn7() -> Iterator[Case]:
                 yield Case("optcnn7", model, algorithm, on("flexflow-p100", devices), {"batch": 32 * devices}, devices)
 
 
+CLUSTERS = {"flexflow-p100": (4, 16), "flexflow-k80": (4, 64)}
+
+
 def flexflow6() -> Iterator[Case]:
     """FlexFlow's figures 6, 7 and 9: throughput on both clusters; NMT on 64 K80; the frameworks among each other on 16 P100."""
-    counts = {"flexflow-p100": (4, 16), "flexflow-k80": (4, 64)}
-    for cluster, every in counts.items():
+    for cluster, every in CLUSTERS.items():
         for model in ("alexnet", "inception_v3", "resnet101", "rnntc", "rnnlm", "nmt"):
             for devices in every:
                 sizes = {"batch": (256 if model == "alexnet" else 64) * devices}
@@ -138,6 +142,18 @@ def flexflow6() -> Iterator[Case]:
                     part, machine = f"flexflow6 {cluster.removeprefix('flexflow-')}", on(cluster, devices)
                     budget = SEARCHED if algorithm == "flexflow" else None
                     yield Case(part, model, algorithm, machine, sizes, devices, budget=budget)
+
+
+def flexsteps() -> Iterator[Case]:
+    """FlexFlow's recurrent networks step by step, as it searched them, judged by its simulator; and scanned, by our search."""
+    for cluster, every in CLUSTERS.items():
+        for model in ("rnntc", "rnnlm", "nmt"):
+            for devices in every:
+                part, sizes = f"flexsteps {cluster.removeprefix('flexflow-')}", {"batch": 64 * devices}
+                for algorithm in ("data-parallel", "flexflow"):
+                    budget = PROPOSALS if algorithm == "flexflow" else None
+                    yield Case(part, f"{model}_unrolled", algorithm, on(cluster, devices), sizes, devices, budget=budget)
+                yield Case(part, model, "captured", on(cluster, devices), sizes, devices)
 
 
 UNITY = ("resnext50_unity", "bert_large", "dlrm_summit", "candle_uno", "inception_v3_unity", "mlp_unity", "xdl")
@@ -163,7 +179,7 @@ def unity15() -> Iterator[Case]:
 
 
 PARTS = {"tensoropt6": tensoropt6, "tensoropt7": tensoropt7, "tensoropt8": tensoropt8}
-PARTS |= {"optcnn7": optcnn7, "flexflow6": flexflow6, "unity14": unity14, "unity15": unity15}
+PARTS |= {"optcnn7": optcnn7, "flexflow6": flexflow6, "flexsteps": flexsteps, "unity14": unity14, "unity15": unity15}
 
 
 def cases(parts: tuple[str, ...]) -> list[Case]:

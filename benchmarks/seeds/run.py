@@ -28,6 +28,7 @@ from unity.pcg.state import degrees
 from unity.search.offers import HEAVY
 from unity.search.problem import Point
 from unity.search.published.restricted import Structure
+from unity.search.simulator import simulate
 from unity.search.simulator.topology import sent
 
 
@@ -67,9 +68,11 @@ class Task:
         for c in (term.collective for term in found.collectives):
             total += sent(c.kind, math.prod(machine.axes[k].size for k in c.axes), c.nbytes) * c.count * machine.devices
         compute = sum(t.forward + t.backward for t in found.operators)
-        more = {"layers": list(layers(graph))} if (self.case.part, self.case.model) == ("optcnn7", "vgg16") else {}
+        more: dict[str, Any] = {"layers": list(layers(graph))} if (self.case.part, self.case.model) == ("optcnn7", "vgg16") else {}
         if (self.case.part, self.case.machine.devices) == (studies.PART, studies.DEVICES) and self.case.model in studies.STUDIED:
             more |= studies.studied(graph, self.captured.differentiated, machine, found)
+        if self.case.part.startswith("flexsteps"):
+            more["simulated"] = simulate(graph, machine, self.captured.differentiated).makespan
         return {"time": time, "predicted": found.time, "compute": compute, "memory": memory, "sent": total} | more
 
     def strategy(self, search: Any, candidate: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from benchmarks.seeds import published as paper
 from benchmarks.seeds import studies
-from benchmarks.seeds.cases import SEARCHED
+from benchmarks.seeds.cases import PROPOSALS, SEARCHED
 from benchmarks.seeds.results import Result, Results, Table, ms, ratio, said, times, usable
 
 LITTLE = 1.05  # a gain that is hardly one
@@ -213,6 +213,33 @@ def flexflow(results: Results) -> Table:
     return Table("FlexFlow, figures 6 and 9, table 5", columns, tuple(rows), tuple(notes))
 
 
+def steps(results: Results) -> Table:
+    """FlexFlow on the networks that it was published with, step by step, as it sees them: by the simulator."""
+    rows = []
+    for part in dict.fromkeys(r["part"] for r in results.of("flexsteps")):
+        for r in results.of(part, algorithm="data-parallel"):
+            model, devices = r["model"].removesuffix("_unrolled"), r["devices"]
+            data, own = (results.one(part, model=r["model"], devices=devices, algorithm=a) for a in ("data-parallel", "flexflow"))
+            scanned = results.one(part, model=model, devices=devices, algorithm="captured")
+            rows.append((
+                *(part.split()[-1], model, str(devices), str(paper.FLEXFLOW_GAIN), times(ratio(data, own, "simulated"))),
+                *(times(ratio(data, scanned, "simulated")), times(ratio(own, scanned, "simulated"))),
+                *(times(ratio(data, own, "predicted")), said(own, lambda r: f"{r['seconds']:.3g}")),
+            ))  # fmt: skip
+    columns = (
+        *("cluster", "model", "GPUs", "paper: best other / FlexFlow", "data parallelism / FlexFlow, simulated"),
+        *("data parallelism / unity, simulated", "FlexFlow / unity, simulated", "data parallelism / FlexFlow, priced", "search s"),
+    )
+    return Table("FlexFlow's recurrent networks, step by step", columns, tuple(rows), (STEPS,))
+
+
+STEPS = (
+    f"Here the networks are unrolled, as FlexFlow searched them, with {PROPOSALS} proposals for each of its two chains; the "
+    "simulator, by which it goes, overlaps communication with computing. unity is the fixed-graph search on the scanned network, "
+    "by the price list; its plan is simulated by the same simulator."
+)
+
+
 def nmt(results: Results) -> Table:
     """FlexFlow's figure 7: NMT on 64 K80."""
     at = {r["algorithm"]: r for r in results.of("flexflow6 k80", model="nmt", devices=64) if usable(r)}
@@ -314,6 +341,8 @@ def tables(results: Results) -> list[Table]:
     if results.of("flexflow6"):
         made += [flexflow(results), nmt(results), throughput(results, "flexflow6", "FlexFlow, figure 6: milliseconds of a step")]
         made += studies.tables(results)
+    if results.of("flexsteps"):
+        made.append(steps(results))
     if results.of("unity14"):
         made += [unity(results), throughput(results, "unity14", "Unity, figure 14: milliseconds of a step")]
     if results.of("unity15"):

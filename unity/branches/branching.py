@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -11,12 +11,18 @@ from typing import Any
 from unity.branches.packing import NOTHING, Packing, packed
 from unity.branches.regions import LINEAR, Branch, Region, regions
 from unity.pcg.axis import Axis
-from unity.pcg.body import Body, deduplicated, extract
+from unity.pcg.body import Body, deduplicated, extract, used
 from unity.pcg.branches import confined
 from unity.pcg.capture import Captured, graph_of
 from unity.pcg.errors import DerivationError, PlanError
 from unity.pcg.graph import BRANCHES, PCG, Node, Value
+from unity.pcg.nesting import SCANNED
+from unity.pcg.solve import nested_body
 from unity.pcg.uses import Uses, constants, light
+from unity.pipelining import Pipelining
+from unity.pipelining.micro import WALK
+from unity.pipelining.named import with_nodes
+from unity.pipelining.splice import within
 from unity.wording import short
 
 
@@ -26,8 +32,8 @@ class Apart(Exception):
 
 @dataclass(frozen=True)
 class Share:
-    """How the branches of one region are shared out: the region's number, the group of every branch, and what part of the time of
-    all branches together the slowest group takes."""
+    """How the branches of one region are shared out: the region's number among a program's spots, the group of every branch, and
+    what part of the time of all branches together the slowest group takes."""
 
     region: int
     groups: tuple[int, ...]
@@ -49,10 +55,48 @@ class Ending:
 
 
 @dataclass(frozen=True, eq=False)
+class Spot:
+    """A region, and the program that it is one of: a whole, or what scans of it repeat, so many times in all."""
+
+    program: Forked
+    region: Region
+    times: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Repeated:
+    """What equal scans of a program repeat, so many times in all, as a program of its own."""
+
+    program: Forked
+    times: int
+
+    @property
+    def key(self) -> str:
+        """Of the graph inside of these scans."""
+        return self.program.captured.graph.key
+
+
+@dataclass(frozen=True, eq=False)
 class Forked:
-    """A program, and the regions of it that have branches."""
+    """A program, and the regions of it that have branches. `pipelining`: how some of it became a pipeline, whose stages are made
+    last."""
 
     captured: Captured
+    pipelining: Pipelining | None = None
+
+    @classmethod
+    def of(cls, before: Captured, pipelining: Pipelining | None) -> Forked:
+        """A program, or what a pipeline made of it."""
+        return cls(before) if pipelining is None else cls(pipelining.walk.captured, pipelining)
+
+    @property
+    def before(self) -> Captured:
+        """The program without a pipeline."""
+        return self.captured if self.pipelining is None else self.pipelining.before
+
+    def staged(self, graph: PCG) -> PCG:
+        """A graph of the program, its pipeline one."""
+        return graph if self.pipelining is None else self.pipelining.walk.staged(graph)
 
     @cached_property
     def body(self) -> Body:
@@ -61,8 +105,29 @@ class Forked:
 
     @cached_property
     def regions(self) -> tuple[Region, ...]:
-        """Its regions, in order."""
+        """Its regions, in order, but for those inside of scans."""
         return tuple(regions(self.body))
+
+    @cached_property
+    def repeated(self) -> tuple[Repeated, ...]:
+        """What its scans repeat, equal ones together. What a pipeline walks is in stages already, and no region lies in another."""
+        found: dict[str, Repeated] = {}
+        taken = {k for region in self.regions for branch in region.branches for k in branch.members}
+        for k, e in enumerate(self.body.equations):
+            if e.name in SCANNED and k not in taken and not within(e.scope, WALK):
+                body = used(nested_body(e))
+                graph = graph_of(body, [f"operand {k}" for k in range(len(body.inputs))], self.captured.bodies)
+                weights = [k for k, n in enumerate(graph.inputs) if n.tensors[0].floating and self.captured.differentiated]
+                captured = replace(self.captured, body=body, graph=graph, consts=(), differentiated=frozenset(weights))
+                one = found.get(graph.key, Repeated(Forked(captured), 0))
+                found[graph.key] = replace(one, times=one.times + int(e.params["length"]))
+        return tuple(found.values())
+
+    @cached_property
+    def spots(self) -> tuple[Spot, ...]:
+        """All regions: its own, and those inside of scans."""
+        inner = ((r, spot) for r in self.repeated for spot in r.program.spots)
+        return (*(Spot(self, region) for region in self.regions), *(replace(s, times=r.times * s.times) for r, s in inner))
 
     @cached_property
     def graphs(self) -> Mapping[Branch, tuple[PCG, tuple[int, ...]]]:
@@ -122,22 +187,32 @@ class Forked:
 
 @dataclass(frozen=True, eq=False)
 class Branching:
-    """A program before and after some of its branches went to devices of their own, and how weights are packed for that, if so."""
+    """A program before and after some of its branches went to devices of their own, and how weights are packed for that, if so.
 
-    before: Captured
+    `whole`: the arguments, by number, that are packed in no case.
+    """
+
+    program: Forked
     after: Captured
     along: tuple[Axis, ...]
     shares: tuple[Share, ...]
     packing: Packing
+    whole: frozenset[int] = frozenset()
+
+    @property
+    def before(self) -> Captured:
+        """The program as it was captured, or rewritten."""
+        return self.program.before
 
     def to_json(self) -> dict[str, Any]:
         """What is needed to make it again."""
         shares = [[s.region, list(s.groups), s.weight] for s in self.shares]
-        return {"along": [axis.name for axis in self.along], "shares": shares, "packed": bool(self.packing)}
+        packed = {"packed": bool(self.packing), "whole": sorted(self.whole)}
+        return {"along": [axis.name for axis in self.along], "shares": shares, **packed}
 
     def check(self) -> None:
         """Makes it again, from the program before it. Raises DerivationError if something else comes out."""
-        again = branched(Forked(self.before), self.along, self.shares, bool(self.packing))
+        again = branched(self.program, self.along, self.shares, bool(self.packing), self.whole)
         if again.after.graph.key != self.after.graph.key:
             raise DerivationError("the branches, made again from the program before them, are others")
 
@@ -149,27 +224,53 @@ class Branching:
         return f"{branches} branches{places} on {count} groups of devices along {names}{packs}"
 
 
-def branched(program: Forked, along: Sequence[Axis], shares: Sequence[Share], pack: bool) -> Branching:
-    """The program with these shares of its branches on devices of their own.
+def branched(
+    program: Forked, along: Sequence[Axis], shares: Sequence[Share], pack: bool, whole: Collection[int] = ()
+) -> Branching:
+    """The program with these shares of its branches on devices of their own; `pack`: with their weights packed, but for those
+    arguments that stay `whole`.
 
     Raises Apart if there are no such branches, or they cannot be apart.
     """
     count = prod(axis.size for axis in along)
     for share in shares:
-        if not 0 <= share.region < len(program.regions):
+        if not 0 <= share.region < len(program.spots):
             raise Apart(f"the program has no region {share.region} of branches")
-        region = program.regions[share.region]
+        region, place = program.spots[share.region].region, program.spots[share.region].program
         if len(region.branches) != len(share.groups) or set(share.groups) != set(range(count)):
-            raise Apart(f"{len(region.branches)} branches joined at {program.where(region)} do not fill {count} groups of devices")
-        program.check(region)
-    ordered = tuple(sorted(shares, key=lambda s: s.region))
-    graph, nodes = _Stitching(program, tuple(along), ordered).graph()
-    made = replace(program.captured, graph=graph)
-    graph, packing = packed(graph, nodes, made.differentiated) if pack else (graph, NOTHING)
-    return Branching(program.captured, replace(made, graph=graph), tuple(along), ordered, packing)
+            raise Apart(f"{len(region.branches)} branches joined at {place.where(region)} do not fill {count} groups of devices")
+        place.check(region)
+    ordered, packing = tuple(sorted(shares, key=lambda s: s.region)), NOTHING
+    graph = _stitched(program, tuple(along), ordered, 0)
+    if pack:
+        nodes = sorted((n for n in graph.nodes if n.kind == BRANCHES), key=lambda n: int(n.attributes["region"]))
+        graph, packing = packed(graph, nodes, program.captured.differentiated.difference(whole))
+    after = replace(program.captured, graph=program.staged(graph))
+    return Branching(program, after, tuple(along), ordered, packing, frozenset(whole))
 
 
-def from_json(captured: Captured, data: dict[str, Any], axes: Sequence[Axis]) -> Branching:
+def _stitched(program: Forked, along: tuple[Axis, ...], shares: Sequence[Share], first: int) -> PCG:
+    """The graph of a program with these shares of its branches on devices of their own; `first`: the number of its first spot."""
+
+    def within_spots(start: int, end: int) -> list[Share]:
+        return [s for s in shares if start <= s.region < end]
+
+    start = first + len(program.regions)
+    own, graph = within_spots(first, start), program.captured.graph
+    if own:
+        graph = _Stitching(program, along, own, first).graph()
+    for inner in program.repeated:
+        end = start + len(inner.program.spots)
+        some = within_spots(start, end)
+        if some:
+            scans = [n for n in graph.nodes if n.kind == "scan" and n.inside is not None and n.inside.key == inner.key]
+            assert scans, "a graph has the scans of its program"
+            graph = with_nodes(graph, {id(n): replace(n, inside=_stitched(inner.program, along, some, start)) for n in scans})
+        start = end
+    return graph
+
+
+def from_json(program: Forked, data: dict[str, Any], axes: Sequence[Axis]) -> Branching:
     """The branches of a file, made again. Raises PlanError if the program or the machine does not allow it."""
     names = list(data["along"])
     along = [axis for axis in axes if axis.name in names]
@@ -177,7 +278,7 @@ def from_json(captured: Captured, data: dict[str, Any], axes: Sequence[Axis]) ->
         raise PlanError(f"branches along {' '.join(names)} are none of a machine with axes {' '.join(a.name for a in axes)}")
     shares = [Share(int(region), tuple(map(int, groups)), float(weight)) for region, groups, weight in data["shares"]]
     try:
-        return branched(Forked(captured), along, shares, bool(data["packed"]))
+        return branched(program, along, shares, bool(data["packed"]), [int(k) for k in data["whole"]])
     except Apart as reason:
         raise PlanError(f"the branches along {' '.join(names)} cannot be made: {reason}") from None
 
@@ -185,15 +286,15 @@ def from_json(captured: Captured, data: dict[str, Any], axes: Sequence[Axis]) ->
 class _Stitching:
     """Puts a program together again: what is left of it without branches, as a graph, and the branches as operators in it."""
 
-    def __init__(self, program: Forked, along: tuple[Axis, ...], shares: Sequence[Share]) -> None:
-        self.program, self.along, self.shares = program, along, shares
+    def __init__(self, program: Forked, along: tuple[Axis, ...], shares: Sequence[Share], first: int) -> None:
+        self.program, self.along, self.shares, self.first = program, along, shares, first
         self.new: dict[int, Node] = {}  # by id of a node of the rest: what came of it
         self.made: dict[int, Value] = {}  # by id of an input of the rest: the result of a branch that it is
 
-    def graph(self) -> tuple[PCG, tuple[Node, ...]]:
-        """The whole graph, and the operators that are branches."""
+    def graph(self) -> PCG:
+        """The whole graph."""
         body, captured, regions = self.program.body, self.program.captured, self.program.regions
-        chosen = [regions[s.region] for s in self.shares]
+        chosen = [regions[s.region - self.first] for s in self.shares]
         endings = [self.program.ending(region) for region in chosen]
         branches = [b for region in chosen for b in region.branches]
         gone = {k for b in branches for k in b.members} | {k for ending in endings for k in ending.members}
@@ -206,16 +307,14 @@ class _Stitching:
         outside = graph_of(rest, names, captured.bodies)
         outputs, starts = iter(outside.outputs), dict(zip(ends, outside.inputs[len(body.inputs) :], strict=True))
         results = [next(outputs) for _ in body.outputs]
-        nodes = []
         for region, share, ending, read in zip(chosen, self.shares, endings, reads, strict=True):
             values = dict(zip(read, self.rebuilt([next(outputs) for _ in read]), strict=True))
             node = self.operator(region, share, values)
-            nodes.append(node)
             values.update((b.output, v) for b, v in zip(region.branches, node.results, strict=True))
             values.update(zip(ending.outputs, _applied(ending.graph, [values[v] for v in ending.inputs]), strict=True))
             self.made.update((id(starts[v]), values[v]) for v in (*ending.free, *ending.outputs))
         inputs = outside.inputs[: len(body.inputs)]
-        return PCG(inputs, tuple(self.rebuilt(results)), outside.axes), tuple(nodes)
+        return PCG(inputs, tuple(self.rebuilt(results)), outside.axes)
 
     def reads(self, region: Region, ending: Ending) -> list[int]:
         """What branches and their ending read of the rest."""

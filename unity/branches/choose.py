@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
-from unity.branches.branching import Apart, Branching, Forked, Share, branched
-from unity.branches.regions import Region
+from unity.branches.branching import Apart, Branching, Forked, Share, Spot, branched
 from unity.pcg.axis import Axis
 from unity.pcg.branches import groups_of, packed_of, weight_of
 from unity.pcg.capture import Captured
+from unity.pcg.errors import ConstraintError, InfeasibleError
 from unity.pcg.graph import BRANCHES, PCG
 from unity.pcg.parallelize import parallelize
 from unity.pipelining.choose import ladders, least
@@ -49,6 +49,7 @@ class BranchesWish(Wish):
 
     exactly: int | None = None  # so many groups of devices
     pack: bool = False  # weights in arrays that lie on the branches' devices only
+    whole: frozenset[int] = frozenset()  # but not these arguments
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,21 +88,25 @@ class _Choosing:
             self.loads[graph.key] = least(Search(graph, given, self.alone, self.training))
         return self.loads[graph.key]
 
+    def loads_of(self, spot: Spot) -> list[float]:
+        """Seconds of each branch of a region on one device, in a step."""
+        return [spot.times * self.load(spot.program.graphs[b][0]) for b in spot.region.branches]
+
     @cached_property
-    def regions(self) -> list[tuple[int, Region]]:
+    def spots(self) -> list[tuple[int, Spot]]:
         """The regions that may be tried, with their numbers."""
         found = []
-        for number, region in enumerate(self.program.regions):
+        for number, spot in enumerate(self.program.spots):
             try:
-                self.program.check(region)
-                found.append((number, region))
+                spot.program.check(spot.region)
+                found.append((number, spot))
             except Apart as reason:
                 self.refused.append(str(reason))
         if self.wish.exactly is not None or not found:
             return found
-        captured = self.program.captured
+        captured = self.program.before
         total = least(Search(captured.graph, captured.differentiated, self.alone, self.training))
-        return found if sum(self.load(self.program.graphs[b][0]) for _, r in found for b in r.branches) >= WORTH * total else []
+        return found if sum(sum(self.loads_of(spot)) for _, spot in found) >= WORTH * total else []
 
     def gain(self, number: int, axes: tuple[Axis, ...]) -> float:
         """Seconds by which a region alone, with what it reads and makes as it likes, is faster with its branches apart."""
@@ -109,21 +114,23 @@ class _Choosing:
         if alone is None:
             return 0.0
         if key not in self.gained:
-            after = self.search(self.made(alone.program, [alone.number], axes).after)
+            pack = self.wish.pack and self.program.spots[number].program is self.program  # what scans take stays whole
+            after = self.search(branched(alone.program, axes, self.shares(alone.program, [alone.number], axes), pack).after)
             self.gained[key] = alone.time - after.minimizer.at([0.0])[0].time if least(after) < alone.time else 0.0
-        return self.gained[key]
+        return self.program.spots[number].times * self.gained[key]
 
     def kind(self, number: int) -> tuple[str, ...]:
         """Equal for regions that are alike."""
-        return tuple(self.program.graphs[b][0].key for b in self.program.regions[number].branches)
+        spot = self.program.spots[number]
+        return tuple(spot.program.graphs[b][0].key for b in spot.region.branches)
 
     def alone_of(self, number: int) -> _Alone | None:
         """A region as a program of its own; None if it is found to be none there."""
         kind = self.kind(number)
         if kind not in self.parts:
-            region = self.program.regions[number]
-            part = Forked(self.program.alone(region))
-            same = [k for k, r in enumerate(part.regions) if len(r.branches) == len(region.branches)]
+            spot = self.program.spots[number]
+            part = Forked(spot.program.alone(spot.region))
+            same = [k for k, r in enumerate(part.regions) if len(r.branches) == len(spot.region.branches)]
             search = self.search(part.captured)
             self.parts[kind] = _Alone(part, same[0], search.minimizer.at([0.0])[0].time) if same else None
         return self.parts[kind]
@@ -138,17 +145,18 @@ class _Choosing:
         if self.wish.than is None:
             return True
         lost = 0.0
-        for number, region in self.regions:
-            work = sum(self.load(self.program.graphs[b][0]) for b in region.branches)
-            alone = self.alone_of(number)
-            lost += max(0.0, alone.time - work / self.machine.devices) if alone is not None else 0.0
+        for number, spot in self.spots:
+            work, alone = sum(self.loads_of(spot)), self.alone_of(number)
+            lost += max(0.0, spot.times * alone.time - work / self.machine.devices) if alone is not None else 0.0
         return lost >= PROMISE * self.wish.than[1].time
 
-    def made(self, program: Forked, numbers: Sequence[int], axes: tuple[Axis, ...]) -> Branching:
-        """A program with the branches of these regions dealt out to groups along these axes."""
-        count = prod(axis.size for axis in axes)
-        loads = {k: [self.load(program.graphs[b][0]) for b in program.regions[k].branches] for k in numbers}
-        return branched(program, axes, [dealt(k, loads[k], count) for k in numbers], self.wish.pack)
+    def made(self, numbers: Sequence[int], axes: tuple[Axis, ...]) -> Branching:
+        """The program with the branches of these regions dealt out to groups along these axes."""
+        return branched(self.program, axes, self.shares(self.program, numbers, axes), self.wish.pack, self.wish.whole)
+
+    def shares(self, program: Forked, numbers: Sequence[int], axes: tuple[Axis, ...]) -> list[Share]:
+        """How the branches of a program's regions are dealt out to groups along these axes."""
+        return [dealt(k, self.loads_of(program.spots[k]), prod(axis.size for axis in axes)) for k in numbers]
 
     def everything(self, ladder: Sequence[tuple[Axis, ...]]) -> None:
         """Tries all regions along every set of axes that is asked for."""
@@ -157,9 +165,9 @@ class _Choosing:
             if self.wish.exactly in (None, count):
                 wide = self.wide(axes)
                 if wide:
-                    self.tried(self.made(self.program, wide, axes))
+                    self.tried(self.made(wide, axes))
                 else:
-                    lines = ", ".join(self.program.where(region) for _, region in self.regions)
+                    lines = ", ".join(spot.program.where(spot.region) for _, spot in self.spots)
                     self.refused.append(f"the branches joined at {lines} are fewer than {count}")
 
     def promised(self, ladder: Sequence[tuple[Axis, ...]]) -> tuple[float, list[int], tuple[Axis, ...]]:
@@ -175,16 +183,22 @@ class _Choosing:
 
     def wide(self, axes: tuple[Axis, ...]) -> list[int]:
         """The regions with a branch for each group at least."""
-        return [number for number, region in self.regions if len(region.branches) >= prod(axis.size for axis in axes)]
+        return [number for number, spot in self.spots if len(spot.region.branches) >= prod(axis.size for axis in axes)]
 
     def tried(self, made: Branching) -> None:
         """Searches a program, unless it cannot be better than what there is."""
         than, groups = self.wish.than, prod(axis.size for axis in made.along)
         self.wish.say(f"branches on {groups} groups of devices")
-        search = self.wish.search(made.after)
-        if than is not None and least(search) + summed(made, self.machine) >= than[1].time:
+        try:
+            search = self.wish.search(made.after)
+            if than is not None:  # what packed weights have in common makes the leanest plan, which the rate is of, hard to find
+                search = replace(search, guessed=than[0].rate)
+            if than is not None and least(search) + summed(made, self.machine) >= than[1].time:
+                return
+            candidate = self.wish.choose(search)
+        except (InfeasibleError, ConstraintError) as reason:  # something that is constrained cannot be what branches need
+            self.refused.append(str(reason))
             return
-        candidate = self.wish.choose(search)
         if candidate is not None:
             self.found.append(Found(made, search, candidate))
 
@@ -195,25 +209,25 @@ class _Choosing:
         if all(abs(parts[s.region] - s.weight) <= NEAR * s.weight for s in made.shares):
             return found
         shares = [replace(s, weight=parts[s.region]) for s in made.shares]
-        again = branched(self.program, made.along, shares, self.wish.pack)
-        search = self.wish.search(again.after)
+        again = branched(self.program, made.along, shares, self.wish.pack, self.wish.whole)
+        search = replace(self.wish.search(again.after), guessed=found.search.guessed or found.search.rate)
         candidate = self.wish.choose(search)
         return found if candidate is None else Found(again, search, candidate)
 
 
-def best(captured: Captured, machine: Machine, training: Training, wish: BranchesWish) -> tuple[Found | None, list[str]]:
+def best(program: Forked, machine: Machine, training: Training, wish: BranchesWish) -> tuple[Found | None, list[str]]:
     """The best that a program can be with branches on devices of their own, and why others were refused."""
-    choosing = _Choosing(Forked(captured), machine, training, wish)
-    rows = list(ladders(machine)) if choosing.regions else []
+    choosing = _Choosing(program, machine, training, wish)
+    rows = list(ladders(machine)) if choosing.spots else []
     if wish.than is None:
         for row in rows:
             choosing.everything(row)
     elif choosing.promising:
         gain, wide, axes = max(map(choosing.promised, rows), key=lambda promise: promise[0], default=(0.0, [], ()))
         if gain >= PROMISE * wish.than[1].time:
-            choosing.tried(choosing.made(choosing.program, wide, axes))
+            choosing.tried(choosing.made(wide, axes))
     refused = list(dict.fromkeys(choosing.refused))
-    if not choosing.program.regions:
+    if not choosing.program.spots:
         refused = ["the program has no branches: nothing in it joins several parts that have work of their own"]
     chosen = min(choosing.found, key=lambda f: wish.worth(f.candidate), default=None)
     return chosen and choosing.corrected(chosen), refused
@@ -229,7 +243,7 @@ def parts_of(found: Found, machine: Machine, training: Training) -> dict[int, fl
     for term in costs.collectives:
         taken[id(term.collective.node)] = taken.get(id(term.collective.node), 0.0) + term.seconds
     parts = {}
-    for node in graph.nodes:
+    for node, _ in graph.walk():
         if node.kind == BRANCHES:
             loads = [sum(taken.get(id(n), 0.0) for n, _ in group.graph.walk()) for group in groups_of(node)]
             parts[int(node.attributes["region"])] = max(loads) / sum(loads) if sum(loads) else weight_of(node)

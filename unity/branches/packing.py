@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -58,25 +58,67 @@ class Slots:
     def pack(self, arrays: Mapping[int, Any]) -> Any:
         """The array, of the leaves' own. What is on the host stays there."""
         given = [arrays[leaf] for leaf in self.leaves if leaf is not None]
-        library: Any = np if all(isinstance(x, np.ndarray) for x in given) else jnp
-        found = []
+        return self.stack(np, given) if all(isinstance(x, np.ndarray) for x in given) else _stack(self, given)
+
+    def stack(self, library: Any, given: Sequence[Any]) -> Any:
+        """The array of the leaves' own, those of the groups that have one."""
+        left, found = iter(given), []
         for leaf, shape in zip(self.leaves, self.shapes, strict=True):
-            x = library.zeros(self.shape, given[0].dtype) if leaf is None else arrays[leaf]
+            x = library.zeros(self.shape, given[0].dtype) if leaf is None else next(left)
             free = [(0, n - m) for n, m in zip(self.shape, shape, strict=True)] if leaf is not None else []
             found.append(library.pad(x, free) if any(n for _, n in free) else x)
         return library.stack(found)
 
-    def unpack(self, array: Any) -> dict[int, jax.Array]:
+    def unpack(self, array: Any) -> dict[int, Any]:
         """The leaves' own arrays."""
-        parts = zip(self.leaves, self.shapes, strict=True)
-        return {leaf: array[(g, *(slice(n) for n in shape))] for g, (leaf, shape) in enumerate(parts) if leaf is not None}
+        numbers = [leaf for leaf in self.leaves if leaf is not None]
+        parts = self.parts(array) if isinstance(array, np.ndarray) else _parts(self, array)
+        return dict(zip(numbers, parts, strict=True))
+
+    def parts(self, array: Any) -> list[Any]:
+        """What `stack` was given."""
+        groups = enumerate(zip(self.leaves, self.shapes, strict=True))
+        return [array[(g, *(slice(n) for n in shape))] for g, (leaf, shape) in groups if leaf is not None]
+
+
+@partial(jax.jit, static_argnums=0)  # an array may lie on devices of several processes
+def _stack(slots: Slots, given: Sequence[jax.Array]) -> jax.Array:
+    return slots.stack(jnp, given)
+
+
+@partial(jax.jit, static_argnums=0)
+def _parts(slots: Slots, array: jax.Array) -> list[jax.Array]:
+    return slots.parts(array)
+
+
+class Set(Protocol):
+    """Leaves that one array takes the place of: the first of them carries it, and the others are empty."""
+
+    @property
+    def leaves(self) -> tuple[int | None, ...]: ...
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]: ...
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def others(self) -> tuple[int, ...]: ...
+
+    @property
+    def stacked(self) -> Shape: ...
+
+    def pack(self, arrays: Mapping[int, Any]) -> Any: ...
+
+    def unpack(self, array: Any) -> dict[int, Any]: ...
 
 
 @dataclass(frozen=True)
 class Packing:
     """All sets of a program. Leaves are those of the function's arguments, by number."""
 
-    slots: tuple[Slots, ...]
+    slots: tuple[Set, ...]
 
     def __bool__(self) -> bool:
         return bool(self.slots)
@@ -85,15 +127,22 @@ class Packing:
         count = sum(leaf is not None for s in self.slots for leaf in s.leaves)
         return f"{count} weights packed in {len(self.slots)} arrays"
 
-    def pack(self, leaves: Sequence[Any]) -> list[Any]:
-        """The leaves as the plan takes them. What is packed already stays as it is."""
+    @property
+    def shapes(self) -> dict[int, Shape]:
+        """The shapes that leaves have before they are packed."""
+        return {leaf: shape for s in self.slots for leaf, shape in zip(s.leaves, s.shapes, strict=True) if leaf is not None}
+
+    def pack(self, leaves: Sequence[Any], start: int = 0) -> list[Any]:
+        """The leaves as the plan takes them; `start`: the number of the first of them. What is packed already stays as it is."""
         found = list(leaves)
         for s in self.slots:
-            if all(k < len(found) for k in (s.first, *s.others)) and jnp.shape(found[s.first]) != s.stacked:
-                array = s.pack(dict(enumerate(leaves)))
-                found[s.first] = array
+            own = [(leaf - start, shape) for leaf, shape in zip(s.leaves, s.shapes, strict=True) if leaf is not None]
+            if all(0 <= k < len(found) and jnp.shape(found[k]) == shape for k, shape in own):
+                array = s.pack({k: x for k, x in enumerate(leaves, start)})
+                library: Any = np if isinstance(array, np.ndarray) else jnp
+                found[s.first - start] = array
                 for k in s.others:
-                    found[k] = np.zeros((0,), array.dtype) if isinstance(array, np.ndarray) else jnp.zeros((0,), array.dtype)
+                    found[k - start] = library.zeros((0,), array.dtype)
         return found
 
     def unpack(self, leaves: Sequence[Any], start: int = 0) -> list[Any]:

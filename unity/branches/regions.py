@@ -3,6 +3,8 @@
 What only one operand of an equation needs is a *branch* of it: everything that leads to this operand, and to nothing else. These
 are the subtrees of the tree of post-dominators. Where several of them have work worth sharing out, their equation is a *join*. A
 sum or a concatenation at the end of a branch may be a join itself: its branches are then branches of the whole.
+
+What all devices take part in is in no branch: values of a type that the user gave, and what is walked in micro-batches.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import networkx as nx
 from unity.pcg.body import Body, Equation
 from unity.pcg.graph import CONSTRAIN
 from unity.pcg.uses import Uses, constants
+from unity.pipelining.micro import WALK
+from unity.pipelining.splice import within
 from unity.search.offers import HEAVY
 
 LINEAR = frozenset({"add", "add_any", "sub", "concatenate"})  # joins that leave partial sums partial sums
@@ -110,7 +114,7 @@ class _Forks:
     def works(self, members: Collection[int]) -> bool:
         """Whether there is any work to share out, and nothing that must stay where all devices see it."""
         equations = [self.body.equations[k] for k in members]
-        return any(_heavy(e) or _looks_up(self.body, e) for e in equations) and all(e.name != CONSTRAIN for e in equations)
+        return any(_heavy(e) or _looks_up(self.body, e) for e in equations) and not any(map(_everywhere, equations))
 
     def deep(self, branch: Branch) -> bool:
         """Whether a branch is more than one product. One alone is as well split in itself, evenly."""
@@ -120,6 +124,10 @@ class _Forks:
 
 def _heavy(e: Equation) -> bool:
     return e.name in HEAVY or e.name in LOOPED
+
+
+def _everywhere(e: Equation) -> bool:
+    return e.name == CONSTRAIN or within(e.scope, WALK)
 
 
 def _looks_up(body: Body, e: Equation) -> bool:

@@ -66,7 +66,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     asked.add_argument("--argnums", type=positions, metavar="N,…", help="the arguments that are differentiated (default 0)")
     asked.add_argument("--pipelines", type=stages, metavar="SxM", help="a pipeline of S stages and M micro-batches; or none")
     asked.add_argument("--branches", type=groups, metavar="N", help="branches on N groups of devices; or none")
-    asked.add_argument("--pack", action="store_true", help="such branches' weights on their own devices only")
+    asked.add_argument("--pack", action="store_true", help="weights packed: branches' on their own devices, joined ones once")
     asked.add_argument("--seed", type=int, metavar="N", help="of searches that draw")
     asked.add_argument("--measure", action="store_true", help="run the best plans on the devices here, and take the fastest")
 

@@ -17,13 +17,14 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """Describes `unity report`."""
     command.set_defaults(run=run)
     command.description = (
-        "Writes a saved plan as one HTML page that needs nothing from the network: its graph and the steps that led to it, the "
-        "frontier, collectives, and which device holds which part of the arguments. With the model it shows more: the graph after "
-        "each rule, what operators cost one by one, when everything of a step runs, and what is in memory."
+        "Writes a saved plan as one HTML page that needs nothing from the network: its graph and the steps that led to it, what "
+        "operators cost, the frontier, when everything of a step runs, what is in memory, collectives, and which device holds "
+        "which part of the arguments. The file is enough; with the model its derivation is replayed first, and what an older file "
+        "lacks is shown too."
     )
     command.epilog = "examples:\n  unity report plan.json\n  unity report plan.json mymodel:example -o page.html --json"
     command.add_argument("path", type=Path, metavar="FILE", help="a plan (plan.save, unity optimize -o)")
-    command.add_argument("model", metavar=METAVAR, nargs="?", help="the model that it was made for: shows more")
+    command.add_argument("model", metavar=METAVAR, nargs="?", help="the model that it was made for, to replay the derivation")
     command.add_argument("-o", "--output", type=Path, metavar="PAGE", help="default: FILE's name, ending in .html")
     add_json(command)
 

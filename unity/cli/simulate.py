@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unity.cli.arguments import add_json
 from unity.cli.errors import CommandError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from unity.search.simulator import Simulation
 
 HELP = "say when everything of one step runs"
-ROWS = 32  # the busiest devices and links
+ROWS = 32  # of each table: the busiest devices and links, the largest that hold memory
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -25,7 +25,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run=run)
     command.description = (
         "Simulates one step of a saved plan on the machine that it is for: how long it takes, what every device and link is "
-        "busy for, and what is sent. Where all devices do the same, one stands for all. The machine need not be there."
+        "busy for, what is sent, and what holds memory when most is held. Where all devices do the same, one stands for all. "
+        "The machine need not be there."
     )
     command.epilog = (
         "examples:\n"
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({
             "name": plan.__name__, "machine": plan.machine.name, "makespan": found.makespan, "predicted": plan.time,
-            "busy": dict(found.busy), "sent": dict(found.sent),
+            "busy": dict(found.busy), "sent": dict(found.sent), "memory": _most(found),
         })  # fmt: skip
         return 0
     from unity.wording import duration
@@ -60,6 +61,7 @@ def run(options: argparse.Namespace) -> int:
     console.print(f"{plan.__name__} on {plan.machine}")
     console.print(f"one step: {duration(found.makespan)} simulated, {duration(plan.time)} predicted by the search")
     console.print(_busy(found))
+    console.print(_held(found))
     return 0
 
 
@@ -75,6 +77,36 @@ def _busy(found: Simulation) -> Table:
         table.add_row(name, duration(seconds), f"{seconds / found.makespan:.0%}", sent)
     if len(rows) > ROWS:
         table.add_row(f"… and {len(rows) - ROWS} more", "", "", "")
+    return table
+
+
+def _most(found: Simulation) -> dict[str, Any]:
+    """The device that holds most, when it does, how much that is, and what holds it: why, which operator, of which line."""
+    from unity.wording import line_behind
+
+    name, memory = max(found.memory.items(), key=lambda row: row[1].peak)
+    joined: dict[tuple[str, str, str], float] = {}
+    for h in memory.held:
+        key = h.why, "" if h.node.kind == "input" else h.node.kind, line_behind(h.node)
+        joined[key] = joined.get(key, 0.0) + h.nbytes
+    rows = sorted(joined.items(), key=lambda row: -row[1])
+    held = [{"why": why, "operator": kind, "line": line, "bytes": nbytes} for (why, kind, line), nbytes in rows]
+    return {"device": name, "seconds": memory.moment, "peak": memory.peak, "held": held}
+
+
+def _held(found: Simulation) -> Table:
+    from rich.table import Table
+
+    from unity.wording import duration, size
+
+    most = _most(found)
+    title = f"most memory: {size(most['peak'])} on {most['device']}, {duration(most['seconds'])} into the step"
+    table = Table("held as", "made by", "bytes", "line", title=title, title_justify="left")
+    for row in most["held"][:ROWS]:
+        table.add_row(row["why"], row["operator"], size(row["bytes"]), row["line"])
+    if len(most["held"]) > ROWS:
+        rest = most["held"][ROWS:]
+        table.add_row(f"… and {len(rest)} more", "", size(sum(row["bytes"] for row in rest)), "")
     return table
 
 

@@ -60,9 +60,12 @@ class Ground:
         return tuple(splits(choice) and wanted(s, rank) for choice, rank in pairs)
 
     def along(self, s: int, axes: tuple[int, ...], good: tuple[bool, ...]) -> Along:
-        """Nothing but some of a site's choices along some axes."""
+        """Nothing but some of a site's choices along some axes. Along those of branches' groups a site has one choice, which splits
+        nothing."""
         pairs = zip(self.dimensions.found[s], good, strict=True)
-        return Along(axes, frozenset(choice.states for choice, flag in pairs if flag))
+        groups = self.dimensions.opened.sites[s].along
+        free = tuple(k for k in axes if self.machine.axes[k].name not in groups)
+        return Along(free, frozenset(choice.states for choice, flag in pairs if flag))
 
     def splits_a(self, dimension: Dimension) -> Callable[[int, int, State], bool | None]:
         """Whether a result of a site in this state is split in such a dimension; None: it cannot be told."""

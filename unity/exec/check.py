@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import jax
 
+from unity.exec.guarded import part_taken
 from unity.exec.hlo import Memory, collectives, memory
 from unity.exec.liveness import MemoryTimeline, plan_timeline
 from unity.exec.liveness.trace import gradient_step
@@ -121,14 +123,14 @@ def compiler_options() -> dict[str, str | bool]:
 def compare(plan: Plan, gradient: bool) -> Check:
     """Compiles one step of a plan and compares."""
     compiled = compile_step(plan, gradient)
-    found: Counter[str] = Counter()
+    found: dict[str, Fraction] = {}
     for c in collectives(compiled.as_text()):
-        found[c.kind] += c.elements * c.count
+        found[c.kind] = found.get(c.kind, Fraction(0)) + c.elements * c.count * part_taken(c.op_name)
     captured = plan._made.captured
     differentiated = captured.differentiated if gradient else ()
     predicted = predicted_elements(plan.pcg, differentiated, None if gradient else FORWARD)
     kinds = sorted({*found, *predicted})
-    lines = tuple(Line(k, int(predicted.get(k, 0)), int(found.get(k, 0))) for k in kinds)
+    lines = tuple(Line(k, int(predicted.get(k, 0)), round(found.get(k, 0))) for k in kinds)
     training = replace(plan._made.search.training, backward=gradient)
     backend = CPU if jax.default_backend() == CPU.name else GPU
     searched = predict_memory(plan.pcg, differentiated, training, backend)

@@ -6,8 +6,11 @@ stacked once for every step. So the pullback is taken apart here: what it keeps 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -17,6 +20,19 @@ from jax import lax
 from unity.exec.parallel import vary, varying
 
 Work = Callable[..., tuple[Any, ...]]
+
+
+def taken_in(times: int, runs: int) -> AbstractContextManager[Any]:
+    """A scope for branches of which a device takes each so many times in so many runs: who counts what is compiled must know."""
+    return jax.named_scope(f"taken {times} of {runs}")
+
+
+def part_taken(scope: str) -> Fraction:
+    """In which part of its runs a device does what is compiled in a scope."""
+    found = Fraction(1)
+    for times, runs in re.findall(r"\btaken (\d+) of (\d+)", scope):
+        found *= Fraction(int(times), int(runs))
+    return found
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,11 @@ def varying(x: Any) -> frozenset[str]:
 
 
 def vary(x: Any, names: Sequence[str] | frozenset[str]) -> Any:
-    """`x`, known to JAX to differ along the named axes too. Backward, this is their all-reduce."""
-    missing = tuple(n for n in names if n not in varying(x) and n != TIME)
+    """`x`, known to JAX to differ along the named axes too. Backward, this is their all-reduce.
+
+    A set's names are taken in one order: every process must have the same program.
+    """
+    missing = tuple(n for n in (sorted(names) if isinstance(names, frozenset) else names) if n not in varying(x) and n != TIME)
     return lax.pcast(x, missing, to="varying") if missing else x
 
 

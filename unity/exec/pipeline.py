@@ -46,8 +46,7 @@ def stage_of(node: Node, step: Step) -> Callable[[Arrays, Arrays, Arrays], Array
         def one(carry: Arrays, own: Sequence[Any]) -> tuple[Arrays, None]:
             return tuple(step(*constants, *seen, *carry, *own)), None
 
-        length = schedule.steps // schedule.stages
-        return (*seen, *lax.scan(one, parts[len(seen) :], weights, length, unroll=node.attributes["unroll"])[0])
+        return (*seen, *lax.scan(one, parts[len(seen) :], weights, schedule.slots, unroll=node.attributes["unroll"])[0])
 
     return stage
 

@@ -97,7 +97,7 @@ class Writing:
     def apply(self, e: Equation) -> None:
         operands = [self.read(a) for a in e.operands]
         tensors, varying = [self.body.tensors[v] for v in e.results], results_vary(e)
-        applied = Applied(e, tuple(settled(e.name, operands, varying[0])), tuple(tensors))
+        applied = Applied(e, tuple(computed(settled(e.name, operands, varying[0]))), tuple(tensors))
         code = printed(applied)
         if e.primitive.multiple_results and len(tensors) > 1:
             wanted = [CALLED.get(e.name, e.name) if self.uses[v] else "_" for v in e.results]
@@ -197,6 +197,15 @@ def settled(name: str, operands: Sequence[Operand], varying: frozenset[str]) -> 
     if name in AUTOMATIC and frozenset().union(*(o.varying for o in bare)) == varying:
         return bare
     return [replace(o, constant=None, maker=None) if o.bare is not None else o for o in operands]
+
+
+def computed(operands: Sequence[Operand]) -> Sequence[Operand]:
+    """Operands as they are given to a function. Of constants alone numpy would compute it while it is traced: one is made JAX's."""
+    first = next((k for k, o in enumerate(operands) if o.constant is not None and o.tensor.shape), None)
+    if first is None or any(o.constant is None for o in operands):
+        return operands
+    whole = replace(operands[first], code=call("jnp.asarray", operands[first].code))
+    return [*operands[:first], whole, *operands[first + 1 :]]
 
 
 def results_vary(e: Equation) -> tuple[frozenset[str], ...]:

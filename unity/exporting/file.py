@@ -17,6 +17,7 @@ from unity.exporting.arguments import Arguments, arguments_of, is_plain, skeleto
 from unity.exporting.block import Block
 from unity.exporting.errors import ExportError
 from unity.exporting.graphs import GraphWriter
+from unity.exporting.imports import imports
 from unity.exporting.module import Module
 from unity.exporting.same import meanings
 from unity.exporting.source import Code, lines, literal, mapping, returned, sequence
@@ -95,11 +96,8 @@ def _written(module: Module, graph: PCG, paths: list[str]) -> None:
 
 def run(module: Module) -> dict[str, Any]:
     """The functions of a module, as they are when the file is run."""
-    from functools import partial
-
-    from jax import lax
-
-    space: dict[str, Any] = {"jax": jax, "jnp": jnp, "lax": lax, "np": np, "partial": partial, "array": module.arrays.__getitem__}
+    space: dict[str, Any] = {"jnp": jnp, "np": np, "array": module.arrays.__getitem__}
+    exec("\n".join(line for section in imports(module) for line in section), space)
     exec("\n\n\n".join("\n".join(f) for f in module.functions), space)
     return space
 
@@ -121,26 +119,20 @@ def _head(plan: Plan, name: str, arguments: Arguments, module: Module, in_64: bo
     machine, axes = plan.machine, plan.machine.axes or ()
     shape = tuple(a.size for a in axes) or (1,)
     names = tuple(a.name for a in axes) or ("d0",)
-    text = module_text(module)
+    standard, others = imports(module)
+    needed = " and ".join(["nothing but JAX", *sorted({where for where, _ in module.imports})])
     return [
         [
             f'"""`{plan.__name__}` on {machine.devices} devices ({machine.name}): plain JAX, every collective written out.',
             "",
-            "Written by unity from a plan; it needs nothing but JAX, and may be changed.",
+            f"Written by unity from a plan; it needs {needed}, and may be changed.",
             "",
             *_usage(name, arguments),
             '"""',
             "",
-            "import re",
-            *(["from functools import partial"] if "partial(" in text else []),
-            *(["from pathlib import Path"] if module.arrays else []),
+            *standard,
             "",
-            "import jax",
-            "import jax.numpy as jnp",
-            "import numpy as np",
-            "from jax import lax",
-            "from jax.sharding import AxisType, Mesh, NamedSharding",
-            "from jax.sharding import PartitionSpec as P",
+            *others,
             "",
             *(['jax.config.update("jax_enable_x64", True)', ""] if in_64 else []),
             f"if jax.device_count() < {machine.devices}:",
@@ -173,11 +165,6 @@ def _usage(name: str, arguments: Arguments) -> list[str]:
         first = [f"    from {name} import fn, shardings", "", f"    there = shardings({{{tree}}})"]
         where = "(" + ", ".join(f'there["{n}"]' for n in arguments.names) + one + ")"
     return [*first, f"    {given}{one} = jax.device_put(({given}{one}), {where})", f"    jax.jit(fn)({given})"]
-
-
-def module_text(module: Module) -> str:
-    """All functions of a module."""
-    return "\n".join(line for f in module.functions for line in f)
 
 
 _LOOK_UP = r'''

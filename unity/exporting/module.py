@@ -29,6 +29,7 @@ class Module:
         self.functions: list[list[str]] = []
         self.known: dict[Hashable, str] = {}
         self.arrays: dict[str, np.ndarray] = {}
+        self.imports: dict[tuple[str, str], str] = {}  # functions of the user's by module and name → what they are called here
         self.operator = "operator"  # the one that is being written
 
     def constant(self, atom: Literal) -> Code:
@@ -48,6 +49,12 @@ class Module:
             self.arrays[name] = value
             self.known["array", value.tobytes(), value.shape, str(value.dtype)] = name
         return Code(f'array("{name}")' + (".view(jnp.bfloat16)" if value.dtype == jnp.bfloat16 else ""))
+
+    def imported(self, module: str, name: str) -> Code:
+        """A function of the user's, or a class of theirs, by the name under which the file imports it."""
+        if (module, name) not in self.imports:
+            self.imports[module, name] = self.scope.new(name)
+        return Code(self.imports[module, name])
 
     def function(
         self, wanted: str, program: Program, decorators: Sequence[Code] = (), parameters: Sequence[str] = (), about: str = ""

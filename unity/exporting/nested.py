@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from jax.extend import core
 
 from unity.exporting.applied import Operand
+from unity.exporting.callbacks import callback
 from unity.exporting.errors import ExportError
 from unity.exporting.given import linear_solve, reduction
 from unity.exporting.inner import LETTERS, Inner, inputs_of, packed, stem, targets, unpacked_in
@@ -163,6 +164,7 @@ NESTED: Mapping[str, Callable[[Writing, Equation], list[Code]]] = {
     **dict.fromkeys((*JVP, *VJP), custom),
     **dict.fromkeys(("reduce", "reduce_window"), reduction),
     "custom_linear_solve": linear_solve,
+    "pure_callback": callback,
     "shard_map": refused,
 }
 LOOPS = frozenset({"scan", "while", "cond"})

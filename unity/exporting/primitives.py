@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from unity.exporting.applied import Applied, Operand, Printer, dtype_code
+from unity.exporting.random import RANDOM
 from unity.exporting.simplify import WRAPPED
 from unity.exporting.source import (
     AND,
@@ -34,6 +36,7 @@ INFIX = {
     "lt": ("<", COMPARE), "le": ("<=", COMPARE), "gt": (">", COMPARE), "ge": (">=", COMPARE),
     "eq": ("==", COMPARE), "ne": ("!=", COMPARE),
 }  # fmt: skip
+COMPARED = frozenset(name for name, (_, level) in INFIX.items() if level == COMPARE)  # Python turns those with a number first round
 BESIDE = frozenset({*INFIX, "max", "min", "pow", "rem", "atan2", "nextafter"})  # where a number stands for an array of its type
 
 
@@ -45,7 +48,7 @@ def function(name: str, *parameters: str) -> Printer:
 def sides(e: Applied) -> list[Code]:
     """Both operands, one of them as a number if it is one, or of lower rank if it only lacks leading dimensions."""
     numbers = [o.scalar for o in e.operands]
-    if all(n is not None for n in numbers):
+    if all(n is not None for n in numbers) or e.name in COMPARED:
         numbers[0] = None
     for k, n in enumerate(numbers):
         other = e.operands[1 - k]
@@ -148,7 +151,8 @@ def _dot(e: Applied) -> Code:
     # a shared dimension of size 1 is taken out by `@`
     matmul = leading and ranks and 1 not in x.shape[:shared] and tuple(a) == (x.ndim - 1,) and tuple(b) == (y.ndim - 2,)
     same = x.dtype == y.dtype == e.results[0].dtype and e["precision"] is None
-    if matmul and same and e["preferred_element_type"] == x.dtype:
+    wanted = e["preferred_element_type"]
+    if matmul and same and wanted is not None and wanted == x.dtype:  # None would be the same as float64 to numpy
         return infix(e.codes[0], "@", e.codes[1], TIMES)
     named: dict[str, object] = {}
     if e["precision"] is not None:
@@ -214,7 +218,9 @@ def _as_they_are(e: Applied, starts: Sequence[Operand]) -> dict[str, object]:
 
 
 def _starts(starts: Sequence[Operand]) -> Code:
-    return sequence([s.scalar or s.code for s in starts])
+    """Where a slice starts. Beside others numbers must be of their type, which Python's are if it is the usual one."""
+    usual = all(s.constant is not None or s.tensor.dtype == jax.dtypes.canonicalize_dtype(int) for s in starts)
+    return sequence([(s.scalar if usual else None) or s.code for s in starts])
 
 
 def _dynamic_update_slice(e: Applied) -> Code:
@@ -281,23 +287,6 @@ def _iota(e: Applied) -> Code:
 
 def _pad(e: Applied) -> Code:
     return call("lax.pad", *e.codes, _pairs(e["padding_config"]))
-
-
-def _bits(e: Applied) -> Code:
-    return call("jax.random.bits", e.codes[0], tuple(e["shape"]), Code(f"jnp.uint{e['bit_width']}"))
-
-
-def _wrap(e: Applied) -> Code:
-    return call("jax.random.wrap_key_data", e.codes[0], impl=implementation(e["impl"]))
-
-
-def _seed(e: Applied) -> Code:
-    return call("jax.random.key", e.codes[0], impl=implementation(e["impl"]))
-
-
-def implementation(impl: Any) -> str:
-    """The name of a generator of random numbers."""
-    return str(impl.name if hasattr(impl, "name") else impl)
 
 
 def _sort(e: Applied) -> Code:
@@ -426,13 +415,7 @@ PRIMITIVES: Mapping[str, Printer] = {
     "dot_general": _dot,
     "conv_general_dilated": _conv,
     **dict.fromkeys(("reduce_window_sum", "reduce_window_max", "reduce_window_min"), _window),
-    "random_bits": _bits,
-    "random_split": lambda e: call("jax.random.split", e.codes[0], tuple(e["shape"])),
-    "random_fold_in": function("jax.random.fold_in"),
-    "random_clone": function("jax.random.clone"),
-    "random_unwrap": function("jax.random.key_data"),
-    "random_wrap": _wrap,
-    "random_seed": _seed,
+    **RANDOM,
     "pvary": _pvary,
     "psum": lambda e: call("lax.psum", e.codes[0], names(e["axes"])),
     "psum_invariant": lambda e: call("lax.psum", e.codes[0], names(e["axes"])),

@@ -11,13 +11,15 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax.extend.core import primitives
 
 from unity.exporting.applied import Applied, Printer, dtype_code
 from unity.exporting.primitives import PRIMITIVES
+from unity.exporting.random import PRIMITIVES_BY_NAME
 from unity.exporting.source import Code, call, sequence
 from unity.pcg.body import Equation
 
-HOMES = {"lax": lax, "lax.linalg": lax.linalg}  # modules that an exported file has
+HOMES = {"lax": lax, "lax.linalg": lax.linalg, PRIMITIVES_BY_NAME: primitives}  # modules that an exported file has
 
 
 class Unsaid(Exception):

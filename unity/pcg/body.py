@@ -44,7 +44,7 @@ class Tensor:
     def ndim(self) -> int:
         return len(self.shape)
 
-    @property
+    @cached_property
     def floating(self) -> bool:
         """Whether it can have a gradient: floating point or complex (bfloat16 and float8 included)."""
         return jnp.issubdtype(self.dtype, np.inexact)

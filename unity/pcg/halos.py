@@ -8,7 +8,7 @@ those before it, so that corners arrive too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -88,6 +88,27 @@ class Exchange:
 
 def exchanges(body: Body, placing: Placing, axes: tuple[Axis, ...]) -> Iterator[Exchange]:
     """All messages of a body whose variables lie so."""
+    for found, over in _extended(body, placing):
+        shape = _piece(body, placing, axes, found[0].variable)
+        along = [(shape[e.reach.dim], prod(axes[k].size for k in over[e]), e.reach.halo) for e in found]
+        for k, message, elements in sent(prod(shape), along):
+            yield Exchange(found[k], tuple(over[found[k]]), message, elements, tuple(e.reach for e in found[:k]))
+
+
+def extended(body: Body, placing: Placing, axes: tuple[Axis, ...]) -> Mapping[int, int]:
+    """The variables that are read with what neighbours have of them, and the elements of such a copy on one device."""
+    made: dict[int, int] = {}
+    for found, _ in _extended(body, placing):
+        variable = found[0].variable
+        shape = list(_piece(body, placing, axes, variable))
+        for e in found:
+            shape[e.reach.dim] += e.reach.halo.before + e.reach.halo.after
+        made[variable] = max(made.get(variable, 0), prod(shape))
+    return made
+
+
+def _extended(body: Body, placing: Placing) -> Iterator[tuple[list[Edge], Mapping[Edge, list[int]]]]:
+    """For each operand that halos extend, its halos in turn, and the axes of each."""
     over: dict[Edge, list[int]] = {}
     for k, solution in enumerate(placing):
         for edge in edges(body, solution) if solution is not None else ():
@@ -96,10 +117,7 @@ def exchanges(body: Body, placing: Placing, axes: tuple[Axis, ...]) -> Iterator[
     for edge in sorted(over, key=lambda e: (e.equation, e.reach.operand, e.reach.dim)):
         operands.setdefault((edge.equation, edge.reach.operand), []).append(edge)
     for found in operands.values():
-        shape = _piece(body, placing, axes, found[0].variable)
-        along = [(shape[e.reach.dim], prod(axes[k].size for k in over[e]), e.reach.halo) for e in found]
-        for k, message, elements in sent(prod(shape), along):
-            yield Exchange(found[k], tuple(over[found[k]]), message, elements, tuple(e.reach for e in found[:k]))
+        yield found, over
 
 
 def _piece(body: Body, placing: Placing, axes: tuple[Axis, ...], variable: int) -> Shape:

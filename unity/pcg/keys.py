@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import re
@@ -104,3 +105,6 @@ def _parts(value: Any) -> Iterator[Any]:
         yield from value.__defaults__ or ()
     elif _of_jax(value) and isinstance(getattr(value, "f", None), (types.FunctionType, types.MethodType, functools.partial)):
         yield value.f  # a wrapped function
+    elif _of_jax(value) and callable(value) and dataclasses.is_dataclass(value) and not isinstance(value, type):
+        found = (getattr(value, f.name) for f in dataclasses.fields(value))  # a callback, and the structure of what it takes
+        yield from (part if callable(part) else str(part) for part in found)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from math import prod
 
 from unity.pcg.body import Body, Equation
+from unity.pcg.graph import BRANCHES, CONSTRAIN, LOOPS, PARALLELIZATION
+from unity.pcg.nesting import REMATERIALIZED
 from unity.pcg.solve import nested_body
 
 LAYOUT = frozenset({"reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "rev"})
@@ -39,8 +41,20 @@ def calls(body: Body) -> Mapping[str, int]:
     return found
 
 
+RESERVED = PARALLELIZATION | LOOPS | {"input", "constant", CONSTRAIN, BRANCHES, *REMATERIALIZED}  # kinds that mean more
+
+
 def label(composite: Body, sizes: Mapping[str, int]) -> str:
-    """A name for an operator. `sizes` says how many equations each nested call has in all."""
+    """A name for an operator. `sizes` says how many equations each nested call has in all.
+
+    A function of the user's that is called like a kind of operator that means more is told from it: `combine()`.
+    """
+    found = _label(composite, sizes)
+    meant = found == CONSTRAIN == composite.equations[0].name
+    return f"{found}()" if found in RESERVED and not meant else found
+
+
+def _label(composite: Body, sizes: Mapping[str, int]) -> str:
     equations = composite.equations
     names = {e.name for e in equations}
     if len(equations) == 1:

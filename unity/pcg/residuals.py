@@ -27,6 +27,11 @@ OF_RESULT = {
     "exp": lax.exp, "exp2": lax.exp2, "expm1": lax.expm1, "tanh": lax.tanh, "logistic": lax.logistic, "sqrt": lax.sqrt,
     "rsqrt": lax.rsqrt, "cbrt": lax.cbrt,
 }  # fmt: skip
+# Its factor is computed from the operand; in a scan ahead, and stacked, as 2x is for a square.
+OF_OPERAND = {
+    "square": lax.square, "sin": lax.sin, "cos": lax.cos, "integer_pow": lambda x: lax.integer_pow(x, 3), "log": lax.log,
+    "erf": lax.erf,
+}  # fmt: skip
 # Linear in an operand for JAX, but not for the operator table, where pieces would be summed with what fills them up.
 LINEAR_AT = {"gather": 0, "pad": 0}
 # No derivative flows through these.
@@ -60,23 +65,24 @@ CUSTOM = ("custom_jvp_call", *CUSTOM_VJP)
 
 
 @cache
-def stacked(name: str) -> tuple[bool, int]:
-    """What JAX stacks of a function in a scan: whether its result, and how many other values of its size.
+def stacked(name: str) -> tuple[bool, bool, int]:
+    """What JAX stacks of a function in a scan: whether its operand, whether its result, and how many other values of its size.
 
     Versions of JAX differ (1 - y beside y, or 1 - y² alone), so this one is asked.
     """
-    steps = jax.ShapeDtypeStruct((2, 3), "float32")
+    steps, function = jax.ShapeDtypeStruct((2, 3), "float32"), (OF_RESULT | OF_OPERAND)[name]
 
     def run(xs: jax.Array) -> Any:
-        return jax.vjp(lambda xs: lax.scan(lambda _, x: (None, OF_RESULT[name](x)), None, xs)[1], xs)
+        return jax.vjp(lambda xs: lax.scan(lambda _, x: (None, function(x)), None, xs)[1], xs)
 
     program = jax.make_jaxpr(run)(steps).jaxpr
     scan = next(e for e in program.eqns if e.primitive.name == "scan")
     inner = scan.params["jaxpr"]
     step = inner.jaxpr if isinstance(inner, core.ClosedJaxpr) else inner
     made = {id(v): id(of) for v, of in zip(scan.outvars, step.outvars, strict=True)}  # of each stack, the value in a step
-    result, *kept = (made.get(id(v), 0) for v in program.outvars if getattr(v.aval, "shape", ()) == steps.shape)
-    return result in kept, len({*kept} - {result})
+    made |= {id(v): 0 for v in program.invars}
+    result, *kept = (made[id(v)] for v in program.outvars if id(v) in made)
+    return 0 in kept, result in kept, len({*kept} - {result, 0})
 
 
 @dataclass(frozen=True)
@@ -185,8 +191,9 @@ class _Reading:
             for p in at:
                 group = together or next(g for g in groups if p in g)
                 self.read_factors(e, p, [a for q, a in enumerate(e.operands) if q not in group])
-        elif e.name in OF_RESULT:
-            itself, others = stacked(e.name) if self.stacked else (True, 0)
+        elif e.name in OF_RESULT or (self.stacked and e.name in OF_OPERAND):
+            operand, itself, others = stacked(e.name) if self.stacked else (False, True, 0)
+            self.need(e.operands if operand else ())
             self.need(e.results if itself else ())
             self.more += [(e.results[0], self.body.tensors[e.results[0]].nbytes)] * others
         else:

@@ -13,17 +13,11 @@ takes steps of in the steps. So every device starts with its own samples, ends w
 Inside, a step is the scan's, on a micro-batch's samples: partitioned in the samples, with replicated weights. What runs is
 `unity.exec.pipeline`.
 
-Under GPipe's schedule the gradient is the same backwards, so that what every micro-batch keeps is there at once. Under 1F1B a
-micro-batch's backward pass starts as soon as its last stage is done; so its loss must be known then. What leads from the last
-stage to the loss is an operator of its own that follows the pipeline, its *tail*: computed for one micro-batch after the other by
-the last stage, its results sums over all samples. S = 2, M = 4; f and b are a micro-batch's forward and backward pass:
-
-    tick   0    1         2         3         4         5
-    stage 0  f0   f1        f2 b0     f3 b1     b2        b3
-    stage 1       f0 b0     f1 b1     f2 b2     f3 b3
-
-As many ticks have a forward pass as have a backward one, M + S - 1, so the time is GPipe's; but no more than 2 S - 1 micro-batches
-are between their forward and their backward pass on the first stage.
+Under GPipe's schedule the gradient is the same backwards, so that what every micro-batch keeps is there at once. Under 1F1B
+(`unity.pcg.timetable`) a micro-batch's backward pass starts as soon as its last stage is done; so its loss must be known then. What
+leads from the last stage to the loss is an operator of its own that follows the pipeline, its *tail*: computed for one micro-batch
+after the other by the last stage, its results sums over all samples. As many ticks have a forward pass as have a backward one,
+M + S - 1, so the time is GPipe's; but no more than S micro-batches are between the two on any stage.
 """
 
 from __future__ import annotations
@@ -39,8 +33,8 @@ from unity.pcg.graph import PCG, TAIL, Node, Value, carried_by
 from unity.pcg.placing import along_axis
 from unity.pcg.solve import Unmatched
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State, partitioned
+from unity.pcg.timetable import drained, exchanges
 
-READ, CARRIED = 2, 3  # sends in a tick: samples go on, those that wait come nearer, and so does what left the last stage
 GPIPE, ONE_F_ONE_B = "gpipe", "1f1b"
 SCHEDULES = (ONE_F_ONE_B, GPIPE)
 
@@ -60,24 +54,34 @@ class Schedule:
         return self.micro_batches + self.stages - 1
 
     @property
+    def slots(self) -> int:
+        """How many steps the largest stage has; others may have one less."""
+        return -(-self.steps // self.stages)
+
+    @property
     def runs(self) -> int:
         """How often one device runs a step, idle ticks included."""
-        return self.ticks * self.steps // self.stages
+        return self.ticks * self.slots
 
     @property
     def held(self) -> int:
         """For how many micro-batches a device has room to keep what the backward pass needs. (GPipe keeps idle ticks', too.)"""
-        return 2 * self.stages - 1 if self.kind == ONE_F_ONE_B else self.ticks
+        return self.stages if self.kind == ONE_F_ONE_B else self.ticks
 
     @property
     def kept(self) -> int:
-        """For how many runs of a step that is."""
-        return self.held * self.steps // self.stages
+        """For how many runs of a step that is. By 1F1B what a pass makes, or reads, lies beside the places."""
+        return (self.held + (self.kind == ONE_F_ONE_B)) * self.slots
 
     @property
     def rounds(self) -> int:
         """How many micro-batches start on each device."""
         return self.micro_batches // self.stages
+
+    @property
+    def turns(self) -> int:
+        """How many ticks a loop by 1F1B has, those at the end included that only bring gradients home."""
+        return self.ticks + drained(self.stages, self.rounds)
 
     @property
     def bubble(self) -> float:
@@ -143,19 +147,24 @@ def samples_of(node: Node) -> dict[int, int]:
 
 
 def sends(node: Node, position: int, flow: Callable[[Value], bool]) -> tuple[int, int]:
-    """How often the stages send each other pieces of an operand, and backward of its gradient."""
+    """How often the stages send each other pieces of an operand, and backward of its gradient.
+
+    By 1F1B a message goes both ways, and is counted once, as a forward one: samples go on against gradients that go back; and
+    samples that come down against gradients that go home. What the tail reads goes on with the samples.
+    """
     assert node.inside is not None
     ends, schedule = ends_of(node), schedule_of(node)
-    inside, outside = flow(Value(node.inside.inputs[position])), flow(node.operands[position])
-    if node.kind == TAIL:  # what is read comes to the last stage, and its gradient goes back
-        there = schedule.micro_batches if position in ends.read and any(map(flow, node.results)) else 0
-        return there, there * outside
+    followed = any(map(flow, node.results)) and schedule.kind == ONE_F_ONE_B
+    messages = exchanges(schedule.stages) * schedule.turns
+    if node.kind == TAIL:
+        return messages if followed and position in ends.read else 0, 0
     if position not in ends.sampled:
         return 0, 0
-    if schedule.kind == ONE_F_ONE_B and any(map(flow, node.results)):  # it arrives at the tail; its gradient goes home if wanted
-        return 2 * schedule.ticks, (inside + outside) * schedule.ticks
-    there = (CARRIED if position in ends.carried else READ) * schedule.ticks
-    return there, there * inside
+    if followed:
+        return 2 * messages, 0
+    onward = 1 + (position in ends.carried)  # samples go on, and so does what left the last stage; those that wait come nearer
+    back = onward * flow(Value(node.inside.inputs[position])) + flow(node.operands[position])
+    return (onward + 1) * schedule.ticks, back * schedule.ticks
 
 
 def scaled_over(node: Node, flow: Callable[[Value], bool]) -> tuple[int, ...]:

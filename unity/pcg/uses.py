@@ -13,6 +13,7 @@ ALONE = frozenset({
     "cumprod", "cummax", "cummin", "cumlogsumexp", "argmax", "argmin", "dynamic_slice", "dynamic_update_slice",
     "optimization_barrier", "custom_vjp_call", "custom_vjp_call_jaxpr", "fft", "constrain",
 })  # fmt: skip
+PLATFORM = "platform_index"  # which has no operands: a number that a `cond` tells platforms apart by
 REPEATED = 48  # equations of a constant that are computed again at every use; a larger one is an operator of its own
 SMALL = 8  # statistics are smaller than what they are taken of by at least this
 
@@ -74,7 +75,8 @@ def constants(body: Body) -> Mapping[int, int]:
     found: dict[int, int] = {}
     sizes: dict[int, int] = {}
     for i, e in enumerate(body.equations):
-        if light(e) and e.name not in ("random_bits", "gather") and all(not isinstance(a, int) or a in found for a in e.operands):
+        cheap = e.name == PLATFORM or (light(e) and e.name not in ("random_bits", "gather"))
+        if cheap and all(not isinstance(a, int) or a in found for a in e.operands):
             size = 1 + sum(sizes[a] for a in e.operands if isinstance(a, int))
             if size <= REPEATED:
                 found.update((v, i) for v in e.results)

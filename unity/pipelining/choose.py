@@ -51,15 +51,18 @@ class _Choosing:
     wish: PipelineWish
     found: list[Found] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    first: str = ONE_F_ONE_B  # the schedule that is tried first, if none is asked for
 
     def along(self, axes: tuple[Axis, ...]) -> float:
         """Tries more and more micro-batches, as long as that helps. Gives the least time; infinity if nothing will do."""
         before = len(self.found)
         stages = prod(axis.size for axis in axes)
-        rounds = [n for n in self.rounds(stages) if not self.hopeless(stages, n)]
+        rounds = [n for n in self.rounds(stages) if not self.hopeless(Schedule(stages, stages * n, stages))]
         for count, number in self.program.within(stages) if rounds else ():
-            last = inf
+            steps, last = count or self.program.scans[0][number].steps, inf
             for n in rounds:
+                if self.hopeless(Schedule(stages, stages * n, steps)):
+                    continue
                 self.wish.say(f"a pipeline of {stages} stages, {stages * n} micro-batches")
                 try:
                     time = self.tried(self.made(count, number, axes, n))
@@ -74,18 +77,23 @@ class _Choosing:
     def made(self, count: int, number: int, axes: tuple[Axis, ...], rounds: int) -> Pipelining:
         """One pipeline. Raises Mixed if it cannot be."""
         kind, where = self.wish.schedule, (self.program, count, number, axes, rounds)
-        if kind is None and self.program.captured.differentiated:
+        if kind is None and self.first == ONE_F_ONE_B and self.program.captured.differentiated:
             try:
                 return pipelined(*where, ONE_F_ONE_B)
             except Mixed:
                 kind = GPIPE
         return pipelined(*where, kind or GPIPE)
 
-    def other(self, one: Pipelining) -> None:
-        """Tries GPipe's schedule instead, where no pipeline was asked for: it keeps more, but its tail is shared by all stages."""
+    def other(self, machine: Machine) -> None:
+        """Tries GPipe's schedule for as many stages as were best, and more, where no pipeline was asked for: it keeps more, but all
+        devices share what follows the layers, where 1F1B leaves it to the last stage, which the others wait for."""
+        one = self.chosen.pipelining
         if self.wish.exactly is None and one.schedule.kind == ONE_F_ONE_B:
             self.wish.say("the same pipeline by GPipe's schedule")
-            self.tried(pipelined(self.program, one.rolled, one.scan, one.along, one.rounds, GPIPE))
+            self.first = GPIPE
+            for ladder in ladders(machine):
+                if one.along in ladder:
+                    self.up(ladder[ladder.index(one.along) :])
 
     def up(self, ladder: Iterable[tuple[Axis, ...]]) -> None:
         """Tries more and more stages, as long as that helps."""
@@ -129,13 +137,13 @@ class _Choosing:
         there = [] if self.wish.than is None else [self.wish.than[1].time]
         return min([f.candidate.time for f in self.found] + there, default=inf)
 
-    def hopeless(self, stages: int, rounds: int) -> bool:
-        """Whether even the work of layers, evenly shared, and what a device idles, take longer than what is there."""
+    def hopeless(self, schedule: Schedule) -> bool:
+        """Whether even the work of layers, shared as stages can, and what a device idles, take longer than what is there."""
         if self.wish.than is None:
             return False
-        schedule = Schedule(stages, stages * rounds, stages)
         search, candidate = self.wish.than
-        return least(search) + repeated(search) * (stages - 1) / schedule.micro_batches >= candidate.time
+        longer = schedule.slots * schedule.stages / schedule.steps * schedule.ticks / schedule.micro_batches
+        return least(search) + repeated(search) * (longer - 1) >= candidate.time
 
 
 def best(captured: Captured, machine: Machine, wish: PipelineWish) -> tuple[Found | None, list[str]]:
@@ -145,7 +153,7 @@ def best(captured: Captured, machine: Machine, wish: PipelineWish) -> tuple[Foun
         choosing.up(ladder)
     refused = choosing.refused or choosing.program.refused or ["the program has no scan over layers, and no equal layers"]
     if choosing.found:
-        choosing.other(choosing.chosen.pipelining)
+        choosing.other(machine)
     return choosing.chosen if choosing.found else None, refused
 
 

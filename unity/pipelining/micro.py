@@ -41,6 +41,10 @@ WALK = "unity:micro-batches"  # the scope of what walks a scan, which no model h
 WAYS = 64  # in which tensors that are carried may share a dimension, looked at for each size
 
 
+class Positioned(Mixed):
+    """A step must know which samples it has."""
+
+
 @dataclass(frozen=True)
 class Scan:
     """A scan of a program that can be walked in micro-batches.
@@ -152,7 +156,8 @@ def _traced(what: str, run: Callable[..., Sequence[Any]], given: Sequence[Tensor
     try:
         return close(jax.make_jaxpr(run)(*(t.struct for t in given)))
     except NameError:  # of the axis: a local program asks where its piece lies
-        raise Mixed(f"{what} on where a sample stands in the batch (random numbers, or positions)") from None
+        why = "positions, or random numbers that are not drawn for each sample"
+        raise Positioned(f"{what} on where a sample stands in the batch ({why})") from None
 
 
 def _in_order(body: Body, scan: Scan, tail: Tail) -> Body:

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import takewhile
 
 from unity.pcg.graph import PCG, Node, Value
 
 
 def named(graph: PCG, before: PCG) -> PCG:
     """A graph at another's lines, if both have the same operators in the same order; otherwise as it is."""
-    operators, others = ([n for n in g.nodes if n.kind not in ("input", "constant")] for g in (graph, before))
-    if [n.kind for n in operators] != [n.kind for n in others]:
-        return graph
+    return beginning(graph, before) if _kinds(graph) == _kinds(before) else graph
+
+
+def beginning(graph: PCG, before: PCG) -> PCG:
+    """A graph at another's lines, as far as both begin with the same operators in the same order."""
     changed = {}
-    for node, old in zip(operators, others, strict=True):
+    for node, old in takewhile(lambda pair: pair[0].kind == pair[1].kind, zip(_operators(graph), _operators(before), strict=False)):
         inside = node.inside
         if inside is not None and old.inside is not None:
             inside = named(inside, old.inside)
         changed[id(node)] = replace(node, inside=inside, source=old.source, scope=old.scope)
     return with_nodes(graph, changed)
+
+
+def _operators(graph: PCG) -> list[Node]:
+    return [n for n in graph.nodes if n.kind not in ("input", "constant")]
+
+
+def _kinds(graph: PCG) -> list[str]:
+    return [n.kind for n in _operators(graph)]
 
 
 def with_nodes(graph: PCG, changed: Mapping[int, Node]) -> PCG:

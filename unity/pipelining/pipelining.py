@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
 from unity.pcg.axis import Axis
 from unity.pcg.capture import Captured
 from unity.pcg.errors import DerivationError, PlanError
+from unity.pcg.graph import PCG
+from unity.pcg.solve import nested_body
 from unity.pcg.stages import GPIPE, ONE_F_ONE_B, Mixed, Schedule
-from unity.pipelining.micro import Scan, scans, walked
+from unity.pipelining.evened import EVENED, evened
+from unity.pipelining.micro import Positioned, Scan, scans, walked
+from unity.pipelining.numbered import NUMBERED, draws, numbered
 from unity.pipelining.rolled import ROLLED, Layers, layers, rolled
 from unity.pipelining.splice import within
 from unity.pipelining.staged import with_stages
@@ -70,6 +74,35 @@ class Program:
             self._rolled[count] = Program(rolled(self.captured, self.layers, count))
         return self._rolled[count]
 
+    @cached_property
+    def _evened(self) -> dict[tuple[int, int], Program]:
+        return {}
+
+    def evened(self, number: int, stages: int) -> tuple[Program, int]:
+        """The program with one of its scans such that so many stages can share its steps, and the scan's number then."""
+        if self.scans[0][number].steps % stages == 0:
+            return self, number
+        key = (number, stages)
+        if key not in self._evened:
+            self._evened[key] = Program(evened(self.captured, self.scans[0][number].equation, stages))
+        return self._evened[key], self._evened[key].called(EVENED)
+
+    def numbered(self, number: int) -> tuple[Program, int]:
+        """The program with one of its scans such that it draws bits for each sample, if any, and the scan's number then."""
+        scan = self.scans[0][number]
+        if not draws(nested_body(self.captured.body.equations[scan.equation]), scan.size):
+            return self, number
+        program = Program(numbered(self.captured, scan.equation, scan.size))
+        return program, program.called(NUMBERED)
+
+    def called(self, name: str) -> int:
+        """The number of the scan that was made under a name."""
+        equations = self.captured.body.equations
+        found = [k for k, scan in enumerate(self.scans[0]) if within(equations[scan.equation].scope, name)]
+        if not found:
+            raise Mixed("; ".join(self.scans[1]))
+        return found[0]
+
     @property
     def refused(self) -> list[str]:
         """Why scans of it, and layers that were rolled, can be no pipelines."""
@@ -77,14 +110,23 @@ class Program:
         return list(dict.fromkeys([*self.scans[1], *(reason for reasons in rolled for reason in reasons)]))
 
     def within(self, stages: int) -> list[tuple[int, int]]:
-        """What could have so many stages, a scan's steps or as many layers as can be shared: (layers to roll, scan's number)."""
+        """What could have so many stages: (layers to roll, scan's number). A scan's steps, or layers: as many as can be shared
+        evenly, and all."""
         found = [(0, k) for k in range(len(self.scans[0]))]
-        count = len(self.layers) // stages * stages if self.layers is not None else 0
-        if count:
+        most = len(self.layers) if self.layers is not None else 0
+        for count in dict.fromkeys((most // stages * stages, most)) if most >= stages else ():
             program = self.rolled(count)
             equations = program.captured.body.equations
             found += [(count, k) for k, scan in enumerate(program.scans[0]) if within(equations[scan.equation].scope, ROLLED)]
         return found
+
+
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """A program in micro-batches, without stages. `staged` gives a graph of it its stages."""
+
+    captured: Captured
+    staged: Callable[[PCG], PCG]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +144,7 @@ class Pipelining:
     along: tuple[Axis, ...]
     rounds: int
     schedule: Schedule
+    walk: Walk
 
     def to_json(self) -> dict[str, Any]:
         """What is needed to make it again."""
@@ -128,7 +171,8 @@ class Pipelining:
     def __str__(self) -> str:
         s, names = self.schedule, " ".join(axis.name for axis in self.along)
         what = "layers" if self.rolled else "steps"
-        return f"{s.stages} stages of {s.steps // s.stages} {what} along {names}, {s.micro_batches} micro-batches, {SAID[s.kind]}"
+        count = f"{s.slots - 1} to {s.slots}" if s.steps % s.stages else s.slots
+        return f"{s.stages} stages of {count} {what} along {names}, {s.micro_batches} micro-batches, {SAID[s.kind]}"
 
 
 def pipelined(program: Program, count: int, number: int, along: Sequence[Axis], rounds: int, kind: str = GPIPE) -> Pipelining:
@@ -139,16 +183,28 @@ def pipelined(program: Program, count: int, number: int, along: Sequence[Axis], 
     source, stages = program.source(count), prod(axis.size for axis in along)
     if not 0 <= number < len(source.scans[0]):
         raise Mixed(f"the program has no scan {number} over layers")
-    scan = source.scans[0][number]
-    if scan.steps % stages:
-        raise Mixed(f"{stages} stages cannot share {scan.steps} steps evenly")
+    steps = source.scans[0][number].steps
+    if steps < stages:
+        raise Mixed(f"{stages} stages cannot share {steps} steps")
+    source, at = source.evened(number, stages)
+    scan = source.scans[0][at]
     if scan.size % (stages * rounds):
         raise Mixed(f"{stages * rounds} micro-batches cannot share {scan.size} samples evenly")
+    try:
+        walk = _walk(source, at, along, rounds, kind)
+    except Positioned:
+        walk = _walk(*source.numbered(at), along, rounds, kind)
+    after = replace(walk.captured, graph=walk.staged(walk.captured.graph))
+    schedule = Schedule(stages, stages * rounds, steps, kind)
+    return Pipelining(program.captured, after, count, number, tuple(along), rounds, schedule, walk)
+
+
+def _walk(source: Program, number: int, along: Sequence[Axis], rounds: int, kind: str) -> Walk:
+    """The program, one of its scans in micro-batches, and the stages that it shall have."""
+    scan = source.scans[0][number]
     tail = source.tail(number) if kind == ONE_F_ONE_B else None
-    walk = source.captured.of(walked(source.captured.body, scan, rounds, tail), source.captured.bodies)
-    after = replace(walk, graph=with_stages(walk.graph, scan, along, source.captured.graph, tail))
-    schedule = Schedule(stages, stages * rounds, scan.steps, kind)
-    return Pipelining(program.captured, after, count, number, tuple(along), rounds, schedule)
+    captured = source.captured.of(walked(source.captured.body, scan, rounds, tail), source.captured.bodies)
+    return Walk(captured, partial(with_stages, scan=scan, along=along, before=source.captured.graph, tail=tail))
 
 
 def from_json(captured: Captured, data: dict[str, Any], axes: Sequence[Axis]) -> Pipelining:

@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unity.difference.compare import total
 from unity.pcg.erasing import erased
 from unity.pcg.errors import PlanError
-from unity.pcg.graph import PCG
+from unity.pcg.graph import PCG, Node
 from unity.report import arguments, costs
 from unity.report.drawing import Drawing, drawing_of
 from unity.report.frames import Told, frames_of, told
-from unity.report.picture import Legend, Said, Shared, legend_of, picture
+from unity.report.live import Live, live_of
+from unity.report.live import from_json as live_again
+from unity.report.picture import Legend, Rows, Said, Shared, legend_of, picture
 from unity.report.points import points_of
-from unity.report.timeline import timeline_of
-from unity.search.backend import backend_of
+from unity.report.timeline import on_page
 from unity.search.machine import Machine, MachineError
-from unity.search.memory import predict_memory
-from unity.search.predict import predict
 from unity.search.session import Candidate, unbeaten
 from unity.strategies import from_json
-from unity.summary import RuleUse, Summary, captured_summary_of, differentiated_in, summary_of
+from unity.summary import RuleUse, Summary, captured_summary_of, summary_of
 from unity.wording import duration, size
 
 if TYPE_CHECKING:
     from unity.plan import Plan
 
-LIVE = "A plan's file does not hold this. With its function it is shown: unity report FILE MODULE:FUNCTION, or unity.load."
+LIVE = "This plan's file does not hold it. With its function it is shown: unity report FILE MODULE:FUNCTION, or unity.load."
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What a report is made of. `plan`: none where there is only its file."""
+    """What a report is made of. `live`: none where a plan's file lacks it."""
 
     captured: Summary
     planned: Summary
@@ -44,13 +44,14 @@ class Source:
     candidates: Sequence[Candidate]
     exact: bool
     whole: bool = True  # the candidates are the frontier, and not some points of it
-    plan: Plan | None = None
+    live: Live | None = None
 
 
 def of_plan(plan: Plan) -> Source:
     """A plan, with everything that can be said of it."""
-    points = plan._made.points
-    return Source(captured_summary_of(plan), summary_of(plan), plan.machine, plan.serial, plan.candidate, *points, plan)
+    planned, points = summary_of(plan), plan._made.points
+    live = live_of(plan, planned)
+    return Source(captured_summary_of(plan), planned, plan.machine, plan.serial, plan.candidate, *points, live)
 
 
 def of_file(path: str | Path) -> Source:
@@ -63,7 +64,9 @@ def of_file(path: str | Path) -> Source:
     try:
         machine = Machine.from_json(data["machine"])
         chosen, *candidates = from_json(serial, machine.axes, data)
-        return Source(captured, planned, machine, serial, chosen, candidates, bool(data["exact"]), bool(data.get("whole", True)))
+        points = candidates, bool(data["exact"]), bool(data.get("whole", True))
+        live = live_again(data["report"], planned.graph) if "report" in data else None
+        return Source(captured, planned, machine, serial, chosen, *points, live)
     except (KeyError, TypeError, ValueError, MachineError) as error:
         raise PlanError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     except PlanError as error:
@@ -74,7 +77,7 @@ def content(source: Source) -> dict[str, Any]:
     """The document. Where something cannot be had, it has a text that says so."""
     shared = Shared()
     legend = legend_of(source.planned.graph)
-    said, more = _live(source, source.plan, shared) if source.plan is not None else _filed(source)
+    said, more = _exactly(source.live, shared) if source.live is not None else _roughly(source)
     return {
         "title": source.planned.name,
         "machine": str(source.machine.name),
@@ -92,17 +95,12 @@ def content(source: Source) -> dict[str, Any]:
     }
 
 
-def _live(source: Source, plan: Plan, shared: Shared) -> tuple[Said, dict[str, Any]]:
-    from unity.explain import blocked
-
-    differentiated = differentiated_in(plan)
-    found = predict(plan.pcg, plan.machine, differentiated)
-    memory = predict_memory(plan.pcg, differentiated, plan._made.search.training, backend_of(plan.machine))
-    more = {"memory": costs.holders(memory), "timeline": timeline_of(plan.simulate(), shared), "blocked": blocked(plan)}
-    return costs.exactly(found, memory, plan.pcg.axes, source.planned.rules), more
+def _exactly(live: Live, shared: Shared) -> tuple[Said, dict[str, Any]]:
+    more = {"memory": live.memory, "timeline": on_page(live.timeline, shared), "blocked": live.blocked}
+    return lambda node: live.costs[id(node)], more
 
 
-def _filed(source: Source) -> tuple[Said, dict[str, Any]]:
+def _roughly(source: Source) -> tuple[Said, dict[str, Any]]:
     kinds = arguments.kinds(source.planned.graph)
     whole, here = source.planned.memory, sum(k.here for k in kinds)
     rest = whole - here
@@ -134,7 +132,13 @@ def _figures(source: Source) -> list[list[str]]:
 
 def _frames(source: Source, legend: Legend, said: Said, shared: Shared) -> dict[str, Any]:
     """The steps, and the pictures that they show. Folded pictures of all, and the plan's own unfolded."""
-    steps = list(told(frames_of(source.captured, source.planned, source.plan)))
+    between = None if source.live is None else source.live.steps
+    steps = list(told(frames_of(source.captured, source.planned, between)))
+    of_rules = partial(costs.of_rules, uses=source.planned.rules)
+
+    def fully(node: Node) -> Rows:
+        return [*said(node), *of_rules(node)]
+
     drawings: dict[int, Drawing] = {}
     pictures: list[dict[str, Any]] = []
     frames = []
@@ -142,17 +146,13 @@ def _frames(source: Source, legend: Legend, said: Said, shared: Shared) -> dict[
         graph = step.frame.graph
         if id(graph) not in drawings:
             drawings[id(graph)] = drawing_of(graph, fold=True)
-            about = said if graph is source.planned.graph else _plainly(source.planned.rules)
+            about = fully if graph is source.planned.graph else of_rules
             pictures.append(picture(drawings[id(graph)], graph, shared, legend, step.keys, about))
         frames.append(_frame(step, len(pictures) - 1, drawings[id(graph)].places))
     graph, whole = steps[-1].frame.graph, None
     if pictures[-1]["folded"]:
-        whole = picture(drawing_of(graph, fold=False), graph, shared, legend, steps[-1].keys, said)
+        whole = picture(drawing_of(graph, fold=False), graph, shared, legend, steps[-1].keys, fully)
     return {"frames": frames, "pictures": pictures, "whole": whole}
-
-
-def _plainly(uses: Sequence[RuleUse]) -> Said:
-    return lambda node: costs.of_rules(node, uses)
 
 
 def _frame(step: Told, number: int, places: Mapping[int, int]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from unity.summary import RuleUse, Summary, Talk
 from unity.wording import duration, line_behind, short, size
 
 
-def exactly(found: Prediction, memory: MemoryPrediction, axes: Sequence[Axis], uses: Sequence[RuleUse]) -> Said:
+def exactly(found: Prediction, memory: MemoryPrediction, axes: Sequence[Axis]) -> Said:
     """Says of a node all terms of the prediction."""
     terms = {id(t.node): t for t in found.operators}
     sent, held = _by_node((t.collective.node, t) for t in found.collectives), _by_node((h.node, h) for h in memory.held)
@@ -27,8 +27,7 @@ def exactly(found: Prediction, memory: MemoryPrediction, axes: Sequence[Axis], u
             rows.append(("forward", f"{duration(t.forward)}{f' in {t.runs} runs' if t.runs > 1 else ''}{known}"))
             rows.append(("backward", duration(t.backward) if t.backward else "none"))
         rows += [_sent(t, axes) for t in sent.get(id(node), ())]
-        rows += [(h.why, size(h.nbytes)) for h in held.get(id(node), ()) if h.nbytes > 0]
-        return rows + of_rules(node, uses)
+        return rows + [(h.why, size(h.nbytes)) for h in held.get(id(node), ()) if h.nbytes > 0]
 
     return said
 
@@ -43,7 +42,7 @@ def on_average(summary: Summary) -> Said:
         if w is not None and w.count:
             many = f", the mean of {w.count} at this line" if w.count > 1 else ""
             rows.append(("forward + backward", f"{duration(w.seconds / w.count)}{many}"))
-        return rows + of_rules(node, summary.rules)
+        return rows
 
     return said
 

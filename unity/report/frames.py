@@ -1,7 +1,6 @@
 """From the captured program to the plan in steps: the graph after every rule of the derivation, and how it is parallelized at last.
 
-A live plan can make the graph after each rule. A file holds the first and the last; of the rules between them it says at which
-lines they were applied.
+`steps.py` makes the steps between. Of a file that lacks them, the rules between are shown at the lines that they were applied to.
 """
 
 from __future__ import annotations
@@ -10,21 +9,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING
 
 from unity.pcg.diff.matching import matching
 from unity.pcg.erasing import erased
 from unity.pcg.graph import BRANCHES, PCG, PIPELINE, Node
-from unity.rewriting import Rewriting, end_of, path_of, programs_of
-from unity.search.nested import program
 from unity.summary import RuleUse, Summary
 from unity.wording import short
 
-if TYPE_CHECKING:
-    from unity.plan import Plan
-
 MADE = {PIPELINE: "A loop is a pipeline.", BRANCHES: "What does not need each other runs at the same time."}
-MOST = 16  # frames for rules: of more steps, several that follow each other are one frame
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,50 +42,19 @@ class Told:
     difference: str
 
 
-def frames_of(captured: Summary, planned: Summary, plan: Plan | None) -> tuple[Frame, ...]:
-    """All steps, the captured program first."""
+def frames_of(captured: Summary, planned: Summary, between: Sequence[Frame] | None) -> tuple[Frame, ...]:
+    """All steps, the captured program first. `between`: those in the middle; without them, the rules are shown at their lines."""
     first = Frame("As captured", f"{len(captured.graph)} operators, as your function says them, on one device.", captured.graph)
-    between = _exact(plan, planned.rules) if plan is not None else _at_lines(captured, planned)
+    middle = _at_lines(captured, planned) if between is None else between
     devices = f"{planned.devices} devices" if planned.devices > 1 else "one device"
     last = f"Operators and arguments have their places on {devices}; what changes who holds which part is an operator too."
-    return (first, *between, Frame("Parallelized", last, planned.graph, planned.applications))
-
-
-def _exact(plan: Plan, uses: Sequence[RuleUse]) -> Iterator[Frame]:
-    """The graph after each rule, and after what became a pipeline, or branches on devices of their own."""
-    if plan.rewriting is not None:
-        yield from _applied(plan.rewriting, uses)
-    if plan.pipelining is not None:
-        yield Frame("In stages", f"A loop became a pipeline: {plan.pipelining}.", plan.serial)
-    if plan.branching is not None:
-        yield Frame("Apart", f"What does not need each other runs at the same time: {plan.branching}.", plan.serial)
-
-
-def _applied(rewriting: Rewriting, uses: Sequence[RuleUse]) -> Iterator[Frame]:
-    """The graph after each application, where those to equal parts of the program are one."""
-    whole = program(rewriting.before.body, rewriting.before.differentiated)
-    bodies = programs_of(whole, rewriting.ways)
-    paths = {key: path_of(part, rewriting.ways[key], rewriting.library) for key, part in bodies.items()}
-    steps = [(key, k) for key, path in paths.items() for k in range(1, len(path) + 1)]
-    says = {use.rule: use.says for use in uses}
-    each = -(-len(steps) // MOST)
-    for first in range(0, len(steps), each):
-        together = steps[first : first + each]
-        done = dict(steps[: first + len(together)])
-        graph = rewriting.after.graph
-        if first + len(together) < len(steps):
-            changed = {key: end_of(bodies[key], paths[key][:k]) for key, k in done.items()}
-            graph = rewriting.before.of(whole.with_segments(changed), rewriting.before.bodies).graph
-        applied = rewriting.uses[first : first + each]
-        lines = (tuple(dict.fromkeys(map(short, use.lines))) for use in applied)
-        shown = (RuleUse(str(use.applied), says[str(use.applied)], use.times, at) for use, at in zip(applied, lines, strict=True))
-        yield _rules(tuple(dict.fromkeys(shown)), graph)
+    return (first, *middle, Frame("Parallelized", last, planned.graph, planned.applications))
 
 
 def _at_lines(captured: Summary, planned: Summary) -> Iterator[Frame]:
     """The rules, each shown on the captured program; then what they led to, with a pipeline or branches where there are any."""
     for use in planned.rules:
-        yield _rules((use,), captured.graph)
+        yield by_rules((use,), captured.graph)
     kinds = {node.kind for node, _ in planned.graph.walk()}
     said = ["What all rules together lead to."] if planned.rules else []
     said += [text for kind, text in MADE.items() if kind in kinds]
@@ -101,7 +62,8 @@ def _at_lines(captured: Summary, planned: Summary) -> Iterator[Frame]:
         yield Frame("Rewritten", " ".join(said), erased(planned.graph))
 
 
-def _rules(uses: tuple[RuleUse, ...], graph: PCG) -> Frame:
+def by_rules(uses: tuple[RuleUse, ...], graph: PCG) -> Frame:
+    """The step of one or several rules."""
     return Frame(", ".join(dict.fromkeys(u.rule for u in uses)), "\n".join(u.says for u in uses), graph, uses)
 
 

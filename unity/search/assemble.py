@@ -74,7 +74,8 @@ class Assembled:
             time, memory = time[:, *pairs], memory[:, *pairs]
             if made is not None:
                 forward, _ = self.change(before, after, replace(port, gradient=False, kept=0.0, again=False), product)
-                small = sum(p.tensor.nbytes for p in self.opened.sites[port.source].ports if not p.kept)
+                maker = self.opened.sites[port.source]
+                small = sum(p.tensor.nbytes for k, p in enumerate(maker.ports) if not p.kept and k not in maker.instead)
                 time, memory = with_reader(made, time, memory, forward[:, *pairs], small * port.kept)
             self.known[key] = Cost(key, time, memory)
         return self.known[key]
@@ -265,9 +266,10 @@ def _signature(site: Site, cs: tuple, rank: tuple[int, ...]) -> tuple:
     """What a site's domain and cost depend on."""
     order = sorted(set(rank))
     body = site.node.body.key if site.node is not None and site.node.body is not None else ""
-    ports = tuple((str(p.tensor), p.gradient) for p in site.ports)
+    extended = any(c.halos for c in cs)
+    ports = tuple((str(p.tensor), p.gradient, extended and p.sole) for p in site.ports)
     relative = tuple(order.index(r) for r in rank)
     flags = (site.kind, site.around, site.flows, tuple(site.stored), site.inner, site.weight, site.step, site.whole)
     stages = (site.along, site.staged and site.staged.states, site.sends, site.returns)
-    again = (site.recomputable, site.reader is not None)
+    again = (site.recomputable, site.reader is not None, site.instead)
     return (body, ports, tuple(map(str, site.results)), tuple(c.states for c in cs), relative, flags, stages, again)

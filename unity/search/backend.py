@@ -60,7 +60,7 @@ class Backend:
 
     def widens(self, reader: Node, v: Value) -> bool:
         """Whether an operator reads a value in float32, though it is narrower."""
-        return reader.kind in HEAVY and str(v.tensor.dtype) in self.widened
+        return bool(self.widened) and reader.kind in HEAVY and str(v.tensor.dtype) in self.widened
 
     def knows(self, node: Node) -> bool:
         """Whether the indices that it keeps are all that an operator's derivative needs."""

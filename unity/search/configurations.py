@@ -175,7 +175,10 @@ def _staged(
     cs, shapes = (*inner.choices, site.staged), shapes_of(site)
     picks = np.full((len(inner), len(axes)), len(inner.choices), np.int16)
     picks[:, others] = inner.picks
-    return made(cs, left(mask, cs, picks[fits(cs, shapes, picks, axes)], axes), shapes, axes, inner.whole, mask)
+    picks = left(mask, cs, picks[fits(cs, shapes, picks, axes)], axes)
+    if mask and not len(picks):
+        raise InfeasibleError("constraints leave no way to split a tensor")
+    return made(cs, picks, shapes, axes, inner.whole, mask)
 
 
 def legal(site: Site, cs: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:

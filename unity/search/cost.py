@@ -40,7 +40,7 @@ class SiteCost:
     reduces: Array  # collectives inside the operator, Reduces and halos, forward and backward
     memory: Array
     saved: Array | None = None  # of this memory, if inner values are computed again; nothing where Reduces would be repeated
-    whole: Array | None = None  # of it, if all of it is computed again, the result too; less than nothing where that may not be
+    whole: Array | None = None  # saved if all of it runs again, the result too, but for what is kept instead; -inf: it may not
 
     @property
     def time(self) -> Array:
@@ -75,7 +75,10 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     reduces = (_reduces(site, domain, machine, training) + _exchanges(site, domain, machine, training)) * site.times
     again = site.recomputable and training.backward and not dense_work(body)[0]
     saved = np.where(reduces > 0, 0.0, _inner(site, domain, machine)) if again else None
-    whole = np.where(reduces > 0, -np.inf, memory) if site.reader is not None and training.backward else None
+    whole = None
+    if site.reader is not None and training.backward:
+        instead = (site.ports[p].tensor.nbytes * fraction(domain, p, machine) for p in site.instead)
+        whole = np.where(reduces > 0, -np.inf, memory - site.around.alive * sum(instead, zero))
     return SiteCost(forward * runs, backward * site.times, reduces, memory, saved, whole)
 
 
@@ -219,7 +222,30 @@ def _kept(site: Site, domain: Domain, machine: Machine, training: Training) -> A
     for k, tensor in enumerate(site.results):
         if site.stored[k]:
             total += site.stored[k] * tensor.nbytes * fraction(domain, n + k, machine)
-    return total + _inner(site, domain, machine)
+    return total + _inner(site, domain, machine) + _extended(site, domain, machine)
+
+
+def _extended(site: Site, domain: Domain, machine: Machine) -> Array:
+    """Bytes that operands take more because they are kept as halos extend them: and not as they were made, unless others need
+    that."""
+    total = np.zeros(len(domain))
+    body = site.node.body if site.node is not None else None
+    if body is None:
+        return total
+    sizes = np.array([a.size for a in machine.axes], int)
+    for p, (variable, port) in enumerate(zip(body.inputs, site.ports, strict=True)):
+        every = {e for c in domain.choices for e in c.halos if e.variable == variable}
+        if not (every and port.kept):
+            continue
+        larger = np.ones(len(domain))
+        for e in every:
+            over = np.array([e in c.halos for c in domain.choices])[domain.picks]
+            devices = np.where(over, sizes, 1).prod(1)
+            reach = np.where(devices > 1, e.reach.halo.before + e.reach.halo.after, 0)
+            larger *= 1 + reach * devices / port.tensor.shape[e.reach.dim]
+        kept = np.where(larger > 1, larger - port.sole, 0.0)
+        total += port.kept * port.tensor.nbytes * fraction(domain, p, machine) * kept
+    return total
 
 
 def _inner(site: Site, domain: Domain, machine: Machine) -> Array:

@@ -71,7 +71,8 @@ def improvements(
     best = Improvement(given, prices.whole(given, differentiated), {})
     yield best
     count, started = 0, time.perf_counter()
-    turns = [_Turn(part, often, prices, patterns, alpha) for part, often in _different(whole)]
+    own = _own(whole, differentiated)
+    turns = [_Turn(part, often, prices, patterns, alpha, own[part.key]) for part, often in _different(whole)]
 
     def tried(better: Mapping[str, Found]) -> Improvement:
         chosen = {**best.chosen, **better}
@@ -117,12 +118,27 @@ def _different(whole: Program) -> list[tuple[Segment, int]]:
     return [(part, often[key]) for key, part in first.items()]
 
 
+def _own(whole: Program, differentiated: Collection[int]) -> Mapping[str, frozenset[int]]:
+    """Of every segment, by key, the inputs (by number) that are weights of the program which no other place reads."""
+    weights = {v for k, v in enumerate(whole.body.inputs) if k in differentiated} - set(whole.body.outputs)
+    readers = Counter(v for part in whole.segments for v in part.inputs)
+    found: dict[str, frozenset[int]] = {}
+    for one, _ in whole.walk():
+        for part in one.segments:
+            mine = (k for k, v in enumerate(part.inputs) if one is whole and v in weights and readers[v] == 1)
+            mine = frozenset(mine)
+            found[part.key] = found.get(part.key, mine) & mine
+    return found
+
+
 class _Turn:
     """The search for one segment, taken a step at a time."""
 
-    def __init__(self, part: Segment, often: int, prices: Prices, patterns: Sequence[Pattern], alpha: float) -> None:
+    def __init__(
+        self, part: Segment, often: int, prices: Prices, patterns: Sequence[Pattern], alpha: float, own: Collection[int]
+    ) -> None:
         self.part, self.often = part, often
-        self.reached = backtrack(part.body, patterns, lambda b: prices.of(closed(b), part.differentiated), alpha)
+        self.reached = backtrack(part.body, patterns, lambda b: prices.of(closed(b), part.differentiated, own), alpha)
         self.least = next(self.reached).price
 
     def promises(self, found: Found, enough: float) -> bool:

@@ -105,7 +105,7 @@ class _Builder:
 
     def pair(self) -> None:
         """Finds the operators outside of loops and remats that may run again with their reader in the backward pass, from operands
-        that are kept anyway, or are small arguments.
+        that are kept anyway, are small arguments, or are kept instead and are less than what need not be kept then.
 
         There is one reader, as each would run it again; and that is a product, which needs its operands and no more.
         """
@@ -121,8 +121,11 @@ class _Builder:
             reader = self.sites[u]
             product = reader.node is not None and reader.node.kind in SHARING and reader.around == site.around
             if product and reader.ports[p].kept and site.ports and any(site.flows):
-                there = all(port.kept or small(port, site) for port in site.ports)
-                site.reader = (u, p) if there else None
+                missing = [q for q, port in enumerate(site.ports) if not (port.kept or small(port, site))]
+                saved = site.results[0].nbytes + sum(nbytes for _, nbytes in site.inner)
+                less = sum(site.ports[q].tensor.nbytes for q in missing) < saved
+                if less and not any(site.ports[q].argument for q in missing):
+                    site.reader, site.instead = (u, p), tuple(missing)
 
     def graph(self, graph: PCG, given: Sequence[Where], around: Around) -> list[Where]:
         """Adds the sites of a graph whose inputs are at `given`; returns where its outputs are."""

@@ -67,7 +67,8 @@ def pareto(problem: Problem, domains: Domains, schedule: Schedule, limit: int) -
     Raises:
         TooLarge: more than `limit` rows would be joined, or the schedule is not exact.
     """
-    if not schedule.exact or schedule.work > HOPELESS * limit:
+    fixed = any(step.chosen is not None for step in schedule.steps)  # with one value each, but rows are not cut here
+    if fixed or schedule.work > HOPELESS * limit:
         raise TooLarge
     work = _Work(limit)
     relations: list[Relation] = []

@@ -16,11 +16,13 @@ from unity.search.elimination import Solved
 from unity.search.machine import Machine
 from unity.search.masks import Restrict, marked
 from unity.search.minimizer import Minimizer
+from unity.substitutions.joined import with_joined
 
 
 @dataclass(frozen=True, eq=False)
 class Prices:
-    """Prices programs on one machine. `weight`: seconds that a byte of memory counts.
+    """Prices programs on one machine. `weight`: seconds that a byte of memory counts. `pack`: weights that a program joins are
+    joined before it runs.
 
     Operators that were listed, changes of type that were priced, and what was solved for one program are there for the next.
     """
@@ -32,19 +34,27 @@ class Prices:
     listed: Listed = field(default_factory=Listed)
     restrict: Restrict = marked  # what users constrain
     solved: Solved = field(default_factory=Solved)
+    pack: bool = False
 
     def graph(self, body: Body) -> PCG:
         """The program as a graph of operators; its inputs are not named."""
         return graph_of(body, [f"input {k}" for k in range(len(body.inputs))], self.bodies)
 
-    def of(self, body: Body, differentiated: Collection[int]) -> float:
-        """Seconds of the best strategy, infinite if there is none. `differentiated`: inputs, by number, with wanted gradients."""
-        return self._least(body, differentiated, marked)
+    def of(self, body: Body, differentiated: Collection[int], own: Collection[int] = ()) -> float:
+        """Seconds of the best strategy, infinite if there is none. `differentiated`: inputs, by number, with wanted gradients.
+
+        `own`: those of them that are weights which nothing but this program reads.
+        """
+        return self._least(self.stored(body, own), differentiated, marked)
+
+    def stored(self, body: Body, own: Collection[int]) -> Body:
+        """The program as its weights are stored."""
+        return with_joined(body, own, self.machine.devices)[0] if self.pack else body
 
     def whole(self, body: Body, differentiated: Collection[int]) -> float:
         """The same of a whole program, whose inputs are what users constrain. Infinite, too, where they leave nothing of it."""
         try:
-            return self._least(body, differentiated, self.restrict)
+            return self._least(self.stored(body, differentiated), differentiated, self.restrict)
         except (ConstraintError, InfeasibleError):
             return math.inf
 

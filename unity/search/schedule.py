@@ -52,6 +52,8 @@ class Slice:
 
 Operation = Leaf | Eliminate | Choose | Slice
 
+AROUND = 30  # neighbours of a variable with one value from which on it is fixed: an array has 64 dimensions at most
+
 
 @dataclass(frozen=True, eq=False)
 class Factor:
@@ -72,6 +74,7 @@ class Step:
     factors: tuple[Factor, ...]
     results: tuple[Factor, ...]
     chosen: int | None = None  # the `Choose` of a heuristic elimination
+    single: bool = False  # whether the variable had but one value, so that fixing it loses nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +89,8 @@ class Schedule:
 
     @property
     def exact(self) -> bool:
-        """Whether no variable had to be fixed by heuristic elimination."""
-        return all(step.chosen is None for step in self.steps)
+        """Whether no variable with a choice had to be fixed by heuristic elimination."""
+        return all(step.chosen is None or step.single for step in self.steps)
 
     @property
     def work(self) -> int:
@@ -183,6 +186,7 @@ class _Elimination:
         return self.around[variable]
 
     def run(self) -> None:
+        self._singles()
         self._branches(sorted(self.alive))
         while self.alive:
             nodes = [v for v in sorted(self.alive) if len(self.neighbours(v)) <= 2]
@@ -192,8 +196,15 @@ class _Elimination:
                 for v in chosen:
                     self._eliminate(v)
             else:
-                touched = self._fix()
+                touched = self._fix(min(self.alive, key=lambda v: (-len(self.neighbours(v)), self.sizes[v], v)))
             self._branches(sorted(touched & self.alive))
+
+    def _singles(self) -> None:
+        """Fixes what has one value and many neighbours: to eliminate it would join them all. A weight of an unrolled network is
+        such a variable, in searches that give it one place."""
+        for v in sorted(self.alive):
+            if self.sizes[v] == 1 and len(self.neighbours(v)) > AROUND:
+                self._fix(v)
 
     def _branches(self, variables: Iterable[int]) -> None:
         """Branch elimination, until no variable has a single neighbour: it costs no more than to look at the tables."""
@@ -270,9 +281,8 @@ class _Elimination:
         self._add(result)
         self.steps.append(Step(variable, factors, (result,)))
 
-    def _fix(self) -> set[int]:
-        """Heuristic elimination of the variable with the most neighbours, as TensorOpt does with an attention mask."""
-        variable = min(self.alive, key=lambda v: (-len(self.neighbours(v)), self.sizes[v], v))
+    def _fix(self, variable: int) -> set[int]:
+        """Heuristic elimination; of the variable with the most neighbours, as TensorOpt does with an attention mask."""
         around = self.neighbours(variable)
         inputs = self._inputs(variable)
         choice = self._number(Choose(tuple((f.operation, labels) for f, labels in inputs)), ())
@@ -284,5 +294,5 @@ class _Elimination:
             number = self._number(Slice(f.operation, axis, choice), tuple(self.sizes[v] for v in scope))
             results.append(Factor(scope, number))
             self._add(results[-1])
-        self.steps.append(Step(variable, tuple(f for f, _ in inputs), tuple(results), choice))
+        self.steps.append(Step(variable, tuple(f for f, _ in inputs), tuple(results), choice, self.sizes[variable] == 1))
         return set(around)

@@ -48,6 +48,7 @@ class Search:
     say: Callable[[str], None] = lambda stage: None
     listed: Listed = field(default_factory=Listed)  # shared by searches on one machine, for the same training
     restrict: Restrict = marked  # what users constrain
+    guessed: float | None = None  # the rate, about, where a search of nearly the same program knows it: finding it takes long
 
     @cached_property
     def assembled(self) -> Assembled:
@@ -74,7 +75,8 @@ class Search:
         """What a first search finds, and a second one around it: a point, and the problem that it is one of."""
         (point,) = self.minimizer.at([weight])
         self.say("looking around what was found")
-        more = [] if weight or self.assembled.whole else self.minimizer.at([BALANCED * self.rate])
+        rate = 0.0 if weight or self.assembled.whole else self.rate if self.guessed is None else self.guessed
+        more = self.minimizer.at([BALANCED * rate]) if rate else []
         nearly = self.ends[1 if weight else 0]
         return refined(self.assembled, point, lambda near: minimize(near.problem, [nearly])[0], measure, more)
 
@@ -161,9 +163,13 @@ class Search:
         self.say("the fastest does not fit: searching for what does")
         if self.leanest.memory > memory:
             return None
-        found = [self.leanest]
-        for assembled, minimizer in (self.wide, *self.narrow):
-            found += self.fitting(assembled, minimizer, memory, min(c.time for c in found))
+        found = [self.leanest, *self.fitting(*self.wide, memory, self.leanest.time)]
+        for assembled, minimizer in self.narrow:
+            below = min(c.time for c in found)
+            fastest = minimizer.at(self.weights[:1])
+            if fastest and fastest[0].exact and fastest[0].time > below * (1 + 2 * NEARLY):
+                break  # those after it leave even fewer strategies
+            found += self.fitting(assembled, minimizer, memory, below)
         return min(found, key=lambda c: (c.time, c.memory))
 
     def fitting(self, assembled: Assembled, minimizer: Minimizer, memory: float, below: float) -> list[Candidate]:
@@ -172,8 +178,10 @@ class Search:
         least = self.fastest.time * (1 - 2 * NEARLY)  # what is faster would be missed where there is more room
 
         def fits(point: Point) -> bool:
+            if point.time < least:
+                return False
             made[point] = self.candidate(assembled, point)
-            return point.time >= least and made[point].memory <= memory
+            return made[point].memory <= memory
 
         point = fastest_fitting(minimizer, self.weights, fits, below)
         return [made[point]] if point else []

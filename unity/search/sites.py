@@ -82,6 +82,7 @@ class Site:
     inner: tuple[tuple[int, int], ...] = ()  # kept inside the operator, as `pcg.residuals` has it
     recomputable: bool = False  # or computed again in the backward pass
     reader: tuple[int, int] | None = None  # (site, operand) with which it may run again there as a whole, its result not kept
+    instead: tuple[int, ...] = ()  # operands that are kept for that, and else are not
     weight: bool = False  # an argument that is differentiated
     step: str = ""  # "in": the result is one step of the operand; "out": it stacks the operand; "through": `_Builder.through`
     along: tuple[str, ...] = ()  # stage axes of the pipeline around it, along which it has this choice alone

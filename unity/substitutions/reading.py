@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, params_key
 from unity.pcg.pointwise import pointwise
@@ -307,7 +308,8 @@ def _reduce_sum(reading: Reading, e: Equation) -> Application | None:
 
 @reads("gather")
 def _gather(reading: Reading, e: Equation) -> Application | None:
-    """Rows of a table. Indices are taken as they are: JAX wraps or clips them before, or promises that they are in range."""
+    """Rows of a table. Indices are taken as they are: JAX wraps them before, and what is then out of range means the nearest row,
+    or is promised not to be there. Where it means another value (NaN), that is no look-up of the vocabulary."""
     numbers, (table, ids) = e.params["dimension_numbers"], e.operands
     t, i, z = (reading.tensor(a) for a in (table, ids, e.results[0]))
     rows = (
@@ -317,7 +319,7 @@ def _gather(reading: Reading, e: Equation) -> Application | None:
         and not numbers.operand_batching_dims
         and tuple(numbers.offset_dims) == (z.ndim - 1,)
         and tuple(e.params["slice_sizes"]) == (1, t.shape[1])
-        and e.params["fill_value"] is None
+        and e.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP
         and not e.params["indices_are_sorted"]
         and not e.params["unique_indices"]
     )

@@ -315,12 +315,37 @@ def _layer_norm(x: jax.Array) -> Thunk:
     return normalized
 
 
+def _indexing(name: str, table: jax.Array, ids: jax.Array) -> None:
+    if table.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise TypeError(f"{name} takes a table and integers, and got {table.shape} and {ids.dtype}")
+
+
 @compute("embedding", operands=2)
 def _embedding(table: jax.Array, ids: jax.Array) -> Thunk:
-    """Rows of a table [v, h]. Indices are integers in range."""
-    if table.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise TypeError(f"embedding takes a table and integers, and got {table.shape} and {ids.dtype}")
-    return lambda: table.at[ids].get(mode="clip")
+    """Rows of a table [v, h]: where an index is out of range, its first or its last one."""
+    _indexing("embedding", table, ids)
+    numbers = lax.GatherDimensionNumbers(offset_dims=(ids.ndim,), collapsed_slice_dims=(0,), start_index_map=(0,))
+    return lambda: lax.gather(table, ids[..., None], numbers, (1, table.shape[1]), mode="clip")
+
+
+def _counting(name: str, table: jax.Array, ids: jax.Array) -> None:
+    _indexing(name, table, ids)
+    if 2 * table.shape[0] > jnp.iinfo(ids.dtype).max:
+        raise TypeError(f"{name}: two tables of {table.shape[0]} rows have more than {ids.dtype} can number")
+
+
+@compute("within", operands=2)
+def _within(table: jax.Array, ids: jax.Array) -> Thunk:
+    """The indices of the rows that `embedding` takes of a table: what lies outside is moved to its first or last row."""
+    _counting("within", table, ids)
+    return lambda: lax.max(lax.min(ids, jnp.asarray(table.shape[0] - 1, ids.dtype)), jnp.asarray(0, ids.dtype))
+
+
+@compute("behind", operands=2)
+def _behind(table: jax.Array, ids: jax.Array) -> Thunk:
+    """Indices of the rows of what is stacked behind a table: counted on from its last row."""
+    _counting("behind", table, ids)
+    return lambda: ids + jnp.asarray(table.shape[0], ids.dtype)
 
 
 # Constants (TASO's), shaped like what they stand beside

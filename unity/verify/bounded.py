@@ -24,7 +24,7 @@ from unity.verify.small import Instance, small_instances, small_sizes
 from unity.verify.stacks import join
 from unity.verify.symbolic import Symbolic, TooLarge
 
-DRAWS = (5, 2, 3)  # indices are drawn below these: twice within a small table, once from beyond it, too
+DRAWS = (5, 2, 3)  # indices are drawn from -1 up to these: out of range of a small table on both sides
 
 
 @dataclass(frozen=True)
@@ -111,4 +111,4 @@ def _whole(name: str, type_: TensorType, domain: Symbolic, below: int, rng: np.r
     """A tensor of symbols, or of random indices."""
     if type_.dtype.startswith("float"):
         return Value(domain.symbols(name, type_.shape), False)
-    return Value(rng.integers(0, below, type_.shape), True)
+    return Value(rng.integers(-1, below, type_.shape), True)

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, params_key, tensor_type
 from unity.pcg.pointwise import pointwise
@@ -273,7 +274,7 @@ def _gather(reading: _Reading) -> Sequence[Value] | None:
         and not numbers.operand_batching_dims
         and tuple(numbers.offset_dims) == (len(reading.results[0].shape) - 1,)
         and tuple(p["slice_sizes"]) == (1, table.shape[1])
-        and p["fill_value"] is None
+        and p["mode"] != lax.GatherScatterMode.FILL_OR_DROP
         and not p["indices_are_sorted"]
         and not p["unique_indices"]
     )

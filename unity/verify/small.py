@@ -12,7 +12,7 @@ from unity.pcg.axis import Axis
 from unity.pcg.errors import IllTypedError
 from unity.pcg.state import Shape
 from unity.substitutions.rule import Rule
-from unity.substitutions.term import Attribute, Term, Variable, applications, subterms, variables
+from unity.substitutions.term import Attribute, Term, Variable, applications, subterms
 from unity.substitutions.typecheck import TensorType, result_types
 from unity.verify.instances import Types, at_attributes, placed, satisfies
 
@@ -132,4 +132,12 @@ def _shapes(rank: int, sizes: Sequence[int]) -> Iterator[Shape]:
 
 def indices(terms: Sequence[Term]) -> set[str]:
     """The variables that are looked up in a table."""
-    return {name for t in applications(terms) if t.operator == "embedding" for name in variables((t.operands[1],))}
+    return {name for t in applications(terms) if t.operator == "embedding" for name in _looked_up(t.operands[1])}
+
+
+def _looked_up(term: Term) -> set[str]:
+    """The variables that indices are made of; of `within` and `behind` the first operand is a table."""
+    if isinstance(term, Variable):
+        return {term.name}
+    parts = term.operands[1:] if term.operator in ("within", "behind") else term.operands
+    return {name for x in parts for name in _looked_up(x)}

@@ -8,12 +8,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from unity.exec.hosts.talk import exchanged, none_failed, several
 from unity.pcg.errors import PlanError
@@ -74,6 +75,16 @@ def place_parts(
         place(x, sharding) if np.shape(x) == shape else _joined(x, shape, sharding, processes)
         for x, shape, sharding in zip(parts, shapes, shardings, strict=True)
     ]
+
+
+def in_rows(shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> NamedSharding:
+    """An array's rows on as many devices of a mesh as can have equal parts of them: those along its outermost axes."""
+    names = list[str]()
+    for name in mesh.axis_names if shape else ():
+        if shape[0] % prod(mesh.shape[n] for n in (*names, name)):
+            break
+        names.append(name)
+    return NamedSharding(mesh, PartitionSpec(tuple(names)) if names else PartitionSpec())
 
 
 def _wrong(processes: int, part: Any, shape: tuple[int, ...], path: str) -> str:

@@ -42,20 +42,22 @@ class Tasks:
     outside: frozenset[int] = frozenset()
 
 
-def tasks(program: Program, library: bool) -> Tasks:
-    """The tasks of a whole step."""
-    return _Copying(program, library).whole()
+def tasks(program: Program, library: bool, eager: bool = True) -> Tasks:
+    """The tasks of a whole step. `eager`: whether the backend orders them itself, or runs them as they were traced."""
+    return _Copying(program, library, eager).whole()
 
 
-def step_tasks(program: Program, library: bool, carried: range, stacked: range) -> Tasks:
+def step_tasks(program: Program, library: bool, eager: bool, carried: range, stacked: range) -> Tasks:
     """The tasks of a loop's step, whose inputs and results at `carried` and `stacked` are the loop's state."""
-    return _Copying(program, library).step(carried, stacked)
+    return _Copying(program, library, eager).step(carried, stacked)
 
 
 class _Copying:
-    def __init__(self, program: Program, library: bool) -> None:
-        self.program, self.library = program, library
+    def __init__(self, program: Program, library: bool, eager: bool) -> None:
+        self.program, self.library, self.eager = program, library, eager
         self.kernels = kernels(program, library)
+        if not eager:  # they run as they were traced
+            self.kernels.sort(key=lambda kernel: kernel.root.place)
         self.tensors = list(program.tensors)
         self.before: list[int] = []  # of every kernel, the kernels that must run before it, as bits
         made: dict[int, int] = {}
@@ -108,7 +110,8 @@ class _Copying:
         assert op.inside is not None
         c, k, n, _ = op.params
         copies, own = self.owned(i, [*op.operands[c : c + k], *op.operands[c + k + n :]], op.origin)
-        inside = step_tasks(op.inside, self.library, range(1 + c, 1 + c + k), range(1 + c + k + n, len(op.inside.inputs)))
+        carried, stacked = range(1 + c, 1 + c + k), range(1 + c + k + n, len(op.inside.inputs))
+        inside = step_tasks(op.inside, self.library, self.eager, carried, stacked)
         reads = (*op.operands[:c], *own[:k], *op.operands[c + k : c + k + n], *own[k:])
         reads = tuple(v for v in dict.fromkeys(reads) if v not in self.constant)
         return [*copies, Task("while", reads, op.results, op.origin, dict(zip(op.results, own, strict=True)), step=inside)]

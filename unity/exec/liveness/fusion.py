@@ -148,8 +148,8 @@ class _Fusion:
         if not self.fusible(consumer) or not self.fusible(producer):
             return False
         op = self.ops[producer]
-        if op.kind == "dynamic-update-slice" and producer in self.given_out:  # it is done in place, once
-            return False
+        if op.kind == "dynamic-update-slice" and (producer in self.given_out or self.written_on(producer)):
+            return False  # it is done in place, once
         if joins_rows(op, self.tensors) or joins_rows(self.ops[consumer], self.tensors):
             return False
         taken = [self.ops[j] for j in self.members[consumer]]
@@ -161,6 +161,12 @@ class _Fusion:
             return False
         inside = self.members[consumer]
         return op.kind != "reduce" or sum(self.ops[j].kind == "reduce" for j in inside) <= MOST_REDUCTIONS
+
+    def written_on(self, producer: int) -> bool:
+        """Whether something else is written into what an operation makes."""
+        (result,) = self.ops[producer].results
+        readers = (self.ops[j] for j in self.program.readers.get(result, ()))
+        return any(op.kind == "dynamic-update-slice" and op.operands[0] == result for op in readers)
 
     def reuses(self, consumer: int, v: int) -> bool:
         """Whether a kernel reads an element of an operand more than once (FusionReusesParamElements)."""

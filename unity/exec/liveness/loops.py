@@ -36,6 +36,8 @@ def scan(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> V
         written.append(step.emit("dynamic-update-slice", (stack, row, counter), (step.tensors[stack],), (), origin)[0])
     body = step.program([counter, *state, *stacks], [*out[:k], *written])
     zeros = [b.emit("broadcast", (b.constant(np.zeros((), t.dtype)),), (t,), (), origin)[0] for t in tensors[k:]]
+    if b.after is not None and zeros:
+        _, *zeros = _together(b, [b.after, *zeros], origin)
     return list(b.emit("while", (*operands, *zeros), tensors, (c, k, len(operands) - c - k, length), origin, body))
 
 
@@ -51,18 +53,24 @@ def while_loop(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin
 
 
 def cond(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> Values:
-    """One branch of several runs; as if all did, one after the other, and one's results were taken.
+    """One branch of several runs, when all operands are there; as if all did, one after the other, and one's results were taken.
 
     Where all others give constants, one's result lies where the whole's does: constants are written there when it is their turn.
     """
-    index, *given = operands
-    made = []
+    index, *given = _together(b, operands, origin)
+    made, outside = list[Values](), b.after
+    b.after = index
     for branch in eqn.params["branches"]:
         jaxpr, closed = opened(branch)
         made.append(b.run(jaxpr, given, [b.constant(x) for x in closed], origin))
+    b.after = outside
     found = []
     for options, tensor in zip(zip(*made, strict=True), tensors_of(eqn), strict=True):
         computed = [v for v in options if b.kind(v) not in ("broadcast", "constant")]
         alone = len(computed) == 1 and computed[0] not in given
         found.append(computed[0] if alone else b.emit("conditional", (index, *options), (tensor,), (), origin)[0])
     return found
+
+
+def _together(b: Lowering, values: Values, origin: Origin) -> Values:
+    return list(b.emit("barrier", values, [b.tensors[v] for v in values], (), origin))

@@ -43,6 +43,7 @@ class Lowering(Builder):
         """`rules`: how the primitives are said that are no operation of their own."""
         super().__init__()
         self.backend, self.rules = backend, rules
+        self.after: int | None = None  # what a branch waits for
 
     def emit(
         self,

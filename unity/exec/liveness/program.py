@@ -29,7 +29,7 @@ NOWHERE = Origin()
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """One operation. Values are integers, as in a `Body`. `inside`: the program of a loop's step."""
+    """One operation. Values are integers, as in a `Body`. `inside`: the program of a loop's step; `place`: where it was traced."""
 
     kind: str
     operands: tuple[int, ...]
@@ -37,6 +37,7 @@ class Op:
     params: tuple[Any, ...] = ()
     origin: Origin = NOWHERE
     inside: Program | None = None
+    place: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +93,7 @@ class Builder:
         if kind not in UNIQUE and key in self.seen:
             return self.seen[key]
         results = tuple(self.new(t) for t in tensors)
-        op = Op(kind, operands, results, params, origin, inside)
+        op = Op(kind, operands, results, params, origin, inside, len(self.ops))
         self.ops.append(op)
         self.made.update(dict.fromkeys(results, op))
         self.seen[key] = results

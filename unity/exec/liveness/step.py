@@ -14,7 +14,7 @@ from unity.exec.lowering import label
 from unity.pcg.gradients import losses
 from unity.pcg.graph import PCG
 from unity.search.backend import Backend, backend_of
-from unity.search.memory import AGAIN, ARGUMENTS, GRADIENTS, KEPT, RESULTS, SLOTS
+from unity.search.held import AGAIN, ARGUMENTS, GRADIENTS, KEPT, RESULTS, SLOTS
 
 if TYPE_CHECKING:
     from unity.plan import Plan
@@ -34,7 +34,7 @@ def timeline(graph: PCG, weights: Sequence[int], ends: Sequence[int], backend: B
     """The memory of one step of a parallel graph: its results and, if `weights` are given, the gradients of the sum of its results
     at `ends` for those inputs. `slots`: how many values of an optimizer each weight has."""
     program = lowered(traced(graph, weights, ends), backend)
-    found = assigned(tasks(program, backend.library), backend.eager)
+    found = assigned(tasks(program, backend.library, backend.eager), backend.eager)
     lines = {label(node): node.source for node, _ in graph.walk() if node.source}
     arguments = sum(program.tensors[v].nbytes for v in program.inputs)
     outputs = sum(program.tensors[v].nbytes for v in program.outputs)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from itertools import product
 
 import numpy as np
@@ -201,7 +202,7 @@ def enumerated(layers: Layers, part: Sequence[int]) -> tuple[dict[int, int], flo
     count = math.prod(sizes.values())
     if count > ENUMERATED:
         raise IrreducibleError(
-            f"OptCNN's node and edge eliminations leave {len(part)} layers with {count:.2g} strategies, and no more than"
+            f"OptCNN's node and edge eliminations leave {len(part)} layers with {Decimal(count):.2g} strategies, and no more than"
             f" {ENUMERATED:.0g} are enumerated: its algorithm is for graphs that are nearly chains. Take another search"
         )
     inner = list(part)  # those whose configurations are added up at once

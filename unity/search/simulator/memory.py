@@ -21,21 +21,8 @@ from unity.pcg.gradients import Gradients, gradients
 from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
 from unity.search.backend import Backend
 from unity.search.cost import Training
-from unity.search.memory import (
-    AGAIN,
-    ARGUMENTS,
-    COTANGENTS,
-    GRADIENTS,
-    RESULTS,
-    SLOTS,
-    WORKING,
-    Held,
-    Keeping,
-    ends_inside,
-    keeping,
-    local,
-    unmoved,
-)
+from unity.search.held import AGAIN, ARGUMENTS, COTANGENTS, GRADIENTS, RESULTS, SLOTS, WORKING, Held, local, unmoved
+from unity.search.memory import Keeping, ends_inside, keeping
 from unity.search.simulator import program
 from unity.search.simulator.expansion import moments_on
 from unity.search.simulator.timeline import Timeline

@@ -12,9 +12,10 @@ from unity.pcg.axis import Axis
 from unity.pcg.errors import IllTypedError
 from unity.pcg.state import Shape
 from unity.substitutions.generator.enumeration import Equal
-from unity.substitutions.generator.family import Family
+from unity.substitutions.generator.family import Family, Given
 from unity.substitutions.rule import Condition, Different, Placed, Rule
 from unity.substitutions.term import Apply, Attribute, Term, Variable, applications, transform, variables
+from unity.substitutions.text import parse_rule
 from unity.substitutions.typecheck import TensorType
 from unity.substitutions.vocabulary import VOCABULARY
 from unity.verify.first_order import Proof, Prover
@@ -62,6 +63,13 @@ def candidate(found: Equal, family: Family) -> Candidate | None:
     )
     rule = Rule("candidate", sides[: len(found.found)], sides[len(found.found) :], from_the_end(states, types))
     return Candidate(rule, types, free, family.axes)
+
+
+def by_hand(given: Given) -> Candidate:
+    """Two graphs that were given, as a rule."""
+    rule = parse_rule(f"given {given.text}")
+    leaves = dict(zip(rule.variables, given.leaves, strict=True))
+    return Candidate(rule, {n: leaf.type for n, leaf in leaves.items()}, {n: leaf.free for n, leaf in leaves.items()}, ())
 
 
 def _constant(found: Equal) -> bool:

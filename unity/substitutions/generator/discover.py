@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unity.substitutions.generator.candidates import Candidate, candidate, confirmed, proved
+from unity.substitutions.generator.candidates import Candidate, by_hand, candidate, confirmed, proved
 from unity.substitutions.generator.enumeration import Enumeration
 from unity.substitutions.generator.family import Family
 from unity.substitutions.matching import match
@@ -52,8 +53,8 @@ def discover(
     opened: list[Rule] = []
     counts = Counts()
     enumeration = Enumeration(family)
-    for size, equal in enumerate(enumeration.levels(), 1):
-        candidates = [c for found in equal if (c := candidate(found, family))]
+    enumerated = ([c for found in equal if (c := candidate(found, family))] for equal in enumeration.levels())
+    for size, candidates in enumerate(itertools.chain(enumerated, [[by_hand(g) for g in family.given]]), 1):
         candidates.sort(key=lambda c: -len(c.types))  # the most general first: the others follow from it
         counts.pairs += len(candidates)
         for number, found in enumerate(candidates):

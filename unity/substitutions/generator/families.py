@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from unity.pcg.axis import Axis
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State, partitioned
-from unity.substitutions.generator.family import Family, Instance, Leaf
+from unity.substitutions.generator.family import Family, Given, Instance, Leaf
 from unity.substitutions.term import Attribute
 from unity.substitutions.typecheck import TensorType, tensor
 
@@ -59,6 +59,17 @@ def family(name: str, leaves: Sequence[Leaf], *instances: Sequence[Instance], op
 
 
 IMAGES, BOTH = (0, 1, 2, 3), (0, 1)
+ONE_TABLE, ONE_INDICES = Leaf(TABLE, 1, BOTH), Leaf(INDICES, 1, (0,))
+STACKED_TABLES = (
+    Given("embedding(concat(-2, x, y), within(x, z)) = embedding(x, z)", (ONE_TABLE, ONE_TABLE, ONE_INDICES)),
+    Given("embedding(concat(-2, x, y), behind(x, within(y, z))) = embedding(y, z)", (ONE_TABLE, ONE_TABLE, ONE_INDICES)),
+    Given(
+        "(split(-2, embedding(concat(-2, x, y), concat(-1, within(x, z), behind(x, within(y, w))))).0,"
+        " split(-2, embedding(concat(-2, x, y), concat(-1, within(x, z), behind(x, within(y, w))))).1)"
+        " = (embedding(x, z), embedding(y, w))",
+        (ONE_TABLE, ONE_TABLE, ONE_INDICES, ONE_INDICES),
+    ),
+)
 ALGEBRA = (
     family("halves", [Leaf(MATRIX, 3, BOTH)], ACTIVATION, SUM, TIMES, TURN, PRODUCT, joins((-1, -2)), operators=2, halves=True),
     family("matrices", [Leaf(MATRIX, 4, BOTH)], PRODUCT, SUM, TIMES, ACTIVATION, TURN, joins((-1, -2))),
@@ -69,7 +80,12 @@ ALGEBRA = (
     family("batches", [Leaf(CUBE, 4, (0, 1, 2))], PRODUCT, SUM, ACTIVATION, TURN, joins((-1, -2, -3))),
     family("sums", [Leaf(MATRIX, 2, BOTH), Leaf(SCALAR, 1)], each("sum", (-1, -2)), SUM, each("scale"), TURN, joins((-1, -2))),
     family("norms", [Leaf(CUBE, 2, (0, 1, 2))], each("softmax"), each("layer_norm"), ACTIVATION, joins((-2, -3))),
-    family("tables", [Leaf(TABLE, 2, BOTH), Leaf(INDICES, 2, (0,))], each("embedding"), SUM, joins((-1, -2))),
+    family(
+        "tables",
+        [Leaf(TABLE, 2, BOTH), Leaf(INDICES, 2, (0,))],
+        *(each("embedding"), SUM, joins((-1, -2))),
+        given=STACKED_TABLES,
+    ),
     family("reshapes", [Leaf(CUBE, 2, (0, 1, 2))], each("merge", (-1, -2)), ACTIVATION),
     family("unmerged", [Leaf(MATRIX, 2, (0,))], each("unmerge", (-1,), (2,)), each("merge", (-1,)), ACTIVATION),
     family("constants", [Leaf(MATRIX, 2, BOTH)], each("ones"), each("identity"), PRODUCT, TIMES, operators=2),

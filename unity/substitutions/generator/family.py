@@ -26,6 +26,17 @@ Instance = tuple[str, tuple[Attribute, ...]]  # an operator with its attributes
 
 
 @dataclass(frozen=True)
+class Given:
+    """Two graphs that are written by hand, because they are too large to be enumerated: a rule as text, without a name.
+
+    They are asked whatever enumerated ones are. `leaves` has its variables' types, by first appearance.
+    """
+
+    text: str
+    leaves: tuple[Leaf, ...]
+
+
+@dataclass(frozen=True)
 class Family:
     """One enumeration: every well-typed graph of up to `operators` of the instances, over up to `variables` of the leaves.
 
@@ -39,6 +50,7 @@ class Family:
     variables: int = 4
     axes: tuple[Axis, ...] = ()
     halves: bool = False
+    given: tuple[Given, ...] = ()
 
     def limited(self, operators: int) -> Family:
         """The family with at most so many operators, or one more where it has more than the usual three."""

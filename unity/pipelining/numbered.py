@@ -1,0 +1,112 @@
+"""A scan whose steps draw random bits for all samples at once, as one that draws them for each sample by its number.
+
+    bits(key, [samples, ...])  =  threefry(key, number * size + arange(size))        for each sample, of `size` elements
+
+A generator whose bits are those of a counter (`jax_threefry_partitionable`, as is JAX's default) gives every element its own. So
+the samples' numbers come along as one more constant with samples, and what was drawn for the whole batch is the same, bit by bit,
+for whatever part of it a stage has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.random import threefry2x32_p
+
+from unity.exec.walker import Walk
+from unity.pcg.body import Body, Equation, close
+from unity.pcg.capture import Captured, graph_of
+from unity.pcg.nesting import REMATERIALIZED, programs
+from unity.pcg.scans import constants_and_carry
+from unity.pcg.solve import nested_body
+from unity.pipelining.named import beginning, with_nodes
+from unity.pipelining.splice import spliced, within
+
+NUMBERED = "unity:numbers"  # the scope of the scan with samples' numbers, which no model has
+WORD = 1 << 32
+
+
+def draws(body: Body, size: int) -> bool:
+    """Whether a step draws bits for so many samples that can be drawn for each."""
+    return any(_by_sample(body, e, size) for e in body.equations) or any(draws(b, size) for b in programs(body).values())
+
+
+def _by_sample(body: Body, e: Equation, size: int) -> bool:
+    if e.name != "random_bits" or not jax.config.jax_threefry_partitionable:  # pyright: ignore[reportAttributeAccessIssue]
+        return False
+    key, shape = body.tensor(e.operands[0]), tuple(e.params["shape"])
+    known = str(key.dtype) == "key<fry>" and key.ndim == 0 and e.params["bit_width"] <= 32
+    return known and bool(shape) and shape[0] % size == 0 and prod(shape) // size < WORD
+
+
+def numbered(captured: Captured, number: int, size: int) -> Captured:
+    """The program, one of its scans (by its equation's number) with the numbers of its samples, of which there are so many."""
+    e = captured.body.equations[number]
+    step = nested_body(e)
+    consts, carry = constants_and_carry(e.params)
+
+    def program(*operands: Any) -> Sequence[Any]:
+        numbers = jnp.arange(size, dtype=jnp.uint32)
+
+        def one(carried: Any, own: Any) -> Any:
+            return tuple(_Numbered(step, numbers).run((*operands[:consts], *carried, *own))), None
+
+        weights = tuple(operands[consts + carry :])
+        return lax.scan(one, tuple(operands[consts : consts + carry]), weights, e.params["length"], unroll=e.params["unroll"])[0]
+
+    made = close(jax.make_jaxpr(program)(*(captured.body.tensor(a).struct for a in e.operands)))
+    after = captured.of(spliced(captured.body, set(e.results), e.operands, e.results, made, e, NUMBERED), captured.bodies)
+    (loop,) = [n for n in after.graph.nodes if n.kind == "scan" and within(n.scope, NUMBERED)]
+    assert loop.inside is not None
+    inner = graph_of(step, [f"operand {p}" for p in range(len(step.inputs))])
+    named = with_nodes(after.graph, {id(loop): replace(loop, inside=beginning(loop.inside, inner))})
+    return replace(after, graph=named)
+
+
+class _Numbered(Walk):
+    """One run of a step, whose bits are drawn for each sample."""
+
+    def __init__(self, body: Body, numbers: jax.Array) -> None:
+        super().__init__(body, (), ())
+        self.numbers = numbers
+
+    def equation(self, equation: Equation) -> list:
+        if _by_sample(self.body, equation, self.numbers.size):
+            return [bits(self.read(equation.operands[0]), equation.params["bit_width"], equation.params["shape"], self.numbers)]
+        if equation.name not in REMATERIALIZED:
+            return super().equation(equation)
+        inner, params = nested_body(equation), equation.params
+        run = jax.checkpoint(
+            lambda numbers, *operands: _Numbered(inner, numbers).run(operands),
+            prevent_cse=params["prevent_cse"],
+            policy=params["policy"],
+        )
+        return run(self.numbers, *(self.read(a) for a in equation.operands))
+
+
+def bits(key: jax.Array, width: int, shape: Sequence[int], numbers: jax.Array) -> jax.Array:
+    """`jax.random.bits(key, shape)` of so many samples, which its first dimension has, for those with these numbers."""
+    size = prod(shape) // numbers.size
+    first, second = jax.random.key_data(key)
+    high, low = _product(numbers[:, None], size)
+    within = lax.broadcasted_iota(jnp.uint32, (numbers.size, size), 1)
+    below = low + within
+    high = high + (below < low).astype(jnp.uint32)
+    one, other = threefry2x32_p.bind(first, second, high, below)
+    return (one ^ other).astype(f"uint{width}").reshape(shape)
+
+
+def _product(numbers: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """Numbers times a size, in two words: sixteen bits at a time."""
+    a, b = numbers >> 16, numbers & 0xFFFF
+    c, d = np.uint32(size >> 16), np.uint32(size & 0xFFFF)
+    middle = a * d + (b * d >> 16)
+    rest = b * c + (middle & 0xFFFF)
+    return a * c + (middle >> 16) + (rest >> 16), numbers * np.uint32(size % WORD)

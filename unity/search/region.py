@@ -1,0 +1,362 @@
+"""What the operators of one graph keep and work on, on one device: the whole program's, or that inside of a scan or a remat."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from unity.pcg.again import runs_again
+from unity.pcg.branches import groups_of
+from unity.pcg.gradients import Gradients
+from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, TAIL, UNCHANGED, Node, Value, carried_by
+from unity.pcg.residuals import Residuals
+from unity.pcg.stages import ends_of, schedule_of
+from unity.search.backend import ACCUMULATING, Backend
+from unity.search.held import (
+    AGAIN,
+    BACKEND,
+    CHANGED,
+    GRADIENTS,
+    KEPT,
+    NOTHING_MOVES,
+    REUSED,
+    WORKING,
+    Held,
+    Lying,
+    whole,
+)
+from unity.search.inner import Inner, inner_of
+from unity.search.offers import HEAVY
+from unity.search.peak import Later, Turns, places
+
+NOTICED = 1e-3  # of all gradients: smaller ones are not looked at for what might lie in their place
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """What an operator of the outermost graph needs beside its operands and results, on one device.
+
+    `kept`: until it has run backward; `values`: those among that; `own`: bytes that it works on while it does, or while it runs, if
+    nothing is differentiated.
+    """
+
+    node: Node
+    kept: tuple[Held, ...]
+    values: frozenset[Value]
+    own: float
+
+
+class Region:
+    """A graph, or one inside a scan or a remat: what its operators keep, and what is there when most is."""
+
+    def __init__(
+        self,
+        graph: PCG,
+        flow: Gradients,
+        training: bool,
+        backend: Backend,
+        around: str = "",
+        always: Collection[Held] = (),
+    ) -> None:
+        """`around`: the kind of node that the graph is inside of. `always`: what is held whatever the operators do."""
+        self.graph, self.flow, self.training, self.backend = graph, flow, training, backend
+        self.top, self.stacked = not around, around in LOOPS
+        self.nodes = [node for node in graph.nodes if node.kind != "input"]
+        self.lying = Lying(graph)
+        self.nbytes = self.lying.nbytes
+        self.number = {id(node): i for i, node in enumerate(self.nodes)}
+        self.inputs = {id(node): k for k, node in enumerate(graph.inputs)}
+        self.own_bytes = {v: n if self.counts(v) else 0.0 for v, n in self.nbytes.items()}
+        self.early: list[tuple[Held, int]] = []  # what the backend makes at the start, and for which operator's backward pass
+        self.chosen: dict[Value, None] = {}  # what is kept, in the order in which that is found
+        self.wide: set[Value] = set()  # those that are kept wider
+        self.needs: set[int] = set()  # inputs that the backward pass needs
+        self.weights, self.later = self.later_gradients(always)
+        self.steps = 0.0  # bytes that are kept, added up
+        self.momentary = 0.0  # bytes that are kept inside of remats, of which one is open at a time
+        self.remats = sum(node.kind == "remat" for node in self.nodes)
+        self.own: dict[int, float] = {}  # by id(node): of its moment, what is neither operand, result, nor cotangent of one
+        self.keeping: list[Keeping] = []
+        kept, moments = [], []
+        for node in self.nodes:
+            before = len(self.chosen)
+            k, m = ([], self.change(node)) if node.kind in UNCHANGED else self.operator(node)
+            kept.append(k)
+            moments.append(m)
+            own = sum(h.nbytes for h in m) if node.kind in (TAIL, BRANCHES) else self.own.get(id(node), 0.0)
+            self.keeping.append(Keeping(node, tuple(k), frozenset(islice(self.chosen, before, None)), own))
+        self.kept = [h for k in kept for h in k]
+        self.peak = self.highest(kept, moments)
+
+    def highest(self, kept: list[list[Held]], moments: list[list[Held]]) -> list[Held]:
+        """When most is held: what is kept then, and the working set of the operator whose turn it is.
+
+        That is what operators before it keep, as those after it are done; but a scan's stacks are there from the start. At the top,
+        it may also be before any operator, where the backend makes things early.
+        """
+        early, passing = [node.kind in LOOPS for node in self.nodes], self.passing()
+        own = [[*(h.nbytes for h in m), n] for m, n in zip(moments, passing, strict=True)]
+        turns = Turns([[h.nbytes for h in k] for k in kept], early, own, self.later)
+        start = [*(h for h, _ in self.early), *self.placed(self.at_start())] if self.top else []
+        found = turns.highest()
+        if found is None or found[1] <= sum(h.nbytes for h in start):
+            return start
+        at, _ = found
+        then = [h for i, k in enumerate(kept) for h in k if i <= at or early[i]]
+        then += [*moments[at], Held(WORKING, self.nodes[at], passing[at])]
+        return [*then, *self.placed(turns.placed(at, own[at]))]
+
+    def at_start(self) -> list[tuple[int, float]]:
+        """What lies in the place of gradients before any operator runs."""
+        held: dict[float, list[int]] = {}
+        for h, at in sorted(self.early, key=lambda e: e[1]):
+            held.setdefault(h.nbytes, []).append(at)
+        return places(held, self.later, len(self.nodes))
+
+    def placed(self, found: list[tuple[int, float]]) -> list[Held]:
+        """What takes no memory of its own, as it lies where a gradient will be that is not yet computed, counted negatively."""
+        return [Held(REUSED, self.weights[k], -nbytes) for k, nbytes in found]
+
+    def later_gradients(self, always: Collection[Held]) -> tuple[list[Node], list[Later]]:
+        """Every weight whose gradient others may lie in the place of, and that gradient; largest first."""
+        wanted = {id(h.node): h for h in always if h.why == GRADIENTS}
+        least = NOTICED * sum(h.nbytes for h in wanted.values())
+        first: dict[int, int] = {}
+        for i, node in enumerate(self.nodes):
+            for v in node.operands:
+                first.setdefault(id(v.node), i)
+                if node.kind in ACCUMULATING and self.backend.eager:  # the zeros that a gradient is added to are there early
+                    first[id(whole(v).node)] = len(self.nodes)
+        found = sorted((h for h in wanted.values() if h.nbytes > least), key=lambda h: h.nbytes, reverse=True)
+        return [h.node for h in found], [Later(h.nbytes, first.get(id(h.node), -1)) for h in found]
+
+    def passing(self) -> list[float]:
+        """For every operator, the bytes of values (in training, of cotangents) that wait while it runs, none of its own."""
+        last: dict[Value, int] = {}
+        for i, node in enumerate(self.nodes):
+            last.update((v, i) for v in node.operands)
+        if not self.top:
+            last.update((v, len(self.nodes)) for v in self.graph.outputs)
+        total = [0.0] * (len(self.nodes) + 1)
+        for v, end in last.items():
+            start = self.number.get(id(v.node), -1)
+            if end > start + 1:
+                total[start + 1] += self.own_bytes[v]
+                total[end] -= self.own_bytes[v]
+        waiting, found = 0.0, []
+        for i, node in enumerate(self.nodes):
+            waiting += total[i]
+            own = sum(self.own_bytes[v] for v in dict.fromkeys(node.operands) if last[v] > i)
+            found.append(max(0.0, waiting - own))
+        return found
+
+    def counts(self, v: Value) -> bool:
+        """Whether a value, or its cotangent, takes memory of its own: arguments and their gradients are counted already."""
+        return not (self.top and id(v.node) in self.inputs) and (self.flow(v) or not self.training)
+
+    def need(self, v: Value, reader: Node | None = None) -> list[Held]:
+        """Keeps a value as it is where it was last moved, if it is not kept yet; for some readers, wider."""
+        wide = reader is not None and self.backend.widens(reader, v)
+        v = self.lying.kept[v]
+        if runs_again(v.node):
+            return [h for w in v.node.operands for h in self.need(w)]
+        widened = [Held(BACKEND, v.node, self.local(v))] if wide and v not in self.wide else []
+        self.wide |= {v} if wide else set()
+        if v in self.chosen:
+            return widened
+        self.chosen[v] = None
+        if id(v.node) in self.inputs:
+            self.needs.add(self.inputs[id(v.node)])
+            return widened
+        why = CHANGED if v.node.kind in PARALLELIZATION else KEPT
+        return [self.count(Held(why, v.node, self.local(v))), *widened]
+
+    def local(self, v: Value) -> float:
+        """Bytes of one of the graph's values on one device."""
+        return self.nbytes[v]
+
+    def count(self, held: Held) -> Held:
+        self.steps += held.nbytes
+        return held
+
+    def change(self, node: Node) -> list[Held]:
+        """A change of type has both sides at once, unless nothing moves."""
+        if node.kind in NOTHING_MOVES:
+            return []
+        return [Held(WORKING, node, self.own_bytes[node.operands[0]] + self.own_bytes[Value(node)])]
+
+    def operator(self, node: Node) -> tuple[list[Held], list[Held]]:
+        """What an operator keeps, and what it has for a moment: its ends, or their cotangents, and its largest inner value's.
+
+        A convolution, or a product with more than two dimensions, wants the cotangent of its result in another order, too.
+        """
+        if node.kind == TAIL:
+            return self.tail(node)
+        if node.kind in LOOPS:
+            return self.loop(node)
+        if node.kind == "remat":
+            return self.remat(node)
+        if node.kind == BRANCHES:
+            return self.branches(node)
+        inner = self.inner(node)
+        found, _ = inner.kept(self.flows(node), self.stacked)
+        kept = self.kept_by(node, found, inner)
+        ends = dict.fromkeys((*node.operands, *node.results))
+        away = {v: 0.0 if self.there(v) else self.nbytes[v] for v in ends}
+        read = {v for v, flag in zip(node.operands, found.operands, strict=True) if flag}
+        values, again = sum(away.values()), sum(away[v] for v in read)
+        cotangents = sum(self.own_bytes[v] for v in ends) if self.training else 0.0
+        turned = sum(self.local(v) for v in node.results if v.tensor.ndim > 2) if node.kind in HEAVY and cotangents else 0.0
+        largest = inner.largest if self.training else 0.0
+        halos = zip(node.operands, found.operands, inner.extended, strict=True)
+        largest += sum(n for v, flag, n in halos if n and (not flag or self.flow(v)))  # or its cotangent's, where it is kept
+        largest += self.made_again(node) + self.made_for(node) if cotangents else 0.0
+        self.own[id(node)] = turned + largest
+        if not cotangents:
+            return kept, [Held(WORKING, node, values + turned + largest)]
+        more = self.backend.extra(node, self.local, self.argument)
+        kept += [Held(BACKEND, node, more.kept)] if more.kept else []
+        last = len(self.nodes)  # all gradients come later than what the forward pass needs alone
+        early = ((more.start, self.number[id(node)]), (more.first, last))
+        self.early += [(Held(BACKEND, node, nbytes), at) for nbytes, at in early if nbytes]
+        self.own[id(node)] += more.working
+        # in a loop's step, what it keeps is taken out of stacks first; and a product's ends are read by what is not fused with it
+        back = (values if self.stacked or node.kind in HEAVY else again) + cotangents + turned
+        return kept, [Held(WORKING, node, max(values, back) + largest + more.working)]
+
+    def inner(self, node: Node) -> Inner:
+        """Where the inner values of an operator lie."""
+        assert node.body is not None
+        return inner_of(node.body, tuple(v.type for v in node.operands), node.types, self.graph.axes)
+
+    def flows(self, node: Node) -> tuple[bool, ...]:
+        """For each operand, whether a gradient flows back to it."""
+        return tuple(map(self.flow, node.operands))
+
+    def kept_by(self, node: Node, found: Residuals, inner: Inner) -> list[Held]:
+        """What an operator keeps. `found`: what its backward pass needs. What halos extend is kept so, and not as it was made."""
+        if not (self.training and any(map(self.flow, node.results))):
+            return []
+        kept: list[Held] = []
+        extended = (*inner.extended, *(0.0 for _ in node.results))
+        for v, flag, nbytes in zip((*node.operands, *node.results), found.operands + found.results, extended, strict=True):
+            if not flag or (v.node is node and runs_again(node)) or self.backend.knows(node):
+                continue
+            kept += self.extended(v, node, nbytes) if nbytes else self.need(v, node)
+        if node.attributes.get("again"):
+            return kept
+        return kept + [self.count(Held(KEPT, node, nbytes)) for nbytes in inner.kept(self.flows(node), self.stacked)[1]]
+
+    def extended(self, v: Value, reader: Node, nbytes: float) -> list[Held]:
+        """Keeps an operand as halos extend it, to so many bytes. If the reader runs again, as some operand of it is made again,
+        what has arrived is kept alone, beside the operand as it was made."""
+        kept = [self.lying.kept[w] for w in reader.operands]
+        again = any(runs_again(base.node) for base in kept) or kept != [self.lying.unmoved[w] for w in reader.operands]
+        if not again:
+            return [self.count(Held(CHANGED, reader, nbytes))]
+        return [*self.need(v, reader), self.count(Held(CHANGED, reader, nbytes - self.local(v)))]
+
+    def made_again(self, node: Node) -> float:
+        """Bytes of the inner values of an operator that are not kept, when its own backward pass comes."""
+        if not node.attributes.get("again"):
+            return 0.0
+        return sum(self.inner(node).kept(self.flows(node), self.stacked)[1])
+
+    def made_for(self, node: Node) -> float:
+        """Bytes that are there when an operator's own backward pass comes because operands of it are made again as a whole."""
+        total = 0.0
+        for v in node.operands:
+            made = self.lying.kept[v]
+            if runs_again(made.node):
+                total += self.local(made) if self.lying.unmoved[v] != made else 0.0
+                total += self.made_again(made.node) + self.made_for(made.node)
+        return total
+
+    def there(self, v: Value) -> bool:
+        """Whether a value is held anyway: an argument, or kept, and not gathered again."""
+        return self.lying.unmoved[v] in self.chosen or self.argument(v)
+
+    def argument(self, v: Value) -> bool:
+        """Whether a value lies in an argument's memory."""
+        return self.top and id(self.lying.unmoved[v].node) in self.inputs
+
+    def loop(self, node: Node) -> tuple[list[Held], list[Held]]:
+        """All steps' values are stacked; while one runs, its own are there once more, and its slices of what is stacked.
+
+        What it takes steps of, and what it stacks, is there whole, or their cotangents are.
+        """
+        inside = self.inside(node)
+        length, carried = int(node.attributes["length"]), carried_by(node)
+        length = schedule_of(node).kept if node.kind == PIPELINE else length
+        kept: list[Held] = []
+        for p in sorted(inside.needs):
+            start = Value(inside.graph.inputs[p])
+            if p in carried:
+                kept.append(self.count(Held(KEPT, node, length * inside.local(start))))
+            else:
+                kept += self.need(node.operands[p])
+        kept += [replace(h, nbytes=length * h.nbytes) for h in inside.kept]
+        self.steps += length * inside.steps
+        self.momentary += inside.momentary
+        slices = sum(inside.local(Value(n)) for n in inside.graph.inputs[carried.stop :])
+        moment = [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, slices)]
+        moment += self.between_ticks(node) if node.kind == PIPELINE else []
+        self.own[id(node)] = sum(h.nbytes for h in moment)
+        if node.kind == PIPELINE:
+            return kept, moment
+        stacked = {v for v in (*node.operands[carried.stop :], *node.results[len(carried) :]) if not self.argument(v)}
+        zeros = self.zeros(node)
+        kept += [Held(BACKEND, node, zeros)] if zeros else []
+        self.early += [(Held(BACKEND, node, zeros), self.number[id(node)])] if zeros else []
+        return kept, [*moment, Held(WORKING, node, sum(self.own_bytes[v] for v in stacked) - zeros)]
+
+    def zeros(self, loop: Node) -> float:
+        """Bytes that a scan adds and stacks its operands' gradients in, where the backend makes them at the start; an argument's
+        lie where its gradient will be."""
+        if not (self.training and self.backend.eager):
+            return 0.0
+        read = {v for p, v in enumerate(loop.operands) if p not in carried_by(loop) and not self.argument(v)}
+        return sum(self.own_bytes[v] for v in read)
+
+    def between_ticks(self, node: Node) -> list[Held]:
+        """Of a pipeline: samples that wait, or are done; and weights' gradients, of a tick and of those before it."""
+        ends = ends_of(node)
+        rows = sum(self.local(node.operands[p]) for p in ends.sampled)
+        gradients = sum(self.local(node.operands[p]) for p in ends.stepped if self.flow(node.operands[p]))
+        return [Held(WORKING, node, 2 * rows + (2 * gradients if self.training else 0.0))]
+
+    def tail(self, node: Node) -> tuple[list[Held], list[Held]]:
+        """What it keeps of a micro-batch is there until the end of the tick; what its operands' gradients add up to, always."""
+        inside = self.inside(node)
+        self.momentary += inside.steps + inside.momentary
+        read = [node.operands[p] for p in range(ends_of(node).carried.start)]
+        sums = sum(self.local(v) for v in read if self.flow(v)) if self.training else 0.0
+        return [], [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, sums)]
+
+    def remat(self, node: Node) -> tuple[list[Held], list[Held]]:
+        """Its operands are kept. All that it would keep is there while its own backward pass runs."""
+        inside = self.inside(node)
+        kept = [h for v in node.operands for h in self.need(v)] if self.training else []
+        self.momentary += (inside.steps + inside.momentary) / self.remats
+        self.own[id(node)] = sum(h.nbytes for h in inside.peak)
+        return kept, [_as(AGAIN, h) if h.why != WORKING else h for h in inside.peak]
+
+    def branches(self, node: Node) -> tuple[list[Held], list[Held]]:
+        """What the largest group keeps, as all have room for that; while one runs, its own, and all results or their cotangents."""
+        groups = [Region(g.graph, self.flow, self.training, self.backend, node.kind) for g in groups_of(node)]
+        needs = sorted({p for group in groups for p in group.needs})
+        kept = [h for p in needs for h in self.need(node.operands[p])]
+        largest = max(groups, key=lambda group: group.steps + group.momentary)
+        self.steps, self.momentary = self.steps + largest.steps, self.momentary + largest.momentary
+        busiest = max(groups, key=lambda group: sum(h.nbytes for h in group.peak))
+        results = sum(self.local(v) for v in node.results) * (2 if self.training else 1)  # cotangents are taken apart first
+        return kept + largest.kept, [*(_as(WORKING, h) for h in busiest.peak), Held(WORKING, node, results)]
+
+    def inside(self, node: Node) -> Region:
+        assert node.inside is not None
+        return Region(node.inside, self.flow, self.training, self.backend, node.kind)
+
+
+def _as(why: str, held: Held) -> Held:
+    return replace(held, why=why)
