@@ -111,7 +111,7 @@ def test_gradients_tell_unused_from_replicated():
 
 def test_every_operator_has_a_meaning():
     shapes = {"conv2d": [(2, 4, 4, 4), (4, 4, 3, 3)], "embedding": [(4, 4), (3,)], "scale": [(4, 4), ()], "bias": [(4, 4), (4,)]}
-    shapes |= dict.fromkeys(("within", "behind"), [(4, 4), (3,)])
+    shapes |= {"within": [(4, 4), (3,)], "behind": [(4, 4), (3,)]}
     attributes = {"dim": -1, "size": 1, "groups": 1, "padding": "same", "function": "relu"}
     images = {"maxpool", "avgpool", "identity_kernel", "mean_kernel"}
     shapes |= {name: [(2, 4, 3, 3)] for name in images} | {"enlarge": [(2, 4, 1, 1)]}
