@@ -146,14 +146,12 @@ def flexflow6() -> Iterator[Case]:
 
 def flexsteps() -> Iterator[Case]:
     """FlexFlow's recurrent networks step by step, as it searched them, judged by its simulator; and scanned, by our search."""
-    for cluster, every in CLUSTERS.items():
+    for cluster in CLUSTERS:
+        machine, part, sizes = on(cluster, 4), f"flexsteps {cluster.removeprefix('flexflow-')}", {"batch": 64 * 4}
         for model in ("rnntc", "rnnlm", "nmt"):
-            for devices in every:
-                part, sizes = f"flexsteps {cluster.removeprefix('flexflow-')}", {"batch": 64 * devices}
-                for algorithm in ("data-parallel", "flexflow"):
-                    budget = PROPOSALS if algorithm == "flexflow" else None
-                    yield Case(part, f"{model}_unrolled", algorithm, on(cluster, devices), sizes, devices, budget=budget)
-                yield Case(part, model, "captured", on(cluster, devices), sizes, devices)
+            yield Case(part, f"{model}_unrolled", "data-parallel", machine, sizes, 4)
+            yield Case(part, f"{model}_unrolled", "flexflow", machine, sizes, 4, budget=PROPOSALS)
+            yield Case(part, model, "captured", machine, sizes, 4)
 
 
 UNITY = ("resnext50_unity", "bert_large", "dlrm_summit", "candle_uno", "inception_v3_unity", "mlp_unity", "xdl")

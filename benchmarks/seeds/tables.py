@@ -236,7 +236,8 @@ def steps(results: Results) -> Table:
 STEPS = (
     f"Here the networks are unrolled, as FlexFlow searched them, with {PROPOSALS} proposals for each of its two chains; the "
     "simulator, by which it goes, overlaps communication with computing. unity is the fixed-graph search on the scanned network, "
-    "by the price list; its plan is simulated by the same simulator."
+    "by the price list; its plan is simulated by the same simulator. On 16 P100 what FlexFlow finds takes 1.06, 1.15 and 2 times "
+    "as long as data parallelism once it is a program on one mesh, where pieces on devices of their own become collectives."
 )
 
 

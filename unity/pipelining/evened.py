@@ -21,12 +21,11 @@ from jax import lax
 
 from unity.exec.walker import run_body
 from unity.pcg.body import close
-from unity.pcg.capture import Captured, graph_of
-from unity.pcg.graph import PCG
+from unity.pcg.capture import Captured
 from unity.pcg.scans import constants_and_carry
 from unity.pcg.solve import nested_body
-from unity.pipelining.named import beginning, with_nodes
-from unity.pipelining.splice import spliced, within
+from unity.pipelining.named import with_steps
+from unity.pipelining.splice import spliced
 
 EVENED = "unity:places"  # the scope of the scan over places, which no model has
 
@@ -62,18 +61,10 @@ def evened(captured: Captured, number: int, stages: int) -> Captured:
 
     made = close(jax.make_jaxpr(program)(*(captured.body.tensor(a).struct for a in e.operands)))
     after = captured.of(spliced(captured.body, set(e.results), e.operands, e.results, made, e, EVENED), captured.bodies)
-    inner = graph_of(step, [f"operand {p}" for p in range(len(step.inputs))])
-    return replace(after, graph=_with_lines(after.graph, inner))
+    return replace(after, graph=with_steps(after.graph, EVENED, step))
 
 
 def _longer(weights: Any, found: Sequence[tuple[int, bool]]) -> Any:
     """Weights of steps, in places: an empty place begins a slice with what the one before ends with."""
     cuts = [0, *(k for k, (_, there) in enumerate(found) if not there), len(found)]
     return lax.concatenate([lax.slice_in_dim(weights, found[a][0], found[b - 1][0] + 1) for a, b in pairwise(cuts)], 0)
-
-
-def _with_lines(graph: PCG, step: PCG) -> PCG:
-    """The graph, operators in the scan at the lines of the step's."""
-    (loop,) = [n for n in graph.nodes if n.kind == "scan" and within(n.scope, EVENED)]
-    assert loop.inside is not None
-    return with_nodes(graph, {id(loop): replace(loop, inside=beginning(loop.inside, step))})

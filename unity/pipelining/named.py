@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import takewhile
 
+from unity.pcg.body import Body
+from unity.pcg.capture import graph_of
 from unity.pcg.graph import PCG, Node, Value
+from unity.pipelining.splice import within
 
 
 def named(graph: PCG, before: PCG) -> PCG:
@@ -23,6 +26,14 @@ def beginning(graph: PCG, before: PCG) -> PCG:
             inside = named(inside, old.inside)
         changed[id(node)] = replace(node, inside=inside, source=old.source, scope=old.scope)
     return with_nodes(graph, changed)
+
+
+def with_steps(graph: PCG, scope: str, step: Body) -> PCG:
+    """A graph, the operators in its only scan of a scope at the lines of those of a step that the scan was made from."""
+    (loop,) = [n for n in graph.nodes if n.kind == "scan" and within(n.scope, scope)]
+    assert loop.inside is not None
+    before = graph_of(step, [f"operand {p}" for p in range(len(step.inputs))])
+    return with_nodes(graph, {id(loop): replace(loop, inside=beginning(loop.inside, before))})
 
 
 def _operators(graph: PCG) -> list[Node]:

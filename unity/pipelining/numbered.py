@@ -22,12 +22,12 @@ from jax.extend.random import threefry2x32_p
 
 from unity.exec.walker import Walk
 from unity.pcg.body import Body, Equation, close
-from unity.pcg.capture import Captured, graph_of
+from unity.pcg.capture import Captured
 from unity.pcg.nesting import REMATERIALIZED, programs
 from unity.pcg.scans import constants_and_carry
 from unity.pcg.solve import nested_body
-from unity.pipelining.named import beginning, with_nodes
-from unity.pipelining.splice import spliced, within
+from unity.pipelining.named import with_steps
+from unity.pipelining.splice import spliced
 
 NUMBERED = "unity:numbers"  # the scope of the scan with samples' numbers, which no model has
 WORD = 1 << 32
@@ -63,11 +63,7 @@ def numbered(captured: Captured, number: int, size: int) -> Captured:
 
     made = close(jax.make_jaxpr(program)(*(captured.body.tensor(a).struct for a in e.operands)))
     after = captured.of(spliced(captured.body, set(e.results), e.operands, e.results, made, e, NUMBERED), captured.bodies)
-    (loop,) = [n for n in after.graph.nodes if n.kind == "scan" and within(n.scope, NUMBERED)]
-    assert loop.inside is not None
-    inner = graph_of(step, [f"operand {p}" for p in range(len(step.inputs))])
-    named = with_nodes(after.graph, {id(loop): replace(loop, inside=beginning(loop.inside, inner))})
-    return replace(after, graph=named)
+    return replace(after, graph=with_steps(after.graph, NUMBERED, step))
 
 
 class _Numbered(Walk):
