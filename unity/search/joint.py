@@ -38,9 +38,13 @@ class Budget:
         return enough and (self.seconds is None or time.perf_counter() - started < self.seconds)
 
     def said(self, programs: int, started: float) -> str:
-        """How much is left, in words."""
-        left = [] if self.programs is None else [f"{self.programs - programs} programs"]
-        left += [] if self.seconds is None else [f"{max(0.0, self.seconds - time.perf_counter() + started):.0f} s"]
+        """How much is left, in words; of programs also the seconds that they will take, if they take as long as those before."""
+        spent, left = time.perf_counter() - started, list[str]()
+        if self.programs is not None:
+            more = self.programs - programs
+            left.append(f"{more} programs" + (f" (about {more * spent / programs:.0f} s)" if programs else ""))
+        if self.seconds is not None:
+            left.append(f"{max(0.0, self.seconds - spent):.0f} s")
         return f"{' or '.join(left)} left" if left else "no limit"
 
 
