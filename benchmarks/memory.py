@@ -1,16 +1,20 @@
 """Predicted memory against the compiled program's, on eight devices, for points along the whole frontier.
 
-    python -m benchmarks.memory [case ...]
+    python -m benchmarks.memory [--keep] [case ...]
 
 Compiled for virtual CPU devices; nothing is run. What is compared is one gradient step, so no optimizer slots: arguments, outputs
 and temporaries (`compiled.memory_analysis()`), predicted for the CPU backend in two ways: by liveness (`plan.memory_timeline()`),
 and added up as the search does. The sum's rules were found on the cases marked as fitted; the others were only measured. Liveness
-has no figures of its own: it does what the compiler's passes do. Written to `results/memory.json`; a ratio above 1 means that too
-much was predicted.
+has no figures of its own: it does what the compiler's passes do. A ratio above 1 means that too much was predicted.
+
+Cases are written to `results/memory.json` one by one, as they are done, in the place of what is there of them; named ones only with
+`--keep`. So a run that was stopped goes on where it was with the cases that it has not done yet.
 """
 
 from __future__ import annotations
 
+import argparse
+import datetime
 import json
 import os
 import subprocess
@@ -24,11 +28,12 @@ from typing import Any
 import unity
 from benchmarks.models import registry
 from benchmarks.models.model import Model
-from benchmarks.record import record, show
+from benchmarks.record import RESULTS, record, show
 
 DEVICES = 8
 POINTS = 6  # of each frontier: the fastest, the leanest, and some between
-MEDIAN, WORST = 0.05, 0.15
+MEDIAN, WORST = 0.05, 0.15  # by liveness
+SEARCHED = 0.2  # as the search adds up
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ def _apart(name: str) -> list[dict]:
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}".strip()
     with tempfile.TemporaryDirectory() as cache:
         env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": cache}
-        command = [sys.executable, "-m", "benchmarks.memory", "measure", name]
+        command = [sys.executable, "-m", "benchmarks.memory", "--measure", name]
         return json.loads(subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE).stdout)
 
 
@@ -104,21 +109,54 @@ def errors(rows: list[dict], ratio: str) -> tuple[float, float]:
     return median(found), max(found)
 
 
-def main(names: list[str]) -> None:
-    """Measures the named cases, or all of them, which are recorded."""
+def keep(found: list[dict]) -> None:
+    """Writes the rows of one case, and leaves what is there of others."""
+    path = RESULTS / "memory.json"
+    kept = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = [*(row for row in kept if row["case"] != found[0]["case"]), *found]
+    rows.sort(key=lambda row: list(CASES).index(row["case"]))
+    target = {"median": MEDIAN, "worst": WORST, "searched": SEARCHED}
+    record("memory", rows, target=target, **_met(rows), devices=DEVICES)
+
+
+def _met(rows: list[dict]) -> dict[str, Any]:
+    """How near all predictions are."""
+    found = {}
+    for name, ratio, worst in (("by liveness", "ratio", WORST), ("as the search adds up", "searched_ratio", SEARCHED)):
+        middle, most = errors(rows, ratio)
+        within = sum(abs(row[ratio] - 1) <= worst for row in rows)
+        found[name] = {"median": middle, "worst": most, "within": within, "of": len(rows)}
+    return found
+
+
+def main() -> None:
+    """Measures the named cases, or all of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; all, if none is named")
+    parser.add_argument("--keep", action="store_true", help="named cases are written to the results, too")
+    parser.add_argument("--measure", action="store_true", help="one case, in this process; prints its rows")
+    options = parser.parse_args()
+    if unknown := set(options.cases) - set(CASES):
+        parser.error(f"no such case: {', '.join(sorted(unknown))}")
+    if options.measure:
+        print(json.dumps(measure(options.cases[0], CASES[options.cases[0]])))
+        return
     rows = []
-    for name in names or CASES:
-        found = [row | {"met": abs(row["ratio"] - 1) <= WORST} for row in _apart(name)]
+    for name in options.cases or CASES:
+        day = datetime.date.today().isoformat()
+        found = [row | {"met": _within(row), "date": day} for row in _apart(name)]
         show(name, [{k: r[k] for k in BRIEF} for r in found])
         rows += found
-    for name, ratio in (("by liveness", "ratio"), ("as the search adds up", "searched_ratio")):
-        print("{}: median error {:.1%}, worst {:.1%} of {} plans".format(name, *errors(rows, ratio), len(rows)))
-    if not names:
-        record("memory", rows, target={"median": MEDIAN, "worst": WORST}, devices=DEVICES)
+        if options.keep or not options.cases:
+            keep(found)
+    for name, figures in _met(rows).items():
+        print("{}: median error {median:.1%}, worst {worst:.1%}; {within} of {of} plans as near as wanted".format(name, **figures))
+
+
+def _within(row: dict) -> bool:
+    """Whether both predictions of a point are as near as wanted."""
+    return abs(row["ratio"] - 1) <= WORST and abs(row["searched_ratio"] - 1) <= SEARCHED
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["measure"]:
-        print(json.dumps(measure(sys.argv[2], CASES[sys.argv[2]])))
-    else:
-        main(sys.argv[1:])
+    main()

@@ -53,7 +53,7 @@ NETWORKS: dict[str, Callable[..., Model]] = {
     "lenet5": lambda batch: get("lenet5", batch=batch),
     "rnnlm": lambda batch: rnnlm_unrolled(steps=2, batch=batch),
 }
-SIMULATED = (("lenet5", 2, "any"), ("lenet5", 4, "mesh"), ("rnnlm", 2, "mesh"))
+SIMULATED = (("lenet5", 2, "any"), ("lenet5", 4, "mesh"), ("rnnlm", 2, "mesh"), ("rnnlm", 4, "mesh"))
 May = Mapping[int, list[ParallelConfig]]  # by operator
 
 

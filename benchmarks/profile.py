@@ -13,6 +13,10 @@ library is told to keep memory: it would give large arrays back, and every step 
 *Kendall* is the rank correlation of predicted and measured times, *error* the median of |predicted - measured| / measured, and
 *chosen* how many times as long the strategy predicted best takes as the measured best. *Own* figures are of the processor time
 of this process, for hosts that others use.
+
+How much of an order there is to be kept is said, too: *again* is the rank correlation of what half of the rounds measured with
+what the other half did; *apart* is Kendall of the pairs of strategies whose predicted times are more than 3 % apart, for a
+frontier's points may be nearer to each other than a measurement can tell.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import combinations
 from statistics import median
 from typing import Any
 
@@ -60,6 +65,7 @@ from unity.search.published.baselines import usual
 from unity.search.session import Candidate
 
 KENDALL, ERROR, CHOSEN = 0.8, 0.25, 1.05  # targets
+APART = 1.03  # times as long as another strategy, and more
 STRATEGIES = 24
 CALL = "the call alone"
 TABLES = (100_000, 50_000, 10_000, 1_000)  # rows
@@ -117,8 +123,17 @@ def drawn(assembled: Assembled, rng: np.random.Generator, spread: float) -> Poin
     return Minimizer(replace(assembled, costs=costs, known={}).problem).at([0.0])[0]
 
 
-def measured(model: Model, found: list[Strategy], rounds: int) -> dict[str, tuple[float, float]]:
-    """Median seconds of every strategy's step, and of this process' own processor time."""
+@dataclass(frozen=True)
+class Measured:
+    """Median seconds of a strategy's step: on the wall, of this process' own processor time, and in each half of the rounds."""
+
+    wall: float
+    own: float
+    halves: tuple[float, float]
+
+
+def measured(model: Model, found: list[Strategy], rounds: int) -> dict[str, Measured]:
+    """What every strategy's step takes."""
     params, batch = concrete(model)
     runs: dict[str, Callable[[], Any]] = {}
     for s in found:
@@ -128,7 +143,11 @@ def measured(model: Model, found: list[Strategy], rounds: int) -> dict[str, tupl
     runs[CALL] = _call(found[0].plan, params, batch)
     times = alternate(runs, rounds)
     call = times.pop(CALL)
-    return {name: (t.median - call.median, median(t.own) - median(call.own)) for name, t in times.items()}
+    taken = {}
+    for name, t in times.items():
+        halves = median(t.wall[::2]), median(t.wall[1::2] or t.wall)
+        taken[name] = Measured(t.median - call.median, median(t.own) - median(call.own), halves)
+    return taken
 
 
 def _call(plan: Plan, params: Any, batch: Any) -> Callable[[], Any]:
@@ -162,8 +181,8 @@ def case(name: str, count: int, rounds: int) -> tuple[dict[str, Any], list[dict[
         {
             "model": name,
             "strategy": s.name,
-            "measured ms": times[s.name][0] * 1e3,
-            "own ms": times[s.name][1] * 1e3,
+            "measured ms": times[s.name].wall * 1e3,
+            "own ms": times[s.name].own * 1e3,
             "profiled ms": s.profiled.time * 1e3,
             "of that, operators": sum(t.forward + t.backward for t in s.profiled.operators) * 1e3,
             "plain ms": s.plain.time * 1e3,
@@ -176,6 +195,9 @@ def case(name: str, count: int, rounds: int) -> tuple[dict[str, Any], list[dict[
         figures |= {f"{which} {k}": v for k, v in compared(rows, f"{which} ms", "measured ms").items()}
         own = compared(rows, f"{which} ms", "own ms")
         figures |= {f"{which} own Kendall": own["Kendall"], f"{which} own chosen": own["chosen"]}
+        figures |= {f"{which} apart": apart(rows, f"{which} ms", "measured ms")}
+    first, second = zip(*(t.halves for t in times.values()), strict=True)
+    figures |= {"again": float(kendalltau(first, second).statistic)}  # pyright: ignore[reportAttributeAccessIssue]
     good = figures["profiled Kendall"] >= KENDALL and figures["profiled error"] <= ERROR and figures["profiled chosen"] <= CHOSEN
     return figures | {"met": bool(good)}, rows
 
@@ -190,6 +212,13 @@ def compared(rows: list[dict[str, Any]], predicted: str, actual: str) -> dict[st
     }
 
 
+def apart(rows: list[dict[str, Any]], predicted: str, actual: str) -> float:
+    """Rank correlation of the pairs that are predicted to be apart."""
+    pairs = [sorted(pair, key=lambda row: row[predicted]) for pair in combinations(rows, 2)]
+    kept = [b[actual] > a[actual] for a, b in pairs if b[predicted] > APART * a[predicted]]
+    return 2 * sum(kept) / max(1, len(kept)) - 1
+
+
 KEEPING = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_TOP_PAD_": str(1 << 28)}
 
 
@@ -199,7 +228,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", help="some of the cases, not recorded")
     parser.add_argument("--strategies", type=int, default=STRATEGIES)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=31)
     options = parser.parse_args()
     if unknown := set(options.cases) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")

@@ -63,7 +63,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
         captured = capture(model.loss, params, batch)
         prices = Prices(machine, Training(), bodies=captured.bodies)
         usable = patterns(default_library().rules)
-        reached = backtrack(opened(captured.body), usable, lambda b: prices.of(closed(b), captured.differentiated), ALPHA)
+        reached = backtrack(opened(captured.body), usable, lambda b, _: prices.of(closed(b), captured.differentiated), ALPHA)
         found = list(itertools.islice(reached, REACHED))
         best, others = min(found, key=lambda f: f.price), found[1:]
         chosen = [best, *random.Random(0).sample(others, min(SAMPLED, len(others)))]

@@ -6,9 +6,10 @@ and to simulate it; delta is to change the tasks of that operator and around it,
 through the same strategies, as a search does, timed in seconds of this process. All changes are kept: the strategy walks away from
 data parallelism. `ratio` is the median of changes' ratios, `of_sums` that of the two walks, as FlexFlow compares.
 
-What bounds the ratio on 64 devices: of AlexNet's 20 operators one change concerns an eighth of all tasks; and nearly all tasks that
-are ready after the first difference (three quarters of all) do run at other times, in the LSTM networks by thousands of different
-ones. They have to be simulated again, and there that is a fifth of what full takes, for few tasks are ready at the same moment.
+What bounds the ratio on 64 devices: what follows a change runs at other times up to a place where all devices wait for each other,
+and has to be simulated again. With batch norms such a place is near; the LSTM networks have but the loss, so that half of all tasks
+are simulated again, and few of them are ready at the same moment. Of AlexNet's 20 operators one change concerns an eighth of all
+tasks. `again` is the part of the tasks that is simulated again.
 
 At 192 devices a plan of unity's own search is simulated with one device standing for all. A change is one operator's other
 parallelization (with the changes of type around it); `rebuilt` is the time to find the changed tasks by building all of them.
@@ -110,7 +111,9 @@ def with_delta(o: Operators, batch: int, devices: int) -> Iterator[dict[str, flo
         change = strategy.change(k, config)
         changed = clock()
         delta.change(change)
-        yield {"change": changed, "delta": clock(), "tasks": len(delta.graph.tasks), "changed": len(change), "step": delta.makespan}
+        seconds = {"change": changed, "delta": clock()}
+        tasks = len(delta.graph.tasks)
+        yield seconds | {"tasks": tasks, "changed": len(change), "again": delta.simulated / tasks, "step": delta.makespan}
 
 
 def with_full(o: Operators, batch: int, devices: int) -> Iterator[dict[str, float]]:

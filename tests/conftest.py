@@ -1,7 +1,9 @@
-"""Eight virtual CPU devices for every test, asked for before anything starts JAX's backend."""
+"""Eight virtual CPU devices for every test, asked for before anything starts JAX's backend; and what many tests need."""
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 DEVICES = "--xla_force_host_platform_device_count=8"
@@ -13,3 +15,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # code every time, so it draws the same examples; by hand, every run draws new ones.
 settings.register_profile("unity", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("unity")
+
+
+@pytest.fixture
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own, so that nothing is found there that another one has left."""
+    path = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path))
+    return path

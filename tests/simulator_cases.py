@@ -88,6 +88,48 @@ def _rolled_task(rng: random.Random, earlier: list[int], devices: int) -> Task:
     return Task(rng.randrange(devices), rng.choice(rng.choice((TIES, ANY))), tuple(before))
 
 
+EXACT = (0.0, 0.25, 1.0, 1.0, 1.5, 3.0)  # times that are added without rounding
+
+
+def layered_graph(rng: random.Random, layers: int = 24, devices: int = 4) -> TaskGraph:
+    """Chains of tasks, one for each device, that wait for each other now and then; tasks that nobody waits for, some shortcuts."""
+    tasks: dict[int, Task] = {}
+    ends: list[tuple[int, ...]] = [()] * devices
+    older: list[tuple[int, ...]] = ends
+    for k in range(layers):
+        for d in range(devices):
+            also = older[d] if rng.random() < 0.2 else ()
+            tasks[100 * k + d] = Task(d, rng.choice(EXACT), tuple(dict.fromkeys((*ends[d], *also))))
+            if rng.random() < 0.2:
+                tasks[100 * k + 20 + d] = Task(rng.randrange(devices), rng.choice(EXACT), (100 * k + d,))
+        older, ends = ends, [(100 * k + d,) for d in range(devices)]
+        if rng.random() < 0.4:
+            tasks[100 * k + 50] = Task(devices, 0.0, tuple(n for names in ends for n in names))
+            ends = [(100 * k + 50,)] * devices
+    resources = (*(Resource(f"device {d}", "compute") for d in range(devices)), Resource("barriers", "barrier"))
+    return TaskGraph(tasks, resources)
+
+
+def layered_change(rng: random.Random, graph: TaskGraph) -> Change:
+    """Other times and devices for a few tasks, in a layer or two; a task between others, or one less that nobody waits for."""
+    tasks, devices = graph.tasks, len(graph.devices) - 1
+    waited = {p for task in tasks.values() for p in task.before}
+    layers = rng.sample(sorted({n // 100 for n in tasks}), rng.choice((1, 2)))
+    found: dict[int, Task | None] = {}
+    for n, task in tasks.items():
+        if n // 100 not in layers or task.device == devices or rng.random() < 0.5:
+            continue
+        new = 100 * (n // 100) + 60 + rng.randrange(30)
+        if n not in waited and rng.random() < 0.3:
+            found[n] = None
+        elif task.before and new not in tasks and new not in found and rng.random() < 0.3:
+            found[new] = Task(rng.randrange(devices), rng.choice(EXACT), task.before[:1])
+            found[n] = task._replace(before=(*task.before[1:], new))
+        else:
+            found[n] = task._replace(device=rng.randrange(devices), seconds=rng.choice(EXACT))
+    return found
+
+
 def changed(tasks: dict[int, Task], change: Change) -> dict[int, Task]:
     """The tasks after a change."""
     put = {n: t for n, t in change.items() if t is not None}

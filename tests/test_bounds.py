@@ -104,3 +104,55 @@ def test_bounds_change_no_answer() -> None:
     points = frontier(problem, exact_limit=0).points
     assert with_bounds[0] == points[0]
     assert with_bounds[-1] == points[-1]
+
+
+@pytest.mark.usefixtures("always_bounded")
+@settings(max_examples=200)
+@given(problem=problems(), weight=st.floats(0, 10), share=st.floats(0, 2))
+def test_only_what_is_above_a_limit_is_not_priced(problem: Problem, weight: float, share: float) -> None:
+    least = min((p.time + weight * p.memory for p in brute_force(problem)), default=math.inf)
+    above = share * least if math.isfinite(least) else 1.0
+    found = Minimizer(problem).least(weight, above)
+    assert math.isinf(found) or found == pytest.approx(least, rel=1e-7)
+    if math.isinf(found) and math.isfinite(least):
+        assert least > above * (1 - ROUNDING)
+
+
+@pytest.mark.usefixtures("always_bounded")
+def test_far_above_a_limit_nothing_is_eliminated(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = segments(12, (9, 12, 7), ((0, 1), (1, 2), (2, 3), (0, 3), (0, 2)))
+    made = Minimizer(problem)
+    least = made.least(1.0)
+    assert least > 0
+    monkeypatch.setattr(Elimination, "solve", None)
+    assert made.least(1.0, least / 2) == math.inf
+
+
+@pytest.mark.usefixtures("always_bounded")
+@settings(max_examples=100)
+@given(problem=problems(), weights=st.lists(st.floats(0.01, 10), min_size=2, max_size=4, unique=True))
+def test_what_is_not_solved_exactly_is_no_worse_than_what_is_known(problem: Problem, weights: list[float]) -> None:
+    every = brute_force(problem)
+    if not every:
+        return
+    made = Minimizer(problem, budget=1)
+    for weight in weights:
+        known = [p.time + weight * p.memory for p in made.known.values()]
+        (point,) = made.at([weight])
+        found, least = point.time + weight * point.memory, min(p.time + weight * p.memory for p in every)
+        assert found >= least * (1 - ROUNDING) - ROUNDING
+        assert all(found <= other * (1 + ROUNDING) + ROUNDING for other in known)
+        if point.exact:
+            assert found == pytest.approx(least, rel=1e-7, abs=1e-7)
+
+
+@pytest.mark.usefixtures("always_bounded")
+def test_what_little_of_the_budget_finds_is_no_worse_than_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All variables of a segment are joined, so that nothing but a guess is exact within the budget."""
+    monkeypatch.setattr(minimizer, "INEXACT", 1)
+    problem = segments(6, (12,) * 4, ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)))
+    (point,), plain = Minimizer(problem, budget=300).at([1.0]), Elimination(problem, domains(problem), BUDGET)
+    (least,), (poor,) = (e.solve(np.array([[1.0, 1.0]])) for e in (plain, Elimination(problem, domains(problem), 1)))
+    assert plain.schedule.exact
+    assert point.time + point.memory == least.time + least.memory < poor.time + poor.memory
+    assert not point.exact

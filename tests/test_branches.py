@@ -16,12 +16,13 @@ from benchmarks.models import get
 from benchmarks.models.model import concrete
 from unity.branches import Branching, Forked, Share, branched, dealt
 from unity.branches.choose import Found, parts_of
-from unity.branches.packing import Packing, Slots
 from unity.made import Made
 from unity.pcg.branches import check_ends, groups_of
 from unity.pcg.capture import capture
 from unity.pcg.errors import DerivationError, InfeasibleError, ParallelTypeError, PlanError
 from unity.pcg.graph import BRANCHES
+from unity.pcg.packed import Packing
+from unity.pcg.slots import Slots
 from unity.pcg.traffic import traffic
 from unity.plan import Plan
 from unity.search.cost import Training
@@ -34,10 +35,7 @@ FOUR = Machine.grid(1, 4)
 SLOW = unity.Device("slow", {"float32": 1e6}, 10**9, 1e9, 0.5, 0.0)  # so that all that can be is shared
 RNG = np.random.default_rng(0)
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def normal(*shape):

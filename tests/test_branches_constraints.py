@@ -20,10 +20,7 @@ from unity.pcg.graph import BRANCHES
 
 TREE = unity.Machine.grid(2, 4)
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def branched(**options: Any) -> unity.Plan:

@@ -26,10 +26,7 @@ from unity.pipelining import Pipelining
 TREE = unity.Machine.grid(2, 4)
 OPTIMIZER = optax.adamw(0.02)
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def both_of(plan: unity.Plan) -> tuple[Branching, Pipelining]:

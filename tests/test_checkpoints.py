@@ -18,10 +18,7 @@ from benchmarks.processes import ended, start
 WORKER = Path(__file__).with_name("checkpoint_worker.py")
 SECONDS = 500  # until processes are given up
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def trained(plan: unity.Plan, steps: int) -> Any:

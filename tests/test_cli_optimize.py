@@ -17,10 +17,7 @@ from unity.cli import main
 from unity.cli.arguments import budget, nbytes
 from unity.wording import size
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_it_saves_the_plan_that_optimize_finds(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -42,10 +42,7 @@ FOUR = unity.Machine.grid(2, 2, "a100")  # small enough that every value is list
 EIGHT = unity.Machine.grid(1, 8, "a100")  # too large for that
 ENTRIES = (None, "node", "device", ("node", "device"), P.UNCONSTRAINED, 2, 4)
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def planned(fn: Callable[..., Any], *args: Any, machine: unity.Machine = FOUR, **options: Any) -> unity.Plan:

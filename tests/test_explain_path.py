@@ -25,10 +25,7 @@ FOUR = unity.Machine.grid(2, 2, "a100")  # every value is listed, and no two axe
 BOTH = ("n0", "d0")
 SPECS = [P(), P("n0"), P("d0"), P(BOTH), P(None, "n0"), P(None, "d0"), P(None, BOTH), P("n0", "d0"), P("d0", "n0")]  # all there are
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def planned(fn: Any, *args: Any, machine: unity.Machine = FOUR, **options: Any) -> unity.Plan:
@@ -104,7 +101,7 @@ def test_operators_by_kind_line_label_and_scope() -> None:
     number = Path(line.partition(" (")[0]).name
     kinds = {t.serial.kind for t in meant(plan, number)}
     assert "dot_general" in kinds
-    assert {t.serial.kind for t in meant(plan, f"dot_general@{number}")} == {"dot_general"}
+    assert {t.serial.kind for t in meant(plan, f"dot_general at {number}")} == {"dot_general"}
     assert len(meant(plan, "dot_general")) == 4
     assert meant(plan, "head")
     assert "computing: " in said(plan, "dot_general")

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-import sys
+import math
 import time
 
 import jax
@@ -12,6 +12,7 @@ import pytest
 import small_models
 
 import unity
+import unity.task
 from unity.exec.trial import ratio
 from unity.pcg.capture import capture
 from unity.pcg.errors import DerivationError, PlanError, RuleError
@@ -56,10 +57,7 @@ LAYERS = ([{"in": f(16, 32), "bias": f(32), "out": f(32, 64), "low": f(64, 16)}]
 def plan(fn, args, **options):
     return unity.optimize(fn, *args, machine=options.pop("machine", MACHINE), progress=False, **options)
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def arrays(args, seed=0):
@@ -159,7 +157,7 @@ def test_steps_that_make_things_worse_first_are_taken_within_alpha():
     seconds = {"dot_general": 10.0, "concatenate": 6.0, "slice": 6.0}
     _, body = flat(fn, ({"a": f(64, 8), "b": f(64, 8)}, f(4096, 64)))
 
-    def price(b):
+    def price(b, above=math.inf):
         return sum(seconds.get(e.name, 1.0) for e in b.equations)
 
     wide = list(itertools.islice(backtrack(body, USABLE, price, 1.5), 300))
@@ -274,7 +272,7 @@ def test_a_rewritten_program_that_measures_slower_is_not_taken(monkeypatch, time
         return times
 
     monkeypatch.setattr(unity.Machine, "local", lambda: MACHINE)
-    monkeypatch.setattr(sys.modules["unity.optimize"], "ratio", ratio)
+    monkeypatch.setattr(unity.task, "ratio", ratio)
     found = unity.optimize(chained, *CHAINED, progress=False)
     assert len(asked) == 1
     assert (found.rewriting is None) == (times > 1)

@@ -28,10 +28,7 @@ STACK = f"{BOTH}-{BOTH}.is.embedding-embedding"
 EIGHT = Machine.grid(1, 8, "v100")
 RNG = np.random.default_rng(0)
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def stacking() -> Pattern:

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import unity
-from unity.branches.packing import Packing
 from unity.joining import from_json, joining_of
 from unity.pcg.capture import capture
 from unity.pcg.errors import DerivationError, PlanError
+from unity.pcg.packed import Packing
 from unity.search.machine import Machine
 from unity.substitutions.joined import Joined, with_joined
 from unity.substitutions.rearrangement import after, reshaped, transposed
@@ -22,10 +22,7 @@ from unity.substitutions.rearrangement import after, reshaped, transposed
 EIGHT = Machine.grid(1, 8)
 RNG = np.random.default_rng(0)
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def normal(*shape):

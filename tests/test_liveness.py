@@ -221,6 +221,12 @@ def convolved(k: Any, x: Any) -> Any:
     return jnp.sum(jnp.maximum(lax.conv_general_dilated(x, k, (1, 1), "SAME"), 0.0) ** 2)
 
 
+def convolutions(kernels: Any, x: Any) -> Any:
+    for k in kernels:
+        x = jnp.tanh(lax.conv_general_dilated(x, k, (1, 1), "SAME"))
+    return jnp.sum(x**2)
+
+
 def looped(w: Any, x: Any) -> Any:
     return lax.while_loop(lambda c: jnp.sum(c) > 0, lambda c: jnp.tanh(block(w, c)), x)
 
@@ -239,6 +245,8 @@ WEIGHT, ROWS = f(128, 128), f(256, 128)
         (jax.grad(steps), (WEIGHT, ROWS), TARGET),
         (looped, (WEIGHT, ROWS), TARGET),
         (jax.grad(convolved), (f(32, 16, 3, 3), f(4, 16, 16, 16)), TARGET),
+        (jax.grad(convolutions), ([f(16, 16, 3, 3)] * 4, f(4, 16, 16, 16)), TARGET),
+        (jax.grad(convolutions), ([f(16, 16, 3, 3)] * 4, f(1, 16, 16, 16)), TARGET),  # only a dimension of size 1 moves
         pytest.param(
             lambda w, x: block(w, x),
             (f(128, 128, dtype=jnp.bfloat16), f(256, 128, dtype=jnp.bfloat16)),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_models import MODELS, arrays, random_point
 
+import unity
 from unity.exec.lowering import mesh_of, program
 from unity.pcg.capture import capture
 from unity.pcg.parallelize import parallelize
@@ -56,3 +59,15 @@ def test_what_is_computed_again_keeps_values_and_gradients() -> None:
         run = program(graph, mesh_of(machine.axes, jax.devices()))
         got = jax.jit(jax.value_and_grad(lambda p, b: run(*jax.tree.leaves((p, b)))[0]))(params, batch)
         close(got, jax.jit(jax.value_and_grad(model.loss))(params, batch))
+
+
+def test_an_operator_is_named_in_the_compiled_program_and_so_is_what_is_inside_of_it() -> None:
+    """`plan.check` tells by these names how often a conditional is taken."""
+
+    def looped(x: Any) -> Any:
+        return jax.lax.scan(lambda carry, _: (jnp.sin(carry), None), x, None, length=3)[0]
+
+    machine, x = Machine.grid(1, 1, "a100"), jax.ShapeDtypeStruct((4,), jnp.float32)
+    plan = unity.optimize(looped, x, machine=machine, training=False, search="captured", progress=False)
+    text = jax.jit(plan).lower(x).compile().as_text() or ""
+    assert re.search(r'op_name="[^"]*/scan at test_lowering\.py:\d+/while/body/[^"]*\bsin\b', text)

@@ -52,10 +52,7 @@ CASES = {
 }
 EACH = pytest.mark.parametrize(("fn", "args"), CASES.values(), ids=CASES)
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def plan(fn, args, **options):

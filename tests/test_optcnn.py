@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import MODELS, Small, arrays, f, made
 
+from benchmarks.models import tiny
 from unity.made import Made
 from unity.pcg.capture import capture
 from unity.pcg.errors import InfeasibleError
@@ -75,13 +76,29 @@ def test_what_is_made_of_chains_in_series_and_side_by_side_ends_as_two_layers(da
     assert found.seconds == pytest.approx(minimize(problem, [0.0])[0].time)
 
 
-def test_a_final_graph_that_is_too_large_is_refused() -> None:
-    """Every layer is joined to every other: nothing can be eliminated."""
+def test_a_final_graph_that_is_too_large_and_too_dense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer is joined to every other: nothing can be eliminated, and in so little memory nothing else helps."""
     rng = np.random.default_rng(0)
-    table, own = Cost("", rng.random((1, 30, 30)), np.zeros((1, 30, 30))), Cost("", np.zeros((1, 30)), np.zeros((1, 30)))
-    pairs = itertools.combinations(range(8), 2)
+    own, pairs = Cost("", np.zeros((1, 30)), np.zeros((1, 30))), list(itertools.combinations(range(8), 2))
+    tables = [Cost("", rng.random((1, 30, 30)), np.zeros((1, 30, 30))) for _ in pairs]
+    monkeypatch.setattr("unity.search.published.optcnn.minimize", lambda problem, weights: minimize(problem, weights, 1000))
     with pytest.raises(IrreducibleError, match=r"leave 8 layers with 6\.6e\+11 strategies"):
-        optimal(Problem((30,) * 8, (own,) * 8, tuple(Edge(i, j, table) for i, j in pairs)))
+        optimal(Problem((30,) * 8, (own,) * 8, tuple(Edge(i, j, table) for (i, j), table in zip(pairs, tables, strict=True))))
+
+
+@given(problems())
+def test_what_is_not_enumerated_is_the_same(problem: Problem) -> None:
+    """Other eliminations find what enumeration finds."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("unity.search.published.optcnn.ENUMERATED", 0)
+        every = brute_force(problem)
+        if not every:
+            with pytest.raises(InfeasibleError):
+                optimal(problem)
+            return
+        found = optimal(problem)
+    assert point_of(problem, found.values) in every
+    assert found.seconds == pytest.approx(min(p.time for p in every), rel=1e-12)
 
 
 def test_a_large_final_graph_is_enumerated_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,9 +182,29 @@ def test_a_chain_of_layers_is_a_chain_of_layers() -> None:
     assert found.edge_eliminations == 0
 
 
-def test_more_strategies_than_a_float_can_count_are_refused_too() -> None:
-    """An unrolled network leaves hundreds of layers."""
-    table, own = Cost("table", np.zeros((1, 30, 30)), np.zeros((1, 30, 30))), Cost("own", np.zeros((1, 30)), np.zeros((1, 30)))
-    pairs = [(i, j) for i in range(240) for j in (i + 1, i + 2, i + 3) if j < 240]
-    with pytest.raises(IrreducibleError, match=r"leave 2\d\d layers with \d\.\de\+3\d\d strategies"):
-        optimal(Problem((30,) * 240, (own,) * 240, tuple(Edge(i, j, table) for i, j in pairs)))
+def test_the_best_of_more_strategies_than_a_float_can_count_is_found() -> None:
+    """An unrolled network leaves hundreds of layers; one strategy costs nothing, and all others do."""
+    rng = np.random.default_rng(0)
+    wanted, pairs = rng.integers(0, 30, 240), [(i, j) for i in range(240) for j in (i + 1, i + 2, i + 3) if j < 240]
+
+    def planted(i: int, j: int) -> Edge:
+        time = 1.0 + rng.random((1, 30, 30))
+        time[0, wanted[i], wanted[j]] = 0.0
+        return Edge(i, j, Cost("", time, np.zeros((1, 30, 30))))
+
+    own = Cost("own", np.zeros((1, 30)), np.zeros((1, 30)))
+    found = optimal(Problem((30,) * 240, (own,) * 240, tuple(planted(i, j) for i, j in pairs)))
+    assert found.final > 200
+    assert found.values == tuple(wanted)
+    assert found.seconds == 0
+
+
+def test_recurrent_networks_have_a_strategy_too() -> None:
+    """The best of its own, scanned; its time is what the strategy costs."""
+    model = tiny("nmt", hidden=64, batch=16)
+    captured = capture(model.loss, model.params, model.batch)
+    search = Search(captured.graph, captured.differentiated, FOUR, Training())
+    candidate = algorithm("optcnn")(search, Asked(limit=np.inf))
+    problem = layerwise(search.assembled)
+    assert candidate.time == pytest.approx(minimize(problem, [0.0])[0].time, rel=1e-9)
+    assert candidate.time >= search.fastest.time * (1 - 1e-9)

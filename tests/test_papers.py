@@ -15,10 +15,7 @@ from unity.search.pricing import Prices
 from unity.substitutions.axioms import default_library
 from unity.substitutions.forms import closed, opened
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def f(*shape):

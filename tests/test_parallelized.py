@@ -29,10 +29,7 @@ SLOW = Device("slow", {"float32": 1e9, "float64": 1e9}, 10**9, 1e12, 1.0, 1e-6)
 FOUR = Machine.grid(2, 2, SLOW, intra=(1e9, 1e-5), inter=(2e8, 1e-5))
 AXIS = Axis("a", 2, 0)
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def f(*shape):

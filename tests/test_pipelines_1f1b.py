@@ -195,7 +195,7 @@ def test_more_micro_batches_hold_no_more_and_what_is_held_was_predicted():
     assert more[ONE_F_ONE_B] <= 5 * row
     assert more[GPIPE] >= 8 * row
     for found in checked.values():
-        assert found.timeline.step == pytest.approx(found.memory.total, rel=0.1)
+        assert found.timeline.step == pytest.approx(found.memory.total, rel=0.15)
         assert found.searched.predicted == pytest.approx(found.searched.compiled, rel=0.35)
 
 
@@ -208,7 +208,7 @@ def test_the_schedule_bounds_what_is_held():
 
 def test_under_a_limit_a_plan_is_found_that_gpipe_has_not(tmp_path):
     args = structs(*arguments(batch=512, count=8, width=32))
-    least = {k: planned(loss, args, 4, 16, kind=k)._made.search.leanest.memory for k in SCHEDULES}
+    least = {k: planned(loss, args, 4, 16, kind=k)._made.search.leanest.memory for k in (ONE_F_ONE_B, GPIPE)}
     limit = (least[ONE_F_ONE_B] + least[GPIPE]) / 2
     options: dict[str, Any] = {"machine": TREE, "progress": False, "search": "captured", "memory_limit": limit}
     plan = unity.optimize(loss, *args, **options, pipelines=(4, 16))
@@ -278,8 +278,8 @@ def test_where_it_cannot_be_gpipe_is_taken_and_explained(capsys):
     assert "not by 1F1B: " in capsys.readouterr().out
     with pytest.raises(InfeasibleError, match=r"test_pipelines_1f1b.py"):
         unity.optimize(fn, *args, **options, pipelines=(2, 4, "1f1b"))
-    with pytest.raises(ValueError, match="the schedule may be '1f1b' or 'gpipe'"):
-        unity.optimize(fn, *args, **options, pipelines=(2, 4, "2bw"))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="the schedule may be '1f1b' or 'gpipe' or '2bw'"):
+        unity.optimize(fn, *args, **options, pipelines=(2, 4, "3bw"))
 
 
 def test_the_type_checker_knows_tails():

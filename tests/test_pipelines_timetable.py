@@ -71,6 +71,21 @@ def test_every_micro_batch_is_stored_somewhere(stages, rows):
     assert found == [(stage, row) for stage in range(stages) for row in range(rows)]
 
 
+@given(STAGES, ROWS)
+def test_without_draining_a_batch_begins_in_one_step_and_is_home_in_the_next(stages, rows):
+    """A sample that is stored on another stage than 0 sets off when its batch is there; so does what the tail reads of it; and
+    a gradient comes home, before its batch's second step is over."""
+    n = stages * rows
+    for number in range(n):
+        stage, _ = home(number, stages, rows)
+        sets_off = next(tick for tick in range(-stages, 2 * n) if coming(tick, stage) == number)
+        assert sets_off >= 0 or (stage, number) == (0, 0)  # stage 0 begins with it
+        assert next(tick for tick in range(2 * n + stages) if forth(tick, stage) == number) >= 0
+        at_home = next(tick for tick in range(3 * n) if going(tick, stage, stages) == number)
+        assert at_home < min(2 * n, n + stages - 1 + drained(stages, rows))
+        assert next(tick for tick in range(3 * n) if back(tick, stage, stages) == number) < 2 * n
+
+
 def exchanged(before, stages, half):
     """What lies on every stage after an exchange."""
     after = [None] * stages if pairs(stages, half) else list(before)

@@ -18,10 +18,7 @@ from unity import cache
 from unity.pcg.atomic import write
 from unity.pcg.factors import TABLE, Entry, Factor, Spec
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 MACHINE = unity.Machine.grid(1, 8, "a100")
@@ -91,9 +88,9 @@ def test_the_same_search_again_comes_from_the_cache(monkeypatch: pytest.MonkeyPa
     assert second.pcg.key == first.pcg.key
 
 
-def test_a_damaged_cache_entry_is_set_aside(tmp_path: Path) -> None:
+def test_a_damaged_cache_entry_is_set_aside(own_cache: Path) -> None:
     planned()
-    (entry,) = (tmp_path / "cache" / "unity" / "plans").glob("*.json")
+    (entry,) = (own_cache / "unity" / "plans").glob("*.json")
     entry.write_text(entry.read_text()[:100])
     planned()
     assert entry.exists()

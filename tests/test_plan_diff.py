@@ -35,10 +35,7 @@ from unity.planfile import read, summaries
 from unity.search.predict import predict
 from unity.summary import Summary, differentiated_in
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 LAYERS = 3

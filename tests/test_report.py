@@ -39,10 +39,7 @@ from unity.report.layers import Item, Link, place, spread
 from unity.report.layout import lay_out
 from unity.report.page import data
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 LAYERS = 4

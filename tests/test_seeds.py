@@ -6,18 +6,24 @@ from dataclasses import replace
 
 import jax
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from small_models import MODELS
 
-from benchmarks.models import get
+from benchmarks.models import get, tiny
 from benchmarks.seeds import run as seeds_run
+from benchmarks.seeds import steps, table5
+from benchmarks.seeds.beside import beside
 from benchmarks.seeds.cases import OWN, PARTS, Case, cases, groups
 from benchmarks.seeds.dimensions import ABLATION, space
+from benchmarks.seeds.published import OPTCNN_VGG
 from benchmarks.seeds.results import Results, ratio
 from benchmarks.seeds.run import group, known, left, restore, run
+from benchmarks.seeds.stepped import tables as stepped
 from benchmarks.seeds.studies import DEVICES, PART, studied
 from benchmarks.seeds.studies import tables as studies
 from benchmarks.seeds.tables import absent, never_slower, tables, turning
-from unity.pcg.capture import capture
+from unity.pcg.capture import Captured, capture
 from unity.pcg.parallelize import parallelize
 from unity.search.cost import Training
 from unity.search.machine import Machine
@@ -25,6 +31,7 @@ from unity.search.predict import predict
 from unity.search.published import Asked, algorithm, names
 from unity.search.published.restricted import Structure
 from unity.search.session import Search
+from unity.search.simulator import Operators, Strategy, Topology, operators
 
 MACHINE = Machine.grid(1, 2, "v100")
 
@@ -148,3 +155,105 @@ def test_what_the_papers_case_studies_found_is_beside_ours() -> None:
     assert {row[-1] for row in inception.rows} == {"not run"}
     assert {row[0]: row[-1] for row in nmt.rows}["softmax"] == "1 x samples 1, parameters 4"
     assert [note.rsplit(": ", 1)[1] for note in nmt.notes] == ["does not hold.", "holds."]
+
+
+def unrolled(machine: Machine, name: str = "nmt_unrolled", batch: int = 64) -> tuple[Captured, Operators]:
+    model = tiny(name, hidden=32, vocab=64, steps=3, batch=batch)
+    captured = capture(model.loss, model.params, model.batch)
+    return captured, operators(captured.graph, captured.differentiated, Topology.uniform(machine))
+
+
+def readers(o: Operators, word: str) -> list[int]:
+    """The operators that read a weight with this word in its name."""
+    return [k for (node, _), found in o.weights.items() for k, _ in found if word in str(o.nodes[node].attributes.get("name"))]
+
+
+def test_experts_give_nodes_other_samples_and_the_gpus_of_a_node_other_layers() -> None:
+    _, o = unrolled(Machine.grid(2, 4, "p100"))
+    configs = steps.expert(o, 64)
+    Strategy(o, configs)  # every operator can have its own
+    of_gpu = {k: {device % 4 for device in config.devices} for k, config in configs.items()}
+    assert all(len(gpus) == 1 for gpus in of_gpu.values())
+    words = ("['layers'][0]", "['layers'][1]", "token", "softmax")
+    of_word = {word: set.union(*(of_gpu[k] for k in readers(o, word))) for word in words}
+    assert all(len(gpus) == 1 for gpus in of_word.values())  # with all steps, of encoder and decoder alike
+    assert of_word["['layers'][0]"] != of_word["['layers'][1]"]
+    products = [k for word in of_word for k in readers(o, word)]
+    assert all(configs[k].pieces == 2 and {device // 4 for device in configs[k].devices} == {0, 1} for k in products)
+
+
+def test_figure_13_has_each_embedding_on_a_gpu_and_softmax_in_parameters() -> None:
+    _, o = unrolled(Machine.grid(1, 4, "p100"))
+    configs = steps.figure_13(o, 64)
+    graph = Strategy(o, configs).graph
+    assert graph.tasks
+    embeds = {word: {configs[k].devices for k in readers(o, f"['{word}']['token']")} for word in ("encoder", "decoder")}
+    assert all(len(found) == 1 for found in embeds.values())
+    assert embeds["encoder"] != embeds["decoder"]
+    assert {configs[k].degrees for k in readers(o, "['softmax']['weight']")} == {(1, 4)}
+
+
+def test_what_is_simulated_of_a_strategy_and_its_search_is_no_slower_than_where_it_begins() -> None:
+    machine = Machine.grid(1, 2, "p100")
+    captured, _ = unrolled(machine, "rnntc_unrolled")
+    found = {name: steps.simulated(captured, machine, name, 64, 60) for name in steps.SIMULATED}
+    assert found[steps.SEARCH]["simulated"] <= min(found[name]["simulated"] for name in steps.BEGUN)
+    assert all(row["sent"] > 0 and row["compute"] > 0 for row in found.values())
+    assert all(row["simulated"] >= row["compute"] / 2 for row in found.values())  # two devices
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=7), st.integers(1, 5), st.data())
+def test_depths_are_shared_out_so_that_the_busiest_gpu_has_the_least(work: list[float], gpus: int, data: st.DataObject) -> None:
+    def busiest(gpu_of: list[int]) -> float:
+        return max(sum(w for w, g in zip(work, gpu_of, strict=True) if g == gpu) for gpu in set(gpu_of))
+
+    found = steps.shared_out(work, gpus)
+    assert found == sorted(found)
+    assert len(set(found)) == min(gpus, len(work))
+    other = sorted(data.draw(st.lists(st.integers(0, gpus - 1), min_size=len(work), max_size=len(work))))
+    assert busiest(found) <= busiest(other) * (1 + 1e-12)
+
+
+def test_the_networks_step_by_step_are_beside_the_paper() -> None:
+    about = {"part": "flexsteps k80", "model": "nmt_unrolled", "machine": "m", "devices": 64, "process seconds": 1.0}
+    figures = {"data-parallel": (3.0, 6.0, 10.0), "expert": (4.0, 3.0, 7.0)}
+    figures |= {"figure 13": (2.0, 4.0, 8.0), "flexflow": (1.5, 3.0, 8.0)}
+    rows = [
+        about | {"algorithm": f"simulated {name}", "simulated": seconds, "sent": sent, "compute": compute}
+        for name, (seconds, sent, compute) in figures.items()
+    ]
+    rows[-1] |= {"proposals": 200, "found": {"data-parallel": 2.0, "figure 13": 1.5}}
+    scanned = about | {"model": "nmt"}
+    rows += [scanned | {"algorithm": name, "on rings": seconds} for name, seconds in (("data-parallel", 2.0), ("captured", 1.0))]
+    world, figure, plans = stepped(Results(tuple(rows)))
+    assert world.rows == (("k80", "nmt", "64", "3000", "1.33", "1.3 to 3.3", "1.5", "2", "1.5", "200", "1", "2", "1.5"),)
+    assert figure.rows[0][2:] == ("1", "1.33", "0.667", "0.5")
+    assert [note.rsplit(": ", 1)[1] for note in figure.notes[2:4]] == ["holds.", "holds."]
+    assert figure.notes[0].startswith("seconds of a step, others / FlexFlow: 2 and 2.67")
+    assert plans.rows == ()
+
+
+def test_vgg_as_the_paper_splits_it() -> None:
+    machine = Machine.grid(1, 4, "p100")
+    model = get("vgg16", image=64, channels=8, width=64, batch=8, classes=16)
+    captured = capture(model.loss, model.params, model.batch)
+    search = Search(captured.graph, captured.differentiated, machine, Training())
+    candidate = table5.as_published(search)
+    assert tuple(table5.layers(parallelize(search.graph, candidate.assignment))) == OPTCNN_VGG
+    assert candidate.time >= algorithm("optcnn")(search, Asked(math.inf)).time * (1 - 1e-9)
+
+
+def test_what_other_benchmarks_kept_is_on_the_page(tmp_path) -> None:
+    assert beside(tmp_path) == []
+    row = {"algorithm": "flexflow", "model": "nmt", "devices": 64, "published": 2190.0, "search": 900.0, "whole": False}
+    kept = {"date": "today", "targets": {"optcnn": 2, "flexflow": 1}, "proposals_per_operator": 10, "seconds_at_most": 120}
+    (tmp_path / "published_speed.json").write_text(json.dumps(kept | {"rows": [row | {"met": True}]}))
+    small = {"model": "lenet5", "devices": 4, "space": "costs", "operators": 9, "optimal_ms": 1.0, "whole": True}
+    small |= {"flexflow_ms": 1.5, "optcnn_ms": None}
+    bounded = small | {"space": "mesh", "whole": False, "best_ms": 2.0, "flexflow_ms": 3.0}
+    (tmp_path / "optimal.json").write_text(json.dumps({"date": "today", "most_nodes": 9, "rows": [small, bounded]}))
+    speed, optimal = beside(tmp_path)
+    assert speed.rows == (("flexflow", "nmt", "64", "2190", "900", "at the pace of the first seconds", "yes"),)
+    assert optimal.rows[0][4:] == ("1", "yes", "1.5", "1.5", "", "")
+    assert optimal.rows[1][4:8] == ("1 to 2", "between these", "3", "1.5 to 3")
+    assert all(len(row) == len(table.columns) for table in (speed, optimal) for row in table.rows)

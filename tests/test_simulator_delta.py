@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulator_cases import Case, changed, changes, rolled_change, rolled_graph, task_graphs
+from simulator_cases import Case, changed, changes, layered_change, layered_graph, rolled_change, rolled_graph, task_graphs
 
-from unity.search.simulator import Delta, Resource, SimulationError, Task, TaskGraph, full
+from unity.search.simulator import Delta, Resource, SimulationError, Task, TaskGraph, full, schedule
+from unity.search.simulator.rejoin import Rejoin
 
 TWO = (Resource("a", "compute"), Resource("b", "link"))
 
@@ -19,7 +20,7 @@ TWO = (Resource("a", "compute"), Resource("b", "link"))
 def _marks_at_every_moment() -> Iterator[None]:
     """Small graphs have as many as large ones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("unity.search.simulator.schedule.LEAST", 1)
+        patch.setattr(schedule, "LEAST", 1)
         yield
 
 
@@ -63,6 +64,33 @@ def test_after_many_changes_of_a_larger_graph_delta_is_full(seed: int) -> None:
         assert delta.timeline == full(TaskGraph(tasks, case.graph.devices))
 
 
+def test_what_is_only_moved_is_moved_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all devices wait for each other a run comes back to what it was, later or earlier, up to the next change."""
+    moved = []
+    taken_over = Rejoin._taken_over
+    monkeypatch.setattr(Rejoin, "_taken_over", lambda *args: moved.append(args[-1]) or taken_over(*args))
+
+    @settings(max_examples=150)
+    @given(seed=st.integers(0, 2**32 - 1))
+    def same(seed: int) -> None:
+        rng = random.Random(seed)
+        graph = layered_graph(rng)
+        delta, tasks = Delta(graph), dict(graph.tasks)
+        for _ in range(8):
+            change = layered_change(rng, TaskGraph(tasks, graph.devices))
+            delta.change(change)
+            if rng.random() < 0.3:
+                delta.back()
+            else:
+                tasks = changed(tasks, change)
+            assert delta.timeline == full(TaskGraph(tasks, graph.devices))
+
+    same()
+    assert len(moved) > 100
+    assert min(moved) < 0 < max(moved)
+    assert 0.0 in moved
+
+
 def chain(n: int) -> TaskGraph:
     return TaskGraph({k: Task(0, 1.0, (k - 1,) if k else ()) for k in range(n)}, TWO)
 
@@ -76,13 +104,48 @@ def test_a_change_may_make_tasks_earlier_and_later() -> None:
     assert delta.timeline == full(delta.graph)
 
 
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The moments that are simulated from here on."""
+    taken: list[float] = []
+    for name in ("heappop", "heapreplace"):
+        kept = getattr(schedule, name)
+        monkeypatch.setattr(schedule, name, lambda heap, *new, kept=kept: taken.append(heap[0]) or kept(heap, *new))
+    return taken
+
+
 def test_only_what_comes_after_the_change_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     delta = Delta(chain(1000))
-    taken = []
-    monkeypatch.setattr("unity.search.simulator.schedule.heappop", lambda heap: taken.append(heap[0]) or heap.pop(0))
+    taken = counted(monkeypatch)
     delta.change({900: Task(0, 2.0, (899,))})
     assert delta.makespan == 1001
-    assert 0 < len(taken) < 200
+    assert 0 < len(taken) == delta.simulated < 100
+
+
+@pytest.mark.parametrize("seconds", [2.0, 0.5])
+def test_what_is_only_moved_is_not_simulated(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Neither up to a second change, nor after it."""
+    delta = Delta(chain(1000))
+    taken = counted(monkeypatch)
+    delta.change({100: Task(0, seconds, (99,)), 900: Task(0, seconds, (899,))})
+    assert delta.makespan == 998 + 2 * seconds
+    assert 0 < len(taken) == delta.simulated < 200
+
+
+def test_what_is_running_still_is_not_forgotten() -> None:
+    """Device 0 is free when it was before, but the first of its tasks, which task 50 waits for, ends later."""
+    tasks = {k: Task(1, 0.25, (k - 1,) if k > 10 else ()) for k in range(10, 40)}
+    tasks |= {0: Task(0, 1.0), 1: Task(0, 3.0), 50: Task(2, 1.0, (0, 11))}
+    delta = Delta(TaskGraph(tasks, (*TWO, Resource("c", "compute"))))
+    delta.change({0: Task(0, 3.0), 1: Task(0, 1.0)})
+    assert delta.timeline == full(delta.graph)
+    assert delta.timeline.start[50] == 3.0
+
+
+def test_times_that_are_rounded_are_not_moved() -> None:
+    """To move them is to round otherwise."""
+    delta = Delta(TaskGraph({k: Task(0, 1 / 3, (k - 1,) if k else ()) for k in range(500)}, TWO))
+    delta.change({100: Task(0, 0.1, (99,))})
+    assert delta.timeline == full(delta.graph)
 
 
 def test_taking_back_simulates_nothing_and_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,9 +154,9 @@ def test_taking_back_simulates_nothing_and_is_done_once(monkeypatch: pytest.Monk
     with pytest.raises(SimulationError, match="no change of the task graph to be taken back"):
         delta.back()
     delta.change({100: Task(0, 2.0, (99,)), 5000: Task(1, 3.0, (99,)), 999: None})
-    with monkeypatch.context() as patch:
-        patch.setattr("unity.search.simulator.schedule.heappop", None)
-        delta.back()
+    taken = counted(monkeypatch)
+    delta.back()
+    assert not taken
     assert delta.timeline == before
     with pytest.raises(SimulationError, match="no change of the task graph to be taken back"):
         delta.back()

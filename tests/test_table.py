@@ -6,11 +6,12 @@ Values, gradients (in their dual types) and collectives: a body's only communica
 from dataclasses import replace
 
 import jax
+import numpy as np
 import pytest
 from operator_cases import CASES, UNKNOWN
 from parallel_cases import Application
 
-from unity.pcg.body import Body, close
+from unity.pcg.body import Body, close, tensor_type
 from unity.pcg.choices import choices
 from unity.pcg.factors import Entry, Factor, Halo, Slot, Spec
 from unity.pcg.solve import NESTED, nested_body, spec_of
@@ -178,3 +179,10 @@ def test_a_forgotten_all_reduce_is_noticed(monkeypatch):
     monkeypatch.setattr(walker, "REDUCERS", {**walker.REDUCERS, "sum": lambda x, names: jax.lax.pmax(x, names)})
     with pytest.raises((AssertionError, NotImplementedError)):
         application("softmax").check()
+
+
+def test_a_random_word_costs_the_same_however_it_is_drawn() -> None:
+    words = tensor_type((96,), np.dtype(np.uint32))
+    drawn = TABLE["random_bits"].spec({}, [tensor_type((), words.dtype)], [words])
+    hashed = TABLE["threefry2x32"].spec({}, [words] * 4, [words] * 2)
+    assert drawn.flops == hashed.flops > words.shape[0]

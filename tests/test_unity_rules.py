@@ -37,10 +37,7 @@ TWO = Machine.grid(1, 2, SLOW, intra=(1e9, 1e-5), inter=(1e9, 1e-5))
 FOUR = Machine.grid(2, 2, SLOW, intra=(1e9, 1e-5), inter=(2e8, 1e-5))
 EIGHT = Machine.grid(2, 4, SLOW, intra=(1e9, 1e-5), inter=(2e8, 1e-5))
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def f(*shape):

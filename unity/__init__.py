@@ -6,6 +6,7 @@ from unity.pcg.errors import CaptureError, ConstraintError, InfeasibleError, Par
 from unity.plan import Frontier, Plan
 from unity.planfile import load
 from unity.search.machine import Device, Level, Machine, MachineError
+from unity.stream import Flight, Stream
 
 __version__ = "0.1.0"
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Constraint",
     "ConstraintError",
     "Device",
+    "Flight",
     "Frontier",
     "InfeasibleError",
     "Level",
@@ -21,6 +23,7 @@ __all__ = [
     "ParallelTypeError",
     "Plan",
     "PlanError",
+    "Stream",
     "UnityError",
     "constrain",
     "forbid",

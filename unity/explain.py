@@ -17,6 +17,7 @@ from rich.text import Text
 from unity.pcg.axis import Axis
 from unity.pcg.capture import unparallelized
 from unity.pcg.halos import kept_whole
+from unity.pcg.stages import TWO_BW
 from unity.pcg.state import show
 from unity.pipelining import scans
 from unity.search.backend import backend_of
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 ROWS = 25  # of a table, before the rest is summed up
 AGAIN = ("", ", inner values again", ", again")  # beside an operator: what of it the backward pass computes again (`pcg.again`)
 APPLICATIONS = 100  # of rules
+UNDRAINED = "in plan.stream, where gradients are of the batch before, at weights one version older (docs: pipelines#2bw)"
 
 
 def explain(plan: Plan, file: Any = None) -> None:
@@ -85,6 +87,7 @@ def _pipelining(plan: Plan) -> list[str]:
     if plan.pipelining is not None:
         note = plan.pipelining.note
         more = [f"    not by 1F1B: {note}"] if note else []
+        more += [f"    {UNDRAINED}"] if plan.pipelining.schedule.kind == TWO_BW else []
         return [f"a pipeline: {plan.pipelining}; it idles {plan.pipelining.schedule.bubble:.0%} of the time", *more]
     _, refused = scans(plan._made.captured)
     return [f"no pipeline of {reason}" for reason in refused] if plan.machine.devices > 1 else []

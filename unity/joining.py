@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from unity.branches.packing import Packing
 from unity.pcg.capture import Bodies, Captured
 from unity.pcg.errors import DerivationError, PlanError
+from unity.pcg.packed import Packing
 from unity.substitutions.joined import Joined, with_joined
 
 

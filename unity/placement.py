@@ -11,10 +11,10 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from unity.branches.packing import NOTHING, Packing
 from unity.exec.hosts.place import check_whole, in_rows, is_global, place, place_parts
 from unity.exec.hosts.talk import several
 from unity.pcg.errors import PlanError
+from unity.pcg.packed import NOTHING, Packing
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,8 +96,8 @@ class Placement:
                 found[k - first] = x
         return found
 
-    def leaves(self, leaves: Sequence[Any]) -> list:
-        """All leaves. Those that lie elsewhere are moved, at a cost that the user should know of."""
+    def leaves(self, leaves: Sequence[Any], depth: int = 3) -> list:
+        """All leaves. Those that lie elsewhere are moved, at a cost that the user should know of. `depth`: of the user's line."""
         if not all(map(is_global, leaves)):
             self._compare(leaves)
         moved, placed = 0, []
@@ -110,7 +110,7 @@ class Placement:
             warnings.warn(
                 f"{moved} of {len(leaves)} arrays are not placed as the plan wants them, and are moved at every call;"
                 " place them once with plan.shard(...)",
-                stacklevel=3,
+                stacklevel=depth,
             )
         return placed
 

@@ -12,7 +12,6 @@ import jax.core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unity.branches import Branching
-from unity.branches.packing import NOTHING, Packing
 from unity.exec.hosts.arrange import arranged
 from unity.exec.hosts.place import place
 from unity.exec.hosts.talk import check_alike, check_devices, several
@@ -24,6 +23,7 @@ from unity.pcg.erasing import erased
 from unity.pcg.errors import DerivationError, PlanError
 from unity.pcg.graph import PCG
 from unity.pcg.keys import array_text
+from unity.pcg.packed import Packing
 from unity.pcg.parallelize import parallelize
 from unity.pipelining import Pipelining
 from unity.placement import Placement
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from unity.exec.check import Check
     from unity.exec.liveness import MemoryTimeline
     from unity.search.simulator import Simulation
+    from unity.stream import Stream
     from unity.substitutions.derivation import Step
     from unity.substitutions.parallelized import Parallelization
     from unity.verify.parallel import Replayed
@@ -225,8 +226,8 @@ class Plan:
     @property
     def _packing(self) -> Packing:
         """How weights are packed, if they are."""
-        made = self.branching or self.joining  # never both
-        return NOTHING if made is None else made.packing
+        found = (self.branching, self.joining, self.pipelining)  # no weight is packed by two of them
+        return Packing(tuple(s for made in found if made is not None for s in made.packing.slots))
 
     def shard_local(self, part: Any, argument: int = 1) -> Any:
         """One argument, usually the batch, of which this process has its part, placed as the plan wants it.
@@ -266,6 +267,16 @@ class Plan:
         if not any(isinstance(x, jax.core.Tracer) for x in leaves):
             leaves = self._placement.leaves(leaves)
         return jax.tree.unflatten(captured.out_tree, self._program(*leaves, *captured.consts))
+
+    @cached_property
+    def stream(self) -> Stream:
+        """Its steps where the pipeline does not drain between them: of a plan with `pipelines=(stages, micro-batches, "2bw")`.
+
+        Gradients are then of the batch before, at weights one version older. Raises PlanError if the plan has no such pipeline.
+        """
+        from unity.stream import Stream
+
+        return Stream(self)
 
     def _checked(self, args: tuple[Any, ...]) -> list:
         captured = self._made.captured

@@ -80,7 +80,7 @@ def typed(plan: Plan) -> list[Twin]:
 
 
 def meant(plan: Plan, path: str) -> list[Twin]:
-    """The arguments with a path, or the operators of a kind, a line, both ("softmax@model.py:42") or a scope.
+    """The arguments with a path, or the operators of a kind, a line, both ("softmax at model.py:42") or a scope.
 
     Raises PlanError, with what is most like it, if there are none.
     """

@@ -12,20 +12,27 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 from benchmarks.joint import BATCH
-from benchmarks.seeds.dimensions import ABLATION
-from unity.optimize import sub_machines
+from benchmarks.seeds.dimensions import ABLATION, PIPELINE
+from benchmarks.seeds.steps import BY_HAND, SEARCH, SIMULATED
+from benchmarks.seeds.table5 import PUBLISHED
 from unity.search.hardware import Level
 from unity.search.machine import Machine
 from unity.search.presets import LINKS
+from unity.task import sub_machines
 
+IN_TENSOROPT = "optcnn in tensoropt's space"
 # What is no algorithm of the registry: this project's own searches (`run.py` says what each is).
 OWN = (
     *("unity", "captured", "sequential", "unity-rules", "frontier", "tensoropt-frontier", "tensoropt-elimination", "mesh-frontier"),
     *ABLATION,
+    *SIMULATED,
+    PIPELINE,
+    PUBLISHED,
+    IN_TENSOROPT,
 )
 
 
@@ -65,6 +72,7 @@ class Case:
 
 LARGE = ("wide_resnet_tensoropt", "inception_v3", "inception_v3_unity", "nmt", "resnet101")
 MINUTES = {"unity": 0.25, "sequential": 0.2, "captured": 0.1, "flexflow": 0.6, "frontier": 0.6, "tensoropt": 0.1}
+MINUTES |= {SEARCH: 2.5, PIPELINE: 0.5}
 MINUTES |= dict.fromkeys(("tensoropt-frontier", "tensoropt-elimination", "mesh-frontier"), 0.3)
 
 
@@ -75,6 +83,7 @@ def on(cluster: str, devices: int) -> Machine:
 
 SEARCHED = 15.0  # seconds of each of FlexFlow's chains, of which it has two; the paper's had up to 30 minutes
 PROPOSALS = 1_000  # of each of its chains for a network step by step: so many whatever else the cores do
+OF_ITS_OWN = {4: 2_000, 16: 500, 64: 100}  # and where its strategies need not be plans, by devices: a minute or two
 RESNET, RNN, TRANSFORMER = "wide_resnet_tensoropt", "rnn_tensoropt", "transformer_tensoropt"
 # What the paper does not give, chosen so that training takes about the memory on one device that its table 1 estimates: 83 GB (here
 # 76) and 74 GB (74). For RNN it says 126 GB, of 108 GB of parameters: gradients are not counted there, but here, so it is 308.
@@ -90,7 +99,8 @@ def tensoropt6() -> Iterator[Case]:
     for model in (RNN, TRANSFORMER, RESNET):
         for algorithm in ("captured", "tensoropt-frontier", "mesh-frontier", "frontier", *SINGLE):
             yield Case("tensoropt6", model, algorithm, machine, AS_TABLE_1[model])
-        yield Case("tensoropt6", model, "tensoropt-elimination", machine, AS_TABLE_1[model])
+        for algorithm in ("tensoropt-elimination", IN_TENSOROPT):
+            yield Case("tensoropt6", model, algorithm, machine, AS_TABLE_1[model])
 
 
 def tensoropt7() -> Iterator[Case]:
@@ -127,6 +137,8 @@ def optcnn7() -> Iterator[Case]:
                 if devices == 1 and algorithm not in ("data-parallel", "unity"):
                     continue
                 yield Case("optcnn7", model, algorithm, on("flexflow-p100", devices), {"batch": 32 * devices}, devices)
+            if (model, devices) == ("vgg16", 4):
+                yield Case("optcnn7", model, PUBLISHED, on("flexflow-p100", devices), {"batch": 32 * devices}, devices)
 
 
 CLUSTERS = {"flexflow-p100": (4, 16), "flexflow-k80": (4, 64)}
@@ -145,13 +157,19 @@ def flexflow6() -> Iterator[Case]:
 
 
 def flexsteps() -> Iterator[Case]:
-    """FlexFlow's recurrent networks step by step, as it searched them, judged by its simulator; and scanned, by our search."""
-    for cluster in CLUSTERS:
-        machine, part, sizes = on(cluster, 4), f"flexsteps {cluster.removeprefix('flexflow-')}", {"batch": 64 * 4}
-        for model in ("rnntc", "rnnlm", "nmt"):
-            yield Case(part, f"{model}_unrolled", "data-parallel", machine, sizes, 4)
-            yield Case(part, f"{model}_unrolled", "flexflow", machine, sizes, 4, budget=PROPOSALS)
-            yield Case(part, model, "captured", machine, sizes, 4)
+    """FlexFlow's recurrent networks step by step, as it searched them, judged by its simulator (`steps`); and scanned, by our
+    search. On 4 devices also what `search="flexflow"` does: those of its strategies that are plans."""
+    for cluster, every in CLUSTERS.items():
+        for devices, model in product(every, ("rnntc", "rnnlm", "nmt")):
+            machine, part, sizes = on(cluster, devices), f"flexsteps {cluster.removeprefix('flexflow-')}", {"batch": 64 * devices}
+            if devices == 4:
+                yield Case(part, f"{model}_unrolled", "data-parallel", machine, sizes, devices)
+                yield Case(part, f"{model}_unrolled", "flexflow", machine, sizes, devices, budget=PROPOSALS)
+            for algorithm in BY_HAND:
+                yield Case(part, f"{model}_unrolled", algorithm, machine, sizes, devices)
+            yield Case(part, f"{model}_unrolled", SEARCH, machine, sizes, devices, budget=OF_ITS_OWN[devices])
+            for algorithm in ("data-parallel", "captured"):
+                yield Case(part, model, algorithm, machine, sizes, devices)
 
 
 UNITY = ("resnext50_unity", "bert_large", "dlrm_summit", "candle_uno", "inception_v3_unity", "mlp_unity", "xdl")
@@ -172,7 +190,7 @@ def unity14() -> Iterator[Case]:
 def unity15() -> Iterator[Case]:
     """Unity's figure 15 (a): BERT-Large with more and more dimensions that may be split."""
     machine = on("summit", 96)
-    for algorithm in (*ABLATION, "captured"):
+    for algorithm in (*ABLATION, PIPELINE, "captured"):
         yield Case("unity15", "bert_large", algorithm, machine, {"batch": BATCH["bert_large"] * 96}, 96)
 
 

@@ -31,6 +31,7 @@ ABLATION = {
     "data+model+reduction": Dimensions(True, False),
     "data+model+reduction+heads": Dimensions(True, True),
 }
+PIPELINE = "data+model+reduction+heads+pipeline"  # is no restriction: all that there is, and `unity.optimize`'s pipelines besides
 
 
 def space(structure: Structure, may: Dimensions) -> Space:

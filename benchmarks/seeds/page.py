@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.seeds.beside import beside
 from benchmarks.seeds.figures import drawn
 from benchmarks.seeds.results import Results
 from benchmarks.seeds.tables import tables
@@ -18,8 +19,8 @@ ABOUT = (
     "same for all. The papers measured theirs on their clusters, so ratios are compared, not seconds. Figures of the papers "
     "that are only drawn there are not copied; what their text and tables say stands beside what was found here.",
     "The papers' baselines ran in other frameworks, with overheads that no price list has. Recurrent networks are "
-    "scanned here, where FlexFlow unrolls them, so single steps on single devices are not among our choices. Pipelines are "
-    "not searched for (Unity, figure 15 a).",
+    "scanned here, where FlexFlow unrolls them, so single steps on single devices are not among our choices; step by step, and "
+    "with layers on devices of their own, they are simulated in a table of their own.",
 )
 
 MARKDOWN = """# The seeds, side by side
@@ -64,13 +65,14 @@ def page(results: Results, count: int, folder: Path) -> None:
     """Writes page.md, page.html and the figures."""
     from jinja2 import Environment, StrictUndefined
 
+    shown = tables(results)
     content: dict[str, Any] = {
         "about": ABOUT,
         "date": datetime.date.today().isoformat(),
         "versions": ", ".join([f"Python {platform.python_version()}", *(f"{p} {version(p)}" for p in ("jax", "numpy"))]),
         "done": len(results.every),
         "count": count,
-        "tables": tables(results),
+        "tables": [*shown[:-1], *beside(folder.parent), *shown[-1:]],  # what is missing comes last
         "figures": drawn(results, folder),
     }
     markdown = Environment(undefined=StrictUndefined)

@@ -19,16 +19,16 @@ from typing import Any
 from benchmarks.models import get
 from benchmarks.models.model import Model
 from benchmarks.seeds import studies
-from benchmarks.seeds.cases import OWN, Case, groups
-from benchmarks.seeds.dimensions import ABLATION, space
+from benchmarks.seeds.cases import IN_TENSOROPT, OWN, Case, groups
+from benchmarks.seeds.dimensions import ABLATION, PIPELINE, space
+from benchmarks.seeds.steps import SIMULATED, simulated
+from benchmarks.seeds.table5 import PUBLISHED, as_published, layers
 from unity.pcg.errors import UnityError
 from unity.pcg.graph import PCG
 from unity.pcg.parallelize import parallelize
-from unity.pcg.state import degrees
-from unity.search.offers import HEAVY
 from unity.search.problem import Point
 from unity.search.published.restricted import Structure
-from unity.search.simulator import simulate
+from unity.search.simulator import Topology, simulate
 from unity.search.simulator.topology import sent
 
 
@@ -72,23 +72,14 @@ class Task:
         if (self.case.part, self.case.machine.devices) == (studies.PART, studies.DEVICES) and self.case.model in studies.STUDIED:
             more |= studies.studied(graph, self.captured.differentiated, machine, found)
         if self.case.part.startswith("flexsteps"):
-            more["simulated"] = simulate(graph, machine, self.captured.differentiated).makespan
+            differentiated, links = self.captured.differentiated, Topology.uniform(machine)
+            more["simulated"] = simulate(graph, machine, differentiated).makespan
+            more["on rings"] = simulate(graph, machine, differentiated, topology=links).makespan
         return {"time": time, "predicted": found.time, "compute": compute, "memory": memory, "sent": total} | more
 
     def strategy(self, search: Any, candidate: Any) -> dict[str, Any]:
         graph = parallelize(search.graph, candidate.assignment)
         return self.figures(graph, candidate.memory, candidate.time)
-
-
-def layers(graph: PCG) -> Iterator[str]:
-    """How products with weights are split, in order, as OptCNN's table 5 says it: degrees of samples, channels, height and width; k
-    is that of what is summed over."""
-    for node in graph.nodes:
-        if node.kind in HEAVY:
-            of = degrees(node.types[0], graph.axes, node.tensors[0].ndim)
-            summed = math.prod(axis.size for axis, state in zip(graph.axes, node.types[0], strict=True) if state.kind == "S")
-            split = [f"{name}={d}" for name, d in zip("nchw", of, strict=False)] + ([f"k={summed}"] if summed > 1 else [])
-            yield f"{'conv' if node.tensors[0].ndim > 2 else 'dense'} {' '.join(split)}"
 
 
 def measured(task: Task, case: Case) -> dict[str, Any]:
@@ -117,13 +108,16 @@ def _published(task: Task, search: Any, algorithm: Any, case: Case) -> dict[str,
 
 
 def _own(task: Task, case: Case, search: Any) -> dict[str, Any]:
-    """This project's searches. "captured" leaves the graph as it is; "sequential" rewrites it for one device first (Unity, 6.4)."""
+    """This project's searches, and what is simulated alone. "captured" leaves the graph as it is; "sequential" rewrites it for one
+    device first (Unity, 6.4)."""
     match case.algorithm:
         case "captured":
             candidate = search.under(case.limit) or search.leanest
             return _fits(task.strategy(search, candidate), case)
         case "unity" | "sequential":
-            return _optimized(task, case)
+            return _optimized(task, case, case.algorithm)
+        case name if name == PIPELINE:
+            return _optimized(task, case, "captured", pipelines=True)
         case "unity-rules":
             from unity.search.joint import Budget
             from unity.search.unity_rules.fitting import CANDIDATES, fitting
@@ -135,6 +129,13 @@ def _own(task: Task, case: Case, search: Any) -> dict[str, Any]:
             return {"exact": exact, "points": _unbeaten(task, search, points)}
         case "mesh-frontier":
             return _mesh(task, search)
+        case name if name in SIMULATED:
+            budget = None if case.budget is None else int(case.budget)
+            return simulated(task.captured, case.machine, name, case.sizes["batch"], budget)
+        case name if name == IN_TENSOROPT:
+            return _fits(task.strategy(search, _optcnn_in_tensoropt(search)), case)
+        case name if name == PUBLISHED:
+            return task.strategy(search, as_published(search))
         case name if name in ABLATION:
             found = space(Structure(search), ABLATION[name]).under(search, case.limit)
             return {"error": "no strategy is left"} if found is None else _fits(task.strategy(search, found), case)
@@ -173,6 +174,18 @@ def _tracked(task: Task, search: Any, way: str) -> dict[str, Any]:
     return clock | {"fixed": len(tracked.fixed), "sums": _sums(tracked.points), "points": points}
 
 
+def _optcnn_in_tensoropt(search: Any) -> Any:
+    """What OptCNN's algorithm finds among TensorOpt's strategies."""
+    from unity.search.published.optcnn import optimal, point_of
+    from unity.search.published.optcnn_space import light
+    from unity.search.published.tensoropt import TensorOpt
+
+    tensoropt = TensorOpt(search)
+    problem = tensoropt.space.problem
+    found = optimal(problem, light(tensoropt.space.assembled.opened))
+    return tensoropt.candidate(point_of(problem, found.values))
+
+
 def _sums(points: Iterable[Point]) -> list[list[float]]:
     """Bytes and seconds of points as the search adds them up, without what is held for a moment."""
     return [[point.memory, point.time] for point in points]
@@ -189,8 +202,8 @@ def _mesh(task: Task, search: Any) -> dict[str, Any]:
     return {"sums": _sums(kept), "points": _unbeaten(task, search, found)}
 
 
-def _optimized(task: Task, case: Case) -> dict[str, Any]:
-    """`unity.optimize`: algebra and parallelization, together or one after the other."""
+def _optimized(task: Task, case: Case, search: str, pipelines: bool = False) -> dict[str, Any]:
+    """`unity.optimize`: algebra and parallelization, together or one after the other; or this alone, and pipelines."""
     import unity
 
     model = task.model
@@ -200,8 +213,8 @@ def _optimized(task: Task, case: Case) -> dict[str, Any]:
         machine = case.machine.with_memory(10**15) if limit is None else case.machine
         started, own = time.perf_counter(), time.process_time()
         args = (model.params, model.batch)
-        options = {"machine": machine, "memory_limit": limit, "optimizer_slots": case.slots, "search": case.algorithm}
-        plan = unity.optimize(model.loss, *args, **options, pipelines=False, progress=False)
+        options = {"machine": machine, "memory_limit": limit, "optimizer_slots": case.slots, "search": search}
+        plan = unity.optimize(model.loss, *args, **options, pipelines=pipelines, progress=False)
         clock = {"seconds": time.perf_counter() - started, "process seconds": time.process_time() - own}
     return clock | _fits(task.figures(plan.pcg, plan.memory, plan.time), case)
 

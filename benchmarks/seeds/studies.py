@@ -92,8 +92,9 @@ def tables(results: Results) -> Iterator[Table]:
 
 
 BRANCHES = (
-    "Operators on a part of the devices are not among these strategies, whose every operator is on all of them: branches side by "
-    "side (docs/branches.md) are searched for by `unity.optimize` alone."
+    "Operators on a part of the devices are not among FlexFlow's strategies here, which must be plans. unity looks for branches "
+    "side by side as well (docs/branches.md), and takes none with so many samples for each GPU; with fewer they are "
+    "faster (`python -m benchmarks.branches plans`)."
 )
 
 

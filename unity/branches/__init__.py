@@ -2,6 +2,5 @@
 
 from unity.branches.branching import Branching, Forked, Share, branched, from_json
 from unity.branches.choose import BranchesWish, best, dealt
-from unity.branches.packing import Packing
 
-__all__ = ["BranchesWish", "Branching", "Forked", "Packing", "Share", "best", "branched", "dealt", "from_json"]
+__all__ = ["BranchesWish", "Branching", "Forked", "Share", "best", "branched", "dealt", "from_json"]

@@ -8,7 +8,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from unity.branches.packing import NOTHING, Packing, packed
+from unity.branches.packing import packed
 from unity.branches.regions import LINEAR, Branch, Region, regions
 from unity.pcg.axis import Axis
 from unity.pcg.body import Body, deduplicated, extract, used
@@ -17,9 +17,11 @@ from unity.pcg.capture import Captured, graph_of
 from unity.pcg.errors import DerivationError, PlanError
 from unity.pcg.graph import BRANCHES, PCG, Node, Value
 from unity.pcg.nesting import SCANNED
+from unity.pcg.packed import NOTHING, Packing
 from unity.pcg.solve import nested_body
 from unity.pcg.uses import Uses, constants, light
 from unity.pipelining import Pipelining
+from unity.pipelining.apart import applied
 from unity.pipelining.micro import WALK
 from unity.pipelining.named import with_nodes
 from unity.pipelining.splice import within
@@ -311,7 +313,7 @@ class _Stitching:
             values = dict(zip(read, self.rebuilt([next(outputs) for _ in read]), strict=True))
             node = self.operator(region, share, values)
             values.update((b.output, v) for b, v in zip(region.branches, node.results, strict=True))
-            values.update(zip(ending.outputs, _applied(ending.graph, [values[v] for v in ending.inputs]), strict=True))
+            values.update(zip(ending.outputs, applied(ending.graph, [values[v] for v in ending.inputs]), strict=True))
             self.made.update((id(starts[v]), values[v]) for v in (*ending.free, *ending.outputs))
         inputs = outside.inputs[: len(body.inputs)]
         return PCG(inputs, tuple(self.rebuilt(results)), outside.axes)
@@ -343,7 +345,7 @@ class _Stitching:
         outputs = []
         for branch in region.branches:
             graph, order = self.program.graphs[branch]
-            outputs += _applied(graph, [Value(inputs[v]) for v in order])
+            outputs += applied(graph, [Value(inputs[v]) for v in order])
         inside = PCG(tuple(inputs.values()), tuple(outputs))
         attributes = {
             "along": " ".join(axis.name for axis in self.along), "groups": " ".join(map(str, share.groups)), "packed": "",
@@ -352,13 +354,3 @@ class _Stitching:
         join, tensors = self.program.body.equations[region.join], tuple(v.tensor for v in outputs)
         operands = tuple(given.values())
         return Node(BRANCHES, operands, tensors, None, inside, attributes, source=join.source, scope=join.scope)
-
-
-def _applied(graph: PCG, values: Sequence[Value]) -> list[Value]:
-    """A graph's results, of these values."""
-    found: dict[Value, Value] = {Value(n): v for n, v in zip(graph.inputs, values, strict=True)}
-    for node in graph.nodes:
-        if node.kind != "input":
-            made = replace(node, operands=tuple(found[v] for v in node.operands))
-            found.update(zip(node.results, made.results, strict=True))
-    return [found[v] for v in graph.outputs]

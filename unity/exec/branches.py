@@ -4,7 +4,8 @@ All devices give all results: zeros where the branch is another group's. Everyth
 before the switch, so gradients are summed up after it, where all devices take part (design section 7).
 
 The gradient is a switch, too. JAX's own would hand out, from every branch, what any of them keeps. Here what a group keeps lies in
-buffers that all groups share (`_Buffers`), and what was given is not kept at all.
+buffers that all groups share (`_Buffers`), and what was given is not kept at all. Nor is what a group has of a packed weight
+(`_Parts`), which backward is taken out of it once more.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from unity.exec.guarded import Pullback, Zeros, zeros_of
 from unity.exec.parallel import vary, varying
 from unity.pcg.axis import Axis
 from unity.pcg.branches import Group, groups_of, names_of, packed_of
-from unity.pcg.graph import PCG, Node
+from unity.pcg.graph import PCG, Node, Value
+from unity.pcg.slots import is_part
 from unity.pcg.state import UNUSED, local_shape
 
 Run = Callable[[PCG, Sequence[Any]], Sequence[Any]]  # a graph on one device's pieces
@@ -54,49 +56,61 @@ class _Switch:
     def __call__(self, operands: Sequence[Any]) -> Arrays:
         real = [k for k, x in enumerate(operands) if jnp.issubdtype(x.dtype, jnp.inexact)]
         others = {k: x for k, x in enumerate(operands) if k not in real}
+        places = {k: n for n, k in enumerate(real)}
+        parts = [_Parts.of(group, self.run) for group in self.groups]
         ends = [k for k, piece in enumerate(self.results) if jnp.issubdtype(piece.dtype, jnp.inexact)]
         pieces = [zeros_of(operands[k]) for k in real]
         pullbacks = [Pullback() for _ in self.groups]
 
-        def run(group: Group, values: Sequence[Any], rest: Mapping[int, Any]) -> Arrays:
-            """All results, zeros for those of other groups."""
+        def run(group: Group, own: _Parts, values: Sequence[Any], more: Sequence[Any], rest: Mapping[int, Any]) -> Arrays:
+            """All results, zeros for those of other groups. `more`: the parts that the group has of packed weights."""
             whole = {**rest, **dict(zip(real, values, strict=True))}
-            made = dict(zip(group.results, self.run(group.graph, [whole[k] for k in range(len(whole))]), strict=True))
+            given = [*(whole[k] for k in range(len(whole))), *more]
+            made = dict(zip(group.results, self.run(own.rest(group.graph), given), strict=True))
             return [vary(made[k], piece.names) if k in made else piece() for k, piece in enumerate(self.results)]
 
         @jax.custom_vjp
         def call(values: Arrays, rest: dict[int, Any]) -> Arrays:
-            return self.pick([lambda v, r, g=g: run(g, v, r) for g in self.groups], values, rest)
+            pairs = zip(self.groups, parts, strict=True)
+            return self.pick([lambda v, r, g=g, p=p: run(g, p, v, p.taken(v, places), r) for g, p in pairs], values, rest)
 
         def forward(values: Arrays, rest: dict[int, Any]) -> tuple[Arrays, Any]:
-            def working(group: Group, pullback: Pullback, values: Arrays, rest: dict[int, Any]) -> tuple[Arrays, Arrays]:
-                def differentiable(*values: Any) -> tuple[Arrays, Arrays]:
-                    found = run(group, values, rest)
+            def working(n: int, values: Arrays, rest: dict[int, Any]) -> tuple[Arrays, Arrays]:
+                group, own = self.groups[n], parts[n]
+
+                def differentiable(values: Arrays, more: Arrays) -> tuple[Arrays, Arrays]:
+                    found = run(group, own, values, more, rest)
                     return [found[k] for k in ends if k in group.results], found
 
-                _, pull, found = jax.vjp(differentiable, *values, has_aux=True)
-                return found, pullback.apart(pull, [*values, *rest.values()])
+                more = own.taken(values, places)
+                _, pull, found = jax.vjp(differentiable, values, more, has_aux=True)
+                return found, pullbacks[n].apart(pull, [*values, *rest.values(), *more])
 
-            for group, pullback in zip(self.groups, pullbacks, strict=True):  # so that it is known what is kept
-                jax.eval_shape(lambda v, r, g=group, p=pullback: working(g, p, v, r), values, rest)
+            for n in range(len(self.groups)):  # so that it is known what is kept
+                jax.eval_shape(lambda v, r, n=n: working(n, v, r), values, rest)
             buffers = _Buffers.shared([p.kept for p in pullbacks])
 
             def kept(k: int, values: Arrays, rest: dict[int, Any]) -> tuple[Arrays, Arrays]:
-                found, more = working(self.groups[k], pullbacks[k], values, rest)
+                found, more = working(k, values, rest)
                 return found, buffers.filled(more)
 
             found, full = self.pick([lambda v, r, k=k: kept(k, v, r) for k in range(len(self.groups))], values, rest)
             given = [*values, *rest.values()]
-            used = sorted({k for p in pullbacks for k in p.given if k >= 0})
-            return found, (buffers, full, {k: given[k] for k in used})
+            used = {k for p in pullbacks for k in p.given if 0 <= k < len(given)} | {places[k] for p in parts for k in p.slots}
+            return found, (buffers, full, {k: given[k] for k in sorted(used)})
 
         def backward(residuals: Any, cotangents: Arrays) -> Any:
             buffers, full, given = residuals
             real_cotangents = {k: cotangents[k] for k in ends}
 
             def pulled(k: int, full: Arrays, given: dict[int, Any], cotangents: dict[int, Any]) -> Arrays:
-                pull = pullbacks[k].together(buffers.taken(full, pullbacks[k].kept), given)
-                found = pull([cotangents[q] for q in ends if q in self.groups[k].results])
+                slots = [given[places[p]] for p in parts[k].slots]
+                more, back = jax.vjp(parts[k].take, *slots)
+                own = {len(real) + len(others) + n: x for n, x in enumerate(more)}
+                pull = pullbacks[k].together(buffers.taken(full, pullbacks[k].kept), {**given, **own})
+                found, ends_of_parts = pull([cotangents[q] for q in ends if q in self.groups[k].results])
+                for p, x in zip(parts[k].slots, back(ends_of_parts), strict=True):
+                    found[places[p]] += x
                 return [vary(x, piece.names) for x, piece in zip(found, pieces, strict=True)]
 
             cases = [lambda f, g, c, k=k: pulled(k, f, g, c) for k in range(len(self.groups))]
@@ -108,6 +122,32 @@ class _Switch:
     def pick(self, cases: Sequence[Callable[..., Any]], *operands: Any) -> Any:
         """What the case of this device's group gives."""
         return lax.switch(lax.axis_index(self.names), cases, *operands)
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """What a group has of packed weights. `slots`: the operands, by position, that `take` takes them of, in its order."""
+
+    nodes: tuple[Node, ...]
+    slots: tuple[int, ...]
+    take: Callable[..., Arrays]
+
+    @classmethod
+    def of(cls, group: Group, run: Run) -> _Parts:
+        graph = group.graph
+        nodes = tuple(n for n in graph.nodes if n.kind != "input" and is_part(n))
+        read = {id(n.operands[0].node) for n in nodes}
+        slots = tuple(k for k, n in enumerate(graph.inputs) if id(n) in read)
+        taken = PCG(tuple(graph.inputs[k] for k in slots), tuple(map(Value, nodes)), graph.axes)
+        return cls(nodes, slots, lambda *slots: list(run(taken, slots)))
+
+    def rest(self, graph: PCG) -> PCG:
+        """The group's graph without what takes them: they are inputs."""
+        return PCG((*graph.inputs, *self.nodes), graph.outputs, graph.axes)
+
+    def taken(self, values: Sequence[Any], places: Mapping[int, int]) -> Arrays:
+        """All of them, of the operands that are differentiated. `places`: of an operand among these."""
+        return self.take(*(values[places[k]] for k in self.slots))
 
 
 @jax.tree_util.register_static

@@ -14,6 +14,7 @@ from unity.exec.guarded import part_taken
 from unity.exec.hlo import Memory, collectives, memory
 from unity.exec.liveness import MemoryTimeline, plan_timeline
 from unity.exec.liveness.trace import gradient_step
+from unity.pcg.cut import undrained
 from unity.pcg.gradients import losses
 from unity.pcg.graph import PCG
 from unity.pcg.traffic import FORWARD, traffic
@@ -72,7 +73,7 @@ class Check:
         found, compiled = self.timeline, self.memory
         return (
             Line("arguments", found.arguments, compiled.arguments),
-            Line("outputs", found.outputs, compiled.outputs),
+            Line("outputs", found.outputs, compiled.outputs - compiled.aliased),
             Line("temporaries", found.temporaries, compiled.temporaries),
             Line("all", found.step, compiled.total),
         )
@@ -105,6 +106,8 @@ def compile_step(plan: Plan, gradient: bool) -> Any:
     run = plan._program
     if not gradient:
         return jax.jit(run).lower(*leaves).compile(compiler_options=compiler_options())
+    if undrained(plan.serial):
+        return plan.stream.compiled(compiler_options())
     weights = sorted(k for k in captured.differentiated if plan.serial.inputs[k].tensors[0].floating)
     ends = losses(plan.serial)
 

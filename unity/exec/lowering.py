@@ -13,17 +13,21 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from unity.exec.alternating import Pair, alternated
+from unity.exec.alternating import alternated
 from unity.exec.branches import branched
+from unity.exec.halfticks import Pair
 from unity.exec.parallel import apply, vary
 from unity.exec.pipeline import pipelined, summed
 from unity.exec.walker import run_body
 from unity.pcg.again import runs_again
 from unity.pcg.axis import Axis
-from unity.pcg.graph import BRANCHES, PARALLELIZATION, PCG, PIPELINE, TAIL, Node, Value
-from unity.pcg.stages import ONE_F_ONE_B, schedule_of
+from unity.pcg.graph import BRANCHES, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value
+from unity.pcg.stages import FOLLOWED, ends_of, schedule_of
 from unity.pcg.state import UNUSED, Type
 from unity.pcg.traffic import step_of
+
+# Between the operator and the line in a name. An "@" would end the name in compiled programs, and hide what is inside of it.
+AT = " at "
 
 
 def mesh_of(axes: Sequence[Axis], devices: Sequence[Any]) -> Mesh:
@@ -86,10 +90,10 @@ class Begun:
 
 
 def label(node: Node) -> str:
-    """An operator's name in traces and profiles of the program: its kind and the user's line, "softmax@model.py:42"."""
+    """An operator's name in traces and profiles of the program: its kind and the user's line, "softmax at model.py:42"."""
     file, _, line = node.source.partition(" (")[0].rpartition(":")
     where = f"{os.path.basename(file)}:{line}" if file else ""
-    return re.sub(r"[^\w\-. +]", "", node.kind) + "@" + re.sub(r"[^\w\-. +:]", "", where)
+    return re.sub(r"[^\w\-. +]", "", node.kind) + AT + re.sub(r"[^\w\-. +:]", "", where)
 
 
 def run_graph(graph: PCG, pieces: Sequence[Any]) -> list:
@@ -97,18 +101,17 @@ def run_graph(graph: PCG, pieces: Sequence[Any]) -> list:
     env: dict[Value, Any] = {}
     for node, x in zip(graph.inputs, pieces, strict=True):
         env[Value(node)] = x
-    for node in graph.nodes:
-        if node.kind != "input":
-            operands = [env[v] for v in node.operands]
-            with jax.named_scope(label(node)):
-                results = _begun(node, operands, graph) or _run_node(node, operands, graph.axes)
-            env.update((Value(node, k), x) for k, x in enumerate(results))
+    for node in graph.nodes[len(graph.inputs) :]:
+        operands = [env[v] for v in node.operands]
+        with jax.named_scope(label(node)):
+            results = _begun(node, operands, graph) or _run_node(node, operands, graph.axes)
+        env.update((Value(node, k), x) for k, x in enumerate(results))
     return [settle(v, env[v], graph.axes) for v in graph.outputs]
 
 
 def _begun(node: Node, operands: list, graph: PCG) -> list:
-    """The results of a pipeline that goes by 1F1B; nothing of anything else."""
-    if node.kind != PIPELINE or schedule_of(node).kind != ONE_F_ONE_B:
+    """The results of a pipeline that its tail runs, if there is one; nothing of anything else."""
+    if node.kind != PIPELINE or schedule_of(node).kind not in FOLLOWED:
         return []
     given = [settle(v, x, graph.axes) for v, x in zip(node.operands, operands, strict=True)]
     return [Begun(node, tuple(given))] * len(node.tensors)
@@ -185,7 +188,7 @@ def _compute(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
         results = pipelined(node, operands, _inside(node))
     elif node.kind == TAIL:
         results = _tail(node, operands)
-    elif node.kind == BRANCHES:
+    elif node.kind in (BRANCHES, STAGES):
         results = branched(node, operands, run_graph, axes)
     elif node.kind == "remat":
         assert node.inside is not None
@@ -212,7 +215,13 @@ def _tail(node: Node, operands: list) -> list:
     if begun is None:
         return summed(node, operands, _inside(node))
     more = [x for x in operands if not isinstance(x, Begun)]
-    return alternated(Pair(begun.pipeline, node, _inside(begun.pipeline), _inside(node)), begun.operands, more)
+    return alternated(pair_of(node), [*begun.operands, *more])
+
+
+def pair_of(tail: Node) -> Pair:
+    """A tail and the pipeline that it follows."""
+    pipeline = tail.operands[ends_of(tail).carried.start].node
+    return Pair(pipeline, tail, _inside(pipeline), _inside(tail))
 
 
 def _body(node: Node, axes: tuple[Axis, ...]) -> Callable[..., list]:

@@ -21,7 +21,7 @@ from jax import numpy as jnp
 
 from unity.exec.guarded import guarded
 from unity.pcg.graph import Node
-from unity.pcg.stages import Schedule, ends_of, names_of, schedule_of
+from unity.pcg.stages import ends_of, entering, leaving, names_of, schedule_of
 
 Arrays = tuple[Any, ...]
 Step = Callable[..., Sequence[Any]]  # of constants, what is read, what is carried and one step's weights: what is carried on
@@ -55,11 +55,13 @@ def pipelined(node: Node, operands: Sequence[Any], step: Step) -> list[Any]:
     """The results of a pipeline on one device's pieces; called inside `shard_map`, with a step's local program."""
     constants, read, carried, weights = parts_of(node, operands)
     stage = stage_of(node, step)
+    if schedule_of(node).slots == 1:  # its slice of the weights is taken once, and not in every tick
+        stage, weights = (lambda parts, c, own: (*parts[: len(read)], *step(*c, *parts, *own))), tuple(x[0] for x in weights)
 
     def run(works: jax.Array, parts: Arrays) -> Arrays:
         return guarded(stage, works, parts, constants, weights)
 
-    return list(_ticks((*read, *carried), len(read), run, schedule_of(node), names_of(node)))
+    return list(_ticks((*read, *carried), run, node))[len(read) :]
 
 
 def summed(node: Node, operands: Sequence[Any], step: Step) -> list[Any]:
@@ -74,29 +76,30 @@ def shifted(xs: Sequence[Any], names: tuple[str, ...], pairs: list[tuple[int, in
     return tuple(lax.ppermute(x, names, pairs) for x in xs)
 
 
-def _ticks(
-    places: Arrays, read: int, stage: Callable[[jax.Array, Arrays], Arrays], schedule: Schedule, names: tuple[str, ...]
-) -> Arrays:
-    """What is carried, when all is done. `places`: of all that has samples, first what is only read, which does not come back."""
+def _ticks(places: Arrays, stage: Callable[[jax.Array, Arrays], Arrays], node: Node) -> Arrays:
+    """All that has samples, when all is done: zeros for what does not come back. `places`: the same before."""
+    schedule, names, start = schedule_of(node).flushed, names_of(node), ends_of(node).sampled.start
     me, last, rows = lax.axis_index(names), schedule.stages - 1, schedule.micro_batches // schedule.stages
-    onward = [(k, k + 1) for k in range(last)]
-    back = [(k + 1, k) for k in range(last)]
+    onward, back = [(k, k + 1) for k in range(last)], [(k + 1, k) for k in range(last)]
+    ins, outs = (sorted(p - start for p in positions) for positions in (entering(node), leaving(node)))
 
     def tick(state: tuple[Any, Any, Any], t: jax.Array) -> tuple[tuple[Any, Any, Any], None]:
         arrived, waiting, done = state
         wanted, free = t % rows, (t - last) % rows
         own = taken(waiting, wanted)
-        start = tuple(jnp.where(me == 0, a, b) for a, b in zip(own, arrived, strict=True))
-        found = stage((t >= me) & (t < me + schedule.micro_batches), start)
+        begun = dict(zip(ins, own, strict=True))
+        begin = tuple(jnp.where(me == 0, begun[k], x) if k in begun else x for k, x in enumerate(arrived))
+        found = stage((t >= me) & (t < me + schedule.micro_batches), begin)
         waiting = put(waiting, shifted(own, names, back), wanted)
         passing = shifted(taken(done, free), names, back)
-        left = tuple(jnp.where(me == last, a, b) for a, b in zip(found[read:], passing, strict=True))
+        left = tuple(jnp.where(me == last, found[k], x) for k, x in zip(outs, passing, strict=True))
         return (shifted(found, names, onward), waiting, put(done, left, free)), None
 
     nothing = tuple(jnp.zeros_like(x) for x in places)
-    state = (taken(nothing, jnp.asarray(0)), places, nothing[read:])
+    state = (taken(nothing, jnp.asarray(0)), tuple(places[k] for k in ins), tuple(nothing[k] for k in outs))
     (_, _, done), _ = lax.scan(tick, state, jnp.arange(schedule.ticks))
-    return done
+    ended = dict(zip(outs, done, strict=True))
+    return tuple(ended.get(k, x) for k, x in enumerate(nothing))
 
 
 def taken(rows: Sequence[Any], place: jax.Array) -> Arrays:

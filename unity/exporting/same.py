@@ -51,7 +51,7 @@ def symbols(count: int, depth: int) -> list[Meaning]:
 
 def _constant(atom: Literal) -> str:
     scalar = not atom.tensor.shape and atom.tensor.dtype.kind in "bifu"
-    return f"{atom.tensor}={np.asarray(atom.value).item()!r}" if scalar else atom.key
+    return f"{atom.tensor}={np.asarray(atom.value, atom.tensor.dtype).item()!r}" if scalar else atom.key
 
 
 def _named(parts: Sequence[object]) -> str:

@@ -10,6 +10,9 @@ there. What it makes is a partial sum along them: zeros everywhere but where the
 what follows may put off: a concatenation or a sum of branches is still a partial sum. Arrays that are *packed* have one slice for
 each group, and are partitioned in these. Inside, everything is replicated along the axes: that devices of another group run
 something else is nothing that an operator has to know. What runs is `unity.exec.branches`.
+
+The *stages* of a pipeline may be such programs, too, where they are unlike (`unity.pipelining.apart`): a device runs the one whose
+stage it is. All give the same results, of their own samples; so types are the same inside and outside of that operator.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from math import prod
 from unity.pcg.axis import Axis
 from unity.pcg.choices import Choice, choices
 from unity.pcg.errors import ParallelTypeError
-from unity.pcg.graph import PCG, Node
+from unity.pcg.graph import PCG, STAGES, Node
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State, partitioned, show
 
 
@@ -54,11 +57,20 @@ def weight_of(node: Node) -> float:
 
 
 def groups_of(node: Node) -> tuple[Group, ...]:
-    """What each group runs."""
+    """What each group runs; of stages each gives all results."""
     assert node.inside is not None
+    if node.kind == STAGES:
+        return _stages(node.inside)
     numbers, inside = numbers_of(node), node.inside
     found = [tuple(k for k, g in enumerate(numbers) if g == group) for group in range(max(numbers) + 1)]
     return tuple(Group(PCG(inside.inputs, tuple(inside.outputs[k] for k in part), inside.axes), part) for part in found)
+
+
+def _stages(inside: PCG) -> tuple[Group, ...]:
+    """Every output is one of what each of the stages gives."""
+    ends = [v.node.operands for v in inside.outputs]
+    every = tuple(range(len(ends)))
+    return tuple(Group(PCG(inside.inputs, own, inside.axes), every) for own in zip(*ends, strict=True))
 
 
 def outside_state(node: Node, position: int) -> State:

@@ -11,7 +11,7 @@ from unity.pcg.axis import Axis
 from unity.pcg.branches import check_ends
 from unity.pcg.choices import Choice, choice_of, choices
 from unity.pcg.errors import ParallelTypeError
-from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, TAIL, Node, Value, carried_by
+from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, TAIL, THROUGH, Node, Value, carried_by
 from unity.pcg.placing import along_axis
 from unity.pcg.resharding import absolute, kind_of
 from unity.pcg.solve import Unmatched
@@ -79,6 +79,13 @@ def _nested(node: Node, axes: tuple[Axis, ...]) -> None:
         _stages(node, axes)
     if node.kind == BRANCHES:
         check_ends(node, axes)
+    if node.kind in THROUGH:
+        ends = [*zip(node.operands, map(Value, graph.inputs), strict=True), *zip(node.results, graph.outputs, strict=True)]
+        for k, (v, w) in enumerate(ends):
+            if v.type != w.type:
+                name = f"operand {k}" if k < len(node.operands) else f"result {k - len(node.operands)}"
+                outside, inside = (show(x.type, axes, x.tensor.ndim) for x in (v, w))
+                raise ParallelTypeError(f"{_where(node)}: {name} is {outside} outside and {inside} inside. (docs: types#changes)")
     if node.kind in LOOPS:
         for k, p in enumerate(carried_by(node)):
             start, end = graph.inputs[p].types[0], graph.outputs[k].type

@@ -23,8 +23,9 @@ from unity.pcg.state import Type, show
 class Node:
     """One operator applied.
 
-    `kind` is its name: "input", a primitive's, a composite's ("softmax"), "scan", "pipeline", "tail", "branches" and "remat" (with
-    a graph inside), or a parallelization operator's ("partition", "combine", "replicate", "reduce" and their fused forms).
+    `kind` is its name: "input", a primitive's, a composite's ("softmax"), "scan", "pipeline", "tail", "branches", "stages"
+    and "remat" (with a graph inside), or a parallelization operator's ("partition", "combine", "replicate", "reduce" and their
+    fused forms).
     """
 
     kind: str
@@ -100,7 +101,9 @@ class Value:
 CONSTRAIN = "constrain"  # a value whose type the user gave; otherwise it is its operand
 PIPELINE = "pipeline"
 BRANCHES = "branches"
+STAGES = "stages"  # of a pipeline, where they are of different operators: a device runs its own
 TAIL = "tail"  # what follows a pipeline's last stage, micro-batch by micro-batch (`unity.pcg.stages`)
+THROUGH = frozenset({"remat", STAGES})  # whose inside finds operands as they are outside, and gives results so
 LOOPS = frozenset({"scan", PIPELINE, TAIL})  # whose inside runs `length` times on a device
 PARALLELIZATION = frozenset(
     {"partition", "combine", "replicate", "reduce", "reduce_partition", "combine_replicate", "combine_partition", "view"}

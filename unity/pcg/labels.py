@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod
 
 from unity.pcg.body import Body, Equation
-from unity.pcg.graph import BRANCHES, CONSTRAIN, LOOPS, PARALLELIZATION
+from unity.pcg.graph import BRANCHES, CONSTRAIN, LOOPS, PARALLELIZATION, STAGES
 from unity.pcg.nesting import REMATERIALIZED
 from unity.pcg.solve import nested_body
 
@@ -41,7 +41,7 @@ def calls(body: Body) -> Mapping[str, int]:
     return found
 
 
-RESERVED = PARALLELIZATION | LOOPS | {"input", "constant", CONSTRAIN, BRANCHES, *REMATERIALIZED}  # kinds that mean more
+RESERVED = PARALLELIZATION | LOOPS | {"input", "constant", CONSTRAIN, BRANCHES, STAGES, *REMATERIALIZED}  # kinds that mean more
 
 
 def label(composite: Body, sizes: Mapping[str, int]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from unity.pcg.again import INNER, WHOLE
 from unity.pcg.axis import Axis
 from unity.pcg.errors import ParallelTypeError
-from unity.pcg.graph import PCG, Node, Value
+from unity.pcg.graph import PCG, THROUGH, Node, Value
 from unity.pcg.resharding import possible, steps
 from unity.pcg.state import Type, misfit, show
 
@@ -104,8 +104,8 @@ class _Builder:
     def typed(self, node: Node, operands: tuple[Value, ...], types: tuple[Type, ...]) -> Node:
         inside = node.inside
         if inside is not None:
-            inside = self.graph(inside, tuple(v.type for v in operands) if node.kind == "remat" else None)
-            if node.kind == "remat":
+            inside = self.graph(inside, tuple(v.type for v in operands) if node.kind in THROUGH else None)
+            if node.kind in THROUGH:
                 types = tuple(v.type for v in inside.outputs)
         again = WHOLE if id(node) in self.a.rerun else INNER if id(node) in self.a.recomputed else 0
         attributes = {**node.attributes, "again": again} if again else node.attributes

@@ -18,25 +18,29 @@ Under GPipe's schedule the gradient is the same backwards, so that what every mi
 leads from the last stage to the loss is an operator of its own that follows the pipeline, its *tail*: computed for one micro-batch
 after the other by the last stage, its results sums over all samples. As many ticks have a forward pass as have a backward one,
 M + S - 1, so the time is GPipe's; but no more than S micro-batches are between the two on any stage.
+
+2BW is 1F1B that does not drain between two steps: a step's first ticks end the step before (`unity.exec.streamed`). So it has M
+ticks. What is differentiated is then not a function of one batch, and it is never chosen but where it was asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from unity.pcg.axis import Axis
 from unity.pcg.choices import Choice, choice_of, choices
 from unity.pcg.errors import ParallelTypeError
-from unity.pcg.graph import PCG, TAIL, Node, Value, carried_by
+from unity.pcg.graph import PCG, PIPELINE, TAIL, THROUGH, Node, Value, carried_by
 from unity.pcg.placing import along_axis
 from unity.pcg.solve import Unmatched
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State, partitioned
 from unity.pcg.timetable import drained, exchanges
 
-GPIPE, ONE_F_ONE_B = "gpipe", "1f1b"
-SCHEDULES = (ONE_F_ONE_B, GPIPE)
+GPIPE, ONE_F_ONE_B, TWO_BW = "gpipe", "1f1b", "2bw"
+SCHEDULES = (ONE_F_ONE_B, GPIPE, TWO_BW)
+FOLLOWED = (ONE_F_ONE_B, TWO_BW)  # a tail follows the pipeline, and backward passes follow their forward passes at once
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,8 @@ class Schedule:
 
     @property
     def ticks(self) -> int:
-        """How often each device runs its stage, or idles."""
-        return self.micro_batches + self.stages - 1
+        """How often each device runs its stage, or idles, in a step."""
+        return self.micro_batches + (0 if self.kind == TWO_BW else self.stages - 1)
 
     @property
     def slots(self) -> int:
@@ -66,12 +70,12 @@ class Schedule:
     @property
     def held(self) -> int:
         """For how many micro-batches a device has room to keep what the backward pass needs. (GPipe keeps idle ticks', too.)"""
-        return self.stages if self.kind == ONE_F_ONE_B else self.ticks
+        return self.stages if self.kind in FOLLOWED else self.ticks
 
     @property
     def kept(self) -> int:
         """For how many runs of a step that is. By 1F1B what a pass makes, or reads, lies beside the places."""
-        return (self.held + (self.kind == ONE_F_ONE_B)) * self.slots
+        return (self.held + (self.kind in FOLLOWED)) * self.slots
 
     @property
     def rounds(self) -> int:
@@ -80,13 +84,18 @@ class Schedule:
 
     @property
     def turns(self) -> int:
-        """How many ticks a loop by 1F1B has, those at the end included that only bring gradients home."""
-        return self.ticks + drained(self.stages, self.rounds)
+        """How many ticks a step's loop by 1F1B has, those at the end included that only bring gradients home; or one by 2BW."""
+        return self.ticks + (0 if self.kind == TWO_BW else drained(self.stages, self.rounds))
+
+    @property
+    def flushed(self) -> Schedule:
+        """The same, if every step drains."""
+        return replace(self, kind=ONE_F_ONE_B) if self.kind == TWO_BW else self
 
     @property
     def bubble(self) -> float:
         """The part of the time that a device idles."""
-        return (self.stages - 1) / self.ticks
+        return (self.ticks - self.micro_batches) / self.ticks
 
 
 def schedule_of(node: Node) -> Schedule:
@@ -97,8 +106,8 @@ def schedule_of(node: Node) -> Schedule:
 
 def runs_of(loop: Node, flow: Callable[[Value], bool]) -> int:
     """How often a loop's inside runs on a device. Without a gradient a tail runs after its pipeline, and all stages share it."""
-    if loop.kind == TAIL and not any(map(flow, loop.results)):
-        return schedule_of(loop).rounds
+    if loop.kind in (PIPELINE, TAIL) and not any(map(flow, loop.results)):
+        return schedule_of(loop).rounds if loop.kind == TAIL else schedule_of(loop).flushed.runs
     return int(loop.attributes.get("length", 1))
 
 
@@ -146,6 +155,21 @@ def samples_of(node: Node) -> dict[int, int]:
     return dict(zip(ends_of(node).sampled, map(int, str(node.attributes["samples"]).split()), strict=True))
 
 
+def entering(node: Node) -> frozenset[int]:
+    """The operands with samples, by position, that the first stage is given: all, unless stages are of different operators and
+    only some hand it on."""
+    ends = ends_of(node)
+    chosen = node.attributes.get("entering")
+    return frozenset(ends.sampled) if chosen is None else frozenset(ends.carried.start + int(k) for k in str(chosen).split())
+
+
+def leaving(node: Node) -> frozenset[int]:
+    """The operands, by position, whose values after the last stage are results that are read."""
+    ends = ends_of(node)
+    chosen = node.attributes.get("leaving")
+    return frozenset(ends.carried) if chosen is None else frozenset(ends.carried.start + int(k) for k in str(chosen).split())
+
+
 def sends(node: Node, position: int, flow: Callable[[Value], bool]) -> tuple[int, int]:
     """How often the stages send each other pieces of an operand, and backward of its gradient.
 
@@ -154,7 +178,7 @@ def sends(node: Node, position: int, flow: Callable[[Value], bool]) -> tuple[int
     """
     assert node.inside is not None
     ends, schedule = ends_of(node), schedule_of(node)
-    followed = any(map(flow, node.results)) and schedule.kind == ONE_F_ONE_B
+    followed = any(map(flow, node.results)) and schedule.kind in FOLLOWED
     messages = exchanges(schedule.stages) * schedule.turns
     if node.kind == TAIL:
         return messages if followed and position in ends.read else 0, 0
@@ -162,9 +186,23 @@ def sends(node: Node, position: int, flow: Callable[[Value], bool]) -> tuple[int
         return 0, 0
     if followed:
         return 2 * messages, 0
-    onward = 1 + (position in ends.carried)  # samples go on, and so does what left the last stage; those that wait come nearer
-    back = onward * flow(Value(node.inside.inputs[position])) + flow(node.operands[position])
-    return (onward + 1) * schedule.ticks, back * schedule.ticks
+    ticks = schedule.flushed.ticks
+    onward = 1 + (position in leaving(node))  # samples go on, and so does what left the last stage; those that wait come nearer
+    waiting = position in entering(node)
+    back = onward * flow(Value(node.inside.inputs[position])) + (waiting and flow(node.operands[position]))
+    return (onward + waiting) * ticks, back * ticks
+
+
+def in_flight(node: Node, position: int, flow: Callable[[Value], bool]) -> int:
+    """How many times an operand of a pipeline by 2BW, or of its tail, is held for the batch before: once as that batch found it,
+    but for samples that have begun, and once for what its gradients add up to."""
+    if schedule_of(node).kind != TWO_BW or not any(map(flow, node.results)):
+        return 0
+    ends = ends_of(node)
+    if node.kind == TAIL and position in ends.carried:
+        return 0
+    begun = node.kind == PIPELINE and position in ends.sampled
+    return (not begun) + flow(node.operands[position])
 
 
 def scaled_over(node: Node, flow: Callable[[Value], bool]) -> tuple[int, ...]:
@@ -235,7 +273,7 @@ def _graph(graph: PCG, given: Sequence[State], made: dict[int, Choice], sums: bo
         if node.kind == "input":
             continue
         operands = tuple(at[v] for v in node.operands)
-        if node.kind == "remat":
+        if node.kind in THROUGH:
             assert node.inside is not None
             results: Sequence[State] = _graph(node.inside, operands, made, sums)
         elif node.body is None:

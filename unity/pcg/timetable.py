@@ -17,7 +17,11 @@ and a backward pass B take. Where it waits for all devices, as on XLA's CPU back
 
 Samples are stored on all stages, in rows of M / S. With the same exchanges they come down to stage 0 just when it wants them, and
 their gradients go up from there, home. The first row is taken from stage 0 up and the last one from the last stage down, so that
-the first need not come far, and the last gradients need not go far. Where there is one row only, some ticks more bring them home.
+the first need not come far, and the last gradients need not go far. Where there is one row only, samples are stored further and
+further away from stage 0, on every other stage, and then, on those between, nearer and nearer; one tick more brings them home.
+
+Where steps follow each other without draining (2BW), micro-batch 0 of the next batch is the one after the last. A batch's samples
+are there from its first tick on, and its last gradients are home after two times M ticks: that, too, is so by this order.
 
 All functions take integers, or arrays of them.
 """
@@ -53,12 +57,14 @@ def going(tick: Any, stage: Any, stages: int) -> Any:
 def home(number: Any, stages: int, rows: int) -> tuple[Any, Any]:
     """The stage where a micro-batch is stored, and in which row."""
     row, k = number // stages, number % stages
-    return k + (rows > 1) * (row == rows - 1) * (stages - 1 - 2 * k), row
+    if rows == 1:
+        return (k > 0) * (2 * k <= stages) * (2 * k - 1) + (2 * k > stages) * 2 * (stages - k), row
+    return k + (row == rows - 1) * (stages - 1 - 2 * k), row
 
 
 def drained(stages: int, rows: int) -> int:
     """How many ticks more it takes until the last gradient is home."""
-    return stages // 2 if rows == 1 else 0
+    return int(rows == 1 and stages > 1)
 
 
 def pairs(stages: int, half: int) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from unity.pcg.again import NOTHING, Again, everything_again, gathered_again
 from unity.pcg.branches import groups_of, weight_of
 from unity.pcg.equal import Names
 from unity.pcg.gradients import Gradients, carrying, gradients
-from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, TAIL, UNCHANGED, Node, Value
+from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, UNCHANGED, Node, Value
 from unity.pcg.halos import exchanges
 from unity.pcg.placing import placing
 from unity.pcg.resharding import Step, absolute, turned
@@ -69,7 +69,7 @@ def _of_graph(graph: PCG, flow: Gradients, times: int, again: Again, looped: boo
                 yield from _sends(node, context)
             inner = everything_again(node.inside, flow, True) if node in again else NOTHING
             yield from _of_graph(node.inside, flow, times * runs_of(node, flow), inner, True)
-        elif node.kind == BRANCHES:
+        elif node.kind in (BRANCHES, STAGES):
             for k, group in enumerate(groups_of(node)):  # each a program of its own: what groups have in common each runs
                 for c in _of_graph(group.graph, flow, times, NOTHING, looped):
                     yield replace(c, part=weight_of(node), name=c.name and (id(node), k, c.name))

@@ -15,7 +15,7 @@ from math import inf, prod
 from unity.pcg.axis import Axis
 from unity.pcg.capture import Captured
 from unity.pcg.errors import InfeasibleError
-from unity.pcg.stages import GPIPE, ONE_F_ONE_B, Mixed, Schedule
+from unity.pcg.stages import GPIPE, ONE_F_ONE_B, TWO_BW, Mixed, Schedule
 from unity.pipelining.pipelining import Pipelining, Program, pipelined
 from unity.pipelining.rolled import LEAST
 from unity.search.machine import Machine
@@ -77,6 +77,8 @@ class _Choosing:
     def made(self, count: int, number: int, axes: tuple[Axis, ...], rounds: int) -> Pipelining:
         """One pipeline. Raises Mixed if it cannot be."""
         kind, where = self.wish.schedule, (self.program, count, number, axes, rounds)
+        if kind == TWO_BW:
+            _check_loss(self.program.captured)
         if kind is None and self.first == ONE_F_ONE_B and self.program.captured.differentiated:
             try:
                 return pipelined(*where, ONE_F_ONE_B)
@@ -144,6 +146,18 @@ class _Choosing:
         search, candidate = self.wish.than
         longer = schedule.slots * schedule.stages / schedule.steps * schedule.ticks / schedule.micro_batches
         return least(search) + repeated(search) * (longer - 1) >= candidate.time
+
+
+def _check_loss(captured: Captured) -> None:
+    """Raises Mixed if a program has no loss and no gradients, which 2BW gives for the batch before."""
+    if not captured.differentiated:
+        raise Mixed("2BW gives gradients, but none are asked for (training=False): use '1f1b' or 'gpipe'")
+    value = captured.graph.outputs[0].tensor
+    if value.shape or not value.floating:
+        raise Mixed(f"2BW gives gradients of the first result, which is no scalar but {value}")
+    numbers = [k for k in captured.differentiated if not captured.graph.inputs[k].tensors[0].floating]
+    if numbers:
+        raise Mixed(f"2BW gives gradients, but {captured.paths[numbers[0]]} is no real number")
 
 
 def best(captured: Captured, machine: Machine, wish: PipelineWish) -> tuple[Found | None, list[str]]:

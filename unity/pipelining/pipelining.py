@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -10,10 +11,11 @@ from typing import Any
 
 from unity.pcg.axis import Axis
 from unity.pcg.capture import Captured
-from unity.pcg.errors import DerivationError, PlanError
+from unity.pcg.errors import DerivationError
 from unity.pcg.graph import PCG
+from unity.pcg.packed import NOTHING, Packing
 from unity.pcg.solve import nested_body
-from unity.pcg.stages import GPIPE, ONE_F_ONE_B, Mixed, Schedule
+from unity.pcg.stages import FOLLOWED, GPIPE, ONE_F_ONE_B, TWO_BW, Mixed, Schedule
 from unity.pipelining.evened import EVENED, evened
 from unity.pipelining.micro import Positioned, Scan, scans, walked
 from unity.pipelining.numbered import NUMBERED, draws, numbered
@@ -22,7 +24,7 @@ from unity.pipelining.splice import within
 from unity.pipelining.staged import with_stages
 from unity.pipelining.tails import Tail, tail_of
 
-SAID = {GPIPE: "GPipe", ONE_F_ONE_B: "1F1B"}
+SAID = {GPIPE: "GPipe", ONE_F_ONE_B: "1F1B", TWO_BW: "2BW"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,31 +132,57 @@ class Walk:
 
 
 @dataclass(frozen=True, eq=False)
-class Pipelining:
+class Pipelining(ABC):
     """A program before and after some of it became a pipeline.
 
-    `rolled`: how many equal layers became a scan first; `scan`: the scan's number then; `along`: the axes of its stages; `rounds`:
-    micro-batches for each stage. `schedule` says which way it goes through them.
+    `along`: the axes of its stages; `rounds`: micro-batches for each stage. `schedule` says which way it goes through them.
     """
 
     before: Captured
     after: Captured
-    rolled: int
-    scan: int
     along: tuple[Axis, ...]
     rounds: int
     schedule: Schedule
     walk: Walk
 
+    @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """What is needed to make it again."""
+
+    @property
+    @abstractmethod
+    def note(self) -> str:
+        """Why it cannot go by 1F1B; nothing if it does, or could, or there is no backward pass."""
+
+    @property
+    def packing(self) -> Packing:
+        """How weights are packed for it."""
+        return NOTHING
+
+    @abstractmethod
+    def again(self) -> Pipelining:
+        """Makes it again, from the program before it."""
+
+    def check(self) -> None:
+        """Makes it again. Raises DerivationError if something else comes out."""
+        if self.again().after.graph.key != self.after.graph.key:
+            raise DerivationError("the pipeline, made again from the program before it, is another")
+
+
+@dataclass(frozen=True, eq=False)
+class Alike(Pipelining):
+    """A pipeline of equal steps. `rolled`: how many equal layers became a scan first; `scan`: the scan's number then."""
+
+    rolled: int
+    scan: int
+
+    def to_json(self) -> dict[str, Any]:
         along = [axis.name for axis in self.along]
         return {"rolled": self.rolled, "scan": self.scan, "along": along, "rounds": self.rounds, "schedule": self.schedule.kind}
 
     @property
     def note(self) -> str:
-        """Why it cannot go by 1F1B; nothing if it does, or could, or there is no backward pass."""
-        if self.schedule.kind == ONE_F_ONE_B or not self.before.differentiated:
+        if self.schedule.kind in FOLLOWED or not self.before.differentiated:
             return ""
         try:
             Program(self.before).source(self.rolled).tail(self.scan)
@@ -162,11 +190,8 @@ class Pipelining:
             return str(reason)
         return ""
 
-    def check(self) -> None:
-        """Makes it again, from the program before it. Raises DerivationError if something else comes out."""
-        again = pipelined(Program(self.before), self.rolled, self.scan, self.along, self.rounds, self.schedule.kind)
-        if again.after.graph.key != self.after.graph.key:
-            raise DerivationError("the pipeline, made again from the program before it, is another")
+    def again(self) -> Pipelining:
+        return pipelined(Program(self.before), self.rolled, self.scan, self.along, self.rounds, self.schedule.kind)
 
     def __str__(self) -> str:
         s, names = self.schedule, " ".join(axis.name for axis in self.along)
@@ -175,7 +200,7 @@ class Pipelining:
         return f"{s.stages} stages of {count} {what} along {names}, {s.micro_batches} micro-batches, {SAID[s.kind]}"
 
 
-def pipelined(program: Program, count: int, number: int, along: Sequence[Axis], rounds: int, kind: str = GPIPE) -> Pipelining:
+def pipelined(program: Program, count: int, number: int, along: Sequence[Axis], rounds: int, kind: str = GPIPE) -> Alike:
     """The program with a pipeline: of so many layers, if not 0; of the scan of this number; by this schedule.
 
     Raises Mixed if the scan's steps, samples or operators do not allow it.
@@ -196,25 +221,12 @@ def pipelined(program: Program, count: int, number: int, along: Sequence[Axis], 
         walk = _walk(*source.numbered(at), along, rounds, kind)
     after = replace(walk.captured, graph=walk.staged(walk.captured.graph))
     schedule = Schedule(stages, stages * rounds, steps, kind)
-    return Pipelining(program.captured, after, count, number, tuple(along), rounds, schedule, walk)
+    return Alike(program.captured, after, tuple(along), rounds, schedule, walk, count, number)
 
 
 def _walk(source: Program, number: int, along: Sequence[Axis], rounds: int, kind: str) -> Walk:
     """The program, one of its scans in micro-batches, and the stages that it shall have."""
     scan = source.scans[0][number]
-    tail = source.tail(number) if kind == ONE_F_ONE_B else None
+    tail = source.tail(number) if kind in FOLLOWED else None
     captured = source.captured.of(walked(source.captured.body, scan, rounds, tail), source.captured.bodies)
-    return Walk(captured, partial(with_stages, scan=scan, along=along, before=source.captured.graph, tail=tail))
-
-
-def from_json(captured: Captured, data: dict[str, Any], axes: Sequence[Axis]) -> Pipelining:
-    """The pipeline of a file, made again. Raises PlanError if the program or the machine does not allow it."""
-    names = list(data["along"])
-    along = [axis for axis in axes if axis.name in names]
-    if len(along) != len(names):
-        raise PlanError(f"a pipeline along {' '.join(names)} is none of a machine with axes {' '.join(a.name for a in axes)}")
-    try:
-        found = (int(data["rolled"]), int(data["scan"]), along, int(data["rounds"]), str(data.get("schedule", GPIPE)))
-        return pipelined(Program(captured), *found)
-    except Mixed as reason:
-        raise PlanError(f"the pipeline along {' '.join(names)} cannot be made: {reason}") from None
+    return Walk(captured, partial(with_stages, scan=scan, along=along, before=source.captured.graph, tail=tail, kind=kind))

@@ -9,22 +9,24 @@ from math import prod
 from unity.pcg.axis import Axis
 from unity.pcg.capture import graph_of
 from unity.pcg.graph import PCG, PIPELINE, TAIL, Node
-from unity.pcg.stages import ONE_F_ONE_B, Schedule, staged
+from unity.pcg.stages import GPIPE, ONE_F_ONE_B, Schedule, staged
 from unity.pipelining.micro import WALK, Scan
 from unity.pipelining.named import named, with_nodes
 from unity.pipelining.splice import within
 from unity.pipelining.tails import Tail
 
 
-def with_stages(graph: PCG, scan: Scan, along: Sequence[Axis], before: PCG, tail: Tail | None = None) -> PCG:
+def with_stages(
+    graph: PCG, scan: Scan, along: Sequence[Axis], before: PCG, tail: Tail | None = None, kind: str = ONE_F_ONE_B
+) -> PCG:
     """The graph, its scan in micro-batches a pipeline with stages along these axes, and what follows in micro-batches its tail;
-    `before`: where it was walked as a whole.
+    `before`: where it was walked as a whole; `kind`: the schedule, where there is a tail.
 
     Raises Mixed if a step, or the tail, cannot be split so.
     """
     here = [node for node in graph.nodes if within(node.scope, WALK)]
     found = next(node for node in here if node.kind == "scan")  # what follows it reads it
-    made = _pipeline(found, scan, along, tail is not None)
+    made = _pipeline(found, scan, along, GPIPE if tail is None else kind)
     for whole in before.nodes:
         if whole.kind == "scan" and whole.source == found.source and made.inside is not None and whole.inside is not None:
             made = replace(made, inside=named(made.inside, whole.inside))
@@ -62,7 +64,7 @@ def _tail(added: Node, pipeline: Node, tail: Tail, scan: Scan) -> Node:
     return replace(walk, kind=TAIL, tensors=added.tensors, inside=inside, attributes=attributes)
 
 
-def _pipeline(walk: Node, scan: Scan, along: Sequence[Axis], followed: bool) -> Node:
+def _pipeline(walk: Node, scan: Scan, along: Sequence[Axis], kind: str) -> Node:
     assert walk.inside is not None
     (loop,) = [n for n in walk.inside.nodes if n.kind == "scan"]
     given = {id(n): (p, v) for p, (n, v) in enumerate(zip(walk.inside.inputs, walk.operands, strict=True))}
@@ -77,12 +79,12 @@ def _pipeline(walk: Node, scan: Scan, along: Sequence[Axis], followed: bool) -> 
     samples = [_sampled(walk, loop, p, scan) for p in order[c - len(read) : c]] + list(scan.samples)
     stages = prod(axis.size for axis in along)
     rounds = int(walk.attributes["length"])
-    schedule = Schedule(stages, rounds * stages, scan.steps)
-    kind = {"schedule": ONE_F_ONE_B} if followed else {}
+    schedule = Schedule(stages, rounds * stages, scan.steps, kind)
+    how = {} if kind == GPIPE else {"schedule": kind}
     attributes = {
         "consts": c - len(read), "read": len(read), "carry": loop.attributes["carry"], "unroll": loop.attributes["unroll"],
         "along": " ".join(axis.name for axis in along), "stages": stages, "micro_batches": schedule.micro_batches,
-        "steps": scan.steps, "length": schedule.runs, "samples": " ".join(map(str, samples)), **kind,
+        "steps": scan.steps, "length": schedule.runs, "samples": " ".join(map(str, samples)), **how,
     }  # fmt: skip
     return replace(walk, kind=PIPELINE, operands=operands, inside=inside, attributes=attributes)
 

@@ -3,10 +3,12 @@
 XLA's CPU backend, as its buffer assignments tell (`benchmarks/memory.py` compares):
 
 - *widened*: products of bfloat16 and float16 are computed in float32, and their operands kept for the backward pass as that.
-- *eager*: it schedules for concurrency. What waits for nothing but arguments is computed at the start, and held until it is used:
-  zeros that scans add gradients to, and the following.
+- *eager*: it schedules for concurrency. What waits for nothing but arguments is computed at the start, and held until it is used
+  (`search.ahead`): weights that are gathered, zeros that gradients are added to, and the following. And a cotangent that a product
+  reads in two orders of dimensions is made in both at once.
 - *turns*: convolutions want channels last. Kernels and images that are arguments are turned, in one way for the forward pass, in
-  another for the backward pass; what comes from other devices is turned when it is there. (Others are turned by what makes them.)
+  another for the backward pass; what comes from other devices is turned when it is there. Others are turned by what makes them, and
+  kept so, beside what was made if something else reads that backward.
 - *indexes*: the gradient of a maximum over windows is expanded to a scatter of indices, an int32 for every dimension: of each
   element of the operand, unless it is padded, from the start; of each of the result, from the forward pass on; and zeros to
   scatter into.
@@ -25,7 +27,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
+from unity.pcg.axis import Axis
 from unity.pcg.graph import LOOPS, PARALLELIZATION, Node, Value
+from unity.pcg.state import local_shape
 from unity.search.machine import Machine
 from unity.search.offers import HEAVY
 
@@ -62,17 +66,37 @@ class Backend:
         """Whether an operator reads a value in float32, though it is narrower."""
         return bool(self.widened) and reader.kind in HEAVY and str(v.tensor.dtype) in self.widened
 
+    def turned(self, reader: Node, v: Value) -> bool:
+        """Whether an operator's gradient reads an operand in another order of dimensions than anything else does."""
+        return self.turns and reader.kind == CONVOLUTION and v in reader.operands
+
+    def relays(self, node: Node, axes: tuple[Axis, ...]) -> bool:
+        """Whether a change of type is a collective along dimensions that do not lie outermost."""
+        v, states = node.operands[0], zip(node.operands[0].type, node.types[0], strict=True)
+        dims = {s.dim for pair in states for s in pair if pair[0] != pair[1] and s.kind == "P"}
+        return self.outermost and any(n > 1 for n in local_shape(v.tensor.shape, v.type, axes)[: max(dims, default=0)])
+
+    def pads(self, node: Node) -> bool:
+        """Whether a change of type has a slice's gradient written into zeros that are there from the start."""
+        types = zip(node.operands[0].type, node.types[0], strict=True)
+        return self.eager and node.kind == "partition" and any(s.kind == "R" and t.kind == "P" for s, t in types)
+
     def knows(self, node: Node) -> bool:
         """Whether the indices that it keeps are all that an operator's derivative needs."""
         return self.indexes and node.kind in POOLS
 
-    def extra(self, node: Node, local: Callable[[Value], float], argument: Callable[[Value], bool]) -> Extra:
-        """What an operator costs that is differentiated. `local`: a value's bytes on one device; `argument`: whether it is one."""
+    def extra(
+        self, node: Node, local: Callable[[Value], float], argument: Callable[[Value], bool], looked_up: float = 0.0
+    ) -> Extra:
+        """What an operator costs that is differentiated. `local`: a value's bytes on one device; `argument`: whether it is one;
+        `looked_up`: bytes of values inside of it that elements are looked up in."""
         if self.knows(node):
             return _indices(node, local)
         if self.eager and node.kind in LOOKUPS:
             zeros = sum(local(v) for v in node.operands if v.tensor.floating and not argument(v))
             return Extra(zeros, -zeros, zeros)
+        if self.eager and looked_up:
+            return Extra(looked_up, start=looked_up)
         wide = sum(local(v) for v in (*node.operands, *node.results) if self.widens(node, v))
         if self.turns and node.kind == CONVOLUTION and prod(node.operands[1].tensor.shape[2:]) > 1:
             turned = sum(local(v) for v in node.operands if argument(v))

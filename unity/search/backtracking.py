@@ -7,6 +7,7 @@ alpha times the cheapest known is dropped; so steps that make things worse befor
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -46,13 +47,17 @@ class Found:
         return () if self.before is None or self.taken is None else (*self.before.path, self.taken)
 
 
-def backtrack(body: Body, patterns: Sequence[Pattern], price: Callable[[Body], float], alpha: float = ALPHA) -> Iterator[Found]:
+Price = Callable[[Body, float], float]
+"""What a program costs; if that is certainly more than the number, it may be infinite."""
+
+
+def backtrack(body: Body, patterns: Sequence[Pattern], price: Price, alpha: float = ALPHA) -> Iterator[Found]:
     """Every program that is reached, as it is reached, the given one first. Ends when none within alpha is left.
 
     The order depends on nothing but the arguments, so a longer search finds what a shorter one did, and more.
     """
     given, name = settled(body)
-    first = Found(given, price(given))
+    first = Found(given, price(given, math.inf))
     seen, known = {name}, {content_key(given)}
     best, count = first.price, 0
     waiting = [(first.price, count, first)]
@@ -65,7 +70,7 @@ def backtrack(body: Body, patterns: Sequence[Pattern], price: Callable[[Body], f
             if name in seen:
                 continue
             seen.add(name)
-            reached = Found(way.after, price(way.after), found, way)
+            reached = Found(way.after, price(way.after, alpha * best), found, way)
             best, count = min(best, reached.price), count + 1
             if reached.price <= alpha * best:
                 heapq.heappush(waiting, (reached.price, count, reached))

@@ -103,6 +103,16 @@ class Elimination:
 
     def _values(self, directions: Array) -> Array | None:
         """The best value of every variable in every direction; nothing if there is none."""
+        tables = self.tables(directions)
+        total = sum(tables[constant.operation] for constant in self.schedule.constants)
+        if not np.isfinite(total).all():
+            return None
+        positions = self._decode(tables, len(directions))
+        columns = [values[positions[:, v]] for v, values in enumerate(self.domains.values)]
+        return np.stack(columns, axis=1) if columns else positions
+
+    def tables(self, directions: Array) -> list[Array]:
+        """The table of every operation in every direction, [directions, *shape]."""
         tables: list[Array] = []
         for number, (operation, shape) in enumerate(zip(self.schedule.operations, self.schedule.shapes, strict=True)):
             if self.solved is None or len(directions) > 1:
@@ -110,12 +120,7 @@ class Elimination:
             else:
                 key = directions.tobytes() + self.keys[number]
                 tables.append(self.solved.of(key, partial(self._table, operation, shape, tables, directions)))
-        total = sum(tables[constant.operation] for constant in self.schedule.constants)
-        if not np.isfinite(total).all():
-            return None
-        positions = self._decode(tables, len(directions))
-        columns = [values[positions[:, v]] for v, values in enumerate(self.domains.values)]
-        return np.stack(columns, axis=1) if columns else positions
+        return tables
 
     @cached_property
     def keys(self) -> list[bytes]:

@@ -7,22 +7,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from unity.search.between import between
 from unity.search.improvement import improved, way
 from unity.search.minimizer import Minimizer
-from unity.search.pareto import TooLarge, pareto
+from unity.search.pareto import TooLarge, Work, pareto
 from unity.search.problem import Point, Problem, nondominated
 
 # Rows that are joined at most to find the whole frontier: some seconds.
 EXACT = 3_000_000
-# The same, where only what fits a limit is wanted: some tenths of a second.
-QUICK = 1_000_000
+# The same, where only what fits a limit is wanted: a tenth of a second. What lies between corners is found in any case.
+QUICK = 200_000
 # Objectives in one round of the search for the hull.
 ROUND = 8
 # Gaps of the hull that are filled, the largest first, and points kept in each.
 GAPS, FILL = 8, 4
 # A gap of the hull that is no more than this part of the whole, in area, is left alone.
 SMALL = 1e-5
-# Points of a hull whose times differ by less, relatively, are not looked between for what fits a limit.
+# Points of a hull whose times differ by less, relatively, are not looked between for others of it.
 CLOSE = 5e-4
 # A new point must be below the line between its neighbours by more than rounding, relatively.
 BELOW = 1e-9
@@ -62,7 +63,7 @@ def frontier(problem: Problem, *, points: int = 24, exact_limit: int = EXACT, mi
     if minimizer.domains.empty:
         return Frontier((), True, minimizer)
     try:
-        return Frontier(pareto(problem, minimizer.domains, minimizer.elimination.schedule, exact_limit), True, minimizer)
+        return Frontier(pareto(problem, minimizer.domains, minimizer.elimination.schedule, Work(exact_limit)), True, minimizer)
     except TooLarge:
         hull = corners(minimizer, points)
         return Frontier(nondominated([*hull, *_filled(problem, hull)]), not hull, minimizer)
@@ -85,7 +86,7 @@ def fastest_fitting(
     if not fastest or fastest[0].time >= below:
         return None
     try:
-        every = pareto(minimizer.problem, minimizer.domains, minimizer.elimination.schedule, QUICK)
+        every = pareto(minimizer.problem, minimizer.domains, minimizer.elimination.schedule, Work(QUICK))
     except TooLarge:
         return _first(minimizer, nondominated(minimizer.at(weights)), fits, below)
     return _last([lambda point=point: point for point in reversed(every) if point.time < below], fits)
@@ -113,7 +114,7 @@ def corners(minimizer: Minimizer, most: int) -> tuple[Point, ...]:
 
 
 def _first(minimizer: Minimizer, known: Sequence[Point], fits: Callable[[Point], bool], below: float = math.inf) -> Point | None:
-    """The fastest that fits, from the points of a hull: a narrower and narrower gap of it, then single changes from both ends.
+    """The fastest that fits, from the points of a hull: a narrower and narrower gap of it, then what lies in that.
 
     What is not below is as if it fitted, and is not asked about: only what is faster is wanted.
     """
@@ -126,22 +127,33 @@ def _first(minimizer: Minimizer, known: Sequence[Point], fits: Callable[[Point],
         return None
     lean = known[place]
     if place:
-        fast = known[place - 1]
-        while lean.time - fast.time > CLOSE * lean.time:
+        fast, closed = known[place - 1], False
+        while not closed and lean.time - fast.time > CLOSE * lean.time:
             (point,) = minimizer.at([_slope(fast, lean)])
-            if not _is_below(point, fast, lean):
-                lean = _within(minimizer.problem, fast, lean, enough)
-                break
-            fast, lean = (fast, point) if enough(point) else (point, lean)
+            closed = not _is_below(point, fast, lean)
+            if not closed:
+                fast, lean = (fast, point) if enough(point) else (point, lean)
+        lean = _within(minimizer, fast, lean, enough, closed)
     return lean if lean.time < below else None
 
 
-def _within(problem: Problem, fast: Point, lean: Point, fits: Callable[[Point], bool]) -> Point:
-    """The fastest that fits in a gap of the hull, of those that single changes from its ends lead to."""
-    up = [step.point for step in way(problem, lean, fast.memory) if fast.time < step.time]
-    down = [step.point for step in way(problem, fast, lean.memory) if step.time < lean.time and step.memory > lean.memory]
-    found = [_last(up, fits), _last(down[::-1], fits)]
-    return min((lean, *(point for point in found if point)), key=lambda point: point.time)
+def _within(minimizer: Minimizer, fast: Point, lean: Point, fits: Callable[[Point], bool], wide: bool) -> Point:
+    """The fastest that fits in a gap of the hull: of what no other beats, and in a wide one of what single changes lead to.
+
+    These are beaten by others, but may need less at once.
+    """
+    near, _ = between(minimizer, fast, lean)
+    ways: list[Sequence[Callable[[], Point]]] = [[lambda point=point: point for point in reversed(near)]]
+    if wide:
+        problem = minimizer.problem
+        ways.append([step.point for step in way(problem, lean, fast.memory) if fast.time < step.time])
+        down = [step.point for step in way(problem, fast, lean.memory) if step.time < lean.time and step.memory > lean.memory]
+        ways.append(down[::-1])
+    best = lean
+    for steps in ways:
+        point = _last(steps, lambda point, best=best: point.time >= best.time or fits(point))
+        best = best if point is None or point.time >= best.time else point
+    return best
 
 
 def _last(steps: Sequence[Callable[[], Point]], fits: Callable[[Point], bool]) -> Point | None:

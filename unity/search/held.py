@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unity.pcg.graph import CONSTRAIN, PARALLELIZATION, PCG, UNCHANGED, Node, Value
+from unity.pcg.slots import is_part
 from unity.pcg.state import Type, copies
 
 ARGUMENTS, GRADIENTS, SLOTS, RESULTS = "arguments", "gradients", "optimizer slots", "results"
 NOTHING_MOVES = ("replicate", "view", CONSTRAIN)
 KEPT, CHANGED, AGAIN, WORKING = "kept for the backward pass", "changed copies", "computed again", "working set"
 COTANGENTS = "cotangents"
+FLIGHT = "on its way between steps"
 REUSED, BACKEND = "in the place of later gradients", "the backend's own"
 
 
@@ -56,7 +58,7 @@ class Lying:
         parts: dict[Type, int] = {}
         for node in graph.nodes:
             stays = node.kind in NOTHING_MOVES
-            again = stays or (node.kind in PARALLELIZATION and bool(node.attributes.get("again")))
+            again = stays or is_part(node) or (node.kind in PARALLELIZATION and bool(node.attributes.get("again")))
             for v, tensor, type_ in zip(node.results, node.tensors, node.types, strict=True):
                 if type_ not in parts:
                     parts[type_] = copies(type_, graph.axes)

@@ -39,6 +39,12 @@ class Inner:
         made = (v for e in self.body.equations[:-1] for v in e.results)
         return max((self.local(v, self.body.tensors[v].nbytes) for v in made), default=0.0)
 
+    @cached_property
+    def looked_up(self) -> float:
+        """Bytes on one device of the inner values that elements are looked up in."""
+        made = (e.operands[0] for e in self.body.equations if e.name == "gather")
+        return sum(self.local(v, self.body.tensors[v].nbytes) for v in made if isinstance(v, int) and self.body.tensors[v].floating)
+
     def kept(self, differentiated: tuple[bool, ...], stacked: bool) -> tuple[Residuals, tuple[float, ...]]:
         """What the backward pass needs, as `pcg.residuals` has it, and the bytes on one device of each inner value among it."""
         key = differentiated, stacked

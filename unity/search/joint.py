@@ -81,7 +81,7 @@ def improvements(
     def tried(better: Mapping[str, Found]) -> Improvement:
         chosen = {**best.chosen, **better}
         other = whole.with_segments({key: found.body for key, found in chosen.items()})
-        return Improvement(other, prices.whole(other, differentiated), chosen)
+        return Improvement(other, prices.whole(other, differentiated, (1 - GAIN) * best.price), chosen)
 
     plain = tried({})
     if plain.price < (1 - GAIN) * best.price:  # transposes and reshapes alone
@@ -142,7 +142,7 @@ class _Turn:
         self, part: Segment, often: int, prices: Prices, patterns: Sequence[Pattern], alpha: float, own: Collection[int]
     ) -> None:
         self.part, self.often = part, often
-        self.reached = backtrack(part.body, patterns, lambda b: prices.of(closed(b), part.differentiated, own), alpha)
+        self.reached = backtrack(part.body, patterns, lambda b, above: prices.of(closed(b), part.differentiated, own, above), alpha)
         self.least = next(self.reached).price
 
     def promises(self, found: Found, enough: float) -> bool:

@@ -24,9 +24,14 @@ ROUNDING = 1e-12
 LARGE, PER_ENTRY = 500_000_000, 40
 # Passes over the graph between two guesses, guesses at most, and values of each variable that a guess looks at.
 PASSES, GUESSES, VALUES = 3, 16, 6
+# The share of the gap between bound and guess that is left where further passes are hardly worth their time.
+SLOW = 0.98
 # Entries of a table in a guess. More hardly ever make a better one, and further passes do: where forty steps of an unrolled network
 # read the same weights, a guess with the whole budget took ten times as long as everything else, and was worse than the third pass.
 GUESSED = 200_000
+# The same of the last elimination, if it is not exact with all of the budget, either: it hardly ever finds more than the guesses,
+# and took nine tenths of the search for an unrolled network.
+INEXACT = 2_000_000
 # The share of all entries that bounds should leave.
 ENOUGH = 0.05
 
@@ -69,9 +74,9 @@ class Minimizer:
             if tied:
                 break
 
-    def least(self, weight: float) -> float:
-        """The least time + weight * memory alone: infinite if there is no solution."""
-        found = [] if self.domains.empty else self._solve([direction(weight)])
+    def least(self, weight: float, above: float = math.inf) -> float:
+        """The least time + weight * memory alone: infinite if there is no solution, or if bounds tell that it is above so much."""
+        found = [] if self.domains.empty else self._solve([direction(weight)], above)
         return _objective(found[0], np.array(direction(weight))) if found else math.inf
 
     def _learn(self, weights: list[float]) -> bool:
@@ -87,36 +92,50 @@ class Minimizer:
         entries = sum(math.prod(schedule.shapes[leaf.operation]) for leaf in schedule.leaves)
         return not schedule.exact or schedule.work > max(LARGE, PER_ENTRY * entries)
 
-    def _solve(self, directions: list[tuple[float, float]]) -> list[Point]:
+    def _solve(self, directions: list[tuple[float, float]], above: float = math.inf) -> list[Point]:
         if not self.large:
             return self.elimination.solve(np.array(directions).reshape(-1, 2))
-        return [point for some in directions for point in self._bounded(np.array(some))]
+        return [point for some in directions for point in self._bounded(np.array(some), above)]
 
-    def _bounded(self, some: Array) -> list[Point]:
-        """The best point in one direction, if there is one: bounds leave few values, elimination decides on them.
+    def _bounded(self, some: Array, above: float) -> list[Point]:
+        """The best point in one direction, if there is one that may not be `above`: bounds leave few values, elimination decides on
+        them.
 
         The best strategy with the most promising values of each variable serves as the upper bound: it is hardly ever
         improved on.
         """
         energy = self.elimination.energy(some)
-        best = min((_objective(point, some) for point in self.known.values()), default=math.inf)
-        bounds = Bounds(energy, self._start(some))
+        points = [*self.known.values()]
+        best = min((_objective(point, some) for point in points), default=math.inf)
+        bounds, gap, kept = Bounds(energy, self._start(some)), math.inf, b""
         for _ in range(GUESSES):
             best = min(best, bounds.improve(PASSES))
-            if not math.isfinite(bounds.least):
+            if not math.isfinite(bounds.least) or bounds.least > above + ABOVE * abs(above):
                 return []
             if bounds.enough(best, ENOUGH):  # as it is where something like this was found before
                 break
-            guess = self._on(bounds.first(VALUES), some, GUESSED)
-            best = min([best, *(_objective(point, some) for point in guess)])
-            if bounds.enough(best, ENOUGH):
+            promising = bounds.first(VALUES)
+            if kept != (kept := b" ".join(values.tobytes() for values in promising)):
+                points += self._on(promising, some, GUESSED)
+            best = min([best, *(_objective(point, some) for point in points)])
+            if bounds.enough(best, ENOUGH) or best - bounds.least > SLOW * gap:
                 break
-        found = self._on(bounds.left(best), some, self.elimination.budget)
+            gap = best - bounds.least
+        found = self._last(bounds, best, points, some)
         self.messages += [(some, point, bounds.messages) for point in found]
-        return [
-            replace(point, exact=point.exact or _objective(point, some) <= bounds.least + ABOVE * abs(bounds.least))
-            for point in found
-        ]
+        return found
+
+    def _last(self, bounds: Bounds, best: float, points: Sequence[Point], some: Array) -> list[Point]:
+        """The best point with the values that bounds leave, exactly if that can be done; else the best of those that are known and
+        of what some of the budget finds."""
+        left, most = narrowed(self.domains, bounds.left(best)), bounds.least + ABOVE * abs(bounds.least)
+        whole = Elimination(self.problem, left, self.elimination.budget)
+        if whole.schedule.exact:
+            return whole.solve(some[None])
+        if not any(_objective(point, some) <= most for point in points):
+            points = [*Elimination(self.problem, left, min(INEXACT, self.elimination.budget)).solve(some[None]), *points]
+        found = min(points, key=lambda point: _objective(point, some), default=None)
+        return [] if found is None else [replace(found, exact=_objective(found, some) <= most)]
 
     def _start(self, some: Array) -> Messages | None:
         """The messages of the nearest direction, scaled: bytes and seconds are of other magnitudes, and so are rounding errors."""

@@ -10,9 +10,9 @@ from unity.pcg import branches
 from unity.pcg.body import Tensor
 from unity.pcg.choices import Choice
 from unity.pcg.gradients import Gradients, gradients
-from unity.pcg.graph import BRANCHES, CONSTRAIN, PCG, PIPELINE, TAIL, Node, Value
+from unity.pcg.graph import BRANCHES, CONSTRAIN, PCG, PIPELINE, STAGES, TAIL, Node, Value
 from unity.pcg.residuals import recomputable, residuals
-from unity.pcg.stages import ends_of, inside_state, names_of, outside_state, runs_of, schedule_of, sends, staged
+from unity.pcg.stages import ends_of, in_flight, inside_state, names_of, outside_state, runs_of, schedule_of, sends, staged
 from unity.pcg.state import PARTIAL, REPLICATED
 from unity.search.sites import Around, Port, Site, Sites, Where, copies, small
 
@@ -40,6 +40,7 @@ class _Builder:
         self.outputs: dict[tuple[int, int], tuple[int, ...]] = {}
         self.results: dict[int, tuple[Where, ...]] = {}
         self.groups: dict[int, int] = {}  # of branches: the group that each of their operators is in
+        self.flying: dict[int, int] = {}  # of what pipelines find: how many of it are held for the batch before
         self.needed: dict[Where, set[float]] = {}  # kept as they are, whoever else reads them; and how often that one runs
 
     def add(self, site: Site) -> int:
@@ -102,10 +103,12 @@ class _Builder:
                     site.stored[k] = site.around.alive * (stack + last * after)
                 else:
                     site.stored[k] = site.around.alive
+        for s, count in self.flying.items():
+            self.sites[s].stored[0] += count
 
     def pair(self) -> None:
-        """Finds the operators outside of loops and remats that may run again with their reader in the backward pass, from operands
-        that are kept anyway, are small arguments, or are kept instead and are less than what need not be kept then.
+        """Finds the operators outside of remats that may run again with their reader in the backward pass, from operands that are
+        kept anyway, are small arguments, or are kept instead and are less than what need not be kept then.
 
         There is one reader, as each would run it again; and that is a product, which needs its operands and no more.
         """
@@ -114,8 +117,7 @@ class _Builder:
             for p, port in enumerate(site.ports):
                 readers.setdefault(port.source, []).append((s, p))
         for s, site in enumerate(self.sites):
-            looped = site.again or site.around.stacked
-            if site.kind != "operator" or looped or len(site.results) != 1 or len(readers.get(s, ())) != 1:
+            if site.kind != "operator" or site.again or len(site.results) != 1 or len(readers.get(s, ())) != 1:
                 continue
             ((u, p),) = readers[s]
             reader = self.sites[u]
@@ -151,6 +153,8 @@ class _Builder:
                 found = self.tail(node, operands, around)
             elif node.kind == BRANCHES:
                 found = self.branches(node, operands, around)
+            elif node.kind == STAGES:
+                found = self.stages(node, operands, around)
             elif node.kind == "remat":
                 assert node.inside is not None
                 for where in operands:  # what a remat starts from is kept
@@ -186,7 +190,7 @@ class _Builder:
         assert node.body is not None
         kept = residuals(node.body, flags, around.stacked)
         ports = [self.port(w, around, k) for w, k in zip(operands, kept.operands, strict=True)]
-        again = not (around.again or around.stacked) and recomputable(node.body, kept)
+        again = not around.again and recomputable(node.body, kept)
         site = self.add(Site("operator", node, ports, node.tensors, around, flows, inner=kept.inner, recomputable=again))
         self.of_node[id(node)] = site
         self.needed.update(((site, k), {around.times}) for k, flag in enumerate(kept.results) if flag)
@@ -266,6 +270,9 @@ class _Builder:
         site.flows = (self.flow(Value(n)),)
         site.staged = Choice("staged", (outside_state(node, p),), (inside_state(node, p),), 0, 0.0)
         site.sends, site.returns = (around.times * times for times in sends(node, p, self.flow))
+        schedule, ends = schedule_of(node), ends_of(node)
+        pieces = 1 if p in ends.constants else schedule.rounds if p in ends.sampled else schedule.slots
+        self.flying[free] = pieces * in_flight(node, p, self.flow)
         self.operands[id(node), p] = (*self.operands.get((id(node), p), ()), free)
         return free
 
@@ -284,8 +291,7 @@ class _Builder:
         assert node.inside is not None
         first, inner = len(self.sites), around.beside(branches.weight_of(node))
         given, found = list[Where](), list[Where]()
-        for k, group in enumerate(branches.groups_of(node)):
-            self.groups.update((id(n), k) for n in group.graph.nodes)
+        self.grouped(node)
         for p, (where, n) in enumerate(zip(operands, node.inside.inputs, strict=True)):
             free = self.free(where, around, step="in" if p in branches.packed_of(node) else "", tensor=n.tensors[0])
             self.sites[free].flows = (self.flow(Value(n)),)
@@ -303,6 +309,19 @@ class _Builder:
             site.staged = site.staged or branches.everywhere(site.node, len(site.ports), len(site.results))
         self.results[id(node)] = tuple(found)
         return found
+
+    def stages(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
+        """All stages side by side, of what a step finds. What stands for all their results makes these of one type."""
+        assert node.inside is not None
+        self.grouped(node)
+        found = self.graph(node.inside, operands, around.beside(branches.weight_of(node)))
+        self.results[id(node)] = tuple(found)
+        return found
+
+    def grouped(self, node: Node) -> None:
+        """Notes the group of every operator of branches, or stages."""
+        for k, group in enumerate(branches.groups_of(node)):
+            self.groups.update((id(n), k) for n in group.graph.nodes)
 
     def through(self, carry: int, end: Port, stack: Tensor) -> None:
         """Ends a pipeline's carry. Its operands: what comes in, stacked, and a step's end. Its results: a step's start, and what

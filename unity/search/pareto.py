@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from unity.search.domains import Domains
+from unity.search.nearby import Near
 from unity.search.problem import Array, Point, Problem, nondominated, points
-from unity.search.schedule import Eliminate, Factor, Leaf, Schedule
+from unity.search.schedule import Choose, Eliminate, Factor, Leaf, Schedule, Slice
 
 # Where the entries alone are so many times the limit, forbidden ones will not make the difference.
 HOPELESS = 4
@@ -49,8 +50,8 @@ class Relation:
         )
 
 
-class _Work:
-    """Counts rows that are joined."""
+class Work:
+    """Counts rows that are joined, down from a limit."""
 
     def __init__(self, limit: int) -> None:
         self.left = limit
@@ -61,30 +62,36 @@ class _Work:
             raise TooLarge
 
 
-def pareto(problem: Problem, domains: Domains, schedule: Schedule, limit: int) -> tuple[Point, ...]:
-    """All points of the frontier, by ascending time.
+def pareto(
+    problem: Problem, domains: Domains, schedule: Schedule, work: Work, near: Near | None = None
+) -> tuple[Point, ...]:
+    """All points of the frontier, by ascending time; or all of it that is `near`, and others.
 
     Raises:
-        TooLarge: more than `limit` rows would be joined, or the schedule is not exact.
+        TooLarge: more rows would be joined than `work` has left, or the schedule is not exact.
     """
-    fixed = any(step.chosen is not None for step in schedule.steps)  # with one value each, but rows are not cut here
-    if fixed or schedule.work > HOPELESS * limit:
+    if not schedule.exact or (near is None and schedule.work > HOPELESS * work.left):
         raise TooLarge
-    work = _Work(limit)
     relations: list[Relation] = []
-    for operation in schedule.operations:
-        if isinstance(operation, Leaf):
-            relations.append(_leaf(problem, domains, operation, work))
-        else:
-            assert isinstance(operation, Eliminate)
-            inputs = [_labelled(relations[number], labels) for number, labels in operation.inputs]
-            relations.append(_eliminate(_sum(inputs, work)))
-    total = _sum([_labelled(relations[constant.operation], ()) for constant in schedule.constants], work)
+    for number, operation in enumerate(schedule.operations):
+        match operation:
+            case Leaf():
+                made = _leaf(problem, domains, operation, work)
+            case Eliminate(inputs):
+                parts = [_labelled(relations[k], labels) for k, labels in inputs]
+                made = _eliminate(_sum(parts, work, _Kept(near, number, inputs)))
+            case Slice(table, axis):
+                made = _sliced(relations[table], axis)
+            case Choose():  # of one value
+                made = Relation({}, np.zeros(0), np.zeros(0))
+        relations.append(made if near is None or isinstance(operation, Slice | Choose) else _near(made, number, near))
+    inputs = tuple((constant.operation, ()) for constant in schedule.constants)
+    total = _sum([_labelled(relations[k], ()) for k, _ in inputs], work, _Kept(near, -1, inputs))
     values, alternatives = _decode(schedule, domains, relations, total)
     return nondominated(points(problem, values, alternatives, True))
 
 
-def _leaf(problem: Problem, domains: Domains, leaf: Leaf, work: _Work) -> Relation:
+def _leaf(problem: Problem, domains: Domains, leaf: Leaf, work: Work) -> Relation:
     scope, cost = problem.tables[leaf.table]
     kept = np.ix_(np.arange(len(cost.time)), *(domains.values[v] for v in scope))
     time, memory = cost.time[kept], cost.memory[kept]
@@ -95,31 +102,57 @@ def _leaf(problem: Problem, domains: Domains, leaf: Leaf, work: _Work) -> Relati
     return _undominated(Relation(axes, time[rows], memory[rows], alternative=alternative))
 
 
+def _sliced(relation: Relation, axis: int) -> Relation:
+    """The same rows without an axis, on which all have one position, as the one source of themselves."""
+    axes = {label - (label > axis): positions for label, positions in relation.axes.items() if label != axis}
+    return Relation(axes, relation.time, relation.memory, (np.arange(len(relation)),))
+
+
+def _near(relation: Relation, number: int, near: Near) -> Relation:
+    """The rows of an operation's table that some strategy near enough may have."""
+    positions = [relation.axes[label] for label in range(len(relation.axes))]
+    return relation.take(np.flatnonzero(near.has(number, positions, relation.time, relation.memory)))
+
+
 def _labelled(relation: Relation, labels: Sequence[int]) -> Relation:
     """The same rows with other names for the axes, as the one source of themselves."""
     axes = {label: relation.axes[axis] for axis, label in enumerate(labels)}
     return Relation(axes, relation.time, relation.memory, (np.arange(len(relation)),))
 
 
-def _sum(inputs: Sequence[Relation], work: _Work) -> Relation:
+@dataclass(frozen=True)
+class _Kept:
+    """Which rows of a sum of tables are kept: those that are `near`, if that is asked for."""
+
+    near: Near | None
+    number: int  # of the operation that the sum is for
+    inputs: tuple[tuple[int, tuple[int, ...]], ...]
+
+    def __call__(self, count: int, axes: dict[int, Array], time: Array, memory: Array) -> Array | None:
+        """Of the first so many tables; nothing if all are."""
+        if self.near is None:
+            return None
+        return np.flatnonzero(self.near.has_some(self.number, self.inputs[:count], axes, time, memory))
+
+
+def _sum(inputs: Sequence[Relation], work: Work, kept: _Kept) -> Relation:
     """The points of the sum of tables (TensorOpt's product of frontiers), with their rows in every table."""
     total = Relation({}, np.zeros(1), np.zeros(1))
-    for table in inputs:
+    for count, table in enumerate(inputs, 1):
         left, right = _matching(total, table, work)
         axes = {label: axis[left] for label, axis in total.axes.items()}
         axes |= {label: axis[right] for label, axis in table.axes.items()}
-        total = _undominated(
-            Relation(
-                axes,
-                total.time[left] + table.time[right],
-                total.memory[left] + table.memory[right],
-                (*(source[left] for source in total.sources), *(source[right] for source in table.sources)),
-            )
-        )
+        time, memory = total.time[left] + table.time[right], total.memory[left] + table.memory[right]
+        rows = kept(count, axes, time, memory)
+        if rows is not None:
+            left, right, time, memory = left[rows], right[rows], time[rows], memory[rows]
+            axes = {label: axis[rows] for label, axis in axes.items()}
+        sources = (*(source[left] for source in total.sources), *(source[right] for source in table.sources))
+        total = _undominated(Relation(axes, time, memory, sources))
     return total
 
 
-def _matching(a: Relation, b: Relation, work: _Work) -> tuple[Array, Array]:
+def _matching(a: Relation, b: Relation, work: Work) -> tuple[Array, Array]:
     """All pairs of rows that agree on the axes that both have."""
     shared = sorted(a.axes.keys() & b.axes.keys())
     key_a, key_b = (np.zeros(len(r), np.int64) for r in (a, b))
@@ -163,6 +196,10 @@ def _decode(
     rows: dict[Factor, Array] = dict(zip(schedule.constants, total.sources, strict=True))
     values = np.zeros((len(total), len(domains.values)), np.int64)
     for step in reversed(schedule.steps):
+        if step.chosen is not None:  # of one value
+            values[:, step.variable] = domains.values[step.variable][0]
+            rows.update((factor, rows[result]) for factor, result in zip(step.factors, step.results, strict=True))
+            continue
         (result,) = step.results
         relation, own = relations[result.operation], rows[result]
         assert relation.eliminated is not None

@@ -15,7 +15,7 @@ from unity.pcg.body import Body
 from unity.pcg.branches import weight_of
 from unity.pcg.choices import choice_of, part_of_work
 from unity.pcg.gradients import Gradients, gradients
-from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, Node, Value
+from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, STAGES, Node, Value
 from unity.pcg.placing import placing
 from unity.pcg.stages import runs_of
 from unity.pcg.state import copies, local_shape
@@ -79,7 +79,7 @@ def _operators(graph: PCG, flow: Gradients, machine: Machine, times: int, again:
     for node in graph.nodes:
         if node.inside is not None:
             inner = times * (runs_of(node, flow) if node.kind in LOOPS else 1)
-            part = weight_of(node) if node.kind == BRANCHES else 1.0
+            part = weight_of(node) if node.kind in (BRANCHES, STAGES) else 1.0
             for term in _operators(node.inside, flow, machine, inner, again or node.kind == "remat", training):
                 yield replace(term, forward=part * term.forward, backward=part * term.backward)
         elif node.body is not None and node.kind not in PARALLELIZATION:

@@ -40,24 +40,24 @@ class Prices:
         """The program as a graph of operators; its inputs are not named."""
         return graph_of(body, [f"input {k}" for k in range(len(body.inputs))], self.bodies)
 
-    def of(self, body: Body, differentiated: Collection[int], own: Collection[int] = ()) -> float:
+    def of(self, body: Body, differentiated: Collection[int], own: Collection[int] = (), above: float = math.inf) -> float:
         """Seconds of the best strategy, infinite if there is none. `differentiated`: inputs, by number, with wanted gradients.
 
-        `own`: those of them that are weights which nothing but this program reads.
+        `own`: those of them that are weights which nothing but this program reads. `above`: what is certainly more may be infinite.
         """
-        return self._least(self.stored(body, own), differentiated, marked)
+        return self._least(self.stored(body, own), differentiated, marked, above)
 
     def stored(self, body: Body, own: Collection[int]) -> Body:
         """The program as its weights are stored."""
         return with_joined(body, own, self.machine.devices)[0] if self.pack else body
 
-    def whole(self, body: Body, differentiated: Collection[int]) -> float:
+    def whole(self, body: Body, differentiated: Collection[int], above: float = math.inf) -> float:
         """The same of a whole program, whose inputs are what users constrain. Infinite, too, where they leave nothing of it."""
         try:
-            return self._least(self.stored(body, differentiated), differentiated, self.restrict)
+            return self._least(self.stored(body, differentiated), differentiated, self.restrict, above)
         except (ConstraintError, InfeasibleError):
             return math.inf
 
-    def _least(self, body: Body, differentiated: Collection[int], restrict: Restrict) -> float:
+    def _least(self, body: Body, differentiated: Collection[int], restrict: Restrict, above: float) -> float:
         assembled = assemble(self.graph(body), differentiated, self.machine, self.training, None, self.listed, restrict)
-        return Minimizer(assembled.problem, solved=self.solved).least(self.weight)
+        return Minimizer(assembled.problem, solved=self.solved).least(self.weight, above)

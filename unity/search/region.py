@@ -9,27 +9,18 @@ from itertools import islice
 from unity.pcg.again import runs_again
 from unity.pcg.branches import groups_of
 from unity.pcg.gradients import Gradients
-from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, TAIL, UNCHANGED, Node, Value, carried_by
+from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, UNCHANGED, Node, Value, carried_by
 from unity.pcg.residuals import Residuals
-from unity.pcg.stages import ends_of, schedule_of
+from unity.pcg.stages import TWO_BW, ends_of, schedule_of
+from unity.search.ahead import Ahead, Forward, moved
 from unity.search.backend import ACCUMULATING, Backend
-from unity.search.held import (
-    AGAIN,
-    BACKEND,
-    CHANGED,
-    GRADIENTS,
-    KEPT,
-    NOTHING_MOVES,
-    REUSED,
-    WORKING,
-    Held,
-    Lying,
-    whole,
-)
+from unity.search.held import AGAIN, BACKEND, CHANGED, GRADIENTS, KEPT, NOTHING_MOVES, REUSED, WORKING, Held, Lying, whole
 from unity.search.inner import Inner, inner_of
 from unity.search.offers import HEAVY
-from unity.search.peak import Later, Turns, places
+from unity.search.peak import Later, Turns
 
+PRODUCT = "dot_general"
+AS_MADE, TURNED = "as made", "turned"
 NOTICED = 1e-3  # of all gradients: smaller ones are not looked at for what might lie in their place
 
 
@@ -61,16 +52,20 @@ class Region:
     ) -> None:
         """`around`: the kind of node that the graph is inside of. `always`: what is held whatever the operators do."""
         self.graph, self.flow, self.training, self.backend = graph, flow, training, backend
-        self.top, self.stacked = not around, around in LOOPS
+        self.top, self.stacked = not around, around in LOOPS or around == STAGES
         self.nodes = [node for node in graph.nodes if node.kind != "input"]
         self.lying = Lying(graph)
         self.nbytes = self.lying.nbytes
         self.number = {id(node): i for i, node in enumerate(self.nodes)}
         self.inputs = {id(node): k for k, node in enumerate(graph.inputs)}
+        products = [node for node in self.nodes if node.kind in HEAVY]
+        self.products = {self.lying.unmoved[v] for node in products for v in (*node.operands, *node.results)}
         self.own_bytes = {v: n if self.counts(v) else 0.0 for v, n in self.nbytes.items()}
-        self.early: list[tuple[Held, int]] = []  # what the backend makes at the start, and for which operator's backward pass
+        self.early: list[Ahead] = []  # what the backend makes at the start
+        self.forward: dict[int, float] = {}  # what an operator works on while it runs forward, by its number
         self.chosen: dict[Value, None] = {}  # what is kept, in the order in which that is found
         self.wide: set[Value] = set()  # those that are kept wider
+        self.forms: dict[Value, set[str]] = {}  # in which orders of dimensions they are kept
         self.needs: set[int] = set()  # inputs that the backward pass needs
         self.weights, self.later = self.later_gradients(always)
         self.steps = 0.0  # bytes that are kept, added up
@@ -81,10 +76,10 @@ class Region:
         kept, moments = [], []
         for node in self.nodes:
             before = len(self.chosen)
-            k, m = ([], self.change(node)) if node.kind in UNCHANGED else self.operator(node)
+            k, m = self.change(node) if node.kind in UNCHANGED else self.operator(node)
             kept.append(k)
             moments.append(m)
-            own = sum(h.nbytes for h in m) if node.kind in (TAIL, BRANCHES) else self.own.get(id(node), 0.0)
+            own = sum(h.nbytes for h in m) if node.kind in (TAIL, BRANCHES, STAGES) else self.own.get(id(node), 0.0)
             self.keeping.append(Keeping(node, tuple(k), frozenset(islice(self.chosen, before, None)), own))
         self.kept = [h for k in kept for h in k]
         self.peak = self.highest(kept, moments)
@@ -92,27 +87,30 @@ class Region:
     def highest(self, kept: list[list[Held]], moments: list[list[Held]]) -> list[Held]:
         """When most is held: what is kept then, and the working set of the operator whose turn it is.
 
-        That is what operators before it keep, as those after it are done; but a scan's stacks are there from the start. At the top,
-        it may also be before any operator, where the backend makes things early.
+        That is what operators before it keep, as those after it are done; but a scan's stacks are there from the start. Where the
+        backend makes things ahead, it may also be in the forward pass.
         """
         early, passing = [node.kind in LOOPS for node in self.nodes], self.passing()
         own = [[*(h.nbytes for h in m), n] for m, n in zip(moments, passing, strict=True)]
         turns = Turns([[h.nbytes for h in k] for k in kept], early, own, self.later)
-        start = [*(h for h, _ in self.early), *self.placed(self.at_start())] if self.top else []
         found = turns.highest()
-        if found is None or found[1] <= sum(h.nbytes for h in start):
-            return start
-        at, _ = found
-        then = [h for i, k in enumerate(kept) for h in k if i <= at or early[i]]
-        then += [*moments[at], Held(WORKING, self.nodes[at], passing[at])]
-        return [*then, *self.placed(turns.placed(at, own[at]))]
+        then: list[Held] = []
+        if found is not None:
+            at, _ = found
+            then = [h for i, k in enumerate(kept) for h in k if i <= at or early[i]]
+            then += [*moments[at], Held(WORKING, self.nodes[at], passing[at])]
+            then += self.placed(turns.placed(at, own[at]))
+        if not (self.top and self.backend.eager):
+            return then
+        return max(then, self.before(kept, early), key=lambda held: sum(h.nbytes for h in held))
 
-    def at_start(self) -> list[tuple[int, float]]:
-        """What lies in the place of gradients before any operator runs."""
-        held: dict[float, list[int]] = {}
-        for h, at in sorted(self.early, key=lambda e: e[1]):
-            held.setdefault(h.nbytes, []).append(at)
-        return places(held, self.later, len(self.nodes))
+    def before(self, kept: list[list[Held]], early: list[bool]) -> list[Held]:
+        """When most is held in the forward pass: what is kept by then, what is made ahead, and what the operator works on."""
+        ahead = [*self.early, *moved(self.nodes, self.lying, self.chosen)]
+        forward = Forward(kept, early, ahead, self.forward, self.later)
+        at, lying = forward.highest()
+        working = [Held(WORKING, self.nodes[at], self.forward[at])] if at in self.forward else []
+        return [*forward.held(at), *working, *self.placed(lying)]
 
     def placed(self, found: list[tuple[int, float]]) -> list[Held]:
         """What takes no memory of its own, as it lies where a gradient will be that is not yet computed, counted negatively."""
@@ -156,21 +154,25 @@ class Region:
         return not (self.top and id(v.node) in self.inputs) and (self.flow(v) or not self.training)
 
     def need(self, v: Value, reader: Node | None = None) -> list[Held]:
-        """Keeps a value as it is where it was last moved, if it is not kept yet; for some readers, wider."""
+        """Keeps a value as it is where it was last moved, if it is not kept yet; for some readers, wider, or turned."""
         wide = reader is not None and self.backend.widens(reader, v)
+        turned = reader is not None and self.backend.turned(reader, v) and not self.argument(v) and not self.waits(reader)
         v = self.lying.kept[v]
         if runs_again(v.node):
             return [h for w in v.node.operands for h in self.need(w)]
-        widened = [Held(BACKEND, v.node, self.local(v))] if wide and v not in self.wide else []
+        form = TURNED if turned else AS_MADE
+        more = [Held(BACKEND, v.node, self.local(v))] if wide and v not in self.wide else []
         self.wide |= {v} if wide else set()
         if v in self.chosen:
-            return widened
-        self.chosen[v] = None
+            more += [Held(BACKEND, v.node, self.local(v))] if form not in self.forms[v] else []
+            self.forms[v] |= {form}
+            return more
+        self.chosen[v], self.forms[v] = None, {form}
         if id(v.node) in self.inputs:
             self.needs.add(self.inputs[id(v.node)])
-            return widened
+            return more
         why = CHANGED if v.node.kind in PARALLELIZATION else KEPT
-        return [self.count(Held(why, v.node, self.local(v))), *widened]
+        return [self.count(Held(why, v.node, self.local(v))), *more]
 
     def local(self, v: Value) -> float:
         """Bytes of one of the graph's values on one device."""
@@ -180,11 +182,20 @@ class Region:
         self.steps += held.nbytes
         return held
 
-    def change(self, node: Node) -> list[Held]:
-        """A change of type has both sides at once, unless nothing moves."""
+    def change(self, node: Node) -> tuple[list[Held], list[Held]]:
+        """A change of type has both sides at once, unless nothing moves; or one side twice, if it is copied for a collective or a
+        product. A slice's gradient may be added to zeros made ahead."""
         if node.kind in NOTHING_MOVES:
-            return []
-        return [Held(WORKING, node, self.own_bytes[node.operands[0]] + self.own_bytes[Value(node)])]
+            return [], []
+        before, after = node.operands[0], Value(node)
+        both = self.own_bytes[before] + self.own_bytes[after]
+        if self.backend.relays(node, self.graph.axes) and not self.products.isdisjoint({before, after}):
+            both = max(both, 2 * self.own_bytes[before], 2 * self.own_bytes[after])
+        if not (self.top and self.training and self.backend.pads(node)):
+            return [], [Held(WORKING, node, both)]
+        zeros, here = Held(BACKEND, node, self.own_bytes[before]), self.number[id(node)]
+        self.early += [Ahead(zeros, here, here)]
+        return [zeros], [Held(WORKING, node, both - zeros.nbytes)]
 
     def operator(self, node: Node) -> tuple[list[Held], list[Held]]:
         """What an operator keeps, and what it has for a moment: its ends, or their cotangents, and its largest inner value's.
@@ -197,7 +208,7 @@ class Region:
             return self.loop(node)
         if node.kind == "remat":
             return self.remat(node)
-        if node.kind == BRANCHES:
+        if node.kind in (BRANCHES, STAGES):
             return self.branches(node)
         inner = self.inner(node)
         found, _ = inner.kept(self.flows(node), self.stacked)
@@ -208,6 +219,7 @@ class Region:
         values, again = sum(away.values()), sum(away[v] for v in read)
         cotangents = sum(self.own_bytes[v] for v in ends) if self.training else 0.0
         turned = sum(self.local(v) for v in node.results if v.tensor.ndim > 2) if node.kind in HEAVY and cotangents else 0.0
+        turned += self.turned_for(node) if cotangents else 0.0
         largest = inner.largest if self.training else 0.0
         halos = zip(node.operands, found.operands, inner.extended, strict=True)
         largest += sum(n for v, flag, n in halos if n and (not flag or self.flow(v)))  # or its cotangent's, where it is kept
@@ -215,15 +227,24 @@ class Region:
         self.own[id(node)] = turned + largest
         if not cotangents:
             return kept, [Held(WORKING, node, values + turned + largest)]
-        more = self.backend.extra(node, self.local, self.argument)
+        more = self.backend.extra(node, self.local, self.argument, inner.looked_up)
         kept += [Held(BACKEND, node, more.kept)] if more.kept else []
-        last = len(self.nodes)  # all gradients come later than what the forward pass needs alone
-        early = ((more.start, self.number[id(node)]), (more.first, last))
-        self.early += [(Held(BACKEND, node, nbytes), at) for nbytes, at in early if nbytes]
+        here, last = self.number[id(node)], len(self.nodes)  # all gradients come later than what the forward pass needs alone
+        early = ((more.start, here), (more.first, last))
+        self.early += [Ahead(Held(BACKEND, node, nbytes), here, reader) for nbytes, reader in early if nbytes]
+        self.forward[here] = values + largest
         self.own[id(node)] += more.working
-        # in a loop's step, what it keeps is taken out of stacks first; and a product's ends are read by what is not fused with it
-        back = (values if self.stacked or node.kind in HEAVY else again) + cotangents + turned
+        # in a loop's step, what it keeps is taken out of stacks first
+        back = (values if self.stacked else again) + cotangents + turned
         return kept, [Held(WORKING, node, max(values, back) + largest + more.working)]
+
+    def turned_for(self, node: Node) -> float:
+        """Bytes of the cotangents that an operator makes in another order, too, for products before it, where the backend schedules
+        so."""
+        if not self.backend.eager or node.kind in HEAVY:
+            return 0.0
+        made = (self.lying.unmoved[v] for v in dict.fromkeys(node.operands))
+        return sum(self.own_bytes[v] for v in made if v.node.kind == PRODUCT and v.tensor.ndim > 2)
 
     def inner(self, node: Node) -> Inner:
         """Where the inner values of an operator lie."""
@@ -249,19 +270,22 @@ class Region:
         return kept + [self.count(Held(KEPT, node, nbytes)) for nbytes in inner.kept(self.flows(node), self.stacked)[1]]
 
     def extended(self, v: Value, reader: Node, nbytes: float) -> list[Held]:
-        """Keeps an operand as halos extend it, to so many bytes. If the reader runs again, as some operand of it is made again,
-        what has arrived is kept alone, beside the operand as it was made."""
-        kept = [self.lying.kept[w] for w in reader.operands]
-        again = any(runs_again(base.node) for base in kept) or kept != [self.lying.unmoved[w] for w in reader.operands]
-        if not again:
+        """Keeps an operand as halos extend it, to so many bytes. If the reader runs again, what has arrived is kept alone, beside
+        the operand as it was made."""
+        if not self.waits(reader):
             return [self.count(Held(CHANGED, reader, nbytes))]
         return [*self.need(v, reader), self.count(Held(CHANGED, reader, nbytes - self.local(v)))]
 
+    def waits(self, node: Node) -> bool:
+        """Whether some operand of an operator is made again for its backward pass. Then it reads all of them when that comes."""
+        kept = [self.lying.kept[v] for v in node.operands]
+        return any(runs_again(base.node) for base in kept) or kept != [self.lying.unmoved[v] for v in node.operands]
+
     def made_again(self, node: Node) -> float:
-        """Bytes of the inner values of an operator that are not kept, when its own backward pass comes."""
+        """Bytes of the inner values of an operator that are not kept, when its own backward pass comes; nor stacked, in a loop."""
         if not node.attributes.get("again"):
             return 0.0
-        return sum(self.inner(node).kept(self.flows(node), self.stacked)[1])
+        return sum(self.inner(node).kept(self.flows(node), False)[1])
 
     def made_for(self, node: Node) -> float:
         """Bytes that are there when an operator's own backward pass comes because operands of it are made again as a whole."""
@@ -308,7 +332,6 @@ class Region:
         stacked = {v for v in (*node.operands[carried.stop :], *node.results[len(carried) :]) if not self.argument(v)}
         zeros = self.zeros(node)
         kept += [Held(BACKEND, node, zeros)] if zeros else []
-        self.early += [(Held(BACKEND, node, zeros), self.number[id(node)])] if zeros else []
         return kept, [*moment, Held(WORKING, node, sum(self.own_bytes[v] for v in stacked) - zeros)]
 
     def zeros(self, loop: Node) -> float:
@@ -320,11 +343,12 @@ class Region:
         return sum(self.own_bytes[v] for v in read)
 
     def between_ticks(self, node: Node) -> list[Held]:
-        """Of a pipeline: samples that wait, or are done; and weights' gradients, of a tick and of those before it."""
+        """Of a pipeline: samples that wait, or are done; and weights' gradients, before a tick, and after it, of each batch."""
         ends = ends_of(node)
         rows = sum(self.local(node.operands[p]) for p in ends.sampled)
         gradients = sum(self.local(node.operands[p]) for p in ends.stepped if self.flow(node.operands[p]))
-        return [Held(WORKING, node, 2 * rows + (2 * gradients if self.training else 0.0))]
+        batches = 2 if schedule_of(node).kind == TWO_BW else 1
+        return [Held(WORKING, node, 2 * rows + ((1 + batches) * gradients if self.training else 0.0))]
 
     def tail(self, node: Node) -> tuple[list[Held], list[Held]]:
         """What it keeps of a micro-batch is there until the end of the tick; what its operands' gradients add up to, always."""
@@ -343,7 +367,10 @@ class Region:
         return kept, [_as(AGAIN, h) if h.why != WORKING else h for h in inside.peak]
 
     def branches(self, node: Node) -> tuple[list[Held], list[Held]]:
-        """What the largest group keeps, as all have room for that; while one runs, its own, and all results or their cotangents."""
+        """What the largest group keeps, as all have room for that; while one runs, its own, and all results or their cotangents.
+
+        Its backward pass gives the gradients of all operands at once; by then its own are done.
+        """
         groups = [Region(g.graph, self.flow, self.training, self.backend, node.kind) for g in groups_of(node)]
         needs = sorted({p for group in groups for p in group.needs})
         kept = [h for p in needs for h in self.need(node.operands[p])]
@@ -351,7 +378,9 @@ class Region:
         self.steps, self.momentary = self.steps + largest.steps, self.momentary + largest.momentary
         busiest = max(groups, key=lambda group: sum(h.nbytes for h in group.peak))
         results = sum(self.local(v) for v in node.results) * (2 if self.training else 1)  # cotangents are taken apart first
-        return kept + largest.kept, [*(_as(WORKING, h) for h in busiest.peak), Held(WORKING, node, results)]
+        given = sum(self.own_bytes[v] for v in dict.fromkeys(node.operands)) if self.training else 0.0
+        more = max(0.0, given - sum(h.nbytes for h in busiest.peak))
+        return kept + largest.kept, [*(_as(WORKING, h) for h in busiest.peak), Held(WORKING, node, results + more)]
 
     def inside(self, node: Node) -> Region:
         assert node.inside is not None

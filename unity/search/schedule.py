@@ -141,15 +141,21 @@ class _Elimination:
         self.signatures: dict[int, Eliminate] = {}
         self.factored: dict[int, tuple[Factor, ...]] = {}  # with the signatures, the factors in that order
         self.around: dict[int, tuple[int, ...]] = {}  # neighbours, as long as they are these
+        self.sets: dict[int, frozenset[int]] = {}  # the same
         self.counts: dict[int, int] = {}  # and the entries of a table on them
+        self.known: dict[tuple[str, int, int, bool, int], int] = {}  # leaves, by what they are equal in
         self.leaves = [self._leaf(i, scope, cost.key, domains) for i, (scope, cost) in enumerate(problem.tables)]
         for leaf in self.leaves:
             self._add(leaf)
 
     def _leaf(self, index: int, scope: tuple[int, ...], key: str, domains: Domains) -> Factor:
-        ordered = tuple(sorted(scope))
-        leaf = Leaf(key, tuple(domains.names[v] for v in scope), ordered != scope, index)
-        return Factor(ordered, self._number(leaf, tuple(self.sizes[v] for v in ordered)))
+        ordered = scope if scope[0] <= scope[-1] else scope[::-1]
+        names = domains.names
+        same = (key, names[scope[0]], names[scope[-1]], ordered is scope, len(scope))
+        if same not in self.known:
+            leaf = Leaf(key, tuple(names[v] for v in scope), ordered is not scope, index)
+            self.known[same] = self._number(leaf, tuple(self.sizes[v] for v in ordered))
+        return Factor(ordered, self.known[same])
 
     def _number(self, operation: Operation, shape: tuple[int, ...]) -> int:
         number = self.numbers.setdefault(operation, len(self.operations))
@@ -177,7 +183,7 @@ class _Elimination:
 
     def _forget(self, variable: int) -> None:
         """What is known of a variable is so no longer: its factors are others."""
-        for known in (self.signatures, self.factored, self.around, self.counts):
+        for known in (self.signatures, self.factored, self.around, self.counts, self.sets):
             known.pop(variable, None)
 
     def neighbours(self, variable: int) -> tuple[int, ...]:
@@ -252,8 +258,16 @@ class _Elimination:
         return chosen
 
     def _fill(self, variable: int) -> int:
+        """Edges that its elimination adds: pairs of its neighbours that are none yet."""
         around = self.neighbours(variable)
-        return sum(b not in self.neighbours(a) for i, a in enumerate(around) for b in around[i + 1 :])
+        joined = sum(len(self.together(a).intersection(around)) for a in around)
+        return (len(around) * (len(around) - 1) - joined) // 2
+
+    def together(self, variable: int) -> frozenset[int]:
+        """The neighbours, to look some up in."""
+        if variable not in self.sets:
+            self.sets[variable] = frozenset(self.neighbours(variable))
+        return self.sets[variable]
 
     def _entries(self, variable: int) -> int:
         if variable not in self.counts:

@@ -180,7 +180,8 @@ class Search:
         def fits(point: Point) -> bool:
             if point.time < least:
                 return False
-            made[point] = self.candidate(assembled, point)
+            if point not in made:
+                made[point] = self.candidate(assembled, point)
             return made[point].memory <= memory
 
         point = fastest_fitting(minimizer, self.weights, fits, below)

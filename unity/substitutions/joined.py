@@ -8,9 +8,8 @@ filled up with zeros, too, so that all devices can share them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 from jax import lax
 
 from unity.pcg.body import Atom, Body, Equation, Tensor, close, tensor_type
+from unity.pcg.packed import Packed
 from unity.pcg.state import Shape
 from unity.substitutions.reading import Reading, rearrangement_of
 from unity.substitutions.rearrangement import Rearrangement, unchanged
@@ -27,27 +27,16 @@ from unity.substitutions.rewriting import renamed
 
 
 @dataclass(frozen=True)
-class Joined:
-    """Leaves, by number, that are one array: each seen through a rearrangement, one after another along a dimension.
+class Joined(Packed):
+    """Each leaf seen through a rearrangement, one after another along a dimension.
 
     Parts of one size have a dimension of their own to be told apart by, so that an array can be divided within all of them; but
     not where there are zeros behind them.
     """
 
-    leaves: tuple[int, ...]
     views: tuple[Rearrangement, ...]
     dim: int
     zeros: int = 0
-
-    @property
-    def first(self) -> int:
-        """The leaf that carries the array."""
-        return min(self.leaves)
-
-    @property
-    def others(self) -> tuple[int, ...]:
-        """The leaves that are empty."""
-        return tuple(leaf for leaf in self.leaves if leaf != self.first)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -67,47 +56,23 @@ class Joined:
 
     @property
     def stacked(self) -> Shape:
-        """The shape of the array."""
         if self.zeros or not self.equal or len(self.leaves) < 2:
             return (*self.joined[: self.dim], self.joined[self.dim] + self.zeros, *self.joined[self.dim + 1 :])
         return (*self.joined[: self.dim], len(self.leaves), self.sizes[0], *self.joined[self.dim + 1 :])
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """Of the leaves."""
         return tuple(view.source for view in self.views)
 
-    def pack(self, arrays: Mapping[int, Any]) -> Any:
-        """The array, of the leaves' own. What is on the host stays there."""
-        given = [arrays[leaf] for leaf in self.leaves]
-        return self.join(np, given) if all(isinstance(x, np.ndarray) for x in given) else _join(self, given)
-
     def join(self, library: Any, given: Sequence[Any]) -> Any:
-        """The array of the leaves' own, in their order."""
         parts = [_seen(x, view) for x, view in zip(given, self.views, strict=True)]
         behind = [library.zeros((*self.joined[: self.dim], self.zeros, *self.joined[self.dim + 1 :]), given[0].dtype)]
         return library.concatenate([*parts, *(behind if self.zeros else [])], self.dim).reshape(self.stacked)
 
-    def unpack(self, array: Any) -> dict[int, Any]:
-        """The leaves' own arrays."""
-        parts = self.parts(array) if isinstance(array, np.ndarray) else _parts(self, array)
-        return dict(zip(self.leaves, parts, strict=True))
-
     def parts(self, array: Any) -> list[Any]:
-        """What `join` was given."""
         whole, ends = array if self.zeros else array.reshape(self.joined), np.cumsum(self.sizes).tolist()
         places = [(*[slice(None)] * self.dim, slice(end - n, end)) for n, end in zip(self.sizes, ends, strict=True)]
         return [_seen(whole[place], view.inverse()) for place, view in zip(places, self.views, strict=True)]
-
-
-@partial(jax.jit, static_argnums=0)  # an array may lie on devices of several processes
-def _join(one: Joined, given: Sequence[jax.Array]) -> jax.Array:
-    return one.join(jnp, given)
-
-
-@partial(jax.jit, static_argnums=0)
-def _parts(one: Joined, array: jax.Array) -> list[jax.Array]:
-    return one.parts(array)
 
 
 def _seen(x: Any, view: Rearrangement) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 from jax.extend import core
 
 from unity.exec.liveness.program import NOWHERE, Builder, Origin, Program
+from unity.exec.lowering import AT
 from unity.pcg.body import Tensor, tensor_type
 from unity.pcg.capture import tensor_of
 from unity.pcg.nesting import REMATERIALIZED
@@ -28,7 +29,7 @@ NAMED = {
     "dynamic_update_slice": "dynamic-update-slice", "reduce_window_max": "reduce-window", "reduce_window_min": "reduce-window",
     "reduce_window_sum": "reduce-window", "cumsum": "reduce-window", "cumprod": "reduce-window", "cummax": "reduce-window",
 }  # fmt: skip
-LABEL = re.compile(r"[\w\-. +]+@[^()/]*")  # what `lowering.label` gives
+LABEL = re.compile(rf"[\w\-. +]+{AT}[^()/]*")  # what `lowering.label` gives
 WIDE = np.dtype(np.float32)
 NEUTRAL = frozenset({"bitcast", "transpose", "convert", "barrier", "while", "constant", "iota"})  # need no arithmetic
 
@@ -120,14 +121,15 @@ class Lowering(Builder):
             v = self.made[v].operands[0]
         return v if self.tensors[v] == tensor else self.emit("bitcast", (v,), (tensor,), (), origin)[0]
 
-    def transpose(self, v: int, order: Sequence[int], origin: Origin) -> int:
-        """The dimensions in another order, which moves nothing if only dimensions of size 1 change places."""
+    def transpose(self, v: int, order: Sequence[int], origin: Origin, copied: bool = False) -> int:
+        """The dimensions in another order, which moves nothing if only dimensions of size 1 change places. `copied`: unless who
+        reads it has it copied nevertheless."""
         tensor = self.tensors[v]
         if self.kind(v) == "transpose":
             inner = self.made[v]
-            return self.transpose(inner.operands[0], [inner.params[k] for k in order], origin)
+            return self.transpose(inner.operands[0], [inner.params[k] for k in order], origin, copied)
         result = tensor_type(tuple(tensor.shape[k] for k in order), tensor.dtype)
-        moved = [k for k in order if tensor.shape[k] > 1]
+        moved = [k for k in order if tensor.shape[k] > 1 or copied]
         if moved == sorted(moved):
             return self.bitcast(v, result, origin)
         return self.emit("transpose", (v,), (result,), tuple(order), origin)[0]

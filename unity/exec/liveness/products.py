@@ -47,12 +47,15 @@ def _folded(b: Lowering, v: int) -> int:
 
 
 def convolution(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> Values:
-    """A convolution, channels last: images, kernels and results are turned to it and back (XLA's ConvCanonicalization)."""
+    """A convolution, channels last: images, kernels and results are turned to it and back (XLA's ConvCanonicalization).
+
+    Images are copied even if only dimensions of size 1 change places, as these have no place in a layout that both sides agree on.
+    """
     (tensor,), numbers = tensors_of(eqn), eqn.params["dimension_numbers"]
     if not b.backend.turns:
         return list(b.emit("convolution", operands, (tensor,), (str(eqn.params),), origin))
     (n, c, *space), (o, i, *window), (rn, rc, *rspace) = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
-    image = b.transpose(operands[0], (n, *space, c), origin)
+    image = b.transpose(operands[0], (n, *space, c), origin, copied=True)
     kernel = b.transpose(operands[1], (*window, i, o), origin)
     order = (rn, *rspace, rc)
     result = tensor_type(tuple(tensor.shape[k] for k in order), tensor.dtype)

@@ -9,12 +9,13 @@ from unity.exec.liveness.buffers import Buffer, assigned
 from unity.exec.liveness.copies import tasks
 from unity.exec.liveness.rules import lowered
 from unity.exec.liveness.timeline import GAPS, WORKED_ON, Held, MemoryTimeline
-from unity.exec.liveness.trace import traced
-from unity.exec.lowering import label
+from unity.exec.liveness.trace import streamed, traced
+from unity.exec.lowering import AT, label
+from unity.pcg.cut import undrained
 from unity.pcg.gradients import losses
 from unity.pcg.graph import PCG
 from unity.search.backend import Backend, backend_of
-from unity.search.held import AGAIN, ARGUMENTS, GRADIENTS, KEPT, RESULTS, SLOTS
+from unity.search.held import AGAIN, ARGUMENTS, FLIGHT, GRADIENTS, KEPT, RESULTS, SLOTS
 
 if TYPE_CHECKING:
     from unity.plan import Plan
@@ -33,16 +34,19 @@ def plan_timeline(plan: Plan, gradient: bool = True, backend: Backend | None = N
 def timeline(graph: PCG, weights: Sequence[int], ends: Sequence[int], backend: Backend, slots: int = 0) -> MemoryTimeline:
     """The memory of one step of a parallel graph: its results and, if `weights` are given, the gradients of the sum of its results
     at `ends` for those inputs. `slots`: how many values of an optimizer each weight has."""
-    program = lowered(traced(graph, weights, ends), backend)
+    flies = bool(weights) and undrained(graph)
+    program = lowered(streamed(graph, weights) if flies else traced(graph, weights, ends), backend)
     found = assigned(tasks(program, backend.library, backend.eager), backend.eager)
     lines = {label(node): node.source for node, _ in graph.walk() if node.source}
     arguments = sum(program.tensors[v].nbytes for v in program.inputs)
-    outputs = sum(program.tensors[v].nbytes for v in program.outputs)
+    flight = sum(program.tensors[v].nbytes for v in program.outputs[len(weights) + len(graph.outputs) :]) if flies else 0
+    outputs = sum(program.tensors[v].nbytes for v in program.outputs) - flight  # which lies in the place of the one before
     table = POINTER * len(program.outputs) if len(program.outputs) > 1 and backend.eager else 0
     held = found.held()
     moment = int(held.argmax()) if len(held) else 0
     gradients = sum(program.tensors[v].nbytes for v in program.outputs[: len(weights)])
-    then = [Held(ARGUMENTS, "", "", arguments), Held(GRADIENTS, "", "", gradients), Held(RESULTS, "", "", outputs - gradients)]
+    then = [Held(ARGUMENTS, "", "", arguments - flight), Held(FLIGHT, "", "", flight)]
+    then += [Held(GRADIENTS, "", "", gradients), Held(RESULTS, "", "", outputs - gradients)]
     then += [Held(SLOTS, "", "", slots * gradients)]
     then += [_held(b, lines) for b in found.temporary if b.start <= moment <= b.end]
     gaps = found.packed - (int(held[moment]) if len(held) else 0)
@@ -62,5 +66,5 @@ def _held(buffer: Buffer, lines: Mapping[str, str]) -> Held:
     """Why a buffer is held: the forward pass makes it and the backward pass reads it, or it is made once more, or for a moment."""
     made, reader = buffer.origin, buffer.reader
     why = AGAIN if made.again else KEPT if reader.backward and not made.backward else WORKED_ON
-    operator, _, where = made.label.partition("@")
+    operator, _, where = made.label.partition(AT)
     return Held(why, operator or buffer.kind, lines.get(made.label, where), buffer.nbytes)

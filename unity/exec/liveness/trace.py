@@ -11,6 +11,7 @@ from jax.extend import core
 from jax.sharding import AbstractMesh, AxisType
 
 from unity.exec.lowering import run_graph, spec_of
+from unity.exec.streamed import Streamed
 from unity.pcg.graph import PCG
 
 
@@ -30,13 +31,22 @@ def gradient_step(run: Callable[..., Any], count: int, weights: Sequence[int], e
     return step
 
 
+def streamed(graph: PCG, weights: Sequence[int]) -> core.ClosedJaxpr:
+    """One step of a parallel graph with a pipeline by 2BW, which takes a flight, and gives it last."""
+    return Streamed(graph, _mesh(graph), tuple(weights)).traced()
+
+
+def _mesh(graph: PCG) -> AbstractMesh:
+    sizes, names = tuple(a.size for a in graph.axes) or (1,), tuple(a.name for a in graph.axes) or ("d0",)
+    return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(sizes))
+
+
 def traced(graph: PCG, weights: Sequence[int], ends: Sequence[int]) -> core.ClosedJaxpr:
     """One step of a parallel graph: its results, and, if `weights` are given, before them the gradients of those inputs.
 
     The chosen inputs come first, then the others. All of the work is inside `shard_map`, where shapes are those of the pieces.
     """
-    sizes, names = tuple(a.size for a in graph.axes) or (1,), tuple(a.name for a in graph.axes) or ("d0",)
-    mesh = AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(sizes))
+    mesh = _mesh(graph)
     into = tuple(spec_of(n.types[0], graph.axes, n.tensors[0].ndim) for n in graph.inputs)
     out = tuple(spec_of(v.type, graph.axes, v.tensor.ndim) for v in graph.outputs)
     run = jax.shard_map(lambda *pieces: tuple(run_graph(graph, pieces)), mesh=mesh, in_specs=into, out_specs=out)

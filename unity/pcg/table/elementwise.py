@@ -47,10 +47,11 @@ NONLINEAR = (
     "abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz cos cosh digamma eq erf"
     " erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac integer_pow is_finite le lgamma log log1p"
     " logistic lt max min ne nextafter not one_minus_square or polygamma population_count pow reduce_precision rem"
-    " round rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square tan tanh threefry2x32"
-    " xor zeta"
+    " round rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square tan tanh xor zeta"
 )
 operator(*NONLINEAR.split())(elementwise())
+DRAW = 60.0  # of threefry: twenty rounds of an addition, a rotation and an exclusive or
+operator("threefry2x32")(elementwise(work=DRAW))
 
 
 def derived(function: Callable[[jax.Array], jax.Array], sign: float) -> Local:
@@ -126,7 +127,7 @@ def random_bits(params: Any, operands: Any, results: Any) -> Spec:
     keys, shape = operands[0].shape, results[0].shape
     lead = tuple(Factor(f"k{i}", n, (Slot(i),), (Slot(i),)) for i, n in enumerate(keys) if n > 1)
     rest = tuple(Factor(f"d{i}", n, (None,), (Slot(i),)) for i, n in enumerate(shape) if i >= len(keys) and n > 1)
-    return Spec(lead + rest, (), 60.0 * prod(shape))
+    return Spec(lead + rest, (), DRAW * prod(shape))
 
 
 def _split_keys(operands: list[jax.Array], layout: Layout) -> list:

@@ -15,7 +15,7 @@ products with weights split these. Where the cut may lie anywhere, every place i
 - *expert*: what the papers compare with by this name. Convolutional networks: one weird trick (FlexFlow, section 8.1.1). Networks
   with embedding tables: tables split, all else data parallel (Naumov et al. 2019; Unity, section 6.2). Recurrent networks (Wu et
   al. 2016): data parallelism between nodes, and in a node every layer on a device of its own. That cannot be said here: along one
-  mesh all devices run all layers; it is refused.
+  mesh all devices run all layers; it is refused. (`benchmarks/seeds/steps.py` simulates it, as FlexFlow did.)
 """
 
 from __future__ import annotations

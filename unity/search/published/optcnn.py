@@ -5,6 +5,11 @@ enumerated, and the eliminations are undone. A chain, and all that is put togeth
 two layers. Time alone is minimized, whatever the memory. Costs are this project's, strategies are OptCNN's (`optcnn_space`), and of
 a large machine those that a first search looks at (`configurations.LADDER`).
 
+A recurrent network is far from a chain: what its eliminations leave has up to 1e57 strategies, and FlexFlow's authors, to compare,
+fused all of a layer's steps by hand. There the strategy that enumeration would find is found by exact elimination of operators with
+any number of neighbours (`minimizer`), which is no part of the published algorithm: its seconds say nothing about OptCNN, what it
+finds is the best of OptCNN's strategies all the same.
+
 Where the paper's graph has a direction so has this one; but a scan's carry closes a circle, so an edge may come to lead from a
 layer to itself. It is a cost of that layer's configuration.
 """
@@ -21,18 +26,19 @@ import numpy as np
 
 from unity.pcg.errors import InfeasibleError, UnityError
 from unity.search import minplus
-from unity.search.problem import Array, Point, Problem, best_alternatives, points
+from unity.search.minimizer import minimize
+from unity.search.problem import Array, Cost, Edge, Point, Problem, best_alternatives, points
 from unity.search.published.algorithm import Asked
 from unity.search.published.optcnn_space import layerwise, light
 from unity.search.session import Candidate, Search
 
-ENUMERATED = 10**9  # strategies of a final graph, at most
+ENUMERATED = 10**8  # strategies of a final graph, at most; where there are more, others than the published eliminations go on
 BLOCK = 10**6  # of them that are added up at once
 NOTHING = "OptCNN splits operators along dimensions of their outputs alone, and no such strategy can be run"
 
 
 class IrreducibleError(UnityError):
-    """The two eliminations leave a graph with too many strategies to be enumerated."""
+    """The two eliminations leave a graph with too many strategies to be enumerated, and too dense for others."""
 
     docs = "searches"
 
@@ -194,17 +200,14 @@ class Layers:
 
 
 def enumerated(layers: Layers, part: Sequence[int]) -> tuple[dict[int, int], float]:
-    """The best of all strategies of a final graph, and its seconds (line 14). Of equal ones, the first.
+    """The best of all strategies of a final graph, and its seconds (line 14). Of equal ones, the first; or any, if they are too
+    many to be enumerated.
 
-    Raises IrreducibleError if there are too many.
+    Raises IrreducibleError if there is no other way, either.
     """
     sizes = {v: len(layers.costs[v]) for v in part}
-    count = math.prod(sizes.values())
-    if count > ENUMERATED:
-        raise IrreducibleError(
-            f"OptCNN's node and edge eliminations leave {len(part)} layers with {Decimal(count):.2g} strategies, and no more than"
-            f" {ENUMERATED:.0g} are enumerated: its algorithm is for graphs that are nearly chains. Take another search"
-        )
+    if math.prod(sizes.values()) > ENUMERATED:
+        return _eliminated(layers, part)
     inner = list(part)  # those whose configurations are added up at once
     while math.prod(sizes[v] for v in inner) > BLOCK:
         inner.pop(0)
@@ -218,6 +221,29 @@ def enumerated(layers: Layers, part: Sequence[int]) -> tuple[dict[int, int], flo
             found = np.unravel_index(where, total.shape)
             best = dict(zip((*outer, *inner), (*fixed, *map(int, found)), strict=True))
     return best, least
+
+
+def _eliminated(layers: Layers, part: Sequence[int]) -> tuple[dict[int, int], float]:
+    """What enumeration would find, by eliminations of any number of neighbours."""
+    number = {v: k for k, v in enumerate(part)}
+    unary = tuple(_time(layers.costs[v]) for v in part)
+    edges = tuple(Edge(number[i], number[j], _time(table)) for (i, j), table in layers.tensors.items() if i in number)
+    found = minimize(Problem(tuple(map(len, (layers.costs[v] for v in part))), unary, edges), [0.0])
+    if not found:
+        return dict.fromkeys(part, 0), math.inf
+    if not found[0].exact:
+        count = Decimal(math.prod(len(layers.costs[v]) for v in part))
+        raise IrreducibleError(
+            f"OptCNN's node and edge eliminations leave {len(part)} layers with {count:.2g} strategies, more than the"
+            f" {ENUMERATED:.0g} that can be enumerated, and joined too closely for other eliminations: its algorithm is for graphs"
+            " that are nearly chains. Take another search"
+        )
+    return dict(zip(part, found[0].values, strict=True)), found[0].time
+
+
+def _time(seconds: Array) -> Cost:
+    """A table that costs nothing but time."""
+    return Cost("", seconds[None], np.zeros((1, *seconds.shape)))
 
 
 def _total(layers: Layers, fixed: Mapping[int, int], inner: Sequence[int]) -> Array:

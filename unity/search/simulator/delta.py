@@ -2,10 +2,11 @@
 
 FlexFlow's algorithm 2 updates task by task, and takes a task up again as often as one of its predecessors changes. Here the loop
 of the full simulation goes on from a mark before the first difference, so that every task is taken once, with all that it depends
-on final. Tasks before the difference, and building the task graph, cost nothing. The timeline is the same, to the last bit.
+on final. Tasks before the difference, and building the task graph, cost nothing; and where what follows is what was there before,
+by some time later, it is not simulated again either, but moved (`rejoin`). The timeline is the same, to the last bit.
 
 There would be little to spare in going from task to task: on FlexFlow's models nearly all that follows the first difference does
-run at other times, and not all by the same time later. So what is spared are the tasks before, the graph, and its check.
+run at other times, up to a place where all devices wait for each other.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from unity.search.simulator.full import scheduled
-from unity.search.simulator.schedule import Node, Past
+from unity.search.simulator.rejoin import Rejoin
+from unity.search.simulator.schedule import Past
+from unity.search.simulator.states import Node
 from unity.search.simulator.tasks import SimulationError, Task, TaskGraph, check_tasks, circle
+from unity.search.simulator.ticks import exact
 from unity.search.simulator.timeline import Timeline, timeline
 from unity.uncollected import uncollected
 
@@ -39,7 +43,9 @@ class Delta:
         check_tasks(graph.tasks, graph.tasks, len(graph.devices))
         self.devices = graph.devices
         self._schedule = scheduled(graph, marked=True)
+        self._exact = exact(task.seconds for task in graph.tasks.values())
         self._before: _Before | None = None
+        self.simulated = len(graph.tasks)  # tasks, for the last change
 
     @property
     def makespan(self) -> float:
@@ -111,4 +117,8 @@ class Delta:
         s = self._schedule
         touched = s.replace(changes)
         state, past = s.back_to(s.first(touched), touched)
-        return past, s.run(state)
+        self._exact = self._exact and exact(task.seconds for task in changes.values() if task is not None)
+        rejoin = Rejoin(s, past, touched, self._exact)
+        done = rejoin.run(state)
+        self.simulated = len(s.order) - rejoin.begun - rejoin.moved
+        return past, done

@@ -30,6 +30,10 @@ def makespan(graph: TaskGraph) -> float:
 def scheduled(graph: TaskGraph, marked: bool) -> Schedule:
     """A schedule of a checked task graph, with marks or without. Raises SimulationError if tasks wait in a circle."""
     schedule = Schedule(graph.tasks, len(graph.devices))
-    if not schedule.run(schedule.beginning(), marked):
+    state = schedule.beginning()
+    if marked:
+        schedule.marks.append(state.copy())
+    schedule.run(state, marked=marked)
+    if len(schedule.order) < len(schedule.nodes):
         raise SimulationError(f"tasks wait for each other in a circle: {circle(graph.tasks)}")
     return schedule

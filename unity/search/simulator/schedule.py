@@ -4,72 +4,34 @@ The queue is one of moments, each with the *batch* of tasks that are ready then.
 the moment at which that one ends; for what waits for several it is counted how many are missing. Where tasks of a batch take no
 time, what they make ready at that very moment is another batch, of the next level (`tasks`).
 
-The loop can go on from any moment: marks keep what it knows there. That is little, for of what is over only the devices' ends are
-needed, and of most that is to come nothing is known yet. A change brings one mark up to date, the one that is gone back to; what
-it means for those before is noted (`stale`) until they are.
+The loop can go on from any moment: marks keep what it knows there (`states`). That is little, for of what is over only the devices'
+ends are needed, and of most that is to come nothing is known yet. So little is to be brought up to date in them after a change.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
-from operator import attrgetter
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heapreplace
 from types import MappingProxyType
 
+from unity.search.simulator.states import NEVER, Node, State, by_name, now_of, refresh, refresh_all
 from unity.search.simulator.tasks import Task
 
 MARKS = 32  # in a whole run: more of them take time to make, fewer leave more to run again
 LEAST = 64  # tasks between two marks, at least
 
-NONE: list[Node] = []  # of nodes without successors, most of which need no list of their own; nothing is added to it
-by_name, now_of = attrgetter("name"), attrgetter("now")
-
-
-class Node:
-    """A task that is simulated: who waits for it, and when it is ready and ends. `task` is None if it was taken away."""
-
-    __slots__ = ("alone", "before", "device", "end", "joint", "name", "ready", "seconds", "task")
-
-    def __init__(self, name: int, task: Task) -> None:
-        self.name = name
-        self.ready = self.end = float("inf")
-        self.alone: list[Node] = NONE  # wait for this one alone
-        self.joint: list[Node] = NONE  # wait for others as well
-        self.before: tuple[Node, ...] = ()
-        self.task: Task | None = task
-        self.device, self.seconds = task.device, task.seconds
-
-
-@dataclass(eq=False)
-class State:
-    """What the loop knows at a moment when it has taken all tasks that are ready before, and none that is ready then."""
-
-    now: float
-    taken: int  # how many tasks
-    pending: dict[float, list[Node]]  # by moment: the tasks that are ready then
-    waits: dict[Node, int]  # how many predecessors are missing, where some are taken and some are not
-    last: list[float]  # by device: when the last task so far ends
-    stale: set[Node] = field(default_factory=set)  # tasks changed since of which this mark, or an earlier one, knows something
-
-    def copy(self) -> State:
-        """What is known, to be kept while the loop goes on."""
-        pending = {moment: batch[:] for moment, batch in self.pending.items()}
-        return State(self.now, self.taken, pending, self.waits.copy(), self.last[:])
-
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """What running on from a mark overwrites: when tasks ran that are run again, the marks from there on, the devices' ends."""
+    """A run, as far as another overwrites it that goes on from one of its marks."""
 
-    mark: int  # its number
-    marks: list[State]  # it, and those after it
-    stale: set[Node]  # of the mark before it
+    marks: list[State]  # all of them
+    mark: int  # the number of the one that is gone back to
     order: list[Node]  # what was taken after it
-    ready: list[float]  # when each of these was ready
-    end: list[float]  # and ended
-    last: list[float]
+    last: list[float]  # by device: when the last task ended
+    times: dict[Node, tuple[float, float]]  # of tasks that change, and of those they wait for: when they were ready, and ended
 
 
 class Schedule:
@@ -107,37 +69,49 @@ class Schedule:
         first = [node for node in self.nodes.values() if not node.before]
         return State(0.0, 0, {0.0: first} if first else {}, {}, [0.0] * self.devices)
 
-    def run(self, state: State, marked: bool = True) -> bool:
-        """Takes all that is left, in order, and leaves marks on the way or not. Whether no task waits for another for ever."""
-        step = max(len(self.nodes) // MARKS, LEAST) if marked else len(self.nodes) + 1
+    def run(self, state: State, stops: Container[Node] = (), marked: bool = True) -> State | None:
+        """Takes all that is left, in order, and leaves marks on the way or not.
+
+        Stops where the first task of those that are ready at a moment after the first is one of `stops`: gives the state then.
+        """
+        step = self._step if marked else len(self.nodes) + 1
         order, pending, waits, last = self.order, state.pending, state.waits, state.last
         moments = list(pending)
         heapify(moments)
         now = state.now
-        if marked:
-            self.marks.append(state.copy())
-        enough = len(order) + step
+        enough = (self.marks[-1].taken if self.marks else 0) + step
         while moments:
-            if len(order) >= enough and moments[0] > now:
-                self.marks.append(State(moments[0], len(order), pending, waits, last).copy())
-                enough = len(order) + step
-            now = heappop(moments)
-            batch = pending.pop(now)
+            moment = moments[0]
+            batch = pending[moment]
             if len(batch) > 1:
                 batch.sort(key=by_name)
+            if moment > now and (batch[0] in stops or len(order) >= enough):
+                here = State(moment, len(order), pending, waits, last)
+                if batch[0] in stops:
+                    return here
+                self.marks.append(here.copy())
+                enough = len(order) + step
+            now = moment
+            del pending[moment]
             order += batch
+            left_in = True  # the moment is still in the heap: it is replaced by the first that is put there
             for node in batch:
                 d = node.device
                 begin = last[d]
                 if begin < now:
                     begin = now
+                node.readied, node.ended = node.ready, node.end
                 node.ready = now
                 node.end = last[d] = end = begin + node.seconds
                 if node.alone:
                     then = pending.get(end)
                     if then is None:
                         pending[end] = node.alone[:]
-                        heappush(moments, end)
+                        if left_in:
+                            left_in = False
+                            heapreplace(moments, end)
+                        else:
+                            heappush(moments, end)
                     else:
                         then += node.alone
                 for n in node.joint:
@@ -152,11 +126,28 @@ class Schedule:
                         then = pending.get(ready)
                         if then is None:
                             pending[ready] = [n]
-                            heappush(moments, ready)
+                            if left_in:
+                                left_in = False
+                                heapreplace(moments, ready)
+                            else:
+                                heappush(moments, ready)
                         else:
                             then.append(n)
+            if left_in:
+                heappop(moments)
         self.last = last
-        return len(order) == len(self.nodes)
+        return None
+
+    @property
+    def _step(self) -> int:
+        """Tasks between two marks."""
+        return max(len(self.nodes) // MARKS, LEAST)
+
+    def leave(self, states: Iterable[State]) -> None:
+        """Leaves marks, those that are too near to the one before left out."""
+        for state in states:
+            if state.taken - self.marks[-1].taken >= self._step // 2:
+                self.marks.append(state)
 
     @property
     def makespan(self) -> float:
@@ -193,30 +184,41 @@ class Schedule:
         return touched
 
     def back_to(self, moment: float, touched: set[Node]) -> tuple[State, Past]:
-        """What is known at the last mark up to a moment, and what was after it. No task that was changed is ready before."""
+        """What is known at the last mark up to a moment, and what was after it. No task that was changed is ready before.
+
+        The tasks that changed, and those that they wait for, are NEVER ready from there on, until they are taken again.
+        """
         k = bisect_right(self.marks, moment, key=now_of) - 1
         mark = self.marks[k]
-        state, order = mark.copy(), self.order[mark.taken :]
-        stale = touched.union(*(mark.stale for mark in self.marks[k:]))
-        before = self.marks[k - 1].stale if k else set[Node]()
-        ready, end = [node.ready for node in order], [node.end for node in order]
-        past = Past(k, self.marks[k:], before, order, ready, end, self.last)
-        del self.marks[k:]
+        asked = touched.union(*(n.before for n in touched if n.task is not None))
+        times = {n: (n.ready, n.end) for n in asked if n.ready >= mark.now}
+        past = Past(self.marks[:], k, self.order[mark.taken :], self.last, times)
+        for n in times:
+            n.ready = NEVER
         del self.order[mark.taken :]
-        known = refresh(state, stale)
-        if self.marks:
-            self.marks[-1].stale = before | known
+        del self.marks[k:]
+        state = mark.copy()
+        refresh_all(self.marks, refresh(state, touched))
         return state, past
+
+    def move(self, past: Past, start: int, stop: int, by: float) -> None:
+        """Takes over what a run took from one of its tasks to another, so much later."""
+        moved = past.order[start:stop]
+        for n in moved:
+            n.readied, n.ended = n.ready, n.end
+            n.ready += by
+            n.end += by
+        self.order += moved
 
     def restore(self, past: Past) -> None:
         """All as it was before the schedule went on from a mark. Its tasks must be those of then again (`replace`)."""
-        self.marks[past.mark :] = past.marks
-        if past.mark:
-            self.marks[past.mark - 1].stale = past.stale
-        self.order[past.marks[0].taken :] = past.order
-        for node, ready, end in zip(past.order, past.ready, past.end, strict=True):
-            node.ready, node.end = ready, end
-        self.last = past.last
+        begun = past.marks[past.mark].taken
+        for n in self.order[begun:]:
+            n.ready, n.end = n.readied, n.ended
+        for n, (ready, end) in past.times.items():
+            n.ready, n.end = ready, end
+        self.order[begun:] = past.order
+        self.marks, self.last = past.marks, past.last
 
     def first(self, touched: set[Node]) -> float:
         """A moment before which nothing changes: when the first task that was replaced was ready, or one that is new.
@@ -230,33 +232,3 @@ class Schedule:
                 first = min(first, max([p.end for p in node.before], default=0.0))
         return first
 
-
-def refresh(state: State, stale: set[Node]) -> set[Node]:
-    """Brings what is known at a moment up to date after a change of tasks that are not ready before it.
-
-    Gives those of which something was known, or is now. Of the others nothing was known at earlier moments, either, nor would be.
-    """
-    known: set[Node] = set()
-    for moment, batch in list(state.pending.items()):
-        if not stale.isdisjoint(batch):
-            known.update(stale.intersection(batch))
-            left = [n for n in batch if n not in stale]
-            if left:
-                state.pending[moment] = left
-            else:
-                del state.pending[moment]
-    for n in stale:
-        if n in state.waits:
-            del state.waits[n]
-            known.add(n)
-        if n.task is None:
-            continue
-        ends = [p.end for p in n.before if p.ready < state.now]
-        if len(ends) == len(n.before):
-            state.pending.setdefault(max(ends, default=0.0), []).append(n)
-        elif ends:
-            state.waits[n] = len(n.before) - len(ends)
-        else:
-            continue
-        known.add(n)
-    return known

@@ -185,5 +185,5 @@ def by_jax(app: Application, arrays: Sequence[Array], changes: Mapping[str, Any]
         return [np.asarray(x) for x in (found if app.primitive.multiple_results else [found])]
 
 
-for _name in (*NONLINEAR.split(), "regularized_incomplete_beta", "random_gamma_grad"):
+for _name in (*NONLINEAR.split(), "threefry2x32", "regularized_incomplete_beta", "random_gamma_grad"):
     MEANINGS.setdefault(_name, function)

@@ -9,7 +9,6 @@ between them frontier tracking puts the configurations together anew. `of=None` 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +22,7 @@ from unity.search.published.tensoropt.frontiers import named
 # What a byte counts, of what it does on the line between the fastest strategy and the leanest.
 WEIGHTS = (0.01, 0.1, 0.3, 1.0, 10.0)
 BOUNDED = (0.01, 0.3, 10.0)  # of these, those for which configurations close to the best are added
+ALMOST = 1e-10  # of what it is worth, a byte where time is wanted: so of equally fast strategies the leanest is found at once
 PASSES = 2  # of message passing, for the bounds
 
 
@@ -45,7 +45,8 @@ class Some:
 
 def promising(space: Space, close: int) -> Some:
     """The space's problem with the values of the hull, and for each operator so many that are close to it, for some weights."""
-    hull = space.minimizer.at([0.0, math.inf])
+    scale = nearly(space.problem)
+    hull = space.minimizer.at([scale * ALMOST, scale / ALMOST])
     if not hull:
         return Some(space.problem, tuple(np.arange(n) for n in space.problem.sizes), space.problem)
     fast, lean = hull
@@ -58,6 +59,13 @@ def promising(space: Space, close: int) -> Some:
         for v, first in enumerate(bounds.first(close)):
             wanted[v] |= set(space.minimizer.domains.values[v][first].tolist())
     return only(space.problem, alike(space, wanted))
+
+
+def nearly(problem: Problem) -> float:
+    """About how many seconds a byte is worth: what operators alone take of both, at least."""
+    least = [np.where(np.isfinite(c.time), (c.time, c.memory), np.inf).reshape(2, -1).min(axis=1) for c in problem.unary]
+    time, memory = np.sum([x for x in least if np.isfinite(x).all()], axis=0) if least else (0.0, 0.0)
+    return float(time / memory) if time > 0 and memory > 0 else 1.0
 
 
 def alike(space: Space, wanted: Sequence[set[int]]) -> tuple[Array, ...]:

@@ -1,0 +1,77 @@
+"""What other benchmarks kept of the published searches, for the same page: how long they search, and what they miss of the optimum.
+
+Those run one after the other on idle cores, as seconds and proofs of an optimum want it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.seeds.results import Table
+
+SPEED, OPTIMAL = "published_speed", "optimal"
+
+
+def beside(folder: Path) -> list[Table]:
+    """The tables of whatever was kept in a folder of results."""
+    return [make(found) for name, make in ((SPEED, speed), (OPTIMAL, optimal)) if (found := _kept(folder / f"{name}.json"))]
+
+
+def _kept(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def speed(kept: dict[str, Any]) -> Table:
+    """OptCNN's table 3 and FlexFlow's table 5: CPU seconds of a search."""
+    rows = [
+        (
+            *(row["algorithm"], row["model"], str(row["devices"]), f"{row['published']:g}", f"{row['search']:.3g}"),
+            *("" if row.get("whole", True) else "at the pace of the first seconds", "yes" if row["met"] else "no"),
+        )
+        for row in kept["rows"]
+    ]
+    targets, date = kept["targets"], kept["date"]
+    notes = (
+        f"`python -m benchmarks.{SPEED}`, {date}. The target is {targets['optcnn']:g} times the published seconds for OptCNN, "
+        f"whose algorithm alone is counted, as in the paper, and {targets['flexflow']:g} for FlexFlow, of which every operator has "
+        f"{kept['proposals_per_operator']} proposals; how many the paper's searches made is not published. A chain is looked at "
+        f"for {kept['seconds_at_most']:g} s at most.",
+    )
+    columns = ("algorithm", "model", "GPUs", "paper s", "here, CPU s", "of which", "target met")
+    return Table("OptCNN, table 3, and FlexFlow, table 5: seconds of the search", columns, tuple(rows), notes)
+
+
+def optimal(kept: dict[str, Any]) -> Table:
+    """FlexFlow's section 8.3: small executions against their optimum."""
+    rows = [(*_what(row), *_found(row, "flexflow"), *_found(row, "optcnn")) for row in kept["rows"]]
+    notes = (
+        f"`python -m benchmarks.{OPTIMAL}`, {kept['date']}. In the simulator: by depth-first search with A* pruning, of at most "
+        f"{kept['most_nodes']} nodes; any: any degrees on any devices, mesh: what a mesh can express. By costs: the exact search.",
+        "In the paper FlexFlow finds the optimum of LeNet and of RNNLM with two steps on 4 GPUs. Here it goes by the simulator, so "
+        "by our costs it need not; and at which β its chains ran, and with how many proposals, is not published.",
+    )
+    columns = (
+        *("model", "GPUs", "space", "operators", "optimum, ms", "proved"),
+        *("FlexFlow ms", "FlexFlow / optimum", "OptCNN ms", "OptCNN / optimum"),
+    )
+    return Table("FlexFlow, section 8.3: against the optimum", columns, tuple(rows), notes)
+
+
+def _what(row: dict[str, Any]) -> tuple[str, ...]:
+    proved = "yes" if row["whole"] else "between these" if "best_ms" in row else "of the values listed"
+    optimum = " to ".join(f"{ms:.4g}" for ms in _optimum(row))
+    return row["model"], str(row["devices"]), row["space"], str(row["operators"]), optimum, proved
+
+
+def _optimum(row: dict[str, Any]) -> tuple[float, ...]:
+    """Milliseconds; or a lower bound, and the best that is known."""
+    return (row["optimal_ms"],) if row["whole"] or "best_ms" not in row else (row["optimal_ms"], row["best_ms"])
+
+
+def _found(row: dict[str, Any], which: str) -> tuple[str, str]:
+    found = row.get(f"{which}_ms")
+    if found is None:
+        return "", ""
+    return f"{found:.4g}", " to ".join(f"{found / ms:.4g}" for ms in reversed(_optimum(row)))

@@ -1,0 +1,31 @@
+"""Pipelines of files, made again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from unity.pcg.axis import Axis
+from unity.pcg.capture import Captured
+from unity.pcg.errors import PlanError
+from unity.pcg.stages import GPIPE, Mixed
+from unity.pipelining.balance import Cuts
+from unity.pipelining.chain import chain_of
+from unity.pipelining.pipelining import Pipelining, Program, pipelined
+from unity.pipelining.unlike import unlike
+
+
+def from_json(captured: Captured, data: dict[str, Any], axes: Sequence[Axis]) -> Pipelining:
+    """The pipeline of a file, made again. Raises PlanError if the program or the machine does not allow it."""
+    names, rounds = list(data["along"]), int(data["rounds"])
+    along = [axis for axis in axes if axis.name in names]
+    if len(along) != len(names):
+        raise PlanError(f"a pipeline along {' '.join(names)} is none of a machine with axes {' '.join(a.name for a in axes)}")
+    try:
+        if "cuts" in data:
+            cuts = Cuts(tuple(map(int, data["cuts"])), float(data["weight"]))
+            return unlike(chain_of(captured), captured, cuts, along, rounds, bool(data["pack"]))
+        kind = str(data.get("schedule", GPIPE))
+        return pipelined(Program(captured), int(data["rolled"]), int(data["scan"]), along, rounds, kind)
+    except Mixed as reason:
+        raise PlanError(f"the pipeline along {' '.join(names)} cannot be made: {reason}") from None
