@@ -60,11 +60,11 @@ CASES = {
     "gpt bfloat16": _case("gpt2", True, **GPT, compute="bfloat16"),
     "llama": _case("llama3_8b", True, **GPT, kv_heads=2, feed_forward=384),
     "bert": _case("bert_large", **GPT),
-    "nmt": _case("nmt", hidden=128, vocab=512, steps=16, batch=32),
+    "nmt": _case("nmt", True, hidden=128, vocab=512, steps=16, batch=32),
     "mlp": _case("mlp", True, layers=4, width=512, batch=256),
     "alexnet": _case("alexnet", True, image=63, width=512, batch=64, classes=16),
     "vgg16": _case("vgg16", True, image=32, channels=16, width=256, batch=32, classes=16),
-    "candle": _case("candle_uno", width=256, batch=256),
+    "candle": _case("candle_uno", True, width=256, batch=256),
     "xdl": _case("xdl", True, tables=(8192,) * 4, width=64, batch=512),
 }
 

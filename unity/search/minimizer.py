@@ -107,7 +107,7 @@ class Minimizer:
         energy = self.elimination.energy(some)
         points = [*self.known.values()]
         best = min((_objective(point, some) for point in points), default=math.inf)
-        bounds, gap, kept = Bounds(energy, self._start(some)), math.inf, b""
+        bounds, gap, guessed = Bounds(energy, self._start(some)), math.inf, b""
         for _ in range(GUESSES):
             best = min(best, bounds.improve(PASSES))
             if not math.isfinite(bounds.least) or bounds.least > above + ABOVE * abs(above):
@@ -115,8 +115,10 @@ class Minimizer:
             if bounds.enough(best, ENOUGH):  # as it is where something like this was found before
                 break
             promising = bounds.first(VALUES)
-            if kept != (kept := b" ".join(values.tobytes() for values in promising)):
+            key = b" ".join(values.tobytes() for values in promising)
+            if key != guessed:  # else the guess would be what it was
                 points += self._on(promising, some, GUESSED)
+            guessed = key
             best = min([best, *(_objective(point, some) for point in points)])
             if bounds.enough(best, ENOUGH) or best - bounds.least > SLOW * gap:
                 break
