@@ -3,8 +3,8 @@
 `python -m benchmarks.pipelines` compares, by the machine's costs, the best plan with a pipeline and the best without (nothing is
 run), and times a pipeline against the best plan without one on 8 virtual devices. These share the cores: an idle stage costs
 nothing, and the ratio is what the pipeline itself costs (its sends, its smaller operators). It compares the memory of compiled
-steps by both schedules, with micro-batches of one size. A plan that another case has found already comes from the cache, in no time. A name runs one part:
-`plans`, `steps` or `memory`.
+steps by both schedules, with micro-batches of one size. A plan that another case has found already comes from the cache, in no
+time. A name runs one part: `plans`, `steps` or `memory`.
 """
 
 from __future__ import annotations
