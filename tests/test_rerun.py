@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from factor_graphs import lower_left
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import MACHINE, MODELS, Small, arrays, counted, f, random_point
+from rerun_models import CASES, EVERY, drawn, named, perceptron
+from small_models import MACHINE, arrays, counted
 from test_assemble import all_points, rounded
 from test_halos import gradient_step
 
 import unity
 from unity.exec.check import predicted_elements
 from unity.pcg.again import runs_again
-from unity.pcg.capture import Captured, capture
+from unity.pcg.capture import capture
 from unity.pcg.graph import PCG
 from unity.pcg.parallelize import parallelize
-from unity.search.assemble import Assembled, assemble
+from unity.search.assemble import assemble
 from unity.search.cost import Training
 from unity.search.frontier import frontier
 from unity.search.machine import Machine
@@ -35,41 +35,14 @@ from unity.search.problem import Point
 from unity.search.simulator import simulate
 
 
-def perceptron(layers: int = 3, b: int = 32, d: int = 16, wide: int = 64, batches: int = 1) -> Small:
-    """Layers that widen, bend and narrow; what is bent is read once."""
-
-    def loss(params: Any, x: Any) -> Any:
-        for p in params:
-            x = x + jnp.tanh(jax.nn.gelu(x @ p["up"] + p["bias"]) @ p["down"])
-        return jnp.mean(x**2)
-
-    return Small(loss, [{"up": f(d, wide), "bias": f(wide), "down": f(wide, d)}] * layers, f(b * batches, d))
-
-
-CASES = {"perceptron": perceptron, **MODELS}
-
-
-@cache
-def named(name: str, machine: Machine = MACHINE) -> tuple[Captured, Assembled]:
-    model = CASES[name]()
-    with jax.enable_x64(True):
-        captured = capture(model.loss, model.params, model.batch)
-    return captured, assemble(captured.graph, captured.differentiated, machine, Training(), rerun=True)
-
-
 def again(graph: PCG) -> list[str]:
     return [node.kind for node, _ in graph.walk() if runs_again(node)]
 
 
-def drawn(name: str, seed: int) -> tuple[Captured, Assembled, Point, PCG]:
-    captured, assembled = named(name)
-    point = random_point(assembled, np.random.default_rng(seed))
-    return captured, assembled, point, parallelize(captured.graph, assembled.assignment(point))
+DRAWN = {"name": st.sampled_from(sorted(EVERY)), "seed": st.integers(0, 2**32 - 1)}
 
 
-DRAWN = {"name": st.sampled_from(sorted(CASES)), "seed": st.integers(0, 2**32 - 1)}
-
-
+@settings(max_examples=130)
 @given(**DRAWN)
 def test_the_search_counts_no_less_than_it_costs(name: str, seed: int) -> None:
     captured, assembled, point, graph = drawn(name, seed)
@@ -88,7 +61,7 @@ def test_where_nothing_is_shared_it_counts_exactly_that(weight: float) -> None:
     assert bool(again(graph)) == (weight > 0)
 
 
-@settings(max_examples=20)
+@settings(max_examples=35)
 @given(**DRAWN)
 def test_a_simulated_step_takes_what_is_predicted(name: str, seed: int) -> None:
     captured, _, _, graph = drawn(name, seed)

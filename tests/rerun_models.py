@@ -1,0 +1,75 @@
+"""Models in which operators may be made again, and plans of theirs at random."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from small_models import MACHINE, MODELS, Small, block, cross_entropy, f, i, layer, random_point
+
+from unity.pcg.capture import Captured, capture
+from unity.pcg.graph import PCG
+from unity.pcg.parallelize import parallelize
+from unity.search.assemble import Assembled, assemble
+from unity.search.cost import Training
+from unity.search.machine import Machine
+from unity.search.problem import Point
+
+
+def perceptron(layers: int = 3, b: int = 32, d: int = 16, wide: int = 64, batches: int = 1) -> Small:
+    """Layers that widen, bend and narrow; what is bent is read once."""
+
+    def loss(params: Any, x: Any) -> Any:
+        for p in params:
+            x = x + jnp.tanh(jax.nn.gelu(x @ p["up"] + p["bias"]) @ p["down"])
+        return jnp.mean(x**2)
+
+    return Small(loss, [{"up": f(d, wide), "bias": f(wide), "down": f(wide, d)}] * layers, f(b * batches, d))
+
+
+def gpt(layers: int = 2, d: int = 16, vocabulary: int = 32, b: int = 8, s: int = 8) -> Small:
+    """Layers as a scan that keeps what each of them leaves."""
+
+    def loss(p: Any, batch: Any) -> Any:
+        x = p["token"][batch["x"]] + p["position"]
+        x, _ = lax.scan(lambda x, one: (block(one, x), None), x, p["layers"])
+        return cross_entropy(x @ p["token"].T, batch["y"])
+
+    stacked = jax.tree.map(lambda t: f(layers, *t.shape), layer(d))
+    return Small(loss, {"token": f(vocabulary, d), "position": f(s, d), "layers": stacked}, {"x": i(b, s), "y": i(b, s)})
+
+
+def bent(layers: int = 3, b: int = 16, d: int = 8, wide: int = 32) -> Small:
+    """What is bent is read twice: it may be computed again, but not by its reader."""
+
+    def loss(params: Any, x: Any) -> Any:
+        def step(x: Any, p: Any) -> Any:
+            y = jax.nn.gelu(x @ p["up"])
+            return jnp.tanh(y @ p["down"] + (y * y) @ p["square"]), None
+
+        return jnp.mean(lax.scan(step, x, params)[0] ** 2)
+
+    return Small(loss, {"up": f(layers, d, wide), "down": f(layers, wide, d), "square": f(layers, wide, d)}, f(b, d))
+
+
+CASES = {"perceptron": perceptron, **MODELS}
+LOOPS = {"scanned": gpt, "bent": bent}
+EVERY = {**CASES, **LOOPS}
+
+
+@cache
+def named(name: str, machine: Machine = MACHINE) -> tuple[Captured, Assembled]:
+    model = EVERY[name]()
+    with jax.enable_x64(True):
+        captured = capture(model.loss, model.params, model.batch)
+    return captured, assemble(captured.graph, captured.differentiated, machine, Training(), rerun=True)
+
+
+def drawn(name: str, seed: int) -> tuple[Captured, Assembled, Point, PCG]:
+    captured, assembled = named(name)
+    point = random_point(assembled, np.random.default_rng(seed))
+    return captured, assembled, point, parallelize(captured.graph, assembled.assignment(point))
