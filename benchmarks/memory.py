@@ -59,7 +59,7 @@ CASES = {
     "gpt remat": _case("gpt2", **GPT, remat=True),
     "gpt bfloat16": _case("gpt2", True, **GPT, compute="bfloat16"),
     "llama": _case("llama3_8b", True, **GPT, kv_heads=2, feed_forward=384),
-    "bert": _case("bert_large", **GPT),
+    "bert": _case("bert_large", True, **GPT),
     "nmt": _case("nmt", True, hidden=128, vocab=512, steps=16, batch=32),
     "mlp": _case("mlp", True, layers=4, width=512, batch=256),
     "alexnet": _case("alexnet", True, image=63, width=512, batch=64, classes=16),

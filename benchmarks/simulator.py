@@ -9,7 +9,8 @@ data parallelism. `ratio` is the median of changes' ratios, `of_sums` that of th
 What bounds the ratio on 64 devices: what follows a change runs at other times up to a place where all devices wait for each other,
 and has to be simulated again. With batch norms such a place is near; the LSTM networks have but the loss, so that half of all tasks
 are simulated again, and few of them are ready at the same moment. Of AlexNet's 20 operators one change concerns an eighth of all
-tasks. `again` is the part of the tasks that is simulated again.
+tasks, on 64 devices a fifth, and after it a third of all tasks, there half of them, do run at other times: none could simulate
+less. `again` is the part of the tasks that is simulated again.
 
 At 192 devices a plan of unity's own search is simulated with one device standing for all. A change is one operator's other
 parallelization (with the changes of type around it); `rebuilt` is the time to find the changed tasks by building all of them.

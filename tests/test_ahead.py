@@ -6,22 +6,26 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
+from small_models import Small, made, random_point
 
 from unity.exec.check import compare
 from unity.optimize import optimize
 from unity.pcg.capture import capture
+from unity.pcg.gradients import gradients
 from unity.pcg.graph import PCG, Node
+from unity.pcg.parallelize import parallelize
 from unity.plan import Plan
 from unity.search.ahead import Ahead, Forward
 from unity.search.backend import CPU, GPU
 from unity.search.cost import Training
-from unity.search.held import BACKEND, WORKING, Held
+from unity.search.held import BACKEND, WORKING, Held, local
 from unity.search.machine import Machine
-from unity.search.memory import MemoryPrediction, predict_memory
+from unity.search.memory import MemoryPrediction, keeping, predict_memory
 from unity.search.peak import Later
 
 TARGET = 0.2  # of all bytes, as the search adds them up: what the benchmark asks for
@@ -125,3 +129,67 @@ def test_an_image_is_kept_turned_beside_what_else_is_read() -> None:
     image = 32 * 16 * 16 * 16 * 4 / 8
     assert BACKEND not in on_gpu.by_reason
     assert on_cpu.by_reason[BACKEND] >= 2 * image
+
+
+def classes(head: Any) -> Any:
+    """Three layers, and the cross-entropy of what `head` makes of them: logits are most of what is held."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        x, labels = batch
+        for weight in params["layers"]:
+            x = jnp.tanh(x @ weight)
+        chosen = jnp.take_along_axis(jax.nn.log_softmax(head(params, x)), labels[..., None], -1)
+        return -jnp.mean(chosen)
+
+    return loss
+
+
+def narrow(params: Any, x: Any) -> Any:
+    weight = params["out"].astype(jnp.bfloat16)
+    return jnp.matmul(x.astype(jnp.bfloat16), weight, preferred_element_type=jnp.float32)
+
+
+HEADS = {
+    "alone": lambda p, x: x @ p["out"],
+    "with a bias": lambda p, x: x @ p["out"] + p["bias"],
+    "converted": narrow,
+}
+
+
+@pytest.mark.parametrize("name", sorted(HEADS))
+def test_a_cotangent_that_more_than_a_product_reads_is_not_made_turned(name: str) -> None:
+    """A bias's gradient sums it, a conversion reads it as it is. Else both orders that the product reads are there at once."""
+    params = {"layers": [f(256, 256)] * 3, "out": f(256, 512), "bias": f(512)}
+    batch = f(8, 64, 256), jax.ShapeDtypeStruct((8, 64), jnp.int32)
+    plan = optimize(classes(HEADS[name]), params, batch, machine=Machine.grid(1, 1, "a100"), progress=False)
+    check = compare(plan, True)
+    assert abs(check.searched.difference) <= (0.02 if name == "alone" else TARGET)
+    logits = 8 * 64 * 512 * 4
+    works = sum(h.nbytes for h in check.predicted.held if h.why == WORKING and h.node.kind == "log_softmax")
+    assert works == pytest.approx((3 if name == "alone" else 2) * logits, rel=0.01)
+
+
+def test_zeros_that_gradients_of_slices_are_written_to_wait_from_the_start_for_remats_too() -> None:
+    """Of a value that every device has, each takes its slice."""
+
+    def block(weight: Any, x: Any) -> Any:
+        return jnp.tanh(x @ weight)
+
+    def loss(weights: Any, x: Any) -> Any:
+        for weight in weights:
+            x = jax.checkpoint(block)(weight, x)
+        return jnp.mean(x**2)
+
+    captured, assembled = made(Small(loss, [f(64, 64)] * 3, f(128, 64)))
+    waiting = 0.0
+    for seed in range(8):
+        point = random_point(assembled, np.random.default_rng(seed))
+        graph = parallelize(captured.graph, assembled.assignment(point))
+        flow = gradients(graph, captured.differentiated)
+        for found in keeping(graph, captured.differentiated, Training(), CPU):
+            if (inside := found.node.inside) is not None:
+                slices = [n.operands[0] for n in inside.nodes if n.operands and CPU.pads(n) and flow(n.operands[0])]
+                zeros = sum(h.nbytes for h in found.kept if h.why == BACKEND)
+                assert zeros == sum(local(v, inside) for v in slices)
+                waiting += zeros
+    assert waiting > 0

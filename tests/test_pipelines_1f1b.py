@@ -8,12 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from pipelined_models import LAYERS, NEAR, WIDTH, WORDS, language
+from pipelined_models import LAYERS, NEAR, TREE, WIDTH, WORDS, close, language, layers, loss, planned, scored, structs
 
 import unity
-from unity import Machine
 from unity.exec.alternating import scaled
-from unity.made import Made
 from unity.pcg.capture import capture
 from unity.pcg.check import check
 from unity.pcg.errors import InfeasibleError, ParallelTypeError
@@ -24,20 +22,7 @@ from unity.pcg.traffic import traffic
 from unity.pipelining import Program, pipelined
 from unity.pipelining.micro import split
 from unity.plan import Plan
-from unity.search.cost import Training
 from unity.search.predict import predict
-from unity.search.session import Search
-
-TREE = Machine.grid(2, 4)
-ALONG = {2: TREE.axes[:1], 4: TREE.axes[1:], 8: TREE.axes}
-
-
-def layers(params, x):
-    return lax.scan(lambda c, w: (c + jnp.tanh(c @ w), None), x, params["layers"])[0]
-
-
-def loss(params, x, y):
-    return ((layers(params, x @ params["in"]) @ params["out"] - y) ** 2).mean()
 
 
 def arguments(batch=64, count=LAYERS, width=WIDTH, seed=0):
@@ -45,23 +30,6 @@ def arguments(batch=64, count=LAYERS, width=WIDTH, seed=0):
     shapes = {"in": (width, width), "layers": (count, width, width), "out": (width, 3)}
     params = {name: jnp.asarray(rng.normal(size=s) / np.sqrt(width), jnp.float32) for name, s in shapes.items()}
     return params, *(jnp.asarray(rng.normal(size=(batch, n)), jnp.float32) for n in (width, 3))
-
-
-def structs(*args):
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
-
-
-def planned(fn, args, stages=2, micro_batches=4, argnums: int | tuple[int, ...] = 0, kind=ONE_F_ONE_B) -> Plan:
-    """The fastest plan with one pipeline."""
-    captured = capture(fn, *args, argnums=argnums)
-    made = pipelined(Program(captured), 0, 0, ALONG[stages], micro_batches // stages, kind)
-    search = Search(made.after.graph, captured.differentiated, TREE, Training())
-    return Plan(Made(fn, made.after, search, 0.0, pipelining=made), search.fastest)
-
-
-def close(found, wanted, most=2e-5):
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        assert np.abs(np.asarray(a) - np.asarray(b)).max() <= most * max(1e-3, float(np.abs(b).max()))
 
 
 def exact(plan: Plan, gradient=True):
@@ -91,8 +59,7 @@ def test_eight_stages_and_one_round():
 def test_weights_may_be_divided_inside_of_stages():
     """The leanest plan has them in pieces, and either gathers them in every tick, or adds up products."""
     args = arguments(batch=16, width=32)
-    plan = planned(loss, args, 2, 4)
-    plan = Plan(plan._made, plan._made.search.leanest)
+    plan = planned(loss, args, 2, 4, leanest=True)
     (node,) = [n for n in plan.pcg.nodes if n.kind == PIPELINE]
     assert {state.kind for state in node.operands[-1].type[1:]} == {"P"}
     close(jax.jit(jax.value_and_grad(plan))(*args), jax.value_and_grad(loss)(*args))
@@ -135,11 +102,6 @@ def test_a_language_model_with_all_that_is_around_it():
     close((value, gradients), (wanted, others))
     assert int(right) == int(also)
     exact(plan)
-
-
-def scored(params, x, y):
-    """What the tail reads has a gradient, too; and the mean is looked at once more."""
-    return jnp.log1p((jnp.tanh(layers(params, x) * y["by"]) @ y["to"]).mean() ** 2)
 
 
 @pytest.mark.parametrize("argnums", [2, (0, 1, 2)])

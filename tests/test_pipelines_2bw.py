@@ -1,5 +1,6 @@
 """2BW: steps that do not drain give the gradients of the batch before at weights one version older, in M ticks a step."""
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -7,35 +8,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
-from pipelined_models import LAYERS, NEAR, WIDTH, WORDS, language
+from jax.extend.core import Var
+from pipelined_models import LAYERS, NEAR, TREE, WIDTH, WORDS, close, language, layers, loss, scored, structs
+from pipelined_models import planned as plan_of
 
 import unity
-from unity import Machine
-from unity.made import Made
-from unity.pcg.capture import capture
+from benchmarks import forked_layers
 from unity.pcg.errors import InfeasibleError, PlanError
 from unity.pcg.graph import PIPELINE, TAIL
 from unity.pcg.stages import ONE_F_ONE_B, TWO_BW, Schedule
 from unity.pcg.traffic import traffic
-from unity.pipelining import Program, pipelined
-from unity.plan import Plan
 from unity.search.cost import Training
 from unity.search.memory import predict_memory
 from unity.search.minimizer import Minimizer
 from unity.search.predict import predict
-from unity.search.session import Search
 
-TREE = Machine.grid(2, 4)
-ALONG = {2: TREE.axes[:1], 4: TREE.axes[1:]}
-
-
-def layers(params, x):
-    return lax.scan(lambda c, w: (c + jnp.tanh(c @ w), None), x, params["layers"])[0]
-
-
-def loss(params, x, y):
-    return ((layers(params, x @ params["in"]) @ params["out"] - y) ** 2).mean()
+planned = partial(plan_of, kind=TWO_BW)
 
 
 def numbers(rng, dtype, **shapes):
@@ -50,18 +38,6 @@ def weights(dtype=jnp.float32, count=LAYERS, width=WIDTH):
 def batches(count, batch=16, width=WIDTH, dtype=jnp.float32):
     rng = np.random.default_rng(1)
     return [tuple(jnp.asarray(rng.normal(size=(batch, n)), dtype) for n in (width, 3)) for _ in range(count)]
-
-
-def structs(args):
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
-
-
-def planned(fn, args, stages=2, micro_batches=4, argnums: int | tuple[int, ...] = 0, kind=TWO_BW) -> Plan:
-    """The fastest plan with one pipeline."""
-    captured = capture(fn, *args, argnums=argnums)
-    made = pipelined(Program(captured), 0, 0, ALONG[stages], micro_batches // stages, kind)
-    search = Search(made.after.graph, captured.differentiated, TREE, Training())
-    return Plan(Made(fn, made.after, search, 0.0, pipelining=made), search.fastest)
 
 
 def applied(params, gradients):
@@ -100,11 +76,6 @@ class Auxiliary:
         return self.fn(*args)
 
 
-def close(found, wanted, most):
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        assert np.abs(np.asarray(a) - np.asarray(b)).max() <= most * max(1e-3, float(np.abs(b).max()))
-
-
 @pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize("micro_batches", [4, 8])
 def test_training_is_that_of_one_device_with_gradients_one_step_late(stages, micro_batches):
@@ -135,11 +106,6 @@ def test_a_language_model_with_all_that_is_around_it():
         close(end, late, 1e-10)
 
 
-def scored(params, x, y):
-    """What the tail reads has a gradient, too; and the mean is looked at once more."""
-    return jnp.log1p((jnp.tanh(layers(params, x) * y["by"]) @ y["to"]).mean() ** 2)
-
-
 def test_gradients_of_several_arguments_and_of_what_the_tail_reads():
     params, x = {"layers": weights()["layers"]}, batches(1)[0][0]
     given = [(x * k, {"by": jnp.cos(x * k), "to": jnp.sin(jnp.arange(WIDTH * 2.0).reshape(WIDTH, 2) + k)}) for k in (1, 2, 3)]
@@ -160,7 +126,7 @@ def test_a_call_of_the_plan_is_the_function():
 @pytest.mark.parametrize(("stages", "exchanges"), [(2, 1), (4, 2)])
 def test_a_step_has_as_many_ticks_as_micro_batches(stages, exchanges):
     """In the prediction, and in the compiled program, which sends just what was predicted, and holds nearly that."""
-    args = structs((weights(width=64), *batches(1, 64, 64)[0]))
+    args = structs(weights(width=64), *batches(1, 64, 64)[0])
     plan = planned(loss, args, stages, 8)
     counts = {(c.node.kind, c.direction): c.count for c in traffic(plan.pcg, range(3)) if c.kind == "collective-permute"}
     assert counts == {(PIPELINE, "forward"): 2 * exchanges * 8, (TAIL, "forward"): exchanges * 8}
@@ -170,10 +136,52 @@ def test_a_step_has_as_many_ticks_as_micro_batches(stages, exchanges):
     assert found.searched.predicted == pytest.approx(found.searched.compiled, rel=0.2)
 
 
+def waiting(jaxpr, loop):
+    """The equations of a jaxpr that need what the loop makes, and all results that do."""
+    made, found = set(loop.outvars), []
+    for e in jaxpr.eqns:
+        if e is not loop and any(x in made for x in e.invars if isinstance(x, Var)):
+            made.update(e.outvars)
+            found.append(e)
+    return found, [x in made for x in jaxpr.outvars]
+
+
+def test_gradients_of_layers_are_sent_while_the_rest_of_the_ticks_runs():
+    """In the traced step nothing of them, no collective either, needs what the last ticks make; what leads to the pipeline does."""
+    args = structs(weights(width=64), *batches(1, 64, 64)[0])
+    plan = planned(loss, args, 2, 8)
+    step = plan.stream._steps
+    (mapped,) = [e for e in step.traced().eqns if e.primitive.name == "shard_map"]
+    first, last = (e for e in mapped.params["jaxpr"].eqns if e.primitive.name == "scan" and "ppermute" in str(e.params["jaxpr"]))
+    assert (first.params["length"], last.params["length"]) == (1, 7)
+    early, late = (waiting(mapped.params["jaxpr"], loop) for loop in (first, last))
+    names = plan._made.captured.paths
+    wait = {names[k]: flag for k, flag in zip(step.weights, late[1], strict=False)}
+    assert wait == {"args[0]['in']": True, "args[0]['layers']": False, "args[0]['out']": False}
+    assert all(early[1][: len(wait)])
+    sums = [e for e in early[0] if e not in late[0] and e.primitive.name in ("psum", "psum_invariant", "reduce_scatter")]
+    assert any(e.invars[0].aval.ndim == 3 for e in sums)  # of the layers' gradient
+
+
+def test_the_simulator_sends_them_meanwhile_too():
+    """By links between nodes that are slow, as long as the last ticks take."""
+    device = unity.Device("slow", {"float32": 1e9}, 10**9, 1e9, 0.5, 0.0)
+    machine = unity.Machine.grid(4, 1, device=device, intra=(1e9, 1e-7), inter=(1e7, 1e-7))
+    args = structs(weights(count=8, width=64), *batches(1, 256, 64)[0])
+    options: dict[str, Any] = {"machine": machine, "progress": False, "search": "captured"}
+    plans = {kind: unity.optimize(loss, *args, **options, pipelines=(2, 8, kind)) for kind in (ONE_F_ONE_B, TWO_BW)}
+    gains = {kind: plan.time - plan.simulate().makespan for kind, plan in plans.items()}
+    sent = {
+        kind: sum(t.seconds for t in predict(plan.pcg, machine, [0, 1, 2]).collectives if t.collective.elements > 64 * 64)
+        for kind, plan in plans.items()
+    }
+    assert gains[TWO_BW] > gains[ONE_F_ONE_B] + 0.2 * sent[TWO_BW]
+
+
 def test_nothing_idles_and_two_versions_are_held():
     assert (Schedule(4, 8, 24, TWO_BW).ticks, Schedule(4, 8, 24, TWO_BW).bubble) == (8, 0)
     assert Schedule(4, 8, 24, TWO_BW).flushed == Schedule(4, 8, 24, ONE_F_ONE_B)
-    args = structs((weights(count=8, width=64), *batches(1, 64, 64)[0]))
+    args = structs(weights(count=8, width=64), *batches(1, 64, 64)[0])
     plan, other = (planned(loss, args, 4, 8, kind=kind) for kind in (TWO_BW, ONE_F_ONE_B))
     assert plan.time == pytest.approx(predict(plan.pcg, TREE, [0, 1, 2]).time, rel=1e-9)
     assert plan.simulate().makespan == pytest.approx(plan.time, rel=0.05)
@@ -185,8 +193,49 @@ def test_nothing_idles_and_two_versions_are_held():
     assert predict_memory(plan.pcg, [0, 1, 2], Training()).additive == pytest.approx(point.memory, rel=0.01)
 
 
+def deep(params, x, y):
+    for w in params["first"]:
+        x = jnp.tanh(x @ w)
+    return ((layers(params, x) @ params["out"] - y) ** 2).mean()
+
+
+def test_what_leads_to_the_pipeline_is_held_for_two_batches():
+    """And is counted so by the search. (A compiler may hold it a third time: it copies what is new to where the old one lay.)"""
+    width, found = 64, dict[int, Any]()
+    for count in (1, 4):
+        one = jnp.zeros((width, width))
+        params = {"first": [one] * count, "layers": jnp.zeros((LAYERS, width, width)), "out": jnp.zeros((width, 3))}
+        plan = planned(deep, structs(params, jnp.zeros((256, width)), jnp.zeros((256, 3))), 2, 8)
+        (point,) = Minimizer(plan._made.search.assembled.problem).at([0.0])
+        numbers = sorted(plan._made.captured.differentiated)
+        assert predict_memory(plan.pcg, numbers, Training()).additive == pytest.approx(point.memory, rel=0.01)
+        found[count] = plan.check()
+    assert found[4].searched.predicted == pytest.approx(found[4].searched.compiled, rel=0.25)
+    kept = 3 * 256 // 8 * width * 4  # bytes of what three layers more keep of one batch, on one device
+    weights = 3 * 3 * width * width * 4  # and their own, with gradients, and as the batch before found them
+    grown = found[4].searched.predicted - found[1].searched.predicted
+    assert grown >= 2 * kept
+    assert grown <= 2 * kept + weights
+
+
+def test_branches_beside_it():
+    """On devices of their own: what leads to the pipeline is part of the flight, whatever it is."""
+    with jax.enable_x64(True):
+        plan = forked_layers.planned(TREE, np.float64, pipelines=(2, 4, "2bw"))
+        assert plan.branching is not None
+        params = plan.shard(forked_layers.weights(np.float64))
+        given = [forked_layers.batch(k, np.float64) for k in range(3)]
+        step, wanted = jax.jit(plan.stream.step), jax.jit(jax.value_and_grad(forked_layers.loss))
+        flight = plan.stream.start(params, plan.shard(params, given[0])[1])
+        for before, batch in pairwise(given):
+            flight, found = step(flight, params, plan.shard(params, batch)[1])
+            close(found, wanted(forked_layers.weights(np.float64), before), 1e-10)
+        checked = plan.check()
+        assert all(line.predicted == line.compiled for line in checked.lines), str(checked)
+
+
 def test_it_is_asked_for_saved_and_explained(tmp_path, capsys):
-    args = structs((weights(), *batches(1)[0]))
+    args = structs(weights(), *batches(1)[0])
     options: dict[str, Any] = {"machine": TREE, "progress": False, "search": "captured"}
     plan = unity.optimize(loss, *args, **options, pipelines=(2, 4, "2bw"))
     assert str(plan.pipelining).endswith("4 micro-batches, 2BW")
@@ -199,7 +248,7 @@ def test_it_is_asked_for_saved_and_explained(tmp_path, capsys):
 
 
 def test_what_has_no_steps_of_its_own_is_refused():
-    args = structs((weights(), *batches(1)[0]))
+    args = structs(weights(), *batches(1)[0])
     with pytest.raises(PlanError, match="no pipeline by 2BW"):
         _ = planned(loss, args, kind=ONE_F_ONE_B).stream
     options: dict[str, Any] = {"machine": TREE, "progress": False, "search": "captured", "pipelines": (2, 4, "2bw")}
@@ -230,7 +279,7 @@ def test_other_arguments_and_flights_are_refused():
         plan.stream.start(params, x[:8], y[:8])
     flight = plan.stream.start(params, x, y)
     with pytest.raises(PlanError, match="no flight of this plan"):
-        planned(loss, structs((params, x, y)), 2, 8).stream.finish(flight)
+        planned(loss, structs(params, x, y), 2, 8).stream.finish(flight)
     plan.stream.finish(flight)
     with pytest.raises(PlanError, match="is used up"):
         plan.stream.finish(flight)

@@ -4,7 +4,6 @@ import io
 import itertools
 import json
 from dataclasses import replace
-from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -13,55 +12,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-from unlike_models import mlp, mlp_arguments, translated, translated_arguments, vgg, vgg_arguments
+from unlike_models import MODELS, SQUARE, TREE, largest_difference, mlp, mlp_arguments, planned, translated, translated_arguments
 
 import unity
 from unity import Device
 from unity.exec.walker import run_body
-from unity.made import Made
 from unity.pcg.body import Tensor
 from unity.pcg.capture import capture
 from unity.pcg.check import check
 from unity.pcg.errors import DerivationError, InfeasibleError, ParallelTypeError, PlanError
 from unity.pcg.graph import PCG, PIPELINE, STAGES
-from unity.pcg.stages import Mixed
+from unity.pcg.stages import GPIPE, ONE_F_ONE_B, Mixed
 from unity.pcg.state import UNUSED
 from unity.pcg.traffic import traffic
 from unity.pipelining.balance import Cuts, Loads, balanced, cut
 from unity.pipelining.buffers import layouts
 from unity.pipelining.chain import chain_of
 from unity.pipelining.named import with_nodes
+from unity.pipelining.pipelining import SAID
 from unity.pipelining.unlike import unlike
-from unity.plan import Plan
-from unity.search.cost import Training
 from unity.search.machine import Machine
 from unity.search.predict import predict
-from unity.search.session import Search
 
-TREE, SQUARE = Machine.grid(2, 4), Machine.grid(2, 2)
 ADDING = ("all-reduce", "reduce-scatter")
-MODELS = {"mlp": (mlp, mlp_arguments), "vgg": (vgg, vgg_arguments), "translated": (translated, translated_arguments)}
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-def planned(fn, args, axes=TREE.axes[:1], rounds=2, pack=False, machine=TREE) -> Plan:
-    """The fastest plan with stages along these axes."""
-    captured = capture(fn, *args)
-    chain = chain_of(captured)
-    cuts = balanced(Loads(chain, machine, True), axes, rounds * prod(axis.size for axis in axes))
-    made = unlike(chain, captured, cuts, axes, rounds, pack)
-    search = Search(made.after.graph, captured.differentiated, machine, Training())
-    return Plan(Made(fn, made.after, search, 0.0, pipelining=made), search.fastest)
-
-
 def array(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def largest_difference(found, wanted):
-    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
-    return max(float(np.abs(np.asarray(a) - np.asarray(b)).max() / max(np.abs(b).max(), 1e-3)) for a, b in pairs)
 
 
 CASES = [("mlp", TREE, 2, True), ("vgg", SQUARE, 1, False), ("translated", SQUARE, 1, True)]
@@ -108,10 +87,12 @@ def test_only_a_stages_own_devices_hold_packed_weights():
     assert packed <= 1 < whole  # no gradient of a weight crosses stages
 
 
-def test_a_plan_is_saved_and_made_again(tmp_path):
+@pytest.mark.parametrize("kind", [GPIPE, ONE_F_ONE_B])
+def test_a_plan_is_saved_and_made_again(tmp_path, kind):
     args = mlp_arguments()
-    plan = unity.optimize(mlp, *args, machine=TREE, pipelines=(2, 4), pack=True, progress=False, search="captured")
+    plan = unity.optimize(mlp, *args, machine=TREE, pipelines=(2, 4, kind), pack=True, progress=False, search="captured")
     assert "2 stages of different operators" in str(plan.pipelining)
+    assert SAID[kind] in str(plan.pipelining)
     plan.save(tmp_path / "plan.json")
     again = unity.load(tmp_path / "plan.json", mlp, *args)
     assert again.pcg.key == plan.pcg.key
@@ -205,7 +186,7 @@ REFUSED = {
     "positions": (positioned, (2, 4), "depends on where a sample stands in the batch"),
     "samples": (mlp, (2, 32), "32 micro-batches cannot share 16 samples evenly"),
     "operators": (mlp, (8, 8), "8 stages cannot share 5 products and convolutions"),
-    "schedule": (mlp, (2, 4, "1f1b"), "by GPipe's schedule, not by '1f1b'"),
+    "schedule": (mlp, (2, 4, "2bw"), "by '1f1b' or 'gpipe', not by '2bw'"),
 }
 
 

@@ -92,4 +92,4 @@ def test_what_is_remembered_is_what_was_priced(monkeypatch, most):
         assert np.array_equal(found[index].forward, wanted[numbers].forward)
         assert np.array_equal(found[index].backward, wanted[numbers].backward)
         assert np.array_equal(found[index].possible, wanted[numbers].possible)
-    assert book.held <= most or len(book.recent) == 1
+    assert book.recent.held <= most or len(book.recent) == 1

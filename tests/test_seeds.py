@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from small_models import MODELS
 
 from benchmarks.models import get, tiny
+from benchmarks.seeds import age, steps, table5
 from benchmarks.seeds import run as seeds_run
-from benchmarks.seeds import steps, table5
 from benchmarks.seeds.beside import beside
 from benchmarks.seeds.cases import OWN, PARTS, Case, cases, groups
 from benchmarks.seeds.dimensions import ABLATION, space
@@ -118,6 +118,17 @@ def test_another_algorithm_that_is_faster_is_said() -> None:
     assert never_slower(faster).notes == ("optcnn7, vgg16 on m: optcnn is faster by 10.00%",)
 
 
+def test_results_of_older_code_are_said_to_be() -> None:
+    new = {"code": "abc", "written": "2026-01-02 03:04 UTC"}
+    some = (result("unity", 1.0) | new, result("optcnn", 1.5) | new, result("tofu", 1.5))
+    assert "In 1 of them not all results are of the same code" in never_slower(Results(some)).notes[1]
+    assert len(never_slower(Results(some[:2])).notes) == 1
+    table = age.table(Results(some))
+    assert [row[:1] + row[3:] for row in table.rows] == [("abc", "2", "optcnn7: unity, optcnn"), ("earlier", "1", "optcnn7: tofu")]
+    assert table.rows[0][1:3] == (new["written"], new["written"])
+    assert age.stamp()["code"] == age.code()
+
+
 def test_tables_are_written_of_whatever_is_there() -> None:
     some = Results((result("unity", 1.0), result("optcnn", 1.5), {"part": "unity14", "model": "xdl", "machine": "m", "devices": 6,
                     "scale": 6, "limit": None, "algorithm": "flexflow", "missing": "flexflow: not available"}))  # fmt: skip
@@ -153,8 +164,21 @@ def test_what_the_papers_case_studies_found_is_beside_ours() -> None:
     some = [about | {"algorithm": "unity", "treated": layers}, about | {"algorithm": "data-parallel", "treated": layers[:1]}]
     inception, nmt = studies(Results(tuple(some)))
     assert {row[-1] for row in inception.rows} == {"not run"}
-    assert {row[0]: row[-1] for row in nmt.rows}["softmax"] == "1 x samples 1, parameters 4"
-    assert [note.rsplit(": ", 1)[1] for note in nmt.notes] == ["does not hold.", "holds."]
+    assert {row[0]: row[4] for row in nmt.rows}["softmax"] == "1 x samples 1, parameters 4"
+    assert {row[-1] for row in nmt.rows} == {"not run"}
+    assert [note.rsplit(": ", 1)[1] for note in nmt.notes[:2]] == ["does not hold.", "holds."]
+
+
+def test_networks_step_by_step_are_beside_figure_13() -> None:
+    about = {"part": "flexsteps p100", "devices": DEVICES, "model": "nmt_unrolled"}
+    layers = [["p['layers'][0]['w']", 4, 1, [0, 1, 2, 3], 30], ["p['layers'][0]['w']", 1, 2, [0, 1], 10]]
+    some = [about | {"algorithm": "simulated data-parallel", "simulated": 2.0}]
+    some.append(about | {"algorithm": "simulated flexflow", "simulated": 1.5, "placed": layers})
+    _, nmt = studies(Results(tuple(some)))
+    cells = {row[0]: row[-1] for row in nmt.rows}
+    assert cells["layers"] == "30 x samples 4, parameters 1; 10 x samples 1, parameters 2, on 2 GPUs"
+    assert cells["seconds of a step, of data parallelism's"] == "0.75"
+    assert "flexflow, on any GPUs: 10 of 40 products" in nmt.notes[0]
 
 
 def unrolled(machine: Machine, name: str = "nmt_unrolled", batch: int = 64) -> tuple[Captured, Operators]:
@@ -191,6 +215,11 @@ def test_figure_13_has_each_embedding_on_a_gpu_and_softmax_in_parameters() -> No
     assert all(len(found) == 1 for found in embeds.values())
     assert embeds["encoder"] != embeds["decoder"]
     assert {configs[k].degrees for k in readers(o, "['softmax']['weight']")} == {(1, 4)}
+    rows = steps.placed(o, configs)
+    assert {tuple(row[1:3]) for row in rows if "softmax" in row[0]} == {(1, 4)}
+    assert [(row[1:3], len(row[3])) for row in rows if "token" in row[0]] == [([1, 1], 1)] * 2
+    assert {tuple(row[1:3]) for row in rows if "layers" in row[0]} == {(4, 1)}
+    assert sum(row[-1] for row in rows if "token" in row[0]) == 2 * 3  # three steps
 
 
 def test_what_is_simulated_of_a_strategy_and_its_search_is_no_slower_than_where_it_begins() -> None:
@@ -252,8 +281,9 @@ def test_what_other_benchmarks_kept_is_on_the_page(tmp_path) -> None:
     small |= {"flexflow_ms": 1.5, "optcnn_ms": None}
     bounded = small | {"space": "mesh", "whole": False, "best_ms": 2.0, "flexflow_ms": 3.0}
     (tmp_path / "optimal.json").write_text(json.dumps({"date": "today", "most_nodes": 9, "rows": [small, bounded]}))
-    speed, optimal = beside(tmp_path)
+    speed, optimal, against = beside(tmp_path)
     assert speed.rows == (("flexflow", "nmt", "64", "2190", "900", "at the pace of the first seconds", "yes"),)
     assert optimal.rows[0][4:] == ("1", "yes", "1.5", "1.5", "", "")
     assert optimal.rows[1][4:8] == ("1 to 2", "between these", "3", "1.5 to 3")
-    assert all(len(row) == len(table.columns) for table in (speed, optimal) for row in table.rows)
+    assert against.rows == (("the optimum", "1", "1"), ("flexflow", "1.5", "1.5"), ("optcnn", "", ""))
+    assert all(len(row) == len(table.columns) for table in (speed, optimal, against) for row in table.rows)

@@ -91,6 +91,25 @@ def test_what_is_only_moved_is_moved_to_the_last_bit(monkeypatch: pytest.MonkeyP
     assert 0.0 in moved
 
 
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_what_was_moved_stays_where_it_is_when_times_are_rounded_from_then_on(seed: int) -> None:
+    """Moved by times that are added without rounding, and then simulated again, in part, with others; or taken back."""
+    rng = random.Random(seed)
+    graph = layered_graph(rng)
+    delta, tasks = Delta(graph), dict(graph.tasks)
+    for step in range(8):
+        change = layered_change(rng, TaskGraph(tasks, graph.devices))
+        if step >= 4:
+            change = {n: t and t._replace(seconds=rng.choice((t.seconds, 1 / 3, 0.1))) for n, t in change.items()}
+        delta.change(change)
+        if rng.random() < 0.3:
+            delta.back()
+        else:
+            tasks = changed(tasks, change)
+        assert delta.timeline == full(TaskGraph(tasks, graph.devices))
+
+
 def chain(n: int) -> TaskGraph:
     return TaskGraph({k: Task(0, 1.0, (k - 1,) if k else ()) for k in range(n)}, TWO)
 
@@ -139,6 +158,22 @@ def test_what_is_running_still_is_not_forgotten() -> None:
     delta.change({0: Task(0, 3.0), 1: Task(0, 1.0)})
     assert delta.timeline == full(delta.graph)
     assert delta.timeline.start[50] == 3.0
+
+
+def test_what_one_run_took_and_the_other_did_not_yet_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 10 and 11 all looks as before: device 0 is free at 13. But then task 101 was its last, behind 102, which ended at 12; now
+    103 is, and 102 has ended at 10. Task 105 waits for it and for task 12, and need not wait till 12."""
+    monkeypatch.setattr(schedule, "LEAST", 2)  # what stops at a mark and goes on leaves the next one elsewhere
+    tasks = {k: Task(1, 0.25 if k == 12 else 1.0, (k - 1,) if k > 1 else ()) for k in range(1, 31)}
+    tasks |= {100: Task(2, 3.0), 101: Task(0, 1.0, (100,)), 102: Task(0, 1.0, (104,)), 103: Task(0, 3.0, (20,))}
+    tasks |= {104: Task(3, 2.0), 105: Task(4, 1.0, (102, 12))}
+    delta = Delta(TaskGraph(tasks, (*TWO, *(Resource(name, "compute") for name in "cde"))))
+    delta.change({102: Task(0, 10.0, (104,))})
+    assert (delta.timeline.end[102], delta.timeline.end[101]) == (12.0, 13.0)
+    delta.change({100: Task(2, 3.0, (20,)), 103: Task(0, 3.0, (2,)), 104: Task(3, 0.0)})
+    assert (delta.timeline.end[102], delta.timeline.end[103]) == (10.0, 13.0)
+    assert delta.timeline == full(delta.graph)
+    assert delta.timeline.start[105] == 11.25
 
 
 def test_times_that_are_rounded_are_not_moved() -> None:

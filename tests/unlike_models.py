@@ -1,12 +1,25 @@
-"""Models whose parts are of different operators and shapes, small ones."""
+"""Models whose parts are of different operators and shapes, small ones; and plans of them with stages that are unlike."""
 
 import itertools
+from math import prod
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from unity import Machine
+from unity.made import Made
+from unity.pcg.capture import capture
+from unity.pcg.stages import GPIPE
+from unity.pipelining.balance import Loads, balanced
+from unity.pipelining.chain import chain_of
+from unity.pipelining.unlike import unlike
+from unity.plan import Plan
+from unity.search.cost import Training
+from unity.search.session import Search
+
+TREE, SQUARE = Machine.grid(2, 4), Machine.grid(2, 2)
 WIDTHS = (12, 32, 8, 48, 24, 4)
 BATCH, WORDS = 16, 11
 
@@ -96,3 +109,23 @@ def translated_arguments(width=8):
     params = {"words": normal(WORDS, width), "others": normal(WORDS, width), "out": normal(width, WORDS)}
     words, before, after = (whole(WORDS, BATCH, n) for n in (5, 6, 6))
     return {**params, "encoder": encoder, "decoder": decoder}, words, before, after
+
+
+MODELS = {"mlp": (mlp, mlp_arguments), "vgg": (vgg, vgg_arguments), "translated": (translated, translated_arguments)}
+
+
+def planned(
+    fn, args, axes=TREE.axes[:1], rounds=2, pack=False, machine=TREE, kind=GPIPE, argnums: int | tuple[int, ...] = 0
+) -> Plan:
+    """The fastest plan with stages along these axes."""
+    captured = capture(fn, *args, argnums=argnums)
+    chain = chain_of(captured)
+    cuts = balanced(Loads(chain, machine, True), axes, rounds * prod(axis.size for axis in axes))
+    made = unlike(chain, captured, cuts, axes, rounds, pack, kind)
+    search = Search(made.after.graph, captured.differentiated, machine, Training())
+    return Plan(Made(fn, made.after, search, 0.0, pipelining=made), search.fastest)
+
+
+def largest_difference(found, wanted):
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
+    return max(float(np.abs(np.asarray(a) - np.asarray(b)).max() / max(np.abs(b).max(), 1e-3)) for a, b in pairs)

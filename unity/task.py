@@ -174,7 +174,7 @@ class Task:
             return None
         wish = PipelineWish(**self.wish(prices, than, exactly), exactly=numbers, schedule=schedule)
         found, refused = best_pipeline(plain.captured, prices.machine, wish)
-        if found is None and exactly is not None:  # weights are packed once: what is joined already stays so
+        if found is None:  # weights are packed once: what is joined already stays so
             found, more = best_unlike(plain.captured, prices.machine, wish, self.ways.pack and plain.joining is None)
             refused = [*refused, *more]
         if found is None:

@@ -3,7 +3,7 @@
 Parts are named after the papers' figures: tensoropt6 (and table 3), tensoropt7, tensoropt8, optcnn7 (and 8), flexflow6 (7, 9 and
 table 5), flexsteps (its recurrent networks step by step), unity14 (and 15b), unity15 (15a). Results are kept one by one in
 `benchmarks/results/seeds/cases`, so a run that was interrupted goes on where it was, and together in `results.json` beside the
-page; `--again` forgets those of the parts named. `--page` writes the page of what is there and runs nothing.
+page; `--again` forgets those that are named. `--page` writes the page of what is there and runs nothing.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--models", nargs="*", help="only these models")
     parser.add_argument("--devices", nargs="*", type=int, help="only these numbers of devices")
+    parser.add_argument("--algorithms", nargs="*", help="only these algorithms")
     parser.add_argument("--again", action="store_true", help="run what was run before, too")
     parser.add_argument("--page", action="store_true", help="write the page alone")
     options = parser.parse_args()
@@ -38,7 +39,9 @@ def main() -> None:
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     every = [
         case for case in cases(tuple(options.parts or PARTS))
-        if (not options.models or case.model in options.models) and (not options.devices or case.machine.devices in options.devices)
+        if (not options.models or case.model in options.models)
+        and (not options.devices or case.machine.devices in options.devices)
+        and (not options.algorithms or case.algorithm in options.algorithms)
     ]  # fmt: skip
     folder = FOLDER / "cases"
     if RECORD.exists():

@@ -72,7 +72,7 @@ def page(results: Results, count: int, folder: Path) -> None:
         "versions": ", ".join([f"Python {platform.python_version()}", *(f"{p} {version(p)}" for p in ("jax", "numpy"))]),
         "done": len(results.every),
         "count": count,
-        "tables": [*shown[:-1], *beside(folder.parent), *shown[-1:]],  # what is missing comes last
+        "tables": [*shown[:-2], *beside(folder.parent), *shown[-2:]],  # how old results are, and what is missing, come last
         "figures": drawn(results, folder),
     }
     markdown = Environment(undefined=StrictUndefined)

@@ -78,6 +78,7 @@ FLEXFLOW_LAYERS = {
     "softmax": "split in parameters",
 }
 # FlexFlow, section 8.1.3 (figure 9): over OptCNN on 16 P100, where the graphs are no chains (Inception-v3, RNNTC, RNNLM, NMT).
+FLEXFLOW_NO_CHAINS = ("inception_v3", "rnntc", "rnnlm", "nmt")
 FLEXFLOW_OPTCNN = Said("FlexFlow, 8.1.3", "OptCNN / FlexFlow", 1.2, 1.6)
 # FlexFlow, table 5: seconds of the search with delta simulation, by GPUs.
 FLEXFLOW_SECONDS = {

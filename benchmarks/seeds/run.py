@@ -19,6 +19,7 @@ from typing import Any
 from benchmarks.models import get
 from benchmarks.models.model import Model
 from benchmarks.seeds import studies
+from benchmarks.seeds.age import stamp
 from benchmarks.seeds.cases import IN_TENSOROPT, OWN, Case, groups
 from benchmarks.seeds.dimensions import ABLATION, PIPELINE, space
 from benchmarks.seeds.steps import SIMULATED, simulated
@@ -246,6 +247,7 @@ def keep(folder: Path, case: Case, result: dict[str, Any]) -> None:
         "scale": case.scale,
         "batch": case.sizes.get("batch"),
         "limit": None if math.isinf(case.limit) else case.limit,
+        **stamp(),
     }
     write(folder / f"{case.name}.json", json.dumps(about | result, default=float) + "\n")
 

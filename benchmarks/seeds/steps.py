@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import combinations, pairwise
 from math import prod
@@ -29,7 +30,7 @@ from unity.search.published.flexflow import Stop, explored
 from unity.search.published.flexflow.oracle import Configs
 from unity.search.simulator import Operators, ParallelConfig, Strategy, Topology, data_parallel, makespan, operators
 from unity.search.simulator.configs import possible
-from unity.search.simulator.pieces import most, split_shape
+from unity.search.simulator.pieces import most, slices, split_shape
 
 IN_A_NODE = 4  # GPUs, on both of FlexFlow's clusters
 SEARCH = "simulated flexflow"
@@ -48,12 +49,29 @@ def simulated(captured: Captured, machine: Machine, algorithm: str, batch: int, 
         configs = BY_HAND[algorithm](o, batch)
     graph = Strategy(o, configs).graph
     tasks = graph.tasks.values()
+    if o.topology.devices == IN_A_NODE:
+        more["placed"] = placed(o, configs)
     return more | {
         "operators": len(o.numbers),
         "simulated": makespan(graph),
         "compute": sum(task.seconds for task in tasks if task.device < o.topology.devices),
         "sent": sum(task.nbytes for task in tasks),
     }
+
+
+def placed(o: Operators, configs: Configs) -> list[list[Any]]:
+    """How the operators are split that read a matrix of weights: its name, over how many GPUs samples and parameters are split, on
+    which GPUs; and how many operators so (steps have operators of their own)."""
+    found = Counter[tuple[str, int, int, tuple[int, ...]]]()
+    for (node, result), readers in o.weights.items():
+        weight = o.nodes[node]
+        if weight.kind == "input" and weight.tensors[result].ndim > 1:
+            for k, position in readers:
+                config = configs[k]
+                cut = {dim for cuts in slices(o.nodes[k], config.degrees, position).cuts for _, _, dim in cuts}
+                parameters = prod(config.degrees[dim] for dim in cut)
+                found[name_of(weight), config.pieces // parameters, parameters, tuple(sorted(set(config.devices)))] += 1
+    return [[name, samples, parameters, list(gpus), n] for (name, samples, parameters, gpus), n in found.items()]
 
 
 def in_samples(o: Operators, batch: int) -> Configs:

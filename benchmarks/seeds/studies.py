@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,9 @@ from unity.search.simulator.topology import sent
 
 PART, DEVICES, STUDIED = "flexflow6 p100", 4, ("nmt", "inception_v3")
 ALGORITHMS = ("data-parallel", "flexflow", "unity")
+STEPS = "flexsteps p100"  # the part of networks step by step, and what of it is beside figure 13
+ANY_GPUS = {"figure 13 by hand, on any GPUs": "simulated figure 13", "flexflow, on any GPUs": "simulated flexflow"}
+MOST = 3  # kinds of treatment that are listed
 
 
 @dataclass(frozen=True)
@@ -85,10 +88,66 @@ def tables(results: Results) -> Iterator[Table]:
         *((s.what, str(s), *_shares(at, key)) for key, s in paper.FLEXFLOW_INCEPTION.items()),
         ("convolutions", "some in samples, some in parameters, branches side by side", *(_kinds(r, "") for r in at.values())),
     ]
-    yield Table("FlexFlow, figure 12: Inception-v3 on 4 P100", columns, tuple(rows), (BRANCHES,))
+    notes = (*_room(at["data-parallel"]), BRANCHES)
+    yield Table("FlexFlow, figure 12: Inception-v3 on 4 P100", columns, tuple(rows), notes)
+    yield nmt(results)
+
+
+def nmt(results: Results) -> Table:
+    """Figure 13: as plans, of the scanned network; and on any GPUs, of the network step by step."""
     at = {a: results.one(PART, model="nmt", devices=DEVICES, algorithm=a) for a in ALGORITHMS}
-    rows = [(layer, said, *(_kinds(r, layer) for r in at.values())) for layer, said in paper.FLEXFLOW_LAYERS.items()]
-    yield Table("FlexFlow, figure 13: NMT on 4 P100", columns, tuple(rows), tuple(_findings(at)))
+    apart = {name: results.one(STEPS, model="nmt_unrolled", devices=DEVICES, algorithm=a) for name, a in ANY_GPUS.items()}
+    data = results.one(STEPS, model="nmt_unrolled", devices=DEVICES, algorithm="simulated data-parallel")
+    rows = [
+        (layer, said, *(_kinds(r, layer) for r in at.values()), *(_placed(r, layer) for r in apart.values()))
+        for layer, said in paper.FLEXFLOW_LAYERS.items()
+    ]
+    seconds = [times(ratio(r, at["data-parallel"])) for r in at.values()]
+    seconds += [times(ratio(r, data, "simulated")) for r in apart.values()]
+    rows.append(("seconds of a step, of data parallelism's", "", *(s or "not run" for s in seconds)))
+    columns = ("what", "paper", *ALGORITHMS, *ANY_GPUS)
+    return Table("FlexFlow, figure 13: NMT on 4 P100", columns, tuple(rows), (*_findings(at), *_apart(apart), FIGURE_13))
+
+
+FIGURE_13 = (
+    "The first columns are plans of the scanned network, by the price list; the others are simulated, step by step, where every "
+    "operator of every step may be on any GPUs (`benchmarks/seeds/steps.py`), and count operators. A plan of one mesh runs every "
+    "operator on all GPUs, so none can have a table on one GPU, or layers at the same time on different ones: a table is split in "
+    "its parameters instead, which synchronizes nothing either and leaves no GPU idle. FlexFlow's search on any GPUs begins with "
+    "data parallelism and with what figure 13 shows, and goes on from there."
+)
+
+
+def _apart(apart: Mapping[str, Result | None]) -> Iterator[str]:
+    """Whether layers run at the same time on GPUs of their own, where they may."""
+    for name, r in apart.items():
+        every = r["placed"] if r is not None and "placed" in r else []
+        rows = [row for row in every if "layers" in row[0] or "attention" in row[0]]
+        if rows:
+            count, part = sum(row[-1] for row in rows), sum(row[-1] for row in rows if len(row[3]) < DEVICES)
+            yield f"{name}: {part} of {count} products of LSTM and attention layers are on some of the GPUs alone."
+
+
+def _placed(result: Result | None, layer: str) -> str:
+    """How the operators that read the matrices with a word in their names are split, most frequent first."""
+    if result is None or "placed" not in result:
+        return "not run"
+    found = Counter[str]()
+    for name, samples, parameters, gpus, n in result["placed"]:
+        if layer in name:
+            where = f", on {len(gpus)} GPU{'s' * (len(gpus) > 1)}" if len(gpus) < DEVICES else ""
+            found[f"samples {samples}, parameters {parameters}{where}"] += n
+    rest = sum(n for _, n in found.most_common()[MOST:])
+    return "; ".join([f"{n} x {kind}" for kind, n in found.most_common(MOST)] + [f"{rest} otherwise"] * (rest > 0))
+
+
+def _room(data: Result | None) -> Iterator[str]:
+    """How much there is to be gained by sending less."""
+    if data is not None and "compute" in data:
+        yield (
+            f"Communication is {1 - data['compute'] / data['time']:.1%} of data parallelism's step here, so to synchronize less "
+            f"gains no more than that; in the paper the step is {1 - paper.FLEXFLOW_INCEPTION['time'].low:.0%} shorter."
+        )
 
 
 BRANCHES = (

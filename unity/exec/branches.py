@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -41,83 +42,109 @@ def branched(node: Node, operands: Sequence[Any], run: Run, axes: tuple[Axis, ..
     for v in node.inside.outputs:
         along = frozenset(a.name for a, s in zip(axes, v.type, strict=True) if s != UNUSED) | set(names)
         results.append(Zeros(local_shape(v.tensor.shape, v.type, axes), v.tensor.dtype, frozenset(along)))
-    return _Switch(groups_of(node), results, run, names)(given)
+    real = {k: zeros_of(x) for k, x in enumerate(given) if jnp.issubdtype(x.dtype, jnp.inexact)}
+    cases = tuple(_Case(group, _Parts.of(group, run), real, results, run) for group in groups_of(node))
+    return _Switch(cases, names)(given)
+
+
+@dataclass(frozen=True, eq=False)
+class _Case:
+    """One group's graph as it runs, and its gradient.
+
+    Of all operands `values` are those that are differentiated (`real`, by position), `rest` the others, by position.
+    """
+
+    group: Group
+    parts: _Parts
+    real: Mapping[int, Zeros]
+    results: Sequence[Zeros]  # of all groups
+    run: Run
+    pullback: Pullback = field(default_factory=Pullback)
+
+    @property
+    def slots(self) -> list[int]:
+        """Which of `values` its parts of packed weights are taken out of."""
+        places = {k: n for n, k in enumerate(self.real)}
+        return [places[k] for k in self.parts.slots]
+
+    @property
+    def ends(self) -> list[int]:
+        """Its own results that are differentiated."""
+        return [k for k in self.group.results if jnp.issubdtype(self.results[k].dtype, jnp.inexact)]
+
+    def found(self, values: Sequence[Any], rest: Mapping[int, Any], more: Sequence[Any] | None = None) -> Arrays:
+        """All results, zeros for those of other groups. `more`: its parts of packed weights, if they are taken already."""
+        more = self.taken(values) if more is None else more
+        whole = {**rest, **dict(zip(self.real, values, strict=True))}
+        given = [*(whole[k] for k in range(len(whole))), *more]
+        made = dict(zip(self.group.results, self.run(self.parts.rest(self.group.graph), given), strict=True))
+        return [vary(made[k], piece.names) if k in made else piece() for k, piece in enumerate(self.results)]
+
+    def taken(self, values: Sequence[Any]) -> Arrays:
+        """Its parts of packed weights."""
+        return self.parts.take(*(values[k] for k in self.slots))
+
+    def kept(self, values: Arrays, rest: dict[int, Any]) -> tuple[Arrays, Arrays]:
+        """All results, and what is kept for the gradient; what was given is not."""
+
+        def differentiable(values: Arrays, more: Arrays) -> tuple[Arrays, Arrays]:
+            found = self.found(values, rest, more)
+            return [found[k] for k in self.ends], found
+
+        more = self.taken(values)
+        _, pull, found = jax.vjp(differentiable, values, more, has_aux=True)
+        return found, self.pullback.apart(pull, [*values, *rest.values(), *more])
+
+    def pulled(self, kept: Arrays, given: Mapping[int, Any], cotangents: Mapping[int, Any]) -> Arrays:
+        """The gradients of `values`. `given`: those of the operands that are read once more, values first; cotangents by result."""
+        more, back = jax.vjp(self.parts.take, *(given[k] for k in self.slots))
+        own = dict(enumerate(more, start=len(self.group.graph.inputs)))
+        found, ends_of_parts = self.pullback.together(kept, {**given, **own})([cotangents[k] for k in self.ends])
+        for k, x in zip(self.slots, back(ends_of_parts), strict=True):
+            found[k] += x
+        return [vary(x, piece.names) for x, piece in zip(found, self.real.values(), strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
 class _Switch:
     """Runs one of several groups' graphs, and its gradient."""
 
-    groups: tuple[Group, ...]
-    results: list[Zeros]
-    run: Run
+    cases: tuple[_Case, ...]
     names: tuple[str, ...]
 
     def __call__(self, operands: Sequence[Any]) -> Arrays:
-        real = [k for k, x in enumerate(operands) if jnp.issubdtype(x.dtype, jnp.inexact)]
+        real = self.cases[0].real
         others = {k: x for k, x in enumerate(operands) if k not in real}
-        places = {k: n for n, k in enumerate(real)}
-        parts = [_Parts.of(group, self.run) for group in self.groups]
-        ends = [k for k, piece in enumerate(self.results) if jnp.issubdtype(piece.dtype, jnp.inexact)]
-        pieces = [zeros_of(operands[k]) for k in real]
-        pullbacks = [Pullback() for _ in self.groups]
-
-        def run(group: Group, own: _Parts, values: Sequence[Any], more: Sequence[Any], rest: Mapping[int, Any]) -> Arrays:
-            """All results, zeros for those of other groups. `more`: the parts that the group has of packed weights."""
-            whole = {**rest, **dict(zip(real, values, strict=True))}
-            given = [*(whole[k] for k in range(len(whole))), *more]
-            made = dict(zip(group.results, self.run(own.rest(group.graph), given), strict=True))
-            return [vary(made[k], piece.names) if k in made else piece() for k, piece in enumerate(self.results)]
-
-        @jax.custom_vjp
-        def call(values: Arrays, rest: dict[int, Any]) -> Arrays:
-            pairs = zip(self.groups, parts, strict=True)
-            return self.pick([lambda v, r, g=g, p=p: run(g, p, v, p.taken(v, places), r) for g, p in pairs], values, rest)
-
-        def forward(values: Arrays, rest: dict[int, Any]) -> tuple[Arrays, Any]:
-            def working(n: int, values: Arrays, rest: dict[int, Any]) -> tuple[Arrays, Arrays]:
-                group, own = self.groups[n], parts[n]
-
-                def differentiable(values: Arrays, more: Arrays) -> tuple[Arrays, Arrays]:
-                    found = run(group, own, values, more, rest)
-                    return [found[k] for k in ends if k in group.results], found
-
-                more = own.taken(values, places)
-                _, pull, found = jax.vjp(differentiable, values, more, has_aux=True)
-                return found, pullbacks[n].apart(pull, [*values, *rest.values(), *more])
-
-            for n in range(len(self.groups)):  # so that it is known what is kept
-                jax.eval_shape(lambda v, r, n=n: working(n, v, r), values, rest)
-            buffers = _Buffers.shared([p.kept for p in pullbacks])
-
-            def kept(k: int, values: Arrays, rest: dict[int, Any]) -> tuple[Arrays, Arrays]:
-                found, more = working(k, values, rest)
-                return found, buffers.filled(more)
-
-            found, full = self.pick([lambda v, r, k=k: kept(k, v, r) for k in range(len(self.groups))], values, rest)
-            given = [*values, *rest.values()]
-            used = {k for p in pullbacks for k in p.given if 0 <= k < len(given)} | {places[k] for p in parts for k in p.slots}
-            return found, (buffers, full, {k: given[k] for k in sorted(used)})
-
-        def backward(residuals: Any, cotangents: Arrays) -> Any:
-            buffers, full, given = residuals
-            real_cotangents = {k: cotangents[k] for k in ends}
-
-            def pulled(k: int, full: Arrays, given: dict[int, Any], cotangents: dict[int, Any]) -> Arrays:
-                slots = [given[places[p]] for p in parts[k].slots]
-                more, back = jax.vjp(parts[k].take, *slots)
-                own = {len(real) + len(others) + n: x for n, x in enumerate(more)}
-                pull = pullbacks[k].together(buffers.taken(full, pullbacks[k].kept), {**given, **own})
-                found, ends_of_parts = pull([cotangents[q] for q in ends if q in self.groups[k].results])
-                for p, x in zip(parts[k].slots, back(ends_of_parts), strict=True):
-                    found[places[p]] += x
-                return [vary(x, piece.names) for x, piece in zip(found, pieces, strict=True)]
-
-            cases = [lambda f, g, c, k=k: pulled(k, f, g, c) for k in range(len(self.groups))]
-            return self.pick(cases, full, given, real_cotangents), None
-
-        call.defvjp(forward, backward)
+        call = jax.custom_vjp(self.plain)
+        call.defvjp(self.forward, self.backward)
         return list(call([operands[k] for k in real], others))
+
+    def plain(self, values: Arrays, rest: dict[int, Any]) -> Arrays:
+        return self.pick([case.found for case in self.cases], values, rest)
+
+    def forward(self, values: Arrays, rest: dict[int, Any]) -> tuple[Arrays, Any]:
+        for case in self.cases:  # so that it is known what is kept
+            jax.eval_shape(case.kept, values, rest)
+        buffers = _Buffers.shared([case.pullback.kept for case in self.cases])
+
+        def filling(case: _Case, values: Arrays, rest: dict[int, Any]) -> tuple[Arrays, Arrays]:
+            found, kept = case.kept(values, rest)
+            return found, buffers.filled(kept)
+
+        found, full = self.pick([partial(filling, case) for case in self.cases], values, rest)
+        given = [*values, *rest.values()]
+        again = {k for case in self.cases for k in [*case.pullback.given, *case.slots] if 0 <= k < len(given)}
+        return found, (buffers, full, {k: given[k] for k in sorted(again)})
+
+    def backward(self, residuals: Any, cotangents: Arrays) -> Any:
+        buffers, full, given = residuals
+        ends = {k for case in self.cases for k in case.ends}
+
+        def pulling(case: _Case, full: Arrays, given: dict[int, Any], cotangents: dict[int, Any]) -> Arrays:
+            return case.pulled(buffers.taken(full, case.pullback.kept), given, cotangents)
+
+        cases = [partial(pulling, case) for case in self.cases]
+        return self.pick(cases, full, given, {k: cotangents[k] for k in sorted(ends)}), None
 
     def pick(self, cases: Sequence[Callable[..., Any]], *operands: Any) -> Any:
         """What the case of this device's group gives."""
@@ -144,10 +171,6 @@ class _Parts:
     def rest(self, graph: PCG) -> PCG:
         """The group's graph without what takes them: they are inputs."""
         return PCG((*graph.inputs, *self.nodes), graph.outputs, graph.axes)
-
-    def taken(self, values: Sequence[Any], places: Mapping[int, int]) -> Arrays:
-        """All of them, of the operands that are differentiated. `places`: of an operand among these."""
-        return self.take(*(values[places[k]] for k in self.slots))
 
 
 @jax.tree_util.register_static

@@ -29,10 +29,10 @@ from jax import lax
 
 from unity.exec.guarded import Pullback, Zeros, taken_in, zeros_of
 from unity.exec.parallel import vary, varying
-from unity.exec.pipeline import Arrays, Step, parts_of, put, shifted, stage_of, taken
+from unity.exec.pipeline import Arrays, Step, own_of, parts_of, put, shifted, stage_of, taken
 from unity.pcg.gradients import gradients
 from unity.pcg.graph import PCG, Node, Value
-from unity.pcg.stages import Schedule, ends_of, names_of
+from unity.pcg.stages import Schedule, ends_of, entering, names_of
 from unity.pcg.timetable import HALVES, back, coming, forth, going, home, pairs
 
 
@@ -164,6 +164,7 @@ class Loop:
     def __post_init__(self) -> None:
         self.names, self.last = names_of(self.pair.pipeline), self.schedule.stages - 1
         self.stage = stage_of(self.pair.pipeline, self.pair.step)
+        self.begun_with = [p in entering(self.pair.pipeline) for p in ends_of(self.pair.pipeline).sampled]  # which parts are
         self.carry = len(ends_of(self.pair.pipeline).read)  # where what is carried begins among the parts
         self.inner = _Chosen(self.moving)
 
@@ -181,6 +182,10 @@ class Loop:
 
     def run(self, ticks: int, before: State | None = None) -> State:
         """So many ticks. `before`: what was on its way, with the sums of older batches; nothing if there were none."""
+        return self.on(self.begun(before, lax.axis_index(self.names)), range(ticks))
+
+    def on(self, state: State, ticks: range) -> State:
+        """These ticks, from what is on its way before them."""
         me = lax.axis_index(self.names)
 
         def tick(s: State, t: jax.Array) -> tuple[State, None]:
@@ -188,7 +193,7 @@ class Loop:
                 s = self.half(s, _Moment(t, half, me, me % 2 == half))
             return s, None
 
-        return lax.scan(tick, self.begun(before, me), jnp.arange(ticks))[0]
+        return lax.scan(tick, state, jnp.arange(ticks.start, ticks.stop))[0]
 
     def begun(self, before: State | None, me: jax.Array) -> State:
         """Before the first tick: stage 0 has the first micro-batch of a new batch."""
@@ -197,7 +202,7 @@ class Loop:
             nothing, item = _zeros(taken(new.parts, jnp.asarray(0))), _zeros(taken(new.read, jnp.asarray(0)))
             before = State(nothing, nothing, item, (), ())
         # traced to know what is kept, and what comes out
-        jax.eval_shape(self.stage_forward, before.working, new.constants, new.weights)
+        jax.eval_shape(self.stage_forward, before.working, new.constants, own_of(self.pair.pipeline, new.weights))
         jax.eval_shape(self.tail_both, before.working, before.item, new.fixed)
         ring = before.ring or tuple(_rows(zeros(), self.schedule.held) for zeros in self.pullback.kept)
         if age:
@@ -220,7 +225,7 @@ class Loop:
         if at.half == self.last % 2:
             s, ended = self.ended(s, at, found)
         working = self.exchanged(working, at.half, self.inner, up=True)
-        passing = self.exchanged(passing, at.half, parts, up=False)
+        passing = self.exchanged(passing, at.half, parts, up=False, of=self.begun_with)
         item = self.exchanged(item, at.half, read, up=True)
         if ended is not None:
             working = _where(at.me == self.last, self.inner.into(working, ended[0]), working)
@@ -265,11 +270,12 @@ class Loop:
         """The number of the batch, from 1, that a micro-batch is one of; 0 if there is no such micro-batch."""
         return sum((jnp.where(self.there(number, age), k + 1, 0) for k, (age, _) in enumerate(self.batches)), jnp.asarray(0))
 
-    def exchanged(self, xs: Sequence[Any], half: int, chosen: _Chosen, up: bool) -> Arrays:
-        """What neighbours have sent: what is chosen goes both ways, the rest only up, or only down."""
+    def exchanged(self, xs: Sequence[Any], half: int, chosen: _Chosen, up: bool, of: Sequence[bool] | None = None) -> Arrays:
+        """What neighbours have sent: what is chosen goes both ways, the rest only up, or only down. `of`: which is sent at all."""
         onward = pairs(self.schedule.stages, half)
         backward = [(b, a) for a, b in onward]
-        ways = [onward + backward if flag else onward if up else backward for flag in chosen.flags]
+        flags = zip(chosen.flags, of or [True] * len(chosen.flags), strict=True)
+        ways = [[] if not sent else onward + backward if both else onward if up else backward for both, sent in flags]
         return tuple(shifted((x,), self.names, way)[0] if way else x for x, way in zip(xs, ways, strict=True))
 
     def work(self, s: State, at: _Moment) -> tuple[Arrays, State]:
@@ -294,7 +300,7 @@ class Loop:
         """A forward pass of a micro-batch of a batch."""
 
         def forward(working: Arrays, ring: Arrays, totals: Totals) -> Any:
-            return *self.stage_forward(working, batch.constants, batch.weights), totals
+            return *self.stage_forward(working, batch.constants, own_of(self.pair.pipeline, batch.weights)), totals
 
         return forward
 
@@ -303,10 +309,11 @@ class Loop:
         batch = self.batches[k][1]
 
         def backward(working: Arrays, ring: Arrays, totals: Totals) -> Any:
-            pull = self.pullback.together(taken(ring, place), dict(enumerate((*batch.constants, *batch.weights))))
-            found, *more = pull(self.inner.of(working))
+            given = (*batch.constants, *own_of(self.pair.pipeline, batch.weights))
+            found, constants, weights = self.pullback.together(taken(ring, place), dict(enumerate(given)))(self.inner.of(working))
+            weights = tuple(g.reshape(total.shape) for g, total in zip(weights, totals[k][1], strict=True))
             nothing = tuple(zeros() for zeros in self.pullback.kept)
-            return self.inner.into(working, found), nothing, _added_to(totals, k, more)
+            return self.inner.into(working, found), nothing, _added_to(totals, k, (constants, weights))
 
         return backward
 
@@ -353,7 +360,7 @@ class Loop:
         inner, chosen, read = self.inner, self.chosen.fixed, self.chosen.read
 
         def differentiable(a: Arrays, b: Arrays, c: Arrays) -> tuple[Any, Arrays]:
-            arrived = inner.into(found, a)[self.carry :]
+            arrived = inner.into(found, a)[self.carry :][: len(ends_of(self.pair.tail).carried)]
             results = tuple(self.pair.end(*chosen.into(fixed, c), *read.into(item, b), *arrived))
             return results[self.pair.loss], results
 

@@ -37,8 +37,11 @@ def parts_of(node: Node, operands: Sequence[Any]) -> tuple[Arrays, Arrays, Array
 
 
 def stage_of(node: Node, step: Step) -> Callable[[Arrays, Arrays, Arrays], Arrays]:
-    """One stage's work on a micro-batch: of what has samples, constants and the stage's weights. What is only read is handed on."""
+    """One stage's work on a micro-batch: of what has samples, constants and `own_of` the stage's weights. What is only read is
+    handed on."""
     ends, schedule = ends_of(node), schedule_of(node)
+    if schedule.slots == 1:
+        return lambda parts, constants, weights: (*parts[: len(ends.read)], *step(*constants, *parts, *weights))
 
     def stage(parts: Arrays, constants: Arrays, weights: Arrays) -> Arrays:
         seen = parts[: len(ends.read)]
@@ -51,15 +54,19 @@ def stage_of(node: Node, step: Step) -> Callable[[Arrays, Arrays, Arrays], Array
     return stage
 
 
+def own_of(node: Node, weights: Arrays) -> Arrays:
+    """A stage's weights: for all of its steps, stacked; of an only one as it finds them, so that nothing is taken out in every
+    tick."""
+    return tuple(x.reshape(x.shape[1:]) for x in weights) if schedule_of(node).slots == 1 else weights
+
+
 def pipelined(node: Node, operands: Sequence[Any], step: Step) -> list[Any]:
     """The results of a pipeline on one device's pieces; called inside `shard_map`, with a step's local program."""
     constants, read, carried, weights = parts_of(node, operands)
-    stage = stage_of(node, step)
-    if schedule_of(node).slots == 1:  # its slice of the weights is taken once, and not in every tick
-        stage, weights = (lambda parts, c, own: (*parts[: len(read)], *step(*c, *parts, *own))), tuple(x[0] for x in weights)
+    stage, own = stage_of(node, step), own_of(node, weights)
 
     def run(works: jax.Array, parts: Arrays) -> Arrays:
-        return guarded(stage, works, parts, constants, weights)
+        return guarded(stage, works, parts, constants, own)
 
     return list(_ticks((*read, *carried), run, node))[len(read) :]
 

@@ -12,6 +12,9 @@ weights, and two versions are held: w(t+1) = w(t) - lr * gradient(w(t-1), batch 
 What leads to the pipeline runs on the new batch, and what its backward pass needs is part of the flight; then it runs backward for
 the old batch, after what follows the tail. So each runs once in a step, as in any other. A step is no function that JAX could
 differentiate: its pullbacks are called here.
+
+The old batch's weights have their gradients after S - 1 ticks: the loop is in two (`unity.exec.homeward`), so that these are sent
+while the rest of the ticks goes on.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from unity.exec.alternating import scaled
 from unity.exec.guarded import Pullback, Zeros, zeros_of
 from unity.exec.halfticks import Batch, Loop, State, batch_of
+from unity.exec.homeward import Homeward
 from unity.exec.lowering import pair_of, run_graph, spec_of
 from unity.exec.parallel import vary, varying
 from unity.exec.pipeline import Arrays
@@ -183,7 +187,10 @@ class _Local:
     def stepped(self, flight: _Flight, pieces: Sequence[Any]) -> tuple[_Flight, Arrays, Arrays]:
         begun, pullback = self.begin(pieces)
         loop = self.loop((0, begun.batch), (1, flight.batch))
-        state = loop.run(loop.schedule.micro_batches, flight.state)
+        done = loop.schedule.done
+        state = loop.run(done, flight.state)
+        rest = Homeward(loop.pair, loop.batches, loop.schedule, loop.wanted, loop.moving, loop.pullback)
+        state = rest.after(state, done)
         return self.flown(begun, state), *self.end(flight, pullback, loop, state)
 
     def finished(self, flight: _Flight) -> tuple[Arrays, Arrays]:

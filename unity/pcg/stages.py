@@ -88,6 +88,11 @@ class Schedule:
         return self.ticks + (0 if self.kind == TWO_BW else drained(self.stages, self.rounds))
 
     @property
+    def done(self) -> int:
+        """After how many of a step's ticks no stage has a backward pass left: of the batch before, if steps do not drain."""
+        return self.stages - 1 if self.kind == TWO_BW else self.ticks
+
+    @property
     def flushed(self) -> Schedule:
         """The same, if every step drains."""
         return replace(self, kind=ONE_F_ONE_B) if self.kind == TWO_BW else self
@@ -185,7 +190,7 @@ def sends(node: Node, position: int, flow: Callable[[Value], bool]) -> tuple[int
     if position not in ends.sampled:
         return 0, 0
     if followed:
-        return 2 * messages, 0
+        return (1 + (position in entering(node))) * messages, 0
     ticks = schedule.flushed.ticks
     onward = 1 + (position in leaving(node))  # samples go on, and so does what left the last stage; those that wait come nearer
     waiting = position in entering(node)

@@ -86,6 +86,12 @@ class Loads:
 
 def balanced(loads: Loads, along: Sequence[Axis], micro_batches: int) -> Cuts:
     """The cuts for stages along these axes. Raises Mixed if there are fewer operators with work than stages."""
+    return estimated(loads, along, micro_batches)[1]
+
+
+def estimated(loads: Loads, along: Sequence[Axis], micro_batches: int) -> tuple[float, Cuts]:
+    """The cuts for stages along these axes, and the seconds that the stages take then, if their devices share all work evenly.
+    Raises Mixed if there are fewer operators with work than stages."""
     chain, stages = loads.chain, prod(axis.size for axis in along)
     if chain.heavy < stages:
         raise Mixed(f"{stages} stages cannot share {chain.heavy} products and convolutions that work on each sample: {chain.end}")
@@ -104,7 +110,7 @@ def balanced(loads: Loads, along: Sequence[Axis], micro_batches: int) -> Cuts:
             best = min(best, (time, Cuts(places, slowest / total if total else 1 / stages)), key=lambda b: b[0])
     if best[0] == inf:
         raise Mixed(f"{stages} stages cannot share {len(loads.between) + 1} operators that work on each sample: {chain.end}")
-    return best[1]
+    return best
 
 
 def _some(values: list[float]) -> list[float]:

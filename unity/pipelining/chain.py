@@ -4,7 +4,8 @@
 
 What the samples are the operator table knows: an axis that partitions them in an argument must go through, with nothing reduced.
 Whatever is made before a cut, or given with samples, and read after it, crosses the cut. So skip connections, encoders that every
-layer of a decoder reads, and layers of any shape are no matter.
+layer of a decoder reads, and layers of any shape are no matter. Random bits are drawn for each sample by its number
+(`unity.pipelining.numbered`), which the samples take along.
 """
 
 from __future__ import annotations
@@ -12,19 +13,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 
-from unity.pcg.body import Body, Equation, extract
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from unity.pcg.body import Body, Equation, Tensor, close, extract
 from unity.pcg.capture import Captured
 from unity.pcg.placing import along_axis
 from unity.pcg.solve import Solution, Unmatched, solve
 from unity.pcg.stages import Mixed
 from unity.pcg.state import PARTIAL, REPLICATED, State, partitioned
 from unity.pcg.uses import constants, light
+from unity.pipelining.numbered import NUMBERED, bits, by_sample
+from unity.pipelining.splice import spliced
 from unity.search.offers import HEAVY
 from unity.wording import short
 
+CHAIN = core.Primitive("chain")  # what a chain is where it is looked at as one equation
 TRIED = 6  # dimensions of arguments that are looked at as samples
 
 
@@ -85,6 +93,14 @@ class Chain:
         read.update(_variables(self.body.outputs))
         return tuple(v for e in self.equations for v in e.results if v in read)
 
+    @cached_property
+    def whole(self) -> Body:
+        """The program, the chain one equation of it, in the place of the first: what it reads, and its results."""
+        read = dict.fromkeys(v for e in self.equations for v in _variables(e.operands) if v not in self.made)
+        one = Equation(CHAIN, {}, tuple(read), self.results, self.equations[-1].source)
+        before, after = self.body.equations[: self.members[0]], self.body.equations[self.members[-1] + 1 :]
+        return replace(self.body, equations=(*before, one, *after))
+
     def crossing(self, place: int) -> tuple[int, ...]:
         """What crosses the place after so many equations."""
         return tuple(v for v, last in sorted(self.lasts.items()) if self.made.get(v, 0) <= place <= last)
@@ -141,14 +157,16 @@ def _starts(captured: Captured) -> Iterator[tuple[int, int]]:
 
 
 def _chain(body: Body, variable: int, dim: int) -> Chain:
-    found, good = _longest(body, {variable: partitioned(dim)})
     size = body.tensors[variable].shape[dim]
+    body, numbers = _numbered(body, size)
+    given = {variable: dim, **dict.fromkeys(numbers, 0)}
+    found, good = _longest(body, {v: partitioned(d) for v, d in given.items()})
 
     def fits(v: int) -> bool:
         state, shape = found.states.get(v, REPLICATED), body.tensors[v].shape
         return state.kind == "P" and state.outer == 1 and shape[state.dim] % size == 0 and v not in found.reduced
 
-    touched = {v for v in body.inputs if found.states.get(v, REPLICATED).kind == "P"} | {variable}
+    touched = {v for v in body.inputs if found.states.get(v, REPLICATED).kind == "P"}.union(given)
     samples = {v: found.states[v].dim for v in touched if fits(v)}
     alone, members, rest = list[int](), list[int](), list[int]()
     for k, e in enumerate(body.equations):
@@ -166,8 +184,30 @@ def _chain(body: Body, variable: int, dim: int) -> Chain:
     after = replace(body, equations=tuple(body.equations[k] for k in order))
     copied = dict(constants(after))
     copied |= {v: k for k, e in enumerate(after.equations[: len(alone)]) if light(e) for v in e.results}
+    copied = {v: k for v, k in copied.items() if v not in samples}  # the numbers of samples come along
     end = f"{_where(body.equations[rest[0]])} does not work on each sample by itself" if rest else "it ends there"
     return Chain(after, tuple(range(len(alone), len(alone) + len(members))), samples, size, copied, end)
+
+
+def _numbered(body: Body, size: int) -> tuple[Body, list[int]]:
+    """The program, random bits for so many samples drawn for each by its number; and the variable of the numbers, if there are
+    any."""
+    drawing = [e for e in body.equations if by_sample(body, e, size)]
+    if not drawing:
+        return body, []
+    numbers, tensor = max(body.tensors) + 1, Tensor((size,), jnp.dtype("uint32"))
+    (iota,) = close(jax.make_jaxpr(lambda: jnp.arange(size, dtype=tensor.dtype))()).equations
+    first = replace(iota, results=(numbers,), source=drawing[0].source)
+    body = replace(body, equations=(first, *body.equations), tensors={**body.tensors, numbers: tensor})
+    for e in drawing:
+        drawn = partial(_drawn, e.params["bit_width"], e.params["shape"])
+        program = close(jax.make_jaxpr(drawn)(body.tensor(e.operands[0]).struct, tensor.struct))
+        body = spliced(body, e.results, (e.operands[0], numbers), e.results, program, e, NUMBERED)
+    return body, [numbers]
+
+
+def _drawn(width: int, shape: Sequence[int], key: jax.Array, numbers: jax.Array) -> jax.Array:
+    return bits(key, width, shape, numbers)
 
 
 def _longest(body: Body, known: Mapping[int, State]) -> tuple[Solution, int]:

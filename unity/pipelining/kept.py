@@ -21,11 +21,11 @@ def from_json(captured: Captured, data: dict[str, Any], axes: Sequence[Axis]) ->
     along = [axis for axis in axes if axis.name in names]
     if len(along) != len(names):
         raise PlanError(f"a pipeline along {' '.join(names)} is none of a machine with axes {' '.join(a.name for a in axes)}")
+    kind = str(data.get("schedule", GPIPE))
     try:
         if "cuts" in data:
             cuts = Cuts(tuple(map(int, data["cuts"])), float(data["weight"]))
-            return unlike(chain_of(captured), captured, cuts, along, rounds, bool(data["pack"]))
-        kind = str(data.get("schedule", GPIPE))
+            return unlike(chain_of(captured), captured, cuts, along, rounds, bool(data["pack"]), kind)
         return pipelined(Program(captured), int(data["rolled"]), int(data["scan"]), along, rounds, kind)
     except Mixed as reason:
         raise PlanError(f"the pipeline along {' '.join(names)} cannot be made: {reason}") from None

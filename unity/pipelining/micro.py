@@ -143,13 +143,17 @@ def walked(body: Body, scan: Scan, rounds: int, tail: Tail | None = None) -> Bod
 
     def both(*operands: Any) -> list[Any]:
         n = len(e.operands)
-        return _sums(tail, scan, rounds, _parts(e, scan, rounds, operands[:n]), operands[n:])
+        return sums(tail, rounds, scan.size, end, _parts(e, scan, rounds, operands[:n]), operands[n:])
+
+    def end(parts: Sequence[Any]) -> Sequence[Any]:
+        types = [(s,) for s in (*tail.states, *(partitioned(d) for d in scan.samples))]
+        return run_body(tail.body, parts, types, [(PARTIAL,)] * len(tail.sums), (Axis(TIME, rounds, 0),))
 
     more = (*tail.constants, *(v for v, _ in tail.read))
     _traced("its steps depend", lambda *operands: _parts(e, scan, rounds, operands), given)
     program = _traced("what follows them depends", both, [*given, *map(body.tensor, more)])
     gone = {v for k in (scan.equation, *tail.equations) for v in body.equations[k].results}
-    return spliced(_in_order(body, scan, tail), gone, (*e.operands, *more), tail.sums, program, e, WALK)
+    return spliced(in_order(body, scan.equation, tail), gone, (*e.operands, *more), tail.sums, program, e, WALK)
 
 
 def _traced(what: str, run: Callable[..., Sequence[Any]], given: Sequence[Tensor]) -> Body:
@@ -160,22 +164,20 @@ def _traced(what: str, run: Callable[..., Sequence[Any]], given: Sequence[Tensor
         raise Positioned(f"{what} on where a sample stands in the batch ({why})") from None
 
 
-def _in_order(body: Body, scan: Scan, tail: Tail) -> Body:
-    """The program, the scan and its tail after all that they could read, and before all that reads their sums."""
-    order = sorted(range(len(body.equations)), key=lambda k: (k in tail.after, k == scan.equation or k in tail.equations, k))
+def in_order(body: Body, number: int, tail: Tail) -> Body:
+    """The program, an equation of it and what is its tail after all that they could read, and before all that reads their sums."""
+    order = sorted(range(len(body.equations)), key=lambda k: (k in tail.after, k == number or k in tail.equations, k))
     return replace(body, equations=tuple(body.equations[k] for k in order))
 
 
-def _sums(tail: Tail, scan: Scan, rounds: int, stacks: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
-    """The tail's sums, from the scan's results part by part. The last addition is an operator of its own, which pipelines know."""
-    constants, time = operands[: len(tail.constants)], (Axis(TIME, rounds, 0),)
-    types = [(s,) for s in (*tail.states, *(partitioned(d) for d in scan.samples))]
-    read = [split(x, d, rounds, scan.size) for x, (_, d) in zip(operands[len(constants) :], tail.read, strict=True)]
-
-    def one(_: None, parts: Any) -> Any:
-        return None, run_body(tail.body, (*constants, *parts), types, [(PARTIAL,)] * len(tail.sums), time)
-
-    found = lax.scan(one, None, (*read, *stacks))[1]
+def sums(
+    tail: Tail, rounds: int, size: int, end: Callable[[Sequence[Any]], Any], stacks: Sequence[Any], operands: Sequence[Any]
+) -> list[Any]:
+    """The tail's sums, part by part: `end` makes them of its constants, of what it reads with samples, and of what leaves the last
+    layer, which is stacked. The last addition is an operator of its own, which pipelines know."""
+    constants = operands[: len(tail.constants)]
+    read = [split(x, d, rounds, size) for x, (_, d) in zip(operands[len(constants) :], tail.read, strict=True)]
+    found = lax.scan(lambda _, parts: (None, end((*constants, *parts))), None, (*read, *stacks))[1]
     return jax.checkpoint(lambda *xs: [x.sum(0, dtype=x.dtype) for x in xs])(*found)
 
 

@@ -35,10 +35,11 @@ WORD = 1 << 32
 
 def draws(body: Body, size: int) -> bool:
     """Whether a step draws bits for so many samples that can be drawn for each."""
-    return any(_by_sample(body, e, size) for e in body.equations) or any(draws(b, size) for b in programs(body).values())
+    return any(by_sample(body, e, size) for e in body.equations) or any(draws(b, size) for b in programs(body).values())
 
 
-def _by_sample(body: Body, e: Equation, size: int) -> bool:
+def by_sample(body: Body, e: Equation, size: int) -> bool:
+    """Whether an equation draws bits for so many samples that can be drawn for each."""
     if e.name != "random_bits" or not jax.config.jax_threefry_partitionable:  # pyright: ignore[reportAttributeAccessIssue]
         return False
     key, shape = body.tensor(e.operands[0]), tuple(e.params["shape"])
@@ -74,7 +75,7 @@ class _Numbered(Walk):
         self.numbers = numbers
 
     def equation(self, equation: Equation) -> list:
-        if _by_sample(self.body, equation, self.numbers.size):
+        if by_sample(self.body, equation, self.numbers.size):
             return [bits(self.read(equation.operands[0]), equation.params["bit_width"], equation.params["shape"], self.numbers)]
         if equation.name not in REMATERIALIZED:
             return super().equation(equation)

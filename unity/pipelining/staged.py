@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 from unity.pcg.axis import Axis
 from unity.pcg.capture import graph_of
@@ -53,15 +54,19 @@ def _tail(added: Node, pipeline: Node, tail: Tail, scan: Scan) -> Node:
     """What adds up a walk's sums, and that walk, as the tail of a pipeline."""
     walk = added.operands[0].node
     assert walk.inside is not None
-    c, r, k = int(walk.attributes["consts"]), len(tail.read), len(scan.samples)
-    samples = [d for _, d in tail.read] + list(scan.samples)
-    shared = {name: pipeline.attributes[name] for name in ("along", "stages", "micro_batches", "steps", "schedule")}
-    attributes = {
-        "consts": c, "read": r, "arriving": k, "carry": 0, **shared, "length": shared["micro_batches"], "loss": tail.loss,
-        "samples": " ".join(map(str, samples)),
-    }  # fmt: skip
+    attributes = following(pipeline, tail, int(walk.attributes["consts"]), scan.samples)
     inside = named(walk.inside, graph_of(tail.body, [f"operand {p}" for p in range(len(tail.body.inputs))]))
     return replace(walk, kind=TAIL, tensors=added.tensors, inside=inside, attributes=attributes)
+
+
+def following(pipeline: Node, tail: Tail, constants: int, samples: Sequence[int]) -> dict[str, Any]:
+    """The attributes of a pipeline's tail, of so many constants. `samples`: of what it reads of the pipeline, which dimension they
+    are."""
+    shared = {name: pipeline.attributes[name] for name in ("along", "stages", "micro_batches", "steps", "schedule")}
+    return {
+        "consts": constants, "read": len(tail.read), "arriving": len(samples), "carry": 0, **shared,
+        "length": shared["micro_batches"], "loss": tail.loss, "samples": " ".join(map(str, (*(d for _, d in tail.read), *samples))),
+    }  # fmt: skip
 
 
 def _pipeline(walk: Node, scan: Scan, along: Sequence[Axis], kind: str) -> Node:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import inf, prod
 from typing import Any
 
 from unity.pcg.axis import Axis
 from unity.pcg.capture import Captured
 from unity.pcg.errors import InfeasibleError
 from unity.pcg.packed import Packing
-from unity.pcg.stages import GPIPE, Mixed, Schedule
-from unity.pipelining.apart import Staging, with_stages
-from unity.pipelining.balance import Cuts, Loads, balanced
+from unity.pcg.stages import GPIPE, ONE_F_ONE_B, TWO_BW, Mixed, Schedule
+from unity.pipelining.apart import with_stages
+from unity.pipelining.balance import Cuts, Loads, estimated
 from unity.pipelining.chain import Chain, chain_of
-from unity.pipelining.choose import Found, PipelineWish, ladders
-from unity.pipelining.pipelining import Pipelining, Walk
+from unity.pipelining.choose import ROUNDS, Found, PipelineWish, ladders
+from unity.pipelining.pipelining import SAID, Pipelining, Walk
+from unity.pipelining.staging import Staging, tail_after
 from unity.search.machine import Machine
+
+TRIES = 3  # sets of axes along which pipelines are searched where none is asked for; where nothing fits, pipelines
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,66 +32,135 @@ class Unlike(Pipelining):
     packed: Packing
 
     def to_json(self) -> dict[str, Any]:
-        along = [axis.name for axis in self.along]
+        along, kind = [axis.name for axis in self.along], self.schedule.kind
         cuts, weight = list(self.cuts.places), self.cuts.weight
-        return {"cuts": cuts, "weight": weight, "along": along, "rounds": self.rounds, "pack": self.pack}
+        return {"cuts": cuts, "weight": weight, "along": along, "rounds": self.rounds, "pack": self.pack, "schedule": kind}
 
     @property
     def note(self) -> str:
-        return "its stages are of different operators, which go by GPipe's schedule" if self.before.differentiated else ""
+        if self.schedule.kind == ONE_F_ONE_B or not self.before.differentiated:
+            return ""
+        try:
+            tail_after(self.before, chain_of(self.before))
+        except Mixed as reason:
+            return str(reason)
+        return ""
 
     @property
     def packing(self) -> Packing:
         return self.packed
 
     def again(self) -> Pipelining:
-        return unlike(chain_of(self.before), self.before, self.cuts, self.along, self.rounds, self.pack)
+        return unlike(chain_of(self.before), self.before, self.cuts, self.along, self.rounds, self.pack, self.schedule.kind)
 
     def __str__(self) -> str:
         s, names = self.schedule, " ".join(axis.name for axis in self.along)
         where = self.packed or "weights on all of them"
-        return f"{s.stages} stages of different operators along {names}, {s.micro_batches} micro-batches, GPipe, {where}"
+        return f"{s.stages} stages of different operators along {names}, {s.micro_batches} micro-batches, {SAID[s.kind]}, {where}"
 
 
-def unlike(chain: Chain, captured: Captured, cuts: Cuts, along: Sequence[Axis], rounds: int, pack: bool) -> Unlike:
-    """The program with a chain of it cut into stages. Raises Mixed if samples or operators do not allow it."""
+def unlike(
+    chain: Chain, captured: Captured, cuts: Cuts, along: Sequence[Axis], rounds: int, pack: bool, kind: str = GPIPE
+) -> Unlike:
+    """The program with a chain of it cut into stages, which go by this schedule. Raises Mixed if samples or operators do not allow
+    it."""
     stages = prod(axis.size for axis in along)
     if chain.size % (stages * rounds):
         raise Mixed(f"{stages * rounds} micro-batches cannot share {chain.size} samples evenly")
     if len(cuts.places) != stages - 1 or not all(0 < p < len(chain) for p in cuts.places):
         raise Mixed(f"the program has no {stages} stages that are cut so")
-    staging = Staging(captured, chain, cuts, rounds)
+    staging = Staging(captured, chain, cuts, rounds, tail_after(captured, chain) if kind == ONE_F_ONE_B else None)
     walk = staging.walked()
     graph, packed = with_stages(walk.graph, staging, walk, along, pack)
     after = replace(walk, graph=graph)
-    schedule = Schedule(stages, stages * rounds, stages)
+    schedule = Schedule(stages, stages * rounds, stages, kind)
     again = Walk(walk, lambda graph: with_stages(graph, staging, walk, along, pack)[0])
     return Unlike(captured, after, tuple(along), rounds, schedule, again, cuts, pack, packed)
 
 
+@dataclass(frozen=True, eq=False)
+class _Option:
+    """A pipeline that may be tried: with stages along these axes, cut there. `seconds`: an estimate that leaves weights out."""
+
+    along: tuple[Axis, ...]
+    rounds: int
+    cuts: Cuts
+    seconds: float
+
+    @property
+    def stages(self) -> int:
+        return len(self.cuts.places) + 1
+
+
 def best_unlike(captured: Captured, machine: Machine, wish: PipelineWish, pack: bool) -> tuple[Found | None, list[str]]:
-    """The best pipeline of stages that are unlike, as it is asked for, and why others were refused."""
-    assert wish.exactly is not None
-    stages, micro_batches = wish.exactly
-    if wish.schedule not in (None, GPIPE):
-        return None, [f"stages of different operators go by GPipe's schedule, not by {wish.schedule!r}"]
-    if micro_batches % stages:
-        return None, []
-    found, refused = list[Found](), list[str]()
+    """The best pipeline of stages that are unlike, and why others were refused: as it is asked for; or, if none is, of some that
+    may be better than what there is, or may fit where nothing does."""
+    if wish.schedule == TWO_BW:
+        return None, [f"stages of different operators go by {ONE_F_ONE_B!r} or {GPIPE!r}, not by {TWO_BW!r}"]
+    if wish.exactly is None and wish.than is not None and not pack:
+        return None, []  # weights are added up over all devices, as by data parallelism, and stages idle beside
     try:
         chain = chain_of(captured)
     except Mixed as reason:
         return None, [f"it cannot be cut into stages of different operators either: {reason}"]
-    loads = Loads(chain, machine, bool(captured.differentiated))
-    for along in (axes for ladder in ladders(machine) for axes in ladder if prod(axis.size for axis in axes) == stages):
-        wish.say(f"a pipeline of {stages} stages of different operators, {micro_batches} micro-batches")
-        try:
-            made = unlike(chain, captured, balanced(loads, along, micro_batches), along, micro_batches // stages, pack)
-            search = wish.search(made.after)
-            candidate = wish.choose(search)
-        except (Mixed, InfeasibleError) as reason:
-            refused.append(f"stages of different operators: {reason}")
-            continue
-        if candidate is not None:
-            found.append(Found(made, search, candidate))
+    found, refused = list[Found](), list[str]()
+    for options in _options(Loads(chain, machine, bool(captured.differentiated)), wish, refused):
+        last = inf
+        for option in options:
+            stages, n = option.stages, option.stages * option.rounds
+            wish.say(f"a pipeline of {stages} stages of different operators, {n} micro-batches")
+            try:
+                made = _scheduled(chain, captured, option, pack, wish.schedule)
+                search = wish.search(made.after)
+                candidate = wish.choose(search)
+            except (Mixed, InfeasibleError) as reason:
+                refused.append(f"stages of different operators: {reason}")
+                break
+            if candidate is not None:
+                found.append(Found(made, search, candidate))
+                if candidate.time >= last:
+                    break
+                last = candidate.time
     return min(found, key=lambda f: wish.worth(f.candidate), default=None), list(dict.fromkeys(refused))
+
+
+def _options(loads: Loads, wish: PipelineWish, refused: list[str]) -> list[list[_Option]]:
+    """What is to be tried, in rows that go on as long as that helps: along all axes what is asked for; else along those that may
+    take less than what there is, the best first, more and more micro-batches. Where nothing fits, what has most micro-batches, and
+    so holds least, comes first."""
+    rows: list[list[_Option]] = []
+    for along in (axes for ladder in ladders(loads.machine) for axes in ladder):
+        stages, row = prod(axis.size for axis in along), list[_Option]()
+        for n in _rounds(stages, loads.chain.size, wish):
+            try:
+                seconds, cuts = estimated(loads, along, stages * n)
+            except Mixed as reason:
+                refused.append(f"stages of different operators: {reason}")
+                break
+            row.append(_Option(along, n, cuts, seconds))
+        rows += [row] if row else []
+    if wish.exactly is not None:
+        return rows
+    if wish.than is None:
+        return [[o] for o in sorted((o for row in rows for o in row), key=lambda o: (-o.rounds, o.seconds))[:TRIES]]
+    least = [(min(o.seconds for o in row), row) for row in rows]
+    return [row for seconds, row in sorted(least, key=lambda pair: pair[0]) if seconds < wish.than[1].time][:TRIES]
+
+
+def _rounds(stages: int, samples: int, wish: PipelineWish) -> list[int]:
+    """Micro-batches for each of so many stages that are to be tried."""
+    if wish.exactly is None:
+        return [n for n in ROUNDS if samples % (stages * n) == 0]
+    wanted, micro_batches = wish.exactly
+    return [micro_batches // stages] if stages == wanted and micro_batches % stages == 0 else []
+
+
+def _scheduled(chain: Chain, captured: Captured, option: _Option, pack: bool, kind: str | None) -> Unlike:
+    """By this schedule; if none is asked for, by 1F1B where the program allows it. Raises Mixed."""
+    where = (chain, captured, option.cuts, option.along, option.rounds, pack)
+    if kind is None and captured.differentiated:
+        try:
+            return unlike(*where, ONE_F_ONE_B)
+        except Mixed:
+            kind = GPIPE
+    return unlike(*where, kind or GPIPE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -20,9 +20,11 @@ from unity.search.masks import NOTHING, Restrict, marked
 from unity.search.offers import HEAVY, offered
 from unity.search.opening import sites_of
 from unity.search.problem import Cost, Edge, Point, Problem
+from unity.search.recent import Recent
 from unity.search.reshard import Types, distinct_changes
 from unity.search.sites import Port, Site, Sites
 
+PORTS = 256_000_000  # bytes of the costs of ports that are remembered
 NOTHING_AGAIN, INNER, RERUN = range(3)  # of what makes an operand: what is computed again in the backward pass
 
 
@@ -100,13 +102,13 @@ class Assembled:
                 found[id(cost)] = sum(parts, np.zeros(len(d)))
         return tuple(found[id(cost)] for cost in self.costs)
 
-    def without(self, most: float) -> Assembled:
-        """The same, but no operator may have more than so many bytes of operands and results at once."""
-        made: dict[int, SiteCost] = {}
-        for cost, ends in zip(self.costs, self.ends, strict=True):
-            if id(cost) not in made:
-                made[id(cost)] = replace(cost, forward=np.where(ends > most, np.inf, cost.forward))
-        return replace(self, costs=tuple(made[id(cost)] for cost in self.costs))
+    def without(self, most: Sequence[float]) -> Assembled:
+        """The same, but no operator may have more than so many bytes of operands and results at once: a number for every site."""
+        made: dict[tuple[int, float], SiteCost] = {}
+        for cost, ends, limit in zip(self.costs, self.ends, most, strict=True):
+            if (id(cost), limit) not in made:
+                made[id(cost), limit] = replace(cost, forward=np.where(ends > limit, np.inf, cost.forward))
+        return replace(self, costs=tuple(made[id(cost), limit] for cost, limit in zip(self.costs, most, strict=True)))
 
     def position(self, port: Port) -> int:
         """Where a port's tensor stands among the ends of the site that makes it."""
@@ -219,13 +221,18 @@ def _key(*parts: object) -> str:
     return digest.hexdigest()
 
 
+def nbytes(cost: Cost) -> int:
+    """Bytes of a table of costs."""
+    return cost.time.nbytes + cost.memory.nbytes
+
+
 @dataclass(frozen=True, eq=False)
 class Listed:
     """What was listed and priced before for one machine and training, by what it depends on. For graphs that are much the same."""
 
     domains: dict[tuple, Domain] = field(default_factory=dict)
     costs: dict[tuple, SiteCost] = field(default_factory=dict)
-    ports: dict[str, Cost] = field(default_factory=dict)
+    ports: dict[str, Cost] = field(default_factory=lambda: Recent[str, Cost](PORTS, nbytes))
 
 
 def assemble(

@@ -5,7 +5,7 @@ XLA's CPU backend, as its buffer assignments tell (`benchmarks/memory.py` compar
 - *widened*: products of bfloat16 and float16 are computed in float32, and their operands kept for the backward pass as that.
 - *eager*: it schedules for concurrency. What waits for nothing but arguments is computed at the start, and held until it is used
   (`search.ahead`): weights that are gathered, zeros that gradients are added to, and the following. And a cotangent that a product
-  reads in two orders of dimensions is made in both at once.
+  reads in two orders of dimensions is made in both at once, if nothing else reads it: a bias's gradient, or a conversion.
 - *turns*: convolutions want channels last. Kernels and images that are arguments are turned, in one way for the forward pass, in
   another for the backward pass; what comes from other devices is turned when it is there. Others are turned by what makes them, and
   kept so, beside what was made if something else reads that backward.

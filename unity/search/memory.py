@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from unity.pcg.gradients import gradients
-from unity.pcg.graph import PCG, PIPELINE, TAIL, Node, Value
-from unity.pcg.stages import in_flight
+from unity.pcg.graph import PCG, Node, Value
 from unity.search.backend import GPU, Backend
 from unity.search.cost import Training
-from unity.search.held import ARGUMENTS, FLIGHT, GRADIENTS, RESULTS, SLOTS, Held, local
+from unity.search.flight import flight
+from unity.search.held import ARGUMENTS, GRADIENTS, RESULTS, SLOTS, Held, local
 from unity.search.region import Keeping, Region
 
 
@@ -60,14 +60,12 @@ def predict_memory(graph: PCG, differentiated: Collection[int], training: Traini
         if k in differentiated and node.tensors[0].floating:
             nbytes = local(Value(node), graph)
             always += [Held(GRADIENTS, node, nbytes), Held(SLOTS, node, training.optimizer_slots * nbytes)]
-    for node in graph.nodes:
-        if node.kind in (PIPELINE, TAIL):
-            nbytes = sum(in_flight(node, p, flow) * local(v, graph) for p, v in enumerate(node.operands))
-            always += [Held(FLIGHT, node, nbytes)] if nbytes else []
+    flying, more = flight(graph, flow, backend)
+    always += flying
     found = Region(graph, flow, training.backward, backend, always=always)
     kept = sum(h.nbytes for h in always) + found.steps + found.momentary
     results = [Held(RESULTS, v.node, local(v, graph)) for v in dict.fromkeys(graph.outputs)]
-    return MemoryPrediction((*always, *results, *found.peak), kept)
+    return MemoryPrediction((*always, *more, *results, *found.peak), kept)
 
 
 def keeping(graph: PCG, differentiated: Collection[int], training: Training, backend: Backend = GPU) -> tuple[Keeping, ...]:

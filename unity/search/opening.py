@@ -12,7 +12,7 @@ from unity.pcg.choices import Choice
 from unity.pcg.gradients import Gradients, gradients
 from unity.pcg.graph import BRANCHES, CONSTRAIN, PCG, PIPELINE, STAGES, TAIL, Node, Value
 from unity.pcg.residuals import recomputable, residuals
-from unity.pcg.stages import ends_of, in_flight, inside_state, names_of, outside_state, runs_of, schedule_of, sends, staged
+from unity.pcg.stages import TWO_BW, ends_of, in_flight, inside_state, names_of, outside_state, runs_of, schedule_of, sends, staged
 from unity.pcg.state import PARTIAL, REPLICATED
 from unity.search.sites import Around, Port, Site, Sites, Where, copies, small
 
@@ -26,6 +26,7 @@ def sites_of(graph: PCG, differentiated: Collection[int], training: bool) -> Sit
     builder.top(graph)
     builder.keep()
     builder.pair()
+    builder.fly()
     return Sites(tuple(builder.sites), builder.of_node, builder.operands, builder.outputs, builder.results)
 
 
@@ -41,6 +42,7 @@ class _Builder:
         self.results: dict[int, tuple[Where, ...]] = {}
         self.groups: dict[int, int] = {}  # of branches: the group that each of their operators is in
         self.flying: dict[int, int] = {}  # of what pipelines find: how many of it are held for the batch before
+        self.leading = 0  # to a pipeline by 2BW: how many sites
         self.needed: dict[Where, set[float]] = {}  # kept as they are, whoever else reads them; and how often that one runs
 
     def add(self, site: Site) -> int:
@@ -128,6 +130,14 @@ class _Builder:
                 less = sum(site.ports[q].tensor.nbytes for q in missing) < saved
                 if less and not any(site.ports[q].argument for q in missing):
                     site.reader, site.instead = (u, p), tuple(missing)
+
+    def fly(self) -> None:
+        """What leads to a pipeline that does not drain keeps everything for two batches (`search.flight`)."""
+        for site in self.sites[: self.leading]:
+            if site.kind != "input":
+                site.around = replace(site.around, alive=2 * site.around.alive)
+                site.stored = [2 * count for count in site.stored]
+                site.ports = [replace(port, kept=2 * port.kept) for port in site.ports]
 
     def graph(self, graph: PCG, given: Sequence[Where], around: Around) -> list[Where]:
         """Adds the sites of a graph whose inputs are at `given`; returns where its outputs are."""
@@ -229,6 +239,8 @@ class _Builder:
         """As a scan; along the stage axes everything inside has the one choice that stages leave it."""
         assert node.inside is not None
         first, schedule, ends = len(self.sites), schedule_of(node), ends_of(node)
+        if schedule.kind == TWO_BW and any(map(self.flow, node.results)):
+            self.leading = first
         inner = around.pipeline(schedule.runs, schedule.kept)
         given: list[Where] = []
         for p, where in enumerate(operands):

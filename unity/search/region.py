@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import islice
+from math import prod
 
 from unity.pcg.again import runs_again
 from unity.pcg.branches import groups_of
@@ -49,10 +50,13 @@ class Region:
         backend: Backend,
         around: str = "",
         always: Collection[Held] = (),
+        straight: bool = False,
     ) -> None:
-        """`around`: the kind of node that the graph is inside of. `always`: what is held whatever the operators do."""
+        """`around`: the kind of node that the graph is inside of. `always`: what is held whatever the operators do. `straight`:
+        nothing but remats is around it, so that what it makes ahead is made at the start of the program."""
         self.graph, self.flow, self.training, self.backend = graph, flow, training, backend
         self.top, self.stacked = not around, around in LOOPS or around == STAGES
+        self.straight = self.top or straight
         self.nodes = [node for node in graph.nodes if node.kind != "input"]
         self.lying = Lying(graph)
         self.nbytes = self.lying.nbytes
@@ -62,6 +66,7 @@ class Region:
         self.products = {self.lying.unmoved[v] for node in products for v in (*node.operands, *node.results)}
         self.own_bytes = {v: n if self.counts(v) else 0.0 for v, n in self.nbytes.items()}
         self.early: list[Ahead] = []  # what the backend makes at the start
+        self.zeros_inside = 0.0  # of a remat: bytes of zeros that are made at the start of what is around it
         self.forward: dict[int, float] = {}  # what an operator works on while it runs forward, by its number
         self.chosen: dict[Value, None] = {}  # what is kept, in the order in which that is found
         self.wide: set[Value] = set()  # those that are kept wider
@@ -191,11 +196,21 @@ class Region:
         both = self.own_bytes[before] + self.own_bytes[after]
         if self.backend.relays(node, self.graph.axes) and not self.products.isdisjoint({before, after}):
             both = max(both, 2 * self.own_bytes[before], 2 * self.own_bytes[after])
-        if not (self.top and self.training and self.backend.pads(node)):
+        if not (self.straight and self.training and self.backend.pads(node)):
             return [], [Held(WORKING, node, both)]
-        zeros, here = Held(BACKEND, node, self.own_bytes[before]), self.number[id(node)]
+        zeros = self.own_bytes[before]
+        return self.zeros_ahead(node, zeros), [Held(WORKING, node, both - zeros)]
+
+    def zeros_ahead(self, node: Node, nbytes: float) -> list[Held]:
+        """Zeros that are there from the start of the program until a node's turn backward."""
+        if not nbytes:
+            return []
+        if not self.top:
+            self.zeros_inside += nbytes
+            return []
+        zeros, here = Held(BACKEND, node, nbytes), self.number[id(node)]
         self.early += [Ahead(zeros, here, here)]
-        return [zeros], [Held(WORKING, node, both - zeros.nbytes)]
+        return [zeros]
 
     def operator(self, node: Node) -> tuple[list[Held], list[Held]]:
         """What an operator keeps, and what it has for a moment: its ends, or their cotangents, and its largest inner value's.
@@ -240,11 +255,19 @@ class Region:
 
     def turned_for(self, node: Node) -> float:
         """Bytes of the cotangents that an operator makes in another order, too, for products before it, where the backend schedules
-        so."""
+        so. What else reads such a cotangent has it made as it is, and it is turned when the product's turn comes."""
         if not self.backend.eager or node.kind in HEAVY:
             return 0.0
         made = (self.lying.unmoved[v] for v in dict.fromkeys(node.operands))
-        return sum(self.own_bytes[v] for v in made if v.node.kind == PRODUCT and v.tensor.ndim > 2)
+        turned = (v for v in made if v.node.kind == PRODUCT and v.tensor.ndim > 2 and not self.made_once(node, v))
+        return sum(self.own_bytes[v] for v in turned)
+
+    def made_once(self, node: Node, product: Value) -> bool:
+        """Whether more than a product itself reads the cotangent that an operator makes for its result: a conversion to what the
+        product's operands are, or a sum, which is the gradient of another operand that was broadcast."""
+        converted = any(v.tensor.dtype != product.tensor.dtype for v in product.node.operands)
+        size = prod(product.tensor.shape)
+        return converted or any(self.flow(v) and prod(v.tensor.shape) < size for v in node.operands)
 
     def inner(self, node: Node) -> Inner:
         """Where the inner values of an operator lie."""
@@ -362,6 +385,7 @@ class Region:
         """Its operands are kept. All that it would keep is there while its own backward pass runs."""
         inside = self.inside(node)
         kept = [h for v in node.operands for h in self.need(v)] if self.training else []
+        kept += self.zeros_ahead(node, inside.zeros_inside)
         self.momentary += (inside.steps + inside.momentary) / self.remats
         self.own[id(node)] = sum(h.nbytes for h in inside.peak)
         return kept, [_as(AGAIN, h) if h.why != WORKING else h for h in inside.peak]
@@ -384,7 +408,8 @@ class Region:
 
     def inside(self, node: Node) -> Region:
         assert node.inside is not None
-        return Region(node.inside, self.flow, self.training, self.backend, node.kind)
+        straight = self.straight and node.kind == "remat"
+        return Region(node.inside, self.flow, self.training, self.backend, node.kind, straight=straight)
 
 
 def _as(why: str, held: Held) -> Held:

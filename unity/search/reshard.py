@@ -18,6 +18,7 @@ from unity.pcg.resharding import IMPOSSIBLE, SLICING
 from unity.pcg.state import Digit, State, Type
 from unity.search.collectives import table
 from unity.search.machine import Machine
+from unity.search.recent import Recent
 
 Array = np.ndarray
 
@@ -92,7 +93,9 @@ FROM = {"partition": (U, R), "reduce_partition": (S,), "combine_partition": (P,)
 LATE = ("reduce_partition", "partition", "combine_partition")
 OUTERS = 1 << 10  # inner digits that a book can tell apart
 FIELDS = 8  # of a priced change
-RECENT = 200_000_000  # bytes of changes between pairs of sets that are remembered
+BLOCK = 1 << 15  # pairs that are priced at once: what is worked on meanwhile is some hundred bytes for each
+RECENT = 128_000_000  # bytes of changes between pairs of sets that are remembered
+FACTORS = np.random.default_rng(0).integers(1, 1 << 63, FIELDS, np.uint64) * np.uint64(2) + np.uint64(1)  # of fingerprints
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,20 +118,17 @@ class _Book:
         self.machine = machine
         self.outers: dict[int, int] = {}
         self.ids: dict[bytes, int] = {}
-        self.recent: dict[tuple, tuple[Changes, Array]] = {}
-        self.held = 0  # bytes of these
-        self.runs: list[tuple[Array, Array]] = []  # of priced pairs: keys, ascending, and [FIELDS, pairs]
+        self.recent = Recent[tuple, tuple[Changes, Array]](RECENT, lambda found: _nbytes(*found))
+        self.costs = np.zeros((0, FIELDS))  # of priced pairs, every different one once; and room for more
+        self.numbers: dict[bytes, int] = {}  # where each of these is
+        self.runs: list[tuple[Array, Array]] = []  # of priced pairs: keys, ascending, and which of the costs is each one's
 
     def changes(self, before: Types, after: Types) -> tuple[Changes, Array]:
         """Tensors of one kind have the same types all over a program: what was looked up last is remembered."""
         key = (before.key, after.key)
-        known = self.recent.get(key)
-        if known is None:
-            known = self.recent[key] = self.found(before, after)
-            self.held += _nbytes(*known)
-            while self.held > RECENT and len(self.recent) > 1:
-                self.held -= _nbytes(*self.recent.pop(next(iter(self.recent))))
-        return known
+        if key not in self.recent:
+            self.recent[key] = self.found(before, after)
+        return self.recent[key]
 
     def found(self, before: Types, after: Types) -> tuple[Changes, Array]:
         old, new, naming = self.renamed(before, after)
@@ -136,36 +136,57 @@ class _Book:
         present = np.zeros((len(old.ids), len(new.ids)), bool)
         present[rows, columns] = True
         pairs = np.stack(np.nonzero(present))
-        number = np.zeros(present.shape, np.int32)
-        number[tuple(pairs)] = np.arange(pairs.shape[1])
         keys = old.ids[pairs[0]] << 32 | new.ids[pairs[1]]
-        priced, known = self.look_up(keys)
+        which, known = self.look_up(keys)
         if not known.all():
-            more = _Pricing(self.machine, tuple(self.outers), old.codes, new.codes, pairs[:, ~known]).run()
-            priced[:, ~known] = more
+            more = self.priced(old.codes, new.codes, pairs[:, ~known])
+            which[~known] = more
             self.learn(keys[~known], more)
-        f0, f1, b0, b1, merged, size, gathered, possible = priced
+        among = np.zeros(len(self.numbers), bool)
+        among[which] = True
+        used = np.flatnonzero(among)
+        own = np.empty(len(among), np.int32)
+        own[used] = np.arange(len(used))
+        number = np.zeros(present.shape, np.min_scalar_type(len(used)))
+        number[tuple(pairs)] = own[which]
+        f0, f1, b0, b1, merged, size, gathered, possible = np.ascontiguousarray(self.costs[used].T)
         return Changes((f0, f1), (b0, b1), merged, size, gathered > 0, possible > 0), number[rows, columns]
 
     def look_up(self, keys: Array) -> tuple[Array, Array]:
-        """What is known of pairs, [FIELDS, pairs], and of which."""
-        priced, known = np.zeros((FIELDS, len(keys))), np.zeros(len(keys), bool)
-        for own, fields in self.runs:
+        """Which of the costs are those of pairs, and of which pairs that is known."""
+        which, known = np.zeros(len(keys), np.int32), np.zeros(len(keys), bool)
+        for own, numbers in self.runs:
             at = np.minimum(np.searchsorted(own, keys), len(own) - 1)
             found = own[at] == keys
-            priced[:, found] = fields[:, at[found]]
+            which[found] = numbers[at[found]]
             known |= found
-        return priced, known
+        return which, known
 
-    def learn(self, keys: Array, priced: Array) -> None:
+    def priced(self, old: Array, new: Array, pairs: Array) -> Array:
+        """Which of the costs are those of pairs of two sets of types, that were not priced yet."""
+        outers = tuple(self.outers)
+        blocks = np.array_split(pairs, -(-pairs.shape[1] // BLOCK), axis=1)
+        return np.concatenate([self.numbered(_Pricing(self.machine, outers, old, new, block).run()) for block in blocks])
+
+    def numbered(self, priced: Array) -> Array:
+        """Which of the costs are those of priced pairs, [FIELDS, pairs]; new ones are added."""
+        different, which = _different(priced)
+        rows, known = _rows(np.ascontiguousarray(different.T)), len(self.numbers)
+        numbers = np.array([self.numbers.setdefault(row, len(self.numbers)) for row in rows], np.int32)
+        if len(self.numbers) > len(self.costs):
+            self.costs = np.concatenate([self.costs[:known], np.zeros((len(self.numbers), FIELDS))])  # twice as many, at least
+        self.costs[known : len(self.numbers)] = different.T[numbers >= known]
+        return numbers[which]
+
+    def learn(self, keys: Array, numbers: Array) -> None:
         """Adds a run; runs of about one length become one, so that nothing is moved often."""
         order = np.argsort(keys)
-        self.runs.append((keys[order], priced[:, order]))
+        self.runs.append((keys[order], numbers[order]))
         while len(self.runs) > 1 and len(self.runs[-2][0]) <= 2 * len(self.runs[-1][0]):
-            (first, fields), (second, more) = self.runs[-2:]
+            (first, numbers), (second, more) = self.runs[-2:]
             both = np.concatenate([first, second])
             order = np.argsort(both, kind="stable")
-            self.runs[-2:] = [(both[order], np.concatenate([fields, more], axis=1)[:, order])]
+            self.runs[-2:] = [(both[order], np.concatenate([numbers, more])[order])]
 
     def renamed(self, before: Types, after: Types) -> tuple[_Renamed, _Renamed, Array]:
         """Both sets with dimensions named, the new one for every naming that old types give; and which each of them gives."""
@@ -195,6 +216,21 @@ class _Book:
 
 def _nbytes(found: Changes, index: Array) -> int:
     return FIELDS * found.merged.nbytes + index.nbytes
+
+
+def _different(priced: Array) -> tuple[Array, Array]:
+    """The columns that are different, bit by bit, and which of them each is.
+
+    They are told apart by fingerprints. Should different ones have the same (which was never seen), they are compared themselves.
+    """
+    words = np.ascontiguousarray(priced).view(np.uint64)
+    prints = np.zeros(words.shape[1], np.uint64)
+    for row, factor in zip(words, FACTORS, strict=True):
+        prints += (row ^ (row >> np.uint64(32))) * factor
+    _, first, which = np.unique(prints, return_index=True, return_inverse=True)
+    if not np.array_equal(words[:, first[which]], words):
+        _, first, which = np.unique(words, axis=1, return_index=True, return_inverse=True)
+    return priced[:, first], which.reshape(-1)
 
 
 UNUSED_AT_0 = State("U", 0)
@@ -240,7 +276,7 @@ class _Pricing:
         self.held, self.goal = held[:, pairs[0]], goal[:, pairs[1]]
         self.start = (self.kind.copy(), self.held.copy())
         self.turning = np.append(places >> 48 != FIRST, False)  # by position; the last is none
-        self.bits, self.clash = _bits([Digit(p >> 48, p >> 16 & 0xFFFFFFFF, p & 0xFFFF) for p in places.tolist()])
+        self.bits, self.clash = _bits(tuple(places.tolist()))
         self.fraction = np.prod(np.where(self.kind == P, 1 / self.sizes[:, None], 1.0), axis=0)
         self.cost = {name: [np.zeros(self.pairs), np.zeros(self.pairs)] for name in ("forward", "backward")}
         self.merged = np.zeros(self.pairs)
@@ -386,8 +422,11 @@ def _digits(codes: Array, outers: Sequence[int], sizes: Sequence[int]) -> tuple[
     return kind, np.where(kind == P, name << 48 | absolute << 16 | np.array(sizes, np.int64), -1)
 
 
-def _bits(found: list[Digit]) -> tuple[Array, Array]:
-    """Slice positions as sets of one, and the sets of those that they overlap; both [positions + 1, words], the last empty."""
+@lru_cache(maxsize=64)
+def _bits(places: tuple[int, ...]) -> tuple[Array, Array]:
+    """Slice positions (packed) as sets of one, and the sets of those that they overlap; both [positions + 1, words], the last
+    empty."""
+    found = [Digit(p >> 48, p >> 16 & 0xFFFFFFFF, p & 0xFFFF) for p in places]
     words = len(found) // 64 + 1
     single, clash = (np.zeros((len(found) + 1, words), np.uint64) for _ in range(2))
     for i in range(len(found)):

@@ -13,6 +13,7 @@ from unity.search.assemble import Assembled, Listed, assemble
 from unity.search.backend import backend_of
 from unity.search.cost import Training
 from unity.search.frontier import corners, fastest_fitting, frontier
+from unity.search.leanest import at_once, room
 from unity.search.machine import Machine
 from unity.search.masks import Restrict, marked
 from unity.search.memory import predict_memory
@@ -111,12 +112,31 @@ class Search:
     @cached_property
     def leanest(self) -> Candidate:
         """The least predicted memory."""
-        found = [self.candidate(*self.leanest_point)]
-        found += [self.candidate(self.assembled, point) for point in self.minimizer.at([part * self.rate for part in LEAN])]
+        found = [self.leanest_point]
+        found += [(self.assembled, point) for point in self.minimizer.at([part * self.rate for part in LEAN])]
         wide, minimizer = self.wide
-        found += [] if wide.whole else [self.candidate(wide, point) for point in minimizer.at(self.weights)[2:]]
-        found += [self.candidate(near, point) for near, minimizer in self.narrow for point in minimizer.at([self.ends[1]])]
-        return min(found, key=lambda c: (c.memory, c.time))
+        found += [] if wide.whole else [(wide, point) for point in minimizer.at(self.weights)[2:]]
+        found += [(near, point) for near, minimizer in self.narrow for point in minimizer.at([self.ends[1]])]
+        return self.leaner(found)
+
+    def leaner(self, found: Sequence[tuple[Assembled, Point]]) -> Candidate:
+        """The leanest of some points, each of a problem; or what keeps less, with no more at any operator's turn than is held now
+        at the worst: as often as that is less in all."""
+        best, assembled, point = self.least(found)
+        for _ in range(STEPS):
+            limits, before = room(assembled, point), best.memory
+            nearby = [] if assembled.whole else [around(assembled, [(assembled, point)])]
+            problems = [problem.without(limits) for problem in (self.assembled, *nearby)]
+            leaner = [(near, p) for near in problems for p in Minimizer(near.problem).at([self.ends[1]])]
+            best, assembled, point = self.least([(assembled, point), *leaner])
+            if best.memory >= before:
+                break
+        return best
+
+    def least(self, found: Sequence[tuple[Assembled, Point]]) -> tuple[Candidate, Assembled, Point]:
+        """The strategy with the least memory, of equal ones the fastest; and the point that it is."""
+        made = [(self.candidate(assembled, point), assembled, point) for assembled, point in found]
+        return min(made, key=lambda one: (one[0].memory, one[0].time))
 
     @cached_property
     def narrow(self) -> tuple[tuple[Assembled, Minimizer], ...]:
@@ -126,10 +146,10 @@ class Search:
         """
         self.say("looking for what needs less at once")
         (point,) = self.minimizer.at([math.inf])
-        most = max(float(ends[v]) for ends, v in zip(self.assembled.ends, point.values, strict=True))
+        most = max(at_once(self.assembled, point))
         found, part = list[tuple[Assembled, Minimizer]](), SMALLER
         for _ in range(STEPS):
-            near = self.assembled.without(most * part)
+            near = self.assembled.without([most * part] * len(self.assembled.costs))
             minimizer = Minimizer(near.problem)
             if minimizer.domains.empty:  # the next step is smaller
                 part = math.sqrt(part)

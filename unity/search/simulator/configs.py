@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations
 from math import prod
 
 from unity.pcg.graph import Node
-from unity.search.simulator.pieces import most, split_shape
+from unity.search.simulator.pieces import Degrees, most, split_shape
 from unity.search.simulator.tasks import SimulationError
 from unity.search.simulator.topology import Topology
 
@@ -19,7 +19,7 @@ from unity.search.simulator.topology import Topology
 class ParallelConfig:
     """How many equal parts each dimension of an operator has (`pieces.split_shape`), and each piece's device, row by row."""
 
-    degrees: tuple[int, ...]
+    degrees: Degrees
     devices: tuple[int, ...]
 
     @property
@@ -29,13 +29,24 @@ class ParallelConfig:
 
 def check_config(node: Node, config: ParallelConfig, topology: Topology) -> None:
     """Raises SimulationError unless an operator can be split so, MachineError unless the devices are there."""
+    check_degrees(node, config.degrees)
+    check_placed(node, config, topology)
+
+
+def check_degrees(node: Node, degrees: Degrees) -> None:
+    """Raises SimulationError unless an operator can be split so."""
     where, shape = node.source or node.kind, split_shape(node)
-    if len(config.degrees) != len(shape):
-        raise SimulationError(f"{where}: degrees {config.degrees} for {len(shape)} dimensions")
-    for dim, degree in enumerate(config.degrees):
+    if len(degrees) != len(shape):
+        raise SimulationError(f"{where}: degrees {degrees} for {len(shape)} dimensions")
+    for dim, degree in enumerate(degrees):
         if degree < 1 or (degree > 1 and most(node, dim) % degree):
             what = f"at most {most(node, dim)} equal parts, in a number that divides that" if most(node, dim) > 1 else "no parts"
             raise SimulationError(f"{where}: dimension {dim} of {shape} is split {degree} times; it has {what}")
+
+
+def check_placed(node: Node, config: ParallelConfig, topology: Topology) -> None:
+    """Raises SimulationError unless every piece has a device, MachineError unless the devices are there."""
+    where = node.source or node.kind
     if len(config.devices) != config.pieces:
         raise SimulationError(f"{where}: {len(config.devices)} devices for {config.pieces} pieces")
     topology.check_devices(config.devices, where)
@@ -64,7 +75,12 @@ def _divisor(size: int, batch: int, limit: int) -> int:
 
 def drawn(node: Node, devices: int, rng: random.Random) -> ParallelConfig:
     """Any configuration, drawn evenly among possible degrees, and then among devices that are all different."""
-    degrees = rng.choice(possible(node, devices))
+    return drawn_of(possible(node, devices), devices, rng)
+
+
+def drawn_of(possible: Sequence[Degrees], devices: int, rng: random.Random) -> ParallelConfig:
+    """The same, where it is known which degrees are possible."""
+    degrees = rng.choice(possible)
     return ParallelConfig(degrees, tuple(rng.sample(range(devices), prod(degrees))))
 
 
@@ -75,7 +91,7 @@ def every_config(node: Node, devices: int) -> Iterator[ParallelConfig]:
             yield ParallelConfig(degrees, chosen)
 
 
-def possible(node: Node, devices: int) -> tuple[tuple[int, ...], ...]:
+def possible(node: Node, devices: int) -> tuple[Degrees, ...]:
     """All degrees that need no more than so many devices."""
     return _within(tuple(most(node, dim) for dim in range(len(split_shape(node)))), devices)
 

@@ -18,7 +18,7 @@ from unity.search.simulator.full import scheduled
 from unity.search.simulator.rejoin import Rejoin
 from unity.search.simulator.schedule import Past
 from unity.search.simulator.states import Node
-from unity.search.simulator.tasks import SimulationError, Task, TaskGraph, check_tasks, circle
+from unity.search.simulator.tasks import SimulationError, Task, TaskGraph, check_tasks, circle, possible
 from unity.search.simulator.ticks import exact
 from unity.search.simulator.timeline import Timeline, timeline
 from unity.uncollected import uncollected
@@ -43,7 +43,7 @@ class Delta:
         check_tasks(graph.tasks, graph.tasks, len(graph.devices))
         self.devices = graph.devices
         self._schedule = scheduled(graph, marked=True)
-        self._exact = exact(task.seconds for task in graph.tasks.values())
+        self._exact = exact({task.seconds for task in graph.tasks.values()})
         self._before: _Before | None = None
         self.simulated = len(graph.tasks)  # tasks, for the last change
 
@@ -71,13 +71,15 @@ class Delta:
             SimulationError: a task is not possible, or waits for one that is not there (any more) or that waits for it. Then
                 nothing is changed.
         """
-        nodes = self._schedule.nodes
+        undo, gone = dict[int, Task | None](), dict[int, Node]()
         for name, task in changes.items():
-            if task is None and name not in nodes:
-                raise SimulationError(f"task {name} is to be taken away, but is not there")
-        self._check(changes)
-        undo = {name: nodes[name].task if name in nodes else None for name in changes}
-        gone = {name: nodes[name] for name, task in changes.items() if task is None}
+            node = self._schedule.nodes.get(name)
+            undo[name] = None if node is None else node.task
+            if task is None:
+                if node is None:
+                    raise SimulationError(f"task {name} is to be taken away, but is not there")
+                gone[name] = node
+        self._check(changes, gone)
         past, done = self._simulate(changes) if changes else (None, True)
         self._before = _Before(undo, gone, past)
         if not done:
@@ -100,25 +102,27 @@ class Delta:
             self._schedule.replace(before.undo, before.gone)
             self._schedule.restore(before.past)
 
-    def _check(self, changes: Change) -> None:
+    def _check(self, changes: Change, gone: Mapping[int, Node]) -> None:
         nodes = self._schedule.nodes
-        put = {name: task for name, task in changes.items() if task is not None}
-        gone = changes.keys() - put.keys()
-        for name in gone:
-            for n in (*nodes[name].alone, *nodes[name].joint):
+        for name, node in gone.items():
+            for n in (*node.alone, *node.joint):
                 if n.name not in changes:
                     raise SimulationError(f"task {n.name} waits for task {name}, which is taken away")
-        wanted = {p for task in put.values() for p in task.before}
-        known = {p for p in wanted if p in put or (p in nodes and p not in gone)}
-        check_tasks(put, known, len(self.devices))
+        put = {name: task for name, task in changes.items() if task is not None}
+        wanted = set[int]().union(*(task.before for task in put.values()))
+        known = (nodes.keys() & wanted) - gone.keys() | (put.keys() & wanted)
+        if wanted != known or not possible(put.values(), len(self.devices)):
+            check_tasks(put, known, len(self.devices))
 
     def _simulate(self, changes: Change) -> tuple[Past, bool]:
         """What was overwritten, and whether no task waits for another for ever."""
         s = self._schedule
+        if self._exact and not exact({task.seconds for task in changes.values() if task is not None}):
+            self._exact = False
+            s.settle()
         touched = s.replace(changes)
         state, past = s.back_to(s.first(touched), touched)
-        self._exact = self._exact and exact(task.seconds for task in changes.values() if task is not None)
         rejoin = Rejoin(s, past, touched, self._exact)
         done = rejoin.run(state)
-        self.simulated = len(s.order) - rejoin.begun - rejoin.moved
+        self.simulated = s.taken(past.mark) - rejoin.taken_over
         return past, done

@@ -31,9 +31,8 @@ def scheduled(graph: TaskGraph, marked: bool) -> Schedule:
     """A schedule of a checked task graph, with marks or without. Raises SimulationError if tasks wait in a circle."""
     schedule = Schedule(graph.tasks, len(graph.devices))
     state = schedule.beginning()
-    if marked:
-        schedule.marks.append(state.copy())
+    schedule.leave(state)
     schedule.run(state, marked=marked)
-    if len(schedule.order) < len(schedule.nodes):
+    if schedule.taken() < len(schedule.nodes):
         raise SimulationError(f"tasks wait for each other in a circle: {circle(graph.tasks)}")
     return schedule

@@ -16,7 +16,8 @@ from unity.pcg.parallelize import Assignment, parallelize
 from unity.search.cost import Pieces, seconds
 from unity.search.predict import predict, with_gradient
 from unity.search.roofline import dense_work
-from unity.search.simulator.pieces import Degrees, share, slices, splits
+from unity.search.simulator.configs import ParallelConfig, check_degrees, check_placed
+from unity.search.simulator.pieces import Degrees, Slices, share, slices, splits
 from unity.search.simulator.topology import Topology
 
 
@@ -167,6 +168,28 @@ class Operators:
         flags = with_gradient(node, self.flow)
         forward, backward, _ = seconds(node.body, [t.shape for t in tensors], pieces, flags, self.topology.machine)
         return float(forward[0]), float(backward[0])
+
+    def check(self, k: int, config: ParallelConfig) -> None:
+        """`configs.check_config`; degrees are looked at once."""
+        if (k, config.degrees) not in self._possible:
+            check_degrees(self.nodes[k], config.degrees)
+            self._possible.add((k, config.degrees))
+        check_placed(self.nodes[k], config, self.topology)
+
+    @cached_property
+    def _possible(self) -> set[tuple[int, Degrees]]:
+        return set()
+
+    @cached_property
+    def _slices(self) -> dict[tuple[int, Degrees, int], Slices]:
+        return {}
+
+    def slices(self, k: int, degrees: Degrees, position: int) -> Slices:
+        """How an operator's operand or result is cut: `pieces.slices`, asked for again and again."""
+        found = self._slices.get((k, degrees, position))
+        if found is None:
+            found = self._slices[k, degrees, position] = slices(self.nodes[k], degrees, position)
+        return found
 
     @cached_property
     def _reductions(self) -> dict[tuple[int, Degrees], tuple[Reduction, ...]]:

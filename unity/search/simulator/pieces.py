@@ -102,11 +102,17 @@ class Slices:
 
     def parts(self, dim: int) -> NDArray[np.intp]:
         """For every piece, which part of a dimension it has."""
-        index = np.unravel_index(np.arange(prod(self.degrees)), self.degrees) if self.degrees else ()
-        found = np.zeros(prod(self.degrees), np.intp)
-        for _, degree, along in self.cuts[dim]:
-            found = found * degree + index[along]
-        return found
+        return _parts(self.degrees, self.cuts[dim])
+
+
+@lru_cache(maxsize=65536)
+def _parts(degrees: Degrees, cuts: tuple[tuple[int, int, int], ...]) -> NDArray[np.intp]:
+    """See `Slices.parts`. Not to be written to."""
+    index = np.unravel_index(np.arange(prod(degrees)), degrees) if degrees else ()
+    found = np.zeros(prod(degrees), np.intp)
+    for _, degree, along in cuts:
+        found = found * degree + index[along]
+    return found
 
 
 def slices(node: Node, degrees: Degrees, position: int) -> Slices:

@@ -6,7 +6,8 @@ Nothing waits for a weight's gradient, so what is sent for it may overlap with t
 
 A remat's graph is part of the program around it. A scan's is a program of its own, run as a unit `length` times: a compiled loop
 is one operation, and what its steps communicate does not overlap with other steps. So a step is simulated once.
-So is a pipeline's, for every tick; what its stages send each other comes after all of them.
+So is a pipeline's, for every tick; what its stages send each other comes after all of them. One that does not drain (2BW) is done
+with a batch's weights before its last ticks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 from unity.pcg.again import runs_again
 from unity.pcg.gradients import Gradients, gradients, losses
 from unity.pcg.graph import PARALLELIZATION, PCG, PIPELINE, TAIL, Node, Value
-from unity.pcg.stages import runs_of
+from unity.pcg.stages import ends_of, runs_of, schedule_of
 from unity.pcg.traffic import FORWARD
 from unity.search.machine import Machine
 from unity.search.predict import CollectiveTerm, predict
@@ -25,6 +26,7 @@ from unity.search.simulator.tasks import Names, union
 
 FORTH, AGAIN, BACK = range(3)  # the phases of a step
 OPERATORS, CHANGES, PARTS = 4, 1 << 12, 1 << 8  # how names are packed: phases, changes of one result's type, parts of an operator
+LATER = PARTS - 1  # the part that is a loop's last steps
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,8 @@ class _Region:
             if node.inside is not None:
                 step = self.inside(node, [()] * len(node.operands), [])
                 step.forward()
-                after = self.communicate(node, FORTH, self.loop(node, FORTH, step.made, after))
+                length = runs_of(node, self.costs.flow)
+                after = self.communicate(node, FORTH, self.loop(node, FORTH, step.made, length, after))
             else:
                 after = self.compute(node, FORTH, after)
                 after = self.communicate(node, FORTH, after)
@@ -172,8 +175,7 @@ class _Region:
                 ends = {w: cotangents[v] for v, w in zip(node.results, inside.graph.outputs, strict=True) if v in cotangents}
                 found = inside.backward(ends)
             elif node.inside is not None:
-                after = self.loop(node, BACK, self.step_back(node), after)
-                found = [self.communicate(node, BACK, after)] * len(node.operands)
+                found = self.loop_back(node, after)
             else:
                 found = [self.operator_back(node, after)] * len(node.operands)
             for v, names in zip(node.operands, found, strict=True):
@@ -189,6 +191,19 @@ class _Region:
                 after = self.communicate(node, AGAIN, self.compute(node, AGAIN, after))
         after = union((after, self.repeated.get(id(node), ())))
         return self.communicate(node, BACK, self.compute(node, BACK, after))
+
+    def loop_back(self, node: Node, after: Names) -> list[Names]:
+        """A loop's backward pass, and after which instructions each operand's gradient is there. Weights of a pipeline that does
+        not drain have theirs before a step's last ticks, which run while these are sent (`exec.homeward`)."""
+        step, length = self.step_back(node), runs_of(node, self.costs.flow)
+        early, sampled = length, range(0)
+        if node.kind == PIPELINE:
+            schedule = schedule_of(node)
+            early, sampled = length * schedule.done // schedule.ticks, ends_of(node).sampled
+        first = self.loop(node, BACK, step, early, after)
+        last = self.communicate(node, BACK, self.loop(node, BACK, step, length - early, first, LATER))
+        first = last if early == length else first
+        return [last if p in sampled else first for p in range(len(node.operands))]
 
     def made_for(self, node: Node, after: Names) -> Names:
         """What is made again for an operator: its operands, as far as they are not kept, by what makes and by what changes them."""
@@ -244,13 +259,12 @@ class _Region:
                 after = self.add(node, phase, 1 + part, f"{c.kind} of {node.kind}", n * term.seconds / c.count, after, sent)
         return after
 
-    def loop(self, node: Node, phase: int, step: list[Instruction], after: Names) -> Names:
-        """Runs a scan's steps."""
-        if not step:
+    def loop(self, node: Node, phase: int, step: list[Instruction], length: int, after: Names, part: int = 0) -> Names:
+        """Runs so many of a loop's steps."""
+        if not step or not length:
             return after
-        length = runs_of(node, self.costs.flow)
         seconds = length * sum(i.seconds for i in step)
-        return self.add(node, phase, 0, f"{length} × {node.kind}", seconds, after, Loop(Program(tuple(step)), length))
+        return self.add(node, phase, part, f"{length} × {node.kind}", seconds, after, Loop(Program(tuple(step)), length))
 
     def add(self, node: Node, phase: int, part: int, label: str, seconds: float, after: Names, what: Sent | Loop | None) -> Names:
         name = (self.costs.numbers[id(node)] * OPERATORS + phase) * PARTS + part

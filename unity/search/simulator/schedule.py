@@ -11,12 +11,12 @@ ends are needed, and of most that is to come nothing is known yet. So little is 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from types import MappingProxyType
 
-from unity.search.simulator.states import NEVER, Node, State, by_name, now_of, refresh, refresh_all
+from unity.search.simulator.states import NEVER, NONE, NOWHERE, Node, State, Stretch, at, by_name, refresh, refresh_all
 from unity.search.simulator.tasks import Task
 
 MARKS = 32  # in a whole run: more of them take time to make, fewer leave more to run again
@@ -29,7 +29,7 @@ class Past:
 
     marks: list[State]  # all of them
     mark: int  # the number of the one that is gone back to
-    order: list[Node]  # what was taken after it
+    later: list[float]  # from this one on: by how much what was taken after each is later than is said
     last: list[float]  # by device: when the last task ended
     times: dict[Node, tuple[float, float]]  # of tasks that change, and of those they wait for: when they were ready, and ended
 
@@ -42,7 +42,6 @@ class Schedule:
         self.nodes = {name: Node(name, task) for name, task in tasks.items()}
         for node in self.nodes.values():
             self._join(node)
-        self.order: list[Node] = []
         self.marks: list[State] = []
         self.last = [0.0] * devices
 
@@ -64,33 +63,48 @@ class Schedule:
                 else:
                     p.joint = [node]
 
+    @property
+    def order(self) -> list[Node]:
+        """All tasks that were taken, in order."""
+        return [node for mark in self.marks for node in mark.stretch.order]
+
+    def taken(self, start: int = 0) -> int:
+        """How many tasks were taken from one of the marks on."""
+        return sum(len(mark.stretch.order) for mark in self.marks[start:])
+
     def beginning(self) -> State:
         """What is known before any task."""
         first = [node for node in self.nodes.values() if not node.before]
-        return State(0.0, 0, {0.0: first} if first else {}, {}, [0.0] * self.devices)
+        return State(0.0, {0.0: first} if first else {}, {}, [0.0] * self.devices, NOWHERE)
+
+    def leave(self, state: State) -> None:
+        """Leaves a mark: a state, with its times as they are meant, after which a new stretch begins."""
+        self.marks.append(state.copy(stretch=Stretch()))
 
     def run(self, state: State, stops: Container[Node] = (), marked: bool = True) -> State | None:
-        """Takes all that is left, in order, and leaves marks on the way or not.
+        """Takes all that is left, in order, from the last mark on, and leaves marks on the way or not.
 
         Stops where the first task of those that are ready at a moment after the first is one of `stops`: gives the state then.
         """
-        step = self._step if marked else len(self.nodes) + 1
-        order, pending, waits, last = self.order, state.pending, state.waits, state.last
+        enough = self._step if marked else len(self.nodes) + 1
+        pending, waits, last = state.pending, state.waits, state.last
+        stretch = self.marks[-1].stretch
+        order = stretch.order
         moments = list(pending)
         heapify(moments)
         now = state.now
-        enough = (self.marks[-1].taken if self.marks else 0) + step
         while moments:
             moment = moments[0]
             batch = pending[moment]
             if len(batch) > 1:
                 batch.sort(key=by_name)
             if moment > now and (batch[0] in stops or len(order) >= enough):
-                here = State(moment, len(order), pending, waits, last)
+                here = State(moment, pending, waits, last, NOWHERE)
                 if batch[0] in stops:
                     return here
-                self.marks.append(here.copy())
-                enough = len(order) + step
+                self.leave(here)
+                stretch = self.marks[-1].stretch
+                order = stretch.order
             now = moment
             del pending[moment]
             order += batch
@@ -100,8 +114,8 @@ class Schedule:
                 begin = last[d]
                 if begin < now:
                     begin = now
-                node.readied, node.ended = node.ready, node.end
-                node.ready = now
+                node.readied, node.ended, node.was = node.ready, node.end, node.stretch
+                node.ready, node.stretch = now, stretch
                 node.end = last[d] = end = begin + node.seconds
                 if node.alone:
                     then = pending.get(end)
@@ -121,8 +135,9 @@ class Schedule:
                     else:
                         ready = end  # not always the last end: tasks are taken in the order in which they are ready
                         for p in n.before:
-                            if p.end > ready:
-                                ready = p.end
+                            over = p.end + p.stretch.by
+                            if over > ready:
+                                ready = over
                         then = pending.get(ready)
                         if then is None:
                             pending[ready] = [n]
@@ -143,12 +158,6 @@ class Schedule:
         """Tasks between two marks."""
         return max(len(self.nodes) // MARKS, LEAST)
 
-    def leave(self, states: Iterable[State]) -> None:
-        """Leaves marks, those that are too near to the one before left out."""
-        for state in states:
-            if state.taken - self.marks[-1].taken >= self._step // 2:
-                self.marks.append(state)
-
     @property
     def makespan(self) -> float:
         """Seconds until the last task has ended."""
@@ -159,27 +168,33 @@ class Schedule:
 
         `known`: nodes that were taken away, of which some come back.
         """
-        nodes = self.nodes
-        touched = {nodes[name] for name in changes if name in nodes}
-        for p in {p for node in touched for p in node.before}:
-            if p.alone:
-                p.alone = [n for n in p.alone if n not in touched]
-            if p.joint:
-                p.joint = [n for n in p.joint if n not in touched]
-        put = []
+        nodes, touched = self.nodes, set[Node]()
+        left, joined = list[Node](), list[Node]()  # what waits for others than before, or is gone, or new
         for name, task in changes.items():
             node = nodes.get(name)
             if task is None:
-                if node is not None:
-                    node.task = None
-                    del nodes[name]
+                if node is None:
+                    continue
+                node.task = None
+                del nodes[name]
+                left.append(node)
+                node.alone = node.joint = NONE  # who waited for it waits for others, or is gone
             else:
                 if node is None:
                     node = nodes[name] = known.get(name) or Node(name, task)
-                    touched.add(node)
+                    joined.append(node)
+                elif node.task is None or node.task.before != task.before:
+                    left.append(node)
+                    joined.append(node)
                 node.task, node.device, node.seconds = task, task.device, task.seconds
-                put.append(node)
-        for node in put:
+            touched.add(node)
+        apart = set(left)
+        for p in {p for node in left for p in node.before if p.task is not None}:
+            if p.alone:
+                p.alone = [n for n in p.alone if n not in apart]
+            if p.joint:
+                p.joint = [n for n in p.joint if n not in apart]
+        for node in joined:
             self._join(node)
         return touched
 
@@ -188,36 +203,44 @@ class Schedule:
 
         The tasks that changed, and those that they wait for, are NEVER ready from there on, until they are taken again.
         """
-        k = bisect_right(self.marks, moment, key=now_of) - 1
+        k = bisect_right(self.marks, moment, key=at) - 1
         mark = self.marks[k]
         asked = touched.union(*(n.before for n in touched if n.task is not None))
-        times = {n: (n.ready, n.end) for n in asked if n.ready >= mark.now}
-        past = Past(self.marks[:], k, self.order[mark.taken :], self.last, times)
+        begun, times = mark.at, dict[Node, tuple[float, float]]()
+        for n in asked:
+            by = n.stretch.by
+            if n.ready + by >= begun:
+                times[n] = n.ready + by, n.end + by
+        past = Past(self.marks[:], k, [m.stretch.by for m in self.marks[k:]], self.last, times)
         for n in times:
             n.ready = NEVER
-        del self.order[mark.taken :]
         del self.marks[k:]
-        state = mark.copy()
+        state = mark.copy(mark.stretch.by, NOWHERE)
         refresh_all(self.marks, refresh(state, touched))
         return state, past
 
-    def move(self, past: Past, start: int, stop: int, by: float) -> None:
-        """Takes over what a run took from one of its tasks to another, so much later."""
-        moved = past.order[start:stop]
-        for n in moved:
-            n.readied, n.ended = n.ready, n.end
-            n.ready += by
-            n.end += by
-        self.order += moved
+    def settle(self) -> None:
+        """Says all times as they are meant. As long as times are added without rounding, nothing else depends on it."""
+        for k, mark in enumerate(self.marks):
+            by = mark.stretch.by
+            if by:
+                for n in mark.stretch.order:
+                    n.ready += by
+                    n.end += by
+                self.marks[k] = mark.copy(by)
+                mark.stretch.by = 0.0
 
     def restore(self, past: Past) -> None:
         """All as it was before the schedule went on from a mark. Its tasks must be those of then again (`replace`)."""
-        begun = past.marks[past.mark].taken
-        for n in self.order[begun:]:
-            n.ready, n.end = n.readied, n.ended
+        kept = {mark.stretch for mark in past.marks}
+        for mark in self.marks[past.mark :]:
+            if mark.stretch not in kept:
+                for n in mark.stretch.order:
+                    n.ready, n.end, n.stretch = n.readied, n.ended, n.was
+        for mark, by in zip(past.marks[past.mark :], past.later, strict=True):
+            mark.stretch.by = by
         for n, (ready, end) in past.times.items():
-            n.ready, n.end = ready, end
-        self.order[begun:] = past.order
+            n.ready, n.end = ready - n.stretch.by, end - n.stretch.by
         self.marks, self.last = past.marks, past.last
 
     def first(self, touched: set[Node]) -> float:
@@ -226,9 +249,8 @@ class Schedule:
         A new task is ready when its predecessors have ended. If one of them changes as well, or as a consequence, then it is not
         ready before that one; so the times before the change are good enough.
         """
-        first = min([node.ready for node in touched])
+        first = min([node.ready + node.stretch.by for node in touched])
         for node in touched:
             if node.task is not None and touched.isdisjoint(node.before):
-                first = min(first, max([p.end for p in node.before], default=0.0))
+                first = min(first, max([p.end + p.stretch.by for p in node.before], default=0.0))
         return first
-

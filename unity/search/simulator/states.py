@@ -2,60 +2,90 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 
 from unity.search.simulator.tasks import Task
 
 NONE: list[Node] = []  # of nodes without successors, most of which need no list of their own; nothing is added to it
 NEVER = float("inf")
-by_name, now_of = attrgetter("name"), attrgetter("now")
+by_name, at = attrgetter("name"), attrgetter("at")
+
+
+class Stretch:
+    """Tasks that were taken one after the other, from a mark to the next one, and by how much later all of that is than is said:
+    so a stretch of a run is moved at once."""
+
+    __slots__ = ("by", "order")
+
+    def __init__(self) -> None:
+        self.order: list[Node] = []
+        self.by = 0.0
+
+
+NOWHERE = Stretch()  # of nodes that were not taken yet; nothing is added to it
 
 
 class Node:
-    """A task that is simulated: who waits for it, and when it is ready and ends. `task` is None if it was taken away."""
+    """A task that is simulated: who waits for it, and when it is ready and ends. `task` is None if it was taken away.
 
-    __slots__ = ("alone", "before", "device", "end", "ended", "joint", "name", "readied", "ready", "seconds", "task")
+    Its times are earlier than they are meant by what its stretch is later: `when` and `until` are as they are meant.
+    """
+
+    __slots__ = (
+        "alone", "before", "device", "end", "ended", "joint", "name", "readied", "ready", "seconds", "stretch", "task", "was"
+    )  # fmt: skip
 
     def __init__(self, name: int, task: Task) -> None:
         self.name = name
         self.ready = self.end = NEVER
         self.readied = self.ended = NEVER  # the same in the run before
+        self.stretch = self.was = NOWHERE  # now, and then
         self.alone: list[Node] = NONE  # wait for this one alone
         self.joint: list[Node] = NONE  # wait for others as well
         self.before: tuple[Node, ...] = ()
         self.task: Task | None = task
         self.device, self.seconds = task.device, task.seconds
 
+    @property
+    def when(self) -> float:
+        """The moment at which it is ready."""
+        return self.ready + self.stretch.by
+
+    @property
+    def until(self) -> float:
+        """The moment at which it ends."""
+        return self.end + self.stretch.by
+
 
 @dataclass(eq=False)
 class State:
     """What the loop knows at a moment when it has taken all tasks that are ready before, and none that is ready then.
 
-    Times of `pending` and `last` are earlier by `by` than they are meant: states that differ in time alone share them.
+    `stretch` is what is taken from there on. As with its tasks, all times are earlier than they are meant by what it is later.
     """
 
     now: float
-    taken: int  # how many tasks
     pending: dict[float, list[Node]]  # by moment: the tasks that are ready then
     waits: dict[Node, int]  # how many predecessors are missing, where some are taken and some are not
     last: list[float]  # by device: when the last task so far ends
-    by: float = 0.0
+    stretch: Stretch
 
-    def later(self, by: float, more: int) -> State:
-        """The same so many seconds later, after so many tasks more."""
-        return replace(self, now=self.now + by, taken=self.taken + more, by=self.by + by)
+    @property
+    def at(self) -> float:
+        """The moment as it is meant."""
+        return self.now + self.stretch.by
 
-    def copy(self) -> State:
-        """The same, all its own, and times as they are meant."""
-        by = self.by
+    def copy(self, by: float = 0.0, stretch: Stretch | None = None) -> State:
+        """The same, all its own, so many seconds later."""
         pending = {moment + by: batch[:] for moment, batch in self.pending.items()}
-        return State(self.now, self.taken, pending, self.waits.copy(), [end + by for end in self.last] if by else self.last[:])
+        last = [end + by for end in self.last] if by else self.last[:]
+        return State(self.now + by, pending, self.waits.copy(), last, stretch or self.stretch)
 
     @property
     def first(self) -> list[Node]:
         """The tasks that are ready at this moment."""
-        return self.pending.get(self.now - self.by, [])
+        return self.pending.get(self.now, [])
 
 
 def refresh(state: State, changed: set[Node]) -> set[Node]:
@@ -73,17 +103,18 @@ def refresh(state: State, changed: set[Node]) -> set[Node]:
                 state.pending[moment] = left
             else:
                 del state.pending[moment]
+    now, by, waits = state.at, state.stretch.by, state.waits
     for n in changed:
-        if n in state.waits:
-            del state.waits[n]
+        if n in waits:
+            del waits[n]
             known.add(n)
-        if n.task is None or n.ready < state.now:
+        if n.task is None or n.ready + n.stretch.by < now:
             continue
-        ends = [p.end for p in n.before if p.ready < state.now]
+        ends = [p.end + p.stretch.by for p in n.before if p.ready + p.stretch.by < now]
         if len(ends) == len(n.before):
-            state.pending.setdefault(max(ends, default=0.0), []).append(n)
+            state.pending.setdefault(max(ends, default=0.0) - by, []).append(n)
         elif ends:
-            state.waits[n] = len(n.before) - len(ends)
+            waits[n] = len(n.before) - len(ends)
         else:
             continue
         known.add(n)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from unity.search.simulator.configs import ParallelConfig, check_config
+from unity.search.simulator.configs import ParallelConfig
 from unity.search.simulator.delta import Change
 from unity.search.simulator.grids import groups
 from unity.search.simulator.operators import Edge, Operators
-from unity.search.simulator.pieces import Overlap, Slices, overlap, slices
+from unity.search.simulator.pieces import Overlap, Slices, overlap
 from unity.search.simulator.regions import shared
 from unity.search.simulator.tasks import Names, SimulationError, Task, TaskGraph, union
 from unity.search.simulator.ticks import in_ticks
@@ -32,6 +32,9 @@ def name_of(operator: int, purpose: int, i: int = 0, j: int = 0) -> int:
     return ((operator << 16 | purpose) << 16 | i) << 16 | j
 
 
+Part = tuple[str, int, int]  # what some tasks are for: an operator's pieces forward or backward, an edge, or a weight's gradient
+
+
 @dataclass(frozen=True)
 class _Made:
     """What was made for an operator and around it: all that a change of its configuration makes anew."""
@@ -40,16 +43,7 @@ class _Made:
     config: ParallelConfig
     pieces: _Pieces
     edges: dict[tuple[int, int], _Transfers]
-    computing: dict[int, Tasks]
-    gradients: dict[tuple[int, int], Tasks]
-
-    @property
-    def tasks(self) -> Tasks:
-        """All tasks of it."""
-        tasks: Tasks = {}
-        for part in (*(e.tasks for e in self.edges.values()), *self.computing.values(), *self.gradients.values()):
-            tasks |= part
-        return tasks
+    parts: dict[Part, Tasks]
 
 
 class Strategy:
@@ -70,19 +64,22 @@ class Strategy:
             raise SimulationError(f"{len(missing)} operators have no configuration, the first is {missing[0].source or missing[0]}")
         self.configs: dict[int, ParallelConfig] = {}
         for k in operators.numbers:
-            check_config(operators.nodes[k], configs[k], operators.topology)
+            operators.check(k, configs[k])
             self.configs[k] = configs[k]
         self._pieces = {k: _Pieces(self, k) for k in operators.numbers}
         self._edges = {e[:2]: _Transfers(self, e) for k in operators.numbers for e in operators.incoming[k]}
-        self._computing = {k: self._compute(k) for k in operators.numbers}
-        self._gradients = {w: self._synchronize(w) for w in operators.weights}
+        self._parts: dict[Part, Tasks] = {}
+        for k in operators.numbers:
+            self._parts["forward", k, 0], self._parts["backward", k, 0] = self._forward(k), self._backward(k)
+        self._parts |= {("edge", *e): found.tasks for e, found in self._edges.items()}
+        self._parts |= {("gradient", *w): self._synchronize(w) for w in operators.weights}
         self._before: _Made | None = None
 
     @property
     def graph(self) -> TaskGraph:
         """The task graph of all operators."""
         tasks: Tasks = {}
-        for part in (*self._computing.values(), *(e.tasks for e in self._edges.values()), *self._gradients.values()):
+        for part in self._parts.values():
             tasks |= part
         return TaskGraph(tasks, self.wiring.resources)
 
@@ -92,16 +89,32 @@ class Strategy:
 
         Raises as making a strategy does; then nothing is changed.
         """
-        check_config(self.operators.nodes[operator], config, self.operators.topology)
-        old = self._made(operator)
+        o = self.operators
+        o.check(operator, config)
+        incoming, outgoing = o.incoming[operator], o.outgoing[operator]
+        edges = {e[:2]: self._edges[e[:2]] for e in (*incoming, *outgoing)}
+        self._before = _Made(operator, self.configs[operator], self._pieces[operator], edges, {})
         self.configs[operator] = config
         self._pieces[operator] = _Pieces(self, operator)
-        self._edges.update({e[:2]: _Transfers(self, e) for e in self._around(operator)})
-        self._computing.update({k: self._compute(k) for k in old.computing})
-        self._gradients.update({w: self._synchronize(w) for w in old.gradients})
-        self._before = old
-        before, after = old.tasks, self._made(operator).tasks
-        return {**dict.fromkeys(before.keys() - after.keys()), **{n: t for n, t in after.items() if before.get(n) != t}}
+        found: dict[int, Task | None] = {}
+        for e in (*incoming, *outgoing):
+            made = self._edges[e[:2]] = _Transfers(self, e)
+            self._put(("edge", *e[:2]), made.tasks, found)
+        for k in dict.fromkeys((operator, *(e.reader for e in outgoing))):
+            self._put(("forward", k, 0), self._forward(k), found)
+        for k in dict.fromkeys((operator, *(e.maker for e in incoming if e.flows))):
+            self._put(("backward", k, 0), self._backward(k), found)
+        for w in o.reads[operator]:
+            self._put(("gradient", *w), self._synchronize(w), found)
+        return found
+
+    def _put(self, part: Part, tasks: Tasks, found: dict[int, Task | None]) -> None:
+        """Puts tasks in the place of others, and adds what is different to what was found."""
+        assert self._before is not None
+        before = self._before.parts[part] = self._parts[part]
+        self._parts[part] = tasks
+        found.update(dict.fromkeys(before.keys() - tasks.keys()))
+        found.update((name, task) for name, task in tasks.items() if before.get(name) != task)
 
     def back(self) -> None:
         """Takes the last change back. Nothing is made anew.
@@ -115,62 +128,57 @@ class Strategy:
         self._before = None
         self.configs[old.operator], self._pieces[old.operator] = old.config, old.pieces
         self._edges |= old.edges
-        self._computing |= old.computing
-        self._gradients |= old.gradients
+        self._parts |= old.parts
 
     def of_edge(self, edge: Edge) -> Mapping[int, Task]:
         """The transfers of an operand."""
         return self._edges[edge[:2]].tasks
 
-    def _around(self, operator: int) -> tuple[Edge, ...]:
-        return (*self.operators.incoming[operator], *self.operators.outgoing[operator])
-
-    def _made(self, operator: int) -> _Made:
-        """What there is now of an operator, of its edges, of the operators that these join it to, and of the weights it reads."""
-        edges = self._around(operator)
-        ends = dict.fromkeys((operator, *(k for e in edges for k in (e.maker, e.reader))))
-        return _Made(
-            operator,
-            self.configs[operator],
-            self._pieces[operator],
-            {e[:2]: self._edges[e[:2]] for e in edges},
-            {k: self._computing[k] for k in ends},
-            {w: self._gradients[w] for w in self.operators.reads[operator]},
-        )
-
-    def _compute(self, k: int) -> Tasks:
-        """The tasks of an operator's pieces, and of what they sum up."""
-        o, pieces = self.operators, self._pieces[k]
+    def _forward(self, k: int) -> Tasks:
+        """The tasks of an operator's pieces, and of what they sum up, forward and backward."""
+        o, pieces, first = self.operators, self._pieces[k], name_of(k, FORWARD)
+        before = _united([self._edges[e[:2]].forward for e in o.incoming[k]], len(pieces.devices))
+        seconds = {d: in_ticks(pieces.forward / o.topology.speeds[d]) for d in set(pieces.devices)}
         tasks = dict(pieces.reductions)
-        incoming = [self._edges[e[:2]].forward for e in o.incoming[k]]
-        outgoing = [self._edges[e[:2]].backward for e in o.outgoing[k] if e.flows]
-        end = k in o.ends
         for i, device in enumerate(pieces.devices):
-            speed = o.topology.speeds[device]
-            before = union(found[i] for found in incoming)
-            tasks[name_of(k, FORWARD, i)] = Task(device, in_ticks(pieces.forward / speed), before)
-            if pieces.backward:
-                before = union((*(found[i] for found in outgoing), *((pieces.done[i],) if end else ())))
-                tasks[name_of(k, BACKWARD, i)] = Task(device, in_ticks(pieces.backward / speed), before)
+            tasks[first + (i << 16)] = Task(device, seconds[device], before[i])
         return tasks
+
+    def _backward(self, k: int) -> Tasks:
+        """The tasks of the backward passes of an operator's pieces."""
+        o, pieces, first = self.operators, self._pieces[k], name_of(k, BACKWARD)
+        if not pieces.backward:
+            return {}
+        found = [self._edges[e[:2]].backward for e in o.outgoing[k] if e.flows]
+        before = _united([*found, pieces.done] if k in o.ends else found, len(pieces.devices))
+        seconds = {d: in_ticks(pieces.backward / o.topology.speeds[d]) for d in set(pieces.devices)}
+        return {first + (i << 16): Task(device, seconds[device], before[i]) for i, device in enumerate(pieces.devices)}
 
     def _synchronize(self, weight: tuple[int, int]) -> Tasks:
         """The all-reduces of a weight's gradient: one for each part of it that is read on the same devices."""
         o, tasks = self.operators, {}
-        readers = [(self._pieces[k], slices(o.nodes[k], self.configs[k].degrees, p)) for k, p in o.weights[weight]]
+        readers = [(self._pieces[k], o.slices(k, self.configs[k].degrees, p)) for k, p in o.weights[weight]]
+        found = [(devices, n) for devices, n in shared(tuple((cut, pieces.devices) for pieces, cut in readers)) if len(devices) > 1]
+        if not found:
+            return tasks
         node, result = weight
         size = o.nodes[node].tensors[result].itemsize
         on: dict[int, list[int]] = {}  # by device: the backward passes that add to the gradient there
         for pieces, _ in readers:
-            for i, device in enumerate(pieces.devices):
-                on.setdefault(device, []).extend(pieces.undone[i])
-        found = shared(tuple((cut, pieces.devices) for pieces, cut in readers))
+            for device, undone in zip(pieces.devices, pieces.undone, strict=True):
+                on.setdefault(device, []).extend(undone)
         for g, (devices, elements) in enumerate(found):
-            if len(devices) > 1:
-                names = name_of(node, GRADIENT, g, result), name_of(node, GRADIENT + 1 + result, g)
-                before = (n for d in devices for n in on[d])
-                tasks |= self.wiring.all_reduce(*names, before, devices, elements * size)
+            names = name_of(node, GRADIENT, g, result), name_of(node, GRADIENT + 1 + result, g)
+            before = (n for d in devices for n in on[d])
+            tasks |= self.wiring.all_reduce(*names, before, devices, elements * size)
         return tasks
+
+
+def _united(found: Sequence[Sequence[Names]], pieces: int) -> Sequence[Names]:
+    """For every piece all names, each once."""
+    if len(found) == 1:
+        return found[0]
+    return [union(names) for names in zip(*found, strict=True)] if found else [()] * pieces
 
 
 class _Pieces:
@@ -180,8 +188,9 @@ class _Pieces:
         config, o = strategy.configs[k], strategy.operators
         self.devices = config.devices
         self.forward, self.backward = o.seconds(k, config.degrees)
-        self.done: list[Names] = [(name_of(k, FORWARD, i),) for i in range(config.pieces)]
-        self.undone: list[Names] = [(name_of(k, BACKWARD, i),) if self.backward else () for i in range(config.pieces)]
+        first, last = name_of(k, FORWARD), name_of(k, BACKWARD)
+        self.done: list[Names] = [(first + (i << 16),) for i in range(len(self.devices))]
+        self.undone: list[Names] = [(last + (i << 16),) if self.backward else () for i in range(len(self.devices))]
         self.reductions: Tasks = {}
         for r, reduction in enumerate(o.reductions(k, config.degrees)):
             for way, ends in enumerate((self.done, self.undone)[: 1 + reduction.backward]):
@@ -201,32 +210,36 @@ class _Transfers:
     """An edge: what each piece of its reader waits for, and each piece of its maker backward; the transfers between devices."""
 
     def __init__(self, strategy: Strategy, e: Edge) -> None:
-        o, wiring = strategy.operators, strategy.wiring
+        o, transfer = strategy.operators, strategy.wiring.transfer
         maker, reader = strategy._pieces[e.maker], strategy._pieces[e.reader]
+        makers, readers = maker.devices, reader.devices
         node = o.nodes[e.maker]
-        made = slices(node, strategy.configs[e.maker].degrees, len(node.operands) + e.result)
-        read = slices(o.nodes[e.reader], strategy.configs[e.reader].degrees, e.position)
+        made = o.slices(e.maker, strategy.configs[e.maker].degrees, len(node.operands) + e.result)
+        read = o.slices(e.reader, strategy.configs[e.reader].degrees, e.position)
         size = node.tensors[e.result].itemsize
-        self.tasks: Tasks = {}
-        self.forward: list[Names] = [()] * len(reader.devices)
-        self.backward: list[Names] = [()] * len(maker.devices)
-        there, back = TRANSFERS + e.position * WAYS, TRANSFERS + e.position * WAYS + 1
+        tasks: Tasks = {}
+        forward: list[list[int]] = [[] for _ in readers]
+        backward: list[list[int]] = [[] for _ in makers]
+        there, back = (name_of(e.reader, TRANSFERS + e.position * WAYS + way) for way in range(WAYS))
         common = overlap(made, read)
-        sources = set(_sources(common, made, maker.devices, reader.devices)) if made.copied else None
+        sources = set(_sources(common, made, makers, readers)) if made.copied else None
         for i, j, elements in zip(common.first, common.second, common.elements, strict=True):
-            a, b, done, undone = maker.devices[i], reader.devices[j], maker.done[i], reader.undone[j]
+            a, b, done, undone = makers[i], readers[j], maker.done[i], reader.undone[j]
+            source = sources is None or (i, j) in sources
             if a != b:
-                if sources is None or (i, j) in sources:
-                    name = name_of(e.reader, there, i, j)
-                    self.tasks[name] = wiring.transfer(a, b, elements * size, done)
-                    done = (name,)
+                name = i << 16 | j
+                if source:
+                    tasks[there + name] = transfer(a, b, elements * size, done)
+                    done = (there + name,)
                 if e.flows and undone:
-                    name = name_of(e.reader, back, i, j)
-                    self.tasks[name] = wiring.transfer(b, a, elements * size, undone)
-                    undone = (name,)
-            if sources is None or (i, j) in sources:
-                self.forward[j] += done
-            self.backward[i] += undone
+                    tasks[back + name] = transfer(b, a, elements * size, undone)
+                    undone = (back + name,)
+            if source:
+                forward[j] += done
+            backward[i] += undone
+        self.tasks = tasks
+        self.forward: list[Names] = [tuple(dict.fromkeys(names)) for names in forward]
+        self.backward: list[Names] = [tuple(dict.fromkeys(names)) for names in backward]
 
 
 def _sources(common: Overlap, made: Slices, makers: Sequence[int], readers: Sequence[int]) -> Iterator[tuple[int, int]]:

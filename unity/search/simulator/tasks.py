@@ -15,7 +15,7 @@ simulation must agree to the last bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -72,6 +72,12 @@ def check_tasks(tasks: Mapping[int, Task], known: Container[int], devices: int) 
         for p in task.before:
             if p not in known:
                 raise SimulationError(f"task {name} waits for task {p}, which is not there")
+
+
+def possible(tasks: Collection[Task], devices: int) -> bool:
+    """Whether every task has one of the devices, and a finite time: told from what is different in them."""
+    numbers, seconds = {task.device for task in tasks}, {task.seconds for task in tasks}
+    return all(0 <= d < devices for d in numbers) and all(s >= 0 and math.isfinite(s) for s in seconds)
 
 
 def circle(tasks: Mapping[int, Task]) -> str:

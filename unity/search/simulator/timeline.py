@@ -43,13 +43,13 @@ def timeline(graph: TaskGraph, schedule: Schedule) -> Timeline:
     last = [0.0] * len(graph.devices)
     for node in schedule.order:
         order[node.device].append(node.name)
-        start[node.name] = max(node.ready, last[node.device])
-        last[node.device] = node.end
+        start[node.name] = max(node.when, last[node.device])
+        last[node.device] = node.until
     nodes = schedule.nodes
     return Timeline(
         graph,
-        {name: node.ready for name, node in nodes.items()},
+        {name: node.when for name, node in nodes.items()},
         {name: start[name] for name in nodes},
-        {name: node.end for name, node in nodes.items()},
+        {name: node.until for name, node in nodes.items()},
         tuple(map(tuple, order)),
     )

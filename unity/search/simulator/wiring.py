@@ -25,7 +25,7 @@ class Wiring:
         links = self.topology.links if self.overlap else ()
         return (*devices, Resource("barriers", "barrier"), *(Resource(link.name, "link") for link in links))
 
-    @property
+    @cached_property
     def barrier(self) -> int:
         """The barriers' device."""
         return self.topology.devices
@@ -40,7 +40,16 @@ class Wiring:
 
     def transfer(self, i: int, j: int, nbytes: float, before: tuple[int, ...]) -> Task:
         """Sends from device i to device j."""
-        return Task(self.wire(i, j), in_ticks(self.topology.link(i, j).seconds(nbytes)), before, nbytes)
+        link = self.topology.between[i][j]
+        seconds = self._seconds.get((link, nbytes))
+        if seconds is None:
+            seconds = self._seconds[link, nbytes] = in_ticks(self.topology.links[link].seconds(nbytes))
+        return Task(self.barrier + 1 + link if self.overlap else i, seconds, before, nbytes)
+
+    @cached_property
+    def _seconds(self) -> dict[tuple[int, float], float]:
+        """Of so many bytes over a link, as soon as they are sent."""
+        return {}
 
     def all_reduce(self, barrier: int, first: int, before: Iterable[int], members: Sequence[int], nbytes: float) -> dict[int, Task]:
         """A ring of devices: a task named `barrier`, and one for each member, from `first` on. A single device sends nothing."""

@@ -17,10 +17,12 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import count
 
 from unity.search.published.flexflow.oracle import ByDelta, ByFull, Configs, Oracle
 from unity.search.simulator import Operators, ParallelConfig, data_parallel, drawn
+from unity.search.simulator.configs import drawn_of, possible
 from unity.uncollected import uncollected
 
 BETA = 20.0  # a strategy that is slower by a twentieth of an operator's mean part of the step is accepted once in e times
@@ -104,7 +106,8 @@ def explored(
         draw: what may be proposed for an operator. Default: any degrees, on any devices that are all different.
     """
     oracle, n = ByDelta if delta else ByFull, o.topology.devices
-    draw = draw or (lambda k, rng: drawn(o.nodes[k], n, rng))
+    may = cache(lambda k: possible(o.nodes[k], n))
+    draw = draw or (lambda k, rng: drawn_of(may(k), n, rng))
     chains = list[Chain]()
     for name, configs in starts.items():
         begun = oracle(o, configs, overlap)
@@ -126,8 +129,9 @@ def _chain(name: str, oracle: Oracle, operators: tuple[int, ...], draw: Draw, rn
             return Chain(name, first, best, configs, n, accepted)
         operator = rng.choice(operators)
         oracle.propose(operator, draw(operator, rng))
-        if oracle.seconds <= now or rng.random() < math.exp(beta * (now - oracle.seconds)):
-            now, accepted = oracle.seconds, accepted + 1
+        seconds = oracle.seconds
+        if seconds <= now or rng.random() < math.exp(beta * (now - seconds)):
+            now, accepted = seconds, accepted + 1
             if now < best:
                 best, better, configs = now, n + 1, dict(oracle.configs)
         else:
