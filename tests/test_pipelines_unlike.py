@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from jax.sharding import PartitionSpec
 from unlike_models import MODELS, SQUARE, TREE, largest_difference, mlp, mlp_arguments, planned, translated, translated_arguments
 
 import unity
@@ -106,6 +107,22 @@ def test_a_plan_is_saved_and_made_again(tmp_path, kind):
     (tmp_path / "plan.json").write_text(json.dumps(data))
     with pytest.raises(PlanError, match="cannot be made"):
         unity.load(tmp_path / "plan.json", mlp, *args)
+
+
+def test_a_pinned_argument_is_not_packed(tmp_path):
+    args = mlp_arguments()
+    options = {"machine": TREE, "search": "captured", "pipelines": (2, 4), "pack": True, "progress": False}
+    plan = unity.optimize(mlp, *args, **options, constraints=unity.pin("params[2][0]", PartitionSpec("device", None)))
+    assert plan.in_shardings[0][2][0].spec == PartitionSpec(("d0", "d1"), None)
+    packed = {plan._made.captured.paths[k] for s in plan._packing.slots for k in s.leaves if k is not None}
+    assert packed
+    assert "args[0][2][0]" not in packed
+    free = unity.optimize(mlp, *args, **options)
+    assert "args[0][2][0]" in {free._made.captured.paths[k] for s in free._packing.slots for k in s.leaves if k is not None}
+    value, gradient = jax.jit(jax.value_and_grad(plan))(*plan.shard(*args))
+    assert largest_difference((value, plan.unshard(gradient)), jax.jit(jax.value_and_grad(mlp))(*args)) < 1e-5
+    plan.save(tmp_path / "plan.json")
+    assert unity.load(tmp_path / "plan.json", mlp, *args).pcg.key == plan.pcg.key
 
 
 def test_what_is_predicted_is_what_was_searched_for():

@@ -175,7 +175,8 @@ class Task:
         wish = PipelineWish(**self.wish(prices, than, exactly), exactly=numbers, schedule=schedule)
         found, refused = best_pipeline(plain.captured, prices.machine, wish)
         if found is None:  # weights are packed once: what is joined already stays so
-            found, more = best_unlike(plain.captured, prices.machine, wish, self.ways.pack and plain.joining is None)
+            pack = self.ways.pack and plain.joining is None
+            found, more = best_unlike(plain.captured, prices.machine, wish, pack, self.pinned)
             refused = [*refused, *more]
         if found is None:
             if exactly is not None:
@@ -193,15 +194,19 @@ class Task:
             raise OptionError(f"branches={exactly}, but {inside[0]} leaves nothing else: leave one out (docs: branches#which)")
         if not wanted or inside or (machine.devices == 1 and exactly is None):
             return None, []
-        pins = [c.path for c in self.bound.every if isinstance(c, Pin)]
-        whole = frozenset(k for path in pins for k in matching(path, self.bound.paths))
-        wish = BranchesWish(**self.wish(prices, than, exactly), exactly=exactly, pack=self.ways.pack, whole=whole)
+        wish = BranchesWish(**self.wish(prices, than, exactly), exactly=exactly, pack=self.ways.pack, whole=self.pinned)
         plain = before.captured if before.pipelining is None else before.pipelining.before
         found, refused = best_branches(Forked.of(plain, before.pipelining), machine, self.training, wish)
         if found is None:
             return None, refused
         made = replace(before, captured=found.branching.after, search=found.search, branching=found.branching)
         return self.better((made, found.candidate), than, exactly), refused
+
+    @property
+    def pinned(self) -> frozenset[int]:
+        """The arguments that are pinned, by number: none of them is packed."""
+        pins = [c.path for c in self.bound.every if isinstance(c, Pin)]
+        return frozenset(k for path in pins for k in matching(path, self.bound.paths))
 
     def better(self, found: Found, than: Found | None, asked: object | None) -> Found | None:
         """What was found, if it is asked for, or better than what there is."""

@@ -96,7 +96,7 @@ class _Case:
         return found, self.pullback.apart(pull, [*values, *rest.values(), *more])
 
     def pulled(self, kept: Arrays, given: Mapping[int, Any], cotangents: Mapping[int, Any]) -> Arrays:
-        """The gradients of `values`. `given`: those of the operands that are read once more, values first; cotangents by result."""
+        """The gradients of `values`. `given`: operands that are read once more, by their places among `values` and `rest`."""
         more, back = jax.vjp(self.parts.take, *(given[k] for k in self.slots))
         own = dict(enumerate(more, start=len(self.group.graph.inputs)))
         found, ends_of_parts = self.pullback.together(kept, {**given, **own})([cotangents[k] for k in self.ends])

@@ -28,14 +28,15 @@ from unity.pipelining.staging import Staging, traced
 from unity.pipelining.tails import Tail
 
 
-def with_stages(graph: PCG, staging: Staging, walk: Captured, along: Sequence[Axis], pack: bool) -> tuple[PCG, Packing]:
-    """A graph of the program in micro-batches, its walk a pipeline with stages along these axes, and the tail's what follows it;
-    `pack`: with the stages' weights packed.
+def with_stages(
+    graph: PCG, staging: Staging, walk: Captured, along: Sequence[Axis], packed: Collection[int]
+) -> tuple[PCG, Packing]:
+    """A graph of the program in micro-batches, its walk a pipeline with stages along these axes, and the tail's what follows it.
 
-    Raises Mixed if an operator cannot be in a stage.
+    Of the arguments `packed` those that one stage alone reads are packed. Raises Mixed if an operator cannot be in a stage.
     """
     (scan, values), *rest = _scans(graph, walk)
-    slots = _slots(graph, scan, staging, values, walk.differentiated) if pack else []
+    slots = _slots(graph, scan, staging, values, packed)
     gone = {leaf for s in slots for leaf in s.numbers}
     numbers = {v: k for k, v in enumerate(walk.body.inputs)}
     constants = [v for v in staging.everything if numbers.get(v, -1) not in gone]
@@ -64,7 +65,7 @@ def _scans(graph: PCG, walk: Captured) -> list[tuple[Node, dict[int, Value]]]:
 
 
 def _slots(
-    graph: PCG, scan: Node, staging: Staging, values: Mapping[int, Value], differentiated: Collection[int]
+    graph: PCG, scan: Node, staging: Staging, values: Mapping[int, Value], packed: Collection[int]
 ) -> list[Slots]:
     """Sets of weights that one stage reads, and nothing else does."""
     number = {id(n): k for k, n in enumerate(graph.inputs)}
@@ -76,7 +77,7 @@ def _slots(
         for v in staging.fixed(k):
             node = values[v].node
             alone = often.count(v) == 1 and len(graph.users.get(id(node), ())) == 1 and id(node) not in ends
-            if alone and number.get(id(node), -1) in differentiated and node.tensors[0].floating:
+            if alone and number.get(id(node), -1) in packed and node.tensors[0].floating:
                 leaves.append(Leaf(number[id(node)], node.tensors[0]))
         groups.append(leaves)
     return list(slots_of(groups))

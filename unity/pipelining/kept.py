@@ -25,7 +25,8 @@ def from_json(captured: Captured, data: dict[str, Any], axes: Sequence[Axis]) ->
     try:
         if "cuts" in data:
             cuts = Cuts(tuple(map(int, data["cuts"])), float(data["weight"]))
-            return unlike(chain_of(captured), captured, cuts, along, rounds, bool(data["pack"]), kind)
+            whole = [int(k) for k in data.get("whole", ())]
+            return unlike(chain_of(captured), captured, cuts, along, rounds, bool(data["pack"]), kind, whole)
         return pipelined(Program(captured), int(data["rolled"]), int(data["scan"]), along, rounds, kind)
     except Mixed as reason:
         raise PlanError(f"the pipeline along {' '.join(names)} cannot be made: {reason}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import Any
@@ -25,16 +25,21 @@ TRIES = 3  # sets of axes along which pipelines are searched where none is asked
 
 @dataclass(frozen=True, eq=False)
 class Unlike(Pipelining):
-    """A chain of operators that became a pipeline: where it is cut, and how the stages' weights are packed, if they are."""
+    """A chain of operators that became a pipeline: where it is cut, and how the stages' weights are packed, if they are.
+
+    `whole`: the arguments, by number, that are packed in no case.
+    """
 
     cuts: Cuts
     pack: bool
     packed: Packing
+    whole: frozenset[int] = frozenset()
 
     def to_json(self) -> dict[str, Any]:
         along, kind = [axis.name for axis in self.along], self.schedule.kind
         cuts, weight = list(self.cuts.places), self.cuts.weight
-        return {"cuts": cuts, "weight": weight, "along": along, "rounds": self.rounds, "pack": self.pack, "schedule": kind}
+        packed = {"pack": self.pack, "whole": sorted(self.whole)}
+        return {"cuts": cuts, "weight": weight, "along": along, "rounds": self.rounds, "schedule": kind, **packed}
 
     @property
     def note(self) -> str:
@@ -51,7 +56,8 @@ class Unlike(Pipelining):
         return self.packed
 
     def again(self) -> Pipelining:
-        return unlike(chain_of(self.before), self.before, self.cuts, self.along, self.rounds, self.pack, self.schedule.kind)
+        where = (chain_of(self.before), self.before, self.cuts, self.along, self.rounds)
+        return unlike(*where, self.pack, self.schedule.kind, self.whole)
 
     def __str__(self) -> str:
         s, names = self.schedule, " ".join(axis.name for axis in self.along)
@@ -60,10 +66,11 @@ class Unlike(Pipelining):
 
 
 def unlike(
-    chain: Chain, captured: Captured, cuts: Cuts, along: Sequence[Axis], rounds: int, pack: bool, kind: str = GPIPE
+    chain: Chain, captured: Captured, cuts: Cuts, along: Sequence[Axis], rounds: int, pack: bool, kind: str = GPIPE,
+    whole: Collection[int] = (),
 ) -> Unlike:
-    """The program with a chain of it cut into stages, which go by this schedule. Raises Mixed if samples or operators do not allow
-    it."""
+    """The program with a chain of it cut into stages, which go by this schedule; `pack`: with their weights packed, but for the
+    arguments that stay `whole`. Raises Mixed if samples or operators do not allow it."""
     stages = prod(axis.size for axis in along)
     if chain.size % (stages * rounds):
         raise Mixed(f"{stages * rounds} micro-batches cannot share {chain.size} samples evenly")
@@ -71,11 +78,12 @@ def unlike(
         raise Mixed(f"the program has no {stages} stages that are cut so")
     staging = Staging(captured, chain, cuts, rounds, tail_after(captured, chain) if kind == ONE_F_ONE_B else None)
     walk = staging.walked()
-    graph, packed = with_stages(walk.graph, staging, walk, along, pack)
+    free = walk.differentiated.difference(whole) if pack else ()
+    graph, packed = with_stages(walk.graph, staging, walk, along, free)
     after = replace(walk, graph=graph)
     schedule = Schedule(stages, stages * rounds, stages, kind)
-    again = Walk(walk, lambda graph: with_stages(graph, staging, walk, along, pack)[0])
-    return Unlike(captured, after, tuple(along), rounds, schedule, again, cuts, pack, packed)
+    again = Walk(walk, lambda graph: with_stages(graph, staging, walk, along, free)[0])
+    return Unlike(captured, after, tuple(along), rounds, schedule, again, cuts, pack, packed, frozenset(whole))
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,9 +100,11 @@ class _Option:
         return len(self.cuts.places) + 1
 
 
-def best_unlike(captured: Captured, machine: Machine, wish: PipelineWish, pack: bool) -> tuple[Found | None, list[str]]:
+def best_unlike(
+    captured: Captured, machine: Machine, wish: PipelineWish, pack: bool, whole: Collection[int] = ()
+) -> tuple[Found | None, list[str]]:
     """The best pipeline of stages that are unlike, and why others were refused: as it is asked for; or, if none is, of some that
-    may be better than what there is, or may fit where nothing does."""
+    may be better than what there is, or may fit where nothing does. `pack`: with weights packed, but for the arguments `whole`."""
     if wish.schedule == TWO_BW:
         return None, [f"stages of different operators go by {ONE_F_ONE_B!r} or {GPIPE!r}, not by {TWO_BW!r}"]
     if wish.exactly is None and wish.than is not None and not pack:
@@ -110,7 +120,7 @@ def best_unlike(captured: Captured, machine: Machine, wish: PipelineWish, pack: 
             stages, n = option.stages, option.stages * option.rounds
             wish.say(f"a pipeline of {stages} stages of different operators, {n} micro-batches")
             try:
-                made = _scheduled(chain, captured, option, pack, wish.schedule)
+                made = _scheduled(chain, captured, option, pack, whole, wish.schedule)
                 search = wish.search(made.after)
                 candidate = wish.choose(search)
             except (Mixed, InfeasibleError) as reason:
@@ -155,12 +165,14 @@ def _rounds(stages: int, samples: int, wish: PipelineWish) -> list[int]:
     return [micro_batches // stages] if stages == wanted and micro_batches % stages == 0 else []
 
 
-def _scheduled(chain: Chain, captured: Captured, option: _Option, pack: bool, kind: str | None) -> Unlike:
+def _scheduled(
+    chain: Chain, captured: Captured, option: _Option, pack: bool, whole: Collection[int], kind: str | None
+) -> Unlike:
     """By this schedule; if none is asked for, by 1F1B where the program allows it. Raises Mixed."""
     where = (chain, captured, option.cuts, option.along, option.rounds, pack)
     if kind is None and captured.differentiated:
         try:
-            return unlike(*where, ONE_F_ONE_B)
+            return unlike(*where, ONE_F_ONE_B, whole)
         except Mixed:
             kind = GPIPE
-    return unlike(*where, kind or GPIPE)
+    return unlike(*where, kind or GPIPE, whole)
