@@ -19,8 +19,9 @@ LAYERS, WIDTH, WORDS = 4, 8, 12
 TREE = Machine.grid(2, 4)
 ALONG = {2: TREE.axes[:1], 4: TREE.axes[1:], 8: TREE.axes}
 
-# What is predicted is what the compiler of JAX 0.10 makes of a step. Later ones hold up to 17 % less of one with a pipeline.
-NEAR = 0.1 if jax.__version_info__ < (0, 11) else 0.2
+# What is predicted is what the compiler of JAX 0.10 makes of a step. Of one with a pipeline later ones hold up to 17 % less, so
+# that the prediction is up to 21 % above it.
+NEAR = 0.1 if jax.__version_info__ < (0, 11) else 0.22
 
 
 def layers(params, x):
