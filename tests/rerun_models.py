@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
-from small_models import MACHINE, MODELS, Small, block, cross_entropy, f, i, layer, random_point
+from small_models import MACHINE, MODELS, Small, arrays, block, cross_entropy, f, i, layer, random_point
+from test_halos import gradient_step
 
+from unity.exec.check import predicted_elements
 from unity.pcg.capture import Captured, capture
 from unity.pcg.graph import PCG
 from unity.pcg.parallelize import parallelize
@@ -73,3 +77,18 @@ def drawn(name: str, seed: int) -> tuple[Captured, Assembled, Point, PCG]:
     captured, assembled = named(name)
     point = random_point(assembled, np.random.default_rng(seed))
     return captured, assembled, point, parallelize(captured.graph, assembled.assignment(point))
+
+
+def right(name: str, seeds: Iterable[int]) -> None:
+    """Holds plans drawn with these seeds against the function: values, gradients, and what was predicted to be sent."""
+    with jax.enable_x64(True):
+        model = EVERY[name]()
+        params, batch = arrays(model.params), arrays(model.batch)
+        wanted, gradients = jax.jit(jax.value_and_grad(model.loss))(params, batch)
+        for seed in seeds:
+            captured, _, _, graph = drawn(name, seed)
+            sent, (value, found) = gradient_step(graph, MACHINE, captured, jax.tree.leaves((params, batch)))
+            assert float(value) == pytest.approx(float(wanted), rel=1e-10)
+            for a, b in zip(found, jax.tree.leaves(gradients), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10 * np.abs(b).max())
+            assert sent == predicted_elements(graph, captured.differentiated)

@@ -13,13 +13,11 @@ import pytest
 from factor_graphs import lower_left
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rerun_models import CASES, EVERY, drawn, named, perceptron
-from small_models import MACHINE, arrays, counted
+from rerun_models import CASES, EVERY, drawn, named, perceptron, right
+from small_models import MACHINE, counted
 from test_assemble import all_points, rounded
-from test_halos import gradient_step
 
 import unity
-from unity.exec.check import predicted_elements
 from unity.pcg.again import runs_again
 from unity.pcg.capture import capture
 from unity.pcg.graph import PCG
@@ -98,17 +96,7 @@ def test_the_frontier_is_that_of_brute_force(bend: Any, saved: int) -> None:
 def test_it_computes_and_sends_what_it_says(name: str) -> None:
     seeds = [k for k in range(40) if again(drawn(name, k)[3])][:2]
     assert seeds or name in ("lstm", "gpt_scanned")  # where nothing may: in remats, and of several readers
-    with jax.enable_x64(True):
-        model = CASES[name]()
-        params, batch = arrays(model.params), arrays(model.batch)
-        wanted, gradients = jax.jit(jax.value_and_grad(model.loss))(params, batch)
-        for seed in seeds:
-            captured, _, _, graph = drawn(name, seed)
-            sent, (value, found) = gradient_step(graph, MACHINE, captured, jax.tree.leaves((params, batch)))
-            assert float(value) == pytest.approx(float(wanted), rel=1e-10)
-            for a, b in zip(found, jax.tree.leaves(gradients), strict=True):
-                np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10 * np.abs(b).max())
-            assert sent == predicted_elements(graph, captured.differentiated)
+    right(name, seeds)
 
 
 @cache

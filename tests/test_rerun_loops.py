@@ -9,12 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from rerun_models import LOOPS, drawn, named
-from small_models import MACHINE, arrays
-from test_halos import gradient_step
+from rerun_models import drawn, named, right
 
 import unity
-from unity.exec.check import predicted_elements
 from unity.pcg.again import INNER, WHOLE
 from unity.pcg.graph import PCG
 from unity.pcg.parallelize import parallelize
@@ -31,17 +28,7 @@ def again(graph: PCG, what: int) -> list[str]:
 
 @pytest.mark.parametrize(("name", "what"), [("scanned", WHOLE), ("bent", INNER)])
 def test_it_computes_and_sends_what_it_says(name: str, what: int) -> None:
-    seed = next(k for k in range(40) if again(drawn(name, k)[3], what))
-    with jax.enable_x64(True):
-        model = LOOPS[name]()
-        params, batch = arrays(model.params), arrays(model.batch)
-        wanted, gradients = jax.jit(jax.value_and_grad(model.loss))(params, batch)
-        captured, _, _, graph = drawn(name, seed)
-        sent, (value, found) = gradient_step(graph, MACHINE, captured, jax.tree.leaves((params, batch)))
-        assert float(value) == pytest.approx(float(wanted), rel=1e-10)
-        for a, b in zip(found, jax.tree.leaves(gradients), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10 * np.abs(b).max())
-        assert sent == predicted_elements(graph, captured.differentiated)
+    right(name, [next(k for k in range(40) if again(drawn(name, k)[3], what))])
 
 
 def test_the_compiled_program_does_not_keep_it() -> None:

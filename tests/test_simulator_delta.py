@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulator_cases import Case, changed, changes, layered_change, layered_graph, rolled_change, rolled_graph, task_graphs
+from simulator_cases import (
+    Case,
+    Change,
+    changed,
+    changes,
+    layered_change,
+    layered_graph,
+    rolled_change,
+    rolled_graph,
+    task_graphs,
+)
 
 from unity.search.simulator import Delta, Resource, SimulationError, Task, TaskGraph, full, schedule
 from unity.search.simulator.rejoin import Rejoin
 
+Tasks = dict[int, Task]
 TWO = (Resource("a", "compute"), Resource("b", "link"))
 
 
@@ -47,21 +58,26 @@ def test_delta_is_full_to_the_last_bit(case: Case, data: st.DataObject) -> None:
         assert delta.makespan == found.makespan
 
 
+def follows(rng: random.Random, graph: TaskGraph, steps: int, taken_back: float, draw: Callable[[int, Tasks], Change]) -> None:
+    """Holds delta simulation against full simulation after so many changes, some of which are taken back at once."""
+    delta, tasks = Delta(graph), dict(graph.tasks)
+    for step in range(steps):
+        change = draw(step, tasks)
+        delta.change(change)
+        if rng.random() < taken_back:
+            delta.back()
+        else:
+            tasks = changed(tasks, change)
+        assert delta.timeline == full(TaskGraph(tasks, graph.devices))
+
+
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_after_many_changes_of_a_larger_graph_delta_is_full(seed: int) -> None:
     """Marks go stale as changes come after them, and are gone back to later; changes that are taken back leave no trace."""
     rng = random.Random(seed)
     case = rolled_graph(rng)
-    delta, tasks = Delta(case.graph), dict(case.graph.tasks)
-    for _ in range(12):
-        change = rolled_change(rng, case, tasks)
-        delta.change(change)
-        if rng.random() < 0.4:
-            delta.back()
-        else:
-            tasks = changed(tasks, change)
-        assert delta.timeline == full(TaskGraph(tasks, case.graph.devices))
+    follows(rng, case.graph, 12, 0.4, lambda _, tasks: rolled_change(rng, case, tasks))
 
 
 def test_what_is_only_moved_is_moved_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,15 +91,7 @@ def test_what_is_only_moved_is_moved_to_the_last_bit(monkeypatch: pytest.MonkeyP
     def same(seed: int) -> None:
         rng = random.Random(seed)
         graph = layered_graph(rng)
-        delta, tasks = Delta(graph), dict(graph.tasks)
-        for _ in range(8):
-            change = layered_change(rng, TaskGraph(tasks, graph.devices))
-            delta.change(change)
-            if rng.random() < 0.3:
-                delta.back()
-            else:
-                tasks = changed(tasks, change)
-            assert delta.timeline == full(TaskGraph(tasks, graph.devices))
+        follows(rng, graph, 8, 0.3, lambda _, tasks: layered_change(rng, TaskGraph(tasks, graph.devices)))
 
     same()
     assert len(moved) > 100
@@ -97,17 +105,13 @@ def test_what_was_moved_stays_where_it_is_when_times_are_rounded_from_then_on(se
     """Moved by times that are added without rounding, and then simulated again, in part, with others; or taken back."""
     rng = random.Random(seed)
     graph = layered_graph(rng)
-    delta, tasks = Delta(graph), dict(graph.tasks)
-    for step in range(8):
+
+    def drawn(step: int, tasks: Tasks) -> Change:
         change = layered_change(rng, TaskGraph(tasks, graph.devices))
-        if step >= 4:
-            change = {n: t and t._replace(seconds=rng.choice((t.seconds, 1 / 3, 0.1))) for n, t in change.items()}
-        delta.change(change)
-        if rng.random() < 0.3:
-            delta.back()
-        else:
-            tasks = changed(tasks, change)
-        assert delta.timeline == full(TaskGraph(tasks, graph.devices))
+        rounded = {n: t and t._replace(seconds=rng.choice((t.seconds, 1 / 3, 0.1))) for n, t in change.items()}
+        return rounded if step >= 4 else change
+
+    follows(rng, graph, 8, 0.3, drawn)
 
 
 def chain(n: int) -> TaskGraph:
