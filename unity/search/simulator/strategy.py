@@ -32,6 +32,11 @@ def name_of(operator: int, purpose: int, i: int = 0, j: int = 0) -> int:
     return ((operator << 16 | purpose) << 16 | i) << 16 | j
 
 
+def names_of(operator: int, purpose: int, pieces: int) -> range:
+    """The names of the tasks of so many pieces."""
+    return range(name_of(operator, purpose), name_of(operator, purpose, pieces), name_of(0, 0, 1))
+
+
 Part = tuple[str, int, int]  # what some tasks are for: an operator's pieces forward or backward, an edge, or a weight's gradient
 
 
@@ -136,23 +141,25 @@ class Strategy:
 
     def _forward(self, k: int) -> Tasks:
         """The tasks of an operator's pieces, and of what they sum up, forward and backward."""
-        o, pieces, first = self.operators, self._pieces[k], name_of(k, FORWARD)
+        o, pieces = self.operators, self._pieces[k]
         before = _united([self._edges[e[:2]].forward for e in o.incoming[k]], len(pieces.devices))
-        seconds = {d: in_ticks(pieces.forward / o.topology.speeds[d]) for d in set(pieces.devices)}
-        tasks = dict(pieces.reductions)
-        for i, device in enumerate(pieces.devices):
-            tasks[first + (i << 16)] = Task(device, seconds[device], before[i])
-        return tasks
+        return pieces.reductions | self._computing(FORWARD, k, pieces.forward, before)
 
     def _backward(self, k: int) -> Tasks:
         """The tasks of the backward passes of an operator's pieces."""
-        o, pieces, first = self.operators, self._pieces[k], name_of(k, BACKWARD)
+        o, pieces = self.operators, self._pieces[k]
         if not pieces.backward:
             return {}
         found = [self._edges[e[:2]].backward for e in o.outgoing[k] if e.flows]
         before = _united([*found, pieces.done] if k in o.ends else found, len(pieces.devices))
-        seconds = {d: in_ticks(pieces.backward / o.topology.speeds[d]) for d in set(pieces.devices)}
-        return {first + (i << 16): Task(device, seconds[device], before[i]) for i, device in enumerate(pieces.devices)}
+        return self._computing(BACKWARD, k, pieces.backward, before)
+
+    def _computing(self, purpose: int, k: int, whole: float, before: Sequence[Names]) -> Tasks:
+        """What computes an operator's pieces, each after others. `whole`: seconds of a piece where the device has speed 1."""
+        devices = self._pieces[k].devices
+        seconds = {d: in_ticks(whole / self.operators.topology.speeds[d]) for d in set(devices)}
+        names = names_of(k, purpose, len(devices))
+        return {name: Task(d, seconds[d], after) for name, d, after in zip(names, devices, before, strict=True)}
 
     def _synchronize(self, weight: tuple[int, int]) -> Tasks:
         """The all-reduces of a weight's gradient: one for each part of it that is read on the same devices."""
@@ -188,9 +195,8 @@ class _Pieces:
         config, o = strategy.configs[k], strategy.operators
         self.devices = config.devices
         self.forward, self.backward = o.seconds(k, config.degrees)
-        first, last = name_of(k, FORWARD), name_of(k, BACKWARD)
-        self.done: list[Names] = [(first + (i << 16),) for i in range(len(self.devices))]
-        self.undone: list[Names] = [(last + (i << 16),) if self.backward else () for i in range(len(self.devices))]
+        self.done: list[Names] = [(name,) for name in names_of(k, FORWARD, len(self.devices))]
+        self.undone: list[Names] = [(name,) if self.backward else () for name in names_of(k, BACKWARD, len(self.devices))]
         self.reductions: Tasks = {}
         for r, reduction in enumerate(o.reductions(k, config.degrees)):
             for way, ends in enumerate((self.done, self.undone)[: 1 + reduction.backward]):
@@ -220,6 +226,7 @@ class _Transfers:
         tasks: Tasks = {}
         forward: list[list[int]] = [[] for _ in readers]
         backward: list[list[int]] = [[] for _ in makers]
+        rows = names_of(0, 0, len(makers))  # of a name: from a piece, to the first one
         there, back = (name_of(e.reader, TRANSFERS + e.position * WAYS + way) for way in range(WAYS))
         common = overlap(made, read)
         sources = set(_sources(common, made, makers, readers)) if made.copied else None
@@ -227,7 +234,7 @@ class _Transfers:
             a, b, done, undone = makers[i], readers[j], maker.done[i], reader.undone[j]
             source = sources is None or (i, j) in sources
             if a != b:
-                name = i << 16 | j
+                name = rows[i] + j
                 if source:
                     tasks[there + name] = transfer(a, b, elements * size, done)
                     done = (there + name,)
