@@ -14,6 +14,7 @@ from unity.search.simulator import Operators, ParallelConfig, Strategy, on_one
 from unity.search.simulator.operators import Edge
 from unity.search.simulator.pieces import overlap, slices
 from unity.search.simulator.regions import shared
+from unity.search.simulator.strategy import WAYS, said_by
 from unity.search.simulator.ticks import in_ticks
 
 May = Mapping[int, list[ParallelConfig]]  # by operator
@@ -120,8 +121,8 @@ class Bound:
         forward, backward = dict[tuple[int, int], float](), dict[tuple[int, int], float]()
         carried = np.zeros(len(self.strategy.wiring.resources))
         for name, task in self.strategy.of_edge(edge).items():
-            i, j = name >> 16 & 0xFFFF, name & 0xFFFF
-            way = forward if (name >> 32 & 0xFFFF) % 2 == 0 else backward
+            _, purpose, i, j = said_by(name)
+            way = forward if purpose % WAYS == 0 else backward
             way[(i, j) if way is forward else (j, i)] = task.seconds
             carried[task.device] += task.seconds if way is backward else 0.0
         every = len(read.first) == maker.pieces * reader.pieces

@@ -32,6 +32,11 @@ def name_of(operator: int, purpose: int, i: int = 0, j: int = 0) -> int:
     return ((operator << 16 | purpose) << 16 | i) << 16 | j
 
 
+def said_by(name: int) -> tuple[int, int, int, int]:
+    """What a task's name was made of."""
+    return name >> 48, name >> 32 & 0xFFFF, name >> 16 & 0xFFFF, name & 0xFFFF
+
+
 def names_of(operator: int, purpose: int, pieces: int) -> range:
     """The names of the tasks of so many pieces."""
     return range(name_of(operator, purpose), name_of(operator, purpose, pieces), name_of(0, 0, 1))
