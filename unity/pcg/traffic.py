@@ -5,7 +5,7 @@ One list, read by costs, by `explain`, and by the check against the compiled pro
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from unity.pcg.again import NOTHING, Again, everything_again, gathered_again
@@ -14,6 +14,7 @@ from unity.pcg.equal import Names
 from unity.pcg.gradients import Gradients, carrying, gradients
 from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, UNCHANGED, Node, Value
 from unity.pcg.halos import exchanges
+from unity.pcg.hoisting import hoisted
 from unity.pcg.placing import placing
 from unity.pcg.resharding import Step, absolute, turned
 from unity.pcg.stages import ends_of, positions_of, runs_of, scaled_over, sends
@@ -38,6 +39,7 @@ class Collective:
     name: Hashable = None  # equal for collectives that do the same with the same value, of which a compiler runs one
     turned: bool = False  # as `resharding` says
     part: float = 1.0  # of its seconds that counts: among branches that run at the same time
+    hoisted: int = 1  # how many times less often than the graph around it it runs, but for repeats (`pcg.hoisting`)
 
     @property
     def nbytes(self) -> int:
@@ -54,12 +56,21 @@ def step_of(node: Node, axes: tuple) -> Step:
 def traffic(graph: PCG, differentiated: Collection[int] = ()) -> tuple[Collective, ...]:
     """All collectives of a parallel graph. `differentiated`: inputs that gradients are taken for (none: forward only)."""
     flow = gradients(graph, differentiated)
-    return tuple(_of_graph(graph, flow, 1, NOTHING, False, outermost=True))
+    return tuple(_of_graph(graph, _Whole(flow, hoisted(graph)), 1, NOTHING, False, outermost=True))
 
 
-def _of_graph(graph: PCG, flow: Gradients, times: int, again: Again, looped: bool, outermost: bool = False) -> Iterator[Collective]:
+@dataclass(frozen=True)
+class _Whole:
+    """What is known of all graphs together: where gradients flow, and what scans make ahead."""
+
+    flow: Gradients
+    hoisted: Mapping[int, int]
+
+
+def _of_graph(graph: PCG, whole: _Whole, times: int, again: Again, looped: bool, outermost: bool = False) -> Iterator[Collective]:
     """`again`: what the backward pass computes again, inside a remat; `looped`: inside a scan."""
-    context = _Context(graph, flow, times, again, gathered_again(graph, flow, looped), Names(graph), outermost)
+    flow = whole.flow
+    context = _Context(graph, flow, times, again, gathered_again(graph, flow, looped), Names(graph), outermost, whole.hoisted)
     for node in graph.nodes:
         if node.kind in PARALLELIZATION and node.kind != "view":
             yield from _of_step(node, context)
@@ -68,15 +79,15 @@ def _of_graph(graph: PCG, flow: Gradients, times: int, again: Again, looped: boo
             if node.kind in (PIPELINE, TAIL):
                 yield from _sends(node, context)
             inner = everything_again(node.inside, flow, True) if node in again else NOTHING
-            yield from _of_graph(node.inside, flow, times * runs_of(node, flow), inner, True)
+            yield from _of_graph(node.inside, whole, times * runs_of(node, flow), inner, True)
         elif node.kind in (BRANCHES, STAGES):
             for k, group in enumerate(groups_of(node)):  # each a program of its own: what groups have in common each runs
-                for c in _of_graph(group.graph, flow, times, NOTHING, looped):
+                for c in _of_graph(group.graph, whole, times, NOTHING, looped):
                     yield replace(c, part=weight_of(node), name=c.name and (id(node), k, c.name))
         elif node.inside is not None:
             kept = node.attributes["prevent_cse"] or looped  # otherwise a compiler takes the first one's results again
             inner = everything_again(node.inside, flow, looped) if kept or node in again else NOTHING
-            yield from _of_graph(node.inside, flow, times, inner, looped)
+            yield from _of_graph(node.inside, whole, times, inner, looped)
         elif node.body is not None:
             yield from _halos(node, context)
             yield from _inside(node, context)
@@ -94,11 +105,16 @@ class _Context:
     gathered: Again
     names: Names
     outermost: bool
+    hoisted: Mapping[int, int]
+
+    def less(self, node: Node) -> int:
+        """How many times less often than the graph a node runs forward."""
+        return self.hoisted.get(id(node), 1)
 
     def runs(self, node: Node) -> tuple[int, int]:
         """How often a node runs in one step, and how many of these runs are for the backward pass."""
         repeats = self.times * ((node in self.again) + (node in self.gathered))
-        return self.times + repeats, repeats
+        return self.times // self.less(node) + repeats, repeats
 
 
 def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
@@ -111,7 +127,8 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
     if there:
         name = (FORWARD, there, _moved(step, step.axes), names.value(node.operands[0]))
         size, turns = (full, tensor.itemsize), turned(step, step.axes)
-        yield Collective(there, step.axes, *size, *context.runs(node), FORWARD, node, name=name, turned=turns)
+        runs, less = context.runs(node), context.less(node)
+        yield Collective(there, step.axes, *size, *runs, FORWARD, node, name=name, turned=turns, hoisted=less)
     if back and context.flow(Value(node)):
         over = step.axes
         if step.kind == "partition":
@@ -178,7 +195,8 @@ def _halos(node: Node, context: _Context) -> Iterator[Collective]:
         same = (x.edge.reach.dim, x.axes, x.message, x.before) if variable in body.inputs else None
         name = same and (FORWARD, *same, context.names.value(node.operands[body.inputs.index(variable)]))
         size = (x.elements, body.tensors[variable].itemsize)
-        yield Collective("collective-permute", x.axes, *size, *context.runs(node), FORWARD, node, name=name)
+        runs, less = context.runs(node), context.less(node)
+        yield Collective("collective-permute", x.axes, *size, *runs, FORWARD, node, name=name, hoisted=less)
         if variable in carried:
             yield Collective("collective-permute", x.axes, *size, context.times, 0, BACKWARD, node)
 
@@ -199,6 +217,7 @@ def _inside(node: Node, context: _Context) -> Iterator[Collective]:
             if s is not None and s.states[variable].kind == "P":
                 elements //= axis.size
         kind = next(s.reduced[variable] for s in found if s is not None and variable in s.reduced)
-        yield Collective("all-reduce", tuple(axes), elements, tensor.itemsize, *context.runs(node), FORWARD, node)
+        size, runs = (elements, tensor.itemsize), context.runs(node)
+        yield Collective("all-reduce", tuple(axes), *size, *runs, FORWARD, node, hoisted=context.less(node))
         if kind == "sum" and any(flow(v) for v in node.results) and any(flow(v) for v in node.operands):
-            yield Collective("all-reduce", tuple(axes), elements, tensor.itemsize, context.times, 0, BACKWARD, node)
+            yield Collective("all-reduce", tuple(axes), *size, context.times, 0, BACKWARD, node)

@@ -63,7 +63,7 @@ class Assembled:
         """The change of type between a producer and a user, kept or gathered again."""
         before, first = self.domains[port.source].types[self.position(port)]
         after, second = self.domains[s].types[p]
-        text = f"{self.domains[port.source].key} {port.index} {self.domains[s].key} {p} {port.tensor} {port.times}"
+        text = f"{self.domains[port.source].key} {port.index} {self.domains[s].key} {p} {port.tensor} {port.times} {port.hoisted}"
         node = self.opened.sites[s].node
         product = node is not None and node.kind in HEAVY
         key = _key(text, port.gradient, port.kept, port.sole, port.again, port.argument, product, self.training.backward)
@@ -75,7 +75,8 @@ class Assembled:
             pairs = first[:, None], second
             time, memory = time[:, *pairs], memory[:, *pairs]
             if made is not None:
-                forward, _ = self.change(before, after, replace(port, gradient=False, kept=0.0, again=False), product)
+                backward = replace(port, gradient=False, kept=0.0, again=False, hoisted=1)
+                forward, _ = self.change(before, after, backward, product)
                 maker = self.opened.sites[port.source]
                 small = sum(p.tensor.nbytes for k, p in enumerate(maker.ports) if not p.kept and k not in maker.instead)
                 time, memory = with_reader(made, time, memory, forward[:, *pairs], small * port.kept)
@@ -121,7 +122,7 @@ class Assembled:
         """
         c, index = distinct_changes(self.machine, before, after)
         n, times, backward = port.tensor.nbytes, port.times, self.training.backward
-        runs = 2 if port.again and backward else 1
+        runs = 1 / port.hoisted + (port.again and backward)
         time = runs * (c.forward[0] + c.forward[1] * n)
         if port.gradient and backward:
             time = time + c.backward[0] + c.backward[1] * n - (c.merged if port.argument else 0.0)
@@ -133,7 +134,8 @@ class Assembled:
         memory = np.where(held > 0, held, port.kept * n * unchanged)
         if not (product and c.gathered.any()):
             return time[index][None], memory[None]
-        again = np.where(c.gathered, time + times * (c.forward[0] + c.forward[1] * n), np.inf)
+        more = 2 - 1 / port.hoisted if port.again else 1.0  # in a remat what is made again is not hoisted (`pcg.hoisting`)
+        again = np.where(c.gathered, time + more * times * (c.forward[0] + c.forward[1] * n), np.inf)
         without = np.where(c.gathered[index], port.kept * n * unchanged, memory)
         return np.stack([time[index], again[index]]), np.stack([memory, without])
 
@@ -276,7 +278,7 @@ def _signature(site: Site, cs: tuple, rank: tuple[int, ...]) -> tuple:
     extended = any(c.halos for c in cs)
     ports = tuple((str(p.tensor), p.gradient, extended and p.sole) for p in site.ports)
     relative = tuple(order.index(r) for r in rank)
-    flags = (site.kind, site.around, site.flows, tuple(site.stored), site.inner, site.weight, site.step, site.whole)
+    flags = (site.kind, site.around, site.hoisted, site.flows, tuple(site.stored), site.inner, site.weight, site.step, site.whole)
     stages = (site.along, site.staged and site.staged.states, site.sends, site.returns)
     again = (site.recomputable, site.reader is not None, site.instead)
     return (body, ports, tuple(map(str, site.results)), tuple(c.states for c in cs), relative, flags, stages, again)

@@ -159,7 +159,7 @@ def _reduces(site: Site, domain: Domain, machine: Machine, training: Training) -
         nbytes = r.nbytes * np.prod(np.where(split, 1 / sizes, 1.0), axis=1)
         both = 2 if training.backward and r.kind == "sum" and any(p.gradient for p in site.ports) else 1
         again = 1 if site.again and training.backward else 0
-        total += (both + again) * (alpha[mask] + beta[mask] * nbytes)
+        total += (1 / site.hoisted + both - 1 + again) * (alpha[mask] + beta[mask] * nbytes)
     return total
 
 
@@ -185,7 +185,7 @@ def _exchanges(site: Site, domain: Domain, machine: Machine, training: Training)
     carried = carrying(body, tuple(p.gradient for p in site.ports), site.flows) if training.backward else frozenset()
     for _, same in groupby(every, key=lambda e: (e.equation, e.reach.operand)):
         edges = tuple(same)
-        runs = 1 + again + (edges[0].variable in carried)
+        runs = 1 / site.hoisted + again + (edges[0].variable in carried)
         total += runs * _sent(body.tensors[edges[0].variable], edges, domain, machine)
     return total
 

@@ -44,6 +44,7 @@ class _Builder:
         self.flying: dict[int, int] = {}  # of what pipelines find: how many of it are held for the batch before
         self.leading = 0  # to a pipeline by 2BW: how many sites
         self.needed: dict[Where, set[float]] = {}  # kept as they are, whoever else reads them; and how often that one runs
+        self.hoisted: dict[int, int] = {}  # of sites, as they are read: how many times less often they are made than others
 
     def add(self, site: Site) -> int:
         site.stored = [0.0] * len(site.results)
@@ -56,7 +57,8 @@ class _Builder:
         copied = copies(site) and not site.step and site.ports[0].argument
         argument = around == Around() and (site.kind == "input" or copied)
         held = around.alive if kept else 0.0
-        return Port(*where, tensor, around.times, gradient, held, again=around.again, argument=argument)
+        hoisted = self.hoisted.get(where[0], 1)
+        return Port(*where, tensor, around.times, gradient, held, again=around.again, argument=argument, hoisted=hoisted)
 
     def top(self, graph: PCG) -> None:
         given = []
@@ -73,7 +75,9 @@ class _Builder:
         """A place where the type of a value may be chosen."""
         port = self.port(where, around)
         result = tensor or port.tensor
-        return self.add(Site("free", None, [port], (result,), around, (port.gradient,), step=step, whole=whole))
+        site = self.add(Site("free", None, [port], (result,), around, (port.gradient,), step=step, whole=whole))
+        self.hoisted[site] = port.hoisted
+        return site
 
     def keep(self) -> None:
         """Settles what is kept where. A free site passes a need on to what it is a copy of; only a carry is stacked there.
@@ -201,8 +205,11 @@ class _Builder:
         kept = residuals(node.body, flags, around.stacked)
         ports = [self.port(w, around, k) for w, k in zip(operands, kept.operands, strict=True)]
         again = not around.again and recomputable(node.body, kept)
-        site = self.add(Site("operator", node, ports, node.tensors, around, flows, inner=kept.inner, recomputable=again))
-        self.of_node[id(node)] = site
+        hoisted = min((port.hoisted for port in ports), default=1)
+        site = self.add(
+            Site("operator", node, ports, node.tensors, around, flows, inner=kept.inner, recomputable=again, hoisted=hoisted)
+        )
+        self.of_node[id(node)], self.hoisted[site] = site, hoisted
         self.needed.update(((site, k), {around.times}) for k, flag in enumerate(kept.results) if flag)
         return [(site, k) for k in range(len(node.tensors))]
 
@@ -210,10 +217,12 @@ class _Builder:
         """Constants and carries have one type for all steps; of what is stacked, the steps are not partitioned."""
         assert node.inside is not None
         inside, c, k = node.inside, int(node.attributes["consts"]), int(node.attributes["carry"])
-        inner = around.scan(int(node.attributes["length"]))
+        length = int(node.attributes["length"])
+        inner = around.scan(length)
         given: list[Where] = []
         for p, (where, n) in enumerate(zip(operands, inside.inputs, strict=True)):
             free = self.free(where, around, step="in" if p >= c + k else "", tensor=n.tensors[0])
+            self.hoisted[free] = length * self.hoisted[free] if p < c else 1
             if c <= p < c + k:
                 self.sites[free].around = inner
             self.sites[free].flows = (self.flow(Value(n)),)
@@ -230,7 +239,7 @@ class _Builder:
                 found.append((carry, 0))
             else:
                 free = self.free(where, inner, step="out", tensor=node.tensors[q])
-                self.outputs[id(inside), q] = (free,)
+                self.outputs[id(inside), q], self.hoisted[free] = (free,), 1
                 found.append((free, 0))
         self.results[id(node)] = tuple(found)
         return found
@@ -278,7 +287,7 @@ class _Builder:
         assert node.inside is not None
         n = node.inside.inputs[p]
         free = self.of_node[id(n)] = self.free(where, around, step=step, tensor=n.tensors[0])
-        site = self.sites[free]
+        site, self.hoisted[free] = self.sites[free], 1
         site.flows = (self.flow(Value(n)),)
         site.staged = Choice("staged", (outside_state(node, p),), (inside_state(node, p),), 0, 0.0)
         site.sends, site.returns = (around.times * times for times in sends(node, p, self.flow))
@@ -306,6 +315,7 @@ class _Builder:
         self.grouped(node)
         for p, (where, n) in enumerate(zip(operands, node.inside.inputs, strict=True)):
             free = self.free(where, around, step="in" if p in branches.packed_of(node) else "", tensor=n.tensors[0])
+            self.hoisted[free] = 1
             self.sites[free].flows = (self.flow(Value(n)),)
             self.sites[free].staged = Choice("replicated", (branches.outside_state(node, p),), (REPLICATED,), 0, 0.0)
             self.of_node[id(n)] = free
@@ -314,7 +324,7 @@ class _Builder:
         for q, where in enumerate(self.graph(node.inside, given, inner)):
             free = self.free(where, around)
             self.sites[free].staged = Choice("partial", (REPLICATED,), (PARTIAL,), 0, 0.0)
-            self.outputs[id(node.inside), q] = (free,)
+            self.outputs[id(node.inside), q], self.hoisted[free] = (free,), 1
             found.append((free, 0))
         for site in self.sites[first:]:
             site.along = branches.names_of(node)

@@ -54,7 +54,8 @@ class Around:
 class Port:
     """An operand of a site: result `index` of site `source`.
 
-    `times`: how often the change of type runs. `again`: it runs once more in the backward pass, inside a remat.
+    `times`: how often the change of type runs, forward so many times less often than `hoisted` says (`pcg.hoisting`). `again`: it
+    runs once more in the backward pass, inside a remat.
     """
 
     source: int
@@ -66,6 +67,7 @@ class Port:
     sole: bool = False  # nobody else needs it, so that before it is changed it is not kept
     again: bool = False
     argument: bool = False  # an argument of the program, or a copy of one
+    hoisted: int = 1
 
 
 @dataclass(eq=False)
@@ -91,6 +93,7 @@ class Site:
     returns: float = 0  # and its gradient
     whole: bool = False  # crosses the program's boundary: most major digits only, nothing partial
     mark: Node | None = None  # the node of `unity.constrain` whose value it is
+    hoisted: int = 1  # how many times less often than `times` it runs, forward (`pcg.hoisting`)
 
     @property
     def end(self) -> int:

@@ -32,12 +32,12 @@ LATER = PARTS - 1  # the part that is a loop's last steps
 @dataclass(frozen=True)
 class Sent:
     """A collective: its kind, the mesh axes (by position) that its groups span, the bytes of its full side on one device, how often
-    it runs, and whether a compiler merges it with others."""
+    it runs (a step of a loop has a part of what runs before the loop), and whether a compiler merges it with others."""
 
     kind: str
     axes: tuple[int, ...]
     nbytes: float
-    runs: int
+    runs: float
     merged: bool
     turned: bool
 
@@ -253,7 +253,11 @@ class _Region:
         for part, term in enumerate(self.costs.collectives.get(id(node), ())):
             c = term.collective
             once = c.count if node.kind in (PIPELINE, TAIL) else 1
-            runs = {FORTH: once, AGAIN: c.repeats // (c.count - c.repeats), BACK: 0} if c.direction == FORWARD else {BACK: once}
+            if c.direction == FORWARD:  # what runs before a loop, each of its steps has a part of
+                first = c.count - c.repeats
+                runs = {FORTH: once / c.hoisted, AGAIN: c.repeats // (first * c.hoisted), BACK: 0}
+            else:
+                runs = {BACK: once}
             if n := runs.get(phase, 0):
                 sent = Sent(c.kind, c.axes, c.nbytes, n, c.merged, c.turned)
                 after = self.add(node, phase, 1 + part, f"{c.kind} of {node.kind}", n * term.seconds / c.count, after, sent)
