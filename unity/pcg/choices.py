@@ -11,8 +11,8 @@ from typing import TypeVar
 import jax.numpy as jnp
 import numpy as np
 
-from unity.pcg.body import Body
-from unity.pcg.factors import Slot
+from unity.pcg.body import Body, Equation
+from unity.pcg.factors import Match, Slot
 from unity.pcg.halos import Edge, edges
 from unity.pcg.placing import along_axis
 from unity.pcg.solve import Solution, Unmatched, nested_body, replicable, solve, spec_of
@@ -147,18 +147,24 @@ def _nested_seeds(equation) -> Iterator[Mapping[int, State]]:
 
 def choice_of(body: Body, solution: Solution) -> Choice:
     """A solution as a choice."""
-    size, work, shared = 0, 0.0, 0.0
-    names = []
-    for equation, match in zip(body.equations, solution.matches, strict=True):
+    size, names = 0, []
+    for match in solution.matches:
         size = gcd(size, match.size)
-        spec = spec_of(body, equation)
-        flops = 1.0 + (spec.flops if spec else 0.0)
-        work, shared = work + flops, shared + flops * match.divided
         names += [match.name] if match.divided else []
     reduced = tuple(Reduced(v, body.tensors[v].nbytes, kind) for v, kind in sorted(solution.reduced.items()))
     name = names[0] if len(body.equations) == 1 and names else _name(solution)
-    divided = shared / work if work else 0.0
+    divided = divided_by(body, zip(body.equations, solution.matches, strict=True))
     return Choice(name, solution.operands, solution.results, size, divided, reduced, halos=edges(body, solution))
+
+
+def divided_by(body: Body, matched: Iterable[tuple[Equation, Match]]) -> float:
+    """The fraction of the FLOPs of a body's equations that devices share along an axis, given how each uses it."""
+    work, shared = 0.0, 0.0
+    for equation, match in matched:
+        spec = spec_of(body, equation)
+        flops = 1.0 + (spec.flops if spec else 0.0)
+        work, shared = work + flops, shared + flops * match.divided
+    return shared / work if work else 0.0
 
 
 def _name(solution: Solution) -> str:

@@ -17,7 +17,8 @@ from unity.search.cost import Pieces, seconds
 from unity.search.predict import predict, with_gradient
 from unity.search.roofline import dense_work
 from unity.search.simulator.configs import ParallelConfig, check_degrees, check_placed
-from unity.search.simulator.pieces import Degrees, Slices, share, slices, splits
+from unity.search.simulator.layer import is_layer, seconds_of
+from unity.search.simulator.pieces import Degrees, Slices, share, slices, split_shape, splits
 from unity.search.simulator.topology import Topology
 
 
@@ -132,16 +133,33 @@ class Operators:
         )
 
     @cached_property
+    def alike(self) -> Mapping[int, int]:
+        """By operator: the first one that has the same program, and gradients of the same operands and results. What is found out
+        of the one holds for the other."""
+        first: dict[tuple[object, ...], int] = {}
+        flow, found = self.flow, {}
+        for k in self.numbers:
+            node = self.nodes[k]
+            flows = (*map(flow, node.operands), *map(flow, node.results))
+            found[k] = k if node.body is None else first.setdefault((id(node.body), flows), k)
+        return found
+
+    @cached_property
     def whole(self) -> Mapping[int, tuple[float, float]]:
-        """Seconds forward and backward of each operator as a whole, loops with all their steps."""
+        """Seconds forward and backward of each operator as a whole."""
+        return {k: self.seconds(k, (1,) * len(split_shape(self.nodes[k]))) for k in self.numbers}
+
+    @cached_property
+    def _inside(self) -> Mapping[int, tuple[float, float]]:
+        """Seconds forward and backward of each operator that has a graph inside: loops with all their steps."""
         types = {id(n): ((),) * len(n.tensors) for n, _ in self.graph.walk()}
         typed = parallelize(self.graph, Assignment((), types, {}, {}))
         terms = {id(t.node): t for t in predict(typed, self.topology.machine, self.differentiated).operators}
         found = {}
-        for k in self.numbers:
-            node = typed.nodes[k]
-            inner = [node] if node.inside is None else [n for n, _ in node.inside.walk()]
-            own = [terms[id(n)] for n in inner if id(n) in terms]
+        for k, node in enumerate(typed.nodes):
+            if node.inside is None:
+                continue
+            own = [terms[id(n)] for n, _ in node.inside.walk() if id(n) in terms]
             found[k] = (sum(t.forward for t in own), sum(t.backward for t in own))
         return found
 
@@ -151,29 +169,34 @@ class Operators:
 
     def seconds(self, k: int, degrees: Degrees) -> tuple[float, float]:
         """Seconds forward and backward of one of an operator's pieces, on a device of speed 1."""
+        k = self.alike[k]
         found = self._seconds.get((k, degrees))
         if found is None:
-            found = self._seconds[k, degrees] = self.whole[k] if prod(degrees) == 1 else self._piece(k, degrees)
+            found = self._seconds[k, degrees] = self._piece(k, degrees)
         return found
 
     def _piece(self, k: int, degrees: Degrees) -> tuple[float, float]:
-        node = self.nodes[k]
-        assert node.body is not None
+        node, machine = self.nodes[k], self.topology.machine
+        if node.body is None:
+            return self._inside[k]
+        flags = with_gradient(node, self.flow)
+        if is_layer(node.body):
+            cuts = [(splits(node)[dim], degree) for dim, degree in enumerate(degrees) if degree > 1]
+            return seconds_of(node.body, cuts, flags, [self.flow(v) for v in node.results], machine)
         tensors = [*(v.tensor for v in node.operands), *node.tensors]
         shapes = [slices(node, degrees, p).local for p in range(len(tensors))]
         touched = sum(prod(shape) * t.itemsize for shape, t in zip(shapes, tensors, strict=True))
         pieces = Pieces(
             np.array([share(node, degrees)]), np.array([float(touched)]), np.array([[n for s in shapes for n in s]], int)
         )
-        flags = with_gradient(node, self.flow)
-        forward, backward, _ = seconds(node.body, [t.shape for t in tensors], pieces, flags, self.topology.machine)
+        forward, backward, _ = seconds(node.body, [t.shape for t in tensors], pieces, flags, machine)
         return float(forward[0]), float(backward[0])
 
     def check(self, k: int, config: ParallelConfig) -> None:
         """`configs.check_config`; degrees are looked at once."""
-        if (k, config.degrees) not in self._possible:
+        if (self.alike[k], config.degrees) not in self._possible:
             check_degrees(self.nodes[k], config.degrees)
-            self._possible.add((k, config.degrees))
+            self._possible.add((self.alike[k], config.degrees))
         check_placed(self.nodes[k], config, self.topology)
 
     @cached_property
@@ -186,6 +209,7 @@ class Operators:
 
     def slices(self, k: int, degrees: Degrees, position: int) -> Slices:
         """How an operator's operand or result is cut: `pieces.slices`, asked for again and again."""
+        k = self.alike[k]
         found = self._slices.get((k, degrees, position))
         if found is None:
             found = self._slices[k, degrees, position] = slices(self.nodes[k], degrees, position)
@@ -197,6 +221,7 @@ class Operators:
 
     def reductions(self, k: int, degrees: Degrees) -> tuple[Reduction, ...]:
         """What an operator's pieces sum up."""
+        k = self.alike[k]
         found = self._reductions.get((k, degrees))
         if found is None:
             found = self._reductions[k, degrees] = self._reduced(self.nodes[k], degrees)

@@ -39,7 +39,7 @@ def split_shape(node: Node) -> tuple[int, ...]:
 
 def splits(node: Node) -> Mapping[int, Choice]:
     """The dimensions that can be split, and the choice behind each: what divides most and reduces least."""
-    return _splits(node.body, reference(node)) if node.body is not None else {}
+    return splits_of(node.body, reference(node)) if node.body is not None else {}
 
 
 def split_of(choice: Choice, position: int) -> State | None:
@@ -51,7 +51,8 @@ def split_of(choice: Choice, position: int) -> State | None:
 
 
 @lru_cache(maxsize=65536)
-def _splits(body: Body, position: int) -> Mapping[int, Choice]:
+def splits_of(body: Body, position: int) -> Mapping[int, Choice]:
+    """The same of an operator's program, for the operand or result at `position`."""
     found: dict[int, Choice] = {}
     for c in choices(body):
         state = split_of(c, position)
