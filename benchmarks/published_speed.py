@@ -6,7 +6,8 @@ OptCNN (table 3): 4 GPUs, 32 samples each. `search` is algorithm 1: eliminations
 as the paper has it. `capture` and `assemble` (all strategies and their costs, and which of them are OptCNN's) come before it and
 have no counterpart there, where operators are measured. `nodes` are the layers of the graph, `final` those of the final graph: K.
 
-FlexFlow (table 5, delta simulation): its six networks on its two clusters, from a strategy at random, as there. How many proposals
+FlexFlow (table 5, delta simulation): its six networks on its two clusters, from a strategy at random, as there. What is configured
+are layers, as there (`flexflow.layers`): a convolution with its bias and activation, a step of an LSTM layer. How many proposals
 the paper's searches made is not published, and its rule ends a chain when it has found nothing better for half of its time: a chain
 that still finds something goes on. So here it is a number of proposals for each operator, `TURNS`. A chain that has not made them
 all in `MOST` seconds is ended, and `search` is what all of them would take at the same pace (`whole` is false). `each_ms` is what
@@ -25,7 +26,7 @@ from unity.pcg.capture import capture
 from unity.search.assemble import assemble
 from unity.search.cost import Training
 from unity.search.machine import Machine
-from unity.search.published.flexflow import Stop, explored, initial
+from unity.search.published.flexflow import Stop, explored, initial, layers
 from unity.search.published.optcnn import optimal
 from unity.search.published.optcnn_space import layerwise, light
 from unity.search.simulator import Strategy, Topology, makespan, operators
@@ -56,7 +57,7 @@ def flexflow(name: str, devices: int) -> dict[str, Any]:
     network = NETWORKS[name]
     batch = network.samples * devices
     model, clock = network.build(batch=batch), Clock()
-    captured = capture(model.loss, model.params, model.batch)
+    captured = capture(model.loss, model.params, model.batch, clustering=layers)
     row: dict[str, Any] = {"model": name, "algorithm": "flexflow", "devices": devices, "capture": clock()}
     o = operators(captured.graph, captured.differentiated, Topology.uniform(Machine.preset(MACHINES[devices])))
     begun = initial(o, batch)
