@@ -1,9 +1,10 @@
 """unity: finds, proves and runs the best way to train a JAX model on many devices."""
 
 from unity.constraints import Constraint, constrain, forbid, only, pin, require, without_rules
+from unity.frontier import Frontier
 from unity.optimize import optimize
 from unity.pcg.errors import CaptureError, ConstraintError, InfeasibleError, ParallelTypeError, PlanError, UnityError
-from unity.plan import Frontier, Plan
+from unity.plan import Plan
 from unity.planfile import load
 from unity.search.machine import Device, Level, Machine, MachineError
 from unity.stream import Flight, Stream

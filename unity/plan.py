@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -12,15 +12,14 @@ import jax.core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unity.branches import Branching
-from unity.exec.hosts.arrange import arranged
+from unity.calling import checked
+from unity.devices import mesh_for
 from unity.exec.hosts.place import place
-from unity.exec.hosts.talk import check_alike, check_devices, several
-from unity.exec.lowering import mesh_of, program, spec_of
+from unity.exec.lowering import program, spec_of
+from unity.frontier import Frontier
 from unity.joining import Joining
 from unity.made import Made, Tried
 from unity.pcg.check import check
-from unity.pcg.erasing import erased
-from unity.pcg.errors import DerivationError, PlanError
 from unity.pcg.graph import PCG
 from unity.pcg.keys import array_text
 from unity.pcg.packed import Packing
@@ -138,7 +137,7 @@ class Plan:
     @cached_property
     def frontier(self) -> Frontier:
         """The trade-off between time and memory; its points are plans too."""
-        return Frontier(self._made, self._candidate)
+        return Frontier(self._made, self._candidate, partial(Plan, self._made))
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -146,17 +145,7 @@ class Plan:
 
         Raises PlanError if there are fewer than planned for, or other hosts. Several processes compare their plans here.
         """
-        devices = jax.devices()
-        if several():
-            check_devices(devices)
-            check_alike(self._facts)
-        if len(devices) < self.machine.devices:
-            raise PlanError(
-                f"this plan is for {self.machine.devices} devices ({self.machine.name}), but JAX sees {len(devices)}"
-                f" ({devices[0].platform}).\n    Run it where they are, plan with machine=unity.Machine.local(), or give a CPU more"
-                f" virtual devices: XLA_FLAGS=--xla_force_host_platform_device_count={self.machine.devices} (docs: plan#devices)"
-            )
-        return mesh_of(self.machine.axes, arranged(self.machine, devices))
+        return mesh_for(self.machine, lambda: self._facts)
 
     @property
     def _facts(self) -> dict[str, str]:
@@ -278,27 +267,9 @@ class Plan:
 
         return Stream(self)
 
-    def _checked(self, args: tuple[Any, ...]) -> list:
-        captured = self._made.captured
-        leaves, tree = jax.tree.flatten(args)
-        if tree != captured.in_tree:
-            raise PlanError(
-                f"{self.__name__} was planned for arguments of the structure\n    {captured.in_tree}\n"
-                f"but is called with\n    {tree}\n    Call unity.optimize again for these. (docs: plan#shapes)"
-            )
-        leaves = self._packing.pack(leaves)  # as they are, if `shard` has packed them
-        wrong = []
-        for path, x, node in zip(captured.paths, leaves, self.serial.inputs, strict=False):
-            aval, tensor = jax.typeof(x), node.tensors[0]
-            if tuple(aval.shape) != tensor.shape or aval.dtype != tensor.dtype:
-                wrong.append(f"    {path}: planned for {tensor}, called with {aval.str_short()}")
-        if wrong:
-            more = f"\n    and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-            raise PlanError(
-                f"{self.__name__} is called with other shapes than it was planned for:\n" + "\n".join(wrong[:5]) + more
-                + "\n    Call unity.optimize again for these. (docs: plan#shapes)"
-            )  # fmt: skip
-        return leaves
+    def _checked(self, args: tuple[Any, ...]) -> list[Any]:
+        """The leaves of a call's arguments, packed as `shard` packs them."""
+        return checked(self.__name__, self._made.captured, self._packing, args)
 
     def explain(self, path: str | None = None, *, file: Any = None) -> None:
         """Prints what was decided: every operator's parallelization and cost, every collective, what could not be split.
@@ -376,20 +347,9 @@ class Plan:
         be well-typed operator by operator, and without its parallelization operators it must be what was derived. Raises
         DerivationError, naming the step that is wrong.
         """
-        rewriting = self.rewriting
-        if rewriting is not None:
-            rewriting.check(rewriting.derivation)
-        if self.pipelining is not None:
-            self.pipelining.check()
-        if self.branching is not None:
-            self.branching.check()
-        if self.joining is not None:
-            self.joining.check()
-        check(self.pcg)
-        if erased(self.pcg).key != self.serial.key:
-            raise DerivationError("the parallel graph without its parallelization operators is not the graph that was derived")
-        self.check_parallelization()
-        return rewriting.derivation.every if rewriting is not None else ()
+        from unity.derived import check_derivation
+
+        return check_derivation(self)
 
     def save(self, path: str | Path) -> None:
         """Writes the plan as JSON, with its frontier if that is known, else some points of it. (docs: plan#the-frontier)
@@ -426,41 +386,3 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"<Plan of {self.__name__} on {self.machine.name}: {self.time * 1e3:.3g} ms, {self.memory / 1e6:.4g} MB per device>"
-
-
-class Frontier(Sequence[Plan]):
-    """The points that no other beats in both time and memory, fastest first. Each is a plan."""
-
-    def __init__(self, made: Made, chosen: Candidate) -> None:
-        self._made, self._chosen = made, chosen
-        self._candidates, self.exact = made.frontier
-
-    def __len__(self) -> int:
-        return len(self._candidates)
-
-    @overload
-    def __getitem__(self, index: int) -> Plan: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Plan]: ...
-    def __getitem__(self, index: int | slice) -> Plan | list[Plan]:
-        if isinstance(index, slice):
-            return [Plan(self._made, c) for c in self._candidates[index]]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"the frontier has {len(self)} points, there is no point {index} (docs: plan#the-frontier)")
-        return Plan(self._made, self._candidates[index])
-
-    def __iter__(self) -> Iterator[Plan]:
-        return (self[k] for k in range(len(self)))
-
-    def __str__(self) -> str:
-        from unity.explain import frontier_table, rendered
-
-        return rendered(frontier_table(self._candidates, self._chosen, self.exact))
-
-    __repr__ = __str__
-
-    def plot(self, path: str | Path | None = None) -> Any:
-        """The frontier as a matplotlib figure (the extra `plot`), written to `path` if one is given."""
-        from unity.explain import frontier_plot
-
-        return frontier_plot(self._candidates, self._chosen, self._made.search.machine.name, path)
