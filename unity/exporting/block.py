@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from unity.exporting.applied import Applied, Operand
+from unity.exporting.collectives import COLLECTIVES, names
 from unity.exporting.errors import ExportError
-from unity.exporting.primitives import BESIDE, COLLECTIVES, REDUCING, names
+from unity.exporting.primitives import BESIDE, REDUCING
 from unity.exporting.public import Unsaid, printer_of
 from unity.exporting.simplify import simplified, through
 from unity.exporting.source import Code, Names, assign, call

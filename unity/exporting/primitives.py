@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from unity.exporting.applied import Applied, Operand, Printer, dtype_code
+from unity.exporting.collectives import COMMUNICATION
+from unity.exporting.indexing import INDEXING
 from unity.exporting.random import RANDOM
-from unity.exporting.simplify import WRAPPED
 from unity.exporting.source import (
     AND,
     COMPARE,
@@ -191,74 +191,6 @@ def _pairs(found: Sequence[Sequence[int]]) -> Code:
     return sequence([literal(tuple(p)) for p in found])
 
 
-def _slice(e: Applied) -> Code:
-    x, starts, limits = e.operands[0].tensor, e["start_indices"], e["limit_indices"]
-    cut = [k for k in range(x.ndim) if (starts[k], limits[k]) != (0, x.shape[k])]
-    whole = set(e["strides"] or ()) <= {1}
-    if whole and len(cut) == 1:
-        (k,) = cut
-        return call("lax.slice_in_dim", e.codes[0], starts[k], limits[k], axis=k)
-    strides = () if whole else (tuple(e["strides"]),)
-    return call("lax.slice", e.codes[0], tuple(starts), tuple(limits), *strides)
-
-
-def _dynamic_slice(e: Applied) -> Code:
-    x, *starts = e.operands
-    sizes = tuple(e["slice_sizes"])
-    moved = [k for k, s in enumerate(starts) if s.scalar is None or s.scalar.text != "0"]
-    cut = [k for k, n in enumerate(x.tensor.shape) if sizes[k] != n]
-    if e.get(WRAPPED) and len(moved) == 1 and cut in ([], moved):
-        (k,) = moved
-        return call("lax.dynamic_slice_in_dim", x.code, starts[k].code, sizes[k], axis=k)
-    return call("lax.dynamic_slice", x.code, _starts(starts), sizes, **_as_they_are(e, starts))
-
-
-def _as_they_are(e: Applied, starts: Sequence[Operand]) -> dict[str, object]:
-    return {} if e.get(WRAPPED) or all(s.constant is not None for s in starts) else {"allow_negative_indices": False}
-
-
-def _starts(starts: Sequence[Operand]) -> Code:
-    """Where a slice starts. Beside others numbers must be of their type, which Python's are if it is the usual one."""
-    usual = all(s.constant is not None or s.tensor.dtype == jax.dtypes.canonicalize_dtype(int) for s in starts)
-    return sequence([(s.scalar if usual else None) or s.code for s in starts])
-
-
-def _dynamic_update_slice(e: Applied) -> Code:
-    x, update, *starts = e.operands
-    return call("lax.dynamic_update_slice", x.code, update.code, _starts(starts), **_as_they_are(e, starts))
-
-
-def _numbers(name: str, numbers: Any, optional: Sequence[str]) -> Code:
-    fields = {k: v for k, v in zip(numbers._fields, numbers, strict=True) if k not in optional or v}
-    return call(f"lax.{name}", **fields)
-
-
-def _indexed(e: Applied) -> dict[str, object]:
-    """What gathers and scatters say of their indices."""
-    mode = e["mode"]
-    named: dict[str, object] = {}
-    fills = mode == lax.GatherScatterMode.FILL_OR_DROP
-    outside = "fill" if e.name == "gather" else "drop"
-    named["mode"] = {"CLIP": "clip", "PROMISE_IN_BOUNDS": "promise_in_bounds"}.get(mode.name, outside)
-    if fills and e.get("fill_value") is not None:
-        named["fill_value"] = e["fill_value"]
-    named.update((k, True) for k in ("indices_are_sorted", "unique_indices") if e[k])
-    return named
-
-
-BATCHING = ("operand_batching_dims", "start_indices_batching_dims", "scatter_indices_batching_dims")
-
-
-def _gather(e: Applied) -> Code:
-    numbers = _numbers("GatherDimensionNumbers", e["dimension_numbers"], BATCHING)
-    return call("lax.gather", *e.codes, numbers, tuple(e["slice_sizes"]), **_indexed(e))
-
-
-def _scatter(e: Applied) -> Code:
-    numbers = _numbers("ScatterDimensionNumbers", e["dimension_numbers"], BATCHING)
-    return call(f"lax.{e.name.replace('-', '_')}", *e.codes, numbers, **_indexed(e))
-
-
 def _window(e: Applied) -> Code:
     how = e.name.removeprefix("reduce_window_")
     x = e.operands[0].tensor
@@ -301,34 +233,6 @@ def _argument(e: Applied) -> Code:
 
 def _concatenate(e: Applied) -> Code:
     return call("lax.concatenate", sequence(e.codes, "[]"), e["dimension"])
-
-
-def names(found: Any) -> object:
-    """Names of mesh axes: one alone without brackets."""
-    axes = tuple(found) if isinstance(found, (tuple, list)) else (found,)
-    return axes[0] if len(axes) == 1 else axes
-
-
-def _pvary(e: Applied) -> Code:
-    return call("lax.pcast", e.codes[0], names(e["axes"]), to="varying")
-
-
-def _all_gather(e: Applied) -> Code:
-    to = {"to": "invarying"} if e.name == "all_gather_invariant" else {}
-    return call("lax.all_gather", e.codes[0], names(e["axis_name"]), axis=e["all_gather_dimension"], tiled=e["tiled"], **to)
-
-
-def _reduce_scatter(e: Applied) -> Code:
-    how = {"scatter_dimension": e["scatter_dimension"], "tiled": e["tiled"]}
-    return call("lax.psum_scatter", e.codes[0], names(e["axis_name"]), **how)
-
-
-def _all_to_all(e: Applied) -> Code:
-    return call("lax.all_to_all", e.codes[0], names(e["axis_name"]), e["split_axis"], e["concat_axis"], tiled=e["tiled"])
-
-
-def _ppermute(e: Applied) -> Code:
-    return call("lax.ppermute", e.codes[0], names(e["axis_name"]), sequence([literal(tuple(p)) for p in e["perm"]], "[]"))
 
 
 def _cumulative(e: Applied) -> Code:
@@ -402,11 +306,7 @@ PRIMITIVES: Mapping[str, Printer] = {
     "stack": lambda e: call("lax.stack", sequence(e.codes, "[]"), e["axis"]),
     "unstack": lambda e: call("lax.unstack", e.codes[0], e["axis"]),
     "split": lambda e: call("lax.split", e.codes[0], tuple(e["sizes"]), axis=e["axis"]),
-    "slice": _slice,
-    "dynamic_slice": _dynamic_slice,
-    "dynamic_update_slice": _dynamic_update_slice,
-    "gather": _gather,
-    **dict.fromkeys(("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"), _scatter),
+    **INDEXING,
     "argmax": _argument,
     "argmin": _argument,
     "sort": _sort,
@@ -416,19 +316,5 @@ PRIMITIVES: Mapping[str, Printer] = {
     "conv_general_dilated": _conv,
     **dict.fromkeys(("reduce_window_sum", "reduce_window_max", "reduce_window_min"), _window),
     **RANDOM,
-    "pvary": _pvary,
-    "psum": lambda e: call("lax.psum", e.codes[0], names(e["axes"])),
-    "psum_invariant": lambda e: call("lax.psum", e.codes[0], names(e["axes"])),
-    "pmax": lambda e: call("lax.pmax", e.codes[0], names(e["axes"])),
-    "pmin": lambda e: call("lax.pmin", e.codes[0], names(e["axes"])),
-    "all_gather": _all_gather,
-    "all_gather_invariant": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
-    "ppermute": _ppermute,
-    "axis_index": lambda e: call("lax.axis_index", names(e["axis_name"])),
+    **COMMUNICATION,
 }  # fmt: skip
-
-COLLECTIVES = frozenset(
-    {"psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant", "reduce_scatter", "all_to_all", "ppermute"}
-)
