@@ -19,6 +19,7 @@ from unity.search.held import AGAIN, BACKEND, CHANGED, GRADIENTS, KEPT, NOTHING_
 from unity.search.inner import Inner, inner_of
 from unity.search.offers import HEAVY
 from unity.search.peak import Later, Turns
+from unity.search.waiting import waiting
 
 PRODUCT = "dot_general"
 AS_MADE, TURNED = "as made", "turned"
@@ -95,7 +96,8 @@ class Region:
         That is what operators before it keep, as those after it are done; but a scan's stacks are there from the start. Where the
         backend makes things ahead, it may also be in the forward pass.
         """
-        early, passing = [node.kind in LOOPS for node in self.nodes], self.passing()
+        early = [node.kind in LOOPS for node in self.nodes]
+        passing = waiting(self.nodes, self.own_bytes, () if self.top else self.graph.outputs)
         own = [[*(h.nbytes for h in m), n] for m, n in zip(moments, passing, strict=True)]
         turns = Turns([[h.nbytes for h in k] for k in kept], early, own, self.later)
         found = turns.highest()
@@ -133,26 +135,6 @@ class Region:
                     first[id(whole(v).node)] = len(self.nodes)
         found = sorted((h for h in wanted.values() if h.nbytes > least), key=lambda h: h.nbytes, reverse=True)
         return [h.node for h in found], [Later(h.nbytes, first.get(id(h.node), -1)) for h in found]
-
-    def passing(self) -> list[float]:
-        """For every operator, the bytes of values (in training, of cotangents) that wait while it runs, none of its own."""
-        last: dict[Value, int] = {}
-        for i, node in enumerate(self.nodes):
-            last.update((v, i) for v in node.operands)
-        if not self.top:
-            last.update((v, len(self.nodes)) for v in self.graph.outputs)
-        total = [0.0] * (len(self.nodes) + 1)
-        for v, end in last.items():
-            start = self.number.get(id(v.node), -1)
-            if end > start + 1:
-                total[start + 1] += self.own_bytes[v]
-                total[end] -= self.own_bytes[v]
-        waiting, found = 0.0, []
-        for i, node in enumerate(self.nodes):
-            waiting += total[i]
-            own = sum(self.own_bytes[v] for v in dict.fromkeys(node.operands) if last[v] > i)
-            found.append(max(0.0, waiting - own))
-        return found
 
     def counts(self, v: Value) -> bool:
         """Whether a value, or its cotangent, takes memory of its own: arguments and their gradients are counted already."""
