@@ -178,14 +178,14 @@ def _next(devices: int) -> list[tuple[int, int]]:
 def _times(run: Run, which: int, sizes: int) -> int:
     """How often a size is repeated to take as long as a run should.
 
-    What it adds to a run is a difference, which other work on the host may hide, however often it is repeated: a run that is long
-    is long enough.
+    What it adds to a run is a difference, which other work on the host may hide, however often it is repeated. So a run counts for
+    at least as much of what it should take as it takes of `LONG`, and none is asked for that takes far longer than that.
     """
     for communicates in (True, False):  # what is touched first takes longer
         run([1] * sizes, communicates)
 
     def seconds(times: int) -> float:
         both = [_both(run, which, times, sizes) for _ in range(2)]
-        return RUN if min(both)[0] > LONG else min(a - b for a, b in both)
+        return max(min(a - b for a, b in both), RUN * min(both)[0] / LONG)
 
     return repetitions(seconds, RUN, MOST)
