@@ -1,6 +1,7 @@
 """The interpreter computes what JAX computes: whole programs, collectives on real devices, batches; and domains keep their laws."""
 
 from fractions import Fraction
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -51,22 +52,31 @@ def test_every_entry_of_the_table_has_a_meaning():
 
 def test_values_are_those_of_jax():
     """With numpy's own numbers for elements, wherever all functions in a program are numpy's too."""
-    done = set()
+    done, missing = {}, []
     for name, fn, args in plain_cases():
         args = [jnp.asarray(a) for a in args]
         program = traced(fn, *args)
         try:
             with np.errstate(all="ignore"):
-                found = interpret(program, args_of(args), Plain(), ())
+                done[name] = fn, args, program, interpret(program, args_of(args), Plain(), ())
         except NotInterpreted:
-            continue
-        wanted = jax.tree.leaves(fn(*args))
+            missing.append(name)
+    assert len(done) > 220, missing
+    every = together([(fn, args) for fn, args, *_ in done.values()])
+    for (name, (*_, program, found)), wanted in zip(done.items(), every, strict=True):
         near = precision(program)
         for x, y in zip(found, wanted, strict=True):
             np.testing.assert_allclose(x.astype(complex), np.asarray(y).astype(complex), near, near, err_msg=name)
-        done.add(name)
-    missing = [name for name, _, _ in plain_cases() if name not in done]
-    assert len(done) > 220, missing
+
+
+def together(cases):
+    """What functions give for their arguments, all in one program that is hardly optimized: most of the time goes to compiling."""
+
+    @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    def run(every):
+        return [jax.tree.leaves(fn(*args)) for (fn, _), args in zip(cases, every, strict=True)]
+
+    return run([args for _, args in cases])
 
 
 def precision(program):
