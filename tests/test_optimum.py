@@ -54,6 +54,21 @@ def test_no_bound_is_above_what_is_simulated(seed: int) -> None:
     assert (exact.best, exact.configs, exact.simulated) == (makespan(Strategy(o, configs).graph), configs, 1)
 
 
+def test_a_transfer_between_other_devices_waits_for_no_gradients() -> None:
+    """Gradients of a reader keep the links of its own devices: the operator before it, which has another one too, may go on."""
+    o = products(4, 64, 2048)
+    every = (
+        ParallelConfig((1, 2), (0, 1)),
+        ParallelConfig((2, 1), (1, 0)),
+        ParallelConfig((2, 1), (2, 0)),
+        ParallelConfig((2, 2), (2, 1, 0, 3)),
+    )
+    configs = dict(zip(o.numbers, every, strict=True))
+    exact = Layers(Bound(o, {k: [config] for k, config in configs.items()}), math.inf, {})
+    exact.run()
+    assert (exact.best, exact.simulated) == (makespan(Strategy(o, configs).graph), 1)
+
+
 @settings(max_examples=6)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_best_of_all_is_found(seed: int) -> None:
