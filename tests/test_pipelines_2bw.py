@@ -200,7 +200,7 @@ def deep(params, x, y):
 
 
 def test_what_leads_to_the_pipeline_is_held_for_two_batches():
-    """And is counted so by the search. (A compiler may hold it a third time: it copies what is new to where the old one lay.)"""
+    """And is counted so by the search; in the prediction also as the arrays that a flight has of it, and copies of those."""
     width, found = 64, dict[int, Any]()
     for count in (1, 4):
         one = jnp.zeros((width, width))
@@ -210,7 +210,8 @@ def test_what_leads_to_the_pipeline_is_held_for_two_batches():
         numbers = sorted(plan._made.captured.differentiated)
         assert predict_memory(plan.pcg, numbers, Training()).additive == pytest.approx(point.memory, rel=0.01)
         found[count] = plan.check()
-    assert found[4].searched.predicted == pytest.approx(found[4].searched.compiled, rel=0.25)
+    assert found[4].searched.predicted == pytest.approx(found[4].searched.compiled, rel=0.2)
+    assert found[4].timeline.step == pytest.approx(found[4].memory.total, rel=0.15)
     kept = 3 * 256 // 8 * width * 4  # bytes of what three layers more keep of one batch, on one device
     weights = 3 * 3 * width * width * 4  # and their own, with gradients, and as the batch before found them
     grown = found[4].searched.predicted - found[1].searched.predicted

@@ -12,7 +12,7 @@ from unity.pcg.branches import groups_of
 from unity.pcg.gradients import Gradients
 from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, UNCHANGED, Node, Value, carried_by
 from unity.pcg.residuals import Residuals
-from unity.pcg.stages import TWO_BW, ends_of, schedule_of
+from unity.pcg.stages import FOLLOWED, TWO_BW, ends_of, schedule_of
 from unity.search.ahead import Ahead, Forward, moved
 from unity.search.backend import ACCUMULATING, Backend
 from unity.search.held import AGAIN, BACKEND, CHANGED, GRADIENTS, KEPT, NOTHING_MOVES, REUSED, WORKING, Held, Lying, whole
@@ -52,11 +52,13 @@ class Region:
         around: str = "",
         always: Collection[Held] = (),
         straight: bool = False,
+        stacked: bool = False,
     ) -> None:
         """`around`: the kind of node that the graph is inside of. `always`: what is held whatever the operators do. `straight`:
-        nothing but remats is around it, so that what it makes ahead is made at the start of the program."""
+        nothing but remats is around it, so that what it makes ahead is made at the start of the program. `stacked`: what it keeps
+        is handed out in arrays, as a loop's step does."""
         self.graph, self.flow, self.training, self.backend = graph, flow, training, backend
-        self.top, self.stacked = not around, around in LOOPS or around == STAGES
+        self.top, self.stacked = not around, stacked or around in LOOPS or around == STAGES
         self.straight = self.top or straight
         self.nodes = [node for node in graph.nodes if node.kind != "input"]
         self.lying = Lying(graph)
@@ -328,7 +330,8 @@ class Region:
         kept += [replace(h, nbytes=length * h.nbytes) for h in inside.kept]
         self.steps += length * inside.steps
         self.momentary += inside.momentary
-        slices = sum(inside.local(Value(n)) for n in inside.graph.inputs[carried.stop :])
+        whole = node.kind == PIPELINE and schedule_of(node).slots == 1  # of a stage's only step the slice is all that it has
+        slices = 0.0 if whole else sum(inside.local(Value(n)) for n in inside.graph.inputs[carried.stop :])
         moment = [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, slices)]
         moment += self.between_ticks(node) if node.kind == PIPELINE else []
         self.own[id(node)] = sum(h.nbytes for h in moment)
@@ -350,10 +353,12 @@ class Region:
     def between_ticks(self, node: Node) -> list[Held]:
         """Of a pipeline: samples that wait, or are done; and weights' gradients, before a tick, and after it, of each batch."""
         ends = ends_of(node)
-        rows = sum(self.local(node.operands[p]) for p in ends.sampled)
+        followed = schedule_of(node).kind in FOLLOWED and self.training  # then their gradients come home, if they have any
+        each = {p: 1 + self.flow(node.operands[p]) if followed else 2 for p in ends.sampled}
+        rows = sum(n * self.local(node.operands[p]) for p, n in each.items())
         gradients = sum(self.local(node.operands[p]) for p in ends.stepped if self.flow(node.operands[p]))
         batches = 2 if schedule_of(node).kind == TWO_BW else 1
-        return [Held(WORKING, node, 2 * rows + ((1 + batches) * gradients if self.training else 0.0))]
+        return [Held(WORKING, node, rows + ((1 + batches) * gradients if self.training else 0.0))]
 
     def tail(self, node: Node) -> tuple[list[Held], list[Held]]:
         """What it keeps of a micro-batch is there until the end of the tick; what its operands' gradients add up to, always."""
