@@ -1,7 +1,8 @@
 """Whether compiled programs communicate as predicted: elements by kind of collective, along the frontiers of small models.
 
-`python -m benchmarks.fidelity`. Everything is compiled for virtual CPU devices, and nothing is run. Elements are of the full
-side on one device, times how often the collective runs; forward alone, and with gradients.
+`python -m benchmarks.fidelity [case ...]`. Everything is compiled for virtual CPU devices, and nothing is run. Elements are of the
+full side on one device, times how often the collective runs; forward alone, and with gradients. Cases are written to
+`results/fidelity.json` one by one, as they are done, in the place of what is there of them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import unity
 from benchmarks.models import tiny
 from benchmarks.models.gpt import gpt
 from benchmarks.models.model import Model
-from benchmarks.record import record, show
+from benchmarks.record import RESULTS, record, show
 from unity.exec.check import Check
 
 TOLERANCE = 0.02
@@ -103,21 +104,27 @@ def alone(name: str) -> list[dict[str, Any]]:
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
         environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": cache}
         run = subprocess.run(
-            [sys.executable, "-m", "benchmarks.fidelity", name], env=environment, check=True, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "benchmarks.fidelity", "--measure", name], env=environment, check=True, stdout=subprocess.PIPE, text=True
         )
     return json.loads(run.stdout.splitlines()[-1])
 
 
 def main(names: list[str]) -> None:
-    if len(names) == 1:
-        print(json.dumps(list(rows_of(names[0]))))
-        return
-    rows = [row for name in names or CASES for row in alone(name)]
-    show("elements on one device", [{k: v for k, v in row.items() if k != "kinds"} for row in rows])
-    agree = sum(row["within 2 %"] for row in rows)
-    print(f"{agree} of {len(rows)} programs communicate as predicted, within 2 % of the total in total and by kind")
-    record("fidelity", rows, agree=agree, programs=len(rows), tolerance=TOLERANCE)
+    """Compiles the named cases, or all of them. What was recorded of other cases stays."""
+    old = RESULTS / "fidelity.json"
+    rows = json.loads(old.read_text())["rows"] if old.exists() else []
+    for name in names or CASES:
+        found = alone(name)
+        rows = [*(row for row in rows if row["model"] != name and row["model"] in CASES), *found]
+        rows.sort(key=lambda row: list(CASES).index(row["model"]))
+        show("elements on one device", [{k: v for k, v in row.items() if k != "kinds"} for row in found])
+        agree = sum(row["within 2 %"] for row in rows)
+        record("fidelity", rows, agree=agree, programs=len(rows), tolerance=TOLERANCE)
+        print(f"{agree} of {len(rows)} programs communicate as predicted, within 2 % of the total in total and by kind", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if sys.argv[1:2] == ["--measure"]:
+        print(json.dumps(list(rows_of(sys.argv[2]))))
+    else:
+        main(sys.argv[1:])
