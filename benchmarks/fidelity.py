@@ -103,9 +103,8 @@ def alone(name: str) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as cache:
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
         environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": cache}
-        run = subprocess.run(
-            [sys.executable, "-m", "benchmarks.fidelity", "--measure", name], env=environment, check=True, stdout=subprocess.PIPE, text=True
-        )
+        command = [sys.executable, "-m", "benchmarks.fidelity", "--measure", name]
+        run = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(run.stdout.splitlines()[-1])
 
 
