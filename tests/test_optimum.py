@@ -7,7 +7,7 @@ from functools import cache
 
 import jax.numpy as jnp
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.models import tiny
@@ -26,6 +26,7 @@ def lenet(devices: int = 4) -> Operators:
     return operators(captured.graph, captured.differentiated, Topology.uniform(Machine.grid(1, devices, "p100")))
 
 
+@cache
 def products(devices: int, samples: int, width: int) -> Operators:
     """Two products, one after the other."""
 
@@ -44,10 +45,11 @@ def any_config(o: Operators, k: int, rng: random.Random) -> ParallelConfig:
 
 
 @settings(max_examples=40)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_no_bound_is_above_what_is_simulated(seed: int) -> None:
-    """`Layers` compares the two for whatever it simulates."""
-    o, rng = lenet(), random.Random(seed)
+@example(seed=16, two_products=True)  # exact, and the ring that adds the loss up is rounded down
+@given(seed=st.integers(0, 2**32 - 1), two_products=st.booleans())
+def test_no_bound_is_above_what_is_simulated(seed: int, two_products: bool) -> None:
+    """`Layers` compares the two for whatever it simulates. Of two products the bound is often exact."""
+    o, rng = products(4, 64, 2048) if two_products else lenet(), random.Random(seed)
     configs = {k: any_config(o, k, rng) for k in o.numbers}
     exact = Layers(Bound(o, {k: [config] for k, config in configs.items()}), math.inf, {})
     exact.run()

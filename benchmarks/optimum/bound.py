@@ -56,9 +56,11 @@ class Bound:
     def _computed(self, k: int, config: ParallelConfig) -> tuple[Array, Array]:
         forward, backward = (in_ticks(seconds) * ONE + APART * (1 - ONE) for seconds in self.o.seconds(k, config.degrees))
         for r in self.o.reductions(k, config.degrees):
-            ring = self.o.topology.collective_seconds("all-reduce", config.devices, r.nbytes)
             if prod(config.degrees[dim] for dim in r.dims) == config.pieces:
-                forward = joined(forward, np.array([[ring, ring], [ring, ring]]))
+                # A ring of all pieces begins when the last of them has ended, and each has the sum when its own task in it ends:
+                # these are the tasks that are simulated, so what they take is rounded as there.
+                ring = self.strategy.wiring.all_reduce(0, 1, (), config.devices, r.nbytes)
+                forward = joined(forward, np.full((2, 2), max(task.seconds for task in ring.values())))
         return forward, backward
 
     @cached_property
