@@ -25,7 +25,7 @@ class Bound:
     """Lower bounds of a step's time, from what is certain of the first and of the last of an operator's pieces to end.
 
     Matrices [..., 2, 2] in (max, +): from when the first and the last piece of one operator end at the earliest to the same of
-    another. A piece waits for transfers from all pieces that it reads, and what one sends goes over one link, one after the other.
+    another. A piece waits for transfers from all pieces that it reads, and what one sends over a link goes one after the other.
     """
 
     o: Operators
@@ -54,7 +54,8 @@ class Bound:
         return found
 
     def _computed(self, k: int, config: ParallelConfig) -> tuple[Array, Array]:
-        forward, backward = (in_ticks(seconds) * ONE + APART * (1 - ONE) for seconds in self.o.seconds(k, config.degrees))
+        pieces = self._seconds(k, config)
+        forward, backward = (min(seconds) * ONE + APART * (1 - ONE) for seconds in zip(*pieces, strict=True))
         for r in self.o.reductions(k, config.degrees):
             if prod(config.degrees[dim] for dim in r.dims) == config.pieces:
                 # A ring of all pieces begins when the last of them has ended, and each has the sum when its own task in it ends:
@@ -62,6 +63,12 @@ class Bound:
                 ring = self.strategy.wiring.all_reduce(0, 1, (), config.devices, r.nbytes)
                 forward = joined(forward, np.full((2, 2), max(task.seconds for task in ring.values())))
         return forward, backward
+
+    def _seconds(self, k: int, config: ParallelConfig) -> list[tuple[float, float]]:
+        """By piece: seconds forward and backward, rounded as they are simulated."""
+        forward, backward = self.o.seconds(k, config.degrees)
+        speeds = (self.o.topology.speeds[d] for d in config.devices)
+        return [(in_ticks(forward / speed), in_ticks(backward / speed)) for speed in speeds]
 
     @cached_property
     def between(self) -> list[tuple[Array, Array, Array]]:
@@ -102,10 +109,20 @@ class Bound:
     @cached_property
     def alike(self) -> bool:
         """Whether every device may stand for every other: all compute as fast, and have one link each, of the same figures."""
-        t, n = self.o.topology, self.o.topology.devices
-        own = [{t.between[i][j] for j in range(n) if i != j} for i in range(n)]
-        figures = {(t.links[k].bandwidth, t.links[k].latency) for links in own for k in links}
-        return all(len(links) == 1 for links in own) and len(set.union(*own)) == n and len(figures) == len(set(t.speeds)) == 1
+        t = self.o.topology
+        figures = {(t.links[k].bandwidth, t.links[k].latency) for links in self._own for k in links}
+        return self._one_link and len(set.union(*self._own)) == t.devices and len(figures) == len(set(t.speeds)) == 1
+
+    @cached_property
+    def _own(self) -> list[set[int]]:
+        """By device: all links over which it sends."""
+        between, n = self.o.topology.between, self.o.topology.devices
+        return [{between[i][j] for j in range(n) if i != j} for i in range(n)]
+
+    @property
+    def _one_link(self) -> bool:
+        """Whether each device sends over one link, whatever it sends."""
+        return all(len(links) == 1 for links in self._own)
 
     @property
     def ports(self) -> list[int]:
@@ -120,12 +137,12 @@ class Bound:
         made = slices(node, maker.degrees, len(node.operands) + edge.result)
         read = overlap(made, slices(self.o.nodes[edge.reader], reader.degrees, edge.position))
         assert len(set(read.first)) == maker.pieces, "a piece that this reader leaves out may begin its backward pass earlier"
-        forward, backward = dict[tuple[int, int], float](), dict[tuple[int, int], float]()
+        forward, backward = _Sends(), _Sends()
         carried = np.zeros(len(self.strategy.wiring.resources))
         for name, task in self.strategy.of_edge(edge).items():
             _, purpose, i, j = said_by(name)
             way = forward if purpose % WAYS == 0 else backward
-            way[(i, j) if way is forward else (j, i)] = task.seconds
+            way[(i, j) if way is forward else (j, i)] = task.seconds, task.device
             carried[task.device] += task.seconds if way is backward else 0.0
         every = len(read.first) == maker.pieces * reader.pieces
         return (
@@ -163,13 +180,14 @@ class Bound:
         that the operators after it add up.
 
         Gradients that wait for all pieces of the later operator are on all its links before whatever the piece sends that waited
-        for the last of them; if the earlier operator has no other devices, that piece is among its own.
+        for the last of them; if the earlier operator has no other devices, that piece is among its own. All this where each device
+        has one link: of several, the gradients may be on others.
         """
         found = []
         for at, (maker, reader) in enumerate(pairwise(self.path)):
             back = self.between[at][1]
             within = np.array([[set(a.devices) <= set(b.devices) for b in self.may[reader]] for a in self.may[maker]])
-            kept = np.where(within, self.synchronizing[at + 1][:, 1].max(axis=1), APART)
+            kept = np.where(within & self._one_link, self.synchronizing[at + 1][:, 1].max(axis=1), APART)
             whole = np.full((*back.shape[:2], 3, 3), APART)
             whole[..., :2, :2] = joined(back, self.computing[at][1][:, None])
             whole[..., 2, 1] = np.where(back[..., 1, 1] > 0, whole[..., 1, 1], APART)
@@ -179,9 +197,8 @@ class Bound:
 
     @cached_property
     def working(self) -> dict[int, list[float]]:
-        """Of every operator's configurations, the seconds of all its pieces together, for each device there is."""
-        n = self.o.topology.devices
-        return {k: [c.pieces * sum(self.o.seconds(k, c.degrees)) / n for c in self.may[k]] for k in self.o.numbers}
+        """Of every operator's configurations, the seconds of all its pieces together."""
+        return {k: [sum(map(sum, self._seconds(k, c))) for c in self.may[k]] for k in self.o.numbers}
 
     @cached_property
     def least_work(self) -> dict[int, float]:
@@ -202,6 +219,7 @@ class Bound:
 
 ONE, APART = np.eye(2), -1e9  # what is not certain counts as long ago
 Array = np.ndarray
+_Sends = dict[tuple[int, int], tuple[float, int]]  # by sender and receiver: seconds, and the link
 
 
 def joined(a: Array, b: Array) -> Array:
@@ -209,9 +227,12 @@ def joined(a: Array, b: Array) -> Array:
     return (a[..., :, :, None] + b[..., None, :, :]).max(axis=-2)
 
 
-def _first_and_last(sends: dict[tuple[int, int], float], senders: int, receivers: int, every: bool, certain: bool) -> Array:
-    """`sends`: seconds by sender and receiver. `every`: all receivers wait for all senders; `certain`: none is left out."""
-    waits = [max((s for (_, to), s in sends.items() if to == j), default=0.0) for j in range(receivers)]
-    loads = [sum(s for (of, _), s in sends.items() if of == i) for i in range(senders)]
-    soonest = min((sends.get((i, j), 0.0) for i in range(senders) for j in range(receivers)), default=0.0)
+def _first_and_last(sends: _Sends, senders: int, receivers: int, every: bool, certain: bool) -> Array:
+    """`every`: all receivers wait for all senders; `certain`: none is left out."""
+    waits = [max((s for (_, to), (s, _) in sends.items() if to == j), default=0.0) for j in range(receivers)]
+    over: list[dict[int, float]] = [{} for _ in range(senders)]  # by link: what it sends there
+    for (i, _), (seconds, link) in sends.items():
+        over[i][link] = over[i].get(link, 0.0) + seconds
+    loads = [max(each.values(), default=0.0) for each in over]
+    soonest = min((sends.get((i, j), (0.0, 0))[0] for i in range(senders) for j in range(receivers)), default=0.0)
     return np.array([[min(waits), max(loads)], [soonest if every and certain else APART, min(loads) if certain else APART]])

@@ -49,7 +49,7 @@ class DepthFirst:
         b, at = self.bound, len(chosen) - 1
         work = sum(b.working[k][c] - b.least_work[k] for k, c in zip(b.path, chosen, strict=False))
         loads = np.cumsum([b.synchronizing[i][c, 0] for i, c in enumerate(chosen)], axis=0).max(axis=1)
-        back, found = joined(ended[None], b.around[at][chosen[at]]), sum(b.least_work.values()) + work
+        back, found = joined(ended[None], b.around[at][chosen[at]]), self._shared(sum(b.least_work.values()) + work)
         while True:
             # gradients of all operators up to this one are summed after its own backward pass has begun to end
             found = max(found, back[0, 1], back[0, 0] + loads[at])
@@ -57,6 +57,11 @@ class DepthFirst:
                 return float(found)
             at -= 1
             back = joined(joined(back, b.between[at][1][chosen[at], chosen[at + 1]]), b.computing[at][1][chosen[at]])
+
+    def _shared(self, work: float) -> float:
+        """A bound for so many seconds of work, a sum of whole ticks: only this division rounds, and to no more than any time that
+        is no less than the quotient."""
+        return work / self.bound.o.topology.devices
 
     def pruned(self, total: float) -> bool:
         """Whether what has this bound is not looked at."""
@@ -74,12 +79,12 @@ class DepthFirst:
         if open_:
             done = sum(b.working[k][b.may[k].index(config)] for k, config in configs.items()) + sum(b.least_work[k] for k in open_)
             for c, config in enumerate(b.may[open_[0]]):
-                least = max(total, done + b.working[open_[0]][c] - b.least_work[open_[0]])
+                least = max(total, self._shared(done + b.working[open_[0]][c] - b.least_work[open_[0]]))
                 if not self.pruned(least):
                     self._others({**configs, open_[0]: config}, least)
             return
         seconds = makespan(Strategy(self.bound.o, configs).graph)
         self.simulated += 1
-        assert seconds >= total * (1 - 1e-9), "the bound is wrong"
+        assert seconds >= total, "the bound is wrong"
         if seconds < self.best:
             self.best, self.configs = seconds, configs
