@@ -132,8 +132,8 @@ def test_a_step_has_as_many_ticks_as_micro_batches(stages, exchanges):
     assert counts == {(PIPELINE, "forward"): 2 * exchanges * 8, (TAIL, "forward"): exchanges * 8}
     found = plan.check()
     assert all(line.predicted == line.compiled for line in found.lines)
-    assert found.timeline.step == pytest.approx(found.memory.total, rel=NEAR)
-    assert found.searched.predicted == pytest.approx(found.searched.compiled, rel=0.2)
+    assert found.timeline.step == pytest.approx(found.memory.total, rel=max(NEAR, 0.15))
+    assert found.searched.predicted == pytest.approx(found.searched.compiled, rel=NEAR)
 
 
 def waiting(jaxpr, loop):
