@@ -54,6 +54,8 @@ def test_around_the_leanest_that_single_limits_find_there_are_leaner_ones() -> N
     """One limit for all operators is too much for the product before the loss or too little for the look-up in the table."""
     search = searched()
     found = [search.leanest_point, *((near, p) for near, m in search.narrow for p in m.at([search.ends[1]]))]
-    least, *_ = search.least(found)
-    assert search.leaner(found).memory < 0.95 * least.memory
-    assert search.leanest.memory <= search.leaner(found).memory
+    before, after = ([of([one]) for one in found] for of in (lambda one: search.least(one)[0], search.leaner))
+    parts = [lean.memory / least.memory for least, lean in zip(before, after, strict=True)]
+    assert max(parts) <= 1
+    assert min(parts) < 0.96
+    assert search.leanest.memory <= min(lean.memory for lean in after)

@@ -132,7 +132,7 @@ def test_a_step_has_as_many_ticks_as_micro_batches(stages, exchanges):
     assert counts == {(PIPELINE, "forward"): 2 * exchanges * 8, (TAIL, "forward"): exchanges * 8}
     found = plan.check()
     assert all(line.predicted == line.compiled for line in found.lines)
-    assert found.timeline.step == pytest.approx(found.memory.total, rel=max(NEAR, 0.15))
+    assert found.timeline.step == pytest.approx(found.memory.total, rel=NEAR)
     assert found.searched.predicted == pytest.approx(found.searched.compiled, rel=NEAR)
 
 
@@ -211,7 +211,6 @@ def test_what_leads_to_the_pipeline_is_held_for_two_batches():
         assert predict_memory(plan.pcg, numbers, Training()).additive == pytest.approx(point.memory, rel=0.01)
         found[count] = plan.check()
     assert found[4].searched.predicted == pytest.approx(found[4].searched.compiled, rel=0.2)
-    assert found[4].timeline.step == pytest.approx(found[4].memory.total, rel=0.15)
     kept = 3 * 256 // 8 * width * 4  # bytes of what three layers more keep of one batch, on one device
     grown = found[4].searched.predicted - found[1].searched.predicted
     assert grown >= 2 * kept

@@ -77,8 +77,8 @@ def test_more_micro_batches_hold_no_more():
             params = [(array(a, b), array(b)) for a, b in itertools.pairwise(widths)]
             args = params, array(64 * rounds, 64), array(64 * rounds, 64)
             checked = planned(mlp, args, SQUARE.axes[:1], rounds, True, SQUARE, kind).check()
-            # more is counted than is held where what a half tick adds to sums lies in the place of what was there
-            most = NEAR if kind == GPIPE else max(NEAR, 0.2)
+            # of switches inside of switches, as 1F1B has them here, more is counted than is held
+            most = NEAR if kind == GPIPE else 0.3
             assert 1 - NEAR <= checked.timeline.step / checked.memory.total <= 1 + most
             found[kind, rounds] = checked.memory.temporaries
     row = 8 * 2 * 16 * 128 * 4  # bytes of the samples of 4 more micro-batches on each stage, as stages find them

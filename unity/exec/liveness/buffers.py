@@ -7,7 +7,7 @@ reads any more, if every element is only read for its own; and the rest is packe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,43 +19,24 @@ from unity.exec.liveness.schedule import scheduled
 from unity.pcg.body import Tensor
 
 Key = tuple[int, int]  # a program's number, and a value's
-Span = tuple[int, int]  # the first and the last of some moments
 
 
 @dataclass(frozen=True, eq=False)
 class Buffer:
-    """Memory that is held in some spans of time, and what it was made by and is last read by.
-
-    spans: the first and the last moment of each, ascending. Several: what branches give, each for itself, and the whole later.
-    """
+    """Memory that is held from a moment to a moment, both included, and what it was made by and is last read by."""
 
     key: Key
     tensor: Tensor
     kind: str
     origin: Origin
-    spans: tuple[Span, ...]
+    start: int
+    end: int
     may: tuple[Key, ...] = ()  # values in whose place it may lie
     reader: Origin = NOWHERE
 
     @property
     def nbytes(self) -> int:
         return aligned(self.tensor.nbytes)
-
-    @property
-    def start(self) -> int:
-        return self.spans[0][0]
-
-    @property
-    def end(self) -> int:
-        return self.spans[-1][1]
-
-    def at(self, moment: int) -> bool:
-        """Whether it is held then."""
-        return any(first <= moment <= last for first, last in self.spans)
-
-    def until(self, moment: int, reader: Origin) -> Buffer:
-        """The same, held until a later moment."""
-        return replace(self, spans=(*self.spans[:-1], (self.spans[-1][0], moment)), reader=reader)
 
 
 @dataclass(frozen=True)
@@ -74,24 +55,22 @@ class Assignment:
         """Bytes of temporaries at every moment."""
         change = np.zeros(len(self.order) + 1, np.int64)
         for b in self.temporary:
-            for first, last in b.spans:
-                change[first] += b.nbytes
-                change[last + 1] -= b.nbytes
+            change[b.start] += b.nbytes
+            change[b.end + 1] -= b.nbytes
         return np.cumsum(change)[:-1]
 
 
-def assigned(tasks: Tasks, eager: bool, donated: int = 0) -> Assignment:
-    """The memory of a step. `eager`: how the backend schedules. `donated`: so many outputs, the last, lie in inputs' memory."""
+def assigned(tasks: Tasks, eager: bool) -> Assignment:
+    """The memory of a step. `eager`: how the backend schedules."""
     found = _Lifetimes(eager)
     number = found.run(tasks)
-    given = {found.under.get((number, v)) for v in tasks.outputs[: len(tasks.outputs) - donated]} - {None}
+    given = {found.under.get((number, v)) for v in tasks.outputs} - {None}
     results = [b for k, b in found.buffers.items() if k in given]
     others = [b for k, b in found.buffers.items() if k not in given]
     rest = in_place(beside(others, results, found.under), found.under)
     sizes = np.array([b.nbytes for b in rest], np.int64)
-    spans = np.array([span for b in rest for span in b.spans], np.int64).reshape(-1, 2)
-    owners = np.repeat(np.arange(len(rest)), [len(b.spans) for b in rest])
-    return Assignment(tuple(found.order), tuple(results), tuple(rest), packed(sizes, spans, owners))
+    spans = np.array([(b.start, b.end) for b in rest], np.int64).reshape(-1, 2)
+    return Assignment(tuple(found.order), tuple(results), tuple(rest), packed(sizes, spans))
 
 
 class _Lifetimes:
@@ -109,38 +88,20 @@ class _Lifetimes:
         self.programs += 1
         me = self.programs
         for task in scheduled(tasks, self.eager):
-            inside = [self.inside(program) for program in task.inside]
+            if task.step is not None:
+                self.run(task.step)
             now = len(self.order)
             self.order.append(task)
             for v in (*task.reads, *task.same.values()):
                 self.read((me, v), now, task.origin)
-            for k, v in enumerate(task.results):
+            for v in task.results:
                 self.define(me, tasks, task, v, now)
-                if task.kind == "conditional":
-                    self.join((me, v), [self.under.get((number, program.gives[k])) for number, program in inside])
         return me
-
-    def inside(self, tasks: Tasks) -> tuple[int, Tasks]:
-        """Runs a loop's step or a branch, whose results are there until its end."""
-        number = self.run(tasks)
-        for v in tasks.gives:
-            self.read((number, v), len(self.order) - 1, NOWHERE)
-        return number, tasks
-
-    def join(self, key: Key, options: Sequence[Key | None]) -> None:
-        """What each branch gives lies where the whole's result does."""
-        parts = [self.buffers.pop(k) for k in options if k is not None]
-        whole = self.buffers.get(key)
-        if whole is None:  # it lies in the memory of what is around
-            return
-        self.under.update((part.key, key) for part in parts)
-        spans, may = (s for part in parts for s in part.spans), (k for part in parts for k in part.may)
-        self.buffers[key] = replace(whole, spans=(*spans, *whole.spans), may=(*may, *whole.may))
 
     def read(self, key: Key, now: int, reader: Origin) -> None:
         at = self.under.get(key)
         if at is not None:
-            self.buffers[at] = self.buffers[at].until(now, reader)
+            self.buffers[at] = replace(self.buffers[at], end=now, reader=reader)
 
     def define(self, me: int, tasks: Tasks, task: Task, v: int, now: int) -> None:
         key = (me, v)
@@ -150,7 +111,7 @@ class _Lifetimes:
         elif v not in tasks.outside and tasks.tensors[v].nbytes:
             may = tuple((me, w) for w in task.may)
             self.under[key] = key
-            self.buffers[key] = Buffer(key, tasks.tensors[v], task.kind, task.origin, ((now, now),), may)
+            self.buffers[key] = Buffer(key, tasks.tensors[v], task.kind, task.origin, now, now, may)
 
 
 def beside(others: Sequence[Buffer], results: Sequence[Buffer], under: dict[Key, Key]) -> list[Buffer]:
@@ -170,53 +131,24 @@ def beside(others: Sequence[Buffer], results: Sequence[Buffer], under: dict[Key,
     return rest
 
 
-def apart(b: Buffer, c: Buffer, under: Mapping[Key, Key]) -> bool:
+def apart(b: Buffer, c: Buffer, under: dict[Key, Key]) -> bool:
     """Whether two buffers can share memory, one after the other."""
-    if not shared(b, c):
-        return True
-    return any(x.key in {under.get(k) for k in y.may} and follows(y, x) for x, y in ((b, c), (c, b)))
+    b, c = (b, c) if (b.start, b.end) <= (c.start, c.end) else (c, b)
+    return b.end < c.start or (b.end == c.start and b.nbytes == c.nbytes and b.key in {under.get(k) for k in c.may})
 
 
-def shared(b: Buffer, c: Buffer) -> list[Span]:
-    """When both are held."""
-    if b.end < c.start or c.end < b.start:
-        return []
-    both = ((max(x[0], y[0]), min(x[1], y[1])) for x in b.spans for y in c.spans)
-    return [(first, last) for first, last in both if first <= last]
-
-
-def follows(b: Buffer, c: Buffer) -> bool:
-    """Whether a buffer begins, in some span, where another one ends, and is not held at once otherwise."""
-    return b.nbytes == c.nbytes and shared(b, c) == [(c.end, c.end)] and any(first == c.end for first, _ in b.spans)
-
-
-def in_place(buffers: Sequence[Buffer], under: Mapping[Key, Key]) -> list[Buffer]:
+def in_place(buffers: Sequence[Buffer], under: dict[Key, Key]) -> list[Buffer]:
     """Buffers, those that lie in the place of an operand joined with it."""
     found = {b.key: b for b in buffers}
     joined: dict[Key, Key] = {}
-
-    def lying(value: Key) -> Buffer | None:
-        key = under.get(value, value)
-        while key in joined:
-            key = joined[key]
-        return found.get(key)
-
-    for one in sorted(buffers, key=lambda b: b.start):
-        for k in one.may:
-            b, a = lying(one.key), lying(k)
-            if b is None or a is None or a is b or not follows(b, a):
-                continue
-            found[a.key] = replace(a, spans=united(a, b), reader=b.reader)
-            joined[b.key] = a.key
-            del found[b.key]
+    for b in sorted(buffers, key=lambda b: b.start):
+        for k in b.may:
+            at = under.get(k)
+            at = joined.get(at, at) if at is not None else None
+            a = found.get(at) if at is not None else None
+            if a is not None and a is not found.get(b.key) and a.end == b.start and a.nbytes == b.nbytes:
+                found[a.key] = replace(a, end=b.end, reader=b.reader)
+                joined[b.key] = a.key
+                del found[b.key]
+                break
     return list(found.values())
-
-
-def united(b: Buffer, c: Buffer) -> tuple[Span, ...]:
-    """When one of two buffers is held that are never held at once, but for a moment at which one ends and the other begins."""
-    found: list[Span] = []
-    for first, last in sorted((*b.spans, *c.spans)):
-        if found and found[-1][1] == first:
-            first = found.pop()[0]
-        found.append((first, last))
-    return tuple(found)

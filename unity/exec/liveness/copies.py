@@ -3,8 +3,6 @@
 A loop writes its state in place, a scatter and an update of a slice their operand. If that is also read by something that need not
 come before, or cannot be written at all, a copy of it is written instead. Of several that would write one value, one gets the value
 itself.
-
-What branches give lies in one place, whichever branch runs, and never in an operand's: a branch that hands that on copies it.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ WRITING = ("dynamic-update-slice", "scatter", "scatter-add", "scatter-mul", "sca
 @dataclass(frozen=True, eq=False)
 class Task:
     """What runs at one moment. `same`: results that lie where an operand lies, whatever else happens; `may`: operands in whose
-    place the result may lie. `inside`: the tasks of a loop's step, or of each branch."""
+    place the result may lie. `step`: the tasks of a loop's step, which run inside."""
 
     kind: str
     reads: tuple[int, ...]
@@ -30,27 +28,23 @@ class Task:
     origin: Origin
     same: Mapping[int, int]
     may: tuple[int, ...] = ()
-    inside: tuple[Tasks, ...] = ()
+    step: Tasks | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Tasks:
-    """The tasks of a program. `outside`: values that lie in the memory of what is around it. `gives`: of a branch, the values that
-    lie in the memory of the results."""
+    """The tasks of a program. `outside`: values that lie in the memory of what is around it."""
 
     tasks: tuple[Task, ...]
     tensors: Sequence[Tensor]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     outside: frozenset[int] = frozenset()
-    gives: tuple[int, ...] = ()
 
 
-def tasks(program: Program, library: bool, eager: bool = True, donated: int = 0) -> Tasks:
-    """The tasks of a whole step. `eager`: whether the backend orders them itself, or runs them as they were traced. `donated`: so
-    many inputs, the first, are used up; as many outputs, the last, are to lie where they lay."""
-    found = _Copying(program, library, eager)
-    return found.whole(list(zip(program.inputs[:donated], program.outputs[len(program.outputs) - donated :], strict=True)))
+def tasks(program: Program, library: bool, eager: bool = True) -> Tasks:
+    """The tasks of a whole step. `eager`: whether the backend orders them itself, or runs them as they were traced."""
+    return _Copying(program, library, eager).whole()
 
 
 def step_tasks(program: Program, library: bool, eager: bool, carried: range, stacked: range) -> Tasks:
@@ -90,40 +84,8 @@ class _Copying:
             v = self.alias[v]
         return v
 
-    def whole(self, donated: Sequence[tuple[int, int]]) -> Tasks:
-        """What is made in the place of a donated input waits for nothing but what it is made of. So, if other operations may read
-        that input later, they read a copy; and the new value is made elsewhere first, unless it needs the copy itself."""
-        outside, first, last, instead = set[int](), list[Task](), list[Task](), dict[int, int]()
-        for given, made in donated:
-            v = self.base(made)
-            if v == given:
-                continue
-            end, readers = self.made.get(v), self.readers.get(given, set())
-            if v in outside or end is None:
-                copied, direct = bool(readers), False
-            else:
-                copied = self.read_after(given, end)
-                direct = not copied or any(self.before[end] >> j & 1 for j in readers)
-            if copied:
-                self.tensors.append(self.tensors[given])
-                instead[given] = len(self.tensors) - 1
-                first.append(Task("copy", (given,), (instead[given],), Origin(), {}))
-            else:
-                self.fixed.discard(given)
-            if direct and end is not None:
-                outside |= {v, *self.also_there(end, given)}
-            else:
-                last.append(Task("copy", tuple({made} - self.constant), (), Origin(), {}))
-        return self.finished([*first, *self.reading(instead), *last], frozenset(outside))
-
-    def reading(self, instead: Mapping[int, int]) -> list[Task]:
-        """The tasks of all kernels, which read copies of some values instead of these."""
-        found = []
-        for i, kernel in enumerate(self.kernels):
-            for task in self.task(i, kernel):
-                reads, may = (tuple(instead.get(v, v) for v in values) for values in (task.reads, task.may))
-                found.append(replace(task, reads=reads, may=may))
-        return found
+    def whole(self) -> Tasks:
+        return self.finished([task for i, k in enumerate(self.kernels) for task in self.task(i, k)], frozenset())
 
     def finished(self, found: Sequence[Task], outside: frozenset[int]) -> Tasks:
         return Tasks(tuple(found), self.tensors, self.program.inputs, self.program.outputs, outside)
@@ -137,8 +99,6 @@ class _Copying:
             return [Task("barrier", kernel.reads, op.results, op.origin, dict(zip(op.results, op.operands, strict=True)))]
         if op.kind == "while":
             return self.loop(i, op)
-        if op.kind == "conditional":
-            return [self.switch(kernel)]
         if op.kind in WRITING and op.operands[0] in kernel.inplace:
             target = op.operands[0]
             copies, (own,) = self.owned(i, [target], op.origin)
@@ -147,19 +107,14 @@ class _Copying:
         return [Task(op.kind, kernel.reads, op.results, op.origin, {}, kernel.inplace)]
 
     def loop(self, i: int, op: Op) -> list[Task]:
-        (body,) = op.inside
+        assert op.inside is not None
         c, k, n, _ = op.params
         copies, own = self.owned(i, [*op.operands[c : c + k], *op.operands[c + k + n :]], op.origin)
-        carried, stacked = range(1 + c, 1 + c + k), range(1 + c + k + n, len(body.inputs))
-        inside = step_tasks(body, self.library, self.eager, carried, stacked)
+        carried, stacked = range(1 + c, 1 + c + k), range(1 + c + k + n, len(op.inside.inputs))
+        inside = step_tasks(op.inside, self.library, self.eager, carried, stacked)
         reads = (*op.operands[:c], *own[:k], *op.operands[c + k : c + k + n], *own[k:])
         reads = tuple(v for v in dict.fromkeys(reads) if v not in self.constant)
-        return [*copies, Task("while", reads, op.results, op.origin, dict(zip(op.results, own, strict=True)), inside=(inside,))]
-
-    def switch(self, kernel: Kernel) -> Task:
-        """Branches, which make the results where these lie."""
-        inside = tuple(_Copying(program, self.library, self.eager).branch() for program in kernel.root.inside)
-        return Task("conditional", kernel.reads, kernel.root.results, kernel.root.origin, {}, inside=inside)
+        return [*copies, Task("while", reads, op.results, op.origin, dict(zip(op.results, own, strict=True)), step=inside)]
 
     def owned(self, i: int, values: Sequence[int], origin: Origin) -> tuple[list[Task], list[int]]:
         """Values that kernel `i` may write: these themselves, or copies of them."""
@@ -200,34 +155,19 @@ class _Copying:
             taken.add(self.base(made))
             outside.add(made)
             end = self.made[self.base(made)]
-            if self.read_after(given, end):
+            if any(j != end and not self.before[end] >> j & 1 for j in self.readers.get(given, ())) or (
+                end in self.readers.get(given, ()) and not self.in_place(end, given)
+            ):
                 self.tensors.append(self.tensors[given])
                 instead[given] = len(self.tensors) - 1
                 first.append(Task("copy", (given,), (instead[given],), Origin(), {}))
             else:
                 outside |= self.also_there(end, given)
-        return self.finished([*first, *self.reading(instead), *last], frozenset(outside))
-
-    def branch(self) -> Tasks:
-        """Results are made where they lie, or copied there: those that were given, are constants or another result, too."""
-        last, gives = list[Task](), list[int]()
-        self.fixed = {self.base(v) for v in self.program.inputs}
-        for made in self.program.outputs:
-            v = self.base(made)
-            if v not in self.made or v in gives:
-                self.tensors.append(self.tensors[made])
-                v = len(self.tensors) - 1
-                last.append(Task("copy", tuple({made} - self.constant), (v,), Origin(), {}))
-            gives.append(v)
-        found = self.finished([*self.reading({}), *last], frozenset(self.program.inputs))
-        return replace(found, gives=tuple(gives))
-
-    def read_after(self, given: int, end: int) -> bool:
-        """Whether a value may be read after, or while, a kernel writes there, which does not do that element by element."""
-        readers = self.readers.get(given, set())
-        return any(j != end and not self.before[end] >> j & 1 for j in readers) or (
-            end in readers and not self.in_place(end, given)
-        )
+        for i, kernel in enumerate(self.kernels):
+            for task in self.task(i, kernel):
+                reads, may = (tuple(instead.get(v, v) for v in values) for values in (task.reads, task.may))
+                first.append(replace(task, reads=reads, may=may))
+        return self.finished([*first, *last], frozenset(outside))
 
     def also_there(self, end: int, given: int) -> set[int]:
         """What is made in the state's own memory before its next value is: an operand in whose place that lies, if the last

@@ -1,9 +1,6 @@
-"""Loops and branches: what a loop reads, carries and stacks is its state; its step is a program of its own.
-So is every branch."""
+"""Loops and branches: what a loop reads, carries and stacks is its state; its step is a program of its own."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 from jax.extend import core
@@ -39,7 +36,9 @@ def scan(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> V
         written.append(step.emit("dynamic-update-slice", (stack, row, counter), (step.tensors[stack],), (), origin)[0])
     body = step.program([counter, *state, *stacks], [*out[:k], *written])
     zeros = [b.emit("broadcast", (b.constant(np.zeros((), t.dtype)),), (t,), (), origin)[0] for t in tensors[k:]]
-    return list(b.emit("while", (*operands, *zeros), tensors, (c, k, len(operands) - c - k, length), origin, (body,)))
+    if b.after is not None and zeros:
+        _, *zeros = _together(b, [b.after, *zeros], origin)
+    return list(b.emit("while", (*operands, *zeros), tensors, (c, k, len(operands) - c - k, length), origin, body))
 
 
 def while_loop(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> Values:
@@ -50,21 +49,28 @@ def while_loop(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin
     jaxpr, closed = opened(eqn.params["body_jaxpr"])
     out = step.run(jaxpr, state[test:], [step.constant(x) for x in closed], origin)
     params = (test + c, len(out), 0, 0)
-    return list(b.emit("while", operands, tensors_of(eqn), params, origin, (step.program([counter, *state], out),)))
+    return list(b.emit("while", operands, tensors_of(eqn), params, origin, step.program([counter, *state], out)))
 
 
 def cond(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> Values:
-    """One branch of several, each a program of its own; it takes what some branch reads, but for constants, which are in each."""
-    index, *given = operands
-    reads, inside = dict.fromkeys(v for v in given if b.kind(v) != "constant"), []
+    """One branch of several runs, when all operands are there; as if all did, one after the other, and one's results were taken.
+
+    Where all others give constants, one's result lies where the whole's does: constants are written there when it is their turn.
+    """
+    index, *given = _together(b, operands, origin)
+    made, outside = list[Values](), b.after
+    b.after = index
     for branch in eqn.params["branches"]:
-        own, (jaxpr, closed) = Lowering(b.backend, b.rules), opened(branch)
-        inputs = {v: own.new(b.tensors[v]) for v in reads}
-        start = [inputs[v] if v in inputs else own.emit("constant", (), (b.tensors[v],), b.made[v].params)[0] for v in given]
-        out = own.run(jaxpr, start, [own.constant(x) for x in closed], origin)
-        inside.append(own.program(list(inputs.values()), out))
-    needed = [{*p.outputs, *(v for op in p.ops for v in op.operands)} for p in inside]
-    places = [k for k in range(len(reads)) if any(p.inputs[k] in some for p, some in zip(inside, needed, strict=True))]
-    inside = [replace(p, inputs=tuple(p.inputs[k] for k in places)) for p in inside]
-    reads = list(reads)
-    return list(b.emit("conditional", (index, *(reads[k] for k in places)), tensors_of(eqn), (), origin, tuple(inside)))
+        jaxpr, closed = opened(branch)
+        made.append(b.run(jaxpr, given, [b.constant(x) for x in closed], origin))
+    b.after = outside
+    found = []
+    for options, tensor in zip(zip(*made, strict=True), tensors_of(eqn), strict=True):
+        computed = [v for v in options if b.kind(v) not in ("broadcast", "constant")]
+        alone = len(computed) == 1 and computed[0] not in given
+        found.append(computed[0] if alone else b.emit("conditional", (index, *options), (tensor,), (), origin)[0])
+    return found
+
+
+def _together(b: Lowering, values: Values, origin: Origin) -> Values:
+    return list(b.emit("barrier", values, [b.tensors[v] for v in values], (), origin))

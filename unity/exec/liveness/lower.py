@@ -31,9 +31,7 @@ NAMED = {
 }  # fmt: skip
 LABEL = re.compile(rf"[\w\-. +]+{AT}[^()/]*")  # what `lowering.label` gives
 WIDE = np.dtype(np.float32)
-NEUTRAL = frozenset(
-    {"bitcast", "transpose", "convert", "barrier", "conditional", "while", "constant", "iota"}
-)  # need no arithmetic
+NEUTRAL = frozenset({"bitcast", "transpose", "convert", "barrier", "while", "constant", "iota"})  # need no arithmetic
 
 Values = list[int]
 Rule = Callable[["Lowering", core.JaxprEqn, Values, Origin], Values]
@@ -46,6 +44,7 @@ class Lowering(Builder):
         """`rules`: how the primitives are said that are no operation of their own."""
         super().__init__()
         self.backend, self.rules = backend, rules
+        self.after: int | None = None  # what a branch waits for
 
     def emit(
         self,
@@ -54,7 +53,7 @@ class Lowering(Builder):
         tensors: Iterable[Tensor],
         params: tuple[Any, ...] = (),
         origin: Origin = NOWHERE,
-        inside: tuple[Program, ...] = (),
+        inside: Program | None = None,
     ) -> tuple[int, ...]:
         """An operation; where the backend has none on narrow numbers, one on wide ones between conversions (FloatNormalization)."""
         operands, tensors = tuple(operands), tuple(tensors)

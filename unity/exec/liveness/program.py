@@ -12,7 +12,7 @@ from typing import Any
 
 from unity.pcg.body import Tensor
 
-UNIQUE = frozenset({"barrier", "conditional", "while", "rng", "input"})  # never made one with an equal one
+UNIQUE = frozenset({"barrier", "while", "rng", "input"})  # never made one with an equal one
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,14 @@ NOWHERE = Origin()
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """One operation. Values are integers, as in a `Body`. `inside`: the program of a loop's step, or those of branches; `place`:
-    where it was traced."""
+    """One operation. Values are integers, as in a `Body`. `inside`: the program of a loop's step; `place`: where it was traced."""
 
     kind: str
     operands: tuple[int, ...]
     results: tuple[int, ...]
     params: tuple[Any, ...] = ()
     origin: Origin = NOWHERE
-    inside: tuple[Program, ...] = ()
+    inside: Program | None = None
     place: int = 0
 
 
@@ -86,7 +85,7 @@ class Builder:
         tensors: Iterable[Tensor],
         params: tuple[Any, ...] = (),
         origin: Origin = NOWHERE,
-        inside: tuple[Program, ...] = (),
+        inside: Program | None = None,
     ) -> tuple[int, ...]:
         """The results of an operation: of an equal earlier one, if there is one (XLA's HloCSE)."""
         operands, tensors = tuple(operands), tuple(tensors)

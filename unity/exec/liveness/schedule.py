@@ -10,7 +10,7 @@ from collections import deque
 
 from unity.exec.liveness.copies import Task, Tasks
 
-GATHERED = ("while", "conditional", "barrier")  # their operands are made a tuple first, and their results are taken out of one
+GATHERED = ("while", "barrier")  # their operands are made a tuple first, and their results are taken out of one
 
 
 def scheduled(tasks: Tasks, eager: bool) -> tuple[Task, ...]:

@@ -36,11 +36,10 @@ def timeline(graph: PCG, weights: Sequence[int], ends: Sequence[int], backend: B
     at `ends` for those inputs. `slots`: how many values of an optimizer each weight has."""
     flies = bool(weights) and undrained(graph)
     program = lowered(streamed(graph, weights) if flies else traced(graph, weights, ends), backend)
-    donated = len(program.outputs) - len(weights) - len(graph.outputs) if flies else 0
-    found = assigned(tasks(program, backend.library, backend.eager, donated), backend.eager, donated)
+    found = assigned(tasks(program, backend.library, backend.eager), backend.eager)
     lines = {label(node): node.source for node, _ in graph.walk() if node.source}
     arguments = sum(program.tensors[v].nbytes for v in program.inputs)
-    flight = sum(program.tensors[v].nbytes for v in program.inputs[:donated])
+    flight = sum(program.tensors[v].nbytes for v in program.outputs[len(weights) + len(graph.outputs) :]) if flies else 0
     outputs = sum(program.tensors[v].nbytes for v in program.outputs) - flight  # which lies in the place of the one before
     table = POINTER * len(program.outputs) if len(program.outputs) > 1 and backend.eager else 0
     held = found.held()
@@ -49,7 +48,7 @@ def timeline(graph: PCG, weights: Sequence[int], ends: Sequence[int], backend: B
     then = [Held(ARGUMENTS, "", "", arguments - flight), Held(FLIGHT, "", "", flight)]
     then += [Held(GRADIENTS, "", "", gradients), Held(RESULTS, "", "", outputs - gradients)]
     then += [Held(SLOTS, "", "", slots * gradients)]
-    then += [_held(b, lines) for b in found.temporary if b.at(moment)]
+    then += [_held(b, lines) for b in found.temporary if b.start <= moment <= b.end]
     gaps = found.packed - (int(held[moment]) if len(held) else 0)
     then += [Held(GAPS, "", "", gaps)]
     return MemoryTimeline(
