@@ -75,8 +75,8 @@ class Assembled:
             pairs = first[:, None], second
             time, memory = time[:, *pairs], memory[:, *pairs]
             if made is not None:
-                backward = replace(port, gradient=False, kept=0.0, again=False, hoisted=1)
-                forward, _ = self.change(before, after, backward, product)
+                once_more = replace(port, gradient=False, kept=0.0, again=False, hoisted=1)
+                forward, _ = self.change(before, after, once_more, product)
                 maker = self.opened.sites[port.source]
                 small = sum(p.tensor.nbytes for k, p in enumerate(maker.ports) if not p.kept and k not in maker.instead)
                 time, memory = with_reader(made, time, memory, forward[:, *pairs], small * port.kept)

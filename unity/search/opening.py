@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from unity.pcg.body import Tensor
 from unity.pcg.choices import Choice
 from unity.pcg.gradients import Gradients, gradients
 from unity.pcg.graph import BRANCHES, CONSTRAIN, PCG, PIPELINE, STAGES, TAIL, Node, Value
+from unity.pcg.hoisting import hoisted
 from unity.pcg.residuals import recomputable, residuals
 from unity.pcg.stages import TWO_BW, ends_of, in_flight, inside_state, names_of, outside_state, runs_of, schedule_of, sends, staged
 from unity.pcg.state import PARTIAL, REPLICATED
@@ -22,7 +23,7 @@ SHARING = frozenset({"dot_general", "conv_general_dilated"})  # users of a kind 
 def sites_of(graph: PCG, differentiated: Collection[int], training: bool) -> Sites:
     """Opens a serial graph. `differentiated`: the inputs that gradients are taken for (none count if not training)."""
     flow = gradients(graph, differentiated if training else ())
-    builder = _Builder(flow, frozenset(differentiated) if training else frozenset())
+    builder = _Builder(flow, frozenset(differentiated) if training else frozenset(), hoisted(graph))
     builder.top(graph)
     builder.keep()
     builder.pair()
@@ -33,8 +34,9 @@ def sites_of(graph: PCG, differentiated: Collection[int], training: bool) -> Sit
 class _Builder:
     """Walks graphs inside out, appending sites."""
 
-    def __init__(self, flow: Gradients, differentiated: frozenset[int]) -> None:
-        self.flow, self.differentiated = flow, differentiated
+    def __init__(self, flow: Gradients, differentiated: frozenset[int], less: Mapping[int, int]) -> None:
+        """`less`: `pcg.hoisting.hoisted`."""
+        self.flow, self.differentiated, self.less = flow, differentiated, less
         self.sites: list[Site] = []
         self.of_node: dict[int, int] = {}
         self.operands: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -44,7 +46,6 @@ class _Builder:
         self.flying: dict[int, int] = {}  # of what pipelines find: how many of it are held for the batch before
         self.leading = 0  # to a pipeline by 2BW: how many sites
         self.needed: dict[Where, set[float]] = {}  # kept as they are, whoever else reads them; and how often that one runs
-        self.hoisted: dict[int, int] = {}  # of sites, as they are read: how many times less often they are made than others
 
     def add(self, site: Site) -> int:
         site.stored = [0.0] * len(site.results)
@@ -57,8 +58,7 @@ class _Builder:
         copied = copies(site) and not site.step and site.ports[0].argument
         argument = around == Around() and (site.kind == "input" or copied)
         held = around.alive if kept else 0.0
-        hoisted = self.hoisted.get(where[0], 1)
-        return Port(*where, tensor, around.times, gradient, held, again=around.again, argument=argument, hoisted=hoisted)
+        return Port(*where, tensor, around.times, gradient, held, again=around.again, argument=argument, hoisted=site.hoisted)
 
     def top(self, graph: PCG) -> None:
         given = []
@@ -71,13 +71,13 @@ class _Builder:
             free = self.free(where, Around(), whole=True)
             self.outputs[id(graph), k] = (free,)
 
-    def free(self, where: Where, around: Around, step: str = "", whole: bool = False, tensor: Any = None) -> int:
-        """A place where the type of a value may be chosen."""
+    def free(
+        self, where: Where, around: Around, step: str = "", whole: bool = False, tensor: Any = None, of: Node | None = None
+    ) -> int:
+        """A place where the type of a value may be chosen. `of`: the node that has it, where that is in another graph."""
         port = self.port(where, around)
-        result = tensor or port.tensor
-        site = self.add(Site("free", None, [port], (result,), around, (port.gradient,), step=step, whole=whole))
-        self.hoisted[site] = port.hoisted
-        return site
+        result, less = tensor or port.tensor, port.hoisted if of is None else self.less.get(id(of), 1)
+        return self.add(Site("free", None, [port], (result,), around, (port.gradient,), step=step, whole=whole, hoisted=less))
 
     def keep(self) -> None:
         """Settles what is kept where. A free site passes a need on to what it is a copy of; only a carry is stacked there.
@@ -205,11 +205,11 @@ class _Builder:
         kept = residuals(node.body, flags, around.stacked)
         ports = [self.port(w, around, k) for w, k in zip(operands, kept.operands, strict=True)]
         again = not around.again and recomputable(node.body, kept)
-        hoisted = min((port.hoisted for port in ports), default=1)
+        less = self.less.get(id(node), 1)
         site = self.add(
-            Site("operator", node, ports, node.tensors, around, flows, inner=kept.inner, recomputable=again, hoisted=hoisted)
+            Site("operator", node, ports, node.tensors, around, flows, inner=kept.inner, recomputable=again, hoisted=less)
         )
-        self.of_node[id(node)], self.hoisted[site] = site, hoisted
+        self.of_node[id(node)] = site
         self.needed.update(((site, k), {around.times}) for k, flag in enumerate(kept.results) if flag)
         return [(site, k) for k in range(len(node.tensors))]
 
@@ -217,12 +217,10 @@ class _Builder:
         """Constants and carries have one type for all steps; of what is stacked, the steps are not partitioned."""
         assert node.inside is not None
         inside, c, k = node.inside, int(node.attributes["consts"]), int(node.attributes["carry"])
-        length = int(node.attributes["length"])
-        inner = around.scan(length)
+        inner = around.scan(int(node.attributes["length"]))
         given: list[Where] = []
         for p, (where, n) in enumerate(zip(operands, inside.inputs, strict=True)):
-            free = self.free(where, around, step="in" if p >= c + k else "", tensor=n.tensors[0])
-            self.hoisted[free] = length * self.hoisted[free] if p < c else 1
+            free = self.free(where, around, step="in" if p >= c + k else "", tensor=n.tensors[0], of=n)
             if c <= p < c + k:
                 self.sites[free].around = inner
             self.sites[free].flows = (self.flow(Value(n)),)
@@ -238,8 +236,8 @@ class _Builder:
                 self.outputs[id(inside), q] = (carry,)
                 found.append((carry, 0))
             else:
-                free = self.free(where, inner, step="out", tensor=node.tensors[q])
-                self.outputs[id(inside), q], self.hoisted[free] = (free,), 1
+                free = self.free(where, inner, step="out", tensor=node.tensors[q], of=node)
+                self.outputs[id(inside), q] = (free,)
                 found.append((free, 0))
         self.results[id(node)] = tuple(found)
         return found
@@ -286,8 +284,8 @@ class _Builder:
         """The site of what the stages of a pipeline, or its tail, find of an operand."""
         assert node.inside is not None
         n = node.inside.inputs[p]
-        free = self.of_node[id(n)] = self.free(where, around, step=step, tensor=n.tensors[0])
-        site, self.hoisted[free] = self.sites[free], 1
+        free = self.of_node[id(n)] = self.free(where, around, step=step, tensor=n.tensors[0], of=n)
+        site = self.sites[free]
         site.flows = (self.flow(Value(n)),)
         site.staged = Choice("staged", (outside_state(node, p),), (inside_state(node, p),), 0, 0.0)
         site.sends, site.returns = (around.times * times for times in sends(node, p, self.flow))
@@ -314,17 +312,16 @@ class _Builder:
         given, found = list[Where](), list[Where]()
         self.grouped(node)
         for p, (where, n) in enumerate(zip(operands, node.inside.inputs, strict=True)):
-            free = self.free(where, around, step="in" if p in branches.packed_of(node) else "", tensor=n.tensors[0])
-            self.hoisted[free] = 1
+            free = self.free(where, around, step="in" if p in branches.packed_of(node) else "", tensor=n.tensors[0], of=n)
             self.sites[free].flows = (self.flow(Value(n)),)
             self.sites[free].staged = Choice("replicated", (branches.outside_state(node, p),), (REPLICATED,), 0, 0.0)
             self.of_node[id(n)] = free
             self.operands[id(node), p] = (*self.operands.get((id(node), p), ()), free)
             given.append((free, 0))
         for q, where in enumerate(self.graph(node.inside, given, inner)):
-            free = self.free(where, around)
+            free = self.free(where, around, of=node)
             self.sites[free].staged = Choice("partial", (REPLICATED,), (PARTIAL,), 0, 0.0)
-            self.outputs[id(node.inside), q], self.hoisted[free] = (free,), 1
+            self.outputs[id(node.inside), q] = (free,)
             found.append((free, 0))
         for site in self.sites[first:]:
             site.along = branches.names_of(node)

@@ -93,7 +93,7 @@ class Site:
     returns: float = 0  # and its gradient
     whole: bool = False  # crosses the program's boundary: most major digits only, nothing partial
     mark: Node | None = None  # the node of `unity.constrain` whose value it is
-    hoisted: int = 1  # how many times less often than `times` it runs, forward (`pcg.hoisting`)
+    hoisted: int = 1  # how many times less often than others around its readers it is made, forward (`pcg.hoisting`)
 
     @property
     def end(self) -> int:
