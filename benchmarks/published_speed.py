@@ -84,7 +84,7 @@ def main() -> None:
     for which in ("optcnn", "flexflow"):
         show(f"{which}: seconds of a search", [row for row in rows if row["algorithm"] == which])
     if every:
-        record("published_speed", rows, targets=SLOWER, proposals_per_operator=TURNS, seconds_at_most=MOST)
+        record("published_speed", rows, targets=SLOWER, configured="layer", proposals_per_operator=TURNS, seconds_at_most=MOST)
 
 
 if __name__ == "__main__":

@@ -275,13 +275,15 @@ def test_vgg_as_the_paper_splits_it() -> None:
 def test_what_other_benchmarks_kept_is_on_the_page(tmp_path) -> None:
     assert beside(tmp_path) == []
     row = {"algorithm": "flexflow", "model": "nmt", "devices": 64, "published": 2190.0, "search": 900.0, "whole": False}
-    kept = {"date": "today", "targets": {"optcnn": 2, "flexflow": 1}, "proposals_per_operator": 10, "seconds_at_most": 120}
+    kept = {"date": "today", "targets": {"optcnn": 2, "flexflow": 1}, "configured": "layer"}
+    kept |= {"proposals_per_operator": 10, "seconds_at_most": 120}
     (tmp_path / "published_speed.json").write_text(json.dumps(kept | {"rows": [row | {"met": True}]}))
     small = {"model": "lenet5", "devices": 4, "space": "costs", "operators": 9, "optimal_ms": 1.0, "whole": True}
     small |= {"flexflow_ms": 1.5, "optcnn_ms": None}
     bounded = small | {"space": "mesh", "whole": False, "best_ms": 2.0, "flexflow_ms": 3.0}
     (tmp_path / "optimal.json").write_text(json.dumps({"date": "today", "most_nodes": 9, "rows": [small, bounded]}))
     speed, optimal, against = beside(tmp_path)
+    assert "every layer has 10 proposals" in speed.notes[0]
     assert speed.rows == (("flexflow", "nmt", "64", "2190", "900", "at the pace of the first seconds", "yes"),)
     assert optimal.rows[0][4:] == ("1", "yes", "1.5", "1.5", "", "")
     assert optimal.rows[1][4:8] == ("1 to 2", "between these", "3", "1.5 to 3")

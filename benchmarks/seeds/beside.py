@@ -36,9 +36,9 @@ def speed(kept: dict[str, Any]) -> Table:
     targets, date = kept["targets"], kept["date"]
     notes = (
         f"`python -m benchmarks.{SPEED}`, {date}. The target is {targets['optcnn']:g} times the published seconds for OptCNN, "
-        f"whose algorithm alone is counted, as in the paper, and {targets['flexflow']:g} for FlexFlow, of which every operator has "
-        f"{kept['proposals_per_operator']} proposals; how many the paper's searches made is not published. A chain is looked at "
-        f"for {kept['seconds_at_most']:g} s at most.",
+        f"whose algorithm alone is counted, as in the paper, and {targets['flexflow']:g} for FlexFlow, of which every "
+        f"{kept['configured']} has {kept['proposals_per_operator']} proposals; how many the paper's searches made is not "
+        f"published. A chain is looked at for {kept['seconds_at_most']:g} s at most.",
     )
     slow = [row for row in kept["rows"] if not row["met"] and "each_ms" in row]
     if slow:
