@@ -3,9 +3,10 @@
 `python -m benchmarks.profile`. Eight virtual CPU devices, which share the host's cores: run it where nothing else runs. Each
 model's operators are measured first, as `unity profile` does. Then strategies are drawn: points of the frontier; data parallelism,
 weights in pieces, weights in pieces and data whole; and random ones: the best where every operator's cost is drawn anew for each of
-its values, near the true one (good strategies) or far from it (anything). Sizes are such that a step takes tens of milliseconds:
-below that, what the host takes to begin and end it is most of what is measured. Programs are compiled as XLA does by default,
-and take turns.
+its values, near the true one (good strategies) or far from it (anything). No two are predicted to be within 3 % of each other: of
+closer ones, the measurements themselves do not give the same order twice. Sizes are such that a step takes tens of milliseconds:
+below that, what the host takes to begin and end it is most of what is measured. Programs are compiled as XLA does by default, and
+take turns.
 
 A step's time is without the call, which is the same for all: of a program that gives as many arrays and does nothing else. The C
 library is told to keep memory: it would give large arrays back, and every step would spend its time on getting them again.
@@ -15,8 +16,7 @@ library is told to keep memory: it would give large arrays back, and every step 
 of this process, for hosts that others use.
 
 How much of an order there is to be kept is said, too: *again* is the rank correlation of what half of the rounds measured with
-what the other half did; *apart* is Kendall of the pairs of strategies whose predicted times are more than 3 % apart, for a
-frontier's points may be nearer to each other than a measurement can tell.
+what the other half did.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations
 from statistics import median
 from typing import Any
 
@@ -65,11 +64,12 @@ from unity.search.published.baselines import usual
 from unity.search.session import Candidate
 
 KENDALL, ERROR, CHOSEN = 0.8, 0.25, 1.05  # targets
-APART = 1.03  # times as long as another strategy, and more
+APART = 1.03  # the least ratio of two predicted times
 STRATEGIES = 24
 CALL = "the call alone"
 TABLES = (100_000, 50_000, 10_000, 1_000)  # rows
 SPREADS = (1.0, 10.0, 100.0)  # of random costs
+TRIES = 20  # random strategies drawn at most, for each one wanted
 
 CASES: dict[str, Callable[[], Model]] = {
     "gpt block": lambda: gpt_block(256, 8, 64, 16),
@@ -90,8 +90,8 @@ class Strategy:
     plain: Prediction
 
 
-def strategies(plan: Plan, count: int) -> Iterator[tuple[str, Plan]]:
-    """So many different strategies of a plan's program: a third on the frontier, the usual ones, and the others random."""
+def candidates(plan: Plan, count: int) -> Iterator[tuple[str, Plan]]:
+    """Different strategies of a plan's program: some on the frontier, the usual ones, then random ones."""
     made, seen = plan._made, set()
 
     def fresh(candidate: Candidate) -> bool:
@@ -107,12 +107,24 @@ def strategies(plan: Plan, count: int) -> Iterator[tuple[str, Plan]]:
         found = usual(assembled, data, weights)
         if found is not None and fresh(candidate := made.search.candidate(assembled, found)):
             yield name, Plan(made, candidate)
-    rng, tries = np.random.default_rng(0), 0
-    while len(seen) < count and tries < 10 * count:
-        spread, tries = SPREADS[tries % len(SPREADS)], tries + 1
+    rng = np.random.default_rng(0)
+    for k in range(TRIES * count):
+        spread = SPREADS[k % len(SPREADS)]
         candidate = made.search.candidate(assembled, drawn(assembled, rng, spread))
         if fresh(candidate):
-            yield f"random {spread} {tries}", Plan(made, candidate)
+            yield f"random {spread} {k}", Plan(made, candidate)
+
+
+def strategies(plan: Plan, machine: Machine, count: int) -> list[Strategy]:
+    """So many of the candidates, in their order, whose predicted times are apart."""
+    differentiated, plain, found = plan._made.search.differentiated, machine.with_profile(None), []
+    for name, candidate in candidates(plan, count):
+        profiled = predict(candidate.pcg, machine, differentiated)
+        if all(max(profiled.time, s.profiled.time) > APART * min(profiled.time, s.profiled.time) for s in found):
+            found.append(Strategy(f"{len(found)} {name}", candidate, profiled, predict(candidate.pcg, plain, differentiated)))
+        if len(found) == count:
+            break
+    return found
 
 
 def drawn(assembled: Assembled, rng: np.random.Generator, spread: float) -> Point:
@@ -169,13 +181,8 @@ def case(name: str, count: int, rounds: int) -> tuple[dict[str, Any], list[dict[
     operators = sum(step.task is not None for step in profile(model.loss, args, {"search": "captured"}, devices, store))
     seconds = time.perf_counter() - started
     machine = Machine.local(devices).with_profile(store.profile(where(devices)))
-    plain = machine.with_profile(None)
     plan = unity.optimize(model.loss, *args, machine=machine, search="captured", progress=False)
-    differentiated = plan._made.search.differentiated
-    found = [
-        Strategy(f"{k} {what}", p, predict(p.pcg, machine, differentiated), predict(p.pcg, plain, differentiated))
-        for k, (what, p) in enumerate(strategies(plan, count))
-    ]
+    found = strategies(plan, machine, count)
     times = measured(model, found, rounds)
     rows = [
         {
@@ -195,7 +202,6 @@ def case(name: str, count: int, rounds: int) -> tuple[dict[str, Any], list[dict[
         figures |= {f"{which} {k}": v for k, v in compared(rows, f"{which} ms", "measured ms").items()}
         own = compared(rows, f"{which} ms", "own ms")
         figures |= {f"{which} own Kendall": own["Kendall"], f"{which} own chosen": own["chosen"]}
-        figures |= {f"{which} apart": apart(rows, f"{which} ms", "measured ms")}
     first, second = zip(*(t.halves for t in times.values()), strict=True)
     figures |= {"again": float(kendalltau(first, second).statistic)}  # pyright: ignore[reportAttributeAccessIssue]
     good = figures["profiled Kendall"] >= KENDALL and figures["profiled error"] <= ERROR and figures["profiled chosen"] <= CHOSEN
@@ -210,13 +216,6 @@ def compared(rows: list[dict[str, Any]], predicted: str, actual: str) -> dict[st
         "error": float(np.median(np.abs(p - m) / m)),
         "chosen": float(m[p.argmin()] / m.min()),
     }
-
-
-def apart(rows: list[dict[str, Any]], predicted: str, actual: str) -> float:
-    """Rank correlation of the pairs that are predicted to be apart."""
-    pairs = [sorted(pair, key=lambda row: row[predicted]) for pair in combinations(rows, 2)]
-    kept = [b[actual] > a[actual] for a, b in pairs if b[predicted] > APART * a[predicted]]
-    return 2 * sum(kept) / max(1, len(kept)) - 1
 
 
 KEEPING = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_TOP_PAD_": str(1 << 28)}

@@ -74,6 +74,8 @@ def unchanged(shape: Shape) -> Rearrangement:
 @lru_cache(maxsize=65536)
 def after(second: Rearrangement, first: Rearrangement) -> Rearrangement | None:
     """First one, then the other. None where they cut the elements at places of which neither divides the other."""
+    if 0 in first.sizes:
+        return _of_nothing(first.source, second.target)
     middle = tuple(first.sizes[p] for p in first.permutation)
     parts = _common(middle, second.sizes)
     if parts is None:
@@ -94,7 +96,7 @@ def after(second: Rearrangement, first: Rearrangement) -> Rearrangement | None:
 
 
 def _common(a: Shape, b: Shape) -> tuple[list[list[int]], list[list[int]]] | None:
-    """The coarsest sizes of which the dimensions of both shapes are made, grouped by dimension of each."""
+    """The coarsest sizes of which the dimensions of both shapes are made, grouped by dimension of each. Sizes are positive."""
     left: list[list[int]] = [[] for _ in a]
     right: list[list[int]] = [[] for _ in b]
     i, j = len(a) - 1, len(b) - 1
@@ -117,6 +119,8 @@ def _common(a: Shape, b: Shape) -> tuple[list[list[int]], list[list[int]]] | Non
 
 def _canonical(source: Shape, sizes: Shape, permutation: tuple[int, ...], target: Shape) -> Rearrangement:
     """Without dimensions of size one, neighbours that stay neighbours joined."""
+    if 0 in sizes:
+        return _of_nothing(source, target)
     runs: list[list[int]] = []
     kept = [p for p in permutation if sizes[p] != 1]
     rank = {p: k for k, p in enumerate(sorted(kept))}
@@ -133,6 +137,11 @@ def _canonical(source: Shape, sizes: Shape, permutation: tuple[int, ...], target
     )
 
 
+def _of_nothing(source: Shape, target: Shape) -> Rearrangement:
+    """Of a tensor without elements: between two shapes all do the same."""
+    return Rearrangement(source, (0,), (0,), target)
+
+
 @dataclass(frozen=True)
 class _Atoms:
     """A rearrangement cut so finely that every part is of one dimension of the source and of one of the target.
@@ -147,7 +156,10 @@ class _Atoms:
 
 @lru_cache(maxsize=65536)
 def _atoms(view: Rearrangement) -> _Atoms | None:
-    """None where dimensions of the source and of the target are cut at places of which neither divides the other."""
+    """None where dimensions of the source and of the target are cut at places of which neither divides the other, or there are no
+    elements."""
+    if 0 in view.sizes:
+        return None
     turned = tuple(view.sizes[p] for p in view.permutation)
     before, after = _common(view.sizes, view.source), _common(turned, view.target)
     if before is None or after is None:

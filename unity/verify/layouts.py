@@ -26,7 +26,7 @@ def well_formed(view: Rearrangement) -> bool:
     """Whether its parts fit together as those made here do. One that was read from a file need not be a rearrangement at all."""
     numbers = (*view.source, *view.sizes, *view.target)
     return (
-        all(n > 0 for n in numbers)
+        all(n >= 0 for n in numbers)
         and prod(view.source) == prod(view.sizes) == prod(view.target)
         and sorted(view.permutation) == list(range(len(view.sizes)))
         and boxed(view.source, view.sizes, view.permutation, view.target) == view
@@ -53,7 +53,10 @@ def beside(views: tuple[Rearrangement, ...]) -> Rearrangement:
 
 @lru_cache(maxsize=65536)
 def parts(view: Rearrangement) -> tuple[tuple[Part, ...], ...] | None:
-    """Of which parts of the source every dimension of the target is made, in their order. None where one is cut unevenly."""
+    """Of which parts of the source every dimension of the target is made, in their order. None where one is cut unevenly, or there
+    are no elements."""
+    if 0 in view.sizes:
+        return None
     rest: list[Part] = [(view.sizes[p], (p,)) for p in reversed(view.permutation)]
     found: list[tuple[Part, ...]] = []
     for n in view.target:
