@@ -55,6 +55,16 @@ def turned(x, y, a, b):
     return jnp.swapaxes(x, 0, 1) @ a + jnp.swapaxes(x @ b, 0, 1) * 3 - y
 
 
+def scanned(x, a, b):
+    """Some of its tensors have no elements."""
+
+    def composed(f, g):
+        return f[0] * g[0], g[0] * f[1] + g[1]
+
+    y = x @ a
+    return lax.associative_scan(composed, (jnp.tanh(y), y @ b))[1]
+
+
 PROGRAMS = {
     attention: [(2, 8, 16), *[(16, 4, 4)] * 3],
     two_products: [(2, 8, 16), (16, 16), (16, 16), (16, 5)],
@@ -67,6 +77,7 @@ PROGRAMS = {
     both_biased: [(4, 4), (4, 4), (4,)],
     sums: [(4, 6, 2), (4, 6, 2), ()],
     turned: [(2, 4, 6), (4, 2, 6), (6, 6), (6, 6)],
+    scanned: [(2, 4), (4, 3), (3, 3)],
 }
 
 

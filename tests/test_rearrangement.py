@@ -17,6 +17,8 @@ def numbers(shape):
 @st.composite
 def factorized(draw, n):
     """A shape of n elements."""
+    if n == 0:
+        return draw(EMPTY)
     shape = []
     while n > 1:
         divisor = draw(st.sampled_from([d for d in range(1, n + 1) if n % d == 0]))
@@ -44,6 +46,9 @@ def chains(draw, shape):
 
 
 SHAPES = st.lists(st.sampled_from([1, 2, 3, 4]), min_size=0, max_size=4).map(tuple)
+
+
+EMPTY = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple).filter(lambda shape: 0 in shape)
 
 
 @given(st.data(), SHAPES)
@@ -90,6 +95,16 @@ def test_a_kept_dimension_can_have_another_size(data, shape, n):
         place = kept(view, d)
         np.testing.assert_array_equal(np.asarray(resized(view, d, n)(jnp.asarray(few))), np.take(x, [0] * n, place))
         assert n == 1 or resized(resized(view, d, n), d, shape[d]) == view
+
+
+@given(st.data(), EMPTY)
+def test_without_elements_all_do_the_same(data, shape):
+    view, x = data.draw(chains(shape))
+    assert x is not None
+    assert view == reshaped(shape, x.shape)
+    assert view(jnp.zeros(shape)).shape == x.shape
+    assert dimensions(view) is None
+    assert all(kept(view, d) is None for d in range(len(shape)))
 
 
 def test_what_cuts_badly_has_no_rearrangement():

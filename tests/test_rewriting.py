@@ -73,6 +73,16 @@ def many_parts(x, y, z):
     return jnp.concatenate([jnp.exp(c), jnp.exp(b), jnp.exp(a), x], -1)[:, 1:][:, :5], a, b
 
 
+def scanned(x, a, b):
+    """Some of its tensors have no elements."""
+
+    def composed(f, g):
+        return f[0] * g[0], g[0] * f[1] + g[1]
+
+    y = x @ a
+    return jax.lax.associative_scan(composed, (jnp.tanh(y), y @ b))[1]
+
+
 F, I = np.float64, np.int32  # noqa: E741
 PROGRAMS = {
     attention: [(2, 4, 6), (6, 2, 3), (6, 2, 3), (6, 2, 3), (2, 3, 6)],
@@ -86,6 +96,7 @@ PROGRAMS = {
     many_parts: [(2, 2), (2, 1), (2, 3)],
     tables: [(5, 3), (5, 3), (4,), (4,)],
     batches: [(2, 3, 3), (2, 3, 3), (2, 3, 3), (2, 3, 3)],
+    scanned: [(2, 4), (4, 3), (3, 3)],
 }
 EACH = pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
 
