@@ -672,3 +672,11 @@ case(
     n(2, 2, 3),
     n(2, 2, 3),
 )
+
+
+def falling(x):
+    return lax.while_loop(lambda c: c[1] < 3, lambda c: (0.5 * c[0] + jnp.sum(x), c[1] + 1), (0.0, 0))[0]
+
+
+case("while, of a number that begins with zero", lambda x: falling(lax.stop_gradient(x)), n(4, 6))
+case("scan, of a number that begins with zero", lambda x: lax.scan(lambda s, x: (0.5 * s + jnp.sum(x), x), 0.0, x), n(4, 6))

@@ -178,6 +178,15 @@ def test_of_stacks_that_start_as_one_zero_all_but_one_are_copies() -> None:
 # Memory
 
 
+def test_keys_that_a_scan_stacks_are_there() -> None:
+    def split(key: Any) -> Any:
+        return lax.scan(lambda k, _: (jax.random.split(k)[0], k), key, None, 5)
+
+    found = program(split, jax.eval_shape(jax.random.key, 0))
+    (loop,) = (o for o in found.ops if o.kind == "while")
+    assert [found.tensors[v].nbytes for v in loop.results] == [8, 40]
+
+
 spans = st.tuples(st.integers(1, 40), st.integers(0, 20), st.integers(0, 8))
 
 

@@ -22,7 +22,7 @@ from unity.pcg.factors import Halo
 from unity.pcg.layout import Layout, Placed
 from unity.pcg.placing import Placing, placing
 from unity.pcg.scans import constants_and_carry
-from unity.pcg.solve import branches, nested_body, spec_of, vjp_solutions
+from unity.pcg.solve import Solution, branches, nested_body, spec_of, vjp_solutions
 from unity.pcg.state import REPLICATED, UNUSED, State, Type
 from unity.pcg.table import TABLE
 
@@ -42,14 +42,27 @@ class Walk:
         self.env: dict[int, Any] = {}
         self.whole: dict[int, Any] = {}  # reduced variables before they were made to vary again
 
-    def type_of(self, atom: Atom, seen: bool) -> Type:
-        if isinstance(atom, Literal):
-            return tuple(UNUSED if s is None else REPLICATED for s in self.placing)
-        return tuple(UNUSED if s is None else (s.seen(atom) if seen else s.states.get(atom, REPLICATED)) for s in self.placing)
+    def operand(self, number: int, position: int) -> Placed:
+        """An operand of an equation, by its number, as that finds it."""
+        atom = self.body.equations[number].operands[position]
+        return self.placed(atom, tuple(self.found(s, number, position) for s in self.placing))
 
-    def placed(self, atom: Atom, seen: bool) -> Placed:
+    def found(self, solution: Solution | None, number: int, position: int) -> State:
+        """The state of an operand along one axis: a variable that was reduced is whole, and zero may stand in a sum."""
+        atom = self.body.equations[number].operands[position]
+        if solution is None:
+            return UNUSED
+        if isinstance(atom, int):
+            return solution.seen(atom)
+        return solution.matches[number].operands[position] if solution.matches else REPLICATED
+
+    def result(self, variable: int) -> Placed:
+        """A variable as its equation makes it."""
+        return self.placed(variable, tuple(UNUSED if s is None else s.states.get(variable, REPLICATED) for s in self.placing))
+
+    def placed(self, atom: Atom, type_: Type) -> Placed:
         tensor = self.body.tensor(atom)
-        return Placed(tensor.shape, tensor.dtype, self.type_of(atom, seen), self.axes)
+        return Placed(tensor.shape, tensor.dtype, type_, self.axes)
 
     def read(self, atom: Atom) -> Any:
         if isinstance(atom, int):
@@ -58,8 +71,8 @@ class Walk:
 
     def run(self, operands: Sequence[Any]) -> list:
         self.env.update(zip(self.body.inputs, operands, strict=True))
-        for equation in self.body.equations:
-            results = self.equation(equation)
+        for number, equation in enumerate(self.body.equations):
+            results = self.equation(number)
             for v, x in zip(equation.results, results, strict=True):
                 self.env[v] = self.reduce(v, x)
         return [self.whole.get(a, self.read(a)) if isinstance(a, int) else self.read(a) for a in self.body.outputs]
@@ -76,13 +89,15 @@ class Walk:
             x = vary(x, names)
         return x
 
-    def equation(self, equation: Equation) -> list:
+    def equation(self, number: int) -> list:
+        """The results of an equation."""
+        equation = self.body.equations[number]
         operands = aligned([self.read(a) for a in equation.operands])
         layout = Layout(
             equation.primitive,
             equation.params,
-            tuple(self.placed(a, True) for a in equation.operands),
-            tuple(self.placed(v, False) for v in equation.results),
+            tuple(self.operand(number, position) for position in range(len(equation.operands))),
+            tuple(map(self.result, equation.results)),
         )
         nested = NESTED.get(equation.name)
         entry = TABLE.get(equation.name)

@@ -35,7 +35,7 @@ def scan(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> V
         row = step.bitcast(v, tensor_type((1, *one.shape), one.dtype), origin)
         written.append(step.emit("dynamic-update-slice", (stack, row, counter), (step.tensors[stack],), (), origin)[0])
     body = step.program([counter, *state, *stacks], [*out[:k], *written])
-    zeros = [b.emit("broadcast", (b.constant(np.zeros((), t.dtype)),), (t,), (), origin)[0] for t in tensors[k:]]
+    zeros = [b.zeros(t, origin) for t in tensors[k:]]
     if b.after is not None and zeros:
         _, *zeros = _together(b, [b.after, *zeros], origin)
     return list(b.emit("while", (*operands, *zeros), tensors, (c, k, len(operands) - c - k, length), origin, body))

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
@@ -76,6 +78,12 @@ class Lowering(Builder):
             text = repr(np.asarray(value).item())
             return self.emit("constant", (), (tensor_of(np.asarray(value)),), (text,))[0]
         return self.emit("constant", (), (tensor_of(value),), (id(value),))[0]
+
+    def zeros(self, tensor: Tensor, origin: Origin) -> int:
+        """An array of zeros; of keys, which numpy has no zero of, too."""
+        dtype = np.uint32 if jnp.issubdtype(tensor.dtype, jax.dtypes.extended) else tensor.dtype
+        zero = self.emit("constant", (), (tensor_type((), tensor.dtype),), (repr(np.zeros((), dtype).item()),))[0]
+        return self.emit("broadcast", (zero,), (tensor,), (), origin)[0]
 
     def run(self, jaxpr: core.Jaxpr, arguments: Sequence[int], constants: Sequence[int], origin: Origin) -> Values:
         """The results of a jaxpr on values."""

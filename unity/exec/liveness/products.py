@@ -80,6 +80,6 @@ def select_and_scatter(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin
     _, *found = b.emit("reduce-window", (operand, *iotas), (made, *[index] * rank), (window,), origin)
     rows = [b.bitcast(v, tensor_type((prod(made.shape), 1), INT), origin) for v in found]
     table = b.emit("concatenate", rows, (tensor_type((prod(made.shape), rank), INT),), (1,), origin)[0]
-    zeros = b.emit("broadcast", (b.constant(np.zeros((), tensor.dtype)),), (tensor_type(shape, tensor.dtype),), (), origin)[0]
+    zeros = b.zeros(tensor_type(shape, tensor.dtype), origin)
     out = b.emit("scatter", (zeros, table, source), (tensor_type(shape, tensor.dtype),), (), origin)[0]
     return [out] if shape == tensor.shape else list(b.emit("slice", (out,), (tensor,), (str(padding),), origin))
