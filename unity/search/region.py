@@ -330,8 +330,8 @@ class Region:
         kept += [replace(h, nbytes=length * h.nbytes) for h in inside.kept]
         self.steps += length * inside.steps
         self.momentary += inside.momentary
-        whole = node.kind == PIPELINE and schedule_of(node).slots == 1  # of a stage's only step the slice is all that it has
-        slices = 0.0 if whole else sum(inside.local(Value(n)) for n in inside.graph.inputs[carried.stop :])
+        single = node.kind == PIPELINE and schedule_of(node).slots == 1  # of a stage's only step the slice is all that it has
+        slices = 0.0 if single else sum(inside.local(Value(n)) for n in inside.graph.inputs[carried.stop :])
         moment = [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, slices)]
         moment += self.between_ticks(node) if node.kind == PIPELINE else []
         self.own[id(node)] = sum(h.nbytes for h in moment)
