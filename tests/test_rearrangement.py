@@ -46,8 +46,6 @@ def chains(draw, shape):
 
 
 SHAPES = st.lists(st.sampled_from([1, 2, 3, 4]), min_size=0, max_size=4).map(tuple)
-
-
 EMPTY = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple).filter(lambda shape: 0 in shape)
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from derivation_cases import scanned
 
 from unity.pcg.body import Body, program_of, used
 from unity.pcg.errors import RuleError
@@ -71,16 +72,6 @@ def batches(x, y, z, w):
 def many_parts(x, y, z):
     a, b, c = jnp.split(jnp.concatenate([x, y, z], -1), [2, 3], axis=-1)
     return jnp.concatenate([jnp.exp(c), jnp.exp(b), jnp.exp(a), x], -1)[:, 1:][:, :5], a, b
-
-
-def scanned(x, a, b):
-    """Some of its tensors have no elements."""
-
-    def composed(f, g):
-        return f[0] * g[0], g[0] * f[1] + g[1]
-
-    y = x @ a
-    return jax.lax.associative_scan(composed, (jnp.tanh(y), y @ b))[1]
 
 
 F, I = np.float64, np.int32  # noqa: E741

@@ -43,18 +43,17 @@ class Walk:
         self.whole: dict[int, Any] = {}  # reduced variables before they were made to vary again
 
     def operand(self, number: int, position: int) -> Placed:
-        """An operand of an equation, by its number, as that finds it."""
+        """An operand of an equation, as that finds it: a variable that was reduced is whole, and zero may stand in a sum."""
         atom = self.body.equations[number].operands[position]
-        return self.placed(atom, tuple(self.found(s, number, position) for s in self.placing))
 
-    def found(self, solution: Solution | None, number: int, position: int) -> State:
-        """The state of an operand along one axis: a variable that was reduced is whole, and zero may stand in a sum."""
-        atom = self.body.equations[number].operands[position]
-        if solution is None:
-            return UNUSED
-        if isinstance(atom, int):
-            return solution.seen(atom)
-        return solution.matches[number].operands[position] if solution.matches else REPLICATED
+        def state(s: Solution | None) -> State:
+            if s is None:
+                return UNUSED
+            if isinstance(atom, int):
+                return s.seen(atom)
+            return s.matches[number].operands[position] if s.matches else REPLICATED
+
+        return self.placed(atom, tuple(map(state, self.placing)))
 
     def result(self, variable: int) -> Placed:
         """A variable as its equation makes it."""
