@@ -74,11 +74,12 @@ class _Numbered(Walk):
         super().__init__(body, (), ())
         self.numbers = numbers
 
-    def equation(self, equation: Equation) -> list:
+    def equation(self, number: int) -> list:
+        equation = self.body.equations[number]
         if by_sample(self.body, equation, self.numbers.size):
             return [bits(self.read(equation.operands[0]), equation.params["bit_width"], equation.params["shape"], self.numbers)]
         if equation.name not in REMATERIALIZED:
-            return super().equation(equation)
+            return super().equation(number)
         inner, params = nested_body(equation), equation.params
         run = jax.checkpoint(
             lambda numbers, *operands: _Numbered(inner, numbers).run(operands),
