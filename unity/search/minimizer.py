@@ -21,7 +21,7 @@ TINY = (1e-8, 1e-11)
 # Two sums of the same terms differ by less than this, relatively.
 ROUNDING = 1e-12
 # Sums that an elimination must look at before bounds are worth their passes: at all, and for each entry of the tables.
-LARGE, PER_ENTRY = 500_000_000, 40
+LARGE, PER_ENTRY = 100_000_000, 40
 # Passes over the graph between two guesses, guesses at most, and values of each variable that a guess looks at.
 PASSES, GUESSES, VALUES = 3, 16, 6
 # The share of the gap between bound and guess that is left where further passes are hardly worth their time.
