@@ -22,7 +22,7 @@ class Entry:
 
     rule: Rule
     axioms: tuple[str, ...] = ()
-    work: int = 0  # of the first-order proof, in Z3's own count: the same on every machine, unlike seconds
+    work: int = 0  # of the first-order proof, in Z3's own count: with one version the same on every machine, unlike seconds
     instances: int = 0  # executed symbolically
     found: Mapping[str, Any] = field(default_factory=dict)
     status: str = "proved"

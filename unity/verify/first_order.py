@@ -21,7 +21,7 @@ from unity.substitutions.vocabulary import VOCABULARY, WORDS
 
 # Axioms whose sides may differ in their seams. Values are equal, but what `split` gives of them need not be.
 LOSE_SEAMS = frozenset({"matmul-by-identity", "conv-by-identity"})
-STEPS = 100_000  # Z3's own count of work: the same on every machine
+STEPS = 100_000  # Z3's own count of work: the same on every machine with the same Z3
 MILLISECONDS, MEGABYTES = 5_000, 1_500
 
 
@@ -32,7 +32,7 @@ class Proof:
     status: str
     axioms: tuple[str, ...] = ()
     seconds: float = 0.0
-    work: int = 0  # in Z3's own count, the same on every machine
+    work: int = 0  # in Z3's own count, the same on every machine with the same Z3
 
 
 class Logic:
