@@ -4,9 +4,9 @@
 model's operators are measured first, as `unity profile` does. Then strategies are drawn: points of the frontier; data parallelism,
 weights in pieces, weights in pieces and data whole; and random ones: the best where every operator's cost is drawn anew for each of
 its values, near the true one (good strategies) or far from it (anything). No two are predicted to be within 3 % of each other: of
-closer ones, the measurements themselves do not give the same order twice. Sizes are such that a step takes tens of milliseconds:
-below that, what the host takes to begin and end it is most of what is measured. Programs are compiled as XLA does by default, and
-take turns.
+closer ones, the measurements themselves often do not give the same order twice. Sizes are such that a step takes tens of
+milliseconds: below that, what the host takes to begin and end it is most of what is measured. Programs are compiled as XLA does by
+default, and take turns.
 
 A step's time is without the call, which is the same for all: of a program that gives as many arrays and does nothing else. The C
 library is told to keep memory: it would give large arrays back, and every step would spend its time on getting them again.

@@ -8,8 +8,8 @@ from hypothesis import settings
 
 DEVICES = "--xla_force_host_platform_device_count=8"
 
-# Most of what tests do is compiling, and a third of that is LLVM's optimizing. The passes over HLO, which decide what is held and
-# sent, are the same without.
+# LLVM's optimizing is a third of the time of tests that compile (of the LSTM's programs 19.4 CPU seconds, 13.3 without). The passes
+# over HLO, which decide what is held and sent, are the same without.
 COMPILER = "--xla_backend_optimization_level=0"
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES} {COMPILER}".strip()
