@@ -131,6 +131,24 @@ def test_a_repeated_layer_is_one_segment_many_times():
     assert len({p.key for p in parts}) <= 4 < len(parts)
 
 
+def normalized(params, averages, x):
+    """Dense layers with batch norm, whose running averages come out beside the loss."""
+    new = []
+    for p, average in zip(params, averages, strict=True):
+        y = x @ p
+        mean, variance = jnp.mean(y, 0), jnp.var(y, 0)
+        new.append((0.9 * average[0] + 0.1 * mean, 0.9 * average[1] + 0.1 * variance))
+        x = jax.nn.relu((y - mean) * jax.lax.rsqrt(variance + 1e-3))
+    return jnp.mean(x**2), new
+
+
+def test_results_that_nothing_reads_do_not_keep_layers_together():
+    captured, body = flat(normalized, ([f(16, 16)] * 40, [(f(16), f(16))] * 40, f(512, 16)))
+    parts = segments(body, captured.differentiated)
+    assert len({p.key for p in parts}) <= 4 < len(parts)
+    assert content_key(tidy(joined(body, parts, {}))) == content_key(body)
+
+
 def prices():
     return Prices(MACHINE, Training())
 

@@ -1,8 +1,8 @@
 """Level 1: a program as a chain of segments, cut where little crosses (Unity, section 5.3). Equal segments are one problem.
 
-A cut is a place in the program's order. What crosses it is every value made before and used after, arguments and constants left
+A cut is a place in the program's order. What crosses it is every value made before and read after, arguments and constants left
 out. Where a residual stream is the only thing that crosses, that is its post-dominator; what lives long, as a mask does, crosses
-everywhere and so counts nowhere.
+everywhere and so counts nowhere; and a result that nothing reads, as a batch norm's new averages, crosses nothing.
 """
 
 from __future__ import annotations
@@ -85,11 +85,10 @@ def _crossing(body: Body, kept: Sequence[int]) -> list[int]:
     """How many values cross each place."""
     place = {i: k for k, i in enumerate(kept)}
     changes = [0] * (len(kept) + 2)
-    last = _last_uses(body)
+    last = _last_reads(body)
     for i in kept:
         for v in body.equations[i].results:
-            end = last.get(v, -1)
-            until = len(kept) if end >= len(body.equations) else place.get(end, -1)
+            until = place.get(last.get(v, -1), -1)
             if until > place[i]:
                 changes[place[i] + 1] += 1
                 changes[until + 1] -= 1
@@ -102,9 +101,12 @@ def _crossing(body: Body, kept: Sequence[int]) -> list[int]:
 
 def _last_uses(body: Body) -> Mapping[int, int]:
     """The last equation that reads each variable; the number of equations for what is a result."""
-    last = {a: i for i, e in enumerate(body.equations) for a in e.operands if isinstance(a, int)}
-    last.update((a, len(body.equations)) for a in body.outputs if isinstance(a, int))
-    return last
+    return _last_reads(body) | {a: len(body.equations) for a in body.outputs if isinstance(a, int)}
+
+
+def _last_reads(body: Body) -> dict[int, int]:
+    """The last equation that reads each variable."""
+    return {a: i for i, e in enumerate(body.equations) for a in e.operands if isinstance(a, int)}
 
 
 def flows(body: Body, differentiated: Collection[int]) -> set[int]:
