@@ -22,7 +22,7 @@ from unity.search.cost import Training
 from unity.search.joint import Budget, improvements
 from unity.search.machine import Machine
 from unity.search.pricing import Prices
-from unity.search.segments import joined, segments
+from unity.search.segments import LONG, joined, segments
 from unity.substitutions.axioms import default_library
 from unity.substitutions.derivation import Derivation
 from unity.substitutions.library import Library
@@ -146,6 +146,44 @@ def test_results_that_nothing_reads_do_not_keep_layers_together():
     captured, body = flat(normalized, ([f(16, 16)] * 40, [(f(16), f(16))] * 40, f(512, 16)))
     parts = segments(body, captured.differentiated)
     assert len({p.key for p in parts}) <= 4 < len(parts)
+    assert content_key(tidy(joined(body, parts, {}))) == content_key(body)
+
+
+def dropped(params, keys, x):
+    """Layers that differ in nothing but the random key of each; `keys` are those of every sample."""
+    for k, p in enumerate(params):
+        kept = jax.vmap(lambda key, layer=k: jax.random.bernoulli(jax.random.fold_in(key, layer), 0.9, (16,)))(keys)
+        y = jnp.where(kept, jnp.tanh(x @ p), 0.0) / 0.9
+        x = x + y * jax.lax.rsqrt(jnp.mean(y**2, -1, keepdims=True) + 1e-6)
+    return jnp.mean(x**2)
+
+
+def test_layers_that_differ_in_their_keys_are_one_segment():
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 512))
+    captured, body = flat(dropped, ([f(16, 16)] * 40, keys, f(512, 16)))
+    parts = segments(body, captured.differentiated)
+    assert len({p.key for p in parts}) <= 4 < len(parts)
+    assert content_key(tidy(joined(body, parts, {}))) == content_key(body)
+
+
+def tabled(params, tables, x):
+    """Layers that all read the same computed tables, and after them some that do not."""
+    tables = [jnp.exp(table) for table in tables]
+    for p in params:
+        y = jnp.tanh(x @ p)
+        for table in tables:
+            y = jnp.sin(y * table)
+        x = x + y
+    for p in params:
+        x = jnp.tanh(x @ p)
+    return jnp.mean(x**2)
+
+
+def test_tables_that_every_layer_reads_do_not_keep_layers_together():
+    captured, body = flat(tabled, ([f(16, 16)] * 40, [f(512, 16)] * 5, f(512, 16)))
+    parts = segments(body, captured.differentiated)
+    assert len({p.key for p in parts}) <= 6 < len(parts)
+    assert max(len(p.body.equations) for p in parts) <= LONG
     assert content_key(tidy(joined(body, parts, {}))) == content_key(body)
 
 

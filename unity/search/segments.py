@@ -3,6 +3,8 @@
 A cut is a place in the program's order. What crosses it is every value made before and read after, arguments and constants left
 out. Where a residual stream is the only thing that crosses, that is its post-dominator; what lives long, as a mask does, crosses
 everywhere and so counts nowhere; and a result that nothing reads, as a batch norm's new averages, crosses nothing.
+
+What makes random keys is in no segment, as constants are not: so layers are equal that differ only in their keys.
 """
 
 from __future__ import annotations
@@ -12,13 +14,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from unity.pcg.body import Atom, Body, Equation, Literal, extract
+import jax
+import jax.numpy as jnp
+
+from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, extract
+from unity.pcg.merging import TINY
 from unity.pcg.uses import constants
 from unity.substitutions.rewriting import content_key
 
 LEAST = 24  # equations in a segment
 AROUND = 6  # equations on each side by which places are told apart
-MOST = 3  # values that may cross, where there are better places at all
+MOST = 3  # values that may cross anywhere
+LONG = 4 * LEAST  # equations in a segment that is cut even where more values cross
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,16 +46,34 @@ class Segment:
 def segments(body: Body, differentiated: Collection[int], least: int = LEAST) -> tuple[Segment, ...]:
     """The segments of a program, in order. `differentiated`: inputs by number whose gradients are wanted."""
     constant = constants(body)
-    kept = [i for i, e in enumerate(body.equations) if not (e.results and e.results[0] in constant)]
+    left_out = shared(body, constant)
+    kept = [i for i in range(len(body.equations)) if i not in left_out]
     flowing, last = flows(body, differentiated), _last_uses(body)
     ends = [0, *cuts(body, kept, least), len(kept)]
     return tuple(part(body, kept[start:end], constant, flowing, last) for start, end in itertools.pairwise(ends) if start < end)
 
 
+def shared(body: Body, constant: Mapping[int, int]) -> frozenset[int]:
+    """Equations that are in no segment: of constants, and those that make random keys and few integers of nothing else."""
+    known = {*constant, *(v for v in body.inputs if _seeds(body.tensors[v]))}
+    found: set[int] = set()
+    for i, e in enumerate(body.equations):
+        if e.results and e.results[0] in constant:
+            found.add(i)
+        elif all(_seeds(body.tensors[v]) for v in e.results) and all(a in known for a in e.operands if isinstance(a, int)):
+            found.add(i)
+            known.update(e.results)
+    return frozenset(found)
+
+
+def _seeds(tensor: Tensor) -> bool:
+    return jnp.issubdtype(tensor.dtype, jax.dtypes.prng_key) or (not tensor.floating and tensor.nbytes <= TINY)
+
+
 def part(
     body: Body, chosen: Sequence[int], constant: Mapping[int, int], flowing: Collection[int], last: Mapping[int, int] | None = None
 ) -> Segment:
-    """Consecutive equations (constants' left out) as a segment. `flowing`: see `flows`; `last`: see `_last_uses`."""
+    """Consecutive equations (`shared` ones left out) as a segment. `flowing`: see `flows`; `last`: see `_last_uses`."""
     last = _last_uses(body) if last is None else last
     made = [v for i in chosen for v in body.equations[i].results]
     outputs = tuple(v for v in made if last.get(v, -1) > chosen[-1])
@@ -65,7 +90,8 @@ def places(crossing: Sequence[int], signatures: Sequence[str], least: int) -> li
     """Places in a row of operators where few values cross, no two nearer than `least`.
 
     Places that look alike (the same operators around them) are taken together, so that a repeated layer is cut at one place
-    every time: first those where the fewest values cross, of these the most frequent.
+    every time: first those where the fewest values cross, of these the most frequent. Where more than a few cross everywhere
+    (tables, masks), only what would be long otherwise is cut.
     """
     alike: dict[tuple, list[int]] = {}
     for p in range(least, len(signatures) - least + 1):
@@ -73,8 +99,12 @@ def places(crossing: Sequence[int], signatures: Sequence[str], least: int) -> li
         alike.setdefault((crossing[p], around), []).append(p)
     found: list[int] = []
     for (count, _), same in sorted(alike.items(), key=lambda item: (item[0][0], -len(item[1]), item[1])):
-        if count > MOST and found:
-            break
+        if count > MOST:
+            ends = [0, *sorted(found), len(signatures)]
+            too_long = [(a, b) for a, b in itertools.pairwise(ends) if b - a > LONG]
+            if not too_long:
+                break
+            same = [p for p in same if any(a < p < b for a, b in too_long)]
         for p in same:
             if all(abs(p - q) >= least for q in found):
                 found.append(p)
@@ -124,7 +154,7 @@ def joined(body: Body, parts: Sequence[Segment], changed: Mapping[str, Body]) ->
     tensors = dict(body.tensors)
     number = max(tensors, default=-1) + 1
     names: dict[int, Atom] = {}
-    equations: list[Equation] = [e for e in body.equations if e.results and e.results[0] in constant]
+    equations: list[Equation] = [body.equations[i] for i in sorted(shared(body, constant))]
     for part in parts:
         new = changed.get(part.key, part.body)
         local: dict[int, Atom] = {v: names.get(w, w) for v, w in zip(new.inputs, part.inputs, strict=True)}
