@@ -24,8 +24,9 @@ from unity.substitutions.rewriting import content_key
 
 LEAST = 24  # equations in a segment
 AROUND = 6  # equations on each side by which places are told apart
-MOST = 3  # values that may cross anywhere
-LONG = 4 * LEAST  # equations in a segment that is cut even where more values cross
+MOST = 3  # values that may cross, where there are better places at all
+KEY = 16  # bytes of the largest key, where it is an array of integers
+LONG = 8 * LEAST  # equations in a segment that is cut where more values cross
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,20 +55,20 @@ def segments(body: Body, differentiated: Collection[int], least: int = LEAST) ->
 
 
 def shared(body: Body, constant: Mapping[int, int]) -> frozenset[int]:
-    """Equations that are in no segment: of constants, and those that make random keys and few integers of nothing else."""
-    known = {*constant, *(v for v in body.inputs if _seeds(body.tensors[v]))}
+    """Equations that are in no segment: of constants, and those that make keys and few integers of nothing but keys."""
+    known = {*constant, *(v for v in body.inputs if _seeds(body.tensors[v], KEY))}
     found: set[int] = set()
     for i, e in enumerate(body.equations):
         if e.results and e.results[0] in constant:
             found.add(i)
-        elif all(_seeds(body.tensors[v]) for v in e.results) and all(a in known for a in e.operands if isinstance(a, int)):
+        elif all(_seeds(body.tensors[v], TINY) for v in e.results) and all(a in known for a in e.operands if isinstance(a, int)):
             found.add(i)
             known.update(e.results)
     return frozenset(found)
 
 
-def _seeds(tensor: Tensor) -> bool:
-    return jnp.issubdtype(tensor.dtype, jax.dtypes.prng_key) or (not tensor.floating and tensor.nbytes <= TINY)
+def _seeds(tensor: Tensor, most: int) -> bool:
+    return jnp.issubdtype(tensor.dtype, jax.dtypes.prng_key) or (not tensor.floating and tensor.nbytes <= most)
 
 
 def part(
@@ -99,7 +100,7 @@ def places(crossing: Sequence[int], signatures: Sequence[str], least: int) -> li
         alike.setdefault((crossing[p], around), []).append(p)
     found: list[int] = []
     for (count, _), same in sorted(alike.items(), key=lambda item: (item[0][0], -len(item[1]), item[1])):
-        if count > MOST:
+        if count > MOST and found:
             ends = [0, *sorted(found), len(signatures)]
             too_long = [(a, b) for a, b in itertools.pairwise(ends) if b - a > LONG]
             if not too_long:
