@@ -27,15 +27,16 @@ from unity.pcg.repetition import repeated
 
 RESULTS = Path(__file__).parent / "results" / "capture.json"
 OWN = ("gpt2", "bert_large", "llama3_8b", "resnet50", "inception_v3", "nmt", "dlrm_summit", "candle_uno")
+LAYERS = 110  # of a GPT of more than 10,000 equations
 DISTRIBUTIONS = {"haiku": "dm-haiku", "unity": "jax"}
 
 
-def own(name: str) -> Packaged:
+def own(name: str, **sizes: int) -> Packaged:
     def build() -> Any:
-        model = models.get(name)
+        model = models.get(name, **sizes)
         return model.loss, (model.params, model.batch)
 
-    return Packaged("unity", name, build)
+    return Packaged("unity", " ".join([name, *(f"{k}={n}" for k, n in sizes.items())]), build)
 
 
 def measure(case: Packaged) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def version(package: str) -> str | None:
 
 def main(wanted: list[str]) -> None:
     found, missing = [], set()
-    for case in [*map(own, OWN), *MODELS]:
+    for case in [*map(own, OWN), own("gpt2", layers=LAYERS), *MODELS]:
         if wanted and not any(w.lower() in f"{case.package} {case.name}".lower() for w in wanted):
             continue
         if version(case.package) is None:

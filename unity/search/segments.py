@@ -59,9 +59,8 @@ def shared(body: Body, constant: Mapping[int, int]) -> frozenset[int]:
     known = {*constant, *(v for v in body.inputs if _seeds(body.tensors[v], KEY))}
     found: set[int] = set()
     for i, e in enumerate(body.equations):
-        if e.results and e.results[0] in constant:
-            found.add(i)
-        elif all(_seeds(body.tensors[v], TINY) for v in e.results) and all(a in known for a in e.operands if isinstance(a, int)):
+        seeds = bool(e.results) and all(_seeds(body.tensors[v], TINY) for v in e.results)
+        if (e.results and e.results[0] in constant) or (seeds and all(a in known for a in e.operands if isinstance(a, int))):
             found.add(i)
             known.update(e.results)
     return frozenset(found)
