@@ -166,6 +166,20 @@ def test_layers_that_differ_in_their_keys_are_one_segment():
     assert content_key(tidy(joined(body, parts, {}))) == content_key(body)
 
 
+def test_rewritten_layers_with_keys_of_their_own_compute_the_same():
+    def noisy(params, key, x):
+        for k, p in enumerate(params):
+            y = jnp.tanh(x @ p["in"] + p["bias"]) * jax.random.bernoulli(jax.random.fold_in(key, k), 0.9, (32,))
+            x = x + y @ p["out"] @ p["low"]
+        return jnp.mean(x**2)
+
+    params, x = jax.tree.map(lambda s: 0.3 * jax.random.normal(jax.random.key(1), s.shape), LAYERS)
+    args = (params, jax.random.key(0), x)
+    found = plan(noisy, args)
+    assert found.check_derivation()
+    np.testing.assert_allclose(jax.jit(found)(*found.shard(*args)), noisy(*args), rtol=1e-5)
+
+
 def tabled(params, tables, x):
     """Layers that all read the same computed tables, and after them some that do not."""
     tables = [jnp.exp(table) for table in tables]

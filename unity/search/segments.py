@@ -55,7 +55,10 @@ def segments(body: Body, differentiated: Collection[int], least: int = LEAST) ->
 
 
 def shared(body: Body, constant: Mapping[int, int]) -> frozenset[int]:
-    """Equations that are in no segment: of constants, and those that make keys and few integers of nothing but keys."""
+    """Equations that are in no segment: of constants, and those that make keys, or few integers, of nothing but keys.
+
+    An input of so few integers that they could be a key is taken for one.
+    """
     known = {*constant, *(v for v in body.inputs if _seeds(body.tensors[v], KEY))}
     found: set[int] = set()
     for i, e in enumerate(body.equations):
@@ -67,13 +70,13 @@ def shared(body: Body, constant: Mapping[int, int]) -> frozenset[int]:
 
 
 def _seeds(tensor: Tensor, most: int) -> bool:
-    return jnp.issubdtype(tensor.dtype, jax.dtypes.prng_key) or (not tensor.floating and tensor.nbytes <= most)
+    return not tensor.floating and (tensor.nbytes <= most or jnp.issubdtype(tensor.dtype, jax.dtypes.prng_key))
 
 
 def part(
     body: Body, chosen: Sequence[int], constant: Mapping[int, int], flowing: Collection[int], last: Mapping[int, int] | None = None
 ) -> Segment:
-    """Consecutive equations (`shared` ones left out) as a segment. `flowing`: see `flows`; `last`: see `_last_uses`."""
+    """Consecutive equations, those of constants left out, as a segment. `flowing`: see `flows`; `last`: see `_last_uses`."""
     last = _last_uses(body) if last is None else last
     made = [v for i in chosen for v in body.equations[i].results]
     outputs = tuple(v for v in made if last.get(v, -1) > chosen[-1])
@@ -150,11 +153,10 @@ def flows(body: Body, differentiated: Collection[int]) -> set[int]:
 
 def joined(body: Body, parts: Sequence[Segment], changed: Mapping[str, Body]) -> Body:
     """The whole program again, where segments with a key of `changed` are those programs instead."""
-    constant = constants(body)
     tensors = dict(body.tensors)
     number = max(tensors, default=-1) + 1
     names: dict[int, Atom] = {}
-    equations: list[Equation] = [body.equations[i] for i in sorted(shared(body, constant))]
+    equations: list[Equation] = [body.equations[i] for i in sorted(shared(body, constants(body)))]
     for part in parts:
         new = changed.get(part.key, part.body)
         local: dict[int, Atom] = {v: names.get(w, w) for v, w in zip(new.inputs, part.inputs, strict=True)}
