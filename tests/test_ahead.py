@@ -51,11 +51,11 @@ def forwards(draw: st.DrawFn) -> Forward:
     count = draw(st.integers(1, 12))
     nbytes = st.sampled_from([1.0, 2.0, 3.0, 5.0, 8.0])
     kept = draw(st.lists(st.lists(nbytes.map(held), max_size=3), min_size=count, max_size=count))
-    loops = draw(st.lists(st.sampled_from([False] * 5 + [True]), min_size=count, max_size=count))
+    started = draw(st.lists(st.just([]) | st.lists(nbytes.map(held), max_size=2), min_size=count, max_size=count))
     ahead = draw(st.lists(st.builds(Ahead, nbytes.map(held), st.integers(0, count - 1), st.integers(0, count)), max_size=8))
     own = draw(st.dictionaries(st.integers(0, count - 1), nbytes, max_size=count))
     later = draw(st.lists(st.builds(Later, nbytes, st.integers(-1, count - 1)), max_size=6))
-    return Forward(kept, loops, ahead, own, sorted(later, key=lambda g: g.nbytes, reverse=True))
+    return Forward(kept, started, ahead, own, sorted(later, key=lambda g: g.nbytes, reverse=True))
 
 
 @given(forwards())
@@ -70,7 +70,7 @@ def test_most_is_held_before_the_backward_pass_where_a_look_at_every_operator_fi
 
 
 def test_what_is_made_ahead_is_there_until_it_is_used() -> None:
-    found = Forward([[], [], []], [False] * 3, [Ahead(held(8.0), 1, 3), Ahead(held(2.0), 2, 3)], {0: 1.0, 1: 1.0, 2: 1.0}, [])
+    found = Forward([[], [], []], [[], [], []], [Ahead(held(8.0), 1, 3), Ahead(held(2.0), 2, 3)], {0: 1.0, 1: 1.0, 2: 1.0}, [])
     assert found.sizes() == {-1: 10.0, 0: 11.0, 1: 3.0, 2: 1.0}
     assert found.highest() == (0, [])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -10,12 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
-from rerun_models import EVERY, drawn, right
+from rerun_models import EVERY, drawn, named, right
 from small_models import MACHINE, Small, counted, f
 
+from unity.optimize import optimize
 from unity.pcg.capture import capture
-from unity.pcg.hoisting import hoisted
+from unity.pcg.hoisting import hoisted, kept_once
+from unity.pcg.parallelize import parallelize
 from unity.pcg.traffic import traffic
+from unity.search.cost import Training
+from unity.search.held import KEPT
+from unity.search.machine import Machine
+from unity.search.memory import predict_memory
+from unity.search.minimizer import Minimizer
 from unity.search.predict import predict
 from unity.search.simulator.program import Loop, Program, Sent, program_of
 
@@ -63,7 +71,19 @@ def nested(batches: int = 2, length: int = 3, b: int = 8, d: int = 16) -> Small:
     return Small(loss, {"a": f(d, d), "b": f(d, d)}, f(batches, length, b, d))
 
 
-EVERY.update({"shared": shared, "shared, again": shared_again, "nested": nested})
+def cast(length: int = 3, b: int = 8, d: int = 16) -> Small:
+    """A lower precision: every step casts the weight for itself."""
+
+    def loss(params: Any, x: Any) -> Any:
+        def step(c: Any, x: Any) -> Any:
+            return jnp.tanh(x.astype(jnp.bfloat16) + c @ params["a"].astype(jnp.bfloat16)), None
+
+        return jnp.mean(lax.scan(step, x[0].astype(jnp.bfloat16), x)[0].astype(x.dtype) ** 2)
+
+    return Small(loss, {"a": f(d, d)}, f(length, b, d))
+
+
+EVERY.update({"shared": shared, "shared, again": shared_again, "nested": nested, "cast": cast})
 
 
 def found(model: Small) -> dict[str, list[int]]:
@@ -110,10 +130,46 @@ def test_programs_send_what_is_said(name: str) -> None:
     right(name, seeds[:2])
 
 
-@given(name=st.sampled_from(["shared", "shared, again", "nested"]), seed=st.integers(0, 2**32 - 1))
+NAMES = ["shared", "shared, again", "nested", "cast"]
+
+
+@given(name=st.sampled_from(NAMES), seed=st.integers(0, 2**32 - 1))
 def test_the_search_counts_no_less_than_it_costs(name: str, seed: int) -> None:
     captured, assembled, point, graph = drawn(name, seed)
     assert counted(assembled, point, "time") >= predict(graph, MACHINE, captured.differentiated).time * (1 - 1e-9)
+    held = predict_memory(graph, captured.differentiated, Training()).additive
+    assert counted(assembled, point, "memory") >= held * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("name", ["shared, again", "cast"])  # no value has several readers that change it
+@pytest.mark.parametrize("weight", [0.0, math.inf])
+def test_for_the_best_strategies_it_counts_exactly_that(name: str, weight: float) -> None:
+    captured, assembled = named(name)
+    (point,) = Minimizer(assembled.problem).at([weight])
+    graph = parallelize(captured.graph, assembled.assignment(point))
+    assert point.time == pytest.approx(predict(graph, MACHINE, captured.differentiated).time)
+    assert point.memory == pytest.approx(predict_memory(graph, captured.differentiated, Training()).additive)
+
+
+@pytest.mark.parametrize("length", [4, 32])
+def test_what_is_made_once_runs_once_forward_and_is_kept_once(length: int) -> None:
+    model, machine = cast(length), Machine.grid(1, 1, "a100")
+    captured = capture(model.loss, model.params, model.batch)
+    graph = optimize(model.loss, model.params, model.batch, machine=machine, progress=False).pcg
+    (weight,) = (n for n, _ in graph.walk() if n.kind == "convert_element_type" and n.tensors[0].shape == (16, 16))
+    terms = {id(t.node): t for t in predict(graph, machine, captured.differentiated).operators}
+    assert (terms[id(weight)].first, terms[id(weight)].count) == (1, length)
+    held = predict_memory(graph, captured.differentiated, Training()).held
+    assert sum(h.nbytes for h in held if h.why == KEPT and h.node is weight) == weight.tensors[0].nbytes
+
+
+def test_what_is_computed_again_is_kept_for_its_own_step() -> None:
+    """In a remat it is not made ahead when it runs again."""
+    model = shared_again()
+    graph = capture(model.loss, model.params, model.batch).graph
+    inside = {id(n) for remat, _ in graph.walk() if remat.kind == "remat" and remat.inside for n, _ in remat.inside.walk()}
+    assert inside & set(hoisted(graph))
+    assert not inside & set(kept_once(graph))
 
 
 @given(name=st.sampled_from(["shared", "shared, again", "nested"]), seed=st.integers(0, 2**32 - 1))

@@ -178,6 +178,44 @@ def test_of_stacks_that_start_as_one_zero_all_but_one_are_copies() -> None:
 # Memory
 
 
+def stepped(step: Any, *args: Any) -> tuple[list[str], list[str]]:
+    """What is done outside of a loop over the first argument, and in each of its steps."""
+    found, inside = loop_of(step, *args)
+    return kinds(found), kinds(inside)
+
+
+def loop_of(step: Any, *args: Any) -> tuple[Program, Program]:
+    """A program with a loop over the first argument, and that of the loop's step."""
+    found = program(lambda xs, *more: lax.scan(lambda c, x: step(c, x, *more), xs[0], xs), *args)
+    (loop,) = (op for op in found.ops if op.kind == "while")
+    assert loop.inside is not None
+    assert len(loop.inside.inputs) == 1 + len(loop.operands)
+    read = {v for op in loop.inside.ops for v in op.operands} | set(loop.inside.outputs)
+    assert read.issuperset(loop.inside.inputs[1:])  # what only others read is not given any more
+    return found, loop.inside
+
+
+def test_what_does_not_change_is_moved_out_of_a_loop() -> None:
+    outside, inside = stepped(lambda c, x, w: (jnp.tanh(c @ jnp.exp(w.T)) + x, None), f(5, 64, 64), f(64, 64))
+    assert "exp" in outside
+    assert "exp" not in inside
+    assert {"tanh", "dot"} <= set(inside) - set(outside)
+
+
+def test_what_costs_nothing_is_moved_with_what_reads_it_alone() -> None:
+    outside, inside = stepped(lambda c, x, w: (c * w[::-1] + x, None), f(5, 64, 64), f(64, 64))
+    assert ("reverse" in outside, "reverse" in inside) == (False, True)
+    outside, inside = stepped(lambda c, x, w: (c * jnp.exp(w[::-1]) + x, None), f(5, 64, 64), f(64, 64))
+    assert ("reverse" in outside, "reverse" in inside) == (True, False)
+
+
+def test_what_steps_take_slices_of_is_widened_once() -> None:
+    _, inside = loop_of(lambda c, x: (c + x, None), f(5, 64, 64, dtype=jnp.bfloat16))
+    (taken,) = (op.operands[0] for op in inside.ops if op.kind == "dynamic-slice")
+    assert taken in inside.inputs
+    assert inside.tensors[taken].dtype == jnp.float32
+
+
 def test_keys_that_a_scan_stacks_are_there() -> None:
     def split(key: Any) -> Any:
         return lax.scan(lambda k, _: (jax.random.split(k)[0], k), key, None, 5)
@@ -240,7 +278,15 @@ def looped(w: Any, x: Any) -> Any:
     return lax.while_loop(lambda c: jnp.sum(c) > 0, lambda c: jnp.tanh(block(w, c)), x)
 
 
+def narrow_steps(w: Any, x: Any) -> Any:
+    def step(c: Any, _: Any) -> Any:
+        return jnp.tanh(c @ w.astype(c.dtype)) * jnp.sin(c), None
+
+    return jnp.sum(lax.scan(step, x.astype(jnp.bfloat16), None, 6)[0].astype(x.dtype) ** 2)
+
+
 WEIGHT, ROWS = f(128, 128), f(256, 128)
+WIDENS = pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="its compiler has products of bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -253,6 +299,7 @@ WEIGHT, ROWS = f(128, 128), f(256, 128)
         (jax.grad(remat), (WEIGHT, ROWS), TARGET),
         (jax.grad(steps), (WEIGHT, ROWS), TARGET),
         (looped, (WEIGHT, ROWS), TARGET),
+        pytest.param(jax.grad(narrow_steps), (WEIGHT, ROWS), TARGET, marks=WIDENS),
         (jax.grad(convolved), (f(32, 16, 3, 3), f(4, 16, 16, 16)), TARGET),
         (jax.grad(convolutions), ([f(16, 16, 3, 3)] * 4, f(4, 16, 16, 16)), TARGET),
         (jax.grad(convolutions), ([f(16, 16, 3, 3)] * 4, f(1, 16, 16, 16)), TARGET),  # only a dimension of size 1 moves
@@ -260,7 +307,7 @@ WEIGHT, ROWS = f(128, 128), f(256, 128)
             lambda w, x: block(w, x),
             (f(128, 128, dtype=jnp.bfloat16), f(256, 128, dtype=jnp.bfloat16)),
             TARGET,
-            marks=pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="its compiler has products of bfloat16"),
+            marks=WIDENS,
         ),
     ],
 )

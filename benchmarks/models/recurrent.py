@@ -7,17 +7,27 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .losses import cross_entropy
+from .losses import cast, cross_entropy
 from .model import Model, Tree, f32, i32
 from .transformer import dense, dense_params
 
 
-def rnnlm(*, layers: int = 2, hidden: int = 2048, vocab: int = 10_000, steps: int = 40, batch: int = 64) -> Model:
-    """Language model on the Penn Treebank: the next word at each step."""
+def rnnlm(
+    *,
+    layers: int = 2,
+    hidden: int = 2048,
+    vocab: int = 10_000,
+    steps: int = 40,
+    batch: int = 64,
+    compute: str = "float32",
+) -> Model:
+    """Language model on the Penn Treebank: the next word at each step. `compute` is the precision of activations over float32
+    parameters, which each step casts for itself, as cells of neural network libraries do."""
+    dtype = jnp.dtype(compute)
 
     def loss(params: Tree, data: Tree) -> jax.Array:
-        outputs, _ = encode(params, data["tokens"])
-        return cross_entropy(dense(params["softmax"], outputs), data["labels"].T)
+        outputs, _ = encode(params, data["tokens"], dtype=dtype)
+        return cross_entropy(dense(cast(params["softmax"], dtype), outputs), data["labels"].T)
 
     params = _encoder_params(layers, hidden, vocab) | {"softmax": dense_params(hidden, vocab)}
     data = {"tokens": i32(batch, steps), "labels": i32(batch, steps)}
@@ -66,13 +76,16 @@ def nmt(*, layers: int = 2, hidden: int = 1024, vocab: int = 32_000, steps: int 
     return Model("nmt", loss, params, {name: i32(batch, steps) for name in below}, below)
 
 
+F32 = jnp.dtype(jnp.float32)
 State = tuple[jax.Array, jax.Array]
 """An LSTM's output and cell, both [batch, hidden]."""
 
 
-def encode(params: Tree, tokens: jax.Array, states: list[State] | None = None) -> tuple[jax.Array, list[State]]:
+def encode(
+    params: Tree, tokens: jax.Array, states: list[State] | None = None, dtype: jnp.dtype = F32
+) -> tuple[jax.Array, list[State]]:
     """Embeds tokens [batch, time] and runs the layers: the last layer's outputs, and every layer's final state."""
-    x = params["token"]["table"][tokens.T]
+    x = params["token"]["table"][tokens.T].astype(dtype)
     first = states or [_zero_state(layer, x) for layer in params["layers"]]
     final = []
     for layer, state in zip(params["layers"], first, strict=True):
@@ -84,11 +97,11 @@ def encode(params: Tree, tokens: jax.Array, states: list[State] | None = None) -
 def lstm(params: Tree, state: State, inputs: jax.Array) -> tuple[State, jax.Array]:
     """One layer over inputs [time, batch, width]: the final state, and the outputs [time, batch, hidden]."""
     # the inputs' product does not wait for the state, so it is one large product outside of the loop
-    driven = dense(params["input"], inputs)
+    driven = dense(cast(params["input"], inputs.dtype), inputs)
 
     def step(state: State, drive: jax.Array) -> tuple[State, jax.Array]:
         output, cell = state
-        i, f, g, o = jnp.split(drive + output @ params["recurrent"]["weight"], 4, axis=-1)
+        i, f, g, o = jnp.split(drive + output @ params["recurrent"]["weight"].astype(output.dtype), 4, axis=-1)
         cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
         output = jax.nn.sigmoid(o) * jnp.tanh(cell)
         return (output, cell), output

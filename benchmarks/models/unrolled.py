@@ -4,6 +4,7 @@ The same networks as in `recurrent`, which scans: `tests/test_simulator_models.p
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ State = tuple[jax.Array, jax.Array]
 """An LSTM's output and cell, both [batch, hidden]."""
 
 
-def rnnlm_unrolled(**sizes: int) -> Model:
+def rnnlm_unrolled(**sizes: Any) -> Model:
     """Language model: the next word at each step. Sizes as in `recurrent.rnnlm`."""
     scanned = rnnlm(**sizes)
 

@@ -21,6 +21,12 @@ def hoisted(graph: PCG) -> Mapping[int, int]:
     return found
 
 
+def kept_once(graph: PCG) -> Mapping[int, int]:
+    """The same of nodes outside of remats alone: of what they make, so many times less is kept for the backward pass, too."""
+    again = {id(n) for node, _ in graph.walk() if node.kind == "remat" and node.inside is not None for n, _ in node.inside.walk()}
+    return {key: k for key, k in hoisted(graph).items() if key not in again}
+
+
 def _graph(graph: PCG, given: Sequence[int], again: bool, found: dict[int, int]) -> list[int]:
     """`given`: the same of the graph's inputs. `again`: it is inside of a remat. Returns that of its outputs."""
     less = {id(node): k for node, k in zip(graph.inputs, given, strict=True)}

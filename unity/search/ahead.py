@@ -1,7 +1,8 @@
 """When most is held before the backward pass begins, where a backend makes things ahead of their turn.
 
 What waits for nothing but arguments is made at the start: what is moved of weights for every operator, and what the backend makes
-for itself. So while operators run forward, what those after them will read is there beside what those before them keep.
+for itself. So while operators run forward, what those after them will read is there beside what those before them keep. What a
+scan's steps move of weights, they move before the first step (`pcg.hoisting`), so that is there as early.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from unity.pcg.graph import UNCHANGED, Node, Value
-from unity.search.held import NOTHING_MOVES, WORKING, Held, Lying
+from unity.pcg.nesting import SCANNED
+from unity.search.held import NOTHING_MOVES, WORKING, Held, Lying, local, unmoved
 from unity.search.peak import Later, places
 
 
@@ -33,7 +35,10 @@ def moved(nodes: Sequence[Node], lying: Lying, kept: Collection[Value]) -> list[
         for v in node.operands if node.kind not in UNCHANGED else ():
             readers.setdefault(lying.unmoved[v], []).append(i)
     ready, found = set[Value](), []
-    for node in nodes:
+    for i, node in enumerate(nodes):
+        if node.kind in SCANNED:
+            steps = _of_constants(node, {v for v in node.operands if v.node.kind == "input" or v in ready})
+            found += [Ahead(held, i, len(nodes)) for held in steps]
         if node.kind not in UNCHANGED:
             continue
         (v,) = node.operands
@@ -48,12 +53,27 @@ def moved(nodes: Sequence[Node], lying: Lying, kept: Collection[Value]) -> list[
     return found
 
 
+def _of_constants(scan: Node, ready: Collection[Value]) -> list[Held]:
+    """What a scan's steps move of constants that are ready, and do not keep."""
+    assert scan.inside is not None
+    inside, constants = scan.inside, scan.operands[: int(scan.attributes["consts"])]
+    made = {Value(n) for n, v in zip(inside.inputs, constants, strict=False) if v in ready}
+    found: dict[Value, None] = {}  # what an operator reads
+    for node in inside.nodes:
+        if node.kind in UNCHANGED:
+            made |= {Value(node)} if node.operands[0] in made else set()
+            continue
+        found.update(dict.fromkeys(v for v in map(unmoved, node.operands) if v in made and v.node.kind != "input"))
+    return [Held(WORKING, v.node, local(v, inside)) for v in found if v.node.attributes.get("again")]
+
+
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """What is held while operators run forward: what those before keep (`loops`: from the start), what is made ahead, their own."""
+    """What is held while operators run forward: what each keeps from its turn on, or has from the start, as scans their stacks;
+    what is made ahead; and their own."""
 
     kept: Sequence[Sequence[Held]]
-    loops: Sequence[bool]
+    started: Sequence[Sequence[Held]]
     ahead: Sequence[Ahead]
     own: Mapping[int, float]  # by an operator's number
     later: Sequence[Later]
@@ -76,26 +96,26 @@ class Forward:
         done = [0.0] * (len(self.kept) + 1)
         for a in self.ahead:
             done[a.until] += a.held.nbytes
-        keeps = [sum(h.nbytes for h in k) for k in self.kept]
-        below = sum(n for n, loop in zip(keeps, self.loops, strict=True) if loop)
+        below = sum(h.nbytes for k in self.started for h in k)
         waiting = sum(a.held.nbytes for a in self.ahead)
         found = {-1: below + waiting}
-        for i, (n, loop) in enumerate(zip(keeps, self.loops, strict=True)):
+        for i, k in enumerate(self.kept):
             waiting -= done[i]
-            below += 0.0 if loop else n
+            below += sum(h.nbytes for h in k)
             if i in self.own:
                 found[i] = below + waiting + self.own[i]
         return found
 
     def held(self, at: int) -> list[Held]:
         """What is held at an operator's turn, but for what it works on."""
-        then = [h for i, k in enumerate(self.kept) for h in k if i <= at or self.loops[i]]
-        return [*then, *(a.held for a in self.ahead if a.until > at)]
+        then = [h for i, k in enumerate(self.kept) for h in k if i <= at]
+        return [*then, *(h for k in self.started for h in k), *(a.held for a in self.ahead if a.until > at)]
 
     def placed(self, at: int) -> list[tuple[int, float]]:
         """The gradients in whose place something lies at an operator's turn, by number, and its bytes."""
         end = len(self.kept)
-        found = [(h.nbytes, i) for i, k in enumerate(self.kept) for h in k if i <= at or self.loops[i]]
+        found = [(h.nbytes, i) for i, k in enumerate(self.kept) for h in k if i <= at]
+        found += [(h.nbytes, i) for i, k in enumerate(self.started) for h in k]
         found += [(a.held.nbytes, a.reader) for a in self.ahead if a.until > at]
         found += [(self.own[at], end)] if at in self.own else []
         sizes: dict[float, list[int]] = {}

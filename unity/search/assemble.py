@@ -69,7 +69,7 @@ class Assembled:
         key = _key(text, port.gradient, port.kept, port.sole, port.again, port.argument, product, self.training.backward)
         made = self.costs[port.source] if self.runs_again(port.source) else None
         if made is not None:
-            key = _key(key, *(part.tobytes() for part in (made.forward, made.memory, made.whole, made.saved) if part is not None))
+            key = _key(key, *(part.tobytes() for part in (made.once, made.memory, made.whole, made.saved) if part is not None))
         if key not in self.known:
             time, memory = self.change(before, after, port, product)
             pairs = first[:, None], second
@@ -201,7 +201,7 @@ def with_reader(
     bytes of arguments that are kept for it.
     """
     times, bytes_ = [time], [memory]
-    once = made.forward[:, None]
+    once = made.once[:, None]
     if made.saved is not None:
         times.append(np.where(made.saved[:, None] > 0, time + once, np.inf))
         bytes_.append(memory - made.saved[:, None])

@@ -2,7 +2,8 @@
 
 XLA's CPU backend, as its buffer assignments tell (`benchmarks/memory.py` compares):
 
-- *widened*: products of bfloat16 and float16 are computed in float32, and their operands kept for the backward pass as that.
+- *widened*: products of bfloat16 and float16 are computed in float32, and their operands kept for the backward pass as that; and so
+  is all that a loop's steps keep, as each takes its slices of what was converted as a whole, once (`exec.liveness.invariant`).
 - *eager*: it schedules for concurrency. What waits for nothing but arguments is computed at the start, and held until it is used
   (`search.ahead`): weights that are gathered, zeros that gradients are added to, and the following. And a cotangent that a product
   reads in two orders of dimensions is made in both at once, if nothing else reads it: a bias's gradient, or a conversion.
@@ -28,6 +29,7 @@ from dataclasses import dataclass
 from math import prod
 
 from unity.pcg.axis import Axis
+from unity.pcg.body import Tensor
 from unity.pcg.graph import LOOPS, PARALLELIZATION, Node, Value
 from unity.pcg.state import local_shape
 from unity.search.machine import Machine
@@ -62,9 +64,13 @@ class Backend:
     library: bool = False
     outermost: bool = False
 
+    def narrow(self, tensor: Tensor) -> bool:
+        """Whether a loop's backward pass has all steps' values of it as float32, though they are narrower."""
+        return str(tensor.dtype) in self.widened
+
     def widens(self, reader: Node, v: Value) -> bool:
         """Whether an operator reads a value in float32, though it is narrower."""
-        return bool(self.widened) and reader.kind in HEAVY and str(v.tensor.dtype) in self.widened
+        return reader.kind in HEAVY and self.narrow(v.tensor)
 
     def turned(self, reader: Node, v: Value) -> bool:
         """Whether an operator's gradient reads an operand in another order of dimensions than anything else does."""

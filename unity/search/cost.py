@@ -39,6 +39,7 @@ class SiteCost:
     backward: Array
     reduces: Array  # collectives inside the operator, Reduces and halos, forward and backward
     memory: Array
+    once: Array  # seconds forward of one run each time that the backward pass wants it, if it is to run again for that
     saved: Array | None = None  # of this memory, if inner values are computed again; nothing where Reduces would be repeated
     whole: Array | None = None  # saved if all of it runs again, the result too, but for what is kept instead; -inf: it may not
 
@@ -52,7 +53,7 @@ class SiteCost:
         """Seconds and bytes, [alternatives, values]: inner values are kept, or computed again."""
         if self.saved is None:
             return self.time[None], self.memory[None]
-        again = np.where(self.saved > 0, self.time + self.forward, np.inf)
+        again = np.where(self.saved > 0, self.time + self.once, np.inf)
         return np.stack([self.time, again]), np.stack([self.memory, self.memory - self.saved])
 
 
@@ -62,7 +63,7 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     zero = np.zeros(len(domain))
     body = site.node.body if site.node is not None else None
     if body is None:
-        return SiteCost(zero, zero, _sends(site, domain, machine, training), memory)
+        return SiteCost(zero, zero, _sends(site, domain, machine, training), memory, zero)
     touched = sum(
         (t.nbytes * fraction(domain, k, machine) for k, t in enumerate([*(p.tensor for p in site.ports), *site.results])), zero
     )
@@ -71,15 +72,15 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     pieces = Pieces(work_shares(domain.choices, domain.picks, machine.axes), touched, sizes)
     shapes = shapes_of(site)
     forward, backward, _ = seconds(body, shapes, pieces, [flows and p.gradient for p in site.ports], machine)
-    runs = site.times * (2 if site.again and training.backward else 1)
+    runs = site.times * (1 / site.hoisted + (site.again and training.backward))
     reduces = (_reduces(site, domain, machine, training) + _exchanges(site, domain, machine, training)) * site.times
     again = site.recomputable and training.backward and not dense_work(body)[0]
     saved = np.where(reduces > 0, 0.0, _inner(site, domain, machine)) if again else None
     whole = None
     if site.reader is not None and training.backward:
         instead = (site.ports[p].tensor.nbytes * fraction(domain, p, machine) for p in site.instead)
-        whole = np.where(reduces > 0, -np.inf, memory - site.around.alive * sum(instead, zero))
-    return SiteCost(forward * runs, backward * site.times, reduces, memory, saved, whole)
+        whole = np.where(reduces > 0, -np.inf, memory - site.alive * sum(instead, zero))
+    return SiteCost(forward * runs, backward * site.times, reduces, memory, forward * site.times, saved, whole)
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,5 +255,5 @@ def _inner(site: Site, domain: Domain, machine: Machine) -> Array:
     sizes = np.array([a.size for a in machine.axes], float)
     for variable, nbytes in site.inner:
         split = np.array([variable in c.partitions for c in domain.choices])[domain.picks]
-        total += site.around.alive * nbytes * np.prod(np.where(split, 1 / sizes, 1.0), axis=1)
+        total += site.alive * nbytes * np.prod(np.where(split, 1 / sizes, 1.0), axis=1)
     return total

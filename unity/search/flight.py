@@ -19,6 +19,7 @@ from unity.pcg.graph import PCG, PIPELINE, TAIL, Value
 from unity.pcg.stages import ends_of, in_flight
 from unity.search.backend import Backend
 from unity.search.held import BACKEND, FLIGHT, KEPT, Held, local
+from unity.search.keeper import Setting
 from unity.search.region import Region
 
 
@@ -37,14 +38,15 @@ def flight(graph: PCG, flow: Gradients, backend: Backend) -> tuple[list[Held], l
             copied.append(Held(BACKEND, node, sum(local(v, graph) for v in read)))
             there |= {*read}
     parts = cut(graph)
-    before = Region(parts.before, flow, True, backend)
+    setting = Setting(parts.before, flow, True, backend)
+    before = Region(parts.before, setting)
     twice = {before.lying.kept[v] for v in there}
     kept = [h for h in before.kept if not any(h.nbytes and v.node is h.node for v in twice)]
     found += [Held(FLIGHT, h.node, h.nbytes) for h in kept]
     arguments = {*before.needs, *parts.read} - {k for k, node in enumerate(graph.inputs) if Value(node) in twice}
     more = [Held(FLIGHT, graph.inputs[k], local(Value(graph.inputs[k]), graph)) for k in sorted(arguments)]
     copied += [replace(h, why=BACKEND) for h in more]
-    stacked = Region(parts.before, flow, True, backend, stacked=True)
+    stacked = Region(parts.before, setting, stacked=True)
     for node in before.nodes:
         nbytes, least = (sum(h.nbytes for h in region.kept if h.node is node) for region in (stacked, before))
         more += [Held(FLIGHT, node, nbytes - least), Held(KEPT, node, nbytes - least)] if nbytes > least else []

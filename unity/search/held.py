@@ -13,7 +13,7 @@ NOTHING_MOVES = ("replicate", "view", CONSTRAIN)
 KEPT, CHANGED, AGAIN, WORKING = "kept for the backward pass", "changed copies", "computed again", "working set"
 COTANGENTS = "cotangents"
 FLIGHT = "on its way between steps"
-REUSED, BACKEND = "in the place of later gradients", "the backend's own"
+REUSED, BACKEND, WIDENED = "in the place of later gradients", "the backend's own", "as the backend's wide numbers"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from unity.search.backend import GPU, Backend
 from unity.search.cost import Training
 from unity.search.flight import flight
 from unity.search.held import ARGUMENTS, GRADIENTS, RESULTS, SLOTS, Held, local
+from unity.search.keeper import Setting
 from unity.search.region import Keeping, Region
 
 
@@ -62,7 +63,7 @@ def predict_memory(graph: PCG, differentiated: Collection[int], training: Traini
             always += [Held(GRADIENTS, node, nbytes), Held(SLOTS, node, training.optimizer_slots * nbytes)]
     flying, more = flight(graph, flow, backend)
     always += flying
-    found = Region(graph, flow, training.backward, backend, always=always)
+    found = Region(graph, Setting(graph, flow, training.backward, backend), always=always)
     kept = sum(h.nbytes for h in always) + found.steps + found.momentary
     results = [Held(RESULTS, v.node, local(v, graph)) for v in dict.fromkeys(graph.outputs)]
     return MemoryPrediction((*always, *more, *results, *found.peak), kept)
@@ -71,7 +72,7 @@ def predict_memory(graph: PCG, differentiated: Collection[int], training: Traini
 def keeping(graph: PCG, differentiated: Collection[int], training: Training, backend: Backend = GPU) -> tuple[Keeping, ...]:
     """What every operator of the outermost graph needs. Arguments are as for `predict_memory`."""
     differentiated = differentiated if training.backward else ()
-    found = Region(graph, gradients(graph, differentiated), training.backward, backend)
+    found = Region(graph, Setting(graph, gradients(graph, differentiated), training.backward, backend))
     return tuple(found.keeping)
 
 

@@ -57,7 +57,7 @@ class _Builder:
         tensor, gradient = site.results[where[1]], site.flows[where[1]]
         copied = copies(site) and not site.step and site.ports[0].argument
         argument = around == Around() and (site.kind == "input" or copied)
-        held = around.alive if kept else 0.0
+        held = around.of(site.hoisted) if kept else 0.0
         return Port(*where, tensor, around.times, gradient, held, again=around.again, argument=argument, hoisted=site.hoisted)
 
     def top(self, graph: PCG) -> None:
@@ -89,7 +89,7 @@ class _Builder:
         for s in reversed(range(len(self.sites))):
             site = self.sites[s]
             if copies(site) and ((s, 0) in self.needed or (s, 0) in readers):
-                site.ports[0] = replace(site.ports[0], kept=site.around.alive)
+                site.ports[0] = replace(site.ports[0], kept=site.alive)
             for p, port in enumerate(site.ports):
                 if port.kept:
                     readers.setdefault((port.source, port.index), []).append((s, p))
@@ -99,16 +99,16 @@ class _Builder:
                 times = {port.times for _, _, port in found} | self.needed.get((s, k), set())
                 if copies(site) or not times:
                     continue
-                alone = [(port.times, port.kept) for *_, port in found] == [(site.around.times, site.around.alive)]
+                alone = [(port.times, port.kept) for *_, port in found] == [(site.around.times, site.alive)]
                 if alone and site.kind != "input" and (s, k) not in self.needed:
                     u, p, port = found[0]
                     self.sites[u].ports[p] = replace(port, sole=True)
                 elif site.kind == "free":  # a carry: its stack for the steps, its last value for what comes after
                     after = site.ports[0].times / site.around.times
                     stack, last = site.around.times in times, bool(times - {site.around.times})
-                    site.stored[k] = site.around.alive * (stack + last * after)
+                    site.stored[k] = site.alive * (stack + last * after)
                 else:
-                    site.stored[k] = site.around.alive
+                    site.stored[k] = site.alive
         for s, count in self.flying.items():
             self.sites[s].stored[0] += count
 

@@ -5,7 +5,7 @@ The search adds up the same terms without building the graph; `tests/test_predic
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,6 +16,7 @@ from unity.pcg.branches import weight_of
 from unity.pcg.choices import choice_of, part_of_work
 from unity.pcg.gradients import Gradients, gradients
 from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, STAGES, Node, Value
+from unity.pcg.hoisting import hoisted
 from unity.pcg.placing import placing
 from unity.pcg.stages import runs_of
 from unity.pcg.state import copies, local_shape
@@ -29,7 +30,8 @@ from unity.search.machine import Machine
 class OperatorTerm:
     """One operator: how often it runs, the seconds of all its runs on one device, and how they are known (`profiles.lookup`).
 
-    `runs`: forward, those that the backward pass repeats included. `forward` is of all of them.
+    `first`: its runs in the forward pass, fewer where they are made before a scan (`pcg.hoisting`). `runs`: forward, those that the
+    backward pass repeats included. `forward` is of all of them.
     """
 
     node: Node
@@ -37,6 +39,7 @@ class OperatorTerm:
     forward: float
     backward: float
     how: str
+    first: int
     runs: int
 
 
@@ -65,7 +68,8 @@ class Prediction:
 def predict(graph: PCG, machine: Machine, differentiated: Collection[int]) -> Prediction:
     """Prices a parallel graph. `differentiated`: the inputs that gradients are taken for; none means the forward pass alone."""
     flow = gradients(graph, differentiated)
-    operators = tuple(_operators(graph, flow, machine, 1, False, bool(differentiated)))
+    whole = _Whole(flow, machine, hoisted(graph), bool(differentiated))
+    operators = tuple(_operators(graph, whole, 1, False))
     collectives = tuple(CollectiveTerm(c, _seconds(c, machine)) for c in traffic(graph, differentiated))
     return Prediction(operators, collectives)
 
@@ -75,17 +79,29 @@ def _seconds(c: Collective, machine: Machine) -> float:
     return c.part * c.count * (line.beta * c.nbytes if c.merged else line(c.nbytes))
 
 
-def _operators(graph: PCG, flow: Gradients, machine: Machine, times: int, again: bool, training: bool) -> Iterator[OperatorTerm]:
+@dataclass(frozen=True)
+class _Whole:
+    """What is the same for all graphs of a program."""
+
+    flow: Gradients
+    machine: Machine
+    hoisted: Mapping[int, int]
+    training: bool
+
+
+def _operators(graph: PCG, whole: _Whole, times: int, again: bool) -> Iterator[OperatorTerm]:
+    """`again`: the graph is inside of a remat."""
     for node in graph.nodes:
         if node.inside is not None:
-            inner = times * (runs_of(node, flow) if node.kind in LOOPS else 1)
+            inner = times * (runs_of(node, whole.flow) if node.kind in LOOPS else 1)
             part = weight_of(node) if node.kind in (BRANCHES, STAGES) else 1.0
-            for term in _operators(node.inside, flow, machine, inner, again or node.kind == "remat", training):
+            for term in _operators(node.inside, whole, inner, again or node.kind == "remat"):
                 yield replace(term, forward=part * term.forward, backward=part * term.backward)
         elif node.body is not None and node.kind not in PARALLELIZATION:
-            forward, backward, how = operator_seconds(node, node.body, graph, flow, machine)
-            runs = times * (2 if (again or node.attributes.get("again")) and training else 1)
-            yield OperatorTerm(node, times, forward * runs, backward * times, how, runs)
+            forward, backward, how = operator_seconds(node, node.body, graph, whole.flow, whole.machine)
+            first = times // whole.hoisted.get(id(node), 1)
+            runs = first + (times if (again or node.attributes.get("again")) and whole.training else 0)
+            yield OperatorTerm(node, times, forward * runs, backward * times, how, first, runs)
 
 
 def operator_seconds(node: Node, body: Body, graph: PCG, flow: Gradients, machine: Machine) -> tuple[float, float, str]:

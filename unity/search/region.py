@@ -7,22 +7,18 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from math import prod
 
-from unity.pcg.again import runs_again
 from unity.pcg.branches import groups_of
-from unity.pcg.gradients import Gradients
-from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, UNCHANGED, Node, Value, carried_by
-from unity.pcg.residuals import Residuals
+from unity.pcg.graph import BRANCHES, LOOPS, PCG, PIPELINE, STAGES, TAIL, UNCHANGED, Node, Value, carried_by
 from unity.pcg.stages import FOLLOWED, TWO_BW, ends_of, schedule_of
 from unity.search.ahead import Ahead, Forward, moved
-from unity.search.backend import ACCUMULATING, Backend
-from unity.search.held import AGAIN, BACKEND, CHANGED, GRADIENTS, KEPT, NOTHING_MOVES, REUSED, WORKING, Held, Lying, whole
-from unity.search.inner import Inner, inner_of
+from unity.search.backend import ACCUMULATING
+from unity.search.held import AGAIN, BACKEND, GRADIENTS, KEPT, NOTHING_MOVES, REUSED, WIDENED, WORKING, Held, whole
+from unity.search.keeper import Keeper, Setting
 from unity.search.offers import HEAVY
 from unity.search.peak import Later, Turns
 from unity.search.waiting import waiting
 
 PRODUCT = "dot_general"
-AS_MADE, TURNED = "as made", "turned"
 NOTICED = 1e-3  # of all gradients: smaller ones are not looked at for what might lie in their place
 
 
@@ -40,43 +36,30 @@ class Keeping:
     own: float
 
 
-class Region:
-    """A graph, or one inside a scan or a remat: what its operators keep, and what is there when most is."""
+class Region(Keeper):
+    """What the operators of a graph keep, and what is there when most is."""
 
     def __init__(
         self,
         graph: PCG,
-        flow: Gradients,
-        training: bool,
-        backend: Backend,
+        setting: Setting,
         around: str = "",
         always: Collection[Held] = (),
         straight: bool = False,
         stacked: bool = False,
     ) -> None:
-        """`around`: the kind of node that the graph is inside of. `always`: what is held whatever the operators do. `straight`:
-        nothing but remats is around it, so that what it makes ahead is made at the start of the program. `stacked`: what it keeps
-        is handed out in arrays, as a loop's step does."""
-        self.graph, self.flow, self.training, self.backend = graph, flow, training, backend
-        self.top, self.stacked = not around, stacked or around in LOOPS or around == STAGES
+        """`always`: what is held whatever the operators do. `straight`: nothing but remats is around the graph, so that what it
+        makes ahead is made at the start of the program. Others are a `Keeper`'s."""
+        super().__init__(graph, setting, around, stacked)
         self.straight = self.top or straight
         self.nodes = [node for node in graph.nodes if node.kind != "input"]
-        self.lying = Lying(graph)
-        self.nbytes = self.lying.nbytes
         self.number = {id(node): i for i, node in enumerate(self.nodes)}
-        self.inputs = {id(node): k for k, node in enumerate(graph.inputs)}
         products = [node for node in self.nodes if node.kind in HEAVY]
         self.products = {self.lying.unmoved[v] for node in products for v in (*node.operands, *node.results)}
-        self.own_bytes = {v: n if self.counts(v) else 0.0 for v, n in self.nbytes.items()}
         self.early: list[Ahead] = []  # what the backend makes at the start
         self.zeros_inside = 0.0  # of a remat: bytes of zeros that are made at the start of what is around it
         self.forward: dict[int, float] = {}  # what an operator works on while it runs forward, by its number
-        self.chosen: dict[Value, None] = {}  # what is kept, in the order in which that is found
-        self.wide: set[Value] = set()  # those that are kept wider
-        self.forms: dict[Value, set[str]] = {}  # in which orders of dimensions they are kept
-        self.needs: set[int] = set()  # inputs that the backward pass needs
         self.weights, self.later = self.later_gradients(always)
-        self.steps = 0.0  # bytes that are kept, added up
         self.momentary = 0.0  # bytes that are kept inside of remats, of which one is open at a time
         self.remats = sum(node.kind == "remat" for node in self.nodes)
         self.own: dict[int, float] = {}  # by id(node): of its moment, what is neither operand, result, nor cotangent of one
@@ -95,10 +78,11 @@ class Region:
     def highest(self, kept: list[list[Held]], moments: list[list[Held]]) -> list[Held]:
         """When most is held: what is kept then, and the working set of the operator whose turn it is.
 
-        That is what operators before it keep, as those after it are done; but a scan's stacks are there from the start. Where the
-        backend makes things ahead, it may also be in the forward pass.
+        That is what operators before it keep, as those after it are done; but a scan's stacks are there from the start of the
+        forward pass, which is looked at by itself where the backend makes things ahead.
         """
-        early = [node.kind in LOOPS for node in self.nodes]
+        ahead = self.top and self.backend.eager
+        early = [node.kind in LOOPS and not (ahead and self.training) for node in self.nodes]
         passing = waiting(self.nodes, self.own_bytes, () if self.top else self.graph.outputs)
         own = [[*(h.nbytes for h in m), n] for m, n in zip(moments, passing, strict=True)]
         turns = Turns([[h.nbytes for h in k] for k in kept], early, own, self.later)
@@ -109,14 +93,14 @@ class Region:
             then = [h for i, k in enumerate(kept) for h in k if i <= at or early[i]]
             then += [*moments[at], Held(WORKING, self.nodes[at], passing[at])]
             then += self.placed(turns.placed(at, own[at]))
-        if not (self.top and self.backend.eager):
-            return then
-        return max(then, self.before(kept, early), key=lambda held: sum(h.nbytes for h in held))
+        return max(then, self.before(kept), key=lambda held: sum(h.nbytes for h in held)) if ahead else then
 
-    def before(self, kept: list[list[Held]], early: list[bool]) -> list[Held]:
+    def before(self, kept: list[list[Held]]) -> list[Held]:
         """When most is held in the forward pass: what is kept by then, what is made ahead, and what the operator works on."""
         ahead = [*self.early, *moved(self.nodes, self.lying, self.chosen)]
-        forward = Forward(kept, early, ahead, self.forward, self.later)
+        at_once = [[h for h in k if n.kind in LOOPS and h.why != WIDENED] for n, k in zip(self.nodes, kept, strict=True)]
+        in_turn = [[h for h in k if n.kind not in LOOPS or h.why == WIDENED] for n, k in zip(self.nodes, kept, strict=True)]
+        forward = Forward(in_turn, at_once, ahead, self.forward, self.later)
         at, lying = forward.highest()
         working = [Held(WORKING, self.nodes[at], self.forward[at])] if at in self.forward else []
         return [*forward.held(at), *working, *self.placed(lying)]
@@ -138,39 +122,6 @@ class Region:
         found = sorted((h for h in wanted.values() if h.nbytes > least), key=lambda h: h.nbytes, reverse=True)
         return [h.node for h in found], [Later(h.nbytes, first.get(id(h.node), -1)) for h in found]
 
-    def counts(self, v: Value) -> bool:
-        """Whether a value, or its cotangent, takes memory of its own: arguments and their gradients are counted already."""
-        return not (self.top and id(v.node) in self.inputs) and (self.flow(v) or not self.training)
-
-    def need(self, v: Value, reader: Node | None = None) -> list[Held]:
-        """Keeps a value as it is where it was last moved, if it is not kept yet; for some readers, wider, or turned."""
-        wide = reader is not None and self.backend.widens(reader, v)
-        turned = reader is not None and self.backend.turned(reader, v) and not self.argument(v) and not self.waits(reader)
-        v = self.lying.kept[v]
-        if runs_again(v.node):
-            return [h for w in v.node.operands for h in self.need(w)]
-        form = TURNED if turned else AS_MADE
-        more = [Held(BACKEND, v.node, self.local(v))] if wide and v not in self.wide else []
-        self.wide |= {v} if wide else set()
-        if v in self.chosen:
-            more += [Held(BACKEND, v.node, self.local(v))] if form not in self.forms[v] else []
-            self.forms[v] |= {form}
-            return more
-        self.chosen[v], self.forms[v] = None, {form}
-        if id(v.node) in self.inputs:
-            self.needs.add(self.inputs[id(v.node)])
-            return more
-        why = CHANGED if v.node.kind in PARALLELIZATION else KEPT
-        return [self.count(Held(why, v.node, self.local(v))), *more]
-
-    def local(self, v: Value) -> float:
-        """Bytes of one of the graph's values on one device."""
-        return self.nbytes[v]
-
-    def count(self, held: Held) -> Held:
-        self.steps += held.nbytes
-        return held
-
     def change(self, node: Node) -> tuple[list[Held], list[Held]]:
         """A change of type has both sides at once, unless nothing moves; or one side twice, if it is copied for a collective or a
         product. A slice's gradient may be added to zeros made ahead."""
@@ -180,6 +131,7 @@ class Region:
         both = self.own_bytes[before] + self.own_bytes[after]
         if self.backend.relays(node, self.graph.axes) and not self.products.isdisjoint({before, after}):
             both = max(both, 2 * self.own_bytes[before], 2 * self.own_bytes[after])
+        self.forward[self.number[id(node)]] = both
         if not (self.straight and self.training and self.backend.pads(node)):
             return [], [Held(WORKING, node, both)]
         zeros = self.own_bytes[before]
@@ -227,7 +179,7 @@ class Region:
         if not cotangents:
             return kept, [Held(WORKING, node, values + turned + largest)]
         more = self.backend.extra(node, self.local, self.argument, inner.looked_up)
-        kept += [Held(BACKEND, node, more.kept)] if more.kept else []
+        kept += [self.held(BACKEND, node, more.kept)] if more.kept else []
         here, last = self.number[id(node)], len(self.nodes)  # all gradients come later than what the forward pass needs alone
         early = ((more.start, here), (more.first, last))
         self.early += [Ahead(Held(BACKEND, node, nbytes), here, reader) for nbytes, reader in early if nbytes]
@@ -253,65 +205,6 @@ class Region:
         size = prod(product.tensor.shape)
         return converted or any(self.flow(v) and prod(v.tensor.shape) < size for v in node.operands)
 
-    def inner(self, node: Node) -> Inner:
-        """Where the inner values of an operator lie."""
-        assert node.body is not None
-        return inner_of(node.body, tuple(v.type for v in node.operands), node.types, self.graph.axes)
-
-    def flows(self, node: Node) -> tuple[bool, ...]:
-        """For each operand, whether a gradient flows back to it."""
-        return tuple(map(self.flow, node.operands))
-
-    def kept_by(self, node: Node, found: Residuals, inner: Inner) -> list[Held]:
-        """What an operator keeps. `found`: what its backward pass needs. What halos extend is kept so, and not as it was made."""
-        if not (self.training and any(map(self.flow, node.results))):
-            return []
-        kept: list[Held] = []
-        extended = (*inner.extended, *(0.0 for _ in node.results))
-        for v, flag, nbytes in zip((*node.operands, *node.results), found.operands + found.results, extended, strict=True):
-            if not flag or (v.node is node and runs_again(node)) or self.backend.knows(node):
-                continue
-            kept += self.extended(v, node, nbytes) if nbytes else self.need(v, node)
-        if node.attributes.get("again"):
-            return kept
-        return kept + [self.count(Held(KEPT, node, nbytes)) for nbytes in inner.kept(self.flows(node), self.stacked)[1]]
-
-    def extended(self, v: Value, reader: Node, nbytes: float) -> list[Held]:
-        """Keeps an operand as halos extend it, to so many bytes. If the reader runs again, what has arrived is kept alone, beside
-        the operand as it was made."""
-        if not self.waits(reader):
-            return [self.count(Held(CHANGED, reader, nbytes))]
-        return [*self.need(v, reader), self.count(Held(CHANGED, reader, nbytes - self.local(v)))]
-
-    def waits(self, node: Node) -> bool:
-        """Whether some operand of an operator is made again for its backward pass. Then it reads all of them when that comes."""
-        kept = [self.lying.kept[v] for v in node.operands]
-        return any(runs_again(base.node) for base in kept) or kept != [self.lying.unmoved[v] for v in node.operands]
-
-    def made_again(self, node: Node) -> float:
-        """Bytes of the inner values of an operator that are not kept, when its own backward pass comes; nor stacked, in a loop."""
-        if not node.attributes.get("again"):
-            return 0.0
-        return sum(self.inner(node).kept(self.flows(node), False)[1])
-
-    def made_for(self, node: Node) -> float:
-        """Bytes that are there when an operator's own backward pass comes because operands of it are made again as a whole."""
-        total = 0.0
-        for v in node.operands:
-            made = self.lying.kept[v]
-            if runs_again(made.node):
-                total += self.local(made) if self.lying.unmoved[v] != made else 0.0
-                total += self.made_again(made.node) + self.made_for(made.node)
-        return total
-
-    def there(self, v: Value) -> bool:
-        """Whether a value is held anyway: an argument, or kept, and not gathered again."""
-        return self.lying.unmoved[v] in self.chosen or self.argument(v)
-
-    def argument(self, v: Value) -> bool:
-        """Whether a value lies in an argument's memory."""
-        return self.top and id(self.lying.unmoved[v].node) in self.inputs
-
     def loop(self, node: Node) -> tuple[list[Held], list[Held]]:
         """All steps' values are stacked; while one runs, its own are there once more, and its slices of what is stacked.
 
@@ -325,6 +218,7 @@ class Region:
             start = Value(inside.graph.inputs[p])
             if p in carried:
                 kept.append(self.count(Held(KEPT, node, length * inside.local(start))))
+                kept += [Held(WIDENED, node, kept[-1].nbytes)] if self.backend.narrow(start.tensor) else []
             else:
                 kept += self.need(node.operands[p])
         kept += [replace(h, nbytes=length * h.nbytes) for h in inside.kept]
@@ -382,7 +276,7 @@ class Region:
 
         Its backward pass gives the gradients of all operands at once; by then its own are done.
         """
-        groups = [Region(g.graph, self.flow, self.training, self.backend, node.kind) for g in groups_of(node)]
+        groups = [Region(g.graph, self.setting, node.kind) for g in groups_of(node)]
         needs = sorted({p for group in groups for p in group.needs})
         kept = [h for p in needs for h in self.need(node.operands[p])]
         largest = max(groups, key=lambda group: group.steps + group.momentary)
@@ -396,7 +290,7 @@ class Region:
     def inside(self, node: Node) -> Region:
         assert node.inside is not None
         straight = self.straight and node.kind == "remat"
-        return Region(node.inside, self.flow, self.training, self.backend, node.kind, straight=straight)
+        return Region(node.inside, self.setting, node.kind, straight=straight)
 
 
 def _as(why: str, held: Held) -> Held:

@@ -41,6 +41,10 @@ class Around:
         """Of all runs one is held: the backward pass of each follows at once."""
         return replace(self, times=self.times * runs, alive=self.share, stacked=False)
 
+    def of(self, hoisted: int) -> float:
+        """How many are held at once of what is made so many times less often. In a remat that is not so when it runs again."""
+        return self.alive if self.again else self.alive / hoisted
+
     def beside(self, part: float) -> Around:
         """Among branches that run at the same time: each counts for a part."""
         return replace(self, times=self.times * part, alive=self.alive * part)
@@ -102,8 +106,13 @@ class Site:
 
     @property
     def times(self) -> float:
-        """How often it runs, forward."""
+        """How often it runs, forward so many times less often than `hoisted` says."""
         return self.around.times
+
+    @property
+    def alive(self) -> float:
+        """How many of what it makes are held at once for the backward pass."""
+        return self.around.of(self.ports[0].hoisted if copies(self) else self.hoisted)
 
     @property
     def again(self) -> bool:

@@ -152,8 +152,8 @@ class _Fusion:
             return False  # it is done in place, once
         if joins_rows(op, self.tensors) or joins_rows(self.ops[consumer], self.tensors):
             return False
-        taken = [self.ops[j] for j in self.members[consumer]]
-        if any(other.kind == "dynamic-update-slice" and other.operands[0] in op.results for other in taken):
+        root = self.ops[consumer]
+        if root.kind == "dynamic-update-slice" and root.operands[0] in op.results:
             return False  # it is written in place
         if not expensive(op, self.tensors):
             return True

@@ -1,4 +1,4 @@
-"""What XLA's fusion passes ask of an operation: whether it works element by element, moves elements only, or is expensive."""
+"""What XLA's passes ask of an operation: whether it works element by element, moves elements only, is expensive or collective."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from math import prod
 from unity.exec.liveness.program import Op
 from unity.pcg.body import Tensor
 
+# JAX's collectives, as XLA calls them
+COLLECTIVES = {
+    "psum": "all-reduce", "psum_invariant": "all-reduce", "pmax": "all-reduce", "pmin": "all-reduce", "psum2": "all-reduce",
+    "all_gather": "all-gather", "all_gather_invariant": "all-gather", "reduce_scatter": "reduce-scatter",
+    "psum_scatter": "reduce-scatter", "all_to_all": "all-to-all", "ppermute": "collective-permute",
+    "pbroadcast": "collective-broadcast",
+}  # fmt: skip
 # `CpuInstructionFusion::IsExpensive` and `InstructionFusion::IsExpensive`: these may be computed twice
 CHEAP = frozenset(
     {

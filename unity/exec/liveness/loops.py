@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jax.extend import core
 
+from unity.exec.liveness.invariant import moved_out
 from unity.exec.liveness.lower import Lowering, Values, opened, tensors_of
 from unity.exec.liveness.program import Origin
 from unity.pcg.body import tensor_type
@@ -35,10 +36,13 @@ def scan(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> V
         row = step.bitcast(v, tensor_type((1, *one.shape), one.dtype), origin)
         written.append(step.emit("dynamic-update-slice", (stack, row, counter), (step.tensors[stack],), (), origin)[0])
     body = step.program([counter, *state, *stacks], [*out[:k], *written])
+    moved = moved_out(b, step, body, operands, range(c, c + k))
+    c = len(moved.made) + sum(p < c for p in moved.left)
+    given = [*moved.made, *(operands[p] for p in moved.left)]
     zeros = [b.zeros(t, origin) for t in tensors[k:]]
     if b.after is not None and zeros:
         _, *zeros = _together(b, [b.after, *zeros], origin)
-    return list(b.emit("while", (*operands, *zeros), tensors, (c, k, len(operands) - c - k, length), origin, body))
+    return list(b.emit("while", (*given, *zeros), tensors, (c, k, len(given) - c - k, length), origin, moved.step))
 
 
 def while_loop(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> Values:

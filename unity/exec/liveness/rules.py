@@ -8,7 +8,7 @@ from math import prod
 from jax.extend import core
 
 from unity.exec.liveness import loops, products
-from unity.exec.liveness.kinds import ELEMENTWISE
+from unity.exec.liveness.kinds import COLLECTIVES, ELEMENTWISE
 from unity.exec.liveness.lower import Lowering, Rule, Values, tensors_of
 from unity.exec.liveness.program import Origin, Program
 from unity.pcg.body import Tensor, tensor_type
@@ -18,12 +18,6 @@ from unity.search.backend import Backend
 RESHAPED = frozenset({"reshape", "squeeze", "expand_dims"})
 REDUCTIONS = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min"}
 REDUCED = frozenset({"reduce_prod", "reduce_and", "reduce_or", "reduce_xor", "argmax", "argmin"})
-COLLECTIVES = {
-    "psum": "all-reduce", "psum_invariant": "all-reduce", "pmax": "all-reduce", "pmin": "all-reduce", "psum2": "all-reduce",
-    "all_gather": "all-gather", "all_gather_invariant": "all-gather", "reduce_scatter": "reduce-scatter",
-    "psum_scatter": "reduce-scatter", "all_to_all": "all-to-all", "ppermute": "collective-permute",
-    "pbroadcast": "collective-broadcast",
-}  # fmt: skip
 
 
 def lowered(closed: core.ClosedJaxpr, backend: Backend) -> Program:

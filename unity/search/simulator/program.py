@@ -92,10 +92,10 @@ class _Costs:
 
 def _costs(graph: PCG, machine: Machine, differentiated: Collection[int]) -> _Costs:
     prediction = predict(graph, machine, differentiated)
-    compute = {
-        id(t.node): (t.forward / t.runs, t.forward / t.runs * (t.runs / t.count - 1), t.backward / t.count)
-        for t in prediction.operators
-    }
+    compute = dict[int, tuple[float, float, float]]()
+    for t in prediction.operators:  # what runs before a loop, each of its steps has a part of
+        once = t.forward / t.runs / t.count
+        compute[id(t.node)] = (once * t.first, once * (t.runs - t.first), t.backward / t.count)
     collectives: dict[int, list[CollectiveTerm]] = {}
     for term in prediction.collectives:
         collectives.setdefault(id(term.collective.node), []).append(term)
