@@ -37,7 +37,7 @@ class Names:
         return (id(v.node), v.index, *changes)
 
     def cotangent(self, v: Value) -> Hashable:
-        """A cotangent is named by the only place that it comes from unchanged, if there is one."""
+        """A cotangent is named by the only place that it comes from unchanged, if there is one; of what is split, by its parts'."""
         changes = []
         while True:
             uses = self.uses.get(v, [])
@@ -50,23 +50,31 @@ class Names:
                     changes.append(_change(node))
                 v = Value(node)
                 continue
-            variable = self.carrier(node, position)
-            if variable is None:
+            found = None if node.body is None else self.inside(node, node.body, node.body.inputs[position])
+            if found is None:
                 return (id(v.node), v.index, *changes)
-            assert node.body is not None
-            if variable not in node.body.outputs or _read(node.body, variable):
-                return (id(node), "inside", variable, *changes)
-            v = Value(node, node.body.outputs.index(variable))
+            if not isinstance(found, Value):
+                return (*found, *changes)
+            v = found
 
-    def carrier(self, node: Node, position: int) -> int | None:
-        """The variable of an operator's body whose cotangent is also the operand's, device by device."""
-        if node.body is None:
+    def inside(self, node: Node, body: Body, variable: int) -> Value | tuple[Hashable, ...] | None:
+        """What has the same cotangent as a variable of an operator's body, device by device: a result, or another variable, as a
+        name; or parts of it together. None if nothing does."""
+        carrier = summand_of(body, variable)
+        parts = parts_of(body, carrier)
+        found = placing(body, tuple(v.type for v in node.operands), node.types, self.n_axes)
+        if any(s is not None and any(s.states[v] != s.states[variable] for v in (carrier, *parts)) for s in found):
             return None
-        operand = node.body.inputs[position]
-        variable = summand_of(node.body, operand)
-        found = placing(node.body, tuple(v.type for v in node.operands), node.types, self.n_axes)
-        same = all(s is None or s.states[variable] == s.states[operand] for s in found)
-        return variable if variable != operand and same else None
+        if parts:
+            return ("parts", body.tensors[carrier].shape, *(self.part(node, body, p) for p in parts))
+        if carrier in body.outputs and not _read(body, carrier):
+            return Value(node, body.outputs.index(carrier))
+        return None if carrier == variable else (id(node), "inside", carrier)
+
+    def part(self, node: Node, body: Body, variable: int) -> Hashable:
+        """The cotangent of a variable of an operator's body."""
+        found = self.inside(node, body, variable)
+        return self.cotangent(found) if isinstance(found, Value) else found or (id(node), "inside", variable)
 
 
 def _change(node: Node) -> Hashable:
@@ -88,3 +96,11 @@ def summand_of(body: Body, variable: int) -> int:
             return variable
         variable = users[0].results[0]
     return variable
+
+
+@lru_cache(maxsize=65536)
+def parts_of(body: Body, variable: int) -> tuple[int, ...]:
+    """The variables that a variable is split into, and is used for nothing else; none if there are no such ones."""
+    users = [e for e in body.equations for a in e.operands if a == variable]
+    split = len(users) == 1 and users[0].name == "split" and variable not in body.outputs
+    return users[0].results if split else ()
