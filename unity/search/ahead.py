@@ -54,7 +54,7 @@ def moved(nodes: Sequence[Node], lying: Lying, kept: Collection[Value]) -> list[
 
 
 def _of_constants(scan: Node, ready: Collection[Value]) -> list[Held]:
-    """What a scan's steps move of constants that are ready, and do not keep."""
+    """What a scan's steps move of constants that are ready, for others than further changes of type, and do not keep."""
     assert scan.inside is not None
     inside, constants = scan.inside, scan.operands[: int(scan.attributes["consts"])]
     made = {Value(n) for n, v in zip(inside.inputs, constants, strict=False) if v in ready}

@@ -39,7 +39,7 @@ class SiteCost:
     backward: Array
     reduces: Array  # collectives inside the operator, Reduces and halos, forward and backward
     memory: Array
-    once: Array  # seconds forward of one run each time that the backward pass wants it, if it is to run again for that
+    once: Array  # seconds forward, if it runs once more for every backward pass
     saved: Array | None = None  # of this memory, if inner values are computed again; nothing where Reduces would be repeated
     whole: Array | None = None  # saved if all of it runs again, the result too, but for what is kept instead; -inf: it may not
 

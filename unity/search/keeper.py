@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
 from unity.pcg.again import runs_again
 from unity.pcg.gradients import Gradients
 from unity.pcg.graph import LOOPS, PARALLELIZATION, PCG, STAGES, Node, Value
@@ -14,13 +18,19 @@ from unity.search.inner import Inner, inner_of
 AS_MADE, TURNED = "as made", "turned"
 
 
+@dataclass(frozen=True)
 class Setting:
-    """What is the same for all graphs of a program: where gradients flow, if it is trained, and what compiles it. Of some nodes in
-    scans so many times less is kept than in every step (`pcg.hoisting.kept_once`)."""
+    """What is the same for all graphs of a program: where gradients flow, whether it is trained, and what compiles it."""
 
-    def __init__(self, graph: PCG, flow: Gradients, training: bool, backend: Backend) -> None:
-        self.flow, self.training, self.backend = flow, training, backend
-        self.kept_once = kept_once(graph)
+    program: PCG
+    flow: Gradients
+    training: bool
+    backend: Backend
+
+    @cached_property
+    def kept_once(self) -> Mapping[int, int]:
+        """Of which nodes in scans so many times less is kept than in every step (`pcg.hoisting.kept_once`)."""
+        return kept_once(self.program)
 
 
 class Keeper:
