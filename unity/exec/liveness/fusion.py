@@ -152,8 +152,9 @@ class _Fusion:
             return False  # it is done in place, once
         if joins_rows(op, self.tensors) or joins_rows(self.ops[consumer], self.tensors):
             return False
-        root = self.ops[consumer]
-        if root.kind == "dynamic-update-slice" and root.operands[0] in op.results:
+        taken = [self.ops[j] for j in self.members[consumer]]
+        written = any(other.kind == "dynamic-update-slice" and other.operands[0] in op.results for other in taken)
+        if written and self.ops[consumer].kind != "convert":  # which makes another array of what was written
             return False  # it is written in place
         if not expensive(op, self.tensors):
             return True
