@@ -56,7 +56,7 @@ CASES = {
     "gpt scan bfloat16": _case("gpt2", **GPT, scan=True, compute="bfloat16"),
     "gpt scan remat bfloat16": _case("gpt2", **GPT, scan=True, remat=True, compute="bfloat16"),
     "lstm": _case("rnnlm", True, hidden=128, vocab=512, steps=40, batch=32),
-    "lstm bfloat16": _case("rnnlm", hidden=128, vocab=512, steps=40, batch=32, compute="bfloat16"),
+    "lstm bfloat16": _case("rnnlm", True, hidden=128, vocab=512, steps=40, batch=32, compute="bfloat16"),
     "cnn": _case("resnet50", True, blocks=(1, 1), base=32, image=64, batch=16, classes=16),
     "dlrm": _case("dlrm", True, tables=(8192,) * 4, width=64, bottom=(16, 64, 64), top=(64, 64, 2), batch=512),
     "gpt remat": _case("gpt2", **GPT, remat=True),
