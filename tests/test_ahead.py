@@ -17,16 +17,18 @@ from unity.exec.check import compare
 from unity.optimize import optimize
 from unity.pcg.capture import capture
 from unity.pcg.gradients import gradients
-from unity.pcg.graph import PCG, Node
+from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.parallelize import parallelize
 from unity.plan import Plan
-from unity.search.ahead import Ahead, Forward
+from unity.search.ahead import Ahead, Forward, moved
 from unity.search.backend import CPU, GPU
 from unity.search.cost import Training
-from unity.search.held import BACKEND, WORKING, Held, local
+from unity.search.held import BACKEND, KEPT, NOTHING_MOVES, WIDENED, WORKING, Held, Lying, local
+from unity.search.keeper import Setting
 from unity.search.machine import Machine
 from unity.search.memory import MemoryPrediction, keeping, predict_memory
 from unity.search.peak import Later
+from unity.search.region import Region
 
 TARGET = 0.2  # of all bytes, as the search adds them up: what the benchmark asks for
 
@@ -109,6 +111,61 @@ def test_gathered_weights_are_there_before_their_turn_where_that_is_scheduled_so
     more = [on_cpu.step - on_gpu.step for on_gpu, on_cpu in found]
     assert max(more) >= 2 * 256 * 256 * 4
     assert abs(compare(frontier[more.index(max(more))], True).searched.difference) <= TARGET
+
+
+def recurrent(params: Any, x: Any) -> Any:
+    """Two layers, each with one weight for all steps, in a lower precision."""
+
+    def step(c: Any, x: Any, w: Any) -> Any:
+        c = jnp.tanh(x + c @ w.astype(c.dtype))
+        return c, c
+
+    for w in params:
+        x = lax.scan(lambda c, x, w=w: step(c, x, w), x[0], x)[1]
+    return jnp.mean(x.astype(jnp.float32) ** 2)
+
+
+WIDENS = pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="its compiler has products of bfloat16")
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, pytest.param(jnp.bfloat16, marks=WIDENS)])
+def test_scans_hold_what_is_compiled(dtype: Any) -> None:
+    """Their weights, gathered before the first step; and what their steps keep, as wide numbers where it is read so."""
+    frontier = planned(recurrent, [f(256, 256)] * 2, jax.ShapeDtypeStruct((16, 16, 256), dtype)).frontier
+    for plan in (frontier[0], frontier[-1]):
+        assert abs(compare(plan, True).searched.difference) <= TARGET
+
+
+def test_what_scans_gather_of_weights_is_there_from_the_start() -> None:
+    most: set[int] = set()
+    for plan in planned(recurrent, [f(256, 256)] * 2, f(16, 16, 256)).frontier:
+        nodes = [n for n in plan.pcg.nodes if n.kind != "input"]
+        inside = [n for scan in nodes if scan.inside for n in scan.inside.nodes]
+        gathered = {id(n) for n in inside if n.kind.startswith("combine") and n.attributes.get("again")}
+        assert gathered <= {id(a.held.node) for a in moved(nodes, Lying(plan.pcg), ())}
+        most = max(most, gathered, key=len)
+    assert len(most) == 2  # of each layer's weight
+
+
+def test_a_change_of_type_has_both_sides_while_it_runs_forward() -> None:
+    plan = planned(layers, [(f(256, 256), f(256, 256))] * 4, f(2048, 256)).frontier[-1]
+    flow = gradients(plan.pcg, plan._made.captured.differentiated)
+    region = Region(plan.pcg, Setting(plan.pcg, flow, True, CPU))
+    both = {
+        i: local(node.operands[0], plan.pcg) + local(Value(node), plan.pcg)
+        for i, node in enumerate(region.nodes)
+        if node.kind in PARALLELIZATION and node.kind not in NOTHING_MOVES and node.operands[0].node.kind != "input"
+    }
+    assert both
+    assert all(region.forward[i] >= nbytes for i, nbytes in both.items())
+
+
+def test_what_steps_keep_in_few_bits_is_there_in_many() -> None:
+    x = jax.ShapeDtypeStruct((16, 16, 256), jnp.bfloat16)
+    plan = optimize(recurrent, [f(256, 256)] * 2, x, machine=Machine.grid(1, 1, "a100"), progress=False)
+    on_gpu, on_cpu = predictions(plan)
+    assert WIDENED not in on_gpu.by_reason
+    assert on_cpu.by_reason[WIDENED] == on_cpu.by_reason[KEPT] == on_gpu.by_reason[KEPT]
 
 
 @pytest.mark.parametrize("samples", [8, 32])

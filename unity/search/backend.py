@@ -65,7 +65,7 @@ class Backend:
     outermost: bool = False
 
     def narrow(self, tensor: Tensor) -> bool:
-        """Whether a loop's backward pass has all steps' values of it as float32, though they are narrower."""
+        """Whether it is computed with in float32; and kept so, if it is kept by a loop's steps."""
         return str(tensor.dtype) in self.widened
 
     def widens(self, reader: Node, v: Value) -> bool:

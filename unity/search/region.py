@@ -218,7 +218,6 @@ class Region(Keeper):
             start = Value(inside.graph.inputs[p])
             if p in carried:
                 kept.append(self.count(Held(KEPT, node, length * inside.local(start))))
-                kept += [Held(WIDENED, node, kept[-1].nbytes)] if self.backend.narrow(start.tensor) else []
             else:
                 kept += self.need(node.operands[p])
         kept += [replace(h, nbytes=length * h.nbytes) for h in inside.kept]

@@ -42,7 +42,8 @@ class Around:
         return replace(self, times=self.times * runs, alive=self.share, stacked=False)
 
     def of(self, hoisted: int) -> float:
-        """How many are held at once of what is made so many times less often. In a remat that is not so when it runs again."""
+        """How many are held at once of what is made so many times less often. In a remat that is not so when it runs again
+        (`pcg.hoisting.kept_once`)."""
         return self.alive if self.again else self.alive / hoisted
 
     def beside(self, part: float) -> Around:
