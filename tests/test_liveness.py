@@ -66,7 +66,7 @@ def test_operations_come_after_their_operands_the_first_first() -> None:
 
 
 def test_a_division_by_a_constant_is_a_product_and_a_product_by_one_nothing() -> None:
-    assert kinds(program(lambda x: (x * 1.0) / 3.0, f(8))) == ["multiply-inverse"]
+    assert kinds(program(lambda x: (x * 1.0) / 3.0, f(8))) == ["broadcast", "multiply-inverse"]
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,45 @@ def test_a_division_by_a_constant_is_a_product_and_a_product_by_one_nothing() ->
 )
 def test_products_turn_what_they_must(fn: Any, shapes: Any, expected: list[str]) -> None:
     assert sorted(kinds(program(fn, *(f(*s) for s in shapes)))) == sorted(expected)
+
+
+def test_operands_are_as_large_as_what_they_are_taken_with() -> None:
+    """As JAX writes them: a dimension of size 1 that grows is dropped first, so that equal ones are one."""
+
+    def fn(x: Any, y: Any) -> Any:
+        return x[:, None] * y, lax.broadcast_in_dim(x, (8, 4), (0,)) + y
+
+    found = program(fn, f(8), f(8, 4))
+    assert kinds(found) == ["broadcast", "multiply", "add"]
+    assert all(found.tensors[v].shape == (8, 4) for op in found.ops[1:] for v in op.operands)
+
+
+def test_a_product_that_sums_nothing_is_one_of_elements() -> None:
+    found = program(lambda a, b: jnp.einsum("bi,bj->bij", a, b), f(4, 8), f(4, 2))
+    assert kinds(found) == ["broadcast", "broadcast", "multiply"]
+    assert kinds(program(lambda a, b: a @ b, f(4, 1), f(1, 2))) == ["bitcast", "broadcast", "bitcast", "broadcast", "multiply"]
+
+
+def test_what_is_taken_away_at_edges_is_a_slice() -> None:
+    def padded(*config: tuple[int, int, int]) -> list[str]:
+        return kinds(program(lambda x: lax.pad(x, 0.0, config), f(8)))
+
+    assert padded((-1, -2, 0)) == ["slice"]
+    assert padded((1, 0, 0)) == padded((0, 0, 1)) == ["pad"]
+    assert padded((-1, 2, 0)) == padded((0, -1, 1)) == ["pad", "slice"]
+    assert padded((0, 0, 0)) == []
+    both = program(lambda x: (lax.pad(x, 0.0, [(-1, -2, 0)]), x[1:6] + 1.0), f(8))
+    assert kinds(both) == ["slice", "broadcast", "add"]
+
+
+def test_a_product_in_groups_of_rows_reads_the_rows_once_for_each() -> None:
+    def fn(x: Any, w: Any, sizes: Any) -> Any:
+        return jnp.sum(lax.ragged_dot(x, w, sizes) ** 2)
+
+    found = program(jax.grad(fn, (0, 1)), f(16, 8), f(4, 8, 2), f(4, dtype=jnp.int32))
+    wide = sorted(found.tensors[op.results[0]].shape for op in found.ops if op.kind == "select")
+    assert wide == [(4, 16, 2), (4, 16, 8)]  # of cotangents; and of rows, for both products that read them
+    assert [found.tensors[op.results[0]].shape for op in found.ops if op.kind == "dot"] == [(16, 2), (16, 8), (4, 8, 2)]
 
 
 def test_convolutions_are_turned_to_channels_last_on_cpus_only() -> None:
@@ -137,6 +176,29 @@ def test_what_reads_more_than_it_makes_is_computed_once_if_some_reader_cannot_ta
     found = {k.root.kind: k.reads for k in kernels(program(fn, *[f(64, 64)] * 3), library=True)}
     assert len(found["multiply"]) == 1
     assert len(found["add"]) == 2
+
+
+def test_what_would_be_written_out_too_often_is_made_once() -> None:
+    def twice(x: Any) -> Any:
+        """A pad that a kernel asks at two indices, and one that two operations read."""
+        wide = jnp.pad(x, 1)
+        return jnp.tanh(wide[:-1] * wide[1:])
+
+    assert made(program(twice, f(4096))) == ["pad", "tanh"]
+    assert made(program(lambda x: jnp.tanh(jnp.pad(x, 1)), f(4096))) == ["tanh"]
+
+    def chained(n: int) -> list[str]:
+        """Sums of neighbours: the first is asked at twice as many indices with each that is added."""
+
+        def fn(x: Any) -> Any:
+            for _ in range(n):
+                x = x[:-1] + x[1:]
+            return x
+
+        return made(program(fn, f(4096)))
+
+    assert chained(4) == ["add"]
+    assert chained(5) == chained(8) == ["add", "add"]
 
 
 def test_a_library_computes_a_soft_max_to_its_exponentials() -> None:
@@ -285,6 +347,20 @@ def narrow_steps(w: Any, x: Any) -> Any:
     return jnp.sum(lax.scan(step, x.astype(jnp.bfloat16), None, 6)[0].astype(x.dtype) ** 2)
 
 
+def scanned_at_once(decay: Any, x: Any) -> Any:
+    """A linear recurrence, as state space models have it."""
+
+    def both(left: Any, right: Any) -> Any:
+        return left[0] * right[0], right[0] * left[1] + right[1]
+
+    found = lax.associative_scan(both, (jnp.exp(x[..., None] * decay), x[..., None] * decay), axis=0)[1]
+    return jnp.sum(found**2)
+
+
+def expert(w: Any, x: Any, sizes: Any) -> Any:
+    return jnp.sum(jnp.tanh(lax.ragged_dot(x, w, sizes)) ** 2)
+
+
 WEIGHT, ROWS = f(128, 128), f(256, 128)
 WIDENS = pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="its compiler has products of bfloat16")
 
@@ -300,6 +376,8 @@ WIDENS = pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="its compile
         (jax.grad(steps), (WEIGHT, ROWS), TARGET),
         (looped, (WEIGHT, ROWS), TARGET),
         pytest.param(jax.grad(narrow_steps), (WEIGHT, ROWS), TARGET, marks=WIDENS),
+        (jax.grad(scanned_at_once, (0, 1)), (f(8), f(32, 128)), TARGET),
+        (jax.grad(expert, (0, 1)), (f(8, 128, 64), ROWS, f(8, dtype=jnp.int32)), TARGET),
         (jax.grad(convolved), (f(32, 16, 3, 3), f(4, 16, 16, 16)), TARGET),
         (jax.grad(convolutions), ([f(16, 16, 3, 3)] * 4, f(4, 16, 16, 16)), TARGET),
         (jax.grad(convolutions), ([f(16, 16, 3, 3)] * 4, f(1, 16, 16, 16)), TARGET),  # only a dimension of size 1 moves

@@ -14,7 +14,7 @@ from unity.made import Made
 from unity.pcg.capture import capture
 from unity.pcg.stages import SCHEDULES, TWO_BW, Mixed
 from unity.pipelining import Program, pipelined
-from unity.pipelining.numbered import bits
+from unity.pipelining.numbered import sample_bits
 from unity.plan import Plan
 from unity.search.cost import Training
 from unity.search.session import Search
@@ -77,7 +77,7 @@ def test_masks_are_those_of_the_function(fn, kind):
 def test_bits_by_number_are_those_of_the_whole(samples, size, width, seed):
     key = jax.random.key(seed)
     wanted = jax.random.bits(key, (samples, size), f"uint{width}")
-    found = bits(key, width, (samples, size), jnp.arange(samples, dtype=jnp.uint32))
+    found = sample_bits(key, width, (samples, size), jnp.arange(samples, dtype=jnp.uint32))
     np.testing.assert_array_equal(found, wanted)
 
 
@@ -86,7 +86,7 @@ def test_counters_beyond_a_word_are_right():
     key, size, samples = jax.random.key(3), 1 << 20, 1 << 14
     data = jax.random.key_data(key)
     number = samples - 1
-    found = bits(key, 32, (1, size), jnp.asarray([number], jnp.uint32))[0]
+    found = sample_bits(key, 32, (1, size), jnp.asarray([number], jnp.uint32))[0]
     start = number * size
     high, low = jnp.uint32(start >> 32), jnp.arange(size, dtype=jnp.uint32) + jnp.uint32(start % (1 << 32))
     one, other = threefry2x32_p.bind(data[0], data[1], jnp.full(size, high), low)

@@ -27,7 +27,7 @@ from unity.pcg.solve import Solution, Unmatched, solve
 from unity.pcg.stages import Mixed
 from unity.pcg.state import PARTIAL, REPLICATED, State, partitioned
 from unity.pcg.uses import constants, light
-from unity.pipelining.numbered import NUMBERED, bits, by_sample
+from unity.pipelining.numbered import NUMBERED, by_sample, sample_bits
 from unity.pipelining.splice import spliced
 from unity.search.offers import HEAVY
 from unity.wording import short
@@ -207,7 +207,7 @@ def _numbered(body: Body, size: int) -> tuple[Body, list[int]]:
 
 
 def _drawn(width: int, shape: Sequence[int], key: jax.Array, numbers: jax.Array) -> jax.Array:
-    return bits(key, width, shape, numbers)
+    return sample_bits(key, width, shape, numbers)
 
 
 def _longest(body: Body, known: Mapping[int, State]) -> tuple[Solution, int]:

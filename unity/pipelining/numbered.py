@@ -1,10 +1,7 @@
 """A scan whose steps draw random bits for all samples at once, as one that draws them for each sample by its number.
 
-    bits(key, [samples, ...])  =  threefry(key, number * size + arange(size))        for each sample, of `size` elements
-
-A generator whose bits are those of a counter (`jax_threefry_partitionable`, as is JAX's default) gives every element its own. So
-the samples' numbers come along as one more constant with samples, and what was drawn for the whole batch is the same, bit by bit,
-for whatever part of it a stage has.
+A generator whose bits are those of a counter gives every element its own (`pcg/counters.py`). So the samples' numbers come along as
+one more constant with samples, and what was drawn for the whole batch is the same, bit by bit, for whatever part of it a stage has.
 """
 
 from __future__ import annotations
@@ -16,13 +13,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.extend.random import threefry2x32_p
 
 from unity.exec.walker import Walk
 from unity.pcg.body import Body, Equation, close
 from unity.pcg.capture import Captured
+from unity.pcg.counters import WORD, bits, counted
 from unity.pcg.nesting import REMATERIALIZED, programs
 from unity.pcg.scans import constants_and_carry
 from unity.pcg.solve import nested_body
@@ -30,7 +26,6 @@ from unity.pipelining.named import with_steps
 from unity.pipelining.splice import spliced
 
 NUMBERED = "unity:numbers"  # the scope of the scan with samples' numbers, which no model has
-WORD = 1 << 32
 
 
 def draws(body: Body, size: int) -> bool:
@@ -40,11 +35,10 @@ def draws(body: Body, size: int) -> bool:
 
 def by_sample(body: Body, e: Equation, size: int) -> bool:
     """Whether an equation draws bits for so many samples that can be drawn for each."""
-    if e.name != "random_bits" or not jax.config.jax_threefry_partitionable:  # pyright: ignore[reportAttributeAccessIssue]
+    if e.name != "random_bits":
         return False
     key, shape = body.tensor(e.operands[0]), tuple(e.params["shape"])
-    known = str(key.dtype) == "key<fry>" and key.ndim == 0 and e.params["bit_width"] <= 32
-    return known and bool(shape) and shape[0] % size == 0 and prod(shape) // size < WORD
+    return counted(key.dtype) and key.ndim == 0 and bool(shape) and shape[0] % size == 0 and prod(shape) // size < WORD
 
 
 def numbered(captured: Captured, number: int, size: int) -> Captured:
@@ -77,7 +71,8 @@ class _Numbered(Walk):
     def equation(self, number: int) -> list:
         equation = self.body.equations[number]
         if by_sample(self.body, equation, self.numbers.size):
-            return [bits(self.read(equation.operands[0]), equation.params["bit_width"], equation.params["shape"], self.numbers)]
+            key, width, shape = self.read(equation.operands[0]), equation.params["bit_width"], equation.params["shape"]
+            return [sample_bits(key, width, shape, self.numbers)]
         if equation.name not in REMATERIALIZED:
             return super().equation(number)
         inner, params = nested_body(equation), equation.params
@@ -89,22 +84,8 @@ class _Numbered(Walk):
         return run(self.numbers, *(self.read(a) for a in equation.operands))
 
 
-def bits(key: jax.Array, width: int, shape: Sequence[int], numbers: jax.Array) -> jax.Array:
+def sample_bits(key: jax.Array, width: int, shape: Sequence[int], numbers: jax.Array) -> jax.Array:
     """`jax.random.bits(key, shape)` of so many samples, which its first dimension has, for those with these numbers."""
-    size = prod(shape) // numbers.size
-    first, second = jax.random.key_data(key)
-    high, low = _product(numbers[:, None], size)
-    within = lax.broadcasted_iota(jnp.uint32, (numbers.size, size), 1)
-    below = low + within
-    high = high + (below < low).astype(jnp.uint32)
-    one, other = threefry2x32_p.bind(first, second, high, below)
-    return (one ^ other).astype(f"uint{width}").reshape(shape)
-
-
-def _product(numbers: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-    """Numbers times a size, in two words: sixteen bits at a time."""
-    a, b = numbers >> 16, numbers & 0xFFFF
-    c, d = np.uint32(size >> 16), np.uint32(size & 0xFFFF)
-    middle = a * d + (b * d >> 16)
-    rest = b * c + (middle & 0xFFFF)
-    return a * c + (middle >> 16) + (rest >> 16), numbers * np.uint32(size % WORD)
+    each = prod(shape) // numbers.size
+    within = jnp.arange(each, dtype=jnp.uint32)
+    return bits(key, width, (WORD, each), (numbers, within)).reshape(shape)

@@ -18,6 +18,9 @@ XLA's CPU backend, as its buffer assignments tell (`benchmarks/memory.py` compar
   (`unity.exec.liveness.library`).
 - *outermost*: collectives along a dimension want it outermost in memory, so operands and results that lie otherwise are copied.
 
+On every backend a product in groups of rows reads the rows, and their cotangents in two orders of dimensions, once for each group,
+with zeros in the rows of others.
+
 The rules of fusion, copies and buffers that `unity.exec.liveness` goes by are said there. GPU compilers schedule such things where
 they are used, and fuse them; nothing is added for them.
 """
@@ -37,6 +40,7 @@ from unity.search.offers import HEAVY
 
 CONVOLUTION, POOLS = "conv_general_dilated", ("reduce_window_max", "reduce_window_min")
 LOOKUPS = ("embedding", "gather")
+RAGGED = "ragged_dot_general"
 ACCUMULATING = (*LOOPS, *LOOKUPS)  # their operands' gradients start from zeros
 INDEX = 4  # bytes
 
@@ -98,6 +102,8 @@ class Backend:
         `looked_up`: bytes of values inside of it that elements are looked up in."""
         if self.knows(node):
             return _indices(node, local)
+        if node.kind == RAGGED:
+            return self._grouped(node, local)
         if self.eager and node.kind in LOOKUPS:
             zeros = sum(local(v) for v in node.operands if v.tensor.floating and not argument(v))
             return Extra(zeros, -zeros, zeros)
@@ -109,6 +115,13 @@ class Backend:
             moved = sum(local(v) for v in node.operands if v.node.kind in PARALLELIZATION and not argument(v))
             return Extra(turned, wide + moved, turned, turned)
         return Extra(working=wide)
+
+
+    def _grouped(self, node: Node, local: Callable[[Value], float]) -> Extra:
+        sizes = node.operands[2]
+        groups = local(sizes) / sizes.tensor.dtype.itemsize
+        given, made = groups * local(node.operands[0]), groups * local(node.results[0])
+        return Extra(given, 2 * made) if self.eager else Extra(working=given + 2 * made)
 
 
 def _indices(node: Node, local: Callable[[Value], float]) -> Extra:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
+from unity.exec.liveness.emitted import Emitted
 from unity.exec.liveness.kinds import ELEMENTWISE, FUSIBLE, PERMUTING, expensive, joins_rows, rank, size
 from unity.exec.liveness.library import OUTSIDE, library_fusions
 from unity.exec.liveness.program import Op, Program
@@ -163,6 +164,14 @@ class _Fusion:
         inside = self.members[consumer]
         return op.kind != "reduce" or sum(self.ops[j].kind == "reduce" for j in inside) <= MOST_REDUCTIONS
 
+    def read_by(self, i: int) -> int:
+        """How many operations read what an operation makes, in all the kernels that do."""
+        made = set(self.ops[i].results)
+        found = 0
+        for u in self.users[i]:
+            found += 1 if u == OUTSIDE else sum(not made.isdisjoint(self.ops[j].operands) for j in self.members[u])
+        return found
+
     def written_on(self, producer: int) -> bool:
         """Whether something else is written into what an operation makes."""
         (result,) = self.ops[producer].results
@@ -196,6 +205,7 @@ class _Fusion:
         waiting = [-j for j in self.makers(i)]
         heapq.heapify(waiting)
         tried: set[int] = set()
+        emitted = Emitted(self.program, i)
         while waiting:
             j = -heapq.heappop(waiting)
             if j in tried:
@@ -203,7 +213,10 @@ class _Fusion:
             tried.add(j)
             if j in self.lone or not self.allowed(i, j):
                 continue
+            if len(self.members[i]) > 1 and emitted.too_often(j, self.read_by(j)):
+                continue
             self.members[i].add(j)
+            emitted.add(j)
             self.users[j].discard(i)
             for v in self.ops[j].operands:
                 if v in self.maker:

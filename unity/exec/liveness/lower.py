@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from unity.exec.liveness.kinds import ELEMENTWISE
 from unity.exec.liveness.program import NOWHERE, Builder, Origin, Program
 from unity.exec.lowering import AT
 from unity.pcg.body import Tensor, tensor_type
@@ -57,14 +58,15 @@ class Lowering(Builder):
         origin: Origin = NOWHERE,
         inside: Program | None = None,
     ) -> tuple[int, ...]:
-        """An operation; where the backend has none on narrow numbers, one on wide ones between conversions (FloatNormalization)."""
+        """An operation, whose operands are as large as its result if it works element by element. Where the backend has none on
+        narrow numbers: one on wide ones between conversions (FloatNormalization)."""
         operands, tensors = tuple(operands), tuple(tensors)
         narrow = self.backend.widened
         if kind in NEUTRAL or not any(str(t.dtype) in narrow for t in (*tensors, *(self.tensors[v] for v in operands))):
-            return super().emit(kind, operands, tensors, params, origin, inside)
+            return super().emit(kind, self.spread(kind, operands, tensors[0], origin), tensors, params, origin, inside)
         wide = [self.converted(v, WIDE, origin) if str(self.tensors[v].dtype) in narrow else v for v in operands]
         made = [tensor_type(t.shape, WIDE) if str(t.dtype) in narrow else t for t in tensors]
-        results = super().emit(kind, wide, made, params, origin, inside)
+        results = super().emit(kind, self.spread(kind, wide, made[0], origin), made, params, origin, inside)
         return tuple(self.converted(v, t.dtype, origin) for v, t in zip(results, tensors, strict=True))
 
     def converted(self, v: int, dtype: Any, origin: Origin) -> int:
@@ -128,6 +130,23 @@ class Lowering(Builder):
         while self.kind(v) == "bitcast":
             v = self.made[v].operands[0]
         return v if self.tensors[v] == tensor else self.emit("bitcast", (v,), (tensor,), (), origin)[0]
+
+    def spread(self, kind: str, operands: Sequence[int], result: Tensor, origin: Origin) -> Sequence[int]:
+        """Operands as large as the result of what works element by element: JAX says so only when it writes the program."""
+        if kind not in ELEMENTWISE or all(self.tensors[v].shape == result.shape for v in operands):
+            return operands
+        rank, given = len(result.shape), [self.tensors[v] for v in operands]
+        wide = [(tensor_type(result.shape, t.dtype), range(rank - len(t.shape), rank)) for t in given]
+        return [self.broadcast(v, *how, origin) for v, how in zip(operands, wide, strict=True)]
+
+    def broadcast(self, v: int, tensor: Tensor, dimensions: Sequence[int], origin: Origin) -> int:
+        """A value along more dimensions, or longer ones of size 1; these are dropped first."""
+        given = self.tensors[v]
+        if given.nbytes == tensor.nbytes:
+            return self.bitcast(v, tensor, origin)
+        kept = [d for n, d in zip(given.shape, dimensions, strict=True) if n == tensor.shape[d]]
+        v = self.bitcast(v, tensor_type(tuple(tensor.shape[d] for d in kept), given.dtype), origin)
+        return self.emit("broadcast", (v,), (tensor,), tuple(kept), origin)[0]
 
     def transpose(self, v: int, order: Sequence[int], origin: Origin, copied: bool = False) -> int:
         """The dimensions in another order, which moves nothing if only dimensions of size 1 change places. `copied`: unless who

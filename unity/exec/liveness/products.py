@@ -9,18 +9,26 @@ from jax.extend import core
 
 from unity.exec.liveness.lower import Lowering, Values, tensors_of
 from unity.exec.liveness.program import Origin
-from unity.pcg.body import tensor_type
+from unity.pcg.body import Tensor, tensor_type
 
 INT = np.dtype(np.int32)
 
 
 def dot(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> Values:
+    """A product of two tensors."""
+    return [_product(b, operands, eqn.params["dimension_numbers"], tensors_of(eqn)[0], origin)]
+
+
+def _product(b: Lowering, operands: Values, numbers: tuple, tensor: Tensor, origin: Origin) -> int:
     """A product in the form that the backend's routine takes: batch, free, contracted by batch, contracted, free.
 
     XLA's DotDecomposer turns operands and joins dimensions. TransposeFolding takes a turn back into the product if it exchanges
-    the last two dimensions; not if dimensions were joined after it, and so that copy is made.
+    the last two dimensions; not if dimensions were joined after it, and so that copy is made. One that sums nothing is no product
+    of matrices but of elements (AlgebraicSimplifier).
     """
-    (contracted, batch), (tensor,) = eqn.params["dimension_numbers"], tensors_of(eqn)
+    contracted, batch = numbers
+    if prod(b.tensors[operands[0]].shape[k] for k in contracted[0]) == 1:
+        return _outer(b, operands, numbers, tensor, origin)
     ends, sizes = [], []
     for side, v in enumerate(operands):
         shape, (mine, shared) = b.tensors[v].shape, (contracted[side], batch[side])
@@ -33,8 +41,58 @@ def dot(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> Va
     ends = [_folded(b, v) for v in ends]
     heads = tuple(b.tensors[operands[0]].shape[k] for k in batch[0])
     result = tensor_type((*heads, *sizes), tensor.dtype)
-    made = b.emit("dot", ends, (result,), (str(eqn.params["dimension_numbers"]),), origin)[0]
-    return [b.bitcast(made, tensor, origin)]
+    made = b.emit("dot", ends, (result,), (str(numbers),), origin)[0]
+    return b.bitcast(made, tensor, origin)
+
+
+def ragged(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> Values:
+    """A product in groups of rows: an operand is there once for each group, with zeros in the rows of others
+    (RaggedDotRewriter)."""
+    (left, right, sizes), (tensor,) = operands[:3], tensors_of(eqn)
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    ((mine, other), (shared, also)), (row,) = numbers.dot_dimension_numbers, numbers.lhs_ragged_dimensions
+    if row in shared:
+        return [_product(b, [left, right], numbers.dot_dimension_numbers, tensor, origin)]
+    mine, shared = [k + 1 for k in mine], [k + 1 for k in shared]
+    wide = _by_group(b, left, row, sizes, origin)
+    if numbers.rhs_group_dimensions:  # each group of rows has a matrix of its own
+        both = (([0, *mine], [*numbers.rhs_group_dimensions, *other]), (shared, also))
+        return [_product(b, [wide, right], both, tensor, origin)]
+    right = _by_group(b, right, other[mine.index(row + 1)], sizes, origin)
+    both = ((mine, [k + 1 for k in other]), ([0, *shared], [0, *(k + 1 for k in also)]))
+    return [_product(b, [wide, right], both, tensor, origin)]
+
+
+def _by_group(b: Lowering, v: int, row: int, sizes: int, origin: Origin) -> int:
+    """A tensor for each group, in which the rows of others are zeros."""
+    given, groups = b.tensors[v], b.tensors[sizes]
+    shape = (*groups.shape, *given.shape)
+    wide = b.broadcast(v, tensor_type(shape, given.dtype), range(1, len(shape)), origin)
+    rows, truth = tensor_type(shape, groups.dtype), tensor_type(shape, np.dtype(bool))
+    end = b.emit("reduce-window", (sizes,), (groups,), ("sum",), origin)[0]
+    start = b.emit("sub", (end, sizes), (groups,), (), origin)[0]
+    edges = [b.broadcast(edge, rows, (0,), origin) for edge in (start, end)]
+    place = b.emit("iota", (), (rows,), (1 + row,), origin)[0]
+    inside = [b.emit(kind, (place, edge), (truth,), (), origin)[0] for kind, edge in zip(("ge", "lt"), edges, strict=True)]
+    chosen = b.emit("and", inside, (truth,), (), origin)[0]
+    tensor = b.tensors[wide]
+    return b.emit("select", (chosen, b.zeros(tensor, origin), wide), (tensor,), (), origin)[0]
+
+
+def _outer(b: Lowering, operands: Values, numbers: tuple, tensor: Tensor, origin: Origin) -> int:
+    """Each element of one operand times each of the other, along the dimensions that they do not share."""
+    contracted, batch = numbers
+    ends, first = [], len(batch[0])
+    for side, v in enumerate(operands):
+        given, shared, mine = b.tensors[v], batch[side], contracted[side]
+        free = [k for k in range(len(given.shape)) if k not in mine and k not in shared]
+        turned = b.transpose(v, [*shared, *free, *mine], origin)
+        kept = tuple(given.shape[k] for k in (*shared, *free))
+        flat = b.converted(b.bitcast(turned, tensor_type(kept, given.dtype), origin), tensor.dtype, origin)
+        dimensions = [*range(len(shared)), *range(first, first + len(free))]
+        ends.append(b.broadcast(flat, tensor, dimensions, origin))
+        first += len(free)
+    return b.emit("multiply", ends, (tensor,), (), origin)[0]
 
 
 def _folded(b: Lowering, v: int) -> int:

@@ -7,7 +7,7 @@ from math import prod
 
 from jax.extend import core
 
-from unity.exec.liveness import loops, products
+from unity.exec.liveness import loops, products, random
 from unity.exec.liveness.kinds import COLLECTIVES, ELEMENTWISE
 from unity.exec.liveness.lower import Lowering, Rule, Values, tensors_of
 from unity.exec.liveness.program import Origin, Program
@@ -37,10 +37,7 @@ def _convert(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) 
 
 
 def _broadcast(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> Values:
-    (tensor,), operand = tensors_of(eqn), b.tensors[operands[0]]
-    if tensor.nbytes == operand.nbytes:
-        return [b.bitcast(operands[0], tensor, origin)]
-    return list(b.emit("broadcast", operands, (tensor,), tuple(eqn.params["broadcast_dimensions"]), origin))
+    return [b.broadcast(operands[0], tensors_of(eqn)[0], eqn.params["broadcast_dimensions"], origin)]
 
 
 def _transpose(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> Values:
@@ -118,6 +115,22 @@ def _turned(b: Lowering, kind: str, v: int, tensor: Tensor, dim: int, params: tu
     return b.emit("relayout", (made,), (tensor,), (dim, "out"), origin)[0]
 
 
+def _pad(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> Values:
+    """What is taken away at the edges is a slice, after what is put there and between (AlgebraicSimplifier)."""
+    (tensor,), (given, value), config = tensors_of(eqn), operands, eqn.params["padding_config"]
+    more = tuple((max(low, 0), max(high, 0), inner) for low, high, inner in config)
+    if any(map(any, more)):
+        spread = zip(b.tensors[given].shape, more, strict=True)
+        shape = tuple(low + n + max(n - 1, 0) * inner + high for n, (low, high, inner) in spread)
+        given = b.emit("pad", (given, value), (tensor_type(shape, tensor.dtype),), (str(more),), origin)[0]
+    if b.tensors[given] == tensor:
+        return [given]
+    starts = tuple(max(-low, 0) for low, _, _ in config)
+    limits = tuple(n - max(-high, 0) for n, (_, high, _) in zip(b.tensors[given].shape, config, strict=True))
+    params = (("limit_indices", str(limits)), ("start_indices", str(starts)), ("strides", "None"))  # as those that JAX cuts
+    return list(b.emit("slice", (given,), (tensor,), params, origin))
+
+
 def _split(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> Values:
     return [b.emit("slice", operands, (t,), ("part", k, eqn.params["axis"]), origin)[0] for k, t in enumerate(tensors_of(eqn))]
 
@@ -133,8 +146,12 @@ RULES: Mapping[str, Rule] = {
     "div": _scaled,
     "integer_pow": _power,
     "square": _square,
+    "pad": _pad,
     "split": _split,
     "dot_general": products.dot,
+    "ragged_dot_general": products.ragged,
+    "random_bits": random.drawn,
+    "threefry2x32": random.hashed,
     "conv_general_dilated": products.convolution,
     "select_and_scatter_add": products.select_and_scatter,
     "scan": loops.scan,

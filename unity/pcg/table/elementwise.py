@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from unity.pcg.counters import bits, counted
 from unity.pcg.factors import Factor, Local, Place, Slot, Spec, operator
 from unity.pcg.layout import Layout
 from unity.pcg.state import Shape
@@ -109,16 +110,17 @@ def barrier(params: Any, operands: Any, results: Any) -> Spec:
 
 
 def random_pieces(operands: list[jax.Array], layout: Layout) -> list:
-    """Draws all of the bits and keeps this device's, so that masks equal the unsharded ones.
+    """Draws this device's part of the bits, of its keys, so that masks equal the unsharded ones.
 
-    With one key for each leading index, only this device's keys are used and nothing is wasted along those dimensions.
+    A generator that does not go by the numbers of elements (`rbg`) has to draw all that a key gives, of which the part is kept.
     """
     keys, result = layout.operands[0], layout.results[0]
-    lead = keys.ndim
-    shape = (*keys.local_shape, *result.shape[lead:])
-    bits = layout.bind(*operands, shape=shape[lead:])[0]
+    lead, shape = keys.ndim, result.shape[keys.ndim :]
     rest = [(a, d) for a, d in result.slices if d.dim >= lead]
-    return [result.cut(bits, rest)]
+    if rest and counted(keys.dtype):
+        positions = [result.coordinates(d) for d in range(lead, result.ndim)]
+        return [bits(operands[0], layout.params["bit_width"], shape, positions)]
+    return [result.cut(layout.bind(*operands, shape=shape)[0], rest)]
 
 
 @operator("random_bits", local=random_pieces)

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from unity.pcg.counters import bits, counted
 from unity.verify.domains import Array
-from unity.verify.primitives.core import Application, Run, Value, meaning
+from unity.verify.primitives.core import Application, Run, Value, evaluate, meaning
 from unity.verify.primitives.elementwise import as_result, by_jax, named
 
 
@@ -112,8 +115,12 @@ def bitcast(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
 
 @meaning("random_bits", "random_split", "random_unwrap")
 def from_keys(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
-    """Keys `[*k]` → `[*k, *shape]`."""
-    shape = tuple(app.results[0].shape[len(app.operands[0].shape) :])
+    """Keys `[*k]` → `[*k, *shape]`. Bits that go by the numbers of elements are functions of these too."""
+    (keys,), shape = app.operands, tuple(app.results[0].shape[len(app.operands[0].shape) :])
+    if app.name == "random_bits" and counted(keys.dtype):
+        every = [np.arange(n, dtype=np.uint32) for n in shape]
+        drawn = jax.make_jaxpr(lambda k: [bits(k, app.params["bit_width"], shape, [jnp.asarray(x) for x in every])])(keys)
+        return evaluate(run, drawn, values)
     return [Value(rowwise(run, named(app), [run.lift(values[0])[..., None]], [shape])[0], False)]
 
 
