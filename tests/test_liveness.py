@@ -122,6 +122,16 @@ def test_a_product_in_groups_of_rows_reads_the_rows_once_for_each() -> None:
     assert [found.tensors[op.results[0]].shape for op in found.ops if op.kind == "dot"] == [(16, 2), (16, 8), (4, 8, 2)]
 
 
+def test_random_bits_are_a_hash_whose_rounds_are_a_loop_on_cpus() -> None:
+    def drawn(impl: str, backend: Any) -> set[str]:
+        key = jax.random.key(0, impl=impl)
+        return set(kinds(program(lambda k: jax.random.bits(k, (64,)), key, backend=backend)))
+
+    assert drawn("threefry2x32", CPU) >= {"while", "xor"}
+    assert drawn("threefry2x32", GPU) >= {"threefry2x32", "xor"}
+    assert drawn("rbg", CPU) == {"random_bits"}
+
+
 def test_convolutions_are_turned_to_channels_last_on_cpus_only() -> None:
     def fn(x: Any, k: Any) -> Any:
         return lax.conv_general_dilated(x, k, (1, 1), "SAME")
@@ -361,6 +371,13 @@ def expert(w: Any, x: Any, sizes: Any) -> Any:
     return jnp.sum(jnp.tanh(lax.ragged_dot(x, w, sizes)) ** 2)
 
 
+def dropped(w: Any, x: Any, key: Any) -> Any:
+    for k in jax.random.split(key, 3):
+        x = jnp.tanh(x @ w)
+        x = jnp.where(jax.random.bernoulli(k, 0.9, x.shape), x / 0.9, 0.0)
+    return jnp.sum(x**2)
+
+
 WEIGHT, ROWS = f(128, 128), f(256, 128)
 WIDENS = pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="its compiler has products of bfloat16")
 
@@ -377,6 +394,7 @@ WIDENS = pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="its compile
         (looped, (WEIGHT, ROWS), TARGET),
         pytest.param(jax.grad(narrow_steps), (WEIGHT, ROWS), TARGET, marks=WIDENS),
         (jax.grad(scanned_at_once, (0, 1)), (f(8), f(32, 128)), TARGET),
+        (jax.grad(dropped), (WEIGHT, ROWS, jax.eval_shape(lambda: jax.random.key(0))), TARGET),
         (jax.grad(expert, (0, 1)), (f(8, 128, 64), ROWS, f(8, dtype=jnp.int32)), TARGET),
         (jax.grad(convolved), (f(32, 16, 3, 3), f(4, 16, 16, 16)), TARGET),
         (jax.grad(convolutions), ([f(16, 16, 3, 3)] * 4, f(4, 16, 16, 16)), TARGET),

@@ -4,8 +4,8 @@
     found.peak, found.held, found.nbytes
 
 The step is traced (`trace`), said in the compiler's operations (`lower`, `rules`), what does not change is moved out of loops
-(`invariant`), the rest is fused to kernels (`library`, `fusion`, `emitted`), given the copies that writing in place needs (`copies`), ordered
-(`schedule`), and its buffers are put in memory (`buffers`, `packing`).
+(`invariant`), the rest fused to kernels (`library`, `fusion`, `emitted`), given copies of what is written in place (`copies`),
+ordered (`schedule`), and its buffers are put in memory (`buffers`, `packing`).
 Each does what a pass of XLA does, as `compiled.as_text()` and the buffer assignment show; nothing is compiled, no device is needed.
 """
 
