@@ -15,7 +15,10 @@ from jax.extend import core
 from jax.extend.random import threefry2x32_p
 
 from unity.optimize import optimize
+from unity.pcg.body import close
+from unity.pcg.choices import choices, part_of_work
 from unity.pcg.counters import bits, counted
+from unity.pcg.state import partitioned
 from unity.plan import Plan
 from unity.search.machine import Machine
 
@@ -94,3 +97,12 @@ def test_a_device_draws_its_own_part(impl: str, drawn: int) -> None:
     sizes = [v.aval.size for e in equations(run.jaxpr) if e.primitive.name in ("threefry2x32", "random_bits") for v in e.outvars]
     assert max(sizes) == drawn
     np.testing.assert_allclose(plan(*plan.shard(*args)), loss(*args), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("impl", "each"), [("threefry2x32", 1 / 4), ("rbg", 1.0)])
+def test_what_is_drawn_whole_is_priced_so(impl: str, each: float) -> None:
+    """Of the work of a mask that four devices partition, each has so much."""
+    key = jax.eval_shape(lambda: jax.random.key(0, impl=impl))
+    body = close(jax.make_jaxpr(lambda key: jax.random.bits(key, (64,)))(key))
+    (cut,) = (c for c in choices(body) if c.results == (partitioned(0),))
+    assert part_of_work(cut.divided, 4) == each

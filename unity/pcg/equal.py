@@ -1,7 +1,8 @@
 """Which values of a graph are one and the same for the compiler, so that it runs equal collectives of them once.
 
-Two gathers of one value are equal. So are gathers of two cotangents that are one value: an addition hands its cotangent to both of
-its operands, and a residual stream and the branch beside it are often gathered alike.
+Two gathers of one value are equal, also if one is of the value behind a `stop_gradient`, or if it is computed twice for that: from
+weights that one of two losses leaves as they are. So are gathers of two cotangents that are one value: an addition hands its
+cotangent to both of its operands, and a residual stream and the branch beside it are often gathered alike.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Hashable
 from functools import lru_cache
 
 from unity.pcg.body import Body
+from unity.pcg.gradients import wanted_by
 from unity.pcg.graph import CONSTRAIN, PCG, UNCHANGED, Node, Value
 from unity.pcg.placing import placing
 from unity.pcg.state import REPLICATED, UNUSED
@@ -26,15 +28,21 @@ class Names:
                 self.uses.setdefault(v, []).append((node, position))
         for v in graph.outputs:
             self.uses.setdefault(v, []).append(None)
+        self.first: dict[Node, Node] = {}  # of operators that compute the same
+        known: dict[Hashable, Node] = {}
+        for node in graph.nodes:
+            if node.body is not None:
+                key = (node.body.key, node.types, *(self.value(v) for v in node.operands))
+                self.first[node] = known.setdefault(key, node)
 
     def value(self, v: Value) -> Hashable:
         """A value is named by what was changed, and the changes that did something to it."""
         changes = []
-        while v.node.kind in UNCHANGED:
-            if v.node.kind not in ("replicate", "view", CONSTRAIN):
+        while v.node.kind in UNCHANGED or _handed_on(v.node):
+            if v.node.kind in UNCHANGED and v.node.kind not in ("replicate", "view", CONSTRAIN):
                 changes.append(_change(v.node))
             v = v.node.operands[0]
-        return (id(v.node), v.index, *changes)
+        return (id(self.first.get(v.node, v.node)), v.index, *changes)
 
     def cotangent(self, v: Value) -> Hashable:
         """A cotangent is named by the only place that it comes from unchanged, if there is one; of what is split, by its parts'."""
@@ -77,6 +85,12 @@ class Names:
         return self.cotangent(found) if isinstance(found, Value) else found or (id(node), "inside", variable)
 
 
+def _handed_on(node: Node) -> bool:
+    """Whether an operator does nothing but stop the gradient."""
+    names = [e.name for e in node.body.equations] if node.body is not None else []
+    return names == ["stop_gradient"] and node.types[0] == node.operands[0].type
+
+
 def _change(node: Node) -> Hashable:
     """A change of type, without what is replicated for use: that is the same value."""
     types = (node.operands[0].type, node.types[0])
@@ -89,9 +103,11 @@ def _read(body: Body, variable: int) -> bool:
 
 @lru_cache(maxsize=65536)
 def summand_of(body: Body, variable: int) -> int:
-    """The last sum that a variable goes into without being used in any other way."""
+    """The last sum that a variable goes into without being used in any other way that a gradient comes back."""
+    wanted = wanted_by(body, (True,) * len(body.outputs))
     while variable not in body.outputs:
-        users = [e for e in body.equations for a in e.operands if a == variable]
+        users = [e for e in body.equations for a in e.operands if a == variable and not wanted.isdisjoint(e.results)]
+        users = [e for e in users if e.name != "stop_gradient"]
         if len(users) != 1 or users[0].name not in ("add", "add_any"):
             return variable
         variable = users[0].results[0]

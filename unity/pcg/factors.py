@@ -53,6 +53,7 @@ class Factor:
     results: tuple[Place, ...]
     reduction: str = ""  # "" (parallel), "sum", "max", "min", "or", "and"
     halo: Halo | None = None  # of every operand that has the factor
+    shared: bool = True  # whether devices share the work along it; otherwise each does all, and keeps its part
 
     def states(self, inner: int = 1) -> tuple[tuple[State, ...], tuple[State, ...]]:
         """What operands and results are along an axis that is put on the factor's digit at `inner` (1: its most major)."""
@@ -184,7 +185,7 @@ def _matching(spec: Spec, known: Mapping[int, State], n_operands: int, n_results
             operands, results = factor.states(inner)
             if all((operands + results)[i] == s for i, s in known.items()):
                 size, halo = factor.size // inner, factor.halo is not None
-                found.append(Match(factor.name, operands, results, size, 1.0, factor.reduction, halo))
+                found.append(Match(factor.name, operands, results, size, float(factor.shared), factor.reduction, halo))
     if all(s.kind in "RS" for s in known.values()):
         found += _linear(spec, known, n_operands, n_results)
     if all(s == REPLICATED for s in known.values()):

@@ -72,17 +72,18 @@ def _needed(node: Node, marks: tuple[bool, ...], wanted: set[tuple[int, int]]) -
 @lru_cache(maxsize=65536)
 def leading_to(body: Body, outputs: tuple[bool, ...]) -> tuple[bool, ...]:
     """Which inputs the outputs that are marked depend on differentiably."""
-    wanted = _wanted(body, outputs)
+    wanted = wanted_by(body, outputs)
     return tuple(v in wanted for v in body.inputs)
 
 
-def _wanted(body: Body, outputs: tuple[bool, ...]) -> set[int]:
+@lru_cache(maxsize=65536)
+def wanted_by(body: Body, outputs: tuple[bool, ...]) -> frozenset[int]:
     """The variables that these outputs depend on differentiably."""
     wanted = {a for a, flag in zip(body.outputs, outputs, strict=True) if flag and isinstance(a, int) and body.tensors[a].floating}
     for e in reversed(body.equations):
         if e.name != "stop_gradient" and wanted.intersection(e.results):
             wanted.update(a for a in e.operands if isinstance(a, int) and body.tensors[a].floating)
-    return wanted
+    return frozenset(wanted)
 
 
 def _forward(graph: PCG, inputs: Mapping[int, bool], flows: dict[tuple[int, int], bool]) -> list[bool]:
@@ -120,7 +121,7 @@ def _nested(node: Node, operands: list[bool], flows: dict[tuple[int, int], bool]
 @lru_cache(maxsize=65536)
 def carrying(body: Body, operands: tuple[bool, ...], outputs: tuple[bool, ...]) -> frozenset[int]:
     """The variables that a gradient flows through, from the outputs to the operands that are marked."""
-    return frozenset(_live(body, operands) & _wanted(body, outputs))
+    return frozenset(_live(body, operands) & wanted_by(body, outputs))
 
 
 @lru_cache(maxsize=65536)

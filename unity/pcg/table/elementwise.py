@@ -125,11 +125,8 @@ def random_pieces(operands: list[jax.Array], layout: Layout) -> list:
 
 @operator("random_bits", local=random_pieces)
 def random_bits(params: Any, operands: Any, results: Any) -> Spec:
-    """Keys `[*k]`, result `[*k, *shape]`."""
-    keys, shape = operands[0].shape, results[0].shape
-    lead = tuple(Factor(f"k{i}", n, (Slot(i),), (Slot(i),)) for i, n in enumerate(keys) if n > 1)
-    rest = tuple(Factor(f"d{i}", n, (None,), (Slot(i),)) for i, n in enumerate(shape) if i >= len(keys) and n > 1)
-    return Spec(lead + rest, (), DRAW * prod(shape))
+    """Devices share the work if the generator goes by the numbers of elements."""
+    return _from_keys(operands, results, counted(operands[0].dtype))
 
 
 def _split_keys(operands: list[jax.Array], layout: Layout) -> list:
@@ -140,8 +137,17 @@ def _split_keys(operands: list[jax.Array], layout: Layout) -> list:
 
 @operator("random_split", local=_split_keys)
 def split_keys(params: Any, operands: Any, results: Any) -> Spec:
-    """Keys `[*k]`, result `[*k, *shape]`."""
-    return random_bits(params, operands, results)
+    """Every device splits a key as a whole."""
+    return _from_keys(operands, results, shared=False)
+
+
+def _from_keys(operands: Any, results: Any, shared: bool) -> Spec:
+    """Keys `[*k]`, result `[*k, *shape]`. `shared`: whether a device draws no more of what a key gives than its part."""
+    keys, shape = operands[0].shape, results[0].shape
+    lead = tuple(Factor(f"k{i}", n, (Slot(i),), (Slot(i),)) for i, n in enumerate(keys) if n > 1)
+    own = ((i, n) for i, n in enumerate(shape) if i >= len(keys) and n > 1)
+    rest = tuple(Factor(f"d{i}", n, (None,), (Slot(i),), shared=shared) for i, n in own)
+    return Spec(lead + rest, (), DRAW * prod(shape))
 
 
 @operator("random_wrap", "random_unwrap", "random_fold_in", "random_seed", "random_clone")
