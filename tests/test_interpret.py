@@ -352,11 +352,13 @@ def test_symbols_agree_with_residues(left, right):
     assert same if normal else ("m" in str(left) + str(right) or not same)
 
 
-def test_equality_of_symbols():
-    s = Symbolic()
+@pytest.mark.parametrize("long", [3, 100])  # with 3, the square is not multiplied out
+def test_equality_of_symbols(long):
+    s = Symbolic(long=long)
     x, y = s.symbols("x", (3,)), s.symbols("y", (3,))
     square = s.mul(s.add(x, y), s.add(x, y))
     expanded = s.add(s.add(s.mul(x, x), s.mul(y, y)), s.mul(s.constant(np.full(3, 2.0)), s.mul(x, y)))
+    assert np.array_equal(square, expanded) == (long == 100)
     assert s.equal(square, expanded).answer == "equal"
     wrong = s.equal(square, s.add(s.mul(x, x), s.mul(y, y)))
     assert wrong.answer == "different"

@@ -22,8 +22,9 @@ def simplified(body: Body) -> Body:
 
 
 def _folded(body: Body) -> Body:
-    """The program with numbers converted to the type in which they are used."""
+    """The program with numbers converted to the type in which they are used, be it before they vary or (JAX 0.12) after."""
     found: dict[int, Atom] = {}
+    maker = {v: e for e in body.equations for v in e.results}
 
     def read(atom: Atom) -> Atom:
         return found.get(atom, atom) if isinstance(atom, int) else atom
@@ -31,7 +32,7 @@ def _folded(body: Body) -> Body:
     kept = []
     for e in body.equations:
         operands = tuple(map(read, e.operands))
-        only = operands[0] if e.name == "convert_element_type" else None
+        only = through(operands[0], maker) if e.name == "convert_element_type" else None
         if isinstance(only, Literal) and not only.tensor.shape:
             tensor = body.tensors[e.results[0]]
             found[e.results[0]] = Literal(np.asarray(only.value).astype(tensor.dtype), tensor)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from unity.verify.symbolic import Atom, Symbolic
 
 Number = int | Fraction
+PRODUCT = "product"  # of two polynomials, as one atom
 DECIDABLE = 3_000  # terms of polynomials that Z3 is given
 
 
@@ -45,6 +46,7 @@ KNOWN: Mapping[str, Callable[..., Any]] = {  # what counterexamples are evaluate
     **{name: getattr(math, name) for name in REAL.split()},
     **{name: (lambda a, b, f=f: int(f(a, b))) for name, f in COMPARE.items()},
     "max": max,
+    PRODUCT: lambda a, b: a * b,
     "inverse": lambda x: 1 / Fraction(x),
     "inf": lambda: 10**9,
     "abs": abs,
@@ -166,6 +168,8 @@ def _atom_expression(table: Symbolic, atom: Atom) -> Any:
     given: list[Any] = [expression(table, i) for i in atom.arguments]
     if atom.name == "inverse":
         return 1 / given[0]
+    if atom.name == PRODUCT:
+        return given[0] * given[1]
     if atom.name == "max":
         result = given[0]
         for other in given[1:]:
