@@ -20,8 +20,8 @@ from unity.pcg.axis import Axis
 from unity.pcg.body import close
 from unity.pcg.table import TABLE
 from unity.verify.domains import Modular, Plain
-from unity.verify.interpret import NotInterpreted, interpret
-from unity.verify.primitives import MEANINGS
+from unity.verify.interpret import NotInterpreted, interpret, interpret_values
+from unity.verify.primitives import MEANINGS, Value
 from unity.verify.symbolic import Symbolic
 
 PRIME = 2**31 - 1
@@ -370,10 +370,41 @@ def test_equality_of_symbols(long):
 
 
 def test_what_is_not_known_is_named():
-    program = traced(lambda x: x[jnp.argmax(x)], np.ones(3))
+    program = traced(lambda x: x.at[jnp.argmax(x)].set(0), np.ones(3))
     s = Symbolic()
-    with pytest.raises(NotInterpreted, match=r"(gather|dynamic_slice): its ind.* depend on floating values \(.*test_interpret"):
+    with pytest.raises(NotInterpreted, match=r"scatter: its ind.* depend on floating values \(.*test_interpret"):
         interpret(program, [s.symbols("x", (3,))], s, ())
+
+
+ROWS = np.asarray([2, 0, 3, 2])
+OUTSIDE = np.asarray([5, -6, 1, 4])  # of four rows, also where counted from the end
+
+
+@pytest.mark.parametrize(
+    ("fn", "indices"),
+    [
+        (lambda x, y, i: x.at[i].get(mode="promise_in_bounds"), ROWS),
+        (lambda x, y, i: x.at[i].get(mode="clip"), OUTSIDE),
+        (lambda x, y, i: x.at[i].get(mode="fill"), OUTSIDE),
+        (lambda x, y, i: x.at[i].get(mode="fill", fill_value=7.0), OUTSIDE),
+        (lambda x, y, i: x[i, jnp.minimum(i, 2)], ROWS),
+        (lambda x, y, i: jnp.take_along_axis(x, i[:, None], 1, mode="clip"), ROWS),
+        (lambda x, y, i: jax.vmap(lambda row, k: lax.dynamic_slice(row, (k,), (2,)))(x, i), OUTSIDE),
+        (lambda x, y, i: x.at[i].add(y), ROWS),
+        (lambda x, y, i: x.at[i].add(y, mode="drop"), OUTSIDE),
+        (lambda x, y, i: x.at[i].subtract(y, mode="clip"), OUTSIDE),
+        (lambda x, y, i: lax.dynamic_slice(x, (i[0], i[1]), (2, 2)), OUTSIDE),
+        (lambda x, y, i: lax.dynamic_update_slice(x, y[:2, :2], (i[2], 1)), OUTSIDE),
+    ],
+)
+def test_unknown_indices_name_what_known_ones_do(fn, indices):
+    """Elements that are numbers, as indices: every place is tried, and one is named."""
+    s = Symbolic()
+    program = traced(fn, np.ones((4, 3)), np.ones((4, 3)), indices)
+    x, y = (Value(s.symbols(name, (4, 3)), False) for name in "xy")
+    (known,) = interpret_values(program, [x, y, Value(indices, True)], s, ())
+    (found,) = interpret_values(program, [x, y, Value(s.constant(indices), False)], s, ())
+    np.testing.assert_array_equal(found.array, s.replaceable(known.array))
 
 
 def test_a_leading_dimension_of_one_is_for_all():
@@ -392,3 +423,13 @@ def test_keys_are_no_numbers():
     s = Symbolic()
     (found,) = interpret(traced(fn, key), [s.symbols("key", ())], s, ())
     assert len(np.unique(found)) == found.size  # every place has its own bits
+
+
+def test_a_choice_takes_away_what_is_not_a_number():
+    """Not chosen, it must not make both sides of a proof "not a number", which would be equal whatever the rest computes."""
+    program = traced(lambda x: [jnp.where(x - x + 4 > 0, x, jnp.nan), jnp.where(x > 0, x, jnp.nan)], np.ones(3))
+    s = Symbolic()
+    x = s.symbols("x", (3,))
+    certain, either = interpret(program, [x], s, ())
+    np.testing.assert_array_equal(certain, x)
+    assert not (either == s.nan).any()

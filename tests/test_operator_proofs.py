@@ -22,10 +22,7 @@ from unity.pcg.state import REPLICATED
 from unity.pcg.table import TABLE
 from unity.verify.operators import Gradient, Proof, check_body, check_choice, check_operator, fits
 
-# indices that come from floating values, or from random bits
-VALUES_UNKNOWN = {"random permutation", "inverse", "inverse of one"}
-GRADIENTS_UNKNOWN = VALUES_UNKNOWN | {"sort", "sort, several", "top_k", "top_k of one dimension"}
-LARGE = {"batch norm"}  # its derivative: proved on a smaller one
+LARGE = {"batch norm", "group norm"}  # their derivatives: proved on smaller ones
 AGAIN = {"conv, 2-D", "conv, other dimension numbers", "dot product attention"}  # they take seconds, and others say the same
 PAIRED = (
     "dot_general",
@@ -69,27 +66,29 @@ def test_every_choice_is_proved(name):
     body, args = operator(name)
     verdicts = check_body(body, (2,), args)
     assert len(verdicts) > 0
-    if name in VALUES_UNKNOWN:
-        assert {v.answer for v in verdicts} == {"unknown"}
-        assert all("indices depend on floating values" in v.why for v in verdicts)
-    else:
-        assert not faults(verdicts)
+    assert not beyond(name, verdicts)
 
 
-@pytest.mark.parametrize("name", sorted(CASES.keys() - LARGE - AGAIN - GRADIENTS_UNKNOWN))
+def beyond(name: str, verdicts) -> list[str]:
+    """What should have been proved; of rows that are found by random bits only the cases would tell, index by index."""
+    wrong = faults(verdicts)
+    if name != "random permutation":
+        return wrong
+    assert [v.choices[0].name for v in verdicts if v.answer == "unknown"] == ["replicated,0→partial"]
+    return wrong[1:]
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - LARGE - AGAIN))
 def test_derivatives_are_proved(name):
     body, args = operator(name)
     proof = Gradient(body, args)
-    verdicts = [proof.check((c,), (2,)) for c in choices(body) if fits(body, (c,), (2,))]
-    if name == "determinant" and "custom_jvp_call" in body.primitives:  # by pivots, as JAX 0.12 has small ones too
-        assert all("indices depend on floating values" in v.why for v in verdicts)
-    else:
-        assert not faults(verdicts)
+    assert not beyond(name, [proof.check((c,), (2,)) for c in choices(body) if fits(body, (c,), (2,))])
 
 
-def test_the_derivative_of_a_small_batch_norm_is_proved():
-    fn, _ = CASES["batch norm"]
-    sizes = [jax.ShapeDtypeStruct(s, jnp.float64) for s in ((2, 1, 2, 2), (2,), (2,))]
+@pytest.mark.parametrize(("name", "shapes"), [("batch norm", ((2, 1, 2, 2), (2,), (2,))), ("group norm", ((2, 1, 4), (4,)))])
+def test_the_derivative_of_a_small_norm_is_proved(name, shapes):
+    fn, _ = CASES[name]
+    sizes = [jax.ShapeDtypeStruct(s, jnp.float64) for s in shapes]
     assert not faults(check_operator(fn, *sizes))
 
 

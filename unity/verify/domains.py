@@ -70,6 +70,10 @@ class Domain(ABC):
     def total(self, x: Array, axis: int) -> Array:
         """The sum along an axis."""
 
+    def replaceable(self, x: Array) -> Array:
+        """Elements that a product with zero takes away, NaN too: for what an element, 0 or 1, chooses by such a product."""
+        return x
+
     def dot(self, x: Array, y: Array) -> Array:
         """`[..., m, k] · [..., k, n] → [..., m, n]`, leading dimensions broadcast."""
         shape = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])

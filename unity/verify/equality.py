@@ -49,6 +49,9 @@ KNOWN: Mapping[str, Callable[..., Any]] = {  # what counterexamples are evaluate
     PRODUCT: lambda a, b: a * b,
     "inverse": lambda x: 1 / Fraction(x),
     "inf": lambda: 10**9,
+    "div of integers": lambda x, y: math.trunc(Fraction(x) / Fraction(y)),
+    "rem": lambda x, y: x - y * math.trunc(Fraction(x) / Fraction(y)),
+    **{f"as {kind}{bits}": math.trunc for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
     "abs": abs,
     "sign": lambda x: (x > 0) - (x < 0),
     "rsqrt": lambda x: 1 / math.sqrt(x),
@@ -153,19 +156,22 @@ def _differ(table: Symbolic, a: int, b: int, values: Mapping[int, Number]) -> bo
 # Z3
 
 
-def expression(table: Symbolic, x: int) -> Any:
-    """A polynomial for Z3: maxima are ifs, inverses are divisions, other functions are unknown."""
-    terms = [
-        math.prod((_atom_expression(table, table.atoms[a]) for a in table.monomials[m]), start=z3.RealVal(str(c)))
-        for m, c in table.polynomials[x].items()
-    ]
-    return z3.RealVal(0) + sum(terms, z3.RealVal(0))
+def expression(table: Symbolic, x: int, memo: dict[int, Any] | None = None) -> Any:
+    """A polynomial for Z3: maxima are ifs, inverses are divisions, other functions are unknown. `memo`: what is written already."""
+    memo = {} if memo is None else memo
+    if x not in memo:
+        terms = [
+            math.prod((_atom_expression(table, table.atoms[a], memo) for a in table.monomials[m]), start=z3.RealVal(str(c)))
+            for m, c in table.polynomials[x].items()
+        ]
+        memo[x] = z3.RealVal(0) + sum(terms, z3.RealVal(0))
+    return memo[x]
 
 
-def _atom_expression(table: Symbolic, atom: Atom) -> Any:
+def _atom_expression(table: Symbolic, atom: Atom, memo: dict[int, Any]) -> Any:
     if not atom.arguments:
         return z3.Real(atom.name)
-    given: list[Any] = [expression(table, i) for i in atom.arguments]
+    given: list[Any] = [expression(table, i, memo) for i in atom.arguments]
     if atom.name == "inverse":
         return 1 / given[0]
     if atom.name == PRODUCT:
@@ -183,5 +189,6 @@ def _decided_equal(table: Symbolic, a: int, b: int, timeout: float) -> bool:
         return False
     solver = z3.Solver()
     solver.set("timeout", int(1000 * timeout))
-    solver.add(expression(table, a) != expression(table, b))
+    memo: dict[int, Any] = {}
+    solver.add(expression(table, a, memo) != expression(table, b, memo))
     return solver.check() == z3.unsat

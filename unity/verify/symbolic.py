@@ -253,6 +253,9 @@ class Symbolic(Domain):
     def maximum(self, x: Array, y: Array) -> Array:
         return self._map(self._max, x, y)
 
+    def replaceable(self, x: Array) -> Array:
+        return np.where(x == self.nan, self.atom(Atom("not a number")), x)
+
     def total(self, x: Array, axis: int) -> Array:
         x = np.moveaxis(x, axis, -1)
         rows = x.reshape(-1, x.shape[-1]).tolist()
@@ -272,7 +275,12 @@ class Symbolic(Domain):
             return self.one if COMPARE[name](a, b) else self.zero
         if name in ("gt", "ge"):
             return self._compare("lt" if name == "gt" else "le", y, x)
-        return self.atom(Atom(name, (x, y)))
+        apart = self._add(x, self._scale(y, -1))
+        if name in ("eq", "ne") and apart != self.nan:  # of either sign
+            terms = self.polynomials[apart]
+            apart = self._scale(apart, 1 if not terms or terms[min(terms)] > 0 else -1)
+        known = self.value_of(apart)
+        return self._compare(name, apart, self.zero) if known is not None else self.atom(Atom(name, (apart, self.zero)))
 
     def additive(self, name: str, x: Array) -> Array:
         """Distributed over the terms of a polynomial."""

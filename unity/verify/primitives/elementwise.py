@@ -133,6 +133,7 @@ def select(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
 
 def chosen(domain: Domain, which: Array, cases: Sequence[Array]) -> Array:
     """A choice by an element that is 0 or 1 (or more): linear in the cases."""
+    cases = [domain.replaceable(c) for c in cases]
     if len(cases) == 2:
         return domain.add(cases[0], domain.mul(which, domain.sub(cases[1], cases[0])))
     return reduce(domain.add, [domain.mul(domain.function(f"is {k}", which), c) for k, c in enumerate(cases)])
@@ -140,14 +141,14 @@ def chosen(domain: Domain, which: Array, cases: Sequence[Array]) -> Array:
 
 @meaning("convert_element_type")
 def convert(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
-    """Roundings between floating types are left out: the ring is exact."""
+    """Roundings between floating types are left out: the ring is exact. Its integers do not overflow."""
     (value,), old, new = values, app.operands[0].dtype, app.results[0].dtype
     if value.known:
         return [as_result(run, app, value.array, True)]
     if np.dtype(new).kind == "b":
         zero = run.domain.constant(np.zeros((1,) * value.array.ndim))
         return [Value(run.domain.compare("ne", value.array, zero), run.domain.decides)]
-    if floating(new) or np.dtype(old).kind == "b":
+    if floating(new) or np.dtype(old).kind == "b" or (np.dtype(old).kind, np.dtype(new)) in (("i", np.int32), ("i", np.int64)):
         return [value]
     return [Value(run.domain.function(f"as {np.dtype(new).name}", value.array), False)]
 
