@@ -610,8 +610,9 @@ case("determinant", lambda a: jnp.linalg.det(a), n(6, 3, 3))
 
 # Without an entry: whole on every device
 
-UNKNOWN = ("rng_bit_generator", "random gamma", "inverse of one")
+UNKNOWN = ("rng_bit_generator", "random gamma", "eigenvalues of one")
 case("inverse of one", lambda a: jnp.linalg.inv(a + 4 * jnp.eye(4)), n(4, 4))
+case("eigenvalues of one", lambda a: jnp.linalg.eigvalsh(a), n(4, 4))
 case("random gamma", lambda k, a: jax.random.gamma(k, lax.stop_gradient(a)), key(13), pos(4, 6))
 case("derivative of tanh", lambda x, t: jax.jvp(jnp.tanh, (x,), (t,)), n(4, 6), n(4, 6))
 
@@ -680,3 +681,18 @@ def falling(x):
 
 case("while, of a number that begins with zero", lambda x: falling(lax.stop_gradient(x)), n(4, 6))
 case("scan, of a number that begins with zero", lambda x: lax.scan(lambda s, x: (0.5 * s + jnp.sum(x), x), 0.0, x), n(4, 6))
+
+
+def fell_and_solved(a, b):
+    """A solver of one's own, which tells how far it is from the solution."""
+    product = lambda x: jnp.einsum("bij,bj->bi", a, x)  # noqa: E731
+    solve = lambda _, y: (jnp.linalg.solve(lax.stop_gradient(a), y[..., None])[..., 0], jnp.abs(y))  # noqa: E731
+    return lax.custom_linear_solve(product, b, solve, solve, symmetric=True, has_aux=True)
+
+
+case("solve", lambda a, b: jnp.linalg.solve(a + 4 * jnp.eye(3), b), n(6, 3, 3), n(6, 3, 2))
+case("solve, of one matrix", lambda a, b: jnp.linalg.solve(a + 4 * jnp.eye(3), b), n(3, 3), n(3, 6))
+case("solve, with a report", lambda a, b: fell_and_solved(a @ a.mT + 4 * jnp.eye(2), b), n(4, 2, 2), n(4, 2))
+case("solve by factors", jax.vmap(lambda a, b: jax.scipy.linalg.lu_solve(jax.scipy.linalg.lu_factor(a), b)), n(4, 2, 2), n(4, 2))
+case("log of determinant", lambda a: jnp.linalg.slogdet(a + 4 * jnp.eye(3)), n(6, 3, 3))
+case("triangular_solve, of rows", lambda a, b: lax.linalg.triangular_solve(a + 4 * jnp.eye(3), b, lower=True), n(3, 3), n(6, 3))

@@ -11,6 +11,7 @@ import pytest
 from operator_cases import CASES, UNKNOWN
 from parallel_cases import Application
 
+from unity.pcg import linear
 from unity.pcg.body import Body, close, tensor_type
 from unity.pcg.choices import choices
 from unity.pcg.factors import Entry, Factor, Halo, Slot, Spec
@@ -36,8 +37,11 @@ def application(name, sizes=(2, 3)):
 def equations(body: Body):
     for e in body.equations:
         yield body, e
-        if e.name in NESTED and e.name not in ("cond", "while"):
-            inner = nested_body(e)
+        if e.name == linear.LINEAR_SOLVE:
+            inside = [linear.part_of(e, name) for name in linear.named(e)]
+        else:
+            inside = [nested_body(e)] if e.name in NESTED and e.name not in ("cond", "while") else []
+        for inner in inside:
             yield from equations(inner)
 
 

@@ -20,6 +20,7 @@ from unity.pcg.body import Atom, Body, Equation, Literal, close
 from unity.pcg.custom import as_function, jvp_body, vjp_bodies
 from unity.pcg.factors import Halo
 from unity.pcg.layout import Layout, Placed
+from unity.pcg.linear import LINEAR_SOLVE, named, part_of, parts, symmetric
 from unity.pcg.placing import Placing, placing
 from unity.pcg.scans import constants_and_carry
 from unity.pcg.solve import Solution, branches, nested_body, spec_of, vjp_solutions
@@ -173,6 +174,7 @@ def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[
     def derivative(primals: Any, tangents: Any) -> Any:
         chosen = [t for t, f in zip(tangents, rule.floating, strict=True) if f]
         out = run_body(rule.body, (*primals, *chosen), types + tangent_types, results + results, axes)
+        out = varied(out, layout.results * 2)
         return out[: len(results)], out[len(results) :]
 
     return call(*operands)
@@ -256,6 +258,29 @@ def _scan(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, 
     return [*carry, *ys]
 
 
+def _linear_solve(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    types, results = _types(layout.operands), _types(layout.results)
+    (closed, right), (closed_types, right_types) = parts(equation, operands), parts(equation, types)
+    n = len(right)
+
+    def local(name: str) -> Callable[..., Any]:
+        body = part_of(equation, name)
+        whole, taken = (right_types, n) if name == "matvec" else (results, len(results))
+
+        def run(*given: Any) -> Any:
+            found = run_body(body, (*closed[name], *given[-1]), (*closed_types[name], *right_types), whole, axes)
+            found = varied(found, (*layout.results,)[:taken])
+            return (found[:n], found[n:]) if taken > n else found
+
+        return run
+
+    backward = local("transpose_solve") if "transpose_solve" in named(equation) else None
+    found = lax.custom_linear_solve(
+        local("matvec"), right, local("solve"), backward, symmetric=symmetric(equation), has_aux=len(results) > n
+    )
+    return list(found) if len(results) == n else [*found[0], *found[1]]
+
+
 def _one_step(type_: Type) -> Type:
     """The type of one step's slice of a stacked tensor."""
     return tuple(State("P", s.dim - 1, s.outer) if s.kind == "P" else s for s in type_)
@@ -270,4 +295,5 @@ NESTED: Mapping[str, Callable[[Equation, list, Layout, tuple[Axis, ...]], list]]
     "cond": _cond,
     "while": _while,
     "scan": _scan,
+    LINEAR_SOLVE: _linear_solve,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jax.extend import core
 
@@ -12,11 +12,10 @@ from unity.exporting.inner import LETTERS, Inner, inputs_of, packed, unpacked_in
 from unity.exporting.source import Code, call, literal, sequence
 from unity.exporting.tracing import Program, closed
 from unity.pcg.body import Equation
+from unity.pcg.linear import parts, symmetric
 
 if TYPE_CHECKING:
     from unity.exporting.block import Writing
-
-SOLVES = ("matvec", "vecmat", "solve", "transpose_solve")  # the programs of a linear solver, in the order of their constants
 
 
 def combining(e: Equation) -> Program:
@@ -44,16 +43,6 @@ def reduction(writing: Writing, e: Equation) -> list[Code]:
     return writing.block.let(["combined"] * n, value)
 
 
-def parts(e: Equation, operands: Sequence[Any]) -> tuple[dict[str, Sequence[Any]], Sequence[Any]]:
-    """What each program of a linear solver closes over, and the right side."""
-    found, start = {}, 0
-    for name in SOLVES:
-        end = start + getattr(e.params["const_lengths"], name)
-        found[name] = operands[start:end]
-        start = end
-    return found, operands[start:]
-
-
 def linear_solve(writing: Writing, e: Equation) -> list[Code]:
     """A linear solver: the product that it inverts, and how it and its transpose are solved. JAX transposes the product itself."""
     programs = e.params["jaxprs"]
@@ -75,7 +64,7 @@ def linear_solve(writing: Writing, e: Equation) -> list[Code]:
     how: dict[str, object] = {}
     if programs.transpose_solve is not None:
         how["transpose_solve"] = function("transpose_solve", ["_"])
-    how |= {"symmetric": True} if programs.vecmat is not None and programs.vecmat is programs.matvec else {}
+    how |= {"symmetric": True} if symmetric(e) else {}
     aux = len(e.results) - count
     how |= {"has_aux": True} if aux else {}
     value = call("lax.custom_linear_solve", product, codes, solve, **how)

@@ -13,11 +13,12 @@ import numpy as np
 from jax.lax import GatherScatterMode
 from jax.sharding import NamedSharding
 
-from unity.exporting.given import SOLVES, combining, parts
+from unity.exporting.given import combining
 from unity.exporting.policies import saved
 from unity.exporting.rules import JVP, VJP, rule_of
 from unity.exporting.simplify import simplified
 from unity.pcg.body import Atom, Body, Equation, Literal, close, params_key
+from unity.pcg.linear import named, part_of, parts
 from unity.pcg.scans import constants_and_carry
 from unity.pcg.solve import branches, nested_body
 
@@ -151,10 +152,9 @@ def _reduction(e: Equation, operands: list[Meaning], depth: int) -> list[object]
 def _linear_solve(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
     constants, right = parts(e, operands)
     found: list[object] = [*_names(right)]
-    for name in (name for name in SOLVES if name != "vecmat"):  # which JAX makes of the first
-        program = getattr(e.params["jaxprs"], name)
+    for name in (name for name in named(e) if name != "vecmat"):  # which JAX makes of the first
         given = [*constants[name], *symbols(len(right), depth)]
-        found += [name] if program is None else [name, *_names(meanings(close(program), given, depth))]
+        found += [name, *_names(meanings(part_of(e, name), given, depth))]
     return found
 
 

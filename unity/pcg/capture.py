@@ -17,6 +17,7 @@ from unity.pcg.errors import CaptureError
 from unity.pcg.graph import PCG, Node, Value
 from unity.pcg.keys import text_of
 from unity.pcg.labels import calls, label
+from unity.pcg.linear import LINEAR_SOLVE
 from unity.pcg.nesting import REMATERIALIZED, SCANNED
 from unity.pcg.places import owner
 from unity.pcg.scans import constants_and_carry
@@ -278,7 +279,7 @@ def unparallelized(graph: PCG) -> list[tuple[Node, str]]:
 
 
 STRUCTURED = frozenset(
-    {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "cond", "while", "scan", "remat2", "checkpoint"}
+    {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "cond", "while", "scan", "remat2", "checkpoint", LINEAR_SOLVE}
 )
 
 

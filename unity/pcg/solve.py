@@ -15,6 +15,7 @@ from typing import Any
 
 from jax.extend import core
 
+from unity.pcg import linear
 from unity.pcg.body import Body, Equation, from_jaxpr
 from unity.pcg.custom import close, jvp_body, vjp_bodies
 from unity.pcg.factors import TABLE, Match, Spec, matching
@@ -94,6 +95,8 @@ def replicable_call(equation: Equation) -> bool:
         return derivative_agrees(equation, (REPLICATED,) * len(equation.operands), (REPLICATED,) * len(equation.results))
     if equation.name == "cond":
         return all(map(replicable, branches(equation)))
+    if equation.name == linear.LINEAR_SOLVE:
+        return all(replicable(linear.part_of(equation, name)) for name in linear.named(equation))
     return equation.name in ("custom_jvp_call", "while") or replicable(nested_body(equation))
 
 
@@ -124,13 +127,19 @@ def derivative_agrees(equation: Equation, operands: tuple[State, ...], results: 
         if equation.name == "custom_jvp_call":
             rule = jvp_body(equation)
             tangents = tuple(s for s, float_ in zip(operands, rule.floating, strict=True) if float_)
-            found = _quiet_solve(rule.body, dict(zip(rule.body.inputs, operands + tangents, strict=True)))
+            known = dict(zip(rule.body.inputs, operands + tangents, strict=True))
+            found = _quiet_solve(rule.body, known | _results(rule.body, results + results))
             return found is not None and found.results == results + results
         if equation.name.startswith("custom_vjp_call"):
             return vjp_solutions(equation, operands, results) is not None
     except TypeError:  # the rule cannot be traced on abstract values: it is kept whole
         return False
     return True
+
+
+def _results(body: Body, states: Sequence[State]) -> dict[int, State]:
+    """The results of a body and the states that they are to have: a constant among them is made in any."""
+    return {a: s for a, s in zip(body.outputs, states, strict=True) if isinstance(a, int) and a not in body.inputs}
 
 
 def vjp_solutions(equation: Equation, operands: tuple[State, ...], results: tuple[State, ...]) -> tuple[Solution, Solution] | None:
@@ -185,6 +194,30 @@ def _cond(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
     assert solution is not None
     if all(k in results for k in range(len(equation.results))):
         yield _as_match(solution, (REPLICATED, *(operands[p] for p in range(1, n))), tuple(results[k] for k in range(len(results))))
+
+
+def _linear_solve(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
+    """All programs must agree, and a solution lie as the right side does: derivatives take one for the other."""
+    n, count = len(equation.operands), len(equation.results)
+    states, (closed, right) = dict(known), linear.parts(equation, range(n))
+    positions = {name: [*closed[name], *right] for name in linear.named(equation)}
+    solution = None
+    for name in (*positions, *positions):  # the second round sees what the first has found
+        body, inputs = linear.part_of(equation, name), positions[name]
+        ends = range(n, n + (count if name == "solve" else len(right)))
+        around = zip((*body.inputs, *body.outputs), (*inputs, *ends), strict=False)
+        found = _quiet_solve(body, {v: states[p] for v, p in around if isinstance(v, int) and p in states})
+        if found is None:
+            return
+        if states.keys().isdisjoint((*inputs, *ends)):
+            continue
+        states |= zip((*inputs, *ends), (*found.operands, *found.results), strict=False)
+        solution = found if name == "solve" else solution
+    if solution is None or any(states[p] != states[n + k] for k, p in enumerate(right)):
+        return
+    operands, results = (tuple(states[p] for p in part) for part in (range(n), range(n, n + count)))
+    if all(s == (operands + results)[p] for p, s in known.items()):
+        yield _as_match(solution, operands, results)
 
 
 def _loop(parts: Callable[[Equation], Any]) -> Callable[[Equation, Mapping[int, State]], Iterator[Match]]:
@@ -291,4 +324,5 @@ NESTED: dict[str, Callable[[Equation, Mapping[int, State]], Any]] = {
     "cond": _cond,
     "while": _loop(_while_parts),
     "scan": _loop(_scan_parts),
+    linear.LINEAR_SOLVE: _linear_solve,
 }

@@ -21,11 +21,20 @@ def decomposition(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(stacked(2, shape, 1, len(results)), (), 2.0 * prod(shape) * min(shape[-2:]))
 
 
+@operator("lu_pivots_to_permutation")
+def permutation(params: Any, operands: Any, results: Any) -> Spec:
+    """Pivots `[..., k]` as the order of rows `[..., m]` that they leave."""
+    return Spec(stacked(1, operands[0].shape, 1, 1), (), 1.0 * prod(results[0].shape))
+
+
 @operator("triangular_solve")
 def triangular_solve(params: Any, operands: Any, results: Any) -> Spec:
     """Matrices and right-hand sides; linear in the latter."""
     shape = operands[1].shape
-    return Spec(stacked(2, shape, 2, 1), (frozenset({1}),), 1.0 * prod(shape) * operands[0].shape[-1])
+    sides = len(shape) - (1 if params["left_side"] else 2)
+    apart = Factor("sides", shape[sides], (None, Slot(sides)), (Slot(sides),))
+    flops = 1.0 * prod(shape) * operands[0].shape[-1]
+    return Spec((*stacked(2, shape, 2, 1), apart), (frozenset({1}),), flops)
 
 
 @operator("fft")

@@ -74,6 +74,12 @@ def decomposition(run: Run, app: Application, values: Sequence[Value]) -> list[V
     return [Value(x, False) for x in rowwise(run, named(app), rows, [tuple(r.shape[shared:]) for r in app.results])]
 
 
+@meaning("lu_pivots_to_permutation")
+def permutation(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
+    """Pivots in the last dimension."""
+    return [Value(x, False) for x in rowwise(run, named(app), [run.lift(values[0])], [app.results[0].shape[-1:]])]
+
+
 @meaning("triangular_solve")
 def triangular_solve(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
     """Linear in the right-hand sides; the inverse's elements are functions of the matrix."""

@@ -185,7 +185,7 @@ def _summed(run: Run, app: Application, indices: Array, ends: Sequence[int], kep
     domain, groups = run.domain, indices.shape[run.lead : -1]
     one, found, inside = domain.constant(np.asarray(1)), domain.constant(np.asarray(0)), domain.constant(np.asarray(0))
     parts = [indices[..., k] for k in range(len(ends))]
-    for place, weight in named_places(run, app, parts, ends, moved=app.params["mode"] == Mode.CLIP):
+    for place, weight in named_places(run, app, parts, ends, moved=app.params["mode"] != Mode.FILL_OR_DROP):
         weight = weight.reshape((*weight.shape, *(1,) * kept))
         at = np.broadcast_to(np.asarray(place), (*(1,) * run.lead, *groups, len(place)))
         found, inside = domain.add(found, domain.mul(weight, take(at))), domain.add(inside, weight)
