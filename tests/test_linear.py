@@ -7,7 +7,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import unity
+from unity.pcg.body import close
 from unity.pcg.capture import capture, unparallelized
+from unity.pcg.choices import choices
+from unity.pcg.state import partitioned
 from unity.search.machine import Machine
 
 
@@ -56,3 +59,16 @@ def test_a_second_derivative_is_that_of_a_solve(plan_and_args):
 
     found = jax.jit(jax.grad(steepness(plan)))(*plan.shard(*args))
     np.testing.assert_allclose(found["w"], jax.grad(steepness(correlated))(*args)["w"], rtol=1e-3, atol=1e-5)
+
+
+def test_a_solve_of_which_nothing_is_known_does_not_hinder_the_rest():
+    """In a step of a scan, beside what is split."""
+
+    def walked(s, xs, a, inverse, b):
+        def step(s, x):
+            return s + x, jax.lax.custom_linear_solve(lambda v: a @ v, b, lambda _, v: inverse @ v, lambda _, v: v @ inverse)
+
+        return jax.lax.scan(step, s, xs)
+
+    body = close(jax.make_jaxpr(walked)(np.ones(4), np.ones((3, 4)), np.eye(2), np.eye(2), np.ones(2)))
+    assert any(c.states[0] == partitioned(0) for c in choices(body))

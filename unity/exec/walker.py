@@ -269,7 +269,7 @@ def _linear_solve(equation: Equation, operands: list, layout: Layout, axes: tupl
 
         def run(*given: Any) -> Any:
             found = run_body(body, (*closed[name], *given[-1]), (*closed_types[name], *right_types), whole, axes)
-            found = varied(found, (*layout.results,)[:taken])
+            found = varied(found, layout.results[:taken])
             return (found[:n], found[n:]) if taken > n else found
 
         return run

@@ -12,7 +12,7 @@ from unity.exporting.inner import LETTERS, Inner, inputs_of, packed, unpacked_in
 from unity.exporting.source import Code, call, literal, sequence
 from unity.exporting.tracing import Program, closed
 from unity.pcg.body import Equation
-from unity.pcg.linear import parts, symmetric
+from unity.pcg.linear import named, parts, symmetric
 
 if TYPE_CHECKING:
     from unity.exporting.block import Writing
@@ -62,7 +62,7 @@ def linear_solve(writing: Writing, e: Equation) -> list[Code]:
 
     product, solve = function("matvec", []), function("solve", ["_"])
     how: dict[str, object] = {}
-    if programs.transpose_solve is not None:
+    if "transpose_solve" in named(e):
         how["transpose_solve"] = function("transpose_solve", ["_"])
     how |= {"symmetric": True} if symmetric(e) else {}
     aux = len(e.results) - count

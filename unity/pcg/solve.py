@@ -203,15 +203,16 @@ def _linear_solve(equation: Equation, known: Mapping[int, State]) -> Iterator[Ma
     positions = {name: [*closed[name], *right] for name in linear.named(equation)}
     solution = None
     for name in (*positions, *positions):  # the second round sees what the first has found
-        body, inputs = linear.part_of(equation, name), positions[name]
         ends = range(n, n + (count if name == "solve" else len(right)))
-        around = zip((*body.inputs, *body.outputs), (*inputs, *ends), strict=False)
+        places = (*positions[name], *ends)
+        if known and states.keys().isdisjoint(places):
+            continue
+        body = linear.part_of(equation, name)
+        around = zip((*body.inputs, *body.outputs), places, strict=False)  # transpose_solve may report, too
         found = _quiet_solve(body, {v: states[p] for v, p in around if isinstance(v, int) and p in states})
         if found is None:
             return
-        if states.keys().isdisjoint((*inputs, *ends)):
-            continue
-        states |= zip((*inputs, *ends), (*found.operands, *found.results), strict=False)
+        states |= zip(places, (*found.operands, *found.results), strict=False)
         solution = found if name == "solve" else solution
     if solution is None or any(states[p] != states[n + k] for k, p in enumerate(right)):
         return
