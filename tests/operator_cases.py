@@ -696,3 +696,14 @@ case("solve, with a report", lambda a, b: fell_and_solved(a @ a.mT + 4 * jnp.eye
 case("solve by factors", jax.vmap(lambda a, b: jax.scipy.linalg.lu_solve(jax.scipy.linalg.lu_factor(a), b)), n(4, 2, 2), n(4, 2))
 case("log of determinant", lambda a: jnp.linalg.slogdet(a + 4 * jnp.eye(3)), n(6, 3, 3))
 case("triangular_solve, of rows", lambda a, b: lax.linalg.triangular_solve(a + 4 * jnp.eye(3), b, lower=True), n(3, 3), n(6, 3))
+
+
+def in_groups(*sizes):
+    """A product of rows in groups, and both its gradients: of the rows, and of each group's matrix."""
+    product = lambda x, y: lax.ragged_dot(x, y, jnp.array(sizes, jnp.int32))  # noqa: E731
+    return lambda x, y, z: (product(x, y), jax.vjp(product, *map(lax.stop_gradient, (x, y)))[1](lax.stop_gradient(z)))
+
+
+case("ragged_dot", lambda x, y, sizes: lax.ragged_dot(x, y, sizes), n(12, 6), n(3, 6, 4), np.array([5, 0, 7], np.int32))
+case("ragged_dot, of fewer rows", lambda x, y, sizes: lax.ragged_dot(x, y, sizes), n(6, 2), n(2, 2, 6), np.array([1, 3], np.int32))
+case("ragged_dot, with gradients", in_groups(1, 3, 2), n(6, 4), n(3, 4, 6), n(6, 6))

@@ -14,6 +14,7 @@ from unity.exec.hosts.talk import several
 from unity.options import obeyed, refuse
 from unity.pcg.capture import capture
 from unity.pcg.errors import OptionError
+from unity.pcg.gradients import losses
 from unity.pcg.stages import TWO_BW
 from unity.plan import Plan
 from unity.rewriting import Rewriter, budget_of, library_of
@@ -50,7 +51,7 @@ def optimize(
         fn: any JAX function of pytrees of arrays.
         args: its arguments, or `jax.ShapeDtypeStruct`s in their place: nothing is allocated.
         argnums: the arguments that are differentiated (the weights), as in `jax.grad`.
-        training: whether the backward pass is planned too; otherwise the forward pass alone.
+        training: whether the backward pass is planned too; otherwise the forward pass alone, as for results of integers.
         machine: what it will run on; the default is the machine that this process sees, on which a rewritten program is also
             run, and not taken if it is slower than the captured one.
         objective: "time": the fastest that fits; "devices": on the fewest devices that fit; "memory": the leanest.
@@ -108,7 +109,7 @@ def optimize(
         captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered)
         wishes = obeyed(bound(constraints, captured, fn, argnums), search)
         limit = chosen.device.memory if memory_limit is None else memory_limit
-        asked = Training(training, optimizer_slots)
+        asked = Training(training and bool(losses(captured.graph)), optimizer_slots)
         # Of several processes, some would have no part in running a plan for fewer devices.
         here = machine is None and not (objective == "devices" and several())
         ways = Ways(pipelines, branches, pack)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from unity.exporting.tracing import Program, closed, like, traced
 from unity.pcg.body import Equation
-from unity.pcg.custom import FIRST_ORDER, as_function
+from unity.pcg.custom import as_function
 
 JVP = ("custom_jvp_call",)
 VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
@@ -62,7 +62,7 @@ def rule_of(equation: Equation) -> Rule:
             return jax.jvp(run, tuple(chosen), tuple(given[len(pieces) :]))
 
         tangents = [p for p, f in zip(pieces, floating, strict=True) if f]
-        return Rule(value, floating, derivative=traced(derivative, [*pieces, *tangents], FIRST_ORDER))
+        return Rule(value, floating, derivative=traced(derivative, [*pieces, *tangents], rule=True))
     kept: dict[str, Any] = {}
 
     def forward(*operands: Any) -> Any:
@@ -73,10 +73,10 @@ def rule_of(equation: Equation) -> Rule:
         kept["results"] = [like(jax.typeof(x)) for x in results]
         return [*results, *leaves]
 
-    first = traced(forward, pieces, FIRST_ORDER)
+    first = traced(forward, pieces, rule=True)
 
     def backward(*given: Any) -> Any:
         n = len(kept["leaves"])
         return jax.tree.unflatten(kept["tree"], given[:n])(list(given[n:]))
 
-    return Rule(value, floating, first, traced(backward, [*kept["leaves"], *kept["results"]], FIRST_ORDER))
+    return Rule(value, floating, first, traced(backward, [*kept["leaves"], *kept["results"]], rule=True))

@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, ManualAxisType, NamedSharding, 
 from unity.exec.lowering import run_graph
 from unity.pcg.axis import Axis
 from unity.pcg.body import Body, close, used
+from unity.pcg.custom import first_order
 from unity.pcg.graph import PCG, Value
 from unity.pcg.state import UNUSED, local_shape
 
@@ -66,11 +67,10 @@ class Program:
         return [_struct(t.shape, t.dtype, ManualAxisType(varying=names)) for t, names in pairs]
 
 
-def traced(
-    run: Callable[..., Any], pieces: Sequence[jax.ShapeDtypeStruct], also_inline: frozenset[str] = frozenset()
-) -> Program:
-    """A local program; to be called inside."""
-    body = used(close(jax.make_jaxpr(run)(*pieces), also_inline))
+def traced(run: Callable[..., Any], pieces: Sequence[jax.ShapeDtypeStruct], rule: bool = False) -> Program:
+    """A local program, or that of a derivative rule; to be called inside."""
+    made = jax.make_jaxpr(run)(*pieces)
+    body = used(close(first_order(made) if rule else made))
     return Program(body, tuple(frozenset(p.manual_axis_type.varying) for p in pieces))
 
 

@@ -205,9 +205,9 @@ def _key_of_jaxpr(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> str:
     return (close(jaxpr) if isinstance(jaxpr, core.ClosedJaxpr) else from_jaxpr(jaxpr)).key
 
 
-def close(closed: core.ClosedJaxpr, also_inline: frozenset[str] = frozenset()) -> Body:
+def close(closed: core.ClosedJaxpr) -> Body:
     """A closed jaxpr as a body, its constants written into it as literals."""
-    body, consts = from_jaxpr(closed.jaxpr, also_inline), closed.consts
+    body, consts = from_jaxpr(closed.jaxpr), closed.consts
     if not consts:
         return body
     values = {v: Literal(c, body.tensors[v]) for v, c in zip(body.inputs, consts, strict=False)}
@@ -222,8 +222,8 @@ def close(closed: core.ClosedJaxpr, also_inline: frozenset[str] = frozenset()) -
 class _Builder:
     """Numbers variables and collects equations while nested calls are inlined."""
 
-    def __init__(self, inlined: frozenset[str], hoist: bool = False) -> None:
-        self.inlined, self.hoist = inlined, hoist
+    def __init__(self, hoist: bool = False) -> None:
+        self.hoist = hoist
         self.tensors: dict[int, Tensor] = {}
         self.equations: list[Equation] = []
         self.hoisted: dict[int, tuple[int, Any]] = {}  # id of a large constant → its variable, itself
@@ -271,7 +271,7 @@ class _Builder:
 
     def program(self, eqn: core.JaxprEqn) -> core.ClosedJaxpr | None:
         """The program of a call that means nothing but its body."""
-        if eqn.primitive.name not in self.inlined:
+        if eqn.primitive.name not in INLINED:
             return None
         inner = next((eqn.params[k] for k in ("jaxpr", "call_jaxpr", "call") if k in eqn.params), None)
         # since JAX 0.12 both are one class, and every jaxpr has its constants
@@ -291,9 +291,9 @@ class _Builder:
 
 
 @lru_cache(maxsize=4096)
-def from_jaxpr(jaxpr: core.Jaxpr, also_inline: frozenset[str] = frozenset()) -> Body:
+def from_jaxpr(jaxpr: core.Jaxpr) -> Body:
     """The body of a jaxpr; its inputs are the jaxpr's constants and then its arguments."""
-    builder = _Builder(INLINED | also_inline)
+    builder = _Builder()
     inputs = tuple(builder.new(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars))
     outputs = builder.inline(jaxpr, inputs, (), Place())
     return Body(inputs, outputs, tuple(builder.equations), builder.tensors)
@@ -301,7 +301,7 @@ def from_jaxpr(jaxpr: core.Jaxpr, also_inline: frozenset[str] = frozenset()) -> 
 
 def program_of(closed: core.ClosedJaxpr) -> tuple[Body, tuple[Any, ...]]:
     """A function's body and the arrays that it closes over, which are its last inputs (small ones are literals)."""
-    builder = _Builder(INLINED, hoist=True)
+    builder = _Builder(hoist=True)
     arguments = tuple(builder.new(v.aval) for v in closed.jaxpr.invars)
     consts = [builder.constant(c) for c in closed.consts]
     outputs = builder.inline(closed.jaxpr, (*consts, *arguments), (), Place())

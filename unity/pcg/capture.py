@@ -12,6 +12,7 @@ from jax.core import Tracer
 from jax.extend import core
 
 from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, deduplicated, extract, program_of, used
+from unity.pcg.choices import choices
 from unity.pcg.clustering import Cluster, clusters
 from unity.pcg.errors import CaptureError
 from unity.pcg.graph import PCG, Node, Value
@@ -23,7 +24,7 @@ from unity.pcg.places import owner
 from unity.pcg.scans import constants_and_carry
 from unity.pcg.solve import nested_body
 from unity.pcg.table import TABLE
-from unity.pcg.uses import constants, light
+from unity.pcg.uses import PLATFORM, constants, light
 
 VALUES = (  # what JAX raises where a program asks for a value that is not there yet
     jax.errors.ConcretizationTypeError,
@@ -268,19 +269,28 @@ def _most_common(texts: Iterable[str]) -> str:
 
 
 def unparallelized(graph: PCG) -> list[tuple[Node, str]]:
-    """Operators of which no factor is known, and why: they run whole on every device."""
+    """Operators of which no factor is known, or none can be followed through their programs: they run whole on every device."""
     found = []
     for node, _ in graph.walk():
         if node.body is not None and node.kind != "constant":
             unknown = sorted({e.name for e in node.body.equations if e.name not in TABLE and e.name not in STRUCTURED})
             if unknown:
                 found.append((node, f"no entry for {', '.join(unknown)} in the operator table"))
+            elif opaque(node.body):
+                found.append((node, "no dimension can be followed through the program inside"))
     return found
 
 
-STRUCTURED = frozenset(
-    {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "cond", "while", "scan", "remat2", "checkpoint", LINEAR_SOLVE}
-)
+def opaque(body: Body) -> bool:
+    """Whether a loop, branch or custom call of large tensors can be split in no way."""
+    inside = any(e.name in STRUCTURED for e in body.equations)
+    return inside and any(body.tensor(a).ndim for a in body.outputs) and not any(c.divided for c in choices(body))
+
+
+STRUCTURED = frozenset({
+    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "cond", "while", "scan", "remat2", "checkpoint"),
+    *(LINEAR_SOLVE, PLATFORM),
+})  # fmt: skip
 
 
 def tensor_of(aval: Any) -> Tensor:

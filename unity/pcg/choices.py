@@ -90,8 +90,8 @@ def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
             solution = along_axis(body, solution.operands, solution.results)  # what will run is found from the ends
         except Unmatched:
             continue
-        if solution is None:
-            continue
+        if solution is None or not solution.matches:
+            continue  # unused or replicated after all
         solutions.append(solution)
         if solution.reduced and PARTIAL in solution.operands:
             continue  # the neighbour's Reduce, before this operator, does the same on less

@@ -15,11 +15,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend import core
+from jax.extend.core import primitives
 
 from unity.pcg.body import Body, Equation, close
 
-# Inside a rule nothing is differentiated again, so custom calls there are their bodies.
-FIRST_ORDER = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
+RULED = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class JvpRule:
 
 @dataclass(frozen=True, eq=False)
 class VjpRule:
-    """`forward`: primals → (results, residuals). `backward`: (residuals, cotangents) → cotangents of the floating primals."""
+    """`forward`: primals → (results, residuals). `backward`: (residuals, cotangents) → cotangents of the `floating` primals."""
 
     forward: Body
     backward: Body
@@ -51,11 +51,13 @@ def as_function(equation: Equation) -> Callable[..., list]:
 
 
 def _abstract(equation: Equation) -> tuple[list[jax.ShapeDtypeStruct], tuple[bool, ...]]:
+    """The operands of a call, and which of them its rule differentiates: not what a custom_vjp closes over."""
     eqn = equation.origin
     assert eqn is not None
     avals: list[Any] = [v.aval for v in eqn.invars]
     structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
-    return structs, tuple(jnp.issubdtype(s.dtype, jnp.inexact) for s in structs)
+    closed_over = eqn.params.get("num_consts", 0) if equation.name.startswith("custom_vjp_call") else 0
+    return structs, tuple(k >= closed_over and jnp.issubdtype(s.dtype, jnp.inexact) for k, s in enumerate(structs))
 
 
 def _traced(rule: Callable[..., Any], *structs: Any) -> core.ClosedJaxpr:
@@ -63,6 +65,32 @@ def _traced(rule: Callable[..., Any], *structs: Any) -> core.ClosedJaxpr:
     wide = any(getattr(s.dtype, "itemsize", 0) == 8 for s in jax.tree.leaves(structs))
     with jax.enable_x64(True) if wide else nullcontext():
         return jax.make_jaxpr(rule)(*structs)
+
+
+def first_order(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """A rule's program, in which custom calls, in loops and branches too, are their bodies: nothing there is differentiated again.
+
+    Not only to save work: the rule of an `odeint` solves another, larger equation by `odeint`, and so on without end.
+    """
+    return _without_rules(program)
+
+
+def _without_rules(value: Any) -> Any:
+    """A parameter of an equation, with the programs in it so."""
+    if isinstance(value, tuple) and any(isinstance(v, core.Jaxpr | core.ClosedJaxpr) for v in value):
+        make = getattr(value, "_make", tuple)  # the programs of a linear solve have names
+        return make(map(_without_rules, value))
+    if isinstance(value, core.Jaxpr):  # since JAX 0.12 a closed one is one, too
+        return value.replace(eqns=[_as_body(eqn) for eqn in value.eqns])
+    return value.replace(jaxpr=_without_rules(value.jaxpr)) if isinstance(value, core.ClosedJaxpr) else value
+
+
+def _as_body(eqn: core.JaxprEqn) -> core.JaxprEqn:
+    params = {name: _without_rules(value) for name, value in eqn.params.items()}
+    if eqn.primitive.name not in RULED:
+        return eqn.replace(params=params)
+    program = next(params[name] for name in ("call_jaxpr", "fun_jaxpr") if name in params)
+    return eqn.replace(primitive=primitives.closed_call_p, params={"call_jaxpr": program})
 
 
 def _merge(floating: tuple[bool, ...], chosen: Any, others: Any) -> list:
@@ -82,7 +110,7 @@ def jvp_body(equation: Equation) -> JvpRule:
         return jax.jvp(lambda *c: call(*_merge(floating, c, others)), tuple(chosen), tuple(tangents))
 
     tangents = [s for s, f in zip(structs, floating, strict=True) if f]
-    return JvpRule(close(_traced(rule, structs, tangents), FIRST_ORDER), floating)
+    return JvpRule(close(first_order(_traced(rule, structs, tangents))), floating)
 
 
 @lru_cache(maxsize=1024)
@@ -101,10 +129,10 @@ def vjp_bodies(equation: Equation) -> VjpRule:
         shapes["residuals"] = [jax.ShapeDtypeStruct(r.shape, r.dtype) for r in residuals]
         return [*results, *residuals]
 
-    first = close(_traced(forward, *structs), FIRST_ORDER)
+    first = close(first_order(_traced(forward, *structs)))
 
     def backward(residuals: Any, cotangents: Any) -> Any:
         return jax.tree.unflatten(shapes["pull"], residuals)(list(cotangents))
 
-    second = close(_traced(backward, shapes["residuals"], shapes["results"]), FIRST_ORDER)
+    second = close(first_order(_traced(backward, shapes["residuals"], shapes["results"])))
     return VjpRule(first, second, floating)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
 from math import prod
 
 import numpy as np
 
+from unity.pcg.table.ragged import ragged_dim
 from unity.verify.domains import Array
 from unity.verify.primitives.core import PLAIN, Application, Run, Value, meaning
 from unity.verify.primitives.elementwise import as_result
@@ -27,6 +30,33 @@ def dot_general(run: Run, app: Application, values: Sequence[Value]) -> list[Val
     result = domain.dot(left, right)
     result = result.reshape((*result.shape[: run.lead], *sizes[0], *sizes[1], *sizes[2]))
     return [as_result(run, app, result, domain is PLAIN)]
+
+
+@meaning("ragged_dot_general")
+def ragged_dot(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
+    """For each group a product of which only its rows count: added up where they are rows of the result, else one after another."""
+    domain, (x, y) = run.together(values[:2])
+    found, numbers = ragged_dim(app.params), app.params["ragged_dot_dimension_numbers"]
+    if found is None or not values[2].known:
+        raise app.refuse("its groups differ within a batch, or depend on floating values")
+    ragged, contracted = found
+    ends = np.cumsum(values[2].array.astype(np.int64), -1)
+    rows = np.arange(run.shape(x)[ragged])
+    of_y = (*numbers.rhs_group_dimensions, run.lead + y.ndim)[0]  # the dimension of groups, taken out of those of y
+    pairs = [(x_dims, tuple(d - (d > of_y) for d in y_dims)) for x_dims, y_dims in numbers.dot_dimension_numbers]
+    dense = replace(app, params={"dimension_numbers": pairs})
+    parts = []
+    for g in range(run.shape(values[2].array)[0]):
+        inside = rows < ends[..., g, None]
+        if g:
+            inside &= rows >= ends[..., g - 1, None]
+        mask = inside.astype(np.int64).reshape(*inside.shape[:-1], *(-1 if d == ragged else 1 for d in range(x.ndim - run.lead)))
+        left = domain.mul(x, mask if domain is PLAIN else domain.constant(mask))
+        right = np.take(y, g, run.lead + of_y) if numbers.rhs_group_dimensions else y
+        parts += dot_general(run, dense, [Value(left, domain is PLAIN), Value(right, domain is PLAIN)])
+    arrays = [part.array for part in parts]
+    total = np.stack(np.broadcast_arrays(*arrays), run.lead) if contracted else reduce(domain.add, arrays)
+    return [as_result(run, app, total, domain is PLAIN)]
 
 
 def windows(size: int, window: int, stride: int, dilation: int) -> Array:
