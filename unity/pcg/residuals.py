@@ -37,8 +37,8 @@ LINEAR_AT = {"gather": 0, "pad": 0}
 # No derivative flows through these.
 FLAT = frozenset(
     {
-        "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor", "sign", "floor", "ceil", "round", "is_finite",
-        "stop_gradient", "iota", "argmax", "argmin", "random_bits"
+        "eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to", "and", "or", "not", "xor", "sign", "floor", "ceil",
+        "round", "is_finite", "stop_gradient", "iota", "argmax", "argmin", "random_bits"
     }
 )  # fmt: skip
 # The same values, placed otherwise.

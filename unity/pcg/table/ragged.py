@@ -49,7 +49,7 @@ def ragged_dot(params: Any, operands: Any, results: Any) -> Spec:
     flops = 2.0 * prod(results[0].shape) * prod(x.shape[i] for i in contract_x)
     if found is None or sizes.ndim != 1:
         return Spec((), LINEAR, flops, tuple((d, "its groups differ within a batch") for d in range(x.ndim)))
-    ragged, contracted = found
+    _, contracted = found
     free_x = [i for i in range(x.ndim) if i not in (*contract_x, *batch_x)]
     free_y = [i for i in range(y.ndim) if i not in (*contract_y, *batch_y, *numbers.rhs_group_dimensions)]
     b = int(contracted)

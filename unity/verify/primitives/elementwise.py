@@ -37,6 +37,7 @@ INTEGER: Mapping[str, Callable[..., Array]] = {  # of known operands; numpy wrap
     "rem": np.fmod,
 }
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+TOTAL = ("eq_to", "lt_to", "le_to")  # orders in which NaN and both zeros have their places: among numbers the usual ones
 SAME = "copy copy_p name optimization_barrier stop_gradient sharding_constraint device_put random_clone reshard constrain"
 
 
@@ -92,11 +93,11 @@ def power(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
     return [as_result(run, app, result, domain is PLAIN)]
 
 
-@meaning(*COMPARISONS)
+@meaning(*COMPARISONS, *TOTAL)
 def compare(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
     """Truth values, known if the domain decides."""
     domain, arrays = run.together(unequal_ranks(run, app, values))
-    return [Value(domain.compare(app.name, *arrays), domain.decides)]
+    return [Value(domain.compare(app.name.removesuffix("_to"), *arrays), domain.decides)]
 
 
 @meaning("is_finite")
