@@ -17,6 +17,7 @@ from jax.experimental.ode import odeint
 
 import unity
 from tests.small_models import arrays, f, i
+from unity.pcg.errors import CaptureError
 from unity.plan import Plan
 
 DEVICE = unity.Device("slow", {"float32": 1e6, "float64": 1e6}, 10**9, 1e9, 0.5, 0.0)  # so that all that can be is shared
@@ -102,3 +103,26 @@ def test_integers_are_planned_without_a_backward_pass() -> None:
         plan, _ = planned(decoded, *args)
         np.testing.assert_array_equal(jax.jit(plan)(*plan.shard(*args)), jax.jit(decoded)(*args))
         assert plan.check().agrees()
+
+
+def test_a_kernel_may_be_a_constant() -> None:
+    def smoothed(w: Any, x: Any) -> Any:
+        return jnp.mean(jax.vmap(lambda row: jnp.convolve(row, jnp.ones(3) / 3, "same"))(x @ w) ** 2)
+
+    plan, _ = planned(smoothed, f(16, 16), f(8, 16))
+    assert plan.check().agrees()
+
+
+def test_a_rule_that_uses_what_is_around_it_is_refused_by_line() -> None:
+    def scaled(w: Any, x: Any) -> Any:
+        doubled = 2 * x
+
+        @jax.custom_vjp
+        def product(w: Any) -> Any:
+            return doubled @ w
+
+        product.defvjp(lambda w: (product(w), ()), lambda _, g: (doubled.T @ g,))
+        return jnp.mean(product(w) ** 2)
+
+    with pytest.raises(CaptureError, match=r"test_programs.py.*custom_vjp uses a value that was\s+computed outside of it"):
+        planned(scaled, f(16, 16), f(8, 16))

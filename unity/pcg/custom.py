@@ -14,10 +14,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.extend import core
 from jax.extend.core import primitives
 
 from unity.pcg.body import Body, Equation, close
+from unity.pcg.errors import CaptureError
 
 RULED = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 
@@ -60,11 +62,25 @@ def _abstract(equation: Equation) -> tuple[list[jax.ShapeDtypeStruct], tuple[boo
     return structs, tuple(k >= closed_over and jnp.issubdtype(s.dtype, jnp.inexact) for k, s in enumerate(structs))
 
 
-def _traced(rule: Callable[..., Any], *structs: Any) -> core.ClosedJaxpr:
+def _traced(equation: Equation, rule: Callable[..., Any], *structs: Any) -> core.ClosedJaxpr:
     """A rule's program, in the precision that its arguments have, whatever is switched on by now."""
     wide = any(getattr(s.dtype, "itemsize", 0) == 8 for s in jax.tree.leaves(structs))
     with jax.enable_x64(True) if wide else nullcontext():
-        return jax.make_jaxpr(rule)(*structs)
+        try:
+            made = jax.make_jaxpr(rule)(*structs)
+        except jax.errors.UnexpectedTracerError as error:
+            raise _leak(equation) from error
+    if any(isinstance(c, Tracer) for c in made.consts):
+        raise _leak(equation)
+    return first_order(made)
+
+
+def _leak(equation: Equation) -> CaptureError:
+    return CaptureError(
+        f"{equation.source or equation.name}: the derivative rule of a {equation.name.removesuffix('_call')} uses a value that was"
+        " computed outside of it.\n    Pass it to the function as an argument, as jax.grad of a jax.jit asks, too."
+        " (docs: capture#derivative-rules)"
+    )
 
 
 def first_order(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
@@ -110,7 +126,7 @@ def jvp_body(equation: Equation) -> JvpRule:
         return jax.jvp(lambda *c: call(*_merge(floating, c, others)), tuple(chosen), tuple(tangents))
 
     tangents = [s for s, f in zip(structs, floating, strict=True) if f]
-    return JvpRule(close(first_order(_traced(rule, structs, tangents))), floating)
+    return JvpRule(close(_traced(equation, rule, structs, tangents)), floating)
 
 
 @lru_cache(maxsize=1024)
@@ -129,10 +145,10 @@ def vjp_bodies(equation: Equation) -> VjpRule:
         shapes["residuals"] = [jax.ShapeDtypeStruct(r.shape, r.dtype) for r in residuals]
         return [*results, *residuals]
 
-    first = close(first_order(_traced(forward, *structs)))
+    first = close(_traced(equation, forward, *structs))
 
     def backward(residuals: Any, cotangents: Any) -> Any:
         return jax.tree.unflatten(shapes["pull"], residuals)(list(cotangents))
 
-    second = close(first_order(_traced(backward, shapes["residuals"], shapes["results"])))
+    second = close(_traced(equation, backward, shapes["residuals"], shapes["results"]))
     return VjpRule(first, second, floating)

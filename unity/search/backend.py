@@ -110,7 +110,7 @@ class Backend:
         if self.eager and looked_up:
             return Extra(looked_up, start=looked_up)
         wide = sum(local(v) for v in (*node.operands, *node.results) if self.widens(node, v))
-        if self.turns and node.kind == CONVOLUTION and prod(node.operands[1].tensor.shape[2:]) > 1:
+        if self.turns and node.kind == CONVOLUTION and len(node.operands) > 1 and prod(node.operands[1].tensor.shape[2:]) > 1:
             turned = sum(local(v) for v in node.operands if argument(v))
             moved = sum(local(v) for v in node.operands if v.node.kind in PARALLELIZATION and not argument(v))
             return Extra(turned, wide + moved, turned, turned)
@@ -118,8 +118,8 @@ class Backend:
 
 
     def _grouped(self, node: Node, local: Callable[[Value], float]) -> Extra:
-        sizes = node.operands[2]
-        groups = local(sizes) / sizes.tensor.dtype.itemsize
+        assert node.body is not None
+        groups = node.body.tensor(node.body.equations[-1].operands[2]).shape[0]
         given, made = groups * local(node.operands[0]), groups * local(node.results[0])
         return Extra(given, 2 * made) if self.eager else Extra(working=given + 2 * made)
 
