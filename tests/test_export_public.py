@@ -32,6 +32,7 @@ def symmetric(w: Any) -> Any:
 
 
 DIFFERENTIABLE: dict[str, Callable[[Any], Any]] = {
+    "ragged_dot": lambda w: lax.ragged_dot(w, jnp.stack([w, 2 * w]), jnp.array([3, 1])),
     "cholesky": lambda w: jnp.linalg.cholesky(symmetric(w)),
     "svd": lambda w: jnp.linalg.svd(w, full_matrices=False)[0],
     "singular values": lambda w: jnp.linalg.svd(w, compute_uv=False),

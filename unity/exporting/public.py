@@ -14,7 +14,7 @@ from jax import lax
 from jax.extend.core import primitives
 
 from unity.exporting.applied import Applied, Printer, dtype_code
-from unity.exporting.primitives import PRIMITIVES
+from unity.exporting.primitives import PRIMITIVES, precision
 from unity.exporting.random import PRIMITIVES_BY_NAME
 from unity.exporting.source import Code, call, sequence
 from unity.pcg.body import Equation
@@ -50,6 +50,18 @@ def _permutation(e: Applied) -> Code:
     return call("lax.linalg.lu_pivots_to_permutation", *e.codes, e["permutation_size"])
 
 
+def _ragged(e: Applied) -> Code:
+    numbers = e["ragged_dot_dimension_numbers"]
+    dense = tuple(tuple(map(tuple, pair)) for pair in numbers.dot_dimension_numbers)
+    groups = tuple(numbers.lhs_ragged_dimensions), tuple(numbers.rhs_group_dimensions)
+    how: dict[str, object] = {}
+    if e["precision"] is not None:
+        how["precision"] = precision(e["precision"])
+    if e["preferred_element_type"] is not None:
+        how["preferred_element_type"] = dtype_code(e["preferred_element_type"])
+    return call("lax.ragged_dot_general", *e.codes, call("lax.RaggedDotDimensionNumbers", dense, *groups), **how)
+
+
 _SIDES = {"left_side": False, "lower": False, "transpose_a": False, "conjugate_a": False, "unit_diagonal": False}
 
 FACES: Mapping[str, Printer] = {
@@ -57,6 +69,7 @@ FACES: Mapping[str, Printer] = {
     "eigh": _eigh,
     "lu": named("lax.linalg.lu"),
     "lu_pivots_to_permutation": _permutation,
+    "ragged_dot_general": _ragged,
     "qr": named("lax.linalg.qr", pivoting=False, full_matrices=True, use_magma=None),
     "householder_product": named("lax.linalg.householder_product"),
     "hessenberg": named("lax.linalg.hessenberg"),

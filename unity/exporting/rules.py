@@ -11,11 +11,10 @@ from functools import lru_cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from unity.exporting.tracing import Program, closed, like, traced
 from unity.pcg.body import Equation
-from unity.pcg.custom import as_function
+from unity.pcg.custom import as_function, ruled
 
 JVP = ("custom_jvp_call",)
 VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
@@ -42,7 +41,7 @@ def rule_of(equation: Equation) -> Rule:
     """The programs of a custom rule; to be called inside of the `shard_map` that the call was traced in."""
     assert equation.origin is not None
     pieces = [like(v.aval) for v in equation.origin.invars]
-    floating = tuple(jnp.issubdtype(p.dtype, jnp.inexact) for p in pieces)
+    floating = ruled(equation)
     value = closed(next(equation.params[k] for k in ("call_jaxpr", "fun_jaxpr", "jaxpr") if k in equation.params))
     call = as_function(equation)
 

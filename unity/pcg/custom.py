@@ -52,14 +52,24 @@ def as_function(equation: Equation) -> Callable[..., list]:
     return lambda *given: list(run(*given))
 
 
-def _abstract(equation: Equation) -> tuple[list[jax.ShapeDtypeStruct], tuple[bool, ...]]:
-    """The operands of a call, and which of them its rule differentiates: not what a custom_vjp closes over."""
+def _abstract(equation: Equation) -> list[jax.ShapeDtypeStruct]:
     eqn = equation.origin
     assert eqn is not None
     avals: list[Any] = [v.aval for v in eqn.invars]
-    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
-    closed_over = eqn.params.get("num_consts", 0) if equation.name.startswith("custom_vjp_call") else 0
-    return structs, tuple(k >= closed_over and jnp.issubdtype(s.dtype, jnp.inexact) for k, s in enumerate(structs))
+    return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+
+
+def ruled(equation: Equation) -> tuple[bool, ...]:
+    """Which operands of a call its rule differentiates: floating ones, but not what a custom_vjp closes over.
+
+    JAX says how many those are only until the call is traced once more; they are constants then.
+    """
+    floating = tuple(jnp.issubdtype(s.dtype, jnp.inexact) for s in _abstract(equation))
+    if not equation.name.startswith("custom_vjp_call"):
+        return floating
+    closed_over = equation.params.get("num_consts", 0)
+    constant = [k < closed_over or not isinstance(a, int) for k, a in enumerate(equation.operands)]
+    return tuple(f and not c for f, c in zip(floating, constant, strict=True))
 
 
 def _traced(equation: Equation, rule: Callable[..., Any], *structs: Any) -> core.ClosedJaxpr:
@@ -118,7 +128,7 @@ def _merge(floating: tuple[bool, ...], chosen: Any, others: Any) -> list:
 def jvp_body(equation: Equation) -> JvpRule:
     """The program of a `custom_jvp`'s rule."""
     call = as_function(equation)
-    structs, floating = _abstract(equation)
+    structs, floating = _abstract(equation), ruled(equation)
 
     def rule(primals: Any, tangents: Any) -> Any:
         others = [p for p, f in zip(primals, floating, strict=True) if not f]
@@ -133,7 +143,7 @@ def jvp_body(equation: Equation) -> JvpRule:
 def vjp_bodies(equation: Equation) -> VjpRule:
     """The programs of a `custom_vjp`'s forward and backward rules."""
     call = as_function(equation)
-    structs, floating = _abstract(equation)
+    structs, floating = _abstract(equation), ruled(equation)
     shapes: dict[str, Any] = {}
 
     def forward(*primals: Any) -> Any:
