@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core.primitives import eq_to_p
 from jax.extend.random import threefry_2x32
 from jax.sharding import PartitionSpec
 
@@ -709,3 +710,4 @@ case("ragged_dot, of fewer rows", lambda x, y, sizes: lax.ragged_dot(x, y, sizes
 case("ragged_dot, with gradients", in_groups(1, 3, 2), n(6, 4), n(3, 4, 6), n(6, 6))
 case("searchsorted", jnp.searchsorted, np.sort(n(5)), n(4, 6))
 case("interpolation", lambda x, y: jnp.interp(x, jnp.arange(3.0), y), n(6, 2), n(3))
+case("equal in a total order", eq_to_p.bind, ints(2, 6, 4), ints(2, 6, 4))
