@@ -21,9 +21,8 @@ CONTAINING = (  # the first set that is contained in a composite's primitives na
 )
 ALSO = (  # tried when neither the structure nor a call's name says more
     ({"gather"}, "gather"),
-    ({"erf"}, "gelu"),
-    ({"erfc"}, "gelu"),
-    ({"tanh", "integer_pow"}, "gelu"),
+    ({"erf", "mul"}, "gelu"),
+    ({"erfc", "mul"}, "gelu"),
     ({"logistic", "tanh"}, "recurrent_cell"),
     ({"sin", "cos"}, "rotary_embedding"),
     ({"reduce_sum"}, "reduce_sum"),
@@ -103,6 +102,8 @@ def _call(composite: Body, sizes: Mapping[str, int]) -> str | None:
 
 def _content(equations: tuple[Equation, ...], names: set[str]) -> str:
     found = next((name for wanted, name in ALSO if wanted <= names), None)
+    if {"tanh", "mul"} <= names and any(e.name == "integer_pow" and e.params["y"] == 3 for e in equations):
+        found = "gelu"  # by its approximation
     if found:
         return found
     inner = {_single(e) for e in equations if e.name == "custom_jvp_call"}

@@ -1,256 +1,177 @@
-"""The state of a simulation: when every task runs, and the loop that finds it (FlexFlow, algorithm 1, lines 9 to 20).
-
-The queue is one of moments, each with the *batch* of tasks that are ready then. What waits for one task alone joins the batch of
-the moment at which that one ends; for what waits for several it is counted how many are missing. Where tasks of a batch take no
-time, what they make ready at that very moment is another batch, of the next level (`tasks`).
-
-The loop can go on from any moment: marks keep what it knows there (`states`). That is little, for of what is over only the devices'
-ends are needed, and of most that is to come nothing is known yet. So little is to be brought up to date in them after a change.
-"""
+"""The state of a simulation: tasks by number, when each runs, and what a change makes of that (FlexFlow, algorithms 1 and 2)."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, heapreplace
-from types import MappingProxyType
 
-from unity.search.simulator.states import NEVER, NONE, NOWHERE, Node, State, Stretch, at, by_name, refresh, refresh_all
-from unity.search.simulator.tasks import Task
+import numpy as np
+from numpy.typing import NDArray
 
-MARKS = 32  # in a whole run: more of them take time to make, fewer leave more to run again
-LEAST = 64  # tasks between two marks, at least
+from unity.search.simulator.loop import NEVER, first_difference, follow
+from unity.search.simulator.tasks import SimulationError, Task, check_tasks, circle, possible
+
+Change = Mapping[int, Task | None]  # tasks to put under names, new or not; None takes one away
+
+GONE = -1  # the device of a task that is not there
+ROOM = 1.5  # how much longer arrays become that are full
 
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """A run, as far as another overwrites it that goes on from one of its marks."""
+    """What takes a change back.
 
-    marks: list[State]  # all of them
-    mark: int  # the number of the one that is gone back to
-    later: list[float]  # from this one on: by how much what was taken after each is later than is said
-    last: list[float]  # by device: when the last task ended
-    times: dict[Node, tuple[float, float]]  # of tasks that change, and of those they wait for: when they were ready, and ended
+    Args:
+        undo: the tasks that were there, under the names that changed.
+        lost: the numbers of the names that were taken away.
+        rows: the numbers of what changed; what they say of `columns` was there.
+        times, free, used: what was in the schedule.
+    """
+
+    undo: Change
+    lost: Mapping[int, int]
+    rows: NDArray[np.int64]
+    columns: tuple[NDArray, ...]
+    times: tuple[NDArray, ...]
+    free: list[int]
+    used: int
 
 
 class Schedule:
-    """Tasks, and when each runs. Mutable: `replace` changes tasks, `run` brings the rest up to date, `restore` takes both back."""
+    """Tasks, and when each runs. Mutable: `change` changes tasks and brings all times up to date, `restore` takes that back.
+
+    Raises:
+        SimulationError: a task is not possible, or waits for one that is not there, or that waits for it.
+    """
 
     def __init__(self, tasks: Mapping[int, Task], devices: int) -> None:
-        self.devices = devices
-        self.nodes = {name: Node(name, task) for name, task in tasks.items()}
-        for node in self.nodes.values():
-            self._join(node)
-        self.marks: list[State] = []
-        self.last = [0.0] * devices
-
-    def _join(self, node: Node) -> None:
-        """Makes a node wait for what its task waits for."""
-        assert node.task is not None
-        nodes = self.nodes
-        before = node.before = tuple([nodes[name] for name in node.task.before])
-        if len(before) == 1:
-            (p,) = before
-            if p.alone:
-                p.alone.append(node)
-            else:
-                p.alone = [node]
-        else:
-            for p in before:
-                if p.joint:
-                    p.joint.append(node)
-                else:
-                    p.joint = [node]
-
-    @property
-    def order(self) -> list[Node]:
-        """All tasks that were taken, in order."""
-        return [node for mark in self.marks for node in mark.stretch.order]
-
-    def taken(self, start: int = 0) -> int:
-        """How many tasks were taken from one of the marks on."""
-        return sum(len(mark.stretch.order) for mark in self.marks[start:])
-
-    def beginning(self) -> State:
-        """What is known before any task."""
-        first = [node for node in self.nodes.values() if not node.before]
-        return State(0.0, {0.0: first} if first else {}, {}, [0.0] * self.devices, NOWHERE)
-
-    def leave(self, state: State) -> None:
-        """Leaves a mark: a state, with its times as they are meant, after which a new stretch begins."""
-        self.marks.append(state.copy(stretch=Stretch()))
-
-    def run(self, state: State, stops: Container[Node] = (), marked: bool = True) -> State | None:
-        """Takes all that is left, in order, from the last mark on, and leaves marks on the way or not.
-
-        Stops where the first task of those that are ready at a moment after the first is one of `stops`: gives the state then.
-        """
-        enough = self._step if marked else len(self.nodes) + 1
-        pending, waits, last = state.pending, state.waits, state.last
-        stretch = self.marks[-1].stretch
-        order = stretch.order
-        moments = list(pending)
-        heapify(moments)
-        now = state.now
-        while moments:
-            moment = moments[0]
-            batch = pending[moment]
-            if len(batch) > 1:
-                batch.sort(key=by_name)
-            if moment > now and (batch[0] in stops or len(order) >= enough):
-                here = State(moment, pending, waits, last, NOWHERE)
-                if batch[0] in stops:
-                    return here
-                self.leave(here)
-                stretch = self.marks[-1].stretch
-                order = stretch.order
-            now = moment
-            del pending[moment]
-            order += batch
-            left_in = True  # the moment is still in the heap: it is replaced by the first that is put there
-            for node in batch:
-                d = node.device
-                begin = last[d]
-                if begin < now:
-                    begin = now
-                node.readied, node.ended, node.was = node.ready, node.end, node.stretch
-                node.ready, node.stretch = now, stretch
-                node.end = last[d] = end = begin + node.seconds
-                if node.alone:
-                    then = pending.get(end)
-                    if then is None:
-                        pending[end] = node.alone[:]
-                        if left_in:
-                            left_in = False
-                            heapreplace(moments, end)
-                        else:
-                            heappush(moments, end)
-                    else:
-                        then += node.alone
-                for n in node.joint:
-                    left = waits.pop(n, 0) or len(n.before)
-                    if left > 1:
-                        waits[n] = left - 1
-                    else:
-                        ready = end  # not always the last end: tasks are taken in the order in which they are ready
-                        for p in n.before:
-                            over = p.end + p.stretch.by
-                            if over > ready:
-                                ready = over
-                        then = pending.get(ready)
-                        if then is None:
-                            pending[ready] = [n]
-                            if left_in:
-                                left_in = False
-                                heapreplace(moments, ready)
-                            else:
-                                heappush(moments, ready)
-                        else:
-                            then.append(n)
-            if left_in:
-                heappop(moments)
-        self.last = last
-        return None
-
-    @property
-    def _step(self) -> int:
-        """Tasks between two marks."""
-        return max(len(self.nodes) // MARKS, LEAST)
+        n, waits = len(tasks), sum([len(task.before) for task in tasks.values()])
+        self.tasks: dict[int, Task] = {}
+        self._number: dict[int, int] = {}  # by name
+        self._free = list(range(n))  # numbers that no task has
+        self._device, self._first, self._count, self._name, self._level = (np.full(n, GONE, np.int64) for _ in range(5))
+        self._seconds, self._ready, self._end = (np.full(n, NEVER) for _ in range(3))
+        self._before, self._used = np.zeros(waits, np.int64), 0
+        self._last = np.zeros(devices)
+        self.change(tasks)
 
     @property
     def makespan(self) -> float:
         """Seconds until the last task has ended."""
-        return max(self.last, default=0.0)
+        return float(self._last.max(initial=0.0))
 
-    def replace(self, changes: Mapping[int, Task | None], known: Mapping[int, Node] = MappingProxyType({})) -> set[Node]:
-        """Puts tasks under names, or takes them away (None); gives the nodes of all of them. Nothing is run.
+    @property
+    def taken(self) -> list[tuple[int, float, float]]:
+        """All tasks in the order in which they are taken: each one's name, when it is ready, and when it ends."""
+        order = np.lexsort((self._name, self._level, self._ready))[: len(self.tasks)]  # what is not there is NEVER ready
+        return list(zip(*(column[order].tolist() for column in (self._name, self._ready, self._end)), strict=True))
 
-        `known`: nodes that were taken away, of which some come back.
-        """
-        nodes, touched = self.nodes, set[Node]()
-        left, joined = list[Node](), list[Node]()  # what waits for others than before, or is gone, or new
-        for name, task in changes.items():
-            node = nodes.get(name)
-            if task is None:
-                if node is None:
-                    continue
-                node.task = None
-                del nodes[name]
-                left.append(node)
-                node.alone = node.joint = NONE  # who waited for it waits for others, or is gone
-            else:
-                if node is None:
-                    node = nodes[name] = known.get(name) or Node(name, task)
-                    joined.append(node)
-                elif node.task is None or node.task.before != task.before:
-                    left.append(node)
-                    joined.append(node)
-                node.task, node.device, node.seconds = task, task.device, task.seconds
-            touched.add(node)
-        apart = set(left)
-        for p in {p for node in left for p in node.before if p.task is not None}:
-            if p.alone:
-                p.alone = [n for n in p.alone if n not in apart]
-            if p.joint:
-                p.joint = [n for n in p.joint if n not in apart]
-        for node in joined:
-            self._join(node)
-        return touched
+    @property
+    def _columns(self) -> tuple[NDArray, ...]:
+        """What tasks are."""
+        return self._device, self._seconds, self._first, self._count, self._name
 
-    def back_to(self, moment: float, touched: set[Node]) -> tuple[State, Past]:
-        """What is known at the last mark up to a moment, and what was after it. No task that was changed is ready before.
+    @property
+    def _times(self) -> tuple[NDArray, ...]:
+        """When they run."""
+        return self._ready, self._level, self._end, self._last
 
-        The tasks that changed, and those that they wait for, are NEVER ready from there on, until they are taken again.
-        """
-        k = bisect_right(self.marks, moment, key=at) - 1
-        mark = self.marks[k]
-        asked = touched.union(*(n.before for n in touched if n.task is not None))
-        begun, times = mark.at, dict[Node, tuple[float, float]]()
-        for n in asked:
-            by = n.stretch.by
-            if n.ready + by >= begun:
-                times[n] = n.ready + by, n.end + by
-        past = Past(self.marks[:], k, [m.stretch.by for m in self.marks[k:]], self.last, times)
-        for n in times:
-            n.ready = NEVER
-        del self.marks[k:]
-        state = mark.copy(mark.stretch.by, NOWHERE)
-        refresh_all(self.marks, refresh(state, touched))
-        return state, past
-
-    def settle(self) -> None:
-        """Says all times as they are meant. As long as times are added without rounding, nothing else depends on it."""
-        for k, mark in enumerate(self.marks):
-            by = mark.stretch.by
-            if by:
-                for n in mark.stretch.order:
-                    n.ready += by
-                    n.end += by
-                self.marks[k] = mark.copy(by)
-                mark.stretch.by = 0.0
+    def change(self, change: Change) -> tuple[Past, int]:
+        """Puts tasks under names, or takes them away, and simulates what follows. Gives what takes it back, and how many tasks were
+        simulated. Where a change is not possible, nothing is changed."""
+        past = self._named(change)
+        try:
+            self._write({name: task for name, task in change.items() if task is not None}, past)
+            return past, self._follow(past.rows)
+        except SimulationError:
+            self.restore(past)
+            raise
 
     def restore(self, past: Past) -> None:
-        """All as it was before the schedule went on from a mark. Its tasks must be those of then again (`replace`)."""
-        kept = {mark.stretch for mark in past.marks}
-        for mark in self.marks[past.mark :]:
-            if mark.stretch not in kept:
-                for n in mark.stretch.order:
-                    n.ready, n.end, n.stretch = n.readied, n.ended, n.was
-        for mark, by in zip(past.marks[past.mark :], past.later, strict=True):
-            mark.stretch.by = by
-        for n, (ready, end) in past.times.items():
-            n.ready, n.end = ready - n.stretch.by, end - n.stretch.by
-        self.marks, self.last = past.marks, past.last
+        """All as it was before the last change. Nothing is simulated."""
+        for name, task in past.undo.items():
+            if task is None:
+                del self.tasks[name], self._number[name]
+            else:
+                self.tasks[name] = task
+        self._number |= past.lost
+        for column, before in zip(self._columns, past.columns, strict=True):
+            column[past.rows] = before
+        for column, before in zip(self._times, past.times, strict=True):
+            column[:] = before
+        self._free, self._used = past.free, past.used
 
-    def first(self, touched: set[Node]) -> float:
-        """A moment before which nothing changes: when the first task that was replaced was ready, or one that is new.
+    def _named(self, change: Change) -> Past:
+        """Gives new tasks numbers, and takes those away of tasks that are gone."""
+        tasks, number = self.tasks, self._number
+        undo = {name: tasks.get(name) for name in change}
+        put = {name: task for name, task in change.items() if task is not None}
+        gone = [name for name, task in change.items() if task is None]
+        for name in gone:
+            if undo[name] is None:
+                raise SimulationError(f"task {name} is to be taken away, but is not there")
+        new = [name for name in put if undo[name] is None]
+        self._make_room(len(new), sum([len(task.before) for task in put.values()]))
+        free, used = self._free, self._used
+        number.update(zip(new, free, strict=False))
+        rows = np.array([number[name] for name in (*put, *gone)], np.int64)
+        lost = {name: number.pop(name) for name in gone}
+        self._free = [*free[len(new) :], *lost.values()]
+        tasks |= put
+        for name in gone:
+            del tasks[name]
+        columns, times = tuple([column[rows] for column in self._columns]), tuple([column.copy() for column in self._times])
+        return Past(undo, lost, rows, columns, times, free, used)
 
-        A new task is ready when its predecessors have ended. If one of them changes as well, or as a consequence, then it is not
-        ready before that one; so the times before the change are good enough.
-        """
-        first = min([node.ready + node.stretch.by for node in touched])
-        for node in touched:
-            if node.task is not None and touched.isdisjoint(node.before):
-                first = min(first, max([p.end + p.stretch.by for p in node.before], default=0.0))
-        return first
+    def _write(self, put: Mapping[int, Task], past: Past) -> None:
+        """Says what tasks are that were put under names; others that changed are gone."""
+        number, undo, devices = self._number, past.undo, len(self._last)
+        self._device[past.rows] = GONE
+        if not put:
+            return
+        device, seconds, before, _ = zip(*put.values(), strict=True)
+        wired = {name: after for name, after in zip(put, before, strict=True) if (t := undo[name]) is None or t.before != after}
+        waits = [number.get(p, GONE) for names in wired.values() for p in names]
+        if GONE in waits or not possible(put, device, seconds, devices):
+            check_tasks(put, number, devices)
+        rows = past.rows[: len(put)]
+        self._name[rows], self._device[rows], self._seconds[rows] = list(put), device, seconds
+        rows = [number[name] for name in wired]
+        counts = np.array([len(names) for names in wired.values()], np.int64)
+        self._first[rows], self._count[rows] = self._used + np.cumsum(counts) - counts, counts
+        self._before[self._used : self._used + len(waits)] = waits
+        self._used += len(waits)
+
+    def _follow(self, changed: NDArray[np.int64]) -> int:
+        """Simulates what follows a change; gives how many tasks that is."""
+        since = float(self._ready[changed].min(initial=NEVER))
+        self._ready[changed] = NEVER
+        waits = self._first, self._count, self._before
+        since = min(since, first_difference(changed, self._device, *waits, self._ready, self._end))
+        n = len(self._device)
+        room = (np.empty(size, np.int64) for size in (n, n + 2, len(self._before)))
+        taken, left = follow(since, self._device, self._seconds, *waits, self._name, *self._times, *room)
+        if left:
+            for name, task in self.tasks.items():
+                for p in task.before:
+                    if p not in self.tasks:
+                        raise SimulationError(f"task {name} waits for task {p}, which is taken away")
+            raise SimulationError(f"tasks wait for each other in a circle: {circle(self.tasks)}")
+        return taken
+
+    def _make_room(self, tasks: int, waits: int) -> None:
+        """Room for so many more tasks, which wait for so many."""
+        n, short = len(self._device), tasks - len(self._free)
+        if short > 0:
+            more = max(short, int(n * (ROOM - 1)))
+            self._free += range(n, n + more)
+            filled = [(c, NEVER if c.dtype == float else GONE) for c in (*self._columns, *self._times[:-1])]
+            columns = [np.concatenate((c, np.full(more, fill, c.dtype))) for c, fill in filled]
+            self._device, self._seconds, self._first, self._count, self._name, self._ready, self._level, self._end = columns
+        if self._used + waits > len(self._before):
+            rows = np.flatnonzero(self._device != GONE)
+            counts = self._count[rows]
+            first = np.cumsum(counts) - counts
+            kept = self._before[np.repeat(self._first[rows] - first, counts) + np.arange(counts.sum())]
+            self._first[rows], self._used = first, len(kept)
+            self._before = np.concatenate((kept, np.zeros(int(ROOM * waits + (ROOM - 1) * len(kept)), np.int64)))

@@ -20,14 +20,21 @@ from unity.search.simulator.timeline import Timeline
 from unity.search.simulator.topology import Topology
 from unity.search.simulator.trace import picture, write_trace
 
+MOST = 8  # devices that are named where a simulation is shown
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Simulation:
     """When every task of one step runs, what each is called, and what the step is of."""
 
     timeline: Timeline
     labels: Mapping[int, str]
     step: Step
+
+    def __repr__(self) -> str:
+        tasks, busy = len(self.timeline.graph.tasks), ", ".join(f"{name} {s * 1e3:.4g}" for name, s in [*self.busy.items()][:MOST])
+        more = ", …" if len(self.busy) > MOST else ""
+        return f"<Simulation: a step of {self.makespan * 1e3:.4g} ms, {tasks} tasks; busy, in ms: {busy}{more}>"
 
     @property
     def makespan(self) -> float:

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from unity.search.simulator.configs import ParallelConfig
-from unity.search.simulator.delta import Change
 from unity.search.simulator.grids import groups
 from unity.search.simulator.operators import Edge, Operators
 from unity.search.simulator.pieces import Overlap, Slices, overlap
 from unity.search.simulator.regions import shared
+from unity.search.simulator.schedule import Change
 from unity.search.simulator.tasks import Names, SimulationError, Task, TaskGraph, union
 from unity.search.simulator.ticks import in_ticks
 from unity.search.simulator.wiring import Wiring

@@ -24,6 +24,7 @@ import networkx as nx
 from unity.pcg.errors import UnityError
 
 Names = tuple[int, ...]
+LARGEST = 2**63 - 1  # a name, and the smallest below zero
 
 
 class SimulationError(UnityError, ValueError):
@@ -65,6 +66,8 @@ def union(names: Iterable[Names]) -> Names:
 def check_tasks(tasks: Mapping[int, Task], known: Container[int], devices: int) -> None:
     """Raises SimulationError unless every task has one of the devices, a finite time, and predecessors that are `known`."""
     for name, task in tasks.items():
+        if abs(name) > LARGEST:
+            raise SimulationError(f"task {name} has a name of more than 64 bits")
         if not 0 <= task.device < devices:
             raise SimulationError(f"task {name} is on device {task.device}; there are {devices}, numbered from 0")
         if not (task.seconds >= 0 and math.isfinite(task.seconds)):
@@ -74,10 +77,11 @@ def check_tasks(tasks: Mapping[int, Task], known: Container[int], devices: int) 
                 raise SimulationError(f"task {name} waits for task {p}, which is not there")
 
 
-def possible(tasks: Collection[Task], devices: int) -> bool:
-    """Whether every task has one of the devices, and a finite time: told from what is different in them."""
-    numbers, seconds = {task.device for task in tasks}, {task.seconds for task in tasks}
-    return all(0 <= d < devices for d in numbers) and all(s >= 0 and math.isfinite(s) for s in seconds)
+def possible(names: Collection[int], devices: Collection[int], seconds: Collection[float], count: int) -> bool:
+    """Whether tasks with these names, devices and times are: told from the largest and from what is different."""
+    if max(names) > LARGEST or min(names) < -LARGEST:
+        return False
+    return all(0 <= d < count for d in set(devices)) and all(s >= 0 and math.isfinite(s) for s in set(seconds))
 
 
 def circle(tasks: Mapping[int, Task]) -> str:

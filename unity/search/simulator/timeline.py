@@ -39,17 +39,11 @@ class Timeline:
 def timeline(graph: TaskGraph, schedule: Schedule) -> Timeline:
     """What a schedule says of the graph that it was run for."""
     order: list[list[int]] = [[] for _ in graph.devices]
-    start: dict[int, float] = {}
-    last = [0.0] * len(graph.devices)
-    for node in schedule.order:
-        order[node.device].append(node.name)
-        start[node.name] = max(node.when, last[node.device])
-        last[node.device] = node.until
-    nodes = schedule.nodes
-    return Timeline(
-        graph,
-        {name: node.when for name, node in nodes.items()},
-        {name: start[name] for name in nodes},
-        {name: node.until for name, node in nodes.items()},
-        tuple(map(tuple, order)),
-    )
+    ready, start, end = dict[int, float](), dict[int, float](), dict[int, float]()
+    free = [0.0] * len(graph.devices)
+    for name, readied, ended in schedule.taken:
+        d = graph.tasks[name].device
+        order[d].append(name)
+        ready[name], start[name], end[name] = readied, max(readied, free[d]), ended
+        free[d] = ended
+    return Timeline(graph, ready, start, end, tuple(map(tuple, order)))

@@ -1,0 +1,69 @@
+"""Compiled loops do what the same loops do in Python, to the last bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulator_cases import changed, rolled_change, rolled_graph
+
+from unity.search.simulator import Delta, Task, TaskGraph, full, loop, schedule
+from unity.search.simulator.compiled import AVAILABLE, compiled, interpreted
+
+
+@contextmanager
+def in_python() -> Iterator[None]:
+    with ExitStack() as stack:
+        for name in ("follow", "first_difference"):
+            stack.enter_context(patch.object(schedule, name, interpreted(getattr(loop, name).__wrapped__)))
+        yield
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="needs the extra `fast`")
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_what_is_compiled_is_what_is_interpreted(seed: int) -> None:
+    rng = random.Random(seed)
+    case = rolled_graph(rng)
+    tasks, timelines = dict(case.graph.tasks), []
+    delta = Delta(case.graph)
+    with in_python():
+        slow = Delta(case.graph)
+    for _ in range(4):
+        change = rolled_change(rng, case, tasks)
+        tasks = changed(tasks, change)
+        delta.change(change)
+        with in_python():
+            slow.change(change)
+            timelines.append(full(TaskGraph(tasks, case.graph.devices)))
+        assert delta.timeline == slow.timeline == timelines[-1]
+        assert delta.simulated == slow.simulated
+
+
+def doubled(values: np.ndarray, factor: float) -> float:
+    total = 0.0
+    for k in range(len(values)):
+        values[k] *= factor
+        total += values[k]
+    return total
+
+
+@pytest.mark.parametrize("way", [compiled, interpreted])
+def test_arrays_are_written_to(way) -> None:
+    values = np.array([1.0, 2.5])
+    assert way(doubled)(values, 2.0) == 7.0
+    assert values.tolist() == [2.0, 5.0]
+
+
+def test_names_of_more_than_64_bits_are_refused() -> None:
+    devices = rolled_graph(random.Random(0)).graph.devices
+    for name in (2**63, -(2**63)):
+        with pytest.raises(schedule.SimulationError, match="a name of more than 64 bits"):
+            full(TaskGraph({name: Task(0, 1.0)}, devices))
+    assert full(TaskGraph({2**63 - 1: Task(0, 1.0)}, devices)).makespan == 1.0

@@ -1,0 +1,55 @@
+"""Loops over arrays: compiled where Numba is installed (the extra `fast`), interpreted where it is not. The results are the same.
+
+A compiled loop takes a tenth of a microsecond where Python takes one or two. It is compiled when it is called for the first time
+on a machine, which takes some seconds, and kept on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, wraps
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+import numpy as np
+
+R = TypeVar("R")
+
+AVAILABLE = find_spec("numba") is not None
+
+
+def compiled(loop: Callable[..., R]) -> Callable[..., R]:
+    """A function of numbers and sequences, in the part of Python that Numba knows, as one of numbers and arrays, which it may
+    write to."""
+
+    @cache
+    def made() -> Callable[..., R]:
+        if not AVAILABLE:
+            return interpreted(loop)
+        from numba import njit  # takes half a second, so not before it is needed
+
+        try:
+            return njit(cache=True)(loop)
+        except RuntimeError:  # there is no folder to keep it in
+            return njit(loop)
+
+    @wraps(loop)
+    def call(*args: Any) -> R:
+        return made()(*args)
+
+    return call
+
+
+def interpreted(loop: Callable[..., R]) -> Callable[..., R]:
+    """The same by Python alone, which reads and writes lists faster than arrays."""
+
+    @wraps(loop)
+    def call(*args: Any) -> R:
+        given = [a.tolist() if isinstance(a, np.ndarray) else a for a in args]
+        found = loop(*given)
+        for array, values in zip(args, given, strict=True):
+            if isinstance(array, np.ndarray):
+                array[:] = values
+        return found
+
+    return call
