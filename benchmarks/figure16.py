@@ -1,18 +1,15 @@
 """Why algebra and parallelization are one problem: Unity's examples (figures 2, 16a and 16b), and what is lost if they are two.
 
 `python -m benchmarks.figure16`. "sequential" rewrites a program for one device, and parallelizes what comes out, by the same exact
-search: there it may do all that "joint" may, but for changing the program. In the paper it may do less: what an algebraic
-optimizer has fused stays one operator, which is split as a whole or not at all. "fused" is that, as a restriction on the
-sequential candidate, and it is ours: a product whose result goes into a function of elements has no partial sums, so its
-contraction is not split; a join of looked-up rows is whole on every device that needs it. Seconds are predicted ones of a step.
-Nothing is run.
+search: there it may do all that "joint" may, but for changing the program. In the paper it may do less: "fused" is that, as
+`benchmarks.fused` restricts the sequential candidate. Seconds are predicted ones of a step. Nothing is run.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -21,21 +18,16 @@ import jax
 import jax.numpy as jnp
 
 import unity
+from benchmarks.fused import Fused, Restricted, algebra_first, join, product_before_elements, whole, without_partial_sums
 from benchmarks.record import asked, record, show
 from unity.pcg.capture import capture
-from unity.pcg.graph import PCG, Node
+from unity.pcg.choices import Choice
+from unity.pcg.graph import PCG
 from unity.pcg.parallelize import parallelize
-from unity.pcg.state import PARTIAL
 from unity.pcg.traffic import traffic
-from unity.rewriting import Rewriter, budget_of
 from unity.search.cost import Training
-from unity.search.dimensions import Dimensions
 from unity.search.hardware import Device
 from unity.search.machine import Machine
-from unity.search.masks import Along, Mask
-from unity.search.pricing import Prices
-from unity.search.session import Search
-from unity.search.sites import Site
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -65,26 +57,6 @@ def roomy(machine: Machine) -> Machine:
     return replace(machine, device=replace(machine.device, memory=10**15))
 
 
-Choose = Callable[[Site, Mapping[int, list[Node]]], bool]
-
-
-def product_before_elements(site: Site, users: Mapping[int, list[Node]]) -> bool:
-    """Whether a site is a product whose result a function of elements takes."""
-    node = site.node
-    if node is None or node.body is None or "dot_general" not in node.body.primitives:
-        return False
-    return any(not {"max", "custom_jvp_call", "relu"}.isdisjoint((u.kind, *_first(u))) for u in users.get(id(node), []))
-
-
-def _first(node: Node) -> tuple[str, ...]:
-    return node.body.primitives if node.body is not None else ()
-
-
-def join(site: Site, users: Mapping[int, list[Node]]) -> bool:
-    """Whether a site joins rows that were looked up."""
-    return site.node is not None and site.node.body is not None and "concatenate" in site.node.body.primitives
-
-
 @dataclass(frozen=True)
 class Case:
     """An example: a function of arguments on a machine, and which operators are fused where algebra comes first."""
@@ -92,8 +64,8 @@ class Case:
     fn: Callable[..., jax.Array]
     args: tuple[Any, ...]
     machine: Machine
-    fused: Choose
-    whole: bool  # fused operators are whole on every device; otherwise they have no partial sums
+    fused: Fused
+    left: Callable[[Choice], bool]  # to fused operators
 
 
 def cases() -> dict[str, Case]:
@@ -102,16 +74,16 @@ def cases() -> dict[str, Case]:
     wide = [f32(8192, 8192) for _ in range(4)]
     return {
         "2: two layers, b 64, h 512, ci 784, co 10, 2 devices": Case(
-            mlp, ([f32(784, 512), f32(512, 10)], f32(64, 784)), slow_link(), product_before_elements, False
+            mlp, ([f32(784, 512), f32(512, 10)], f32(64, 784)), slow_link(), product_before_elements, without_partial_sums
         ),
         "16a: four layers of 8192, b 64, 8 V100": Case(
-            mlp, (wide, f32(64, 8192)), roomy(Machine.grid(1, 8, "v100")), product_before_elements, False
+            mlp, (wide, f32(64, 8192)), roomy(Machine.grid(1, 8, "v100")), product_before_elements, without_partial_sums
         ),
         "16a: four layers of 8192, b 64, 16 x 6 V100": Case(
-            mlp, (wide, f32(64, 8192)), roomy(Machine.grid(16, 6, "v100")), product_before_elements, False
+            mlp, (wide, f32(64, 8192)), roomy(Machine.grid(16, 6, "v100")), product_before_elements, without_partial_sums
         ),
         "16b: eight tables joined, 8 V100": Case(
-            looked_up, (tables, ids, f32(8192, 1)), roomy(Machine.grid(1, 8, "v100")), join, True
+            looked_up, (tables, ids, f32(8192, 1)), roomy(Machine.grid(1, 8, "v100")), join, whole
         ),
     }
 
@@ -135,33 +107,13 @@ def measured(name: str) -> dict[str, Any]:
         options = {"machine": case.machine, "pipelines": False, "branches": False, "progress": False}
         searches = ("data-parallel", "sequential", "unity")
         data, sequential, joint = (unity.optimize(case.fn, *case.args, search=s, **options) for s in searches)
-    captured = capture(case.fn, *case.args)
-    chosen = Rewriter(None, budget_of(None)).best(captured, Prices(case.machine.alone, training), lambda stage: None)
-    after = captured if chosen is None else chosen.after
-    users: dict[int, list[Node]] = {}
-    for node in after.graph.nodes:
-        for v in node.operands:
-            users.setdefault(id(v.node), []).append(node)
-    restricted = 0
-
-    def restrict(dimensions: Dimensions, machine: Machine) -> Mapping[int, Mask]:
-        nonlocal restricted
-        found: dict[int, Mask] = {}
-        for s, site in enumerate(dimensions.opened.sites):
-            if not case.fused(site, users):
-                continue
-            choices = [c.states for c in dimensions.found[s]]
-            good = [all(t.kind in "UR" for t in c) if case.whole else PARTIAL not in c for c in choices]
-            kept = frozenset(c for c, left in zip(choices, good, strict=True) if left)
-            found[s] = (Along(tuple(range(len(machine.axes))), kept),)
-        restricted = len(found)
-        return found
-
-    fused = Search(after.graph, after.differentiated, case.machine, training, restrict=restrict).fastest
+    after = algebra_first(capture(case.fn, *case.args), case.machine, training)
+    restricted = Restricted(after, case.machine, training, case.fused, case.left)
+    fused = restricted.search.fastest
     graphs = {"data parallel": data.pcg, "fused": parallelize(after.graph, fused.assignment), "joint": joint.pcg}
     return {
         "case": name,
-        "operators restricted": restricted,
+        "operators restricted": restricted.operators,
         "data parallel ms": data.time * 1e3,
         "fused ms": fused.time * 1e3,
         "sequential ms": sequential.time * 1e3,
@@ -173,12 +125,12 @@ def measured(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    chosen, whole = asked(__doc__, cases())
+    chosen, every = asked(__doc__, cases())
     rows = []
     for name in chosen:
         rows.append(measured(name))
         show(name, rows[-1:])
-    if whole:
+    if every:
         record("figure16", rows)
 
 

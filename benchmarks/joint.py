@@ -1,9 +1,10 @@
 """Algebra and parallelization together, one after the other, and parallelization alone (Unity, section 6.4), under the same cost.
 
 `python -m benchmarks.joint`. The models are those of Unity's table 1, and a GPT. "captured" parallelizes the program as it is.
-"sequential" rewrites it for one device first, with the same rules and budget, and parallelizes what comes out. "joint" is
-`unity.optimize`. Seconds are predicted ones of a step; those of searches count everything from capture to the plan. Searches find
-nothing on disk, but the three of a case share a process: the later ones know already what operators allow.
+"sequential" rewrites it for one device first, with the same rules and budget, and parallelizes what comes out, by the same exact
+search. "fused" is that where products with their functions of elements stay one operator, as in the paper (`benchmarks.fused`).
+"joint" is `unity.optimize`. Seconds are predicted ones of a step; those of searches count everything from capture to the plan.
+Searches find nothing on disk, but those of a case share a process: the later ones know already what operators allow.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from dataclasses import replace
 from typing import Any
 
 import unity
+from benchmarks.fused import Restricted, algebra_first, product_before_elements, without_partial_sums
 from benchmarks.models import get
 from benchmarks.models.model import Model
 from benchmarks.record import asked, record, show
+from unity.pcg.capture import capture
+from unity.search.cost import Training
 from unity.search.machine import Machine
 
 BATCH = {  # samples for each device (Unity, section 6.1)
@@ -56,14 +60,20 @@ def measured(case: str) -> dict[str, Any]:
             options = {"machine": machine, "search": search, "pipelines": False, "progress": False}
             plan = unity.optimize(model.loss, model.params, model.batch, **options)
             seconds[search], times[search] = time.perf_counter() - started, plan.time
+    after = algebra_first(capture(model.loss, model.params, model.batch), machine, Training())
+    fused = Restricted(after, machine, Training(), product_before_elements, without_partial_sums)
+    times["fused"] = fused.search.fastest.time
     applied = [] if plan.rewriting is None else [f"{times} × {way}" for way, times in plan.rewriting.applied]
     return {
         "case": case,
         "captured ms": times["captured"] * 1e3,
         "sequential ms": times["sequential"] * 1e3,
+        "fused ms": times["fused"] * 1e3,
         "joint ms": times["unity"] * 1e3,
         "captured / joint": times["captured"] / times["unity"],
         "sequential / joint": times["sequential"] / times["unity"],
+        "fused / joint": times["fused"] / times["unity"],
+        "operators fused": fused.operators,
         "captured search s": seconds["captured"],
         "joint search s": seconds["unity"],
         "applied": ", ".join(applied),

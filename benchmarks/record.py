@@ -9,11 +9,13 @@ import os
 import platform
 from collections.abc import Iterable
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from unity.pcg.atomic import write
 
+VERSIONS = ("jax", "numpy", "scipy", "numba")
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -23,7 +25,7 @@ def record(name: str, rows: list[dict[str, Any]], **notes: Any) -> Path:
         "benchmark": name,
         "date": datetime.date.today().isoformat(),
         "machine": {"cores": os.cpu_count(), "platform": platform.platform(), "load": os.getloadavg()[0]},
-        "versions": {"python": platform.python_version(), **{p: version(p) for p in ("jax", "numpy", "scipy")}},
+        "versions": {"python": platform.python_version(), **{p: version(p) for p in VERSIONS if find_spec(p)}},
         **notes,
         "rows": rows,
     }

@@ -3,11 +3,11 @@
 
 Tasks are numbered, and what is known of them is in arrays, by number:
 
-    device      where it runs; below zero: there is no such task (any more)
-    seconds     how long
-    first, count, before    what it waits for: before[first : first + count]
-    ready, level, name      its key (`tasks`); NEVER ready: not known yet
-    end         when it ends
+    device                      where it runs; below zero: there is no such task (any more)
+    seconds                     how long
+    first, count, before        what it waits for: before[first : first + count]
+    ready, level, high, low     its key (`tasks`), the name in two parts; NEVER ready: not known yet
+    end                         when it ends
 
 To go on from a moment nothing needs to be kept but these: what was ready before the moment is over, or is running, and its times
 say when devices are free, and who still waits for whom.
@@ -59,7 +59,8 @@ def follow(
     first: Numbers,
     count: Numbers,
     before: Numbers,
-    name: Numbers,
+    high: Numbers,
+    low: Numbers,
     ready: Times,
     level: Numbers,
     end: Times,
@@ -90,7 +91,7 @@ def follow(
         waiting[n + 2] += waiting[n + 1]
     for d in range(len(last)):
         last[d] = 0.0
-    queue = [(0.0, 0, 0, 0) for _ in range(0)]  # empty, of what compilers can tell: ready, level, name, number
+    queue = [(0.0, 0, 0, 0, 0) for _ in range(0)]  # empty, but of what: ready, level, high, low, number
     for n in range(tasks):
         if device[n] < 0:
             continue
@@ -107,10 +108,10 @@ def follow(
             elif end[p] > latest:
                 latest = end[p]
         if missing[n] == 0:
-            heappush(queue, (latest, 0, name[n], n))
+            heappush(queue, (latest, 0, high[n], low[n], n))
     taken = 0
     while len(queue) > 0:
-        now, depth, _, n = heappop(queue)
+        now, depth, _, _, n = heappop(queue)
         taken += 1
         d = device[n]
         ended = max(last[d], now) + seconds[n]
@@ -126,7 +127,7 @@ def follow(
                 for j in range(first[s], first[s] + count[s]):
                     if end[before[j]] > latest:
                         latest = end[before[j]]
-                heappush(queue, (latest, depth + 1 if latest == now else 0, name[s], s))
+                heappush(queue, (latest, depth + 1 if latest == now else 0, high[s], low[s], s))
     left = 0
     for n in range(tasks):
         if missing[n] > 0:

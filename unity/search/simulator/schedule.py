@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unity.search.simulator.loop import NEVER, first_difference, follow
-from unity.search.simulator.tasks import SimulationError, Task, check_tasks, circle, possible
+from unity.search.simulator.tasks import LOW, SimulationError, Task, check_tasks, circle, possible
 
 Change = Mapping[int, Task | None]  # tasks to put under names, new or not; None takes one away
 
@@ -49,7 +49,7 @@ class Schedule:
         self.tasks: dict[int, Task] = {}
         self._number: dict[int, int] = {}  # by name
         self._free = list(range(n))  # numbers that no task has
-        self._device, self._first, self._count, self._name, self._level = (np.full(n, GONE, np.int64) for _ in range(5))
+        self._device, self._first, self._count, self._high, self._low, self._level = (np.full(n, GONE, np.int64) for _ in range(6))
         self._seconds, self._ready, self._end = (np.full(n, NEVER) for _ in range(3))
         self._before, self._used = np.zeros(waits, np.int64), 0
         self._last = np.zeros(devices)
@@ -63,13 +63,14 @@ class Schedule:
     @property
     def taken(self) -> list[tuple[int, float, float]]:
         """All tasks in the order in which they are taken: each one's name, when it is ready, and when it ends."""
-        order = np.lexsort((self._name, self._level, self._ready))[: len(self.tasks)]  # what is not there is NEVER ready
-        return list(zip(*(column[order].tolist() for column in (self._name, self._ready, self._end)), strict=True))
+        order = np.lexsort((self._low, self._high, self._level, self._ready))[: len(self.tasks)]  # what is gone is NEVER ready
+        high, low, ready, end = (column[order].tolist() for column in (self._high, self._low, self._ready, self._end))
+        return [((a << LOW) + b, r, e) for a, b, r, e in zip(high, low, ready, end, strict=True)]
 
     @property
     def _columns(self) -> tuple[NDArray, ...]:
         """What tasks are."""
-        return self._device, self._seconds, self._first, self._count, self._name
+        return self._device, self._seconds, self._first, self._count, self._high, self._low
 
     @property
     def _times(self) -> tuple[NDArray, ...]:
@@ -135,7 +136,9 @@ class Schedule:
         if GONE in waits or not possible(put, device, seconds, devices):
             check_tasks(put, number, devices)
         rows = past.rows[: len(put)]
-        self._name[rows], self._device[rows], self._seconds[rows] = list(put), device, seconds
+        self._device[rows], self._seconds[rows] = device, seconds
+        short = max(put) < 1 << LOW and min(put) >= 0
+        self._high[rows], self._low[rows] = (0, list(put)) if short else zip(*[divmod(name, 1 << LOW) for name in put], strict=True)
         rows = [number[name] for name in wired]
         counts = np.array([len(names) for names in wired.values()], np.int64)
         self._first[rows], self._count[rows] = self._used + np.cumsum(counts) - counts, counts
@@ -150,7 +153,7 @@ class Schedule:
         since = min(since, first_difference(changed, self._device, *waits, self._ready, self._end))
         n = len(self._device)
         room = (np.empty(size, np.int64) for size in (n, n + 2, len(self._before)))
-        taken, left = follow(since, self._device, self._seconds, *waits, self._name, *self._times, *room)
+        taken, left = follow(since, self._device, self._seconds, *waits, self._high, self._low, *self._times, *room)
         if left:
             for name, task in self.tasks.items():
                 for p in task.before:
@@ -167,7 +170,8 @@ class Schedule:
             self._free += range(n, n + more)
             filled = [(c, NEVER if c.dtype == float else GONE) for c in (*self._columns, *self._times[:-1])]
             columns = [np.concatenate((c, np.full(more, fill, c.dtype))) for c, fill in filled]
-            self._device, self._seconds, self._first, self._count, self._name, self._ready, self._level, self._end = columns
+            self._device, self._seconds, self._first, self._count, self._high, self._low = columns[:-3]
+            self._ready, self._level, self._end = columns[-3:]
         if self._used + waits > len(self._before):
             rows = np.flatnonzero(self._device != GONE)
             counts = self._count[rows]

@@ -24,7 +24,8 @@ import networkx as nx
 from unity.pcg.errors import UnityError
 
 Names = tuple[int, ...]
-LARGEST = 2**63 - 1  # a name, and the smallest below zero
+LOW = 62  # bits of names that are looked at together
+LARGEST = 2 ** (63 + LOW) - 1  # a name, and the smallest below zero
 
 
 class SimulationError(UnityError, ValueError):
@@ -67,7 +68,7 @@ def check_tasks(tasks: Mapping[int, Task], known: Container[int], devices: int) 
     """Raises SimulationError unless every task has one of the devices, a finite time, and predecessors that are `known`."""
     for name, task in tasks.items():
         if abs(name) > LARGEST:
-            raise SimulationError(f"task {name} has a name of more than 64 bits")
+            raise SimulationError(f"task {name} has a name of more than {64 + LOW} bits")
         if not 0 <= task.device < devices:
             raise SimulationError(f"task {name} is on device {task.device}; there are {devices}, numbered from 0")
         if not (task.seconds >= 0 and math.isfinite(task.seconds)):
