@@ -80,9 +80,10 @@ class Schedule:
     def change(self, change: Change) -> tuple[Past, int]:
         """Puts tasks under names, or takes them away, and simulates what follows. Gives what takes it back, and how many tasks were
         simulated. Where a change is not possible, nothing is changed."""
-        past = self._named(change)
+        put = {name: task for name, task in change.items() if task is not None}
+        past = self._named(put, change)
         try:
-            self._write({name: task for name, task in change.items() if task is not None}, past)
+            self._write(put, past)
             return past, self._follow(past.rows)
         except SimulationError:
             self.restore(past)
@@ -102,11 +103,10 @@ class Schedule:
             column[:] = before
         self._free, self._used = past.free, past.used
 
-    def _named(self, change: Change) -> Past:
+    def _named(self, put: Mapping[int, Task], change: Change) -> Past:
         """Gives new tasks numbers, and takes those away of tasks that are gone."""
         tasks, number = self.tasks, self._number
         undo = {name: tasks.get(name) for name in change}
-        put = {name: task for name, task in change.items() if task is not None}
         gone = [name for name, task in change.items() if task is None]
         for name in gone:
             if undo[name] is None:
