@@ -444,6 +444,7 @@ def test_a_transformer_holds_what_is_compiled() -> None:
     assert abs(check.memory_lines[-1].difference) <= TARGET
     assert check.searched.compiled == check.memory.total
     assert "all, searched" in str(check)
+    assert (repr(check), repr(check.timeline)) == (str(check), str(check.timeline)), "what a prompt shows"
 
 
 def test_what_holds_the_peak_is_named() -> None:

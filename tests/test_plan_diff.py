@@ -173,6 +173,7 @@ def test_a_plan_does_not_differ_from_itself() -> None:
     found = planned().diff(planned())
     assert not found
     assert "no difference" in str(found)
+    assert repr(found) == str(found), "what a prompt shows"
     assert "no difference" in found.html()
 
 

@@ -167,3 +167,12 @@ def test_links_carry_what_rings_send() -> None:
         wanted += c.count * c.nbytes * (size - 1) / size * (2 if c.kind == "all-reduce" else 1)
     assert sum(found.sent.values()) == pytest.approx(wanted)
     assert Link("x", 1e9, 1e-6).seconds(1e6) == pytest.approx(1e-3 + 1e-6)
+
+
+def test_a_simulation_is_shown_in_a_line() -> None:
+    graph, captured = drawn(sorted(MODELS)[0], 0)
+    one, all_ = (simulate(graph, MACHINE, captured.differentiated, folded=folded) for folded in (True, False))
+    assert f"a step of {one.makespan * 1e3:.4g} ms, {len(one.timeline.graph.tasks)} tasks" in repr(one)
+    assert f"each of {MACHINE.devices} devices {next(iter(one.busy.values())) * 1e3:.4g}" in repr(one)
+    assert len(repr(all_)) < 600, "not all devices and links by name"
+    assert repr(all_).endswith(", …>")

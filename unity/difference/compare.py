@@ -78,6 +78,8 @@ class PlanDiff:
     def __str__(self) -> str:
         return self.text()
 
+    __repr__ = __str__
+
     def text(self) -> str:
         """As plain text."""
         from unity.difference.text import plain

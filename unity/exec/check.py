@@ -67,6 +67,8 @@ class Check:
         rows += [f"{line.kind:20} {line.predicted:14,} {line.compiled:14,}  {line.difference:+.1%}" for line in lines]
         return "\n".join(rows)
 
+    __repr__ = __str__
+
     @property
     def memory_lines(self) -> tuple[Line, ...]:
         """Bytes on one device in one step, which knows no optimizer: arguments, outputs, temporaries, and all together."""

@@ -80,6 +80,8 @@ class MemoryTimeline:
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue()
 
+    __repr__ = __str__
+
     def plot(self, path: str | Path | None = None) -> Any:
         """The bytes over the step as a matplotlib figure (the extra `plot`), written to `path` if one is given."""
         from matplotlib.figure import Figure
