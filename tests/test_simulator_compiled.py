@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from simulator_cases import changed, rolled_change, rolled_graph
 
 from unity.search.simulator import Delta, Task, TaskGraph, full, loop, schedule
-from unity.search.simulator.compiled import AVAILABLE, compiled, interpreted
+from unity.search.simulator.compiled import compiled, interpreted
 
 
 @contextmanager
@@ -25,10 +26,10 @@ def in_python() -> Iterator[None]:
         yield
 
 
-@pytest.mark.skipif(not AVAILABLE, reason="needs the extra `fast`")
 @settings(max_examples=40)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_what_is_compiled_is_what_is_interpreted(seed: int) -> None:
+    pytest.importorskip("numba")
     rng = random.Random(seed)
     case = rolled_graph(rng)
     tasks, timelines = dict(case.graph.tasks), []
@@ -72,3 +73,10 @@ def test_names_that_are_too_long_are_refused() -> None:
     for name in (2**125, -(2**125)):
         with pytest.raises(schedule.SimulationError, match="a name of more than 126 bits"):
             full(TaskGraph({name: Task(0, 1.0)}, devices))
+
+
+def test_without_numba_loops_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)  # as if it could not be imported
+    values = np.array([1.0, 2.5])
+    assert compiled(doubled)(values, 2.0) == 7.0
+    assert values.tolist() == [2.0, 5.0]

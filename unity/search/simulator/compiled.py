@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, wraps
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import numpy as np
 
 R = TypeVar("R")
-
-AVAILABLE = find_spec("numba") is not None
 
 
 def compiled(loop: Callable[..., R]) -> Callable[..., R]:
@@ -24,10 +21,10 @@ def compiled(loop: Callable[..., R]) -> Callable[..., R]:
 
     @cache
     def made() -> Callable[..., R]:
-        if not AVAILABLE:
+        try:
+            from numba import njit  # takes half a second, so not before it is needed
+        except ImportError:  # it is not there, or is of a version for other versions of NumPy
             return interpreted(loop)
-        from numba import njit  # takes half a second, so not before it is needed
-
         try:
             return njit(cache=True)(loop)
         except RuntimeError:  # there is no folder to keep it in
