@@ -52,6 +52,55 @@ def first_difference(
 
 
 @compiled
+def line_up(
+    since: float,
+    device: Numbers,
+    first: Numbers,
+    count: Numbers,
+    before: Numbers,
+    ready: Times,
+    end: Times,
+    last: Times,
+    missing: Numbers,
+    waiting: Numbers,
+    after: Numbers,
+) -> None:
+    """Of tasks that were not ready before a moment: how many predecessors of each are `missing`, as they are not over either, and
+    who waits for task n: after[waiting[n] : waiting[n + 1]]. And until when the others keep each device: `last`.
+
+    `waiting` has room for two more than there are tasks, `after` for as many as `before`.
+    """
+    tasks = len(device)
+    for n in range(tasks):
+        missing[n] = 0
+    for n in range(tasks + 2):
+        waiting[n] = 0
+    for d in range(len(last)):
+        last[d] = 0.0
+    for n in range(tasks):
+        if device[n] < 0:
+            continue
+        if ready[n] < since:
+            if end[n] > last[device[n]]:
+                last[device[n]] = end[n]
+            continue
+        for k in range(first[n], first[n] + count[n]):
+            p = before[k]
+            if ready[p] >= since:
+                missing[n] += 1
+                waiting[p + 2] += 1
+    for n in range(tasks):
+        waiting[n + 2] += waiting[n + 1]
+    for n in range(tasks):
+        if device[n] >= 0 and ready[n] >= since:
+            for k in range(first[n], first[n] + count[n]):
+                p = before[k]
+                if ready[p] >= since:
+                    after[waiting[p + 1]] = n
+                    waiting[p + 1] += 1
+
+
+@compiled
 def follow(
     since: float,
     device: Numbers,
@@ -69,45 +118,18 @@ def follow(
     waiting: Numbers,
     after: Numbers,
 ) -> tuple[int, int]:
-    """Takes all tasks that were not ready before a moment, and says when they are ready and end, and when every device is free.
+    """Takes all tasks that were not ready before a moment, once they are lined up, and says when they are ready and end.
 
     Gives how many were taken, and how many never, as they wait for one that is not there, or for themselves.
-    `missing`, `waiting` (two longer) and `after` (as long as `before`) are room to work in: how many predecessors of a task are not
-    over; the tasks that wait for task n are after[waiting[n] : waiting[n + 1]].
     """
     tasks = len(device)
-    for n in range(tasks):
-        missing[n] = 0
-    for n in range(tasks + 2):
-        waiting[n] = 0
-    for n in range(tasks):
-        if device[n] >= 0 and ready[n] >= since:
-            for k in range(first[n], first[n] + count[n]):
-                p = before[k]
-                if ready[p] >= since:
-                    missing[n] += 1
-                    waiting[p + 2] += 1
-    for n in range(tasks):
-        waiting[n + 2] += waiting[n + 1]
-    for d in range(len(last)):
-        last[d] = 0.0
     queue = [(0.0, 0, 0, 0, 0) for _ in range(0)]  # empty, but of what: ready, level, high, low, number
     for n in range(tasks):
-        if device[n] < 0:
-            continue
-        if ready[n] < since:
-            if end[n] > last[device[n]]:
-                last[device[n]] = end[n]
-            continue
-        latest = 0.0
-        for k in range(first[n], first[n] + count[n]):
-            p = before[k]
-            if ready[p] >= since:
-                after[waiting[p + 1]] = n
-                waiting[p + 1] += 1
-            elif end[p] > latest:
-                latest = end[p]
-        if missing[n] == 0:
+        if device[n] >= 0 and ready[n] >= since and missing[n] == 0:
+            latest = 0.0
+            for k in range(first[n], first[n] + count[n]):
+                if end[before[k]] > latest:
+                    latest = end[before[k]]
             heappush(queue, (latest, 0, high[n], low[n], n))
     taken = 0
     while len(queue) > 0:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unity.search.simulator.loop import NEVER, first_difference, follow
+from unity.search.simulator.loop import NEVER, first_difference, follow, line_up
 from unity.search.simulator.tasks import LOW, SimulationError, Task, check_tasks, circle, possible
 
 Change = Mapping[int, Task | None]  # tasks to put under names, new or not; None takes one away
@@ -152,8 +152,9 @@ class Schedule:
         waits = self._first, self._count, self._before
         since = min(since, first_difference(changed, self._device, *waits, self._ready, self._end))
         n = len(self._device)
-        room = (np.empty(size, np.int64) for size in (n, n + 2, len(self._before)))
-        taken, left = follow(since, self._device, self._seconds, *waits, self._high, self._low, *self._times, *room)
+        line = [np.empty(size, np.int64) for size in (n, n + 2, len(self._before))]
+        line_up(since, self._device, *waits, self._ready, self._end, self._last, *line)
+        taken, left = follow(since, self._device, self._seconds, *waits, self._high, self._low, *self._times, *line)
         if left:
             for name, task in self.tasks.items():
                 for p in task.before:
