@@ -32,8 +32,7 @@ def test_what_is_compiled_is_what_is_interpreted(seed: int) -> None:
     pytest.importorskip("numba")
     rng = random.Random(seed)
     case = rolled_graph(rng)
-    tasks, timelines = dict(case.graph.tasks), []
-    delta = Delta(case.graph)
+    tasks, delta = dict(case.graph.tasks), Delta(case.graph)
     with in_python():
         slow = Delta(case.graph)
     for _ in range(4):
@@ -42,8 +41,8 @@ def test_what_is_compiled_is_what_is_interpreted(seed: int) -> None:
         delta.change(change)
         with in_python():
             slow.change(change)
-            timelines.append(full(TaskGraph(tasks, case.graph.devices)))
-        assert delta.timeline == slow.timeline == timelines[-1]
+            whole = full(TaskGraph(tasks, case.graph.devices))
+        assert delta.timeline == slow.timeline == whole
         assert delta.simulated == slow.simulated
 
 

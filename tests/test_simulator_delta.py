@@ -138,6 +138,22 @@ def test_taking_back_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
         delta.back()
 
 
+def test_after_a_change_was_refused_none_is_taken_back() -> None:
+    """Room that was made for it is kept."""
+    delta = Delta(chain(10))
+    delta.change({9: Task(0, 2.0, (8,))})
+    before = delta.timeline
+    refused = {k: Task(1, 1.0, tuple(range(10))) for k in range(10, 60)} | {3: Task(0, 1.0, (9,))}
+    with pytest.raises(SimulationError, match="circle"):
+        delta.change(refused)
+    with pytest.raises(SimulationError, match="no change of the task graph to be taken back"):
+        delta.back()
+    assert delta.timeline == before
+    delta.change({9: Task(0, 1.0, (8,))})
+    delta.back()
+    assert delta.timeline == before
+
+
 def test_there_is_always_room() -> None:
     """For more tasks than there were, and for more that they wait for, again and again."""
     delta = Delta(chain(3))

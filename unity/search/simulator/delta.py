@@ -47,8 +47,9 @@ class Delta:
 
         Raises:
             SimulationError: a task is not possible, or waits for one that is not there (any more) or that waits for it. Then
-                nothing is changed.
+                nothing is changed, nor can an earlier change be taken back.
         """
+        self._before = None  # what takes it back is of arrays that may have grown since
         self._before, self.simulated = self._schedule.change(changes)
         return self._before.undo
 
