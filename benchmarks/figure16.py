@@ -18,10 +18,9 @@ import jax
 import jax.numpy as jnp
 
 import unity
-from benchmarks.fused import Fused, Restricted, algebra_first, join, product_before_elements, whole, without_partial_sums
+from benchmarks.fused import Restricted, algebra_first
 from benchmarks.record import asked, record, show
 from unity.pcg.capture import capture
-from unity.pcg.choices import Choice
 from unity.pcg.graph import PCG
 from unity.pcg.parallelize import parallelize
 from unity.pcg.traffic import traffic
@@ -59,13 +58,11 @@ def roomy(machine: Machine) -> Machine:
 
 @dataclass(frozen=True)
 class Case:
-    """An example: a function of arguments on a machine, and which operators are fused where algebra comes first."""
+    """An example: a function of arguments on a machine."""
 
     fn: Callable[..., jax.Array]
     args: tuple[Any, ...]
     machine: Machine
-    fused: Fused
-    left: Callable[[Choice], bool]  # to fused operators
 
 
 def cases() -> dict[str, Case]:
@@ -74,17 +71,11 @@ def cases() -> dict[str, Case]:
     wide = [f32(8192, 8192) for _ in range(4)]
     return {
         "2: two layers, b 64, h 512, ci 784, co 10, 2 devices": Case(
-            mlp, ([f32(784, 512), f32(512, 10)], f32(64, 784)), slow_link(), product_before_elements, without_partial_sums
+            mlp, ([f32(784, 512), f32(512, 10)], f32(64, 784)), slow_link()
         ),
-        "16a: four layers of 8192, b 64, 8 V100": Case(
-            mlp, (wide, f32(64, 8192)), roomy(Machine.grid(1, 8, "v100")), product_before_elements, without_partial_sums
-        ),
-        "16a: four layers of 8192, b 64, 16 x 6 V100": Case(
-            mlp, (wide, f32(64, 8192)), roomy(Machine.grid(16, 6, "v100")), product_before_elements, without_partial_sums
-        ),
-        "16b: eight tables joined, 8 V100": Case(
-            looked_up, (tables, ids, f32(8192, 1)), roomy(Machine.grid(1, 8, "v100")), join, whole
-        ),
+        "16a: four layers of 8192, b 64, 8 V100": Case(mlp, (wide, f32(64, 8192)), roomy(Machine.grid(1, 8, "v100"))),
+        "16a: four layers of 8192, b 64, 16 x 6 V100": Case(mlp, (wide, f32(64, 8192)), roomy(Machine.grid(16, 6, "v100"))),
+        "16b: eight tables joined, 8 V100": Case(looked_up, (tables, ids, f32(8192, 1)), roomy(Machine.grid(1, 8, "v100"))),
     }
 
 
@@ -108,7 +99,7 @@ def measured(name: str) -> dict[str, Any]:
         searches = ("data-parallel", "sequential", "unity")
         data, sequential, joint = (unity.optimize(case.fn, *case.args, search=s, **options) for s in searches)
     after = algebra_first(capture(case.fn, *case.args), case.machine, training)
-    restricted = Restricted(after, case.machine, training, case.fused, case.left)
+    restricted = Restricted(after, case.machine, training)
     fused = restricted.search.fastest
     graphs = {"data parallel": data.pcg, "fused": parallelize(after.graph, fused.assignment), "joint": joint.pcg}
     return {

@@ -1,12 +1,12 @@
 """Algebra first, as Unity's section 6.4 has it: what an algebraic optimizer has fused stays one operator.
 
-A restriction on the sequential candidate, and our reading of the paper: a product or convolution whose result goes into a function
-of elements has no partial sums, so that what it sums over is not split; a join of looked-up rows is whole on every device.
+Two restrictions on the sequential candidate, our reading of the paper: a product or convolution whose result goes into a function
+of elements has no partial sums, so that what it sums over is not split; and what is concatenated is split over samples only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -48,8 +48,7 @@ def _goes_into_elements(node: Node, users: Mapping[int, list[Node]]) -> bool:
     return False
 
 
-def join(node: Node, users: Mapping[int, list[Node]]) -> bool:
-    """Whether an operator joins rows that were looked up."""
+def concatenation(node: Node, users: Mapping[int, list[Node]]) -> bool:
     return "concatenate" in primitives(node)
 
 
@@ -57,8 +56,20 @@ def without_partial_sums(choice: Choice) -> bool:
     return PARTIAL not in choice.states
 
 
-def whole(choice: Choice) -> bool:
-    return all(state.kind in "UR" for state in choice.states)
+def by_samples(choice: Choice) -> bool:
+    """Whether nothing but the first dimension is split."""
+    return all(state.kind in "UR" or (state.kind == "P" and state.dim == 0) for state in choice.states)
+
+
+@dataclass(frozen=True)
+class Restriction:
+    """Operators that are fused, and the choices that are left to them."""
+
+    fused: Fused
+    left: Callable[[Choice], bool]
+
+
+AS_PUBLISHED = (Restriction(product_before_elements, without_partial_sums), Restriction(concatenation, by_samples))
 
 
 def algebra_first(captured: Captured, machine: Machine, training: Training) -> Captured:
@@ -69,13 +80,12 @@ def algebra_first(captured: Captured, machine: Machine, training: Training) -> C
 
 @dataclass(frozen=True)
 class Restricted:
-    """A program's best strategy on a machine where fused operators have only such choices as `left`."""
+    """A program's best strategy on a machine where fused operators have only the choices that are left to them."""
 
     program: Captured
     machine: Machine
     training: Training
-    fused: Fused
-    left: Callable[[Choice], bool]
+    restrictions: Sequence[Restriction] = AS_PUBLISHED
 
     @cached_property
     def search(self) -> Search:
@@ -85,7 +95,7 @@ class Restricted:
     @cached_property
     def operators(self) -> int:
         """How many operators are fused."""
-        return sum(self.fused(node, self._users) for node in self.program.graph.nodes)
+        return sum(any(self._of(node)) for node in self.program.graph.nodes)
 
     @cached_property
     def _users(self) -> Mapping[int, list[Node]]:
@@ -95,10 +105,13 @@ class Restricted:
                 users.setdefault(id(v.node), []).append(node)
         return users
 
+    def _of(self, node: Node) -> list[Restriction]:
+        return [r for r in self.restrictions if r.fused(node, self._users)]
+
     def _masks(self, dimensions: Dimensions, machine: Machine) -> Mapping[int, Mask]:
         axes = tuple(range(len(machine.axes)))
         return {
-            s: (Along(axes, frozenset(c.states for c in dimensions.found[s] if self.left(c))),)
+            s: tuple(Along(axes, frozenset(c.states for c in dimensions.found[s] if r.left(c))) for r in restrictions)
             for s, site in enumerate(dimensions.opened.sites)
-            if site.node is not None and self.fused(site.node, self._users)
+            if site.node is not None and (restrictions := self._of(site.node))
         }

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.joint`. The models are those of Unity's table 1, and a GPT. "captured" parallelizes the program as it is.
 "sequential" rewrites it for one device first, with the same rules and budget, and parallelizes what comes out, by the same exact
-search. "fused" is that where products with their functions of elements stay one operator, as in the paper (`benchmarks.fused`).
+search. "fused" is that where operators that an algebraic optimizer has fused stay one, as in the paper (`benchmarks.fused`).
 "joint" is `unity.optimize`. Seconds are predicted ones of a step; those of searches count everything from capture to the plan.
 Searches find nothing on disk, but those of a case share a process: the later ones know already what operators allow.
 """
@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import unity
-from benchmarks.fused import Restricted, algebra_first, product_before_elements, without_partial_sums
+from benchmarks.fused import Restricted, algebra_first
 from benchmarks.models import get
 from benchmarks.models.model import Model
 from benchmarks.record import asked, record, show
@@ -61,7 +61,7 @@ def measured(case: str) -> dict[str, Any]:
             plan = unity.optimize(model.loss, model.params, model.batch, **options)
             seconds[search], times[search] = time.perf_counter() - started, plan.time
     after = algebra_first(capture(model.loss, model.params, model.batch), machine, Training())
-    fused = Restricted(after, machine, Training(), product_before_elements, without_partial_sums)
+    fused = Restricted(after, machine, Training())
     times["fused"] = fused.search.fastest.time
     applied = [] if plan.rewriting is None else [f"{times} × {way}" for way, times in plan.rewriting.applied]
     return {

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 from derivation_cases import PROGRAMS, arguments, attention, biased, both_biased, joins, parted, struct, two_products
 
+from benchmarks.random_programs import computed
 from unity.pcg.body import program_of, used
 from unity.pcg.errors import DerivationError, PlanError
 from unity.substitutions.derivation import Derivation, Seen, Step
@@ -20,9 +21,6 @@ from unity.substitutions.reading import Reading
 from unity.substitutions.rearrangement import Rearrangement, reshaped, transposed, unchanged
 from unity.substitutions.recording import shared, step_of
 from unity.substitutions.rewriting import rewritten, tidy
-from unity.substitutions.term import Variable
-from unity.substitutions.typecheck import concrete, typecheck
-from unity.substitutions.vocabulary import VOCABULARY
 from unity.verify import replay as replaying
 from unity.verify.nodes import Store
 from unity.verify.normal import normal
@@ -84,27 +82,8 @@ def test_every_occurrence_replays(fn):
 
 
 def side(terms, types):
-    """A program that computes terms, each operator by the vocabulary's own function."""
-    names, checked = list(types), typecheck(terms, types)
-
-    def run(*arrays):
-        values = {Variable(name): [x] for name, x in zip(names, arrays, strict=True)}
-
-        def of(term):
-            if isinstance(term, Variable):
-                return values[term][0]
-            if term.node not in values:
-                operator = VOCABULARY[term.operator]
-                assert operator.run is not None
-                given = concrete(operator, term.attributes, [checked[x] for x in term.operands])
-                more = {"at": given[-1]} if term.operator == "split" else {}
-                made = operator.run(*given[: len(operator.attributes)], *map(of, term.operands), **more)
-                values[term.node] = made if isinstance(made, list) else [made]
-            return values[term.node][term.result]
-
-        return [of(t) for t in terms]
-
-    return body_of(run, *(struct(t.shape, t.dtype) for t in types.values()))
+    """A program that computes terms."""
+    return body_of(computed(terms, types), *(struct(t.shape, t.dtype) for t in types.values()))
 
 
 def test_every_pattern_of_the_library_replays():
