@@ -86,7 +86,8 @@ def reduced(entry: Array, time: Array, memory: Array, entries: int) -> Array:
         entry, time, memory = entry[left], time[left], memory[left]
     order = np.lexsort((time, memory, entry))
     # The running minimum of the time must start anew at every entry: as ranks, later entries are lower throughout.
-    _, rank = np.unique(time[order], return_inverse=True)
+    rank = np.empty(len(order), np.int64)
+    rank[np.argsort(time[order], kind="stable")] = np.arange(len(order))  # of equal times the first is the lowest
     number = np.cumsum(np.diff(entry[order], prepend=-1) > 0)
     level = rank - number * (len(rank) + 1)
     keep = np.ones(len(level), bool)
