@@ -6,6 +6,9 @@ OptCNN (table 3): 4 GPUs, 32 samples each. `search` is algorithm 1: eliminations
 as the paper has it. `capture` and `assemble` (all strategies and their costs, and which of them are OptCNN's) come before it and
 have no counterpart there, where operators are measured. `nodes` are the layers of the graph, `final` those of the final graph: K.
 
+TensorOpt (table 2, FT-LDP): 16 GPUs, at the sizes of its table 1. `assemble` lists configurations and their costs, which the paper
+measures before; `search` is frontier tracking. Published are seconds of 48 cores.
+
 FlexFlow (table 5, delta simulation): its six networks on its two clusters, from a strategy at random, as there. What is configured
 are layers, as there (`flexflow.layers`): a convolution with its bias and activation, a step of an LSTM layer. How many proposals
 the paper's searches made is not published, and its rule ends a chain when it has found nothing better for half of its time: a chain
@@ -20,7 +23,8 @@ from typing import Any
 
 from benchmarks.models import get
 from benchmarks.record import asked, record, show
-from benchmarks.seeds.published import FLEXFLOW_SECONDS, OPTCNN_SECONDS
+from benchmarks.seeds.cases import AS_TABLE_1
+from benchmarks.seeds.published import FLEXFLOW_SECONDS, OPTCNN_SECONDS, TRACKING, TRACKING_TARGETS
 from benchmarks.simulator import MACHINES, NETWORKS, Clock
 from unity.pcg.capture import capture
 from unity.search.assemble import assemble
@@ -29,6 +33,8 @@ from unity.search.machine import Machine
 from unity.search.published.flexflow import Stop, explored, initial, layers
 from unity.search.published.optcnn import optimal
 from unity.search.published.optcnn_space import layerwise, light
+from unity.search.published.tensoropt import TensorOpt
+from unity.search.session import Search
 from unity.search.simulator import Strategy, Topology, makespan, operators
 from unity.uncollected import uncollected
 
@@ -53,6 +59,17 @@ def optcnn(name: str, devices: int) -> dict[str, Any]:
     return row | {"met": row["search"] <= SLOWER["optcnn"] * row["published"]}
 
 
+def tensoropt(name: str, devices: int) -> dict[str, Any]:
+    model, clock = get(name, **AS_TABLE_1[name]), Clock()
+    captured = capture(model.loss, model.params, model.batch)
+    row: dict[str, Any] = {"model": name, "algorithm": "tensoropt", "devices": devices, "capture": clock()}
+    search = Search(captured.graph, captured.differentiated, Machine.preset("tensoropt-v100"), Training())
+    found = TensorOpt(search)
+    row |= {"nodes": len(found.space.problem.sizes), "assemble": clock()}
+    row |= {"points": len(found.tracked.points), "search": clock(), "published": TRACKING[name]["ldp"]}
+    return row | {"target": TRACKING_TARGETS[name], "met": row["search"] <= TRACKING_TARGETS[name]}
+
+
 def flexflow(name: str, devices: int) -> dict[str, Any]:
     network = NETWORKS[name]
     batch = network.samples * devices
@@ -74,6 +91,7 @@ def flexflow(name: str, devices: int) -> dict[str, Any]:
 
 def main() -> None:
     cases = {f"{name}, optcnn, 4": (optcnn, name, 4) for name in OPTCNN_SECONDS}
+    cases |= {f"{name}, tensoropt, 16": (tensoropt, name, 16) for name in TRACKING}
     cases |= {f"{name}, flexflow, {n}": (flexflow, name, n) for n in DEVICES for name in FLEXFLOW_SECONDS}
     chosen, every = asked(__doc__, cases)
     rows = []
@@ -81,7 +99,7 @@ def main() -> None:
         measured, name, devices = cases[case]
         rows.append(measured(name, devices))
         print(case, {k: round(v, 5) if isinstance(v, float) else v for k, v in rows[-1].items()}, flush=True)
-    for which in ("optcnn", "flexflow"):
+    for which in ("optcnn", "tensoropt", "flexflow"):
         show(f"{which}: seconds of a search", [row for row in rows if row["algorithm"] == which])
     if every:
         record("published_speed", rows, targets=SLOWER, configured="layer", proposals_per_operator=TURNS, seconds_at_most=MOST)
