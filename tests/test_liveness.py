@@ -223,6 +223,15 @@ def test_a_small_reduction_is_no_librarys() -> None:
     assert library_fusions(program(lambda x: jnp.sum(x, -1), f(8, 8))) == {}
 
 
+def test_what_is_widened_to_be_written_is_written_in_place_unless_the_slice_is_read_from_it() -> None:
+    def inplace(fn: Callable[..., Any], *more: Any) -> bool:
+        (kernel,) = kernels(program(fn, f(8, 64, dtype=jnp.bfloat16), *more), library=True)
+        return 0 in kernel.inplace
+
+    assert inplace(lambda xs, x: lax.dynamic_update_index_in_dim(xs, x, 3, 0), f(64, dtype=jnp.bfloat16))
+    assert not inplace(lambda xs: lax.dynamic_update_index_in_dim(xs, xs[0], 3, 0))
+
+
 # Order and copies
 
 
@@ -357,6 +366,14 @@ def narrow_steps(w: Any, x: Any) -> Any:
     return jnp.sum(lax.scan(step, x.astype(jnp.bfloat16), None, 6)[0].astype(x.dtype) ** 2)
 
 
+def narrow_stack(x: Any) -> Any:
+    def step(c: Any, _: Any) -> Any:
+        c = jnp.sin(c)
+        return c, c
+
+    return lax.scan(step, x.astype(jnp.bfloat16), None, 8)[1]
+
+
 def scanned_at_once(decay: Any, x: Any) -> Any:
     """A linear recurrence, as state space models have it."""
 
@@ -393,6 +410,7 @@ WIDENS = pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="its compile
         (jax.grad(steps), (WEIGHT, ROWS), TARGET),
         (looped, (WEIGHT, ROWS), TARGET),
         pytest.param(jax.grad(narrow_steps), (WEIGHT, ROWS), TARGET, marks=WIDENS),
+        pytest.param(narrow_stack, (ROWS,), 0.0, marks=WIDENS),
         (jax.grad(scanned_at_once, (0, 1)), (f(8), f(32, 128)), TARGET),
         (jax.grad(dropped), (WEIGHT, ROWS, jax.eval_shape(lambda: jax.random.key(0))), TARGET),
         (jax.grad(expert, (0, 1)), (f(8, 128, 64), ROWS, f(8, dtype=jnp.int32)), TARGET),

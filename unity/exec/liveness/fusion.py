@@ -10,7 +10,7 @@ import heapq
 from dataclasses import dataclass
 
 from unity.exec.liveness.emitted import Emitted
-from unity.exec.liveness.kinds import ELEMENTWISE, FUSIBLE, PERMUTING, expensive, joins_rows, rank, size
+from unity.exec.liveness.kinds import ELEMENTWISE, FUSIBLE, PERMUTING, expensive, for_its_own, joins_rows, rank, size
 from unity.exec.liveness.library import OUTSIDE, library_fusions
 from unity.exec.liveness.program import Op, Program
 
@@ -88,14 +88,15 @@ class _Fusion:
             return False
         if op.kind in ("dynamic-update-slice", "scatter", "scatter-add"):
             return op.operands[0] == v
-        reading = [j for j in self.members[i] if v in self.ops[j].operands]
-        seen = set(reading)
-        while reading:
-            j = reading.pop()
-            if self.ops[j].kind not in ELEMENTWISE:
+        waiting = {(j, v) for j in self.members[i] if v in self.ops[j].operands}
+        seen = set(waiting)
+        while waiting:
+            j, w = waiting.pop()
+            if not for_its_own(self.ops[j], w):
                 return False
-            more = {k for r in self.ops[j].results for k in self.program.readers.get(r, ()) if k in self.members[i]} - seen
-            reading += more
+            made = self.ops[j].results
+            more = {(k, r) for r in made for k in self.program.readers.get(r, ()) if k in self.members[i]} - seen
+            waiting |= more
             seen |= more
         return True
 
@@ -155,7 +156,7 @@ class _Fusion:
             return False
         taken = [self.ops[j] for j in self.members[consumer]]
         written = any(other.kind == "dynamic-update-slice" and other.operands[0] in op.results for other in taken)
-        if written and self.ops[consumer].kind != "convert":  # which makes another array of what was written
+        if written and self.ops[consumer].kind != "convert":  # which need not be in place
             return False  # it is written in place
         if not expensive(op, self.tensors):
             return True

@@ -49,6 +49,16 @@ def expensive(op: Op, tensors: Sequence[Tensor]) -> bool:
     return op.kind not in CHEAP and op.kind not in MOVING and op.kind not in ("concatenate", "constant", "axis_index")
 
 
+def for_its_own(op: Op, v: int) -> bool:
+    """Whether every element of an operand is read for the element of the result at its place only (`IsElementwiseOnOperand`).
+
+    So it is of what a slice is written into: elements of the slice are not read, and all others stay.
+    """
+    if op.kind == "dynamic-update-slice":
+        return v not in op.operands[1:]
+    return op.kind in ELEMENTWISE
+
+
 def rank(tensor: Tensor) -> int:
     """Dimensions that are not of size 1 (`ShapeUtil::TrueRank`)."""
     return sum(n > 1 for n in tensor.shape)
