@@ -97,7 +97,8 @@ def test_only_what_comes_after_the_change_is_simulated() -> None:
     delta = Delta(chain(1000))
     delta.change({900: Task(0, 2.0, (899,))})
     assert delta.makespan == 1001
-    assert delta.simulated == 100
+    assert delta.simulated < 20
+    assert delta.timeline == full(delta.graph)
 
 
 def test_what_is_running_still_is_not_forgotten() -> None:

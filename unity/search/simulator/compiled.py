@@ -6,7 +6,7 @@ on a machine, which takes some seconds, and kept on disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from typing import Any, TypeVar
 
@@ -15,16 +15,19 @@ import numpy as np
 R = TypeVar("R")
 
 
-def compiled(loop: Callable[..., R]) -> Callable[..., R]:
+def compiled(loop: Callable[..., R], parts: Sequence[Callable] = ()) -> Callable[..., R]:
     """A function of numbers and sequences, in the part of Python that Numba knows, as one of numbers and arrays, which it may
-    write to."""
+    write to. `parts`: other such functions that it calls, of the same file."""
 
     @cache
     def made() -> Callable[..., R]:
         try:
             from numba import njit  # takes half a second, so not before it is needed
+            from numba.extending import register_jitable
         except ImportError:  # it is not there, or is of a version for other versions of NumPy
             return interpreted(loop)
+        for part in parts:
+            register_jitable(part)
         try:
             return njit(cache=True)(loop)
         except RuntimeError:  # there is no folder to keep it in
