@@ -16,8 +16,8 @@ R = TypeVar("R")
 
 
 def compiled(loop: Callable[..., R], parts: Sequence[Callable] = ()) -> Callable[..., R]:
-    """A function of numbers and sequences, in the part of Python that Numba knows, as one of numbers and arrays, which it may
-    write to. `parts`: other such functions that it calls, of the same file."""
+    """A function of numbers and sequences (or named tuples of such), in the part of Python that Numba knows, as one of numbers and
+    arrays, which it may write to. `parts`: other such functions that it calls, of the same file."""
 
     @cache
     def made() -> Callable[..., R]:
@@ -45,11 +45,19 @@ def interpreted(loop: Callable[..., R]) -> Callable[..., R]:
 
     @wraps(loop)
     def call(*args: Any) -> R:
-        given = [a.tolist() if isinstance(a, np.ndarray) else a for a in args]
+        given = [_lists(a) for a in args]
         found = loop(*given)
-        for array, values in zip(args, given, strict=True):
-            if isinstance(array, np.ndarray):
-                array[:] = values
+        for arrays, lists in zip(args, given, strict=True):
+            for array, values in zip(arrays, lists, strict=True) if isinstance(arrays, tuple) else ((arrays, lists),):
+                if isinstance(array, np.ndarray):
+                    array[:] = values
         return found
 
     return call
+
+
+def _lists(given: Any) -> Any:
+    """Lists instead of an array, or of a named tuple of arrays."""
+    if isinstance(given, tuple):
+        return type(given)(*map(_lists, given))
+    return given.tolist() if isinstance(given, np.ndarray) else given

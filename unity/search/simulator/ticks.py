@@ -16,7 +16,7 @@ def in_ticks(seconds: float) -> float:
     return round(seconds * TICKS) / TICKS
 
 
-def without_rounding(seconds: NDArray[np.float64]) -> bool:
-    """Whether any sums of these times are exact."""
+def without_rounding(seconds: NDArray[np.float64], total: float) -> bool:
+    """Whether these times and others that are, `total` in all, are added without rounding, in whatever order."""
     ticks = seconds * TICKS
-    return bool((ticks == np.floor(ticks)).all() and ticks.sum() < 2.0**53)
+    return total < 2.0**53 / TICKS and bool((ticks == np.floor(ticks)).all())
