@@ -21,7 +21,7 @@ from unity.search.simulator.compiled import compiled, interpreted
 @contextmanager
 def in_python() -> Iterator[None]:
     with ExitStack() as stack:
-        for name in ("first_difference", "line_up", "follow"):
+        for name in ("first_difference", "follow", "line_up", "link", "unlink"):
             stack.enter_context(patch.object(schedule, name, interpreted(getattr(loop, name).__wrapped__)))
         yield
 

@@ -80,8 +80,8 @@ def test_after_changes_of_layers_that_wait_for_each_other_delta_is_full(seed: in
     follows(rng, graph, 8, 0.3, lambda _, tasks: layered_change(rng, TaskGraph(tasks, graph.devices)))
 
 
-def chain(n: int) -> TaskGraph:
-    return TaskGraph({k: Task(0, 1.0, (k - 1,) if k else ()) for k in range(n)}, TWO)
+def chain(n: int, seconds: float = 1.0) -> TaskGraph:
+    return TaskGraph({k: Task(0, seconds, (k - 1,) if k else ()) for k in range(n)}, TWO)
 
 
 def test_a_change_may_make_tasks_earlier_and_later() -> None:
@@ -93,11 +93,49 @@ def test_a_change_may_make_tasks_earlier_and_later() -> None:
     assert delta.timeline == full(delta.graph)
 
 
-def test_only_what_comes_after_the_change_is_simulated() -> None:
+@pytest.mark.parametrize(("seconds", "simulated"), [(1.0, 9), (0.1, 100)], ids=["exact", "rounded"])
+def test_only_what_comes_after_the_change_is_simulated(seconds: float, simulated: int) -> None:
+    """Where nothing is rounded, only until all is as before, but later."""
+    delta = Delta(chain(1000, seconds))
+    delta.change({900: Task(0, 2 * seconds, (899,))})
+    assert delta.simulated == simulated
+    assert delta.timeline == full(delta.graph)
+
+
+@pytest.mark.parametrize("seconds", [2048.0, 2.0**-43])
+def test_what_is_rounded_is_not_moved(seconds: float) -> None:
     delta = Delta(chain(1000))
-    delta.change({900: Task(0, 2.0, (899,))})
-    assert delta.makespan == 1001
-    assert delta.simulated == 100
+    delta.change({950: Task(0, seconds, (949,))})
+    assert delta.simulated == 50
+    assert delta.timeline == full(delta.graph)
+
+
+@pytest.mark.parametrize("later", [-0.75, 0.0, 2.5])
+def test_between_two_changes_nothing_is_simulated_that_is_moved_alike(later: float) -> None:
+    delta = Delta(chain(1000))
+    delta.change({100: Task(0, 1.0 + later, (99,)), 600: Task(0, 3.0, (599,)), 700: Task(1, 0.5, (699,)), 999: None})
+    assert delta.makespan == 1000.5 + later
+    assert delta.simulated < 60
+    assert delta.timeline == full(delta.graph)
+
+
+def test_what_goes_on_for_longer_than_before_is_waited_for() -> None:
+    """All of device 0 is as before, but device 1 is kept by a task that now takes longer."""
+    tasks = dict(chain(100).tasks) | {200: Task(1, 2.0, (3,)), 201: Task(1, 1.0, (60,))}
+    delta = Delta(TaskGraph(tasks, TWO))
+    delta.change({200: Task(1, 70.0, (3,))})
+    assert delta.timeline == full(delta.graph)
+    assert delta.timeline.start[201] == 74.0
+
+
+@pytest.mark.parametrize("seconds", range(130, 145))
+def test_what_is_ready_at_once_but_was_ready_before_is_not_forgotten(seconds: int) -> None:
+    """The chain is one second later. Task 1002, five seconds later, is ready together with one of the chain, which comes first."""
+    tasks = dict(chain(300).tasks) | {1000: Task(1, 5.0), 1001: Task(2, float(seconds), (1000,)), 1002: Task(1, 1.0, (1001,))}
+    delta = Delta(TaskGraph(tasks, (*TWO, Resource("c", "compute"))))
+    delta.change({50: Task(0, 2.0, (49,)), 1000: Task(1, 10.0)})
+    assert delta.timeline == full(delta.graph)
+    assert delta.simulated < 200
 
 
 def test_what_is_running_still_is_not_forgotten() -> None:

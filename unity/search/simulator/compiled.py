@@ -6,7 +6,7 @@ on a machine, which takes some seconds, and kept on disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from typing import Any, TypeVar
 
@@ -15,16 +15,19 @@ import numpy as np
 R = TypeVar("R")
 
 
-def compiled(loop: Callable[..., R]) -> Callable[..., R]:
-    """A function of numbers and sequences, in the part of Python that Numba knows, as one of numbers and arrays, which it may
-    write to."""
+def compiled(loop: Callable[..., R], parts: Sequence[Callable] = ()) -> Callable[..., R]:
+    """A function of numbers and sequences (or named tuples of such), in the part of Python that Numba knows, as one of numbers and
+    arrays, which it may write to. `parts`: other such functions that it calls, of the same file."""
 
     @cache
     def made() -> Callable[..., R]:
         try:
             from numba import njit  # takes half a second, so not before it is needed
+            from numba.extending import register_jitable
         except ImportError:  # it is not there, or is of a version for other versions of NumPy
             return interpreted(loop)
+        for part in parts:
+            register_jitable(part)
         try:
             return njit(cache=True)(loop)
         except RuntimeError:  # there is no folder to keep it in
@@ -42,11 +45,19 @@ def interpreted(loop: Callable[..., R]) -> Callable[..., R]:
 
     @wraps(loop)
     def call(*args: Any) -> R:
-        given = [a.tolist() if isinstance(a, np.ndarray) else a for a in args]
+        given = [_lists(a) for a in args]
         found = loop(*given)
-        for array, values in zip(args, given, strict=True):
-            if isinstance(array, np.ndarray):
-                array[:] = values
+        for arrays, lists in zip(args, given, strict=True):
+            for array, values in zip(arrays, lists, strict=True) if isinstance(arrays, tuple) else ((arrays, lists),):
+                if isinstance(array, np.ndarray):
+                    array[:] = values
         return found
 
     return call
+
+
+def _lists(given: Any) -> Any:
+    """Lists instead of an array, or of a named tuple of arrays."""
+    if isinstance(given, tuple):
+        return type(given)(*map(_lists, given))
+    return given.tolist() if isinstance(given, np.ndarray) else given

@@ -4,8 +4,8 @@ FlexFlow's algorithm 2 updates task by task, and takes a task up again as often 
 of the full simulation goes on from the moment of the first difference, so that every task is taken once, with all that it depends
 on final. Tasks before the difference, and building the task graph, cost nothing. The timeline is the same, to the last bit.
 
-There would be little to spare in going from task to task: on FlexFlow's models nearly all that follows the first difference does
-run at other times, up to a place where all devices wait for each other.
+On FlexFlow's models nearly all that follows the first difference does run at other times, but most of it only so much later or
+earlier, all alike. Once it does, its times are moved without being simulated, and the loop goes on at the next task that changed.
 """
 
 from __future__ import annotations

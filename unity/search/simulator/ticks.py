@@ -5,9 +5,18 @@ So what is ready at the same moment is taken in the order of names (`tasks`), no
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 TICKS = 2.0**42  # in a second: one is a fifth of a picosecond
 
 
 def in_ticks(seconds: float) -> float:
     """The nearest time that is added without rounding."""
     return round(seconds * TICKS) / TICKS
+
+
+def without_rounding(seconds: NDArray[np.float64], total: float) -> bool:
+    """Whether these times and others that are, `total` in all, are added without rounding, in whatever order."""
+    ticks = seconds * TICKS
+    return total < 2.0**53 / TICKS and bool((ticks == np.floor(ticks)).all())
