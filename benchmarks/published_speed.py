@@ -25,7 +25,7 @@ from benchmarks.models import get
 from benchmarks.record import asked, record, show
 from benchmarks.seeds.cases import AS_TABLE_1
 from benchmarks.seeds.published import FLEXFLOW_SECONDS, OPTCNN_SECONDS, TRACKING, TRACKING_TARGETS
-from benchmarks.simulator import MACHINES, NETWORKS, Clock
+from benchmarks.simulator import MACHINES, NETWORKS, Clock, loaded
 from unity.pcg.capture import capture
 from unity.search.assemble import assemble
 from unity.search.cost import Training
@@ -94,6 +94,7 @@ def main() -> None:
     cases |= {f"{name}, tensoropt, 16": (tensoropt, name, 16) for name in TRACKING}
     cases |= {f"{name}, flexflow, {n}": (flexflow, name, n) for n in DEVICES for name in FLEXFLOW_SECONDS}
     chosen, every = asked(__doc__, cases)
+    loaded()
     rows = []
     for case in chosen:
         measured, name, devices = cases[case]
