@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from unity.branches import Branching
 from unity.calling import checked
 from unity.devices import mesh_for
+from unity.exec.entangled import refuse_entangled
 from unity.exec.hosts.place import place
 from unity.exec.lowering import program, spec_of
 from unity.frontier import Frontier
@@ -249,13 +250,24 @@ class Plan:
         """The lowered function of all leaves; jitted, for calls outside of any jit."""
         return jax.jit(program(self.pcg, self.mesh))
 
+    @cached_property
+    def _running(self) -> Callable[..., tuple]:
+        """The same, where the runtime of the devices can run it."""
+        refuse_entangled(self.pcg, self.mesh)
+        return self._program
+
     def __call__(self, *args: Any) -> Any:
-        """What the planned function gives for arguments of the shapes that it was planned for."""
+        """What the planned function gives for arguments of the shapes that it was planned for.
+
+        Raises:
+            PlanError: these are others; or on CPU devices their runtime would mix up what branches send (docs:
+                branches#on-virtual-devices).
+        """
         captured = self._made.captured
         leaves = self._checked(args)
         if not any(isinstance(x, jax.core.Tracer) for x in leaves):
             leaves = self._placement.leaves(leaves)
-        return jax.tree.unflatten(captured.out_tree, self._program(*leaves, *captured.consts))
+        return jax.tree.unflatten(captured.out_tree, self._running(*leaves, *captured.consts))
 
     @cached_property
     def stream(self) -> Stream:

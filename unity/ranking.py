@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from unity.exec.entangled import runs
 from unity.exec.trial import relative
 from unity.made import Made, Tried
 from unity.plan import Plan
@@ -27,17 +28,19 @@ def measured(made: Made, best: Candidate, limit: float, say: Callable[[str], Non
     """The fastest plan as it runs, of the frontier's points near `best` that fit the limit.
 
     They are simulated (what overlaps, the sum of all terms does not see), and the best of those are run in turns, always `best`
-    among them. A step that is not clearly shorter does not take its place: two runs of one program differ as much.
+    among them, if the devices can run it. A step that is not clearly shorter does not take its place: two runs of one program
+    differ as much.
     """
     say("simulating what is nearly as fast")
     near = [c for c in made.frontier[0] if c.memory <= limit and c.time <= NEAR * best.time and c is not best]
     plans = [Plan(made, c) for c in (best, *near[: SIMULATED - 1])]
     found = [Tried(p.time, p.memory, p.simulate().makespan) for p in plans]
     order = sorted(range(1, len(plans)), key=lambda k: found[k].simulated)
-    chosen = [0, *order[: RUN - 1]]
+    chosen = [k for k in (0, *order[: RUN - 1]) if runs(plans[k].pcg, plans[k].mesh)]
+    chosen = chosen if 0 in chosen else []  # there is nothing to compare with
     say(f"running {len(chosen)} plans")
-    times = dict(zip(chosen, relative([plans[k] for k in chosen], made.search.training.backward), strict=True))
-    fastest = min(chosen, key=times.__getitem__)
-    winner = fastest if times[fastest] < CLEARLY * times[0] else 0
+    times = dict(zip(chosen, relative([plans[k] for k in chosen], made.search.training.backward), strict=True)) if chosen else {}
+    fastest = min(chosen, key=times.__getitem__, default=0)
+    winner = fastest if chosen and times[fastest] < CLEARLY * times[0] else 0
     ranks = dict.fromkeys((winner, *chosen, *order))
     return Ranking(plans[winner].candidate, tuple(replace(found[k], measured=times.get(k)) for k in ranks))

@@ -17,6 +17,7 @@ from unity.constraints.bound import Bound
 from unity.constraints.conflicts import conflict, possible
 from unity.constraints.kinds import Across, Pin
 from unity.constraints.paths import matching
+from unity.exec.entangled import runs
 from unity.exec.hosts.talk import same
 from unity.exec.trial import ratio
 from unity.joining import joining_of
@@ -256,9 +257,11 @@ class Task:
         return Made(self.fn, self.captured, search, 0.0, (found,)), found
 
     def slower(self, one: Found, other: Found) -> bool:
-        """Whether a step of one program, run on the devices of this process, takes longer than one of another."""
+        """Whether a step of one program, run on the devices of this process, takes longer than one of another. Not where they
+        cannot run both."""
         self.say("running both programs")
-        return ratio(Plan(*one), Plan(*other), self.training.backward) > 1
+        plans = Plan(*one), Plan(*other)
+        return all(runs(plan.pcg, plan.mesh) for plan in plans) and ratio(*plans, self.training.backward) > 1
 
     def search(self, captured: Captured, prices: Prices) -> Search:
         """The search for a program's parallelization, which shares with others what was listed and priced."""

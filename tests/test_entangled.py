@@ -1,0 +1,49 @@
+"""Plans whose collectives a CPU runtime would mix up are refused where they would be run on one, and only there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import pytest
+
+import unity
+from benchmarks.training import CASES
+from unity.exec.entangled import entangled, runs
+from unity.pcg.errors import PlanError
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def planned(precision: str) -> tuple[unity.Plan, Any, Any]:
+    case = CASES["dlrm on 2 groups"]
+    task = case.task(precision)
+    args = task.params, task.batches[0]
+    return unity.optimize(task.loss, *args, machine=case.machine, search="captured", progress=False, **case.ways), task, args
+
+
+def test_what_would_be_mixed_up_is_refused_with_both_places() -> None:
+    with jax.enable_x64(True):
+        plan, _, args = planned("float64")
+        beside, inside = next(entangled(plan.pcg))
+        assert (beside.kind, set(beside.axes)) == (inside.kind, set(inside.axes))
+        assert not runs(plan.pcg, plan.mesh)
+        for call in (plan, jax.jit(plan), jax.jit(jax.grad(plan))):
+            with pytest.raises(PlanError, match=r"cannot be run on CPU devices.*\n.*may have another at the same time"):
+                call(*args)
+        assert plan.check().total.predicted == plan.check().total.compiled
+
+
+def test_what_is_in_order_runs() -> None:
+    plan, task, args = planned("float32")
+    assert list(entangled(plan.pcg)) == []
+    assert float(plan(*args)) == pytest.approx(float(task.loss(*args)), rel=1e-5)
+
+
+def test_without_branches_nothing_is_entangled() -> None:
+    with jax.enable_x64(True):
+        case = CASES["dlrm on 2 groups"]
+        task = case.task("float64")
+        options: dict[str, Any] = {"search": "captured", "branches": False, "pipelines": False, "progress": False}
+        plan = unity.optimize(task.loss, task.params, task.batches[0], machine=case.machine, **options)
+        assert list(entangled(plan.pcg)) == []

@@ -1,0 +1,71 @@
+"""Collectives that XLA's runtime for CPUs mixes up.
+
+It tells collectives apart by their kind and devices, and takes them in the order of the program, but not those inside of a
+conditional against those outside: where both do the same between the same devices, and neither needs the other, one device may be
+in the one while another is in the other. Buffers are then overrun, or the program hangs. (GPUs take all in the order of the
+program.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import networkx as nx
+from jax.sharding import Mesh
+
+from unity.pcg.branches import groups_of
+from unity.pcg.errors import PlanError
+from unity.pcg.graph import BRANCHES, PCG, Node
+from unity.pcg.traffic import Collective, traffic
+
+
+def runs(graph: PCG, mesh: Mesh) -> bool:
+    """Whether the runtime of these devices can run a parallel graph."""
+    return not _on_cpu(mesh) or next(entangled(graph), None) is None
+
+
+def refuse_entangled(graph: PCG, mesh: Mesh) -> None:
+    """Raises PlanError where it cannot, and names a pair."""
+    found = next(entangled(graph), None) if _on_cpu(mesh) else None
+    if found is not None:
+        beside, inside = found
+        what = f"{inside.kind} along {' and '.join(graph.axes[k].name for k in inside.axes)}"
+        raise PlanError(
+            f"{inside.node.source or 'a branch'}: this plan cannot be run on CPU devices. Inside of a branch it has an {what};"
+            f"\n    {beside.node.source or 'what is outside of it'} may have another at the same time, which XLA's"
+            " runtime for CPUs cannot tell apart.\n    Plan with branches=False to try it here. On GPUs it can be run."
+            " (docs: branches#on-virtual-devices)"
+        )
+
+
+def _on_cpu(mesh: Mesh) -> bool:
+    return mesh.devices.flat[0].platform == "cpu"
+
+
+def entangled(graph: PCG) -> Iterator[tuple[Collective, Collective]]:
+    """Pairs of a collective outside of branches and one inside, equal in kind and devices, of which neither needs the other."""
+    for node in graph.nodes:
+        if node.kind == BRANCHES:
+            inside = {_alike(c): c for group in groups_of(node) for c in _all(group.graph)}
+            outside = _all(graph) if inside else ()
+            before, beside = _around(graph, node)
+            # sums of gradients are put together, and so wait for the gradients of what branches read
+            waiting = {_alike(c) for c in outside if c.merged and id(c.node) in before}
+            for c in outside:
+                if id(c.node) in beside and _alike(c) in inside and not (c.merged and _alike(c) in waiting):
+                    yield c, inside[_alike(c)]
+
+
+def _all(graph: PCG) -> Sequence[Collective]:
+    return traffic(graph, [k for k, n in enumerate(graph.inputs) if n.tensors[0].floating])
+
+
+def _alike(c: Collective) -> tuple[str, str, frozenset[int]]:
+    return c.direction, c.kind, frozenset(c.axes)
+
+
+def _around(graph: PCG, node: Node) -> tuple[set[int], set[int]]:
+    """The operators that an operator needs, and those that it neither needs nor is needed by."""
+    needs = nx.DiGraph((id(v.node), id(n)) for n in graph.nodes for v in n.operands)
+    before = nx.ancestors(needs, id(node))
+    return before, set(map(id, graph.nodes)) - before - nx.descendants(needs, id(node)) - {id(node)}
