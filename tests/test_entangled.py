@@ -31,19 +31,11 @@ def test_what_would_be_mixed_up_is_refused_with_both_places() -> None:
         for call in (plan, jax.jit(plan), jax.jit(jax.grad(plan))):
             with pytest.raises(PlanError, match=r"cannot be run on CPU devices.*\n.*may have another at the same time"):
                 call(*args)
-        assert plan.check().total.predicted == plan.check().total.compiled
+        checked = plan.check().total  # compiled, it may be
+        assert checked.predicted == checked.compiled
 
 
 def test_what_is_in_order_runs() -> None:
     plan, task, args = planned("float32")
     assert list(entangled(plan.pcg)) == []
     assert float(plan(*args)) == pytest.approx(float(task.loss(*args)), rel=1e-5)
-
-
-def test_without_branches_nothing_is_entangled() -> None:
-    with jax.enable_x64(True):
-        case = CASES["dlrm on 2 groups"]
-        task = case.task("float64")
-        options: dict[str, Any] = {"search": "captured", "branches": False, "pipelines": False, "progress": False}
-        plan = unity.optimize(task.loss, task.params, task.batches[0], machine=case.machine, **options)
-        assert list(entangled(plan.pcg)) == []
