@@ -187,7 +187,7 @@ def apart(name: str) -> dict[str, Any]:
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
     said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()] or ["nothing was said"]
-    return {"case": name, "ended": f"code {done.returncode}: {said[0][:300]}", "met": False}
+    return {"case": name, "ended": f"code {done.returncode}: {said[-1][:300]}", "met": False}
 
 
 def main() -> None:
