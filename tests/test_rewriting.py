@@ -164,14 +164,13 @@ def test_random_steps_keep_values_and_gradients(fn):
     with jax.enable_x64(True):
         first = captured(fn)
         expected = value_and_gradients(first, arguments(fn))
-        for seed in range(3):
-            rng, body = random.Random(seed), first
-            for _ in range(6):
-                ways = [new for _, new in steps(body) if new is not None and len(new.equations) < 40]
-                if not ways:
-                    break
-                body = rng.choice(ways)
-            agrees(body, fn, expected)
+        rng, body = random.Random(0), first
+        for _ in range(6):
+            ways = [new for _, new in steps(body) if new is not None and len(new.equations) < 40]
+            if not ways:
+                break
+            body = rng.choice(ways)
+        agrees(body, fn, expected)
 
 
 @EACH
