@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 import unity
+from benchmarks.descent import step_of
 
 SHAPES = {
     "u1": (24, 32), "u2": (32, 8), "v1": (40, 16), "v2": (16, 48), "v3": (48, 8), "layers": (4, 16, 16), "out": (16, 4),
@@ -47,13 +48,7 @@ def planned(machine: unity.Machine, dtype: Any = np.float32, **options: Any) -> 
 
 def losses(fn: Callable[..., Any], params: Any, place: Callable[[Any], Any], steps: int) -> tuple[list[float], Any]:
     """The losses of some steps of gradient descent, on other samples in every step, and the weights after them."""
-
-    @jax.jit
-    def step(params: Any, batch: Any) -> Any:
-        value, gradient = jax.value_and_grad(fn)(params, batch)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), value
-
-    found = []
+    step, found = step_of(fn, 0.1), []
     for k in range(steps):
         params, value = step(params, place(batch(k, jax.tree.leaves(params)[0].dtype)))
         found.append(float(value))

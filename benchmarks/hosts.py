@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from jax.sharding import SingleDeviceSharding
 
 import unity
 from benchmarks import forked_layers
+from benchmarks.descent import step_of
 from benchmarks.models import concrete
 from benchmarks.models.gpt import gpt
 from benchmarks.processes import Ended, ended, join, start
@@ -41,15 +42,6 @@ def model() -> tuple[Any, Any, Any]:
     return found.loss, params, batch
 
 
-def step_of(fn: Callable[..., Any]) -> Callable[..., Any]:
-    @jax.jit
-    def step(params: Any, batch: Any) -> Any:
-        value, gradient = jax.value_and_grad(fn)(params, batch)
-        return jax.tree.map(lambda p, g: p - RATE * g, params, gradient), value
-
-    return step
-
-
 def worker() -> None:
     """Trains as one of several processes. Prints losses as JSON; with a folder, saves after every step and says so."""
     folder = Path(sys.argv[2]) if sys.argv[2] else None
@@ -59,7 +51,7 @@ def worker() -> None:
     machine = unity.Machine.grid(nodes, devices, DEVICE, intra=(1e9, 1e-6), inter=(2e8, 1e-5))
     plan = unity.optimize(loss, params, batch, machine=machine, progress=False)
 
-    step = step_of(plan)
+    step = step_of(plan, RATE)
     params, losses, seconds = plan.shard(params), [], []
     rows = 16 // nodes
     for k in range(STEPS):
@@ -182,7 +174,7 @@ def killed() -> list[dict[str, Any]]:
 def undisturbed(last: int) -> Any:
     """The weights after a step of the same training, on one device."""
     loss, params, batch = model()
-    step = step_of(loss)
+    step = step_of(loss, RATE)
     for k in range(last + 1):
         params, _ = step(params, {name: np.roll(x, k, axis=0) for name, x in batch.items()})
     return jax.device_get(params)

@@ -22,16 +22,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import unity
 from benchmarks import forked_layers
+from benchmarks.descent import step_of
 from benchmarks.models import get
 from benchmarks.models.gpt import gpt
 from benchmarks.models.model import Model, concrete
+from benchmarks.numerics import cast
 from benchmarks.record import asked, record, show
-from unity.exec.entangled import runs
+from unity.exec.entangled import can_run
 from unity.pcg.graph import PIPELINE
 from unity.pcg.stages import samples_of
 
@@ -68,11 +69,8 @@ def drawn(build: Callable[[str], Model]) -> Callable[[str], Task]:
     """A model's task: the same numbers in every precision."""
 
     def task(precision: str) -> Task:
-        def cast(x: Any) -> Any:
-            return np.asarray(x).astype(precision) if jnp.issubdtype(x.dtype, jnp.floating) else np.asarray(x)
-
         model = build(precision)
-        found = [jax.tree.map(cast, concrete(model, seed)) for seed in range(BATCHES)]
+        found = [cast(concrete(model, seed), precision) for seed in range(BATCHES)]
         return Task(model.loss, found[0][0], [batch for _, batch in found])
 
     return task
@@ -120,13 +118,7 @@ CASES = PIPELINES | BRANCHES | BOTH
 
 def losses(fn: Callable[..., Any], rate: float, params: Any, samples: list[Any]) -> np.ndarray:
     """The losses of gradient descent."""
-
-    @jax.jit
-    def step(params: Any, batch: Any) -> Any:
-        value, gradient = jax.value_and_grad(fn)(params, batch)
-        return jax.tree.map(lambda p, g: p - rate * g, params, gradient), value
-
-    found = []
+    step, found = step_of(fn, rate), []
     for k in range(STEPS):
         params, value = step(params, samples[k % BATCHES])
         found.append(float(value))
@@ -154,7 +146,7 @@ def trained(case: Case, precision: str) -> tuple[unity.Plan, np.ndarray, np.ndar
     task = case.task(precision)
     args, options = (task.params, task.batches[0]), {"search": "captured", "progress": False, **case.ways}
     fastest = unity.optimize(task.loss, *args, machine=case.machine, **options)
-    plan = next((p for p in (fastest, *fastest.frontier) if runs(p.pcg, p.mesh)), fastest)
+    plan = next((p for p in (fastest, *fastest.frontier) if can_run(p)), fastest)
     placed = [plan.shard(task.params, batch)[1] for batch in task.batches]
     found = losses(plan, case.rate, plan.shard(task.params), placed)
     return plan, found, losses(task.loss, case.rate, task.params, task.batches)

@@ -9,7 +9,7 @@ import pytest
 
 import unity
 from benchmarks.training import CASES
-from unity.exec.entangled import entangled, runs
+from unity.exec.entangled import can_run, entangled
 from unity.pcg.errors import PlanError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -27,7 +27,7 @@ def test_what_would_be_mixed_up_is_refused_with_both_places() -> None:
         plan, _, args = planned("float64")
         beside, inside = next(entangled(plan.pcg))
         assert (beside.kind, set(beside.axes)) == (inside.kind, set(inside.axes))
-        assert not runs(plan.pcg, plan.mesh)
+        assert not can_run(plan)
         for call in (plan, jax.jit(plan), jax.jit(jax.grad(plan))):
             with pytest.raises(PlanError, match=r"cannot be run on CPU devices.*\n.*may have another at the same time"):
                 call(*args)
@@ -38,4 +38,5 @@ def test_what_would_be_mixed_up_is_refused_with_both_places() -> None:
 def test_what_is_in_order_runs() -> None:
     plan, task, args = planned("float32")
     assert list(entangled(plan.pcg)) == []
+    assert can_run(plan)
     assert float(plan(*args)) == pytest.approx(float(task.loss(*args)), rel=1e-5)

@@ -348,6 +348,15 @@ def test_a_rewritten_program_that_measures_slower_is_not_taken(monkeypatch, time
     assert (found.rewriting is None) == (times > 1)
 
 
+@pytest.mark.parametrize("objective", ["time", "memory"])
+def test_a_rewritten_program_that_the_devices_cannot_run_is_not_taken(monkeypatch, objective):
+    monkeypatch.setattr(unity.Machine, "local", lambda: MACHINE)
+    monkeypatch.setattr(unity.task, "can_run", lambda plan: plan.rewriting is None)
+    monkeypatch.setattr(unity.task, "ratio", lambda *given: pytest.fail("it is not run"))
+    assert unity.optimize(chained, *CHAINED, objective=objective, progress=False).rewriting is None
+    assert unity.optimize(chained, *CHAINED, objective=objective, machine=MACHINE, progress=False).rewriting is not None
+
+
 def test_programs_are_run_in_turns():
     found, same = plan(chained, CHAINED), plan(chained, CHAINED, search="captured")
     for gradient in (False, True):

@@ -58,6 +58,22 @@ def test_those_that_are_run_are_the_best_simulated(monkeypatch):
     assert max(ran) <= min(others, default=np.inf)
 
 
+def test_what_the_devices_cannot_run_is_not_chosen(monkeypatch):
+    running(monkeypatch, lambda k: 1.0)
+    best = planned()
+    monkeypatch.setattr("unity.ranking.can_run", lambda plan: plan.time != best.time)
+    found = planned(measure=True)
+    assert found.time > best.time
+    assert sum(t.measured is not None for t in found.tried) == RUN
+    assert {t.measured for t in found.tried if t.predicted == best.time} == {None}
+
+
+def test_if_they_can_run_none_it_is_the_predicted_best(monkeypatch):
+    running(monkeypatch, lambda k: pytest.fail("nothing is run"))
+    monkeypatch.setattr("unity.ranking.can_run", lambda plan: False)
+    assert planned(measure=True).time == planned().time
+
+
 def test_a_limit_holds_for_what_is_tried(monkeypatch):
     running(monkeypatch, lambda k: 1.0 - 0.1 * k)
     limit = 0.9 * planned().memory

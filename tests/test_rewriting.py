@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from derivation_cases import scanned
 
+from benchmarks.random_rewritings import results_and_gradients
 from unity.pcg.body import Body, program_of, used
 from unity.pcg.errors import RuleError
 from unity.pcg.pointwise import pointwise
@@ -105,35 +106,6 @@ def captured(fn) -> Body:
     return opened(used(program_of(jax.make_jaxpr(fn)(*arguments(fn)))[0]))
 
 
-def run(body: Body, *args):
-    """The program, equation by equation."""
-    values = dict(zip(body.inputs, args, strict=True))
-
-    def read(a):
-        return values[a] if isinstance(a, int) else a.value
-
-    for e in body.equations:
-        given = [read(a) for a in e.operands]
-        if e.name == "custom_jvp_call":
-            results = [jax.nn.relu(*given)]
-        else:
-            found = e.primitive.bind(*given, **e.params)
-            results = found if e.primitive.multiple_results else [found]
-        values.update(zip(e.results, results, strict=True))
-    return [read(a) for a in body.outputs]
-
-
-def value_and_gradients(body: Body, args):
-    floats = [k for k, a in enumerate(args) if jnp.issubdtype(a.dtype, jnp.floating)]
-
-    def total(*args):
-        results = run(body, *args)
-        return sum(jnp.sum(jnp.sin(r + k)) for k, r in enumerate(results)), results
-
-    (_, results), gradients = jax.value_and_grad(total, argnums=floats, has_aux=True)(*args)
-    return [*results, *gradients]
-
-
 def steps(body: Body, chosen=None):
     reading = Reading(body)
     for pattern in chosen or patterns(LIBRARY.rules):
@@ -142,7 +114,7 @@ def steps(body: Body, chosen=None):
 
 
 def agrees(body: Body, fn, expected) -> None:
-    for a, b in zip(value_and_gradients(body, arguments(fn)), expected, strict=True):
+    for a, b in zip(results_and_gradients(body, arguments(fn)), expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
@@ -150,7 +122,7 @@ def agrees(body: Body, fn, expected) -> None:
 def test_every_step_keeps_values_and_gradients(fn):
     with jax.enable_x64(True):
         body = captured(fn)
-        expected = value_and_gradients(body, arguments(fn))
+        expected = results_and_gradients(body, arguments(fn))
         found = list(steps(body))
         assert found
         for _, new in found:
@@ -163,7 +135,7 @@ def test_every_step_keeps_values_and_gradients(fn):
 def test_random_steps_keep_values_and_gradients(fn):
     with jax.enable_x64(True):
         first = captured(fn)
-        expected = value_and_gradients(first, arguments(fn))
+        expected = results_and_gradients(first, arguments(fn))
         rng, body = random.Random(0), first
         for _ in range(6):
             ways = [new for _, new in steps(body) if new is not None and len(new.equations) < 40]
@@ -242,7 +214,7 @@ def test_joins_and_splits_are_of_two_parts_while_searched_and_of_all_in_the_end(
         again = closed(body)
         assert [e.name for e in again.equations].count("concatenate") == 2
         assert [len(e.results) for e in again.equations if e.name == "split"] == [3]
-        expected = value_and_gradients(first, arguments(many_parts))
+        expected = results_and_gradients(first, arguments(many_parts))
         for program in (body, again):
             agrees(program, many_parts, expected)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from unity.exec.entangled import runs
+from unity.exec.entangled import can_run
 from unity.exec.trial import relative
 from unity.made import Made, Tried
 from unity.plan import Plan
@@ -36,11 +36,12 @@ def measured(made: Made, best: Candidate, limit: float, say: Callable[[str], Non
     plans = [Plan(made, c) for c in (best, *near[: SIMULATED - 1])]
     found = [Tried(p.time, p.memory, p.simulate().makespan) for p in plans]
     order = sorted(range(1, len(plans)), key=lambda k: found[k].simulated)
-    chosen = [k for k in (0, *order[: RUN - 1]) if runs(plans[k].pcg, plans[k].mesh)]
-    chosen = chosen if 0 in chosen else []  # there is nothing to compare with
+    chosen = [k for k in (0, *order) if can_run(plans[k])][:RUN]
+    if not chosen:
+        return Ranking(best, tuple(found[k] for k in (0, *order)))
     say(f"running {len(chosen)} plans")
-    times = dict(zip(chosen, relative([plans[k] for k in chosen], made.search.training.backward), strict=True)) if chosen else {}
-    fastest = min(chosen, key=times.__getitem__, default=0)
-    winner = fastest if chosen and times[fastest] < CLEARLY * times[0] else 0
-    ranks = dict.fromkeys((winner, *chosen, *order))
+    times = dict(zip(chosen, relative([plans[k] for k in chosen], made.search.training.backward), strict=True))
+    fastest = min(chosen, key=times.__getitem__)
+    winner = fastest if times[fastest] < CLEARLY * times[chosen[0]] else chosen[0]
+    ranks = dict.fromkeys((winner, *chosen, 0, *order))
     return Ranking(plans[winner].candidate, tuple(replace(found[k], measured=times.get(k)) for k in ranks))

@@ -17,7 +17,7 @@ from unity.constraints.bound import Bound
 from unity.constraints.conflicts import conflict, possible
 from unity.constraints.kinds import Across, Pin
 from unity.constraints.paths import matching
-from unity.exec.entangled import runs
+from unity.exec.entangled import can_run
 from unity.exec.hosts.talk import same
 from unity.exec.trial import ratio
 from unity.joining import joining_of
@@ -257,11 +257,9 @@ class Task:
         return Made(self.fn, self.captured, search, 0.0, (found,)), found
 
     def slower(self, one: Found, other: Found) -> bool:
-        """Whether a step of one program, run on the devices of this process, takes longer than one of another. Not where they
-        cannot run both."""
+        """Whether a step of one program, run on the devices of this process, takes longer than one of another."""
         self.say("running both programs")
-        plans = Plan(*one), Plan(*other)
-        return all(runs(plan.pcg, plan.mesh) for plan in plans) and ratio(*plans, self.training.backward) > 1
+        return ratio(Plan(*one), Plan(*other), self.training.backward) > 1
 
     def search(self, captured: Captured, prices: Prices) -> Search:
         """The search for a program's parallelization, which shares with others what was listed and priced."""
@@ -275,13 +273,16 @@ class Task:
         return search.leanest if self.objective == "memory" else search.under(self.limit)
 
     def taken(self, one: Found, other: Found) -> bool:
-        """Whether a rewritten program is better than another by enough: as predicted, and measured where it can be."""
+        """Whether a rewritten program is better than another by enough: as predicted, and measured where it can be. On the devices
+        of this process it must be one that they can run."""
         new, old = one[1], other[1]
-        if self.objective == "memory":
-            return new.memory < (1 - GAIN) * old.memory
-        if new.memory > self.limit or new.time >= (1 - GAIN) * old.time:
+        leaner, faster = new.memory < (1 - GAIN) * old.memory, new.time < (1 - GAIN) * old.time
+        better = leaner if self.objective == "memory" else new.memory <= self.limit and faster
+        if not (better and self.here):
+            return better
+        if not can_run(Plan(*one)):
             return False
-        return not (self.here and self.slower(one, other))
+        return self.objective == "memory" or not can_run(Plan(*other)) or not self.slower(one, other)
 
     def weight(self, search: Search) -> float:
         """What a byte of memory counts in seconds, where rewritings are priced."""

@@ -1,14 +1,15 @@
 """Collectives that XLA's runtime for CPUs mixes up.
 
-It tells collectives apart by their kind and devices, and takes them in the order of the program, but not those inside of a
-conditional against those outside: where both do the same between the same devices, and neither needs the other, one device may be
-in the one while another is in the other. Buffers are then overrun, or the program hangs. (GPUs take all in the order of the
-program.)
+As JAX numbers them, it tells collectives apart by their kind and devices alone. Those inside of a conditional and those outside it
+may take at the same time: where both are alike, and neither needs the other, processes end with overrun buffers, or wait for ever.
+Seen with JAX 0.10: the runtime names what waits, and of equal programs those with such pairs end so. Which pairs have no order is
+read off the graph; a compiler may have given them one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import networkx as nx
 from jax.sharding import Mesh
@@ -18,16 +19,18 @@ from unity.pcg.errors import PlanError
 from unity.pcg.graph import BRANCHES, PCG, Node
 from unity.pcg.traffic import Collective, traffic
 
+if TYPE_CHECKING:
+    from unity.plan import Plan
 
-def runs(graph: PCG, mesh: Mesh) -> bool:
-    """Whether the runtime of these devices can run a parallel graph."""
-    return not _on_cpu(mesh) or next(entangled(graph), None) is None
+
+def can_run(plan: Plan) -> bool:
+    """Whether the runtime of a plan's devices can run it."""
+    return _pair(plan.pcg, plan.mesh) is None
 
 
 def refuse_entangled(graph: PCG, mesh: Mesh) -> None:
-    """Raises PlanError where it cannot, and names a pair."""
-    found = next(entangled(graph), None) if _on_cpu(mesh) else None
-    if found is not None:
+    """Raises PlanError where these devices' runtime cannot run a parallel graph, and names a pair."""
+    if (found := _pair(graph, mesh)) is not None:
         beside, inside = found
         what = f"{inside.kind} along {' and '.join(graph.axes[k].name for k in inside.axes)}"
         raise PlanError(
@@ -38,22 +41,24 @@ def refuse_entangled(graph: PCG, mesh: Mesh) -> None:
         )
 
 
-def _on_cpu(mesh: Mesh) -> bool:
-    return mesh.devices.flat[0].platform == "cpu"
+def _pair(graph: PCG, mesh: Mesh) -> tuple[Collective, Collective] | None:
+    return next(entangled(graph), None) if mesh.devices.flat[0].platform == "cpu" else None
 
 
 def entangled(graph: PCG) -> Iterator[tuple[Collective, Collective]]:
     """Pairs of a collective outside of branches and one inside, equal in kind and devices, of which neither needs the other."""
     for node in graph.nodes:
-        if node.kind == BRANCHES:
-            inside = {_alike(c): c for group in groups_of(node) for c in _all(group.graph)}
-            outside = _all(graph) if inside else ()
-            before, beside = _around(graph, node)
-            # sums of gradients are put together, and so wait for the gradients of what branches read
-            waiting = {_alike(c) for c in outside if c.merged and id(c.node) in before}
-            for c in outside:
-                if id(c.node) in beside and _alike(c) in inside and not (c.merged and _alike(c) in waiting):
-                    yield c, inside[_alike(c)]
+        if node.kind != BRANCHES:
+            yield from entangled(node.inside) if node.inside is not None else ()
+            continue
+        inside = {_alike(c): c for group in groups_of(node) for c in _all(group.graph)}
+        outside = _all(graph) if inside else ()
+        before, beside = _around(graph, node)
+        # sums of gradients are put together, and so wait for the gradients of what branches read
+        waiting = {_alike(c) for c in outside if c.merged and id(c.node) in before}
+        for c in outside:
+            if id(c.node) in beside and _alike(c) in inside and not (c.merged and _alike(c) in waiting):
+                yield c, inside[_alike(c)]
 
 
 def _all(graph: PCG) -> Sequence[Collective]:
