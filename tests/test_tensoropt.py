@@ -99,7 +99,7 @@ def test_equal_layers_are_eliminated_once(monkeypatch) -> None:
 @given(st.integers(0, 2**32 - 1), st.integers(1, 400), st.integers(1, 5))
 def test_reduce_keeps_what_no_other_beats(seed: int, count: int, entries: int) -> None:
     rng = np.random.default_rng(seed)
-    entry, time, memory = rng.integers(0, entries, count), rng.integers(0, 30, count) * 1.0, rng.integers(0, 30, count) * 1.0
+    entry, (time, memory) = np.sort(rng.integers(0, entries, count)), rng.integers(0, 30, (2, count)) * 1.0
     rows = list(zip(entry.tolist(), time.tolist(), memory.tolist(), strict=True))
     wanted = {
         (e, t, m) for e, t, m in rows
@@ -107,11 +107,11 @@ def test_reduce_keeps_what_no_other_beats(seed: int, count: int, entries: int) -
     }  # fmt: skip
     for large in (False, True):
         f_sorted, f.SORTED = f.SORTED, 0 if large else f.SORTED
-        kept = f.reduced(entry, time, memory, entries)
+        kept = f.reduced(entry, time, memory)
         f.SORTED = f_sorted
         assert {rows[k] for k in kept} == wanted
         assert len(kept) == len(wanted)
-        assert [rows[k][0] for k in kept] == sorted(rows[k][0] for k in kept)
+        assert [(rows[k][0], rows[k][2]) for k in kept] == sorted((rows[k][0], rows[k][2]) for k in kept)
 
 
 @settings(max_examples=60)
@@ -127,6 +127,10 @@ def test_product_and_union_are_those_of_all_pairs(seed: int, axes: str) -> None:
 
     a, b = table(of_a), table(of_b)
     found = f.combined(a, b, axes, None)
+    chunk, f.CHUNK = f.CHUNK, 5
+    in_pieces = f.combined(a, b, axes, None)
+    f.CHUNK = chunk
+    assert all(map(np.array_equal, *((t.entry, t.time, t.memory) for t in (found, in_pieces))))
     wanted: dict[tuple, list[tuple[float, float]]] = {}
     for i in range(len(a)):
         for j in range(len(b)):

@@ -16,7 +16,7 @@ import numpy as np
 
 from unity.search.problem import Array, Cost
 
-CHUNK = 4_000_000  # strategy tuples that are looked at together: some hundred megabytes
+CHUNK = 100_000  # strategy tuples that are looked at together: a few megabytes, which caches hold
 CELLS = 64  # parts into which the memory of an entry's tuples is cut, to leave most of them out before they are sorted
 SORTED = 20_000  # tuples that are sorted at once without that
 
@@ -46,6 +46,16 @@ class Frontiers:
         return np.unravel_index(self.entry, self.shape) if self.shape else ()
 
     @cached_property
+    def first(self) -> Array:
+        """The first tuple, and so the leanest, of each entry that has any."""
+        return _firsts(self.entry)
+
+    @cached_property
+    def count(self) -> Array:
+        """How many tuples each of these entries has. Its last one is the fastest."""
+        return np.diff(self.first, append=len(self.entry))
+
+    @cached_property
     def feasible(self) -> Array:
         """Which entries have any tuple."""
         found = np.zeros(int(np.prod(self.shape, dtype=int)), bool)
@@ -60,11 +70,10 @@ def named(*parts: object) -> str:
 
 def initial(cost: Cost, most: int | None) -> Frontiers:
     """The frontiers of one of the problem's tables (initialization): of each entry, the alternatives that no other beats."""
-    alternative, *where = np.nonzero(np.isfinite(cost.time))
-    entry = np.ravel_multi_index(where, cost.sizes)
-    rows = (alternative, *where)
-    time, memory = cost.time[rows], cost.memory[rows]
-    kept = thinned(entry, memory, reduced(entry, time, memory, int(np.prod(cost.sizes))), most)
+    by_entry = [np.moveaxis(x, 0, -1).reshape(-1, len(cost.time)) for x in (cost.time, cost.memory)]
+    entry, alternative = np.nonzero(np.isfinite(by_entry[0]))
+    time, memory = (x[entry, alternative] for x in by_entry)
+    kept = thinned(entry, memory, reduced(entry, time, memory), most)
     return Frontiers(named(cost.key, most), cost.sizes, entry[kept], time[kept], memory[kept], (alternative[kept],))
 
 
@@ -74,38 +83,49 @@ def one() -> Frontiers:
     return Frontiers("one", (), np.zeros(1, np.int64), zero, zero, ())
 
 
-def reduced(entry: Array, time: Array, memory: Array, entries: int) -> Array:
+def reduced(entry: Array, time: Array, memory: Array) -> Array:
     """The positions of the tuples that no other of their entry beats (algorithm 1), by entry and ascending memory.
 
-    Of equal tuples the first is kept. Sorting is what takes time, so most of many tuples are left out before: those that are no
-    faster than one of their entry that needs less memory, by more than a cell of it.
+    `entry`: ascending. Of equal tuples the first is kept. Sorting is what takes time, so most of many tuples are left out before:
+    those that are no faster than one of their entry that needs less memory, by more than a cell of it.
     """
-    left = np.arange(len(entry))
+    left, first = np.arange(len(entry)), _firsts(entry)
+    if not len(entry):
+        return left
+    number = np.repeat(np.arange(len(first)), np.diff(first, append=len(entry)))
     if len(entry) > SORTED:
-        left = left[~_beaten(entry, time, memory, entries)]
-        entry, time, memory = entry[left], time[left], memory[left]
-    order = np.lexsort((time, memory, entry))
-    # The running minimum of the time must start anew at every entry: as ranks, later entries are lower throughout.
-    rank = np.empty(len(order), np.int64)
-    rank[np.argsort(time[order], kind="stable")] = np.arange(len(order))  # of equal times the first is the lowest
-    number = np.cumsum(np.diff(entry[order], prepend=-1) > 0)
-    level = rank - number * (len(rank) + 1)
-    keep = np.ones(len(level), bool)
-    keep[1:] = level[1:] < np.minimum.accumulate(level)[:-1]
-    return left[order[keep]]
+        left = left[~_beaten(first, number, time, memory)]
+        number, time, memory = number[left], time[left], memory[left]
+    order = np.argsort(memory, kind="stable")
+    small = number.astype(np.min_scalar_type(number[-1]))  # of two bytes it is sorted without comparing
+    order = order[np.argsort(small[order], kind="stable")]
+    # The running minimum of the time must start anew at every entry. Complex numbers are compared by their real part first.
+    after = np.empty(len(order), complex)
+    after.real, after.imag = -number[order], time[order]
+    faster = np.ones(len(order), bool)
+    faster[1:] = after[1:] < np.minimum.accumulate(after)[:-1]
+    kept = order[faster]
+    follows = (np.diff(number[kept]) == 0) & (np.diff(memory[kept]) == 0)  # of as much memory the last is the fastest
+    return left[kept[~np.append(follows, False)]]
 
 
-def _beaten(entry: Array, time: Array, memory: Array, entries: int) -> Array:
-    """Some of the tuples that others beat: a cell of higher memory begins where all of a lower one's end."""
-    low, high = np.full(entries, np.inf), np.full(entries, -np.inf)
-    np.minimum.at(low, entry, memory)
-    np.maximum.at(high, entry, memory)
-    scale = np.zeros(entries)
+def _firsts(entry: Array) -> Array:
+    """Where in a list of entries, ascending, another one begins."""
+    new = np.ones(len(entry), bool)
+    new[1:] = entry[1:] != entry[:-1]
+    return np.flatnonzero(new)
+
+
+def _beaten(first: Array, number: Array, time: Array, memory: Array) -> Array:
+    """Some of the tuples that others beat: a cell of higher memory begins where all of a lower one's end. `first`: where each entry
+    begins, `number`: of each tuple's."""
+    low, high = np.minimum.reduceat(memory, first), np.maximum.reduceat(memory, first)
+    scale = np.zeros(len(first))
     np.divide(CELLS * (1 - 1e-9), high - low, out=scale, where=high > low)
-    cell = ((memory - low[entry]) * scale[entry]).astype(np.int64)
-    best = np.full((entries, CELLS + 1), np.inf)
-    np.minimum.at(best.reshape(-1), entry * (CELLS + 1) + cell + 1, time)
-    return time >= np.minimum.accumulate(best, axis=1)[entry, cell]
+    cell = ((memory - low[number]) * scale[number]).astype(np.int64)
+    best = np.full((len(first), CELLS + 1), np.inf)
+    np.minimum.at(best.reshape(-1), number * (CELLS + 1) + cell + 1, time)
+    return time >= np.minimum.accumulate(best, axis=1)[number, cell]
 
 
 def thinned(entry: Array, memory: Array, kept: Array, most: int | None) -> Array:
@@ -113,7 +133,7 @@ def thinned(entry: Array, memory: Array, kept: Array, most: int | None) -> Array
     if most is None or not len(kept):
         return kept
     of = entry[kept]
-    start = np.flatnonzero(np.diff(of, prepend=-1) > 0)
+    start = _firsts(of)
     count = np.diff(start, append=len(of))
     if count.max() <= most:
         return kept
@@ -133,47 +153,59 @@ def combined(a: Frontiers, b: Frontiers, axes: str, most: int | None) -> Frontie
     of_a, of_b = given.split(",")
     shape = tuple(a.shape[of_a.index(x)] if x in of_a else b.shape[of_b.index(x)] for x in result)
     stride = {x: int(np.prod(shape[k + 1 :], dtype=np.int64)) for k, x in enumerate(result)}
-    base_a = _weighted(a, of_a, {x: stride[x] for x in of_a if x in stride})
-    base_b = _weighted(b, of_b, {x: stride[x] for x in of_b if x in stride and x not in of_a})
-    entries, found = int(np.prod(shape, dtype=np.int64)), list[tuple[Array, ...]]()
-    for left, right in _agreeing(a, of_a, b, of_b, np.argsort(base_a, kind="stable")):
-        entry = base_a[left] + base_b[right]
-        time, memory = a.time[left] + b.time[right], a.memory[left] + b.memory[right]
-        kept = reduced(entry, time, memory, entries)
-        found.append((entry[kept], time[kept], memory[kept], left[kept], right[kept]))
-    entry, time, memory, left, right = (np.concatenate(part) for part in zip(*found, strict=True))
-    kept = reduced(entry, time, memory, entries) if len(found) > 1 else np.arange(len(entry))
+    part_a = _weighted(a, of_a, {x: stride[x] for x in of_a if x in stride})
+    part_b = _weighted(b, of_b, {x: stride[x] for x in of_b if x in stride and x not in of_a})
+    found = list[tuple[Array, ...]]()
+    left, right = _agreeing(a, of_a, b, of_b)
+    into = part_a[left] + part_b[right]
+    order = np.argsort(into, kind="stable")
+    for entry, rows_a, rows_b in _products(a, b, left[order], right[order], into[order]):
+        time, memory = a.time[rows_a] + b.time[rows_b], a.memory[rows_a] + b.memory[rows_b]
+        kept = reduced(entry, time, memory)
+        found.append((entry[kept], time[kept], memory[kept], rows_a[kept], rows_b[kept]))
+    entry, time, memory, rows_a, rows_b = (np.concatenate(part) for part in zip(*found, strict=True))
+    kept = reduced(entry, time, memory) if len(found) > 1 else np.arange(len(entry))
     kept = thinned(entry, memory, kept, most)
     key = named(a.key, b.key, axes, most)
-    return Frontiers(key, shape, entry[kept], time[kept], memory[kept], (left[kept], right[kept]))
+    return Frontiers(key, shape, entry[kept], time[kept], memory[kept], (rows_a[kept], rows_b[kept]))
 
 
 def _weighted(table: Frontiers, axes: str, strides: dict[str, int]) -> Array:
-    """Of every tuple, the sum of its indices on some axes, each times its stride."""
-    total = np.zeros(len(table), np.int64)
+    """Of every entry that has tuples, the sum of its indices on some axes, each times its stride."""
+    total = np.zeros(len(table.first), np.int64)
     for x, stride in strides.items():
-        total += table.at[axes.index(x)] * stride
+        total += table.at[axes.index(x)][table.first] * stride
     return total
 
 
-def _agreeing(a: Frontiers, of_a: str, b: Frontiers, of_b: str, order: Array) -> Iterator[tuple[Array, Array]]:
-    """All pairs of tuples that agree on the axes that both have, a chunk at a time; `order`: in which those of a are taken."""
+def _agreeing(a: Frontiers, of_a: str, b: Frontiers, of_b: str) -> tuple[Array, Array]:
+    """All pairs of entries (of those that have tuples, by number) that agree on the axes that both tables have."""
     sizes = {x: a.shape[of_a.index(x)] for x in of_a if x in of_b}
     strides, keys = dict[str, int](), 1
     for x, n in sizes.items():
         strides[x], keys = keys, keys * n
-    key_a, key_b = _weighted(a, of_a, strides)[order], _weighted(b, of_b, strides)
-    sorted_b = np.argsort(key_b, kind="stable")
-    count_b = np.bincount(key_b, minlength=keys)
-    start_b = np.cumsum(count_b) - count_b
-    pairs = count_b[key_a]
-    total = np.cumsum(pairs)
+    key_a, key_b = _weighted(a, of_a, strides), _weighted(b, of_b, strides)
+    sorted_b, count_b = np.argsort(key_b, kind="stable"), np.bincount(key_b, minlength=keys)
+    first, count = (np.cumsum(count_b) - count_b)[key_a], count_b[key_a]
+    return np.repeat(np.arange(len(key_a)), count), sorted_b[_ranges(first, count)]
+
+
+def _ranges(first: Array, count: Array) -> Array:
+    """All numbers of some ranges, one after the other."""
+    end = np.cumsum(count)
+    return np.repeat(first - (end - count), count) + np.arange(end[-1] if len(end) else 0)
+
+
+def _products(a: Frontiers, b: Frontiers, left: Array, right: Array, into: Array) -> Iterator[tuple[Array, Array, Array]]:
+    """For each pair of entries every tuple of the one with every tuple of the other, and the entry of the result that it is for,
+    `into`; a chunk at a time."""
+    total = np.cumsum(a.count[left] * b.count[right])
     cuts = np.searchsorted(total, np.arange(CHUNK, int(total[-1]) if len(total) else 0, CHUNK))
-    for some in np.split(np.arange(len(order)), np.unique(cuts)):
-        n = pairs[some]
-        left = np.repeat(some, n)
-        within = np.arange(len(left)) - np.repeat(np.cumsum(n) - n, n)
-        yield order[left], sorted_b[start_b[key_a[left]] + within]
+    for some in np.split(np.arange(len(left)), np.unique(cuts)):
+        pair = np.repeat(some, a.count[left[some]])
+        count = b.count[right[pair]]
+        rows_a = np.repeat(_ranges(a.first[left[some]], a.count[left[some]]), count)
+        yield np.repeat(into[pair], count), rows_a, _ranges(b.first[right[pair]], count)
 
 
 def chosen(table: Frontiers, axes: Sequence[int | None]) -> Frontiers:
@@ -193,9 +225,7 @@ def expanded(table: Frontiers, axis: int, index: Array) -> Frontiers:
     moved = np.moveaxis(np.arange(int(np.prod(table.shape))).reshape(table.shape), axis, 0)[index]
     old = np.moveaxis(moved, 0, axis)
     count = np.bincount(table.entry, minlength=int(np.prod(table.shape)))
-    first = np.cumsum(count) - count
-    n = count[old.reshape(-1)]
-    entry = np.repeat(np.arange(old.size), n)
-    rows = np.repeat(first[old.reshape(-1)], n) + np.arange(len(entry)) - np.repeat(np.cumsum(n) - n, n)
+    first, n = (np.cumsum(count) - count)[old.reshape(-1)], count[old.reshape(-1)]
+    entry, rows = np.repeat(np.arange(old.size), n), _ranges(first, n)
     key = named(table.key, axis, hashlib.blake2b(np.ascontiguousarray(index).tobytes(), digest_size=12).hexdigest())
     return Frontiers(key, old.shape, entry, table.time[rows], table.memory[rows], (rows,))
