@@ -540,6 +540,13 @@ case("while, on the data", lambda x: lax.while_loop(lambda c: c.sum() < 90, lamb
 case("fori", lambda x: lax.fori_loop(0, 3, lambda i, y: jnp.sin(y) * 2, x), n(4, 6))
 case("cond", lambda p, x, y: lax.cond(p, lambda x, y: x * y, lambda x, y: x - y, x, y), np.bool_(True), n(4, 6), n(4, 6))
 case("switch", lambda i, x: lax.switch(i, [jnp.sin, jnp.cos, lambda x: x * 0 + 1], x), np.int32(1), n(4, 6))
+case(
+    "cond, a given number",
+    lambda p, x, y: lax.cond(p, lambda x, y: (x, y), lambda x, y: (x * 2, y), x, y),
+    np.bool_(True),
+    n(4, 6),
+    n(),
+)
 case("cond, reductions", lambda p, x: lax.cond(p, lambda x: x.sum(1), lambda x: x.max(1) * 0, x), np.bool_(True), n(4, 6))
 case("remat", jax.checkpoint(lambda x, w: jnp.sin(jnp.sin(x @ w))), n(4, 6), n(6, 2))
 case("remat, policy", jax.checkpoint(lambda x: jnp.sin(jnp.cos(x)), policy=jax.checkpoint_policies.dots_saveable), n(4, 6))

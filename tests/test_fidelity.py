@@ -31,7 +31,7 @@ def test_frontier_runs_as_predicted(name: str, tmp_path: Path, monkeypatch: pyte
         plans = spread(model)
         assert sum(predicted_elements(plans[-1].pcg, plans[-1]._made.captured.differentiated).values()) > 0
         for plan in plans:
-            for gradient in (False, True):
+            for gradient in (False, True) if plan is plans[0] else (True,):
                 found = plan.check(gradient=gradient)
                 assert found.agrees(0.02), f"{plan}, {'gradient' if gradient else 'forward'}\n{found}"
             got = jax.jit(jax.value_and_grad(plan))(*plan.shard(params, batch))

@@ -150,7 +150,7 @@ def searched(small: Small, machine: Machine, **asked) -> tuple[Captured, Search,
     return captured, search, Plan(Made(small.loss, captured, search, 0.0), found)
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", ["cnn", "gpt"])
 def test_plans_compute_the_same(name: str) -> None:
     """Values and gradients, on eight devices; and no plan is faster than the exact search's, by the same costs."""
     with jax.enable_x64(True):

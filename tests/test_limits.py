@@ -17,7 +17,7 @@ from unity.search.minimizer import Minimizer
 from unity.search.problem import Point, Problem
 from unity.search.session import NEARLY, Candidate, Search
 
-PARTS = (0.0, 0.1, 0.4, 0.7, 0.9, 1.0)
+PARTS = (0.0, 0.1, 0.7, 1.0)
 
 
 @pytest.mark.parametrize("name", ["cnn", "gpt"])

@@ -76,8 +76,7 @@ class Auxiliary:
         return self.fn(*args)
 
 
-@pytest.mark.parametrize("stages", [2, 4])
-@pytest.mark.parametrize("micro_batches", [4, 8])
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 8), (4, 4)])
 def test_training_is_that_of_one_device_with_gradients_one_step_late(stages, micro_batches):
     with jax.enable_x64(True):
         params, given = weights(jnp.float64), batches(12, dtype=jnp.float64)

@@ -58,8 +58,9 @@ def planned(fn, args, along, rounds, kind) -> Plan:
     return Plan(Made(fn, made.after, search, 0.0, pipelining=made), search.fastest)
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
-@pytest.mark.parametrize("fn", [with_key_of_each_layer, with_key_folded_and_rematerialized])
+@pytest.mark.parametrize(
+    ("fn", "kind"), [*((with_key_of_each_layer, kind) for kind in SCHEDULES), (with_key_folded_and_rematerialized, TWO_BW)]
+)
 def test_masks_are_those_of_the_function(fn, kind):
     args = arguments()
     plan = planned(fn, args, TREE.axes[1:], 2, kind)

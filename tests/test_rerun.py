@@ -94,7 +94,7 @@ def test_the_frontier_is_that_of_brute_force(bend: Any, saved: int) -> None:
 
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_it_computes_and_sends_what_it_says(name: str) -> None:
-    seeds = [k for k in range(40) if again(drawn(name, k)[3])][:2]
+    seeds = [k for k in range(40) if again(drawn(name, k)[3])][:1]
     assert seeds or name in ("lstm", "gpt_scanned")  # where nothing may: in remats, and of several readers
     right(name, seeds)
 

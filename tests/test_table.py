@@ -80,6 +80,14 @@ def test_every_factor_of_an_operator_is_a_choice():
             assert factor.reduction not in ("", "sum") or factor.states() in found, (name, factor)
 
 
+def test_every_choice_splits_dimensions_that_are_there():
+    for name in CASES:
+        body = application(name).body
+        shapes = [body.tensor(a).shape for a in (*body.inputs, *body.outputs)]
+        for c in choices(body):
+            assert all(s.kind != "P" or s.dim < len(shape) for s, shape in zip(c.states, shapes, strict=True)), (name, c)
+
+
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_what_nobody_described_runs_whole(name):
     body = application(name).body

@@ -16,7 +16,7 @@ from unity.pcg.factors import Match, Slot
 from unity.pcg.halos import Edge, edges
 from unity.pcg.placing import along_axis
 from unity.pcg.solve import Solution, Unmatched, nested_body, replicable, solve, spec_of
-from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State
+from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State, partitioned
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,10 @@ def _seeds(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Mapping[int, State]]
             yield {atom: state}
 
 
-def _factor_seeds(body: Body, equation) -> Iterator[Mapping[int, State]]:
+def _factor_seeds(body: Body, equation: Equation) -> Iterator[Mapping[int, State]]:
     spec = spec_of(body, equation)
     if spec is None:
-        yield from _nested_seeds(equation)
+        yield from _nested_seeds(body, equation)
         return
     for factor in spec.factors:
         operands, results = factor.states()
@@ -128,7 +128,7 @@ def _factor_seeds(body: Body, equation) -> Iterator[Mapping[int, State]]:
             yield known
 
 
-def _nested_seeds(equation) -> Iterator[Mapping[int, State]]:
+def _nested_seeds(body: Body, equation: Equation) -> Iterator[Mapping[int, State]]:
     if equation.name in ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "remat2", "checkpoint"):
         inner = nested_body(equation)
         for choice in choices(inner):
@@ -137,11 +137,9 @@ def _nested_seeds(equation) -> Iterator[Mapping[int, State]]:
             if known:
                 yield known
     else:  # control flow: every dimension of every operand is tried
-        from unity.pcg.state import partitioned
-
         for a in equation.operands:
             if isinstance(a, int):
-                for dim in range(8):
+                for dim in range(body.tensors[a].ndim):
                     yield {a: partitioned(dim)}
 
 
