@@ -84,7 +84,7 @@ def close(found, wanted, most=2e-5):
         assert np.abs(np.asarray(a) - np.asarray(b)).max() <= most * max(1e-3, float(np.abs(b).max()))
 
 
-ALONG = {"n0": TREE.axes[:1], "d0": TREE.axes[1:2], "d0 d1": TREE.axes[1:], "n0 d0": TREE.axes[:2], "n0 d0 d1": TREE.axes}
+ALONG = {"n0": TREE.axes[:1], "d0": TREE.axes[1:2], "n0 d0": TREE.axes[:2], "n0 d0 d1": TREE.axes}
 
 
 @pytest.mark.parametrize(("along", "rounds"), [("n0", 1), ("d0", 2), ("n0 d0", 2), ("n0 d0 d1", 2)])
