@@ -14,7 +14,7 @@ from capture_cases import TABLE, TRAPS, X
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-from jax.experimental import io_callback
+from jax.experimental import io_callback, pallas
 from serial_graph import evaluate
 
 from benchmarks import models
@@ -313,6 +313,26 @@ def test_mutable_arrays_are_refused():
         return box[...].sum()
 
     assert "changed in place" in refused(loss, X)
+
+
+def test_what_places_its_work_itself_is_refused_by_its_line():
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    placed = jax.shard_map(jnp.sin, mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P("d"))
+    message = refused(lambda x: placed(x @ x).sum(), jax.ShapeDtypeStruct((8, 8), jnp.float32))
+    assert "shard_map places its work" in message
+    assert "test_capture.py" in message
+
+
+def test_kernels_are_refused_by_their_line():
+    def double(x, y):
+        y[...] = 2 * x[...]
+
+    def loss(x):
+        return pallas.pallas_call(double, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x).sum()
+
+    message = refused(loss, X)
+    assert "pallas_call is a kernel" in message
+    assert "test_capture.py" in message
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyError("mine"), TypeError("mine"), ZeroDivisionError("mine")])

@@ -30,6 +30,11 @@ REDUCTIONS: Mapping[str, Callable[..., jax.Array]] = {  # over an axis that `vma
     "pmax": lambda x, axes: jax.lax.reduce_max(x, axes),
     "pmin": lambda x, axes: jax.lax.reduce_min(x, axes),
 }
+REFUSED: Mapping[str, str] = {  # what says itself which device computes what, and what changes its operands in place
+    "shard_map": "places its work on devices itself, as the plan would. Plan the function without it; what must lie where can be"
+    " said by constraints.",
+    "pallas_call": "is a kernel, of which only Pallas knows what it computes. Plan the function with the same in plain JAX.",
+}
 HOISTED = 4096  # bytes: a larger array inside a nested call becomes an input
 
 
@@ -233,7 +238,7 @@ class _Builder:
         number = len(self.tensors)
         if not hasattr(aval, "dtype") or type(aval).__name__ == "AbstractRef":
             raise CaptureError(
-                f"{where or 'an argument'} makes a {type(aval).__name__}, which is changed in place: a plan is a graph of values"
+                f"{where or 'an argument'} makes an {type(aval).__name__}, which is changed in place: a plan is a graph of values"
                 " only.\n    Use functional updates (x.at[...].set) instead of jax.Ref. (docs: capture#effects)"
             )
         self.tensors[number] = tensor_type(tuple(aval.shape), aval.dtype)
@@ -252,6 +257,9 @@ class _Builder:
             operands = tuple(read(a) for a in eqn.invars)
             inner = self.program(eqn)
             place = place_of(eqn.source_info, call, str(eqn.params.get("name", "")) if inner is not None else "")
+            if eqn.primitive.name in REFUSED:
+                where, name = place.line or "the function", eqn.primitive.name
+                raise CaptureError(f"{where}: {name} {REFUSED[name]} (docs: capture#devices-and-kernels)")
             if inner is not None:
                 self.calls += 1
                 name = f"{eqn.params.get('name', eqn.primitive.name)}#{self.calls}"
