@@ -504,7 +504,24 @@ def _(primals: Any, tangents: Any) -> Any:
     return bounded(x, y), 2 * dx * y + jnp.tanh(x) * dy
 
 
+@jax.custom_vjp
+def turned(x: Any, y: Any) -> Any:
+    return x, y
+
+
+turned.defvjp(lambda x, y: ((x, y), None), lambda _, g: (-g[0], 3 * g[1]))
+
+
+@jax.custom_jvp
+def doubled(x: Any) -> Any:
+    return x
+
+
+doubled.defjvps(lambda dx, ans, x: 2 * dx)
+
 case("custom_vjp", scaled, n(4, 6), n(6))
+case("custom_vjp, gradients of two turned", turned, n(4, 6), n(4))
+case("custom_jvp, gradients doubled", doubled, n(4, 6))
 case("custom_vjp, integer operand", chosen, n(4, 6), ints(4, 4, 6))
 case("custom_vjp, straight through", straight_through, n(4, 6))
 case("custom_vjp, reduction", total, n(4, 6), n(6, 2))

@@ -141,6 +141,21 @@ def test_custom_rules_decide_with_the_body():
     assert not any(REPLICATED in c.states for c in choices(body_of(lambda x: fn(jnp.sin(x)), *args)))
 
 
+@pytest.mark.parametrize("name", ["custom_vjp, gradients of two turned", "custom_jvp, gradients doubled"])
+def test_what_a_rule_hands_on_can_be_divided(name):
+    """No operator inside of it says so: by each dimension, into as many slices as that has rows, and that is all its work."""
+    fn, args = CASES[name]
+    found = {c.operands: (c.results, c.size, c.divided) for c in choices(body_of(fn, *args))}
+    rows, columns = (P(0),) * len(args), (P(1), *(REPLICATED for _ in args[1:]))
+    assert found[rows] == (rows, 4, 1.0)
+    assert found[columns] == (columns, 6, 1.0)
+
+
+def test_a_branch_that_hands_on_does_not_hide_the_others_work():
+    body = body_of(lambda i, x: jax.lax.switch(i, [jnp.sin, lambda v: v], x), np.int32(1), x)
+    assert {c.operands[1] for c in choices(body) if c.divided} == {P(0), P(1)}
+
+
 def test_what_a_loop_looks_at_stays_whole():
     body = body_of(lambda x: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c + 1, x), x)
     assert legal(body) == set()

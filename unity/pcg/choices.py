@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
@@ -11,11 +11,11 @@ from typing import TypeVar
 import jax.numpy as jnp
 import numpy as np
 
-from unity.pcg.body import Body, Equation
+from unity.pcg.body import Atom, Body, Equation
 from unity.pcg.factors import Match, Slot
 from unity.pcg.halos import Edge, edges
 from unity.pcg.placing import along_axis
-from unity.pcg.solve import Solution, Unmatched, nested_body, replicable, solve, spec_of
+from unity.pcg.solve import Solution, Unmatched, handed_on, nested_body, replicable, solve, spec_of
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State, partitioned
 
 
@@ -136,11 +136,22 @@ def _nested_seeds(body: Body, equation: Equation) -> Iterator[Mapping[int, State
             known = {a: s for a, s in states if isinstance(a, int) and s.kind == "P"}
             if known:
                 yield known
+        passed = dict(zip(inner.inputs, equation.operands, strict=True))
+        yield from _handed_seeds(body, [passed[v] for v in handed_on(inner)])
     else:  # control flow: every dimension of every operand is tried
         for a in equation.operands:
             if isinstance(a, int):
                 for dim in range(body.tensors[a].ndim):
                     yield {a: partitioned(dim)}
+
+
+def _handed_seeds(body: Body, operands: Sequence[Atom]) -> Iterator[Mapping[int, State]]:
+    """Every dimension of what a call hands on as it is, which none of its equations divides: of all that have it, of each alone."""
+    handed = [a for a in operands if isinstance(a, int)]
+    for dim in range(max((body.tensors[a].ndim for a in handed), default=0)):
+        there = [a for a in handed if body.tensors[a].ndim > dim]
+        yield {a: partitioned(dim) for a in there}
+        yield from ({a: partitioned(dim)} for a in there[:-1])
 
 
 def choice_of(body: Body, solution: Solution) -> Choice:

@@ -7,7 +7,7 @@ a program inside (a call, a branch, a loop), those of that program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import gcd
@@ -100,12 +100,23 @@ def replicable_call(equation: Equation) -> bool:
     return equation.name in ("custom_jvp_call", "while") or replicable(nested_body(equation))
 
 
-def _as_match(solution: Solution, operands: tuple[State, ...], results: tuple[State, ...]) -> Match:
-    size = 0
-    for match in solution.matches:
-        size = gcd(size, match.size)
-    divided = float(any(m.divided for m in solution.matches))
-    return Match("nested", operands, results, size, divided)
+def _as_match(solved: Iterable[tuple[Body, Solution]], operands: tuple[State, ...], results: tuple[State, ...]) -> Match:
+    """A choice of an equation, given how each of its programs runs then."""
+    size, divided = 0, False
+    for body, solution in solved:
+        for match in solution.matches:
+            size, divided = gcd(size, match.size), divided or bool(match.divided)
+        for v in handed_on(body):  # no equation of the program says how far these can be divided
+            state = solution.states[v]
+            if state.kind == "P":
+                size = gcd(size, body.tensors[v].shape[state.dim] // state.outer)
+                divided = divided or not body.equations  # then to hand on is all the work there is
+    return Match("nested", operands, results, size, float(divided))
+
+
+def handed_on(body: Body) -> tuple[int, ...]:
+    """The inputs of a body that are its results as they are."""
+    return tuple(a for a in body.inputs if a in body.outputs)
 
 
 def _call(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
@@ -115,7 +126,7 @@ def _call(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
     names = {p: (body.inputs[p] if p < n else body.outputs[p - n]) for p in known}
     solution = _quiet_solve(body, {v: known[p] for p, v in names.items() if isinstance(v, int)})
     if solution is not None and derivative_agrees(equation, solution.operands, solution.results):
-        yield _as_match(solution, solution.operands, solution.results)
+        yield _as_match([(body, solution)], solution.operands, solution.results)
 
 
 def derivative_agrees(equation: Equation, operands: tuple[State, ...], results: tuple[State, ...]) -> bool:
@@ -181,19 +192,20 @@ def _cond(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
         return
     operands: dict[int, State] = {p: s for p, s in known.items() if 0 < p < n}
     results: dict[int, State] = {p - n: s for p, s in known.items() if p >= n}
-    solution = None
+    solved: dict[int, tuple[Body, Solution]] = {}
     for _ in range(2):  # the second round sees what the last branch of the first has fixed
-        for branch in branches(equation):
+        for b, branch in enumerate(branches(equation)):
             states = {branch.inputs[p - 1]: s for p, s in operands.items()}
             states |= {v: results[k] for k, v in enumerate(branch.outputs) if k in results and isinstance(v, int)}
             solution = _quiet_solve(branch, states)
             if solution is None:
                 return
+            solved[b] = branch, solution
             operands = dict(enumerate(solution.operands, 1))
             results = {k: s for k, s in enumerate(solution.results) if isinstance(branch.outputs[k], int)}
-    assert solution is not None
     if all(k in results for k in range(len(equation.results))):
-        yield _as_match(solution, (REPLICATED, *(operands[p] for p in range(1, n))), tuple(results[k] for k in range(len(results))))
+        ends = (REPLICATED, *(operands[p] for p in range(1, n))), tuple(results[k] for k in range(len(results)))
+        yield _as_match(solved.values(), *ends)
 
 
 def _linear_solve(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
@@ -201,7 +213,7 @@ def _linear_solve(equation: Equation, known: Mapping[int, State]) -> Iterator[Ma
     n, count = len(equation.operands), len(equation.results)
     states, (closed, right) = dict(known), linear.parts(equation, range(n))
     positions = {name: [*closed[name], *right] for name in linear.named(equation)}
-    solution = None
+    solved = None
     for name in (*positions, *positions):  # the second round sees what the first has found
         ends = range(n, n + (count if name == "solve" else len(right)))
         places = (*positions[name], *ends)
@@ -213,12 +225,12 @@ def _linear_solve(equation: Equation, known: Mapping[int, State]) -> Iterator[Ma
         if found is None:
             return
         states |= zip(places, (*found.operands, *found.results), strict=False)
-        solution = found if name == "solve" else solution
-    if solution is None or any(states[p] != states[n + k] for k, p in enumerate(right)):
+        solved = (body, found) if name == "solve" else solved
+    if solved is None or any(states[p] != states[n + k] for k, p in enumerate(right)):
         return
     operands, results = (tuple(states[p] for p in part) for part in (range(n), range(n, n + count)))
     if all(s == (operands + results)[p] for p, s in known.items()):
-        yield _as_match(solution, operands, results)
+        yield _as_match([solved], operands, results)
 
 
 def _loop(parts: Callable[[Equation], Any]) -> Callable[[Equation, Mapping[int, State]], Iterator[Match]]:
@@ -256,7 +268,7 @@ def _loop(parts: Callable[[Equation], Any]) -> Callable[[Equation, Mapping[int, 
         operands = [REPLICATED] * offset + [_step_out(s, k >= n_consts + n_carry) for k, s in enumerate(solution.operands)]
         results = [_step_out(s, k >= n_carry) for k, s in enumerate(solution.results)]
         if all(s == (operands + results)[p] for p, s in known.items()):
-            yield _as_match(solution, tuple(operands), tuple(results))
+            yield _as_match([(body, solution)], tuple(operands), tuple(results))
 
     return matches
 
