@@ -55,6 +55,12 @@ def turned(x, y, a, b):
     return jnp.swapaxes(x, 0, 1) @ a + jnp.swapaxes(x @ b, 0, 1) * 3 - y
 
 
+def mirrored(x, a, s, w):
+    """Where one value is both operands, as it is and transposed, which of them comes first shows in the layout of nothing else."""
+    z = x @ a + x
+    return ((z + z.T) * s).T @ w, (z * z.T) @ w
+
+
 def scanned(x, a, b):
     """Some of its tensors have no elements."""
 
@@ -77,6 +83,7 @@ PROGRAMS = {
     both_biased: [(4, 4), (4, 4), (4,)],
     sums: [(4, 6, 2), (4, 6, 2), ()],
     turned: [(2, 4, 6), (4, 2, 6), (6, 6), (6, 6)],
+    mirrored: [(4, 4), (4, 4), (), (4, 2)],
     scanned: [(2, 4), (4, 3), (3, 3)],
 }
 

@@ -58,6 +58,11 @@ def binary(laid, x, y, name):
     return z.reshape([x.shape[d] for d in order]).transpose(inverse(order))
 
 
+def mirrored(laid, x, name, dims):
+    """With itself, two dimensions exchanged."""
+    return binary(laid, x, x.swapaxes(*dims), name)
+
+
 def bias(laid, x, b):
     if laid.coin():
         return (x.reshape(-1, x.shape[-1]) + b).reshape(x.shape)
@@ -116,14 +121,19 @@ def rows(laid, x, ids):
 
 
 RUN = {
-    "binary": binary, "bias": bias, "function": function, "dot": dot, "concat": concat, "part": part, "total": total,
-    "turn": turn, "rows": rows,
+    "binary": binary, "mirrored": mirrored, "bias": bias, "function": function, "dot": dot, "concat": concat, "part": part,
+    "total": total, "turn": turn, "rows": rows,
 }  # fmt: skip
 
 
 def pairs(x, y):
     """Dimensions of one size."""
     return [(d, e) for d, e in itertools.product(range(len(x)), range(len(y))) if x[d] == y[e]]
+
+
+def mirrors(x):
+    """Two dimensions of one size."""
+    return [(d, e) for d, e in pairs(x, x) if d < e and x[d] > 1]
 
 
 def applicable(shapes):
@@ -133,6 +143,7 @@ def applicable(shapes):
     alone = [(k,) for k in numbers if shapes[k]]
     found = {
         "binary": [(k, j) for k, j in both if shapes[k] == shapes[j]],
+        "mirrored": [(k,) for k in numbers if mirrors(shapes[k])],
         "bias": [(k, j) for k, j in both if len(shapes[k]) > 1 and shapes[j] == shapes[k][-1:]],
         "dot": [(k, j) for k, j in both if pairs(shapes[k], shapes[j])],
         "concat": [(k, j) for k, j in both if shapes[k] == shapes[j] != ()],
@@ -148,6 +159,8 @@ def said(draw, name, x, y):
     dims = st.integers(0, len(x) - 1)
     if name in ("binary", "function"):
         return (draw(st.sampled_from(list(BINARY if name == "binary" else FUNCTIONS))),)
+    if name == "mirrored":
+        return (draw(st.sampled_from(["add", "mul"])), draw(st.sampled_from(mirrors(x))))
     if name == "dot":
         chosen = []
         for p in draw(st.permutations(pairs(x, y))):

@@ -10,13 +10,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from jax import lax
-from laid_programs import BINARY, programs, struct
+from laid_programs import BINARY, inverse, programs, struct
 
-from unity.pcg.body import program_of
+from unity.pcg.body import program_of, tensor_type
+from unity.substitutions.rearrangement import transposed
+from unity.verify.constructors import exchanged
 from unity.verify.domains import Plain
 from unity.verify.interpret import interpret
-from unity.verify.nodes import Store, reachable
-from unity.verify.normal import normal
+from unity.verify.nodes import Store, reachable, substituted
+from unity.verify.normal import applied, normal
 
 
 def forms(*programs):
@@ -81,12 +83,51 @@ def test_layouts_do_not_matter(program, layout):
     assert one == other
 
 
+@given(programs(), st.integers(0, 1000))
+def test_what_takes_the_place_of_arguments_is_carried_to_all_that_is_made_of_them(program, seed):
+    """As if the program had been read with it from the start, however it is laid out itself."""
+    rng, store = random.Random(seed), Store()
+    start = normal(program_of(program.traced(rng))[0], store)
+    inputs = [elsewhere(rng, start.values[v], f"other {v}", store) for v in start.body.inputs]
+    read = applied(store, start.body, inputs)
+    assume(not any(symmetric(node) for node in reachable(read.outputs)))
+    instead = {start.values[v].node: x for v, x in zip(start.body.inputs, inputs, strict=True)}
+    assert substituted(store, start.outputs, instead) == read.outputs
+
+
+def elsewhere(rng, x, name, store):
+    """Another value of the same type, of a node that has its dimensions in another order."""
+    order = tuple(rng.sample(range(len(x.shape)), len(x.shape)))
+    tensor = tensor_type(tuple(x.shape[d] for d in order), x.node.tensor.dtype)
+    return store.rearranged(transposed(tensor.shape, inverse(order)), store.as_it_is("input", (name,), (), tensor))
+
+
 def symmetric(node):
-    """Whether a node may be itself, rearranged: then it is one of two values, or of several, and which is not decided."""
-    return (node.kind in BINARY and len({x.node for x in node.operands}) == 1) or (
-        any(x.node.kind == "broadcast" for x in node.operands)
-        and (node.kind not in BINARY or node.operands[0].node.kind == "broadcast")
+    """Whether a node may be itself, what is repeated rearranged: then it is one of several values, and which is not decided."""
+    return any(x.node.kind == "broadcast" for x in node.operands) and (
+        node.kind not in BINARY or node.operands[0].node.kind == "broadcast"
     )
+
+
+# Operands that are one node
+
+EXCHANGED = {
+    "plus": (lambda x: x + x.T, lambda x: x.T + x),
+    "in a circle": (lambda x: x * x.reshape(4, 2, 8).transpose(1, 0, 2).reshape(8, 8), None),
+    "itself": (lambda x: x + x, lambda x: x + x),
+    "turned": (lambda x: (x + x.T).reshape(2, 4, 8).transpose(1, 0, 2), lambda x: (x.T + x).reshape(2, 4, 8).transpose(1, 0, 2)),
+    "minus": (lambda x: x - x.T, None),
+    "two": (lambda x: x + jnp.exp(x), None),
+    "function": (lambda x: jnp.exp(x + x.T), None),
+}
+
+
+@pytest.mark.parametrize("case", EXCHANGED)
+def test_operands_that_are_seen_alike_from_each_other_can_be_exchanged(case):
+    """And no others."""
+    one, other = EXCHANGED[case]
+    ((x,), *same) = forms(*(jax.make_jaxpr(fn)(Y) for fn in (one, other) if fn is not None))
+    assert exchanged(x) == (same[0][0] if same else None)
 
 
 # What is the same, and what is not

@@ -30,7 +30,7 @@ from unity.search.machine import Machine
 from unity.search.session import Candidate
 from unity.substitutions.library import Library
 
-CODE = ("pcg", "search", "substitutions", "pipelining", "branches", "constraints")  # what decides what is found
+CODE = ("pcg", "search", "substitutions", "verify", "pipelining", "branches", "constraints")  # what decides what is found
 
 
 def _code() -> str:

@@ -68,7 +68,9 @@ def _repeated(x: Value) -> int:
 def _binary(store: Store, params: Params, operands: tuple[Value, ...], dtype: Any) -> Value:
     """Element by element, of two tensors of one shape: in the layout of the one that is repeated least.
 
-    If both are, it is the first; of two that commute, the one whose name is first. Params: which operator, and what else it says.
+    If both are, it is the first; of two that commute, the one whose name is first. If they have one name, it is the one from which
+    the other is seen more simply; if each is seen alike from the other, the first, so that the result lies as that does, wherever
+    that may be. Params: which operator, and what else it says.
     """
     x, y = map(settled, operands)
     kind = params[0]
@@ -76,18 +78,33 @@ def _binary(store: Store, params: Params, operands: tuple[Value, ...], dtype: An
     ways.sort(key=lambda way: (_repeated(way[0]), way[0].node.hash if kind in COMMUTATIVE else ""))
     if x.node is not y.node or kind not in COMMUTATIVE:
         ways = ways[:1]
-    found: list[tuple[str, str, Value, Value]] = []
+    found: list[tuple[str, Value, Value]] = []
     for a, b in ways:
         relative = after(a.view.inverse(), b.view)
         if relative is not None:
-            found.append((text_of(relative), text_of(a.view), a, settled(Value(b.node, relative))))
+            found.append((text_of(relative), a, settled(Value(b.node, relative))))
     if not found:
         pair = ways[0] if kind in COMMUTATIVE else (x, y)
         return store.as_it_is(kind, params, pair, tensor_type(x.shape, dtype))
-    _, _, a, b = min(found, key=lambda f: f[:2])
+    _, a, b = min(found, key=lambda f: f[0])
     own = Value(a.node, unchanged(a.node.shape))
     pair = (b, own) if kind not in COMMUTATIVE and a is y else (own, b)
     return Value(store.node(kind, params, pair, tensor_type(a.node.shape, dtype)), a.view)
+
+
+def exchanged(x: Value) -> Value | None:
+    """The same value with the operands of what it is exchanged, if they commute and each is seen alike from the other.
+
+    That makes x + r(x) the same as r(x) + x, which is r(x + r(x)) where r undoes itself.
+    """
+    if x.node.kind not in COMMUTATIVE:
+        return None
+    first, second = x.node.operands
+    view = second.view
+    if first.node is not second.node or not first.view.identity or view != view.inverse():
+        return None
+    other = after(x.view, view)
+    return Value(x.node, other) if other is not None else None
 
 
 @constructs("dot")

@@ -22,6 +22,7 @@ from unity.substitutions.rule import Rule
 from unity.substitutions.term import Apply, Attribute, Term, Variable, applications, subterms
 from unity.substitutions.typecheck import REFUSALS, Seam, TensorType, body_of, concrete, typecheck
 from unity.substitutions.vocabulary import FUNCTIONS, VOCABULARY, WORDS
+from unity.verify.constructors import exchanged
 from unity.verify.instances import at_attributes, satisfies
 from unity.verify.layouts import well_formed
 from unity.verify.nodes import Node, Store, Value, reachable, substituted
@@ -94,8 +95,8 @@ def _after(store: Store, outputs: tuple[Value, ...], step: Step, library: Librar
     values = _evaluated(store, place)
     instead: dict[Node, Value] = {}
     for k, (root, there, new) in enumerate(zip(step.roots, place.there, place.instead, strict=True)):
-        found = values[there]
-        if (found.node.hash, found.view) != (root.value, root.view):
+        found = _named(root, values[there])
+        if found is None:
             raise _Wrong(f"output {k} of the side that is to be found, {_said(there)}, is not the value that the step names")
         if found.node in instead:
             raise _Wrong("two of its outputs are one value")
@@ -103,6 +104,12 @@ def _after(store: Store, outputs: tuple[Value, ...], step: Step, library: Librar
     if not any(node.hash in nodes for node in instead):
         raise _Wrong("the program has no such value then: what is to be found is not there")
     return substituted(store, outputs, instead)
+
+
+def _named(root: Seen, x: Value) -> Value | None:
+    """A value as a step names it, if it is that: a rule is found in the program, whatever the order of what commutes."""
+    ways = (x, exchanged(x))
+    return next((way for way in ways if way is not None and Seen(way.node.hash, way.view) == root), None)
 
 
 def _said(term: Term) -> str:
