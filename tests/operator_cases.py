@@ -735,3 +735,11 @@ case("ragged_dot, with gradients", in_groups(1, 3, 2), n(6, 4), n(3, 4, 6), n(6,
 case("searchsorted", jnp.searchsorted, np.sort(n(5)), n(4, 6))
 case("interpolation", lambda x, y: jnp.interp(x, jnp.arange(3.0), y), n(6, 2), n(3))
 case("equal in a total order", eq_to_p.bind, ints(2, 6, 4), ints(2, 6, 4))
+
+
+def halved(x, steps):
+    """Each row as often as its own number says."""
+    return lax.while_loop(lambda c: c[0] > 0, lambda c: (c[0] - 1, 0.5 * c[1] + 1), (steps, x))[1]
+
+
+case("while, vmapped", lambda x, i: jax.vmap(halved)(lax.stop_gradient(x), i), n(4, 6), ints(4, 4))

@@ -95,6 +95,15 @@ def test_calls_are_inlined_and_remembered():
     assert body.equations[4].group == ()
 
 
+def test_a_loop_whose_rows_end_apart_has_one_predicate():
+    def row(x, y):
+        return lax.while_loop(lambda c: c.sum() < 3, lambda c: c + y, x)
+
+    (loop,) = (e for e in body_of(jax.vmap(row)).equations if e.name == "while")
+    assert loop.params["cond_jaxpr"].out_avals[0].shape == ()
+    assert "test_body.py" in loop.source
+
+
 def test_constants_become_literals():
     table = np.arange(6, dtype=np.float32)
     body = body_of(lambda x, y: x + table)

@@ -30,6 +30,7 @@ from unity.exporting import ExportError, write
 from unity.exporting.nested import NESTED
 from unity.exporting.primitives import PRIMITIVES
 from unity.exporting.public import FACES, HOMES
+from unity.exporting.source import Code
 from unity.made import Made
 from unity.pcg.capture import capture
 from unity.pcg.table import TABLE
@@ -264,7 +265,7 @@ def test_what_cannot_be_said_is_refused_by_name_and_line(tmp_path: Path) -> None
 
 OPERATORS = (  # of which something was once written otherwise than it is
     "dot_general, batch", "dynamic_slice in dim", "random integers", "random, vmapped keys", "random split, vmapped",
-    "random fold_in, vmapped", "random seed", "rng_bit_generator", "contrastive", "reduce of two", "random gamma",
+    "random fold_in, vmapped", "random seed", "rng_bit_generator", "contrastive", "reduce of two", "random gamma", "while, vmapped",
 )  # fmt: skip
 
 
@@ -293,6 +294,13 @@ def test_a_file_that_would_compute_something_else_is_not_written(tmp_path: Path,
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_that_does_not_run_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PRIMITIVES, "tanh", lambda e: Code("[].pop()"))
+    with pytest.raises(ExportError, match="as source it does not run"):
+        write(planned(mlp(), PAIR), tmp_path / "never.py")
+    assert not list(tmp_path.iterdir())
+
+
 def test_in_shardings_are_what_jit_and_optax_take() -> None:
     model = gpt(d=16, s=8)
     plan = planned(model, PAIR)
@@ -314,3 +322,39 @@ def test_pieces_with_one_sample(tmp_path: Path) -> None:
         plan = planned(model, PAIR, seed)
         plan.export(path)
     well_written(path)
+
+
+def alike(plan: Plan, path: Path, model: Small) -> None:
+    """The exported file computes what the plan does, and that is what the function computes."""
+    plan.export(path)
+    well_written(path)
+    p, x = arrays(model.params), arrays(model.batch)
+    wanted = plan(*plan.shard(p, x))
+    jax.tree.map(np.testing.assert_array_equal, imported(path)["fn"](p, x), wanted)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), wanted, model.loss(p, x))
+
+
+def test_a_row_beside_a_scalar_or_a_row_of_one_sample(tmp_path: Path) -> None:
+    def fn(p: Any, x: Any) -> Any:
+        early = jnp.arange(6)[None] <= x["t"]
+        rows = jnp.maximum(jnp.sin(p["v"])[None], p["u"][None])
+        return jnp.where(early, x["x"], -1e9).max(1), rows, x["x"] * (x["t"] - p["v"][None])
+
+    model = Small(fn, {"v": f(6), "u": f(6)}, {"x": f(2, 6), "t": f()})
+    for seed in range(2):
+        alike(planned(model, PAIR, seed), tmp_path / "row.py", model)
+
+
+def test_a_loop_whose_samples_end_apart(tmp_path: Path) -> None:
+    def one(x: Any, n: Any) -> Any:
+        return lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, jnp.tanh(c[1])), (0, x))[1]
+
+    def fn(w: Any, batch: Any) -> Any:
+        return jnp.sin(jax.vmap(one)(lax.stop_gradient(batch["x"]), batch["n"])) * w
+
+    model = Small(fn, f(4), {"x": f(3, 4), "n": i(3)})
+    plans = [planned(model, PAIR, seed) for seed in range(2)]
+    loops = [n for plan in plans for n in plan.pcg.nodes if n.kind == "while"]
+    assert {n.types[0][0].kind for n in loops} == {"U", "P"}  # whole on every device, and in pieces
+    for plan in plans:
+        alike(plan, tmp_path / "apart.py", model)

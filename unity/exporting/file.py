@@ -87,7 +87,7 @@ def _written(module: Module, graph: PCG, paths: list[str]) -> None:
     pieces = [piece(Value(n), graph.axes) for n in graph.inputs]
     try:
         here = traced(lambda *given: space["program"](dict(zip(paths, given, strict=True))), pieces)
-    except (NameError, TypeError, ValueError) as error:
+    except (NameError, TypeError, ValueError, LookupError) as error:  # of a wrong rank JAX raises IndexError
         raise ExportError("", "the program", f"as source it does not run ({error})") from error
     wanted = traced(lambda *given: tuple(run_graph(graph, given)), pieces)
     if meanings(here.body) != meanings(wanted.body):

@@ -54,18 +54,22 @@ def sides(e: Applied) -> list[Code]:
         other = e.operands[1 - k]
         if n is not None and other.tensor.dtype == e.operands[k].tensor.dtype:
             return [n, other.code] if k == 0 else [other.code, n]
-    return [_leading(o, e.operands[1 - k]) for k, o in enumerate(e.operands)]
+    left, right = e.operands
+    if left.tensor.ndim != right.tensor.ndim:  # beside a scalar the rank of the other is that of the result
+        return e.codes
+    lower = _leading(left)
+    return [left.code, _leading(right) or right.code] if lower is None else [lower, right.code]
 
 
-def _leading(x: Operand, other: Operand) -> Code:
-    """An operand without the dimensions of size 1 that were put before its own."""
+def _leading(x: Operand) -> Code | None:
+    """An operand without the dimensions of size 1 that were put before its own, if there are any."""
     made = x.maker
     if made is None or made.name != "broadcast_in_dim" or made.operands[0].tensor.ndim == 0:
-        return x.code
+        return None
     inner = made.operands[0]
     last = tuple(range(x.tensor.ndim - inner.tensor.ndim, x.tensor.ndim))
-    only = made["broadcast_dimensions"] == last and x.tensor.shape == (1,) * last[0] + inner.tensor.shape
-    return inner.code if only and other.maker is not made else x.code
+    only = tuple(made["broadcast_dimensions"]) == last and x.tensor.shape == (1,) * last[0] + inner.tensor.shape
+    return inner.code if only else None
 
 
 def _infix(e: Applied) -> Code:

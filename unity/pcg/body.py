@@ -20,6 +20,7 @@ from jax.extend import core
 
 from unity.pcg.errors import CaptureError
 from unity.pcg.keys import array_text, identities, text_of
+from unity.pcg.looping import predicates, with_one_predicate
 from unity.pcg.places import Place, place_of
 from unity.pcg.state import Shape
 
@@ -271,6 +272,11 @@ class _Builder:
                 reduce = jax.make_jaxpr(partial(REDUCTIONS[eqn.primitive.name], axes=eqn.params["axes"]))
                 for x, v in zip(operands, eqn.outvars, strict=True):
                     env[v] = self.inline(reduce(self.tensor(x).struct).jaxpr, (x,), group, place)[0]
+                continue
+            if predicates(eqn):
+                loop = jax.make_jaxpr(with_one_predicate(eqn))(*(v.aval for v in eqn.invars))
+                closed = [self.constant(c) for c in loop.consts]
+                env.update(zip(eqn.outvars, self.inline(loop.jaxpr, (*closed, *operands), group, place), strict=True))
                 continue
             numbers = tuple(self.new(v.aval, place.line) for v in eqn.outvars)
             env.update(zip(eqn.outvars, numbers, strict=True))

@@ -67,9 +67,9 @@ def platform(run: Run, app: Application, values: Sequence[Value]) -> list[Value]
 
 
 def where(run: Run, condition: Any, yes: Value, no: Value) -> Value:
-    """`condition` is `[*lead]`, concrete."""
+    """`condition` is `[*lead]`, concrete; that of a loop under `vmap` has the first local dimensions too."""
     _, (a, b) = run.together([yes, no])
-    condition = condition.reshape(condition.shape + (1,) * (a.ndim - run.lead))
+    condition = condition.reshape(condition.shape + (1,) * (a.ndim - condition.ndim))
     return Value(np.where(condition, a, b), yes.known and no.known)
 
 
