@@ -151,6 +151,20 @@ def test_other_shapes_than_planned_for() -> None:
         plan(params, [batch])
     with pytest.raises(unity.PlanError, match="takes 2 arguments"):
         plan.shard(params, batch, batch)
+    with pytest.raises(unity.PlanError, match=r"args\[1\]\['x'\]: planned for \[32, 64\], given \[16, 64\]"):
+        plan.shard(params, batch)
+
+
+def test_arguments_by_name() -> None:
+    plan = planned()
+    params, batch = plan.shard(*arguments())
+    assert plan(params, batch=batch) == plan(batch=batch, params=params) == plan(params, batch)
+    assert jax.jit(jax.grad(plan))(params, batch=batch)["b"].shape == (256,)
+    with pytest.raises(unity.PlanError, match=r"loss cannot be called with rate: .*unexpected keyword"):
+        plan(params, batch, rate=1.0)
+    fixed = unity.optimize(lambda x, *, scale=2.0: x * scale, params["b"], argnums=(), machine=MACHINE, progress=False)
+    with pytest.raises(unity.PlanError, match=r"takes scale by name alone: fix such values with functools\.partial"):
+        fixed(params["b"], scale=3.0)
 
 
 def test_fewer_devices_than_planned_for() -> None:

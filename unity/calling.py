@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,11 +31,29 @@ def checked(name: str, captured: Captured, packing: Packing, args: tuple[Any, ..
     for path, x, node in zip(captured.paths, leaves, captured.graph.inputs, strict=False):
         aval, tensor = jax.typeof(x), node.tensors[0]
         if tuple(aval.shape) != tensor.shape or aval.dtype != tensor.dtype:
-            wrong.append(f"    {path}: planned for {tensor}, called with {aval.str_short()}")
-    if wrong:
-        more = f"\n    and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-        raise PlanError(
-            f"{name} is called with other shapes than it was planned for:\n" + "\n".join(wrong[:SHOWN]) + more
-            + "\n    Call unity.optimize again for these. (docs: plan#shapes)"
-        )  # fmt: skip
+            wrong.append(f"{path}: planned for {tensor}, called with {aval.str_short()}")
+    refuse_others(f"{name} is called with other shapes than it was planned for", wrong)
     return leaves
+
+
+def refuse_others(what: str, wrong: Sequence[str]) -> None:
+    """Raises PlanError if anything is of another shape than it was planned for. `wrong`: what is, in words."""
+    if wrong:
+        more = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
+        lines = "\n    ".join([*wrong[:SHOWN], *more])
+        raise PlanError(f"{what}:\n    {lines}\n    Call unity.optimize again for these. (docs: plan#shapes)")
+
+
+def by_position(fn: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+    """All arguments of a call in their positions, as planned. Raises PlanError if the function takes some by name alone."""
+    name = getattr(fn, "__name__", "the function")
+    try:
+        bound = inspect.signature(fn).bind(*args, **named)
+    except (TypeError, ValueError) as error:  # the second: some built-in functions have no signature
+        raise PlanError(f"{name} cannot be called with {', '.join(named)}: {error}") from error
+    if bound.kwargs:
+        raise PlanError(
+            f"{name} was planned for arguments by position, but takes {', '.join(bound.kwargs)} by name alone: fix such values"
+            " with functools.partial before unity.optimize. (docs: plan#shapes)"
+        )
+    return bound.args

@@ -121,7 +121,7 @@ def optimize(
 
 
 def _local(say: Callable[[str], None]) -> Machine:
-    say("looking at this machine (measured once, which takes half a minute)")
+    say("looking at this machine (measured once, which takes a minute or two)")
     return Machine.local()
 
 

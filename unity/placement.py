@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from unity.calling import refuse_others
 from unity.exec.hosts.place import check_whole, in_rows, is_global, place, place_parts
 from unity.exec.hosts.talk import several
 from unity.pcg.errors import PlanError
@@ -41,7 +42,13 @@ class Placement:
             raise PlanError(f"{self.name} takes {len(wanted)} arguments, shard was given {len(args)}")
         for k, (arg, shardings) in enumerate(zip(args, wanted, strict=False)):
             _check_structure(f"argument {k} of shard", arg, shardings)
-        self._compare(jax.tree.leaves(args))
+        leaves = jax.tree.leaves(args)
+        given = zip(self.paths, self.shapes, map(np.shape, leaves), strict=False)
+        refuse_others(
+            f"shard is given other shapes than {self.name} was planned for",
+            [f"{path}: planned for {list(planned)}, given {list(shape)}" for path, planned, shape in given if shape != planned],
+        )
+        self._compare(leaves)
         return tuple(jax.tree.map(place, arg, shardings) for arg, shardings in zip(args, wanted, strict=False))
 
     def part(self, part: Any, argument: int) -> Any:

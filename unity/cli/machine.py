@@ -42,7 +42,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     text = "Show a machine: a cluster, nodes x devices of a kind of device, or a file."
     shown = below("show", run_show, text, "  unity machine show a100-4x8\n  unity machine show dgx-h100 -o machine.json")
     shown.add_argument("machine", type=described, metavar="NAME", help="dgx-h100, dgx-h100-4x8, v100-4x8, machine.json")
-    text = "Describe the devices of this computer; those that are not known are measured, which takes half a minute, once."
+    text = "Describe the devices of this computer; those that are not known are measured, which takes a minute or two, once."
     here = below("local", run_local, text, "  unity machine local\n  unity machine local --devices 8 -o here.json")
     add_devices(here)
     for found in (shown, here):
@@ -94,7 +94,7 @@ def run_local(options: argparse.Namespace) -> int:
     from unity.search.machine import Machine
 
     use_devices(options.devices)
-    with stage("looking at this machine (measured once, which takes half a minute)"):
+    with stage("looking at this machine (measured once, which takes a minute or two)"):
         try:
             devices = jax.devices()
         except RuntimeError as problem:
