@@ -40,3 +40,19 @@ def test_what_is_in_order_runs() -> None:
     assert list(entangled(plan.pcg)) == []
     assert can_run(plan)
     assert float(plan(*args)) == pytest.approx(float(task.loss(*args)), rel=1e-5)
+
+
+def test_of_what_is_asked_for_here_it_is_the_best_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans for machines that are named are the best there are: they may run elsewhere."""
+    case = CASES["dlrm on 2 groups"]
+    task = case.task("float32")
+    ask: Any = {"search": "captured", "pipelines": False, "branches": 2, "progress": False}
+    monkeypatch.setattr(unity.Machine, "local", lambda: case.machine)
+    best = unity.optimize(task.loss, task.params, task.batches[0], **ask)
+    monkeypatch.setattr("unity.task.can_run", lambda plan: plan.time > best.time)
+    named = unity.optimize(task.loss, task.params, task.batches[0], machine=case.machine, seed=1, **ask)
+    here = unity.optimize(task.loss, task.params, task.batches[0], seed=1, **ask)
+    assert named.time == best.time
+    assert here.time == min(p.time for p in best.frontier if p.time > best.time)
+    monkeypatch.setattr("unity.task.can_run", lambda plan: False)
+    assert unity.optimize(task.loss, task.params, task.batches[0], seed=2, **ask).time == best.time

@@ -201,7 +201,16 @@ class Task:
         if found is None:
             return None, refused
         made = replace(before, captured=found.branching.after, search=found.search, branching=found.branching)
-        return self.better((made, found.candidate), than, exactly), refused
+        candidate = found.candidate if exactly is None else self.running(made, found.candidate)
+        return self.better((made, candidate), than, exactly), refused
+
+    def running(self, made: Made, best: Candidate) -> Candidate:
+        """The best that the devices of this process can run, if this is for them and they can run any: `best`, or near it."""
+        if not self.here or can_run(Plan(made, best)):
+            return best
+        self.say("looking for what these devices can run")
+        others = [c for c in made.frontier[0] if c.memory <= self.limit and can_run(Plan(made, c))]
+        return min(others, key=self.worth, default=best)
 
     @property
     def pinned(self) -> frozenset[int]:
