@@ -149,6 +149,8 @@ def test_what_a_rule_hands_on_can_be_divided(name):
     rows, columns = (P(0),) * len(args), (P(1), *(REPLICATED for _ in args[1:]))
     assert found[rows] == (rows, 4, 1.0)
     assert found[columns] == (columns, 6, 1.0)
+    for k in range(len(args)):  # alone
+        assert tuple(P(0) if j == k else REPLICATED for j in range(len(args))) in found
 
 
 def test_a_branch_that_hands_on_does_not_hide_the_others_work():

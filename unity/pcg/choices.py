@@ -146,12 +146,12 @@ def _nested_seeds(body: Body, equation: Equation) -> Iterator[Mapping[int, State
 
 
 def _handed_seeds(body: Body, operands: Sequence[Atom]) -> Iterator[Mapping[int, State]]:
-    """Every dimension of what a call hands on as it is, which none of its equations divides: of all that have it, of each alone."""
+    """Every dimension of what a call hands on as it is, which none of its equations divides: of each alone, of all that have it."""
     handed = [a for a in operands if isinstance(a, int)]
     for dim in range(max((body.tensors[a].ndim for a in handed), default=0)):
         there = [a for a in handed if body.tensors[a].ndim > dim]
+        yield from ({a: partitioned(dim)} for a in there)
         yield {a: partitioned(dim) for a in there}
-        yield from ({a: partitioned(dim)} for a in there[:-1])
 
 
 def choice_of(body: Body, solution: Solution) -> Choice:
