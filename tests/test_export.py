@@ -358,3 +358,19 @@ def test_a_loop_whose_samples_end_apart(tmp_path: Path) -> None:
     assert {n.types[0][0].kind for n in loops} == {"U", "P"}  # whole on every device, and in pieces
     for plan in plans:
         alike(plan, tmp_path / "apart.py", model)
+
+
+@jax.custom_jvp
+def log_gamma(x: Any) -> Any:
+    return lax.lgamma(x)
+
+
+log_gamma.defjvps(lambda tangent, _, x: tangent * lax.digamma(x))
+
+
+def test_a_rule_whose_argument_is_a_constant(tmp_path: Path) -> None:
+    model = Small(lambda p, x: ((x["x"] @ p) ** 2).mean() + log_gamma(jnp.float64(1.5)) * p.mean(), f(8, 8), {"x": f(4, 8)})
+    for seed in range(4):
+        plan, path = planned(model, PAIR, seed), tmp_path / "constant.py"
+        plan.export(path)
+        agrees(plan, path, arrays(model.params), arrays(model.batch))

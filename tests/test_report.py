@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from itertools import combinations, pairwise
@@ -38,6 +39,7 @@ from unity.report.frames import Told, frames_of, told
 from unity.report.layers import Item, Link, place, spread
 from unity.report.layout import lay_out
 from unity.report.page import data
+from unity.report.steps import _applied
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -252,6 +254,12 @@ def test_steps_lead_from_the_captured_program_to_the_plan(of: Any) -> None:
     kept = set(steps[0].keys.values()) & set(steps[-1].keys.values())
     assert len(kept) > 0.8 * len(steps[0].keys)
     assert all(s.marked for s in steps[1:-1])
+
+
+def test_a_program_that_is_written_anew_without_a_rule_has_no_steps() -> None:
+    rewriting = planned_layers().rewriting
+    assert rewriting is not None
+    assert list(_applied(replace(rewriting, ways={}), ())) == []
 
 
 @pytest.mark.parametrize("of", [planned, planned_layers])

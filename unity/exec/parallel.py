@@ -108,7 +108,8 @@ def _gather(x: jax.Array, names: Sequence[str], taken: Sequence[Digit], here: Se
     dim = _contiguous(taken, here)
     if dim is not None:
         return lax.all_gather(x, tuple(names), axis=dim, tiled=True, to=to)
-    return put(lax.all_gather(x, tuple(names), axis=0, tiled=False, to=to), taken, here)
+    # Along a new dimension, tiled: one that is not tiled JAX cannot lower for PRNG keys.
+    return put(lax.all_gather(x[None], tuple(names), axis=0, tiled=True, to=to), taken, here)
 
 
 def _scatter(x: jax.Array, names: Sequence[str], given: Sequence[Digit], here: Sequence[Digit]) -> jax.Array:

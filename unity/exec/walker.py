@@ -168,7 +168,7 @@ def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[
 
     @jax.custom_jvp
     def call(*primals: Any) -> Any:
-        return run_body(body, primals, types, results, axes)
+        return varied(run_body(body, primals, types, results, axes), layout.results)
 
     @call.defjvp
     def derivative(primals: Any, tangents: Any) -> Any:

@@ -39,7 +39,7 @@ def _applied(rewriting: Rewriting, uses: Sequence[RuleUse]) -> Iterator[Frame]:
     paths = {key: path_of(part, rewriting.ways[key], rewriting.library) for key, part in bodies.items()}
     steps = [(key, k) for key, path in paths.items() for k in range(1, len(path) + 1)]
     says = {use.rule: use.says for use in uses}
-    each = -(-len(steps) // MOST)
+    each = max(1, -(-len(steps) // MOST))
     for first in range(0, len(steps), each):
         together = steps[first : first + each]
         done = dict(steps[: first + len(together)])
