@@ -744,3 +744,4 @@ def halved(x, steps):
 
 case("while, vmapped", lambda x, i: jax.vmap(halved)(lax.stop_gradient(x), i), n(4, 6), ints(4, 4))
 case("random, constant key", lambda x: jax.random.bernoulli(jax.random.key(3), 0.5, (4, 6)) * x, n(4, 6))
+case("device_put of two", lambda x, y: jax.device_put((x * 2, y + 1)), n(4, 6), n(6))

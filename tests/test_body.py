@@ -104,6 +104,12 @@ def test_a_loop_whose_rows_end_apart_has_one_predicate():
     assert "test_body.py" in loop.source
 
 
+def test_leaves_of_a_tree_that_is_placed_have_nothing_in_common():
+    body = body_of(lambda x, y: jax.device_put((jnp.sin(x), jnp.cos(y), x)))
+    assert [e.name for e in body.equations] == ["sin", "cos"]
+    assert body.outputs == (*(e.results[0] for e in body.equations), body.inputs[0])
+
+
 def test_constants_become_literals():
     table = np.arange(6, dtype=np.float32)
     body = body_of(lambda x, y: x + table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -126,3 +127,27 @@ def test_a_rule_that_uses_what_is_around_it_is_refused_by_line() -> None:
 
     with pytest.raises(CaptureError, match=r"test_programs.py.*custom_vjp uses a value that was\s+computed outside of it"):
         planned(scaled, f(16, 16), f(8, 16))
+
+
+def test_a_rule_that_asks_what_is_differentiated_runs_whole() -> None:
+    """As those of Equinox' `filter_custom_vjp`: planned, all floating arguments are; run, JAX says what is."""
+
+    @jax.custom_vjp
+    def scaled(x: Any, times: Any) -> Any:
+        return jnp.tanh(x) * times.sum()
+
+    def forward(x: Any, times: Any) -> Any:
+        if times.perturbed:
+            raise RuntimeError("times cannot be differentiated")
+        return scaled(x.value, times.value), (x.value, times.value)
+
+    scaled.defvjp(forward, lambda r, g: (g * (1 - jnp.tanh(r[0]) ** 2) * r[1].sum(), None), symbolic_zeros=True)
+
+    def loss(w: Any, batch: Any) -> Any:
+        return jnp.mean(scaled(batch["x"] @ w, batch["times"]) ** 2)
+
+    shapes = f(16, 16), {"x": f(8, 16), "times": f(5)}
+    plan, (w, batch) = planned(loss, *shapes)[0], arrays(shapes)
+    wanted = jax.value_and_grad(loss)(w, batch)
+    found = jax.jit(jax.value_and_grad(plan))(*plan.shard(w, batch))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, wanted)

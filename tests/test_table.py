@@ -6,8 +6,10 @@ Values, gradients (in their dual types) and collectives: a body's only communica
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import sparse
 from operator_cases import CASES, UNKNOWN
 from parallel_cases import Application
 
@@ -92,6 +94,12 @@ def test_every_choice_splits_dimensions_that_are_there():
 def test_what_nobody_described_runs_whole(name):
     body = application(name).body
     assert {s for c in choices(body) for s in c.states} <= {UNUSED, REPLICATED}
+
+
+def test_primitives_of_which_jax_may_not_know_that_results_differ_are_the_same_everywhere():
+    matrix = sparse.BCOO.fromdense(jnp.eye(4) + jnp.eye(4, k=1))
+    body = close(jax.make_jaxpr(lambda x: matrix @ x)(np.ones((4, 6))))
+    assert {s for c in choices(body) for s in c.states} == {UNUSED}
 
 
 def test_what_cannot_vary_is_left_alone():

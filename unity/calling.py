@@ -50,7 +50,7 @@ def by_position(fn: Callable[..., Any], args: tuple[Any, ...], named: Mapping[st
     try:
         bound = inspect.signature(fn).bind(*args, **named)
     except (TypeError, ValueError) as error:  # the second: some built-in functions have no signature
-        raise PlanError(f"{name} cannot be called with {', '.join(named)}: {error}") from error
+        raise PlanError(f"{name} cannot be called with {', '.join(named)}: {error}. (docs: plan#shapes)") from error
     if bound.kwargs:
         raise PlanError(
             f"{name} was planned for arguments by position, but takes {', '.join(bound.kwargs)} by name alone: fix such values"

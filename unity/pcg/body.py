@@ -273,6 +273,9 @@ class _Builder:
                 for x, v in zip(operands, eqn.outvars, strict=True):
                     env[v] = self.inline(reduce(self.tensor(x).struct).jaxpr, (x,), group, place)[0]
                 continue
+            if eqn.primitive.name == "device_put" and len(operands) > 1:  # of a tree, whose leaves have nothing in common
+                env.update(zip(eqn.outvars, operands, strict=True))
+                continue
             if predicates(eqn):
                 loop = jax.make_jaxpr(with_one_predicate(eqn))(*(v.aval for v in eqn.invars))
                 closed = [self.constant(c) for c in loop.consts]

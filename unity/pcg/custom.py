@@ -24,6 +24,10 @@ from unity.pcg.errors import CaptureError
 RULED = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 
 
+class Unreadable(Exception):
+    """A rule that cannot be traced on abstract arguments, all floating ones differentiated: its call runs whole."""
+
+
 @dataclass(frozen=True, eq=False)
 class JvpRule:
     """`body`: (primals, tangents of the floating ones) → (results, their tangents)."""
@@ -80,6 +84,8 @@ def _traced(equation: Equation, rule: Callable[..., Any], *structs: Any) -> core
             made = jax.make_jaxpr(rule)(*structs)
         except jax.errors.UnexpectedTracerError as error:
             raise _leak(equation) from error
+        except Exception as error:  # it looks at values, or refuses what is differentiated here: every floating argument
+            raise Unreadable(equation.name) from error
     if any(isinstance(c, Tracer) for c in made.consts):
         raise _leak(equation)
     return first_order(made)

@@ -19,7 +19,7 @@ from jax import lax
 from jax.extend import core
 
 from unity.pcg.body import Atom, Body, Equation
-from unity.pcg.custom import jvp_body, vjp_bodies
+from unity.pcg.custom import Unreadable, jvp_body, vjp_bodies
 from unity.pcg.solve import spec_of
 
 # Their derivative is computed from the result.
@@ -214,6 +214,13 @@ class _Reading:
 
     def read_rule(self, e: Equation, at: list[int]) -> None:
         """What a custom derivative reads, found in its own program, whose first arguments are the call's operands."""
+        try:
+            self.read_program(e, at)
+        except Unreadable:
+            self.need(e.operands)
+
+    def read_program(self, e: Equation, at: list[int]) -> None:
+        """What the program of a custom derivative reads."""
         if e.name in CUSTOM_VJP:
             program = vjp_bodies(e).forward
             inside = _Reading(program, self.stacked, rule=True)

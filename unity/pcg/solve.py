@@ -17,7 +17,7 @@ from jax.extend import core
 
 from unity.pcg import linear
 from unity.pcg.body import Body, Equation, from_jaxpr
-from unity.pcg.custom import close, jvp_body, vjp_bodies
+from unity.pcg.custom import Unreadable, close, jvp_body, vjp_bodies
 from unity.pcg.factors import TABLE, Match, Spec, matching
 from unity.pcg.propagation import Conflict, Propagation, Solution, Unmatched
 from unity.pcg.scans import constants_and_carry
@@ -85,8 +85,9 @@ def _nested(asked: _Asked) -> tuple[Match, ...]:
 
 @lru_cache(maxsize=8192)
 def replicable(body: Body) -> bool:
-    """Whether a body can be replicated for use: its cotangents are partial sums then, which a custom_vjp may not pass on."""
-    return all(replicable_call(e) for e in body.equations if e.name in NESTED)
+    """Whether a body can be replicated for use: its cotangents are partial sums then, which a custom_vjp may not pass on, nor a
+    primitive that nobody described, for JAX may not know of its results that they differ between devices."""
+    return all(replicable_call(e) if e.name in NESTED else e.name in TABLE for e in body.equations)
 
 
 def replicable_call(equation: Equation) -> bool:
@@ -143,7 +144,7 @@ def derivative_agrees(equation: Equation, operands: tuple[State, ...], results: 
             return found is not None and found.results == results + results
         if equation.name.startswith("custom_vjp_call"):
             return vjp_solutions(equation, operands, results) is not None
-    except TypeError:  # the rule cannot be traced on abstract values: it is kept whole
+    except Unreadable:
         return False
     return True
 
