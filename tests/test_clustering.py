@@ -326,12 +326,3 @@ def test_what_was_joined_before_is_read_and_what_is_damaged_found_again(monkeypa
             entry.write_text(damaged)
         assert key() == fresh
     assert all(json.loads(entry.read_text()) for entry in entries)
-
-
-def test_products_by_groups_are_named_whatever_they_gather():
-    def experts(x, up, down, sizes, weights, order):
-        hidden = jax.nn.silu(lax.ragged_dot(x, up, sizes))
-        return lax.ragged_dot(hidden, down, sizes) * weights[order][:, None]
-
-    shapes = [X[0, :8, :6], jnp.ones((2, 6, 12)), jnp.ones((2, 12, 6)), np.array([3, 5]), jnp.ones(8), np.arange(8)]
-    assert kinds(experts, *shapes) == ["ragged_dot_general"]
