@@ -43,12 +43,12 @@ class Placement:
         for k, (arg, shardings) in enumerate(zip(args, wanted, strict=False)):
             _check_structure(f"argument {k} of shard", arg, shardings)
         leaves = jax.tree.leaves(args)
+        self._compare(leaves)
         given = zip(self.paths, self.shapes, map(np.shape, leaves), strict=False)
         refuse_others(
             f"shard is given other shapes than {self.name} was planned for",
             [f"{path}: planned for {list(planned)}, given {list(shape)}" for path, planned, shape in given if shape != planned],
         )
-        self._compare(leaves)
         return tuple(jax.tree.map(place, arg, shardings) for arg, shardings in zip(args, wanted, strict=False))
 
     def part(self, part: Any, argument: int) -> Any:
