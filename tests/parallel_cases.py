@@ -16,7 +16,6 @@ import numpy as np
 from pieces import differing, dual, join, mesh_of, normal, stack_spec, take
 
 from unity.exec.hlo import collectives
-from unity.exec.parallel import vary
 from unity.exec.walker import run_body
 from unity.pcg.axis import Axis
 from unity.pcg.body import Body, close
@@ -24,6 +23,7 @@ from unity.pcg.choices import Choice, choices
 from unity.pcg.halos import exchanges
 from unity.pcg.placing import placing
 from unity.pcg.state import UNUSED, Type, misfit, partitioned
+from unity.pcg.varying import vary
 
 MOST = 10  # combinations of choices for one application and mesh: compiling them is what takes the time
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute")

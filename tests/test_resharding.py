@@ -12,10 +12,11 @@ import pytest
 from pieces import differing, dual, join, mesh_of, stack_spec, take
 
 from unity.exec.hlo import collectives
-from unity.exec.parallel import apply, vary
+from unity.exec.parallel import apply
 from unity.pcg.axis import Axis
 from unity.pcg.resharding import SLICING, Step, absolute, kind_of, possible, steps
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, Digit, copies, digits, misfit, partitioned
+from unity.pcg.varying import vary
 from unity.search.collectives import collective
 from unity.search.machine import Machine
 

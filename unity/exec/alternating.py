@@ -11,9 +11,9 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from unity.exec.halfticks import Loop, Pair, batch_of
-from unity.exec.parallel import vary, varying
 from unity.exec.pipeline import Arrays, pipelined, summed
 from unity.pcg.stages import schedule_of
+from unity.pcg.varying import vary, varying
 
 
 def alternated(pair: Pair, operands: Sequence[Any]) -> list[Any]:

@@ -22,12 +22,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from unity.exec.guarded import Pullback, Zeros, zeros_of
-from unity.exec.parallel import vary, varying
 from unity.pcg.axis import Axis
 from unity.pcg.branches import Group, groups_of, names_of, packed_of
 from unity.pcg.graph import PCG, Node, Value
 from unity.pcg.slots import is_part
 from unity.pcg.state import UNUSED, local_shape
+from unity.pcg.varying import vary, varying
 
 Run = Callable[[PCG, Sequence[Any]], Sequence[Any]]  # a graph on one device's pieces
 Arrays = list[Any]

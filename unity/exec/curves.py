@@ -30,8 +30,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unity.exec.hosts.place import place
 from unity.exec.hosts.talk import agreed
-from unity.exec.parallel import vary
 from unity.exec.timing import repetitions, seconds_of
+from unity.pcg.varying import vary
 from unity.search.hardware import Curve
 
 RINGS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}  # and how often a ring goes round for it

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unity.exec.parallel import vary, varying
+from unity.pcg.varying import vary, varying
 
 Work = Callable[..., tuple[Any, ...]]
 

@@ -28,12 +28,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from unity.exec.guarded import Pullback, Zeros, taken_in, zeros_of
-from unity.exec.parallel import vary, varying
 from unity.exec.pipeline import Arrays, Step, own_of, parts_of, put, shifted, stage_of, taken
 from unity.pcg.gradients import gradients
 from unity.pcg.graph import PCG, Node, Value
 from unity.pcg.stages import Schedule, ends_of, entering, names_of
 from unity.pcg.timetable import HALVES, back, coming, forth, going, home, pairs
+from unity.pcg.varying import vary, varying
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unity.exec.parallel import vary, varying
 from unity.pcg.factors import Halo
 from unity.pcg.halos import Message, messages
 from unity.pcg.layout import Placed
+from unity.pcg.varying import vary, varying
 
 
 def exchanged(x: jax.Array, placed: Placed, dim: int, halo: Halo) -> jax.Array:

@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from unity.exec.alternating import alternated
 from unity.exec.branches import branched
 from unity.exec.halfticks import Pair
-from unity.exec.parallel import apply, vary
+from unity.exec.parallel import apply
 from unity.exec.pipeline import pipelined, summed
 from unity.exec.walker import run_body
 from unity.pcg.again import runs_again
@@ -25,6 +25,7 @@ from unity.pcg.graph import BRANCHES, PARALLELIZATION, PCG, PIPELINE, STAGES, TA
 from unity.pcg.stages import FOLLOWED, ends_of, schedule_of
 from unity.pcg.state import UNUSED, Type
 from unity.pcg.traffic import step_of
+from unity.pcg.varying import vary
 
 # Between the operator and the line in a name. An "@" would end the name in compiled programs, and hide what is inside of it.
 AT = " at "

@@ -13,22 +13,7 @@ from unity.pcg.axis import Axis
 from unity.pcg.layout import outer_here, take_digit
 from unity.pcg.resharding import Step
 from unity.pcg.state import Digit, digits
-
-TIME = "time"  # an axis that no mesh has: what is partitioned along it comes piece after piece
-
-
-def varying(x: Any) -> frozenset[str]:
-    """The mesh axes along which JAX takes a value to differ."""
-    return frozenset(jax.typeof(x).manual_axis_type.varying)
-
-
-def vary(x: Any, names: Sequence[str] | frozenset[str]) -> Any:
-    """`x`, known to JAX to differ along the named axes too. Backward, this is their all-reduce.
-
-    A set's names are taken in one order: every process must have the same program.
-    """
-    missing = tuple(n for n in (sorted(names) if isinstance(names, frozenset) else names) if n not in varying(x) and n != TIME)
-    return lax.pcast(x, missing, to="varying") if missing else x
+from unity.pcg.varying import vary
 
 
 def apply(step: Step, x: jax.Array, axes: tuple[Axis, ...]) -> jax.Array:

@@ -25,11 +25,11 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unity.exec.lowering import mesh_of
-from unity.exec.parallel import vary
 from unity.exec.profile_programs import Operator, Program, is_key, local_operands, plain, programs_of, with_keys
 from unity.exec.timing import repetitions, seconds_of
 from unity.pcg.body import Body
 from unity.pcg.solve import nested_body, nests
+from unity.pcg.varying import vary
 
 CONVOLUTION = "conv_general_dilated"
 ROUNDS = 5

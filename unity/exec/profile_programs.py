@@ -21,7 +21,6 @@ from jax import lax
 from jax.extend import core
 
 from unity.exec.halos import nothing
-from unity.exec.parallel import vary, varying
 from unity.exec.walker import Walk
 from unity.pcg.axis import Axis
 from unity.pcg.body import Body
@@ -30,6 +29,7 @@ from unity.pcg.layout import Placed
 from unity.pcg.placing import placing
 from unity.pcg.residuals import CHEAP
 from unity.pcg.state import UNUSED, Shape, Type, local_shape
+from unity.pcg.varying import vary, varying
 
 # The same values, seen otherwise: no code, or none that a step needs.
 VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "pvary", "pcast", "stop_gradient", "copy", "name"})

@@ -35,12 +35,12 @@ from unity.exec.guarded import Pullback, Zeros, zeros_of
 from unity.exec.halfticks import Batch, Loop, State, batch_of
 from unity.exec.homeward import Homeward
 from unity.exec.lowering import pair_of, run_graph, spec_of
-from unity.exec.parallel import vary, varying
 from unity.exec.pipeline import Arrays
 from unity.pcg.cut import Cut, cut
 from unity.pcg.gradients import gradients
 from unity.pcg.graph import PCG
 from unity.pcg.stages import schedule_of
+from unity.pcg.varying import vary, varying
 
 
 class _Flight(NamedTuple):

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from unity.exec.halos import exchanged
-from unity.exec.parallel import vary, varying
 from unity.pcg.axis import Axis
 from unity.pcg.body import Atom, Body, Equation, Literal, close
 from unity.pcg.custom import as_function, jvp_body, vjp_bodies
@@ -26,6 +25,7 @@ from unity.pcg.scans import constants_and_carry
 from unity.pcg.solve import Solution, branches, nested_body, spec_of, vjp_solutions
 from unity.pcg.state import REPLICATED, UNUSED, State, Type
 from unity.pcg.table import TABLE
+from unity.pcg.varying import aligned, vary
 
 Types = Sequence[Type]
 
@@ -129,12 +129,6 @@ def is_key(atom: Literal) -> bool:
 def _unused(layout: Layout) -> bool:
     """Whether all devices do the same, so that a nested call can run as it stands."""
     return all(s == UNUSED for p in layout.operands + layout.results for s in p.type)
-
-
-def aligned(operands: list) -> list:
-    """Operands made to vary over the same axes, as JAX's primitives require."""
-    names = frozenset().union(*(varying(x) for x in operands)) if operands else frozenset()
-    return [vary(x, names) for x in operands] if names else operands
 
 
 def _over_bits(collective: Callable[..., Any]) -> Callable[..., Any]:

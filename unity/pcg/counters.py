@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry2x32_p
 
+from unity.pcg.varying import aligned
+
 WORD = 1 << 32
 
 
@@ -44,18 +46,11 @@ def bits(keys: jax.Array, width: int, shape: Sequence[int], positions: Sequence[
         whole = (*keys.shape, *numbers[0].shape)
         words = (jnp.broadcast_to(x.reshape(*keys.shape, *(1,) * len(shape)), whole) for x in words)
         numbers = (jnp.broadcast_to(x, whole) for x in numbers)
-    one, other = threefry2x32_p.bind(*_alike(*words, *numbers))
+    # JAX loops over threefry's rounds: a key that is a constant must differ between devices as the numbers of elements do.
+    one, other = threefry2x32_p.bind(*aligned([*words, *numbers]))
     if width == 64:
         return one.astype(jnp.uint64) << np.uint64(32) | other.astype(jnp.uint64)
     return (one ^ other).astype(f"uint{width}")
-
-
-def _alike(*arrays: jax.Array) -> list[jax.Array]:
-    """Arrays made to differ, for JAX, along the same axes: its loop over threefry's rounds has to have all it carries so from the
-    beginning, and a key that is a constant differs along none, where the numbers of a device's elements do."""
-    axes = [frozenset(jax.typeof(x).manual_axis_type.varying) for x in arrays]
-    missing = [tuple(sorted(frozenset().union(*axes) - has)) for has in axes]
-    return [jax.lax.pcast(x, names, to="varying") if names else x for x, names in zip(arrays, missing, strict=True)]
 
 
 def _numbers(shape: Sequence[int], positions: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:

@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unity.exec.parallel import TIME
 from unity.exec.walker import run_body
 from unity.pcg.axis import Axis
 from unity.pcg.body import Body, Equation, Tensor, close
@@ -33,6 +32,7 @@ from unity.pcg.scans import constants_and_carry
 from unity.pcg.solve import Unmatched, nested_body, solve
 from unity.pcg.stages import Mixed, first_mixed
 from unity.pcg.state import PARTIAL, REPLICATED, State, partitioned
+from unity.pcg.varying import TIME
 from unity.pipelining.splice import spliced
 from unity.pipelining.tails import Tail
 from unity.wording import short

@@ -20,13 +20,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unity.exec.parallel import TIME
 from unity.exec.walker import run_body
 from unity.pcg.axis import Axis
 from unity.pcg.body import Body, Tensor, close
 from unity.pcg.capture import Captured
 from unity.pcg.stages import Mixed
 from unity.pcg.state import PARTIAL
+from unity.pcg.varying import TIME
 from unity.pipelining.balance import Cuts
 from unity.pipelining.buffers import Layout, layouts
 from unity.pipelining.chain import Chain, Part

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from unity.exec.parallel import vary
 from unity.pcg.axis import Axis
+from unity.pcg.varying import vary
 from unity.substitutions.rule import Rule
 from unity.substitutions.term import Apply, Term, Variable, subterms
 from unity.substitutions.typecheck import TensorType, typecheck

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from unity.exec.parallel import vary
 from unity.exec.walker import is_key, run_body
 from unity.pcg.axis import Axis
 from unity.pcg.body import Body, Literal, Tensor
 from unity.pcg.custom import as_function
 from unity.pcg.solve import dual
 from unity.pcg.state import UNUSED, Type, local_shape
+from unity.pcg.varying import vary
 
 Types = Sequence[Type]
 Function = Callable[..., list]

@@ -16,11 +16,11 @@ from jax.extend import core
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from unity.exec import parallel
-from unity.exec.parallel import vary
 from unity.exec.walker import run_body
 from unity.pcg.axis import Axis
 from unity.pcg.resharding import Step
 from unity.pcg.state import local_shape
+from unity.pcg.varying import vary
 from unity.substitutions.term import Attribute, Term, Variable, subterms
 from unity.substitutions.typecheck import TensorType, body_of, concrete, result_types
 from unity.substitutions.vocabulary import VOCABULARY
