@@ -19,6 +19,7 @@ from jax.experimental.ode import odeint
 import unity
 from tests.small_models import arrays, f, i
 from unity.pcg.errors import CaptureError
+from unity.pcg.state import UNUSED
 from unity.plan import Plan
 
 DEVICE = unity.Device("slow", {"float32": 1e6, "float64": 1e6}, 10**9, 1e9, 0.5, 0.0)  # so that all that can be is shared
@@ -148,6 +149,8 @@ def test_a_rule_that_asks_what_is_differentiated_runs_whole() -> None:
 
     shapes = f(16, 16), {"x": f(8, 16), "times": f(5)}
     plan, (w, batch) = planned(loss, *shapes)[0], arrays(shapes)
+    (rule,) = (n for n in plan.pcg.nodes if n.body is not None and any(e.name.startswith("custom_vjp") for e in n.body.equations))
+    assert {s for t in rule.types for s in t} == {UNUSED}
     wanted = jax.value_and_grad(loss)(w, batch)
     found = jax.jit(jax.value_and_grad(plan))(*plan.shard(w, batch))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, wanted)

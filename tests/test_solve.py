@@ -153,6 +153,18 @@ def test_what_a_rule_hands_on_can_be_divided(name):
         assert tuple(P(0) if j == k else REPLICATED for j in range(len(args))) in found
 
 
+def test_a_rule_that_looks_at_values_runs_whole():
+    @jax.custom_jvp
+    def looking(x):
+        return jnp.sin(x)
+
+    @looking.defjvp
+    def _(primals, tangents):
+        return jnp.sin(primals[0]), tangents[0] * float(primals[0].sum())
+
+    assert {s for c in choices(body_of(looking, x)) for s in c.states} == {UNUSED}
+
+
 def test_a_branch_that_hands_on_does_not_hide_the_others_work():
     body = body_of(lambda i, x: jax.lax.switch(i, [jnp.sin, lambda v: v], x), np.int32(1), x)
     assert {c.operands[1] for c in choices(body) if c.divided} == {P(0), P(1)}

@@ -125,6 +125,15 @@ def _as_body(eqn: core.JaxprEqn) -> core.JaxprEqn:
     return eqn.replace(primitive=primitives.closed_call_p, params={"call_jaxpr": program})
 
 
+def readable(equation: Equation) -> bool:
+    """Whether the rule of a `custom_jvp` can be traced."""
+    try:
+        jvp_body(equation)
+    except Unreadable:
+        return False
+    return True
+
+
 def _merge(floating: tuple[bool, ...], chosen: Any, others: Any) -> list:
     chosen, others = iter(chosen), iter(others)
     return [next(chosen) if f else next(others) for f in floating]

@@ -17,7 +17,7 @@ from jax.extend import core
 
 from unity.pcg import linear
 from unity.pcg.body import Body, Equation, from_jaxpr
-from unity.pcg.custom import Unreadable, close, jvp_body, vjp_bodies
+from unity.pcg.custom import Unreadable, close, jvp_body, readable, vjp_bodies
 from unity.pcg.factors import TABLE, Match, Spec, matching
 from unity.pcg.propagation import Conflict, Propagation, Solution, Unmatched
 from unity.pcg.scans import constants_and_carry
@@ -98,7 +98,9 @@ def replicable_call(equation: Equation) -> bool:
         return all(map(replicable, branches(equation)))
     if equation.name == linear.LINEAR_SOLVE:
         return all(replicable(linear.part_of(equation, name)) for name in linear.named(equation))
-    return equation.name in ("custom_jvp_call", "while") or replicable(nested_body(equation))
+    if equation.name == "custom_jvp_call":
+        return readable(equation)
+    return equation.name == "while" or replicable(nested_body(equation))
 
 
 def _as_match(solved: Iterable[tuple[Body, Solution]], operands: tuple[State, ...], results: tuple[State, ...]) -> Match:
