@@ -23,8 +23,8 @@ settings.load_profile("unity")
 
 
 # What JAX and the tests before have left is a million objects, and to look through all of them at every 700,000 new ones was a
-# fifth of the time (73 of 310 CPU seconds of the joint search's tests, with these 9 of 260).
-gc.set_threshold(20_000, 20, 50)
+# fifth of the time (of three files, the joint search's among them, 73 CPU seconds of 310; with these it is 9).
+gc.set_threshold(20_000, 20, 10)
 
 
 @pytest.fixture
