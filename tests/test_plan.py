@@ -43,13 +43,24 @@ def planned(**options: Any) -> unity.Plan:
 def test_a_plan_is_a_drop_in() -> None:
     params, batch = arguments()
     plan = planned()
-    wanted = jax.value_and_grad(loss)(params, batch)
+    wanted = jax.jit(jax.value_and_grad(loss))(params, batch)
     params_, batch_ = plan.shard(params, batch)
     value, gradient = jax.jit(jax.value_and_grad(plan), donate_argnums=0)(params_, batch_)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), (value, gradient), wanted)
     flat = jnp.concatenate([g.ravel() for g in jax.tree.leaves(gradient)])
     assert flat.shape == (64 * 256 + 256 + 256 * 16,)
     assert jax.tree.structure(plan.in_shardings) == jax.tree.structure(arguments())
+
+
+def test_a_scan_of_no_steps_takes_no_time() -> None:
+    def fn(w: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, w)[0].sum()
+
+    w, x = jnp.zeros((0, 8, 8)), jnp.ones((16, 8))
+    plan = unity.optimize(fn, w, x, machine=MACHINE, progress=False)
+    assert plan(*plan.shard(w, x)) == 128
+    assert np.isfinite(plan.time) and np.isfinite(plan.simulate().makespan)
+    assert plan.check().agrees()
 
 
 def test_arguments_that_lie_elsewhere_are_moved_with_one_warning() -> None:
@@ -71,7 +82,7 @@ def test_auxiliary_outputs_any_pytree() -> None:
     params, batch = arguments()
     plan = unity.optimize(with_aux, params, batch, machine=MACHINE, progress=False)
     (value, aux), gradient = jax.jit(jax.value_and_grad(plan, has_aux=True))(*plan.shard(params, batch))
-    (wanted, wanted_aux), wanted_gradient = jax.value_and_grad(with_aux, has_aux=True)(params, batch)
+    (wanted, wanted_aux), wanted_gradient = jax.jit(jax.value_and_grad(with_aux, has_aux=True))(params, batch)
     assert aux["none"] is None
     assert int(aux["three"]) == 3
     for got, right in (

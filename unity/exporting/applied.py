@@ -90,6 +90,8 @@ def array_code(value: np.ndarray) -> Code:
     """A small array, or a scalar with its type, as a literal."""
     if not value.shape:
         return Code(f"{dtype_code(value.dtype)}({number(value)})")
+    if not value.size:  # as a list it would have one dimension
+        return Code(f"np.zeros({value.shape}, dtype={dtype_code(value.dtype)})")
     return Code(f"np.array({_nested(value)}, dtype={dtype_code(value.dtype)})")
 
 

@@ -78,6 +78,8 @@ def _scan(captured: Captured, number: int) -> Scan:
     consts, carry = constants_and_carry(e.params)
     if e.params["reverse"]:
         raise Mixed("it runs in reverse")
+    if not steps:
+        raise Mixed("it has no steps")
     if len(e.results) > carry:
         raise Mixed("each of its steps leaves a result of its own")
     if not carry:

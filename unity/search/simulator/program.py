@@ -94,11 +94,13 @@ def _costs(graph: PCG, machine: Machine, differentiated: Collection[int]) -> _Co
     prediction = predict(graph, machine, differentiated)
     compute = dict[int, tuple[float, float, float]]()
     for t in prediction.operators:  # what runs before a loop, each of its steps has a part of
-        once = t.forward / t.runs / t.count
-        compute[id(t.node)] = (once * t.first, once * (t.runs - t.first), t.backward / t.count)
+        if t.runs and t.count:  # of a scan of no steps nothing runs
+            once = t.forward / t.runs / t.count
+            compute[id(t.node)] = (once * t.first, once * (t.runs - t.first), t.backward / t.count)
     collectives: dict[int, list[CollectiveTerm]] = {}
     for term in prediction.collectives:
-        collectives.setdefault(id(term.collective.node), []).append(term)
+        if term.collective.count:
+            collectives.setdefault(id(term.collective.node), []).append(term)
     return _Costs(gradients(graph, differentiated), compute, collectives, numbers(graph))
 
 
