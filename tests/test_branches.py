@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax import lax
+from stepped import stepped
 
 import unity
 from benchmarks.models import get
@@ -144,12 +145,10 @@ def test_branches_apart_compute_the_same_and_send_what_was_predicted(name, machi
         fn, args = CASES[name]()
         args = doubled(args)
         plan = planned(fn, args, machine, machine.axes[:axes], pack)
-        sharded = plan.shard(*args)
-        value, gradient = jax.jit(jax.value_and_grad(plan))(*sharded)
-        close((value, plan.unshard(gradient)), jax.jit(jax.value_and_grad(fn))(*args))
-        close(plan.unshard(sharded[0]), args[0], 0.0)
+        step, found = stepped(plan, *args)
+        close(step, jax.jit(jax.value_and_grad(fn))(*args))
+        close(plan.unshard(plan.shard(*args)[0]), args[0], 0.0)
         assert [n.kind for n in plan.pcg.nodes].count(BRANCHES) == 1
-        found = plan.check()
         assert all(line.predicted == line.compiled for line in found.lines), str(found)
 
 
@@ -166,15 +165,15 @@ def test_inside_of_branches_other_axes_are_used_and_their_collectives_stay_insid
     within = [c for c in traffic(plan.pcg, flows) if id(c.node) in inner]
     assert within
     assert all(0 not in c.axes for c in within)
-    close(jax.jit(jax.value_and_grad(plan))(*args), jax.value_and_grad(fn)(*args), 2e-5)
-    found = plan.check()
+    step, found = stepped(plan, *args)
+    close(step, jax.jit(jax.value_and_grad(fn))(*args), 2e-5)
     assert all(line.predicted == line.compiled for line in found.lines), str(found)
 
 
 def test_a_packed_plan_takes_the_functions_own_weights_too():
     fn, args = towers_case()
     plan = planned(fn, args, TREE, TREE.axes[:1], pack=True)
-    close(jax.jit(jax.value_and_grad(plan))(*args), jax.value_and_grad(fn)(*args), 2e-5)
+    close(jax.jit(jax.value_and_grad(plan))(*args), jax.jit(jax.value_and_grad(fn))(*args), 2e-5)
 
 
 def test_only_the_devices_of_a_branch_hold_its_packed_weights():
@@ -362,7 +361,7 @@ def test_branches_are_taken_where_they_are_faster():
     without = unity.optimize(fn, *args, machine=machine, progress=False, search="captured", branches=False)
     assert plan.branching is not None
     assert plan.time < 0.7 * without.time
-    close(jax.jit(jax.value_and_grad(plan))(*args), jax.value_and_grad(fn)(*args), 2e-5)
+    close(jax.jit(jax.value_and_grad(plan))(*args), jax.jit(jax.value_and_grad(fn))(*args), 2e-5)
 
 
 def repeating(params, x):
@@ -392,8 +391,8 @@ def test_branches_are_found_inside_of_scans(tmp_path):
     (share,) = plan.branching.shares
     parts = parts_of(Found(plan.branching, plan._made.search, plan.candidate), TREE, Training())
     assert parts == pytest.approx({0: share.weight}, rel=0.02)
-    close(jax.jit(jax.value_and_grad(plan))(*plan.shard(*args)), jax.value_and_grad(fn)(*args), 2e-5)
-    found = plan.check()
+    step, found = stepped(plan, *args)
+    close(step, jax.jit(jax.value_and_grad(fn))(*args), 2e-5)
     assert all(line.predicted == line.compiled for line in found.lines), str(found)
     plan.check_derivation()
     plan.save(tmp_path / "plan.json")

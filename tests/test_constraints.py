@@ -64,7 +64,7 @@ def arguments(rows: int = 32) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def same_as(fn: Callable[..., Any], plan: unity.Plan, params: Any, batch: Any) -> None:
     """Values and gradients are those of the function."""
-    wanted = jax.value_and_grad(fn)(params, batch)
+    wanted = jax.jit(jax.value_and_grad(fn))(params, batch)
     got = jax.jit(jax.value_and_grad(plan))(*plan.shard(params, batch))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-4), got, wanted)
 

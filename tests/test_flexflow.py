@@ -157,7 +157,7 @@ def test_plans_compute_the_same(name: str) -> None:
         small = MODELS[name]()
         _, search, plan = searched(small, EIGHT, seed=3, budget=200)
         params, batch = small_models.arrays(small.params), small_models.arrays(small.batch)
-        expected = jax.value_and_grad(small.loss)(params, batch)
+        expected = jax.jit(jax.value_and_grad(small.loss))(params, batch)
         got = jax.value_and_grad(plan)(*plan.shard(params, batch))
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)

@@ -74,7 +74,7 @@ def test_a_rewritten_plan_computes_the_same(fn, args, tmp_path):
     found.save(tmp_path / "plan.json")
     again = unity.load(tmp_path / "plan.json", fn, *args)
     given = arrays(args)
-    expected = jax.value_and_grad(fn)(*given)
+    expected = jax.jit(jax.value_and_grad(fn))(*given)
     for p in (found, again):
         value, gradient = jax.jit(jax.value_and_grad(p))(*p.shard(*given))
         np.testing.assert_allclose(value, expected[0], rtol=1e-5)

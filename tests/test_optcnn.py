@@ -162,7 +162,7 @@ def test_the_plan_computes_the_same() -> None:
         search = Search(captured.graph, captured.differentiated, Machine.grid(2, 4, "p100"), Training())
         plan = Plan(Made(small.loss, captured, search, 0.0), algorithm("optcnn")(search, Asked(limit=np.inf)))
         params, batch = arrays(small.params), arrays(small.batch)
-        expected = jax.value_and_grad(small.loss)(params, batch)
+        expected = jax.jit(jax.value_and_grad(small.loss))(params, batch)
         got = jax.value_and_grad(plan)(*plan.shard(params, batch))
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)

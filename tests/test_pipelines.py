@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from stepped import stepped
 
 import unity
 from unity import Device, Machine
@@ -91,8 +92,8 @@ ALONG = {"n0": TREE.axes[:1], "d0": TREE.axes[1:2], "n0 d0": TREE.axes[:2], "n0 
 def test_a_pipeline_computes_the_same_and_sends_what_was_predicted(along, rounds):
     args = arguments()
     plan = planned(loss, args, TREE, ALONG[along], rounds)
-    close(jax.jit(jax.value_and_grad(plan))(*args), jax.value_and_grad(loss)(*args))
-    found = plan.check()
+    step, found = stepped(plan, *args)
+    close(step, jax.jit(jax.value_and_grad(loss))(*args))
     assert all(line.predicted == line.compiled for line in found.lines)
     assert {"collective-permute"} <= {line.kind for line in found.lines}
 
@@ -119,8 +120,9 @@ def test_constants_with_samples_come_along_and_have_their_gradients():
     plan = planned(masked, (params, x, mask), TREE, TREE.axes[:2], 2, argnums=(0, 1))
     (node,) = [n for n in plan.pcg.nodes if n.kind == PIPELINE]
     assert node.attributes["read"] == 2  # the mask, and what is read of x
-    close(jax.grad(plan, (0, 1))(params, x, mask), jax.grad(masked, (0, 1))(params, x, mask))
-    assert all(line.predicted == line.compiled for line in plan.check().lines)
+    step, found = stepped(plan, params, x, mask, argnums=(0, 1))
+    close(step, jax.jit(jax.value_and_grad(masked, (0, 1)))(params, x, mask))
+    assert all(line.predicted == line.compiled for line in found.lines)
 
 
 def test_layers_may_be_rematerialized_and_carry_several_things():
@@ -136,7 +138,7 @@ def test_layers_may_be_rematerialized_and_carry_several_things():
     rng = np.random.default_rng(2)
     args = [jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((4, 6, 6), (8, 6), (8, 6))]
     plan = planned(fn, args, TREE, TREE.axes[1:], 2, argnums=(0, 1, 2))
-    close(jax.grad(plan, (0, 1, 2))(*args), jax.grad(fn, (0, 1, 2))(*args))
+    close(jax.grad(plan, (0, 1, 2))(*args), jax.jit(jax.grad(fn, (0, 1, 2)))(*args))
 
 
 def test_a_stage_that_waits_computes_nothing():
@@ -149,7 +151,7 @@ def test_a_stage_that_waits_computes_nothing():
     plan = planned(fn, (params, x), TREE, TREE.axes[1:], 1, argnums=(0, 1))
     found = jax.grad(plan, (0, 1))(params, x)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(found))
-    close(found, jax.grad(fn, (0, 1))(params, x))
+    close(found, jax.jit(jax.grad(fn, (0, 1)))(params, x))
 
 
 def test_training_with_a_pipeline_has_the_same_losses():
@@ -159,7 +161,7 @@ def test_training_with_a_pipeline_has_the_same_losses():
     def trained(fn):
         @jax.jit
         def step(params):
-            value, gradient = jax.value_and_grad(fn)(params, *args[1:])
+            value, gradient = jax.jit(jax.value_and_grad(fn))(params, *args[1:])
             return jax.tree.map(lambda p, g: p - 0.02 * g, params, gradient), value
 
         params, losses = args[0], []
@@ -214,8 +216,9 @@ def test_layers_that_are_written_out_become_a_pipeline_too(tmp_path):
     (node,) = [n for n in plan.pcg.nodes if n.kind == PIPELINE]
     assert node.inside is not None
     assert all("test_pipelines.py" in n.source for n in node.inside.nodes if n.kind != "input")
-    close(jax.value_and_grad(plan)(*args), jax.value_and_grad(unrolled)(*args))
-    assert all(line.predicted == line.compiled for line in plan.check().lines)
+    step, found = stepped(plan, *args)
+    close(step, jax.jit(jax.value_and_grad(unrolled))(*args))
+    assert all(line.predicted == line.compiled for line in found.lines)
     plan.check_derivation()
     plan.save(tmp_path / "plan.json")
     assert unity.load(tmp_path / "plan.json", unrolled, *args).pcg.key == plan.pcg.key
@@ -239,7 +242,7 @@ def test_of_equal_scans_at_one_line_any_may_be_a_pipeline():
             Made(fn, made.after, search := Search(made.after.graph, captured.differentiated, TREE, Training()), 0.0),
             search.fastest,
         )
-        close(jax.grad(plan)(*args), jax.grad(fn)(*args))
+        close(jax.grad(plan)(*args), jax.jit(jax.grad(fn))(*args))
 
 
 def test_layers_of_few_operators_are_found():
@@ -380,9 +383,7 @@ def test_ticks_and_the_bubble():
 def test_a_pipeline_idles_no_longer_than_its_schedule_says():
     """Compute time against the same graph's without a pipeline: only by the ticks that fill and drain it."""
     args = structs(*arguments(layers=16, batch=256, seq=8, width=64))
-    compute = Machine.grid(
-        1, 8, device=Device("d", {"float32": 1e9}, 10**10, 1e12, 0.9, 0.0), intra=(1e15, 0.0), inter=(1e15, 0.0)
-    )
+    compute = Machine.grid(1, 8, device=Device("d", {"float32": 1e9}, 10**10, 1e12, 0.9, 0.0), intra=(1e15, 0.0), inter=(1e15, 0.0))
     captured = capture(loss, *args)
     alone = Search(captured.graph, captured.differentiated, compute, Training()).fastest
     for stages, rounds in ((2, 4), (4, 2), (4, 4), (8, 2)):
@@ -426,7 +427,7 @@ def test_guarded_work_has_the_gradient_of_what_was_done(works, seed):
 
     found = total(lambda a, b, w: guarded(work, jnp.asarray(works), (a, b, count), (w,)))
     wanted = total(lambda a, b, w: work((a, b, count), (w,)) if works else (a, b, count))
-    close(jax.value_and_grad(found, (0, 1, 2))(a, b, w), jax.value_and_grad(wanted, (0, 1, 2))(a, b, w))
+    close(jax.value_and_grad(found, (0, 1, 2))(a, b, w), jax.jit(jax.value_and_grad(wanted, (0, 1, 2)))(a, b, w))
 
 
 def test_weights_are_not_kept_for_every_tick():

@@ -42,7 +42,7 @@ def exact(plan: Plan, gradient=True):
 def test_gradients_are_those_of_the_program(stages, micro_batches):
     args = arguments()
     plan = planned(loss, args, stages, micro_batches)
-    close(jax.jit(jax.value_and_grad(plan))(*args), jax.value_and_grad(loss)(*args))
+    close(jax.jit(jax.value_and_grad(plan))(*args), jax.jit(jax.value_and_grad(loss))(*args))
     assert plan.time == pytest.approx(predict(plan.pcg, TREE, [0, 1, 2]).time, rel=1e-9)
 
 
@@ -53,7 +53,7 @@ def test_what_is_sent_was_predicted():
 def test_eight_stages_and_one_round():
     args = arguments(count=8)
     plan = planned(loss, args, 8, 8)
-    close(jax.jit(jax.value_and_grad(plan))(*args), jax.value_and_grad(loss)(*args))
+    close(jax.jit(jax.value_and_grad(plan))(*args), jax.jit(jax.value_and_grad(loss))(*args))
 
 
 def test_weights_may_be_divided_inside_of_stages():
@@ -62,7 +62,7 @@ def test_weights_may_be_divided_inside_of_stages():
     plan = planned(loss, args, 2, 4, leanest=True)
     (node,) = [n for n in plan.pcg.nodes if n.kind == PIPELINE]
     assert {state.kind for state in node.operands[-1].type[1:]} == {"P"}
-    close(jax.jit(jax.value_and_grad(plan))(*args), jax.value_and_grad(loss)(*args))
+    close(jax.jit(jax.value_and_grad(plan))(*args), jax.jit(jax.value_and_grad(loss))(*args))
     exact(plan)
 
 
@@ -77,7 +77,7 @@ def test_training_has_the_same_losses():
     args = arguments()
 
     def trained(fn):
-        step = jax.jit(lambda params: jax.value_and_grad(fn)(params, *args[1:]))
+        step = jax.jit(lambda params: jax.jit(jax.value_and_grad(fn))(params, *args[1:]))
         params, losses = args[0], []
         for _ in range(50):
             value, gradient = step(params)
@@ -98,7 +98,7 @@ def test_a_language_model_with_all_that_is_around_it():
     args = (params, tokens, target, jnp.asarray(rng.integers(2, size=(16, 4)), bool))
     plan = planned(language, args, 2, 4)
     (value, right), gradients = jax.jit(jax.value_and_grad(plan, has_aux=True))(*args)
-    (wanted, also), others = jax.value_and_grad(language, has_aux=True)(*args)
+    (wanted, also), others = jax.jit(jax.value_and_grad(language, has_aux=True))(*args)
     close((value, gradients), (wanted, others))
     assert int(right) == int(also)
     exact(plan)
@@ -110,7 +110,7 @@ def test_whatever_a_gradient_is_taken_for_it_is_right(argnums):
     params, x, _ = arguments()
     y = {"by": jnp.cos(x), "to": jnp.sin(jnp.arange(WIDTH * 2.0).reshape(WIDTH, 2))}
     plan = planned(scored, (params, x, y), 2, 4, argnums=0)
-    close(jax.jit(jax.grad(plan, argnums))(params, x, y), jax.grad(scored, argnums)(params, x, y), 1e-4)
+    close(jax.jit(jax.grad(plan, argnums))(params, x, y), jax.jit(jax.grad(scored, argnums))(params, x, y), 1e-4)
 
 
 def test_gradients_of_all_that_is_read_go_home():
@@ -300,4 +300,4 @@ def test_what_is_exported_does_the_same_by_gpipe(tmp_path):
     plan.export(path)
     space: dict[str, Any] = {"__name__": "stages"}
     exec(compile(path.read_text(), path, "exec"), space)
-    close(jax.jit(jax.grad(space["fn"]))(*plan.shard(*args)), jax.grad(loss)(*args))
+    close(jax.jit(jax.grad(space["fn"]))(*plan.shard(*args)), jax.jit(jax.grad(loss))(*args))

@@ -112,14 +112,14 @@ def test_gradients_of_several_arguments_and_of_what_the_tail_reads():
     flight = plan.stream.start(params, *given[0])
     for before, batch in pairwise(given):
         flight, found = plan.stream.step(flight, params, *batch)
-        close(found, jax.value_and_grad(scored, (0, 1, 2))(params, *before), 1e-4)
+        close(found, jax.jit(jax.value_and_grad(scored, (0, 1, 2)))(params, *before), 1e-4)
 
 
 def test_a_call_of_the_plan_is_the_function():
     params, ((x, y),) = weights(), batches(1)
     plan = planned(loss, (params, x, y), 4, 8)
     close(jax.jit(plan)(params, x, y), loss(params, x, y), 2e-5)
-    close(jax.jit(jax.value_and_grad(plan))(params, x, y), jax.value_and_grad(loss)(params, x, y), 2e-5)
+    close(jax.jit(jax.value_and_grad(plan))(params, x, y), jax.jit(jax.value_and_grad(loss))(params, x, y), 2e-5)
 
 
 @pytest.mark.parametrize(("stages", "exchanges"), [(2, 1), (4, 2)])

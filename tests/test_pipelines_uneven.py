@@ -80,7 +80,7 @@ def test_gradients_are_those_of_the_program(count, axes, kind):
     args = arguments(count)
     plan = planned(loss, args, TREE.axes[-axes:], 16 if axes == 3 else 8, kind)
     found = plan.stream.finish(plan.stream.start(*args)) if kind == TWO_BW else jax.jit(jax.value_and_grad(plan))(*args)
-    close(found, jax.value_and_grad(loss)(*args))
+    close(found, jax.jit(jax.value_and_grad(loss))(*args))
     (node,) = [n for n in plan.pcg.nodes if n.kind == PIPELINE]
     assert node.inside is not None
     lines = {n.source.rpartition(":")[0].rpartition("/")[2] for n in node.inside.nodes if n.kind != "input"}

@@ -125,9 +125,9 @@ def compiler_options() -> dict[str, str | bool]:
     return {"xla_disable_hlo_passes": "cpu-all-reduce-combiner,cse_barrier_expander"} if on_cpu else {}
 
 
-def compare(plan: Plan, gradient: bool) -> Check:
-    """Compiles one step of a plan and compares."""
-    compiled = compile_step(plan, gradient)
+def compare(plan: Plan, gradient: bool, compiled: Any = None) -> Check:
+    """Compares one step of a plan, compiled here unless it is given, with the prediction."""
+    compiled = compiled or compile_step(plan, gradient)
     found: dict[str, Fraction] = {}
     for c in collectives(compiled.as_text()):
         found[c.kind] = found.get(c.kind, Fraction(0)) + c.elements * c.count * part_taken(c.op_name)
