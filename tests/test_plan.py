@@ -170,6 +170,10 @@ def test_arguments_by_name() -> None:
     plan = planned()
     params, batch = plan.shard(*arguments())
     assert plan(params, batch=batch) == plan(batch=batch, params=params) == plan(params, batch)
+    named = plan.shard(batch=arguments()[1], params=arguments()[0])
+    assert jax.tree.map(lambda x: x.sharding, named) == plan.in_shardings
+    with pytest.raises(unity.PlanError, match=r"loss cannot be called with batch: missing a required argument: 'params'"):
+        plan.shard(batch=batch)
     assert jax.jit(jax.grad(plan))(params, batch=batch)["b"].shape == (256,)
     with pytest.raises(unity.PlanError, match=r"loss cannot be called with rate: .*unexpected keyword"):
         plan(params, batch, rate=1.0)

@@ -178,16 +178,16 @@ class Plan:
     @overload
     def shard(self, arg: Any, /) -> Any: ...
     @overload
-    def shard(self, *args: Any) -> tuple[Any, ...]: ...
-    def shard(self, *args: Any) -> Any:
+    def shard(self, *args: Any, **named: Any) -> tuple[Any, ...]: ...
+    def shard(self, *args: Any, **named: Any) -> Any:
         """The arguments, placed as the plan wants them. Fewer than all may be given: the first ones. One gives one back.
+        All may be given by name, as the function's; they come back in their positions.
 
         Of several processes each gives the whole arguments; `shard_local` takes what is read in parts. With `pack=True` weights of
         branches, and weights that the program joins, come back packed (`unshard`).
         """
-        if self._packing:
-            leaves, tree = jax.tree.flatten(args)
-            args = jax.tree.unflatten(tree, self._packing.pack(leaves))
+        args = by_position(self._made.fn, args, named) if named else args
+        args = jax.tree.unflatten(jax.tree.structure(args), self._packing.pack(jax.tree.leaves(args)))
         placed = self._placement.whole(args)
         return placed[0] if len(args) == 1 else placed
 
