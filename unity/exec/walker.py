@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from unity.exec import whole
 from unity.exec.halos import exchanged
 from unity.pcg.axis import Axis
 from unity.pcg.body import Atom, Body, Equation, Literal, close
@@ -101,12 +102,19 @@ class Walk:
         )
         nested = NESTED.get(equation.name)
         entry = TABLE.get(equation.name)
-        if nested is not None and (equation.origin is None or not _unused(layout)):  # of what was rewritten JAX has no program
-            return nested(equation, operands, layout, self.axes)
+        program = whole.program(equation) if _unused(layout) else None
+        if program is not None:
+            return whole.call(equation, program, operands, self.alone)
+        if nested is not None and (equation.origin is None or not _unused(layout) or whole.asks(equation)):
+            return nested(equation, operands, layout, self.axes)  # of what was rewritten JAX has no program
         if nested is not None:
             return as_function(equation)(*operands)
         operands = self.extended(equation, operands, layout)
         return entry.local(operands, layout) if entry and entry.local else layout.bind(*operands)
+
+    def alone(self, body: Body, operands: Sequence[Any]) -> list:
+        """The results of a body that every device runs for itself."""
+        return Walk(body, (None,) * len(self.axes), self.axes).run(operands)
 
     def extended(self, equation: Equation, operands: list, layout: Layout) -> list:
         """Operands with what windows reach beyond this device's slices."""

@@ -1,26 +1,29 @@
 """Custom derivative rules as programs, so that they can be followed and run on pieces like everything else.
 
 A `custom_jvp` or `custom_vjp` is kept by its rule, not by its body. The rules are read through JAX's own public
-transformations: differentiating the call by itself yields the rule's program.
+transformations: differentiating the call by itself yields the rule's program. They are read outside of any mesh, also where a
+`shard_map` is being traced: some compare the types of what they get with those that the function was made for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
+from jax.core import ShapedArray, Tracer
 from jax.extend import core
 from jax.extend.core import primitives
+from jax.interpreters.ad import Zero
 
 from unity.pcg.body import Body, Equation, close
 from unity.pcg.errors import CaptureError
+from unity.pcg.foreign import outside, own_program, with_foreign
 
+Flags = tuple[bool, ...]
 RULED = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 
 
@@ -30,10 +33,11 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, eq=False)
 class JvpRule:
-    """`body`: (primals, tangents of the floating ones) → (results, their tangents)."""
+    """`body`: (primals, tangents of the floating ones) → (results, their tangents). `foreign`: it has foreign primitives."""
 
     body: Body
-    floating: tuple[bool, ...]
+    floating: Flags
+    foreign: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +46,7 @@ class VjpRule:
 
     forward: Body
     backward: Body
-    floating: tuple[bool, ...]
+    floating: Flags
 
 
 def as_function(equation: Equation) -> Callable[..., list]:
@@ -77,18 +81,17 @@ def ruled(equation: Equation) -> tuple[bool, ...]:
 
 
 def _traced(equation: Equation, rule: Callable[..., Any], *structs: Any) -> core.ClosedJaxpr:
-    """A rule's program, in the precision that its arguments have, whatever is switched on by now."""
-    wide = any(getattr(s.dtype, "itemsize", 0) == 8 for s in jax.tree.leaves(structs))
-    with jax.enable_x64(True) if wide else nullcontext():
-        try:
-            made = jax.make_jaxpr(rule)(*structs)
-        except jax.errors.UnexpectedTracerError as error:
-            raise _leak(equation) from error
-        except Exception as error:  # it looks at values, or refuses what is differentiated here: every floating argument
-            raise Unreadable(equation.name) from error
+    """A rule's program."""
+    try:
+        made = outside(rule, structs)
+    except jax.errors.UnexpectedTracerError as error:
+        raise _leak(equation) from error
+    except Exception as error:  # it looks at values, or refuses what is differentiated here: every floating argument
+        name = equation.name.removesuffix("_call")
+        raise Unreadable(f"{equation.source or name}: the derivative rule of a {name} cannot be traced: {error}") from error
     if any(isinstance(c, Tracer) for c in made.consts):
         raise _leak(equation)
-    return first_order(made)
+    return made
 
 
 def _leak(equation: Equation) -> CaptureError:
@@ -102,7 +105,8 @@ def _leak(equation: Equation) -> CaptureError:
 def first_order(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
     """A rule's program, in which custom calls, in loops and branches too, are their bodies: nothing there is differentiated again.
 
-    Not only to save work: the rule of an `odeint` solves another, larger equation by `odeint`, and so on without end.
+    Not only to save work: the rule of an `odeint` solves another, larger equation by `odeint`, and so on without end. Foreign
+    primitives are what they compute, too.
     """
     return _without_rules(program)
 
@@ -118,62 +122,100 @@ def _without_rules(value: Any) -> Any:
 
 
 def _as_body(eqn: core.JaxprEqn) -> core.JaxprEqn:
-    params = {name: _without_rules(value) for name, value in eqn.params.items()}
-    if eqn.primitive.name not in RULED:
-        return eqn.replace(params=params)
-    program = next(params[name] for name in ("call_jaxpr", "fun_jaxpr") if name in params)
+    program = own_program(eqn)
+    if program is None:
+        params = {name: _without_rules(value) for name, value in eqn.params.items()}
+        if eqn.primitive.name not in RULED:
+            return eqn.replace(params=params)
+        program = next(params[name] for name in ("call_jaxpr", "fun_jaxpr") if name in params)
+    else:
+        program = _without_rules(program)
     return eqn.replace(primitive=primitives.closed_call_p, params={"call_jaxpr": program})
 
 
 def readable(equation: Equation) -> bool:
-    """Whether the rule of a `custom_jvp` can be traced."""
+    """Whether the rule of a `custom_jvp` can be traced, and JAX transpose it then: foreign primitives have rules of their own."""
     try:
-        jvp_body(equation)
+        return not jvp_body(equation).foreign
     except Unreadable:
         return False
-    return True
 
 
-def _merge(floating: tuple[bool, ...], chosen: Any, others: Any) -> list:
+def _choose(flags: Flags, values: Sequence[Any], wanted: bool = True) -> list:
+    return [v for v, f in zip(values, flags, strict=True) if f == wanted]
+
+
+def _merge(floating: Flags, chosen: Any, others: Any) -> list:
     chosen, others = iter(chosen), iter(others)
     return [next(chosen) if f else next(others) for f in floating]
 
 
 @lru_cache(maxsize=1024)
-def jvp_body(equation: Equation) -> JvpRule:
-    """The program of a `custom_jvp`'s rule."""
+def value_body(equation: Equation) -> Body | None:
+    """What a custom call, or a foreign primitive, computes; None if that has no program."""
     call = as_function(equation)
-    structs, floating = _abstract(equation), ruled(equation)
-
-    def rule(primals: Any, tangents: Any) -> Any:
-        others = [p for p, f in zip(primals, floating, strict=True) if not f]
-        chosen = [p for p, f in zip(primals, floating, strict=True) if f]
-        return jax.jvp(lambda *c: call(*_merge(floating, c, others)), tuple(chosen), tuple(tangents))
-
-    tangents = [s for s, f in zip(structs, floating, strict=True) if f]
-    return JvpRule(close(_traced(equation, rule, structs, tangents)), floating)
+    try:
+        made = first_order(outside(call, _abstract(equation)))
+    except Exception:
+        return None
+    return close(made)
 
 
 @lru_cache(maxsize=1024)
-def vjp_bodies(equation: Equation) -> VjpRule:
-    """The programs of a `custom_vjp`'s forward and backward rules."""
+def jvp_body(equation: Equation, differentiated: Flags | None = None) -> JvpRule:
+    """The program of a `custom_jvp`'s rule, if these operands are differentiated (all that can be)."""
     call = as_function(equation)
-    structs, floating = _abstract(equation), ruled(equation)
-    shapes: dict[str, Any] = {}
+    structs, floating = _abstract(equation), differentiated or ruled(equation)
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        others, chosen = _choose(floating, primals, False), _choose(floating, primals)
+        return jax.jvp(lambda *c: call(*_merge(floating, c, others)), tuple(chosen), tuple(tangents))
+
+    made = _traced(equation, rule, structs, _choose(floating, structs))
+    return JvpRule(close(first_order(made)), floating, with_foreign(made.jaxpr))
+
+
+@lru_cache(maxsize=1024)
+def vjp_bodies(equation: Equation, differentiated: Flags | None = None) -> VjpRule:
+    """The programs of a `custom_vjp`'s forward and backward rules, if these operands are differentiated (all that can be)."""
+    pulled = pull(equation, differentiated or ruled(equation))
+    return VjpRule(pulled.forward, backward_body(pulled, (True,) * len(pulled.results)), pulled.floating)
+
+
+@dataclass(frozen=True, eq=False)
+class Pull:
+    """A call that was differentiated by some of its operands. `forward`: primals → (results, residuals)."""
+
+    equation: Equation
+    floating: Flags
+    forward: Body
+    tree: Any  # of what JAX keeps
+    results: list[ShapedArray]
+    residuals: list[ShapedArray]
+
+
+@lru_cache(maxsize=1024)
+def backward_body(pulled: Pull, given: Flags) -> Body:
+    """(residuals, cotangents of the `given` results) → cotangents of the `floating` primals; of other results they are zero."""
+
+    def run(residuals: Any, cotangents: Any) -> Any:
+        zeros = [Zero(r.to_tangent_aval()) for r in _choose(given, pulled.results, False)]
+        return jax.tree.unflatten(pulled.tree, residuals)(_merge(given, cotangents, zeros))
+
+    return close(first_order(_traced(pulled.equation, run, pulled.residuals, _choose(given, pulled.results))))
+
+
+@lru_cache(maxsize=1024)
+def pull(equation: Equation, floating: Flags) -> Pull:
+    """A call, differentiated by some of its operands."""
+    call, kept = as_function(equation), {}
 
     def forward(*primals: Any) -> Any:
-        others = [p for p, f in zip(primals, floating, strict=True) if not f]
-        chosen = [p for p, f in zip(primals, floating, strict=True) if f]
-        results, pull = jax.vjp(lambda *c: call(*_merge(floating, c, others)), *chosen)
-        residuals, shapes["pull"] = jax.tree.flatten(pull)
-        shapes["results"] = [jax.ShapeDtypeStruct(r.shape, r.dtype) for r in results]
-        shapes["residuals"] = [jax.ShapeDtypeStruct(r.shape, r.dtype) for r in residuals]
+        others, chosen = _choose(floating, primals, False), _choose(floating, primals)
+        results, back = jax.vjp(lambda *c: call(*_merge(floating, c, others)), *chosen)
+        residuals, kept["tree"] = jax.tree.flatten(back)
+        kept["results"], kept["residuals"] = ([ShapedArray(x.shape, x.dtype) for x in xs] for xs in (results, residuals))
         return [*results, *residuals]
 
-    first = close(_traced(equation, forward, *structs))
-
-    def backward(residuals: Any, cotangents: Any) -> Any:
-        return jax.tree.unflatten(shapes["pull"], residuals)(list(cotangents))
-
-    second = close(_traced(equation, backward, shapes["residuals"], shapes["results"]))
-    return VjpRule(first, second, floating)
+    made = _traced(equation, forward, *_abstract(equation))
+    return Pull(equation, floating, close(first_order(made)), **kept)
