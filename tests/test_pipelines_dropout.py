@@ -79,7 +79,7 @@ def test_masks_are_those_of_the_function(fn, kind):
 def test_bits_by_number_are_those_of_the_whole(samples, size, width, seed):
     key = jax.random.key(seed)
     wanted = jax.random.bits(key, (samples, size), f"uint{width}")
-    found = sample_bits(key, width, (samples, size), jnp.arange(samples, dtype=jnp.uint32))
+    found = jax.jit(sample_bits, static_argnums=(1, 2))(key, width, (samples, size), jnp.arange(samples, dtype=jnp.uint32))
     np.testing.assert_array_equal(found, wanted)
 
 
