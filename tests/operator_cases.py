@@ -73,6 +73,7 @@ case("copy", lambda x: lax.optimization_barrier(jnp.array(x)), n(4, 6))
 case("optimization_barrier of two", lambda x, y: lax.optimization_barrier((x, y)), n(4, 6), n(4, 6))
 case("stop_gradient", lambda x: lax.stop_gradient(x) * x, n(4, 6))
 case("reduce_precision", lambda x: lax.reduce_precision(x, 8, 10), n(4, 6))
+case("frexp and ldexp", lambda x: jnp.ldexp(*jnp.frexp(lax.stop_gradient(x))), n(4, 6))
 case("polygamma", lambda x: lax.polygamma(1.0 * jnp.ones_like(x), x), pos(4, 6))
 
 # Elementwise: more operands
@@ -185,6 +186,7 @@ case(
     n(6, 4).astype(np.float32),
 )
 case("dot_general, integers", lambda x, y: x @ y, ints(9, 4, 6), ints(9, 6, 4))
+case("dot_general, bools", lambda x, y: x @ y, np.eye(4, 6) > 0, np.eye(6, 4) > 0)
 case("einsum", lambda x, w: jnp.einsum("bsd,dhk->bhsk", x, w), n(2, 6, 4), n(4, 2, 3))
 case("matmul with bias and relu", lambda x, w, b: jax.nn.relu(x @ w + b), n(4, 6), n(6, 12), n(12))
 case("matmul with itself", lambda x: x @ x.T, n(4, 6))
@@ -222,6 +224,7 @@ case("min reduction of integers", lambda x: x.min(0), ints(99, 4, 6, low=-99))
 case("any and all", lambda x: (x.any(1), x.all(1)), bools(4, 6))
 case("any, and with another", lambda x, y: x.any(1) & y, bools(4, 6), bools(4))
 case("all, over all", lambda x: x.all(), bools(4, 6))
+case("any and all, bit by bit", lambda x: (lax.reduce_or(x, (0,)), lax.reduce_and(x, (1,))), ints(99, 4, 6))
 case("xor", lambda x: lax.reduce_xor(x, (1,)), ints(99, 4, 6))
 case("count of bools", lambda x: x.sum(1), bools(4, 6))
 case("argmax", lambda x: jnp.argmax(x, 1), n(4, 6))
@@ -256,6 +259,7 @@ case(
 case(
     "pooling, own function", lambda x: lax.reduce_window(lax.stop_gradient(x), 1.0, lax.mul, (1, 2), (1, 1), "VALID"), pos(6, 4)
 )
+case("pooling of complex numbers", lambda x: lax.reduce_window(x, 0j, lax.add, (1, 3), (1, 1), "SAME"), c(4, 6))
 case(
     "pooling of two",
     lambda x, y: lax.reduce_window(
@@ -352,6 +356,12 @@ case("scatter-add of integers", lambda i: jnp.zeros(4, jnp.int32).at[i].add(1), 
 case("segment_sum", lambda u, i: jax.ops.segment_sum(u, i, 4), n(6, 2), ints(4, 6))
 case("segment_max", lambda u, i: jax.ops.segment_max(lax.stop_gradient(u), i, 4), n(6, 2), np.array([0, 1, 2, 3, 0, 1]))
 case("scatter", lambda x, i, u: x.at[i].set(u), n(12, 6), np.array([3, 1, 5, 7, 0, 2]), n(6, 6))
+case(
+    "scatter, of what a function makes of what is there",
+    lambda x, i: lax.stop_gradient(x).at[i].apply(lambda v: 3 * v + 1),
+    n(6, 4),
+    np.array([0, 5]),
+)
 case("scatter, columns", lambda x, i, u: x.at[:, i].set(u), n(6, 4), np.array([3, 1]), n(6, 2))
 case("scatter-mul", lambda x, i, u: x.at[i].multiply(u, unique_indices=True), n(12, 6), np.array([3, 1, 5, 7, 0, 2]), n(6, 6))
 case("scatter-max", lambda x, i, u: lax.stop_gradient(x.at[i].max(u)), n(4, 6), ints(4, 6), n(6, 6))
@@ -390,6 +400,7 @@ case("random fold_in", lambda k, i: jax.random.fold_in(k, i), key(7), np.uint32(
 case("random fold_in, vmapped", lambda k, i: jax.vmap(jax.random.fold_in)(k, i), key(7, count=6), ints(9, 6, dtype=np.uint32))
 case("random seed", lambda s: jax.random.key_data(jax.vmap(jax.random.key)(s)), ints(99, 6, dtype=np.uint32))
 case("random clone and data", lambda k: jax.random.key_data(jax.random.clone(k)), key(8, count=6))
+case("random, gathered keys", lambda k, i: jax.random.key_data(k[i]), key(8, count=12), ints(12, 6))
 case("random permutation", lambda k, x: jax.random.permutation(k, x), key(9), n(6, 2))
 case("threefry itself", lambda k, x: threefry_2x32(k, x), np.array([1, 2], np.uint32), ints(99, 12, dtype=np.uint32))
 case("rng_bit_generator", lambda k: lax.rng_bit_generator(k, (4, 6)), np.array([1, 2, 3, 4], np.uint32))
@@ -547,6 +558,7 @@ case("scan", recurrent, n(3, 6, 4), n(6, 4), n(4, 4))
 case("scan, sums", lambda x: lax.scan(lambda s, x: (s + x, s), jnp.zeros(6), x), n(4, 6))
 case("scan, reversed", lambda x: lax.scan(lambda s, x: (0.5 * s + x, s * x), jnp.ones(6), x, reverse=True), n(4, 6))
 case("scan, no carry", lambda x, w: lax.scan(lambda _, x: ((), jnp.sin(x) * w), (), x)[1], n(4, 6), n(6))
+case("scan, of no steps", lambda x: lax.scan(lambda s, x: (s + x, s), x, np.zeros((0, 4, 6))), n(4, 6))
 case("map", lambda x: lax.map(lambda r: jnp.exp(r).sum(), x), n(4, 6))
 case(
     "while",

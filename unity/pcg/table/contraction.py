@@ -16,12 +16,15 @@ BILINEAR = (frozenset({0}), frozenset({1}))
 
 @operator("dot_general")
 def dot_general(params: Any, operands: Any, results: Any) -> Spec:
-    """x [batch, free, contracted], y [batch, contracted, free] → [batch, x free, y free], in any order of dimensions."""
+    """x [batch, free, contracted], y [batch, contracted, free] → [batch, x free, y free], in any order of dimensions.
+
+    Truth values have no sum: theirs says whether there is any.
+    """
     (contract_x, contract_y), (batch_x, batch_y) = params["dimension_numbers"]
     x, y = operands
     free_x = [i for i in range(x.ndim) if i not in (*contract_x, *batch_x)]
     free_y = [i for i in range(y.ndim) if i not in (*contract_y, *batch_y)]
-    b, m = len(batch_x), len(batch_x) + len(free_x)
+    b, m, truth = len(batch_x), len(batch_x) + len(free_x), results[0].dtype == bool
     factors = (
         *(
             Factor(f"b{k}", x.shape[i], (Slot(i), Slot(j)), (Slot(k),))
@@ -30,12 +33,12 @@ def dot_general(params: Any, operands: Any, results: Any) -> Spec:
         *(Factor(f"m{k}", x.shape[i], (Slot(i), None), (Slot(b + k),)) for k, i in enumerate(free_x)),
         *(Factor(f"n{k}", y.shape[j], (None, Slot(j)), (Slot(m + k),)) for k, j in enumerate(free_y)),
         *(
-            Factor(f"c{k}", x.shape[i], (Slot(i), Slot(j)), (None,), "sum")
+            Factor(f"c{k}", x.shape[i], (Slot(i), Slot(j)), (None,), "or" if truth else "sum")
             for k, (i, j) in enumerate(zip(contract_x, contract_y, strict=True))
         ),
     )
     flops = 2.0 * prod(results[0].shape) * prod(x.shape[i] for i in contract_x)
-    return Spec(tuple(f for f in factors if f.size > 1), BILINEAR, flops)
+    return Spec(tuple(f for f in factors if f.size > 1), () if truth else BILINEAR, flops)
 
 
 def convolve_pieces(operands: list[jax.Array], layout: Layout) -> list:

@@ -101,7 +101,7 @@ def gather(params: Any, operands: Any, results: Any) -> Spec:
     factors += [
         Factor(f"r{i}", table.shape[i], (Slot(i), None), (None,), "or" if table.dtype == bool else "sum")
         for i in numbers.collapsed_slice_dims
-        if i in numbers.start_index_map
+        if i in numbers.start_index_map and not jnp.issubdtype(table.dtype, jax.dtypes.extended)  # keys have no sum
     ]
     # not linear in the table: a fill value would be added once for each device
     fills = params["mode"] == lax.GatherScatterMode.FILL_OR_DROP and params["fill_value"] not in (None, 0)
@@ -109,26 +109,33 @@ def gather(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(tuple(f for f in factors if f.size > 1), linear, prod(results[0].shape))
 
 
-@operator("scatter-add", "scatter", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
-def scatter(params: Any, operands: Any, results: Any) -> Spec:
+def scattering(adds: bool) -> Any:
     """Operand, indices `[..., index]`, updates. Columns and batching dimensions are parallel; rows are blocked.
 
-    For scatter-add, parts of the updates give partial sums, if the operand is one too.
+    `adds`: what is there and what comes are added up. Then parts of the updates give partial sums, if the operand is one too. (The
+    parameters do not say so: a function that is applied to what is there may add, and be not linear.)
     """
-    numbers = params["dimension_numbers"]
-    operand, indices, updates = operands
-    windows = [i for i in range(operand.ndim) if i not in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)]
-    factors = []
-    for i, u in zip(windows, numbers.update_window_dims, strict=True):
-        if operand.shape[i] == updates.shape[u]:
-            factors.append(Factor(f"w{i}", operand.shape[i], (Slot(i), None, Slot(u)), (Slot(i),)))
-    spread = [i for i in range(updates.ndim) if i not in numbers.update_window_dims]
-    paired = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
-    adds = params.get("update_jaxpr") is not None and "add" in str(params["update_jaxpr"])
-    for j, u in enumerate(spread):
-        if j in paired:
-            factors.append(Factor(f"b{j}", indices.shape[j], (Slot(paired[j]), Slot(j), Slot(u)), (Slot(paired[j]),)))
-        elif adds:
-            factors.append(Factor(f"i{j}", indices.shape[j], (PARTIAL, Slot(j), Slot(u)), (PARTIAL,), "sum"))
-    linear = (frozenset({0, 2}),) if adds else ()
-    return Spec(tuple(f for f in factors if f.size > 1), linear, prod(updates.shape))
+
+    def spec(params: Any, operands: Any, results: Any) -> Spec:
+        numbers = params["dimension_numbers"]
+        operand, indices, updates = operands
+        windows = [i for i in range(operand.ndim) if i not in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)]
+        factors = []
+        for i, u in zip(windows, numbers.update_window_dims, strict=True):
+            if operand.shape[i] == updates.shape[u]:
+                factors.append(Factor(f"w{i}", operand.shape[i], (Slot(i), None, Slot(u)), (Slot(i),)))
+        spread = [i for i in range(updates.ndim) if i not in numbers.update_window_dims]
+        paired = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
+        for j, u in enumerate(spread):
+            if j in paired:
+                factors.append(Factor(f"b{j}", indices.shape[j], (Slot(paired[j]), Slot(j), Slot(u)), (Slot(paired[j]),)))
+            elif adds:
+                factors.append(Factor(f"i{j}", indices.shape[j], (PARTIAL, Slot(j), Slot(u)), (PARTIAL,), "sum"))
+        linear = (frozenset({0, 2}),) if adds else ()
+        return Spec(tuple(f for f in factors if f.size > 1), linear, prod(updates.shape))
+
+    return spec
+
+
+operator("scatter-add", "scatter-sub")(scattering(adds=True))
+operator("scatter", "scatter-mul", "scatter-min", "scatter-max")(scattering(adds=False))

@@ -12,13 +12,16 @@ REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "re
 
 
 def reduction(kind: str) -> Any:
-    """Reduction over `axes`: the reduced dimensions are reduction factors where pieces can be put together by `kind`."""
+    """Reduction over `axes`: the reduced dimensions are reduction factors where pieces can be put together by `kind`.
+
+    Devices put truth values together by "or" and "and", but not the bits of integers.
+    """
 
     def spec(params: Any, operands: Any, results: Any) -> Spec:
         shape, axes = operands[0].shape, params["axes"]
         kept = [i for i in range(len(shape)) if i not in axes]
         factors = [Factor(f"d{i}", shape[i], (Slot(i),), (Slot(k),) * len(results)) for k, i in enumerate(kept) if shape[i] > 1]
-        if kind:
+        if kind and (kind not in ("or", "and") or operands[0].dtype == bool):
             factors += [Factor(f"r{i}", shape[i], (Slot(i),), (None,), kind) for i in axes if shape[i] > 1]
         return Spec(tuple(factors), (frozenset({0}),) if kind == "sum" else (), prod(shape))
 

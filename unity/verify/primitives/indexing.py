@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 from jax import lax
+from jax.extend import core
 
 from unity.pcg.table.indexing import fill_value
 from unity.verify.domains import Array, Domain
-from unity.verify.primitives.core import PLAIN, Application, Run, Value, meaning
+from unity.verify.primitives.core import PLAIN, Application, Run, Value, evaluate, meaning
 
 Mode = lax.GatherScatterMode
 PLACES = 4_096  # that indices may name; beyond that, smaller sizes say the same
@@ -208,6 +209,19 @@ SCATTERS: Mapping[str, Callable[[Domain], Callable[[Array, Array], Array]]] = {
 ADDED = ("scatter-add", "scatter-sub")
 
 
+def putting(run: Run, app: Application, domain: Domain) -> Callable[[Array, Array], Array]:
+    """What an element becomes, of what it was and what comes: by a function of the user's own, if there is one."""
+    if app.name != "scatter" or app.params["update_jaxpr"] is None:
+        return SCATTERS[app.name](domain)
+    program = core.ClosedJaxpr(app.params["update_jaxpr"], app.params["update_consts"])
+
+    def applied(old: Array, new: Array) -> Array:
+        scalars = Run(run.domain, run.axes, old.ndim)
+        return evaluate(scalars, program, [Value(x, domain is PLAIN) for x in (old, new)])[0].array
+
+    return applied
+
+
 @meaning(*SCATTERS)
 def scatter(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
     """Operand, indices `[*groups, index]`, updates `[groups and windows]`, windows at `update_window_dims`."""
@@ -226,7 +240,7 @@ def scatter(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
         begin, valid = _starts(run, at, shape, sizes, where, paired, app.params["mode"])
         flat = boxes(shape, begin, sizes, kept)
         allowed = np.broadcast_to(valid.reshape((*valid.shape, *(1,) * len(kept))), flat.shape)
-        return put_flat(run, x, flat, new, SCATTERS[app.name](domain), allowed)
+        return put_flat(run, x, flat, new, putting(run, app, domain), allowed)
 
     if indices.known or app.name not in ADDED:  # in any order, at any of the places that are named
         return [Value(put(x, new, indices_of(app, indices)), domain is PLAIN)]

@@ -21,8 +21,8 @@ OPERATIONS: Mapping[str, Callable[[Domain], Operation]] = {
     "prod": lambda d: d.mul,
     "max": lambda d: d.maximum,
     "min": lambda d: d.minimum,
-    "or": lambda d: d.maximum,
-    "and": lambda d: d.minimum,
+    "or": lambda d: np.bitwise_or if d is PLAIN else d.maximum,
+    "and": lambda d: np.bitwise_and if d is PLAIN else d.minimum,
     "xor": lambda d: np.bitwise_xor,
 }
 
@@ -37,8 +37,10 @@ def flattened(run: Run, x: Array, axes: Sequence[int]) -> Array:
 def identity(domain: Domain, kind: str, dtype: Any) -> Array:
     """What changes nothing, shape `()`."""
     if domain is PLAIN:
+        if kind == "and":
+            return np.invert(np.zeros((), dtype))
         if np.dtype(dtype) == bool or kind not in ("max", "min"):
-            return np.asarray(kind in ("and", "min", "prod"), dtype)
+            return np.asarray(kind in ("min", "prod"), dtype)
         return np.asarray((np.iinfo(dtype).min if kind == "max" else np.iinfo(dtype).max), dtype)
     value = {"sum": 0.0, "prod": 1.0, "max": -np.inf, "min": np.inf, "or": 0.0, "and": 1.0}[kind]
     return domain.constant(np.asarray(value))
@@ -55,8 +57,10 @@ def reduced(domain: Domain, kind: str, x: Array, axis: int, dtype: Any) -> Array
 def reduction(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
     """Over `axes`."""
     domain, (x,) = run.together(values)
-    dtype = app.results[0].dtype
-    result = reduced(domain, app.name.removeprefix("reduce_"), flattened(run, x, app.params["axes"]), -1, dtype)
+    dtype, kind = app.results[0].dtype, app.name.removeprefix("reduce_")
+    if domain is not PLAIN and kind in ("or", "and") and np.dtype(dtype).kind != "b":
+        raise app.refuse("it is of the bits of integers that depend on floating values")
+    result = reduced(domain, kind, flattened(run, x, app.params["axes"]), -1, dtype)
     return [as_result(run, app, result, domain is PLAIN)]
 
 
