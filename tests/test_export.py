@@ -266,7 +266,7 @@ def test_what_cannot_be_said_is_refused_by_name_and_line(tmp_path: Path) -> None
 OPERATORS = (  # of which something was once written otherwise than it is
     "dot_general, batch", "dynamic_slice in dim", "random integers", "random, vmapped keys", "random split, vmapped",
     "random fold_in, vmapped", "random seed", "rng_bit_generator", "contrastive", "reduce of two", "random gamma", "while, vmapped",
-    "scan, of no steps",
+    "scan, of no steps", "frexp and ldexp", "pooling of complex numbers",
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -82,16 +83,16 @@ def number(value: np.ndarray) -> Code:
 
 def dtype_code(dtype: Any) -> Code:
     """A dtype by its public name."""
-    name = np.dtype(dtype).name
-    return Code({"bool": "jnp.bool_"}.get(name, f"jnp.{name}"))
+    name = np.dtype(dtype).name if dtype != jax.dtypes.float0 else "float0"
+    return Code({"bool": "jnp.bool_", "float0": "jax.dtypes.float0"}.get(name, f"jnp.{name}"))
 
 
 def array_code(value: np.ndarray) -> Code:
     """A small array, or a scalar with its type, as a literal."""
+    if not value.size or value.dtype == jax.dtypes.float0:  # as a list it would have one dimension, or elements
+        return Code(f"np.zeros({value.shape}, dtype={dtype_code(value.dtype)})")
     if not value.shape:
         return Code(f"{dtype_code(value.dtype)}({number(value)})")
-    if not value.size:  # as a list it would have one dimension
-        return Code(f"np.zeros({value.shape}, dtype={dtype_code(value.dtype)})")
     return Code(f"np.array({_nested(value)}, dtype={dtype_code(value.dtype)})")
 
 

@@ -198,7 +198,8 @@ def _pairs(found: Sequence[Sequence[int]]) -> Code:
 def _window(e: Applied) -> Code:
     how = e.name.removeprefix("reduce_window_")
     x = e.operands[0].tensor
-    start = {"sum": Code("0.0" if x.floating else "0"), "max": _end(x.dtype, "-", "min"), "min": _end(x.dtype, "", "max")}[how]
+    zero = Code("0j" if jnp.issubdtype(x.dtype, jnp.complexfloating) else "0.0" if x.floating else "0")
+    start = zero if how == "sum" else _end(x.dtype, "-", "min") if how == "max" else _end(x.dtype, "", "max")
     operation = {"sum": "lax.add"}.get(how, f"lax.{how}")
     named = {k: tuple(e[k]) for k in ("base_dilation", "window_dilation") if set(e[k]) != {1}}
     shape = (tuple(e["window_dimensions"]), tuple(e["window_strides"]))
