@@ -1,6 +1,7 @@
 """Types: what they say each device holds, against plain counting."""
 
 import itertools
+import json
 import re
 from collections import Counter
 from math import prod
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from pieces import indices
 
 from unity.pcg.axis import Axis
+from unity.pcg.body import tensor_type
 from unity.pcg.state import (
     PARTIAL,
     REPLICATED,
@@ -105,3 +107,9 @@ def test_every_state_shows_differently():
     assert max(shown.values()) == 1
     assert show((partitioned(0), partitioned(0)), axes, 2) == "[a·b, -]"
     assert show((REPLICATED, PARTIAL), axes, 2) == "[-, -] *a +b"
+
+
+def test_dimensions_that_jax_numbers_by_numpys_numbers_are_written_as_any() -> None:
+    """A batched slice that is written becomes a scatter with such; a type that is written otherwise has another hash."""
+    assert repr(partitioned(np.int64(2), np.int64(3))) == repr(partitioned(2, 3))
+    assert json.dumps(tensor_type((np.int64(91), np.int64(93)), np.dtype("float32")).shape) == "[91, 93]"

@@ -78,8 +78,8 @@ class Tensor:
 
 @lru_cache(maxsize=65536)
 def tensor_type(shape: Shape, dtype: Any) -> Tensor:
-    """A tensor type, one object for all that are equal."""
-    return Tensor(shape, dtype)
+    """A tensor type, one object for all that are equal (and some sizes are numpy's)."""
+    return Tensor(tuple(map(int, shape)), dtype)
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,8 +44,11 @@ Shape = tuple[int, ...]
 
 
 def partitioned(dim: int, outer: int = 1) -> State:
-    """The state of a tensor whose dimension `dim`, seen as `[outer, n / outer]`, is sliced along its inner part."""
-    return State("P", dim, outer)
+    """The state of a tensor whose dimension `dim`, seen as `[outer, n / outer]`, is sliced along its inner part.
+
+    JAX has some numbers of dimensions as numpy's, which are equal to Python's but written otherwise.
+    """
+    return State("P", int(dim), int(outer))
 
 
 @dataclass(frozen=True)
