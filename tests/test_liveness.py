@@ -122,6 +122,11 @@ def test_a_product_in_groups_of_rows_reads_the_rows_once_for_each() -> None:
     assert [found.tensors[op.results[0]].shape for op in found.ops if op.kind == "dot"] == [(16, 2), (16, 8), (4, 8, 2)]
 
 
+def test_products_in_groups_of_a_batch_are_products() -> None:
+    fn = jax.vmap(lax.ragged_dot)
+    assert "dot" in kinds(program(fn, f(2, 6, 4), f(2, 3, 4, 2), f(2, 3, dtype=jnp.int32)))
+
+
 def test_random_bits_are_a_hash_whose_rounds_are_a_loop_on_cpus() -> None:
     def drawn(impl: str, backend: Any) -> set[str]:
         key = jax.random.key(0, impl=impl)
@@ -414,6 +419,8 @@ WIDENS = pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="its compile
         (jax.grad(scanned_at_once, (0, 1)), (f(8), f(32, 128)), TARGET),
         (jax.grad(dropped), (WEIGHT, ROWS, jax.eval_shape(lambda: jax.random.key(0))), TARGET),
         (jax.grad(expert, (0, 1)), (f(8, 128, 64), ROWS, f(8, dtype=jnp.int32)), TARGET),
+        (lambda x: jnp.sin(lax.reduce_window(jnp.sin(x), 1.0, lax.mul, (1, 2), (1, 2), "VALID")), (ROWS,), TARGET),
+        (lambda x: jnp.sin(lax.reduce(x, 2.0, lambda a, b: a + b, (1,))), (ROWS,), TARGET),
         (jax.grad(convolved), (f(32, 16, 3, 3), f(4, 16, 16, 16)), TARGET),
         (jax.grad(convolutions), ([f(16, 16, 3, 3)] * 4, f(4, 16, 16, 16)), TARGET),
         (jax.grad(convolutions), ([f(16, 16, 3, 3)] * 4, f(1, 16, 16, 16)), TARGET),  # only a dimension of size 1 moves

@@ -50,6 +50,8 @@ def ragged(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) ->
     (RaggedDotRewriter)."""
     (left, right, sizes), (tensor,) = operands[:3], tensors_of(eqn)
     numbers = eqn.params["ragged_dot_dimension_numbers"]
+    if len(b.tensors[sizes].shape) > 1:  # the groups of each product of a batch are others
+        return list(b.emit("dot", operands, (tensor,), ("ragged",), origin))
     ((mine, other), (shared, also)), (row,) = numbers.dot_dimension_numbers, numbers.lhs_ragged_dimensions
     if row in shared:
         return [_product(b, [left, right], numbers.dot_dimension_numbers, tensor, origin)]

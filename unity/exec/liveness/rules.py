@@ -85,6 +85,12 @@ def _reduce(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -
     return list(b.emit("reduce", operands, (tensor,), (REDUCTIONS.get(name, name), axes), origin))
 
 
+def _own(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> Values:
+    """A reduction, over dimensions or in windows, by a function of the user's own: operands, and what each begins with."""
+    kind, windows = ("reduce", "dimensions") if eqn.primitive.name == "reduce" else ("reduce-window", "window_dimensions")
+    return list(b.emit(kind, operands, tensors_of(eqn), ("own", tuple(eqn.params[windows])), origin))
+
+
 def _collective(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) -> Values:
     """One instruction for each operand. What a new dimension is made for, or is taken from, has the same bytes."""
     kind = COLLECTIVES[eqn.primitive.name]
@@ -138,6 +144,7 @@ def _split(b: Lowering, eqn: core.JaxprEqn, operands: Values, origin: Origin) ->
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(RESHAPED, _reshape),
     **dict.fromkeys((*REDUCTIONS, *(REDUCED)), _reduce),
+    **dict.fromkeys(("reduce", "reduce_window"), _own),
     **dict.fromkeys(COLLECTIVES, _collective),
     "convert_element_type": _convert,
     "broadcast_in_dim": _broadcast,
