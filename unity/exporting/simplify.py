@@ -4,6 +4,7 @@ branches clamped."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -58,10 +59,18 @@ def _unwrapped(e: Equation, body: Body, maker: dict[int, Equation]) -> Equation:
 
 
 def through(atom: Atom, maker: dict[int, Equation]) -> Atom:
-    """What was made to vary."""
-    while isinstance(atom, int) and atom in maker and maker[atom].name == "pvary":
+    """What was made to vary, or to be of the type that it has anyway: a loop's counter that began as Python's number, say."""
+    while isinstance(atom, int) and atom in maker and (maker[atom].name == "pvary" or _of_its_type(maker[atom])):
         atom = maker[atom].operands[0]
     return atom
+
+
+def _of_its_type(e: Equation) -> bool:
+    """Whether a conversion is to the type that its operand has."""
+    if e.name != "convert_element_type" or e.origin is None:
+        return False
+    operand: Any = e.origin.invars[0].aval
+    return operand.dtype == e.params["new_dtype"]
 
 
 def constant(atom: Atom, maker: dict[int, Equation]) -> bool:

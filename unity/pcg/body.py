@@ -273,7 +273,7 @@ class _Builder:
                 for x, v in zip(operands, eqn.outvars, strict=True):
                     env[v] = self.inline(reduce(self.tensor(x).struct).jaxpr, (x,), group, place)[0]
                 continue
-            if eqn.primitive.name == "device_put" and len(operands) > 1:  # of a tree, whose leaves have nothing in common
+            if eqn.primitive.name == "device_put":  # the plan says where values lie
                 env.update(zip(eqn.outvars, operands, strict=True))
                 continue
             if predicates(eqn):
