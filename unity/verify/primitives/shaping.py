@@ -114,7 +114,7 @@ def padded(run: Run, x: Array, value: Array, config: Sequence[tuple[int, int, in
     sizes = [max(low, 0) + n + max(high, 0) for n, (low, high, _) in zip(spread, config, strict=True)]
     lead = np.broadcast_shapes(x.shape[: run.lead], value.shape[: run.lead])
     filled = value.reshape((*value.shape[: run.lead], *(1,) * len(sizes)))
-    result = np.array(np.broadcast_to(filled, (*lead, *sizes)))
+    result = np.array(np.broadcast_to(filled, (*lead, *sizes)), np.result_type(filled, x))  # a real number around complex ones
     places = [slice(max(low, 0), max(low, 0) + n, i + 1) for n, (low, _, i) in zip(spread, config, strict=True)]
     result[(..., *places)] = x
     return result[(..., *(slice(max(-low, 0), n - max(-high, 0)) for n, (low, high, _) in zip(sizes, config, strict=True)))]
