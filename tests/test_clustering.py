@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 
 import jax
@@ -17,15 +18,15 @@ from test_capture import interpret, programs
 
 from benchmarks import models
 from unity import cache
-from unity.pcg.body import extract, program_of
+from unity.pcg.body import Body, extract, program_of
 from unity.pcg.capture import capture
 from unity.pcg.choices import choices
 from unity.pcg.clustering import clusters
 from unity.pcg.graph import PCG, Node
-from unity.pcg.lossless import lossless, pattern
+from unity.pcg.lossless import LOSSLESS, _dimensions, lossless, pattern
 from unity.pcg.merging import LARGEST
 from unity.pcg.repetition import repeated, signature
-from unity.pcg.uses import constants
+from unity.pcg.uses import Uses, constants, light
 
 X = np.ones((8, 32, 64), np.float32)
 IMAGE = np.ones((8, 16, 16, 32), np.float32)
@@ -236,6 +237,68 @@ def test_clusters_partition_the_program_in_order(program):
         made.update(c.outputs)
         assert len(c.members) == 1 or lossless(part)
     assert made.issuperset(a for a in body.outputs if isinstance(a, int) and a not in constant)
+
+
+def lossless_by_all_choices(composite: Body) -> bool:
+    """What `lossless` says, from every choice of every equation and of the whole, with nothing spared."""
+    alone, together = set[tuple[int, int]](), set[tuple[int, int]]()
+    for i, e in enumerate(composite.equations):
+        part, order = extract(composite, [i], e.results, {})
+        alone |= {(v, s.dim) for c in choices(part) for v, s in zip(order, c.operands, strict=True) if s.kind == "P"}
+    for c in choices(composite):
+        together |= {(v, s.dim) for v, s in zip(composite.inputs, c.operands, strict=True)}
+    return {(v, dim) for v, dim in alone if v in composite.inputs} <= together
+
+
+def windows(body: Body, length: int) -> Iterator[Body]:
+    """Light equations that follow one another, as one operator; more and more of them, in steps."""
+    constant = constants(body)
+    uses = Uses(body)
+    for start in range(0, len(body.equations), length // 2):
+        members = [i for i in range(start, min(start + length, len(body.equations))) if light(body.equations[i])]
+        members = [i for i in members if body.equations[i].results[0] not in constant]
+        for count in range(2, len(members) + 1, 3):
+            some = members[:count]
+            yield extract(body, some, uses.outputs(some, set(some)), constant)[0]
+
+
+@settings(max_examples=40)
+@given(programs())
+def test_lossless_is_what_all_choices_together_say(program):
+    body, _ = program_of(jax.make_jaxpr(lambda x: interpret(program, x))(X[0, :4, :4]))
+    for part in windows(body, 12):
+        assert lossless(part) == lossless_by_all_choices(part)
+
+
+def step_of_a_flow(x, speed):
+    """Neighbours along one dimension, which cannot be split."""
+    flux = jnp.maximum(speed * x, 0.0) * jnp.roll(x, -1, 1) / (1.0 + jnp.abs(x))
+    return x - 0.1 * (flux - jnp.roll(flux, 1, 1)) + jnp.mean(x, 0)
+
+
+def pairs_of_particles(x, charge):
+    """Particles along two dimensions of one table, of which only one can be split."""
+    apart = x[:, :, None, :] - x[:, None, :, :]
+    far = jnp.sqrt(jnp.sum(apart * apart, -1) + jnp.eye(x.shape[1]))
+    return jnp.sum(charge[:, None] * charge[None, :] * jnp.exp(-far) / far, (1, 2)), jax.nn.softmax(far)
+
+
+@pytest.mark.parametrize(("fn", "args"), [(step_of_a_flow, (X[0], X[1, 0])), (pairs_of_particles, (X[..., :3], X[0, :, 0]))])
+def test_what_is_not_lossless_is_found_to_be_so(fn, args):
+    body, _ = program_of(jax.make_jaxpr(fn)(*args))
+    answers = [(lossless(part), lossless_by_all_choices(part)) for part in windows(body, len(body.equations))]
+    assert all(fast == slow for fast, slow in answers)
+    assert {fast for fast, _ in answers} == {True, False}
+
+
+@settings(max_examples=20)
+@given(programs())
+def test_what_is_remembered_changes_no_clusters(program):
+    body, _ = program_of(jax.make_jaxpr(lambda x: interpret(program, x))(X[0, :4, :4]))
+    warm = clusters(body)
+    LOSSLESS.clear()
+    _dimensions.cache_clear()
+    assert clusters(body) == warm == clusters(body)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "resnet50", "dlrm"])

@@ -82,24 +82,42 @@ def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
     if not body.inputs or not replicable(body):
         found.pop(replicated.states, None)
     solutions: list[Solution] = []
+    for solution in _solutions(body, seeds):
+        solutions.append(solution)
+        if _useful(solution):
+            choice = choice_of(body, solution)
+            found.setdefault(choice.states, choice)
+    return _with_partitions(
+        list(found.values()), {c: s for s in solutions for c in found.values() if c.states == s.operands + s.results}
+    )
+
+
+def operand_states(body: Body) -> Iterator[tuple[State, ...]]:
+    """The states of the operands in every choice that has some partitioned, as they are found: to whom some are enough, the rest
+    is spared."""
+    if not any(e.name in INVARIANT for e in body.equations):
+        yield from (s.operands for s in _solutions(body, ()) if _useful(s))
+
+
+def _useful(solution: Solution) -> bool:
+    """Whether a solution is a choice: where it only reduces an operand, the neighbour's Reduce before does the same on less."""
+    return not (solution.reduced and PARTIAL in solution.operands)
+
+
+def _solutions(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Solution]:
+    """What follows from every state that an equation of the body could have, or a neighbour wants, none twice."""
+    found: list[Solution] = []
     for known in _seeds(body, seeds):
-        if any(all(s.states.get(v) == state for v, state in known.items()) for s in solutions):
+        if any(all(s.states.get(v) == state for v, state in known.items()) for s in found):
             continue
         try:
             solution = solve(body, known)
             solution = along_axis(body, solution.operands, solution.results)  # what will run is found from the ends
         except Unmatched:
             continue
-        if solution is None or not solution.matches:
-            continue  # unused or replicated after all
-        solutions.append(solution)
-        if solution.reduced and PARTIAL in solution.operands:
-            continue  # the neighbour's Reduce, before this operator, does the same on less
-        choice = choice_of(body, solution)
-        found.setdefault(choice.states, choice)
-    return _with_partitions(
-        list(found.values()), {c: s for s in solutions for c in found.values() if c.states == s.operands + s.results}
-    )
+        if solution is not None and solution.matches:  # else it is unused or replicated after all
+            found.append(solution)
+            yield solution
 
 
 def _seeds(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Mapping[int, State]]:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
 
-from unity.pcg.body import Atom, Body, Equation, Literal, extract
-from unity.pcg.choices import choices
+from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, extract
+from unity.pcg.choices import choices, operand_states
+from unity.pcg.factors import TABLE
+from unity.pcg.relaxed import Relaxed
 from unity.pcg.solve import nested_body
 from unity.pcg.uses import Uses
 
@@ -28,19 +33,51 @@ def lossless(composite: Body) -> bool:
 
     At which digit may differ: a bias added before a split into query, key and value is partitioned as the split is.
     """
-    single: dict[int, set[int]] = {v: set() for v in composite.inputs}
-    for i, e in enumerate(composite.equations):
-        if any(isinstance(a, int) and a in single for a in e.operands):
-            alone, order = extract(composite, [i], e.results, {})
-            for choice in choices(alone):
-                for v, s in zip(order, choice.operands, strict=True):
-                    if v in single and s.kind == "P":
-                        single[v].add(s.dim)
-    joint: dict[int, set[int]] = {v: set() for v in composite.inputs}
-    for choice in choices(composite):
-        for v, s in zip(composite.inputs, choice.operands, strict=True):
-            joint[v].add(s.dim)
-    return all(single[v] <= joint[v] for v in composite.inputs)
+    inputs = set(composite.inputs)
+    missing = {(v, dim) for e in composite.equations if inputs.intersection(_variables(e)) for v, dim in _alone(composite, e)}
+    missing = {(v, dim) for v, dim in missing if v in inputs}
+    relaxed = Relaxed(composite)
+    if not all(relaxed.may(v, dim) for v, dim in missing):
+        return False
+    joint = operand_states(composite)
+    while missing:
+        states = next(joint, None)
+        if states is None:
+            return False
+        missing.difference_update((v, s.dim) for v, s in zip(composite.inputs, states, strict=True))
+    return True
+
+
+def _variables(equation: Equation) -> list[int]:
+    return [a for a in equation.operands if isinstance(a, int)]
+
+
+def _alone(composite: Body, equation: Equation) -> list[tuple[int, int]]:
+    """The variables and dimensions that an equation alone may have partitioned among its operands."""
+    order = tuple(dict.fromkeys(_variables(equation)))
+    atoms = tuple(order.index(a) if isinstance(a, int) else a.key for a in equation.operands)
+    tensors = {v: composite.tensors[v] for v in (*order, *equation.results)}
+    alone = Body(order, equation.results, (equation,), tensors)
+    asked = _Asked(TABLE.version, equation.signature, equation.identity, atoms, tuple(tensors.values()), alone)
+    return [(order[k], dim) for k, dim in _dimensions(asked)]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A body of one equation, and all that its choices depend on."""
+
+    table: int  # its version
+    signature: str
+    identity: tuple[int, ...]
+    atoms: tuple[int | str, ...]
+    tensors: tuple[Tensor, ...]
+    body: Body = field(compare=False)
+
+
+@lru_cache(maxsize=16384)
+def _dimensions(asked: _Asked) -> frozenset[tuple[int, int]]:
+    """Operands, by position, and the dimensions along which they may be partitioned: asked for in many bodies, found once."""
+    return frozenset((k, s.dim) for c in choices(asked.body) for k, s in enumerate(c.operands) if s.kind == "P")
 
 
 SIZELESS = frozenset({"broadcast_in_dim", "squeeze", "expand_dims", "iota"})  # other parameters tell, and results
@@ -56,7 +93,7 @@ def pattern(composite: Body) -> str:
 
     def shape(atom: Atom) -> str:
         tensor = composite.tensor(atom)
-        return f"{tensor.dtype}{[names.setdefault(n, f's{len(names)}') for n in tensor.shape]}"
+        return f"{_text(tensor.dtype)}{[names.setdefault(n, f's{len(names)}') for n in tensor.shape]}"
 
     text = [shape(v) for v in composite.inputs]
     for e in composite.equations:
@@ -64,6 +101,12 @@ def pattern(composite: Body) -> str:
         operands = [shape(a) if isinstance(a, Literal) else numbers[a] for a in e.operands]
         text.append(f"{_sizeless(composite, e)} {operands} {[shape(v) for v in e.results]}")
     return "\n".join([*text, str([a if isinstance(a, Literal) else numbers[a] for a in composite.outputs])])
+
+
+@lru_cache(maxsize=256)
+def _text(dtype: Any) -> str:
+    """numpy takes longer to say a type than all the rest of a pattern takes."""
+    return str(dtype)
 
 
 def _sizeless(composite: Body, equation: Equation) -> str:

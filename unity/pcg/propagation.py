@@ -59,21 +59,24 @@ class Propagation:
         if old is None:
             self.states[variable] = state
             self.queue += self.body.touching.get(variable, ())
-        elif old != state:
+        elif old is not state and old != state:
             raise Conflict(variable if PARTIAL in (old, state) else None)
 
     def view(self, i: int) -> dict[int, State]:
         """The known states at the positions of an equation: operands as seen, results as made."""
-        e, known = self.body.equations[i], {}
-        for position, a in enumerate(e.operands):
+        e, known, states, reduced = self.body.equations[i], dict[int, State](), self.states, self.reduced
+        position = 0
+        for a in e.operands:
             if isinstance(a, int):
-                if a in self.reduced:
+                if a in reduced:
                     known[position] = REPLICATED
-                elif a in self.states:
-                    known[position] = self.states[a]
-        for position, v in enumerate(e.results, len(e.operands)):
-            if v in self.states:
-                known[position] = self.states[v]
+                elif a in states:
+                    known[position] = states[a]
+            position += 1  # by hand: this is asked more often than anything else
+        for v in e.results:
+            if v in states:
+                known[position] = states[v]
+            position += 1
         return known
 
     def candidates(self, i: int) -> list[Match]:
@@ -114,11 +117,18 @@ class Propagation:
             self.set(v, s)
 
     def check(self, i: int) -> None:
-        match = self.matches[i]
+        """Whether what is known around a settled equation is still what it chose: asked whenever a state near it is set."""
+        match, e, states, reduced = self.matches[i], self.body.equations[i], self.states, self.reduced
         assert match is not None
-        states = match.operands + match.results
-        if any(states[p] != s for p, s in self.view(i).items()):
-            raise Conflict(self.partial_operand(i))
+        for a, s in zip(e.operands, match.operands, strict=True):
+            if isinstance(a, int):
+                seen = REPLICATED if a in reduced else states.get(a, s)
+                if seen is not s and seen != s:
+                    raise Conflict(self.partial_operand(i))
+        for v, s in zip(e.results, match.results, strict=True):
+            seen = states.get(v, s)
+            if seen is not s and seen != s:
+                raise Conflict(self.partial_operand(i))
 
     def partial_operand(self, i: int) -> int | None:
         """A partial operand that could be reduced before this equation."""

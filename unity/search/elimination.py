@@ -20,8 +20,8 @@ from unity.search.schedule import Choose, Eliminate, Leaf, Operation, Slice, sch
 BUDGET = 20_000_000
 # Entries of all tables that may be kept at once; weights are taken in batches that stay below. 1 GB.
 RESIDENT = 125_000_000
-# Entries of a temporary: a few megabytes.
-TEMPORARY = 400_000
+# Entries of a temporary: less than a megabyte, so that it stays in the cache.
+TEMPORARY = 100_000
 Labelled = dict[tuple[int, ...], Array]  # labels of the axes (see `Eliminate`), and a table [weights, *axes]
 
 
@@ -240,12 +240,18 @@ def _joined(tables: Labelled, labels: tuple[int, ...], sizes: dict[int, int], we
 def _sum(tables: Labelled, order: tuple[int, ...]) -> Array:
     """The sum of tables, its axes in this order."""
     total: Array | None = None
+    made = False  # whether it may be written into
     for own, table in tables.items():
         present = [label for label in order if label in own]
         aligned = table.transpose(0, *(1 + own.index(label) for label in present))
         missing = tuple(1 + axis for axis, label in enumerate(order) if label not in own)
         aligned = np.expand_dims(aligned, missing)
-        total = aligned if total is None else total + aligned
+        if total is None:
+            total = aligned
+        elif made and all(n in (1, m) for n, m in zip(aligned.shape, total.shape, strict=True)):
+            total += aligned
+        else:
+            total, made = total + aligned, True
     assert total is not None
     return total
 
