@@ -66,7 +66,7 @@ def derived(function: Callable[[jax.Array], jax.Array], sign: float) -> Local:
 operator("erf", local=derived(lax.erf, 1.0))(elementwise())
 operator("erfc", local=derived(lax.erfc, -1.0))(elementwise())
 operator("neg", "copy", "name", "real", "imag", "conj", "stop_gradient")(elementwise(linear=((0,),)))
-PLACED = ("sharding_constraint", "device_put", "constrain")
+PLACED = ("sharding_constraint", "constrain")
 operator(*PLACED, local=lambda operands, layout: list(operands))(elementwise(linear=((0,),)))
 operator("add", "sub", "add_any", "complex")(elementwise(linear=((0, 1),)))
 operator("mul")(elementwise(linear=((0,), (1,))))
