@@ -111,5 +111,6 @@ def test_every_state_shows_differently():
 
 def test_dimensions_that_jax_numbers_by_numpys_numbers_are_written_as_any() -> None:
     """A batched slice that is written becomes a scatter with such; a type that is written otherwise has another hash."""
-    assert repr(partitioned(np.int64(2), np.int64(3))) == repr(partitioned(2, 3))
+    two, three = np.array([2, 3])
+    assert repr(partitioned(two, three)) == repr(partitioned(2, 3))
     assert json.dumps(tensor_type((np.int64(91), np.int64(93)), np.dtype("float32")).shape) == "[91, 93]"
