@@ -75,8 +75,6 @@ def choices(body: Body, seeds: Iterable[Seed] = ()) -> tuple[Choice, ...]:
 
 @lru_cache(maxsize=8192)
 def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
-    if any(e.name in INVARIANT for e in body.equations):
-        return (unused(body),)
     replicated = Choice("replicated", (REPLICATED,) * len(body.inputs), (REPLICATED,) * len(body.outputs), 0, 0.0)
     found = {c.states: c for c in (unused(body), replicated)}
     if not body.inputs or not replicable(body):
@@ -95,8 +93,7 @@ def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
 def operand_states(body: Body) -> Iterator[tuple[State, ...]]:
     """The states of the operands in every choice that has some partitioned, as they are found: to whom some are enough, the rest
     is spared."""
-    if not any(e.name in INVARIANT for e in body.equations):
-        yield from (s.operands for s in _solutions(body, ()) if _useful(s))
+    return (s.operands for s in _solutions(body, ()) if _useful(s))
 
 
 def _useful(solution: Solution) -> bool:
@@ -106,6 +103,8 @@ def _useful(solution: Solution) -> bool:
 
 def _solutions(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Solution]:
     """What follows from every state that an equation of the body could have, or a neighbour wants, none twice."""
+    if any(e.name in INVARIANT for e in body.equations):
+        return
     found: list[Solution] = []
     for known in _seeds(body, seeds):
         if any(all(s.states.get(v) == state for v, state in known.items()) for s in found):

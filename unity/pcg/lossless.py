@@ -34,8 +34,8 @@ def lossless(composite: Body) -> bool:
     At which digit may differ: a bias added before a split into query, key and value is partitioned as the split is.
     """
     inputs = set(composite.inputs)
-    missing = {(v, dim) for e in composite.equations if inputs.intersection(_variables(e)) for v, dim in _alone(composite, e)}
-    missing = {(v, dim) for v, dim in missing if v in inputs}
+    reading = (e for e in composite.equations if inputs.intersection(_variables(e)))
+    missing = {(v, dim) for e in reading for v, dim in _alone(composite, e) if v in inputs}
     relaxed = Relaxed(composite)
     if not all(relaxed.may(v, dim) for v, dim in missing):
         return False

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from unity.pcg.body import Body, Equation
-from unity.pcg.factors import Factor, Place, Slot, Spec
+from unity.pcg.factors import Spec, matching
 from unity.pcg.solve import NESTED, spec_of
+from unity.pcg.state import PARTIAL, REPLICATED, State, partitioned
 
-REPLICATED, PARTIAL, OTHER = -1, -2, -3  # and of a partitioned tensor, the dimension
-Row = tuple[int, ...]  # what an equation's operands and results may be together
+Row = tuple[State, ...]  # what an equation's operands and results may be together
 
 
 class Relaxed:
@@ -25,7 +25,7 @@ class Relaxed:
 
     def may(self, variable: int, dim: int) -> bool:
         """Whether an input may be partitioned at a dimension, as far as the relaxation tells."""
-        left: dict[int, frozenset[int]] = {variable: frozenset({dim})}
+        left: dict[int, frozenset[State]] = {variable: frozenset({partitioned(dim)})}
         waiting = list(self.body.touching.get(variable, ()))
         while waiting:
             i = waiting.pop()
@@ -46,7 +46,7 @@ class Relaxed:
                     waiting += self.body.touching[v]
         return True
 
-    def agrees(self, left: Mapping[int, frozenset[int]], variable: int, state: int, read: bool) -> bool:
+    def agrees(self, left: Mapping[int, frozenset[State]], variable: int, state: State, read: bool) -> bool:
         """Whether an equation may make or read a variable in a state. A sum that is reduced where it is made is read whole."""
         if variable not in left or state in left[variable]:
             return True
@@ -65,19 +65,9 @@ class Relaxed:
 
 
 def _rows(equation: Equation, spec: Spec) -> list[Row]:
-    n, m = len(equation.operands), len(equation.results)
-    linear = (tuple(PARTIAL if k in group else REPLICATED for k in range(n)) + (PARTIAL,) * m for group in spec.linear)
-    return list(dict.fromkeys([*map(_row, spec.factors), *linear, (REPLICATED,) * (n + m)]))
+    found = matching(spec, {}, len(equation.operands), len(equation.results))
+    return list(dict.fromkeys(tuple(map(_without_digit, m.operands + m.results)) for m in found))
 
 
-def _row(factor: Factor) -> Row:
-    missing = PARTIAL if factor.reduction else REPLICATED
-    return (*(_relaxed(p, REPLICATED) for p in factor.operands), *(_relaxed(p, missing) for p in factor.results))
-
-
-def _relaxed(place: Place, missing: int) -> int:
-    if place is None:
-        return missing
-    if isinstance(place, Slot) or place.kind == "P":
-        return place.dim
-    return {"R": REPLICATED, "S": PARTIAL}.get(place.kind, OTHER)
+def _without_digit(state: State) -> State:
+    return state._replace(outer=1) if state.outer > 1 else state
