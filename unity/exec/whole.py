@@ -17,8 +17,9 @@ from jax.extend import core
 
 from unity.pcg.body import Body, Equation
 from unity.pcg.custom import RULED, Unreadable, backward_body, jvp_body, pull, readable, ruled, value_body
-from unity.pcg.foreign import own_program, programs_with
+from unity.pcg.foreign import own_program
 from unity.pcg.varying import vary, varying
+from unity.pcg.within import equations
 
 Run = Callable[[Body, Sequence[Any]], list]
 
@@ -35,7 +36,7 @@ def _asks(eqn: core.JaxprEqn) -> bool:
 @lru_cache(maxsize=4096)
 def asks(equation: Equation) -> bool:
     """Whether there is such an equation inside of one."""
-    return equation.origin is not None and programs_with(equation.origin, _asks)
+    return equation.origin is not None and any(map(_asks, equations(equation.origin)))
 
 
 def call(equation: Equation, value: Body, operands: Sequence[Any], run: Run) -> list:
@@ -61,7 +62,8 @@ def _vjp(equation: Equation, value: Body, operands: Sequence[Any], run: Run) -> 
     """By reverse differentiation only.
 
     What is kept must have one structure, whatever is differentiated: JAX may take it for that of another time. So, where the
-    rule allows it, all operands are differentiated, and otherwise the operands are kept, and the forward rule runs again.
+    rule allows it, all operands are differentiated, and otherwise the operands are kept, and the forward rule runs again. Only
+    arrays are kept, so which operands are differentiated is said by the lengths of arrays without elements.
     """
     everything, n = _all_that_can(equation), len(equation.results)
     differ = [varying(x) for x in operands]

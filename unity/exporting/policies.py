@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from jax.extend import core
 
 from unity.exporting.errors import ExportError
 from unity.exporting.source import Code, call
-from unity.pcg.body import Body, Equation, close, from_jaxpr
+from unity.pcg.body import Body, Equation
 from unity.pcg.solve import nested_body
+from unity.pcg.within import bodies
 
 
 def decided(equation: Equation) -> dict[str, set[bool]]:
@@ -36,12 +36,8 @@ def _kind(e: Equation) -> str:
 def _within(body: Body) -> Iterator[Equation]:
     for e in body.equations:
         yield e
-        for value in e.params.values():
-            for program in value if isinstance(value, (tuple, list)) else (value,):
-                if isinstance(program, core.ClosedJaxpr):
-                    yield from _within(close(program))
-                elif isinstance(program, core.Jaxpr):
-                    yield from _within(from_jaxpr(program))
+        for program in bodies(e):
+            yield from _within(program)
 
 
 def saved(equation: Equation) -> str:

@@ -123,14 +123,11 @@ def _without_rules(value: Any) -> Any:
 
 def _as_body(eqn: core.JaxprEqn) -> core.JaxprEqn:
     program = own_program(eqn)
+    if eqn.primitive.name in RULED:
+        program = next(eqn.params[name] for name in ("call_jaxpr", "fun_jaxpr") if name in eqn.params)
     if program is None:
-        params = {name: _without_rules(value) for name, value in eqn.params.items()}
-        if eqn.primitive.name not in RULED:
-            return eqn.replace(params=params)
-        program = next(params[name] for name in ("call_jaxpr", "fun_jaxpr") if name in params)
-    else:
-        program = _without_rules(program)
-    return eqn.replace(primitive=primitives.closed_call_p, params={"call_jaxpr": program})
+        return eqn.replace(params={name: _without_rules(value) for name, value in eqn.params.items()})
+    return eqn.replace(primitive=primitives.closed_call_p, params={"call_jaxpr": _without_rules(program)})
 
 
 def readable(equation: Equation) -> bool:
@@ -156,7 +153,7 @@ def value_body(equation: Equation) -> Body | None:
     call = as_function(equation)
     try:
         made = first_order(outside(call, _abstract(equation)))
-    except Exception:
+    except Exception:  # it cannot be traced by itself, and is left to JAX as it is
         return None
     return close(made)
 
@@ -172,13 +169,13 @@ def jvp_body(equation: Equation, differentiated: Flags | None = None) -> JvpRule
         return jax.jvp(lambda *c: call(*_merge(floating, c, others)), tuple(chosen), tuple(tangents))
 
     made = _traced(equation, rule, structs, _choose(floating, structs))
-    return JvpRule(close(first_order(made)), floating, with_foreign(made.jaxpr))
+    return JvpRule(close(first_order(made)), floating, with_foreign(made))
 
 
 @lru_cache(maxsize=1024)
-def vjp_bodies(equation: Equation, differentiated: Flags | None = None) -> VjpRule:
-    """The programs of a `custom_vjp`'s forward and backward rules, if these operands are differentiated (all that can be)."""
-    pulled = pull(equation, differentiated or ruled(equation))
+def vjp_bodies(equation: Equation) -> VjpRule:
+    """The programs of a `custom_vjp`'s forward and backward rules, if all operands are differentiated that can be."""
+    pulled = pull(equation, ruled(equation))
     return VjpRule(pulled.forward, backward_body(pulled, (True,) * len(pulled.results)), pulled.floating)
 
 

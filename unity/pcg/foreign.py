@@ -6,7 +6,6 @@ they were made for. Inside of a `shard_map` types say along which axes values di
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
@@ -16,6 +15,7 @@ from jax.extend import core
 from jax.sharding import AbstractMesh, use_abstract_mesh
 
 from unity.pcg.factors import TABLE
+from unity.pcg.within import Program, equations
 
 NO_MESH = AbstractMesh((), ())
 
@@ -47,21 +47,6 @@ def outside(run: Any, arguments: Any) -> core.ClosedJaxpr:
         return jax.make_jaxpr(run)(*structs)
 
 
-def programs(value: Any) -> list[core.Jaxpr]:
-    """The programs in a parameter of an equation."""
-    if isinstance(value, core.ClosedJaxpr):  # since JAX 0.12 every program is one
-        value = value.jaxpr
-    if isinstance(value, core.Jaxpr):
-        return [value]
-    return [p for v in value for p in programs(v)] if isinstance(value, tuple) else []
-
-
-def with_foreign(jaxpr: core.Jaxpr) -> bool:
+def with_foreign(program: Program) -> bool:
     """Whether a program has foreign primitives, in loops and branches too."""
-    return any(own_program(eqn) is not None or programs_with(eqn, lambda e: own_program(e) is not None) for eqn in jaxpr.eqns)
-
-
-def programs_with(eqn: core.JaxprEqn, wanted: Callable[[core.JaxprEqn], bool]) -> bool:
-    """Whether the programs of an equation have one that is wanted, at any depth."""
-    found = (e for value in eqn.params.values() for p in programs(value) for e in p.eqns)
-    return any(wanted(e) or programs_with(e, wanted) for e in found)
+    return any(own_program(e) is not None for eqn in program.eqns for e in (eqn, *equations(eqn)))

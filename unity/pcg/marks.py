@@ -14,10 +14,11 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
-from unity.pcg.body import Body, Equation, close, from_jaxpr
+from unity.pcg.body import Body
 from unity.pcg.errors import ConstraintError
 from unity.pcg.graph import CONSTRAIN, PCG, Node
 from unity.pcg.wanted import Wanted, wanted
+from unity.pcg.within import bodies
 
 _primitive = core.Primitive(CONSTRAIN)
 _primitive.def_impl(lambda x, *, entries: x)
@@ -74,15 +75,4 @@ def hidden(graph: PCG) -> Iterator[Node]:
 
 
 def _within(body: Body) -> bool:
-    return any(e.name == CONSTRAIN or any(map(_within, _programs(e))) for e in body.equations)
-
-
-def _programs(e: Equation) -> Iterator[Body]:
-    for given in e.params.values():
-        for x in given if isinstance(given, tuple) else (given,):
-            if isinstance(x, core.ClosedJaxpr):
-                yield close(x)
-            elif isinstance(x, core.Jaxpr):
-                yield from_jaxpr(x)
-            elif isinstance(x, Body):  # rewritten
-                yield x
+    return any(e.name == CONSTRAIN or any(map(_within, bodies(e))) for e in body.equations)

@@ -1,0 +1,34 @@
+"""The programs inside of an equation, whatever its parameters call them: of loops, branches, derivative rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jax.extend import core
+
+from unity.pcg.body import Body, Equation, close, from_jaxpr
+
+Program = core.Jaxpr | core.ClosedJaxpr
+
+
+def programs(params: Mapping[str, Any]) -> Iterator[Program | Body]:
+    """The programs in an equation's parameters; of what was rewritten they are bodies."""
+    for given in params.values():
+        for x in given if isinstance(given, tuple | list) else (given,):
+            if isinstance(x, Program | Body):
+                yield x
+
+
+def bodies(equation: Equation) -> Iterator[Body]:
+    """They, as bodies."""
+    for x in programs(equation.params):
+        yield x if isinstance(x, Body) else close(x) if isinstance(x, core.ClosedJaxpr) else from_jaxpr(x)
+
+
+def equations(eqn: core.JaxprEqn) -> Iterator[core.JaxprEqn]:
+    """All equations in the programs of one of JAX's, at any depth."""
+    for x in programs(eqn.params):
+        for e in () if isinstance(x, Body) else x.eqns:
+            yield e
+            yield from equations(e)
