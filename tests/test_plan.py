@@ -52,7 +52,7 @@ def test_a_plan_is_a_drop_in() -> None:
     assert jax.tree.structure(plan.in_shardings) == jax.tree.structure(arguments())
 
 
-def test_a_scan_of_no_steps_takes_no_time() -> None:
+def test_a_scan_of_no_steps_is_planned_and_runs() -> None:
     def fn(w: Any, x: Any) -> Any:
         return jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, w)[0].sum()
 
