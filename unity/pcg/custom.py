@@ -27,8 +27,9 @@ Flags = tuple[bool, ...]
 RULED = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 
 
-class Unreadable(Exception):
-    """A rule that cannot be traced on abstract arguments, all floating ones differentiated: its call runs whole."""
+class Unreadable(CaptureError):
+    """A rule that cannot be traced on abstract arguments. If all floating ones were differentiated, its call runs whole; if those
+    that a gradient asks for, there is no gradient."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +89,10 @@ def _traced(equation: Equation, rule: Callable[..., Any], *structs: Any) -> core
         raise _leak(equation) from error
     except Exception as error:  # it looks at values, or refuses what is differentiated here: every floating argument
         name = equation.name.removesuffix("_call")
-        raise Unreadable(f"{equation.source or name}: the derivative rule of a {name} cannot be traced: {error}") from error
+        raise Unreadable(
+            f"{equation.source or name}: the derivative rule of a {name} cannot be traced for what is differentiated: {error}\n"
+            "    Differentiate by other arguments, as the rule asks for. (docs: capture#derivative-rules)"
+        ) from error
     if any(isinstance(c, Tracer) for c in made.consts):
         raise _leak(equation)
     return made
