@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from statistics import median
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.models import get
@@ -40,19 +42,18 @@ from unity.search.simulator import (
     Delta,
     Operators,
     ParallelConfig,
-    Resource,
     Strategy,
-    Task,
     TaskGraph,
     Topology,
     data_parallel,
     drawn,
     makespan,
+    on_one,
     operators,
     simulate,
 )
 from unity.search.simulator.pieces import overlap
-from unity.search.simulator.regions import shared
+from unity.search.simulator.regions import shared_by_number
 from unity.uncollected import uncollected
 
 PROPOSALS = {4: 100, 64: 20}
@@ -94,14 +95,25 @@ class Clock:
 
 def loaded() -> None:
     """Has the simulator's loops read from disk, or compiled, which is when they are called first: not while something is timed."""
-    delta = Delta(TaskGraph({0: Task(0, 1.0)}, (Resource("", "compute"),)))
-    delta.change({0: Task(0, 2.0), 1: Task(0, 1.0, (0,))})
-    delta.back()
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        y = x @ w
+        return jnp.sum((y - y.mean(0)) ** 2)
+
+    w, x = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 4), (16, 8)))
+    captured = capture(loss, w, x)
+    o = operators(captured.graph, captured.differentiated, Topology.uniform(Machine.grid(1, 2, "p100")))
+    strategy = Strategy(o, {k: data_parallel(o.nodes[k], 16, 2) for k in o.numbers})
+    delta = Delta(strategy.graph)
+    for k in o.numbers:
+        delta.change(strategy.change(k, on_one(o.nodes[k])))
+        delta.back()
+        strategy.back()
 
 
 def proposals(o: Operators, batch: int, devices: int) -> Iterator[tuple[Strategy, int, ParallelConfig]]:
     """Data parallelism, and an operator's other configuration drawn at random, again and again: the same ones for each walk."""
-    for cache in (overlap, shared):  # whoever walks finds out himself what pieces of which size have in common
+    for cache in (overlap, shared_by_number):  # whoever walks finds out himself what pieces of which size have in common
         cache.cache_clear()
     rng = random.Random(0)
     strategy = Strategy(o, {k: data_parallel(o.nodes[k], batch, devices) for k in o.numbers})

@@ -6,6 +6,8 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import cache
 from unittest.mock import patch
 
 import numpy as np
@@ -13,16 +15,43 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator_cases import changed, rolled_change, rolled_graph
+from small_models import MODELS, named
 
-from unity.search.simulator import Delta, Task, TaskGraph, full, loop, schedule
+from unity.search.machine import Machine
+from unity.search.simulator import (
+    Delta,
+    Operators,
+    ParallelConfig,
+    Strategy,
+    Task,
+    TaskGraph,
+    Topology,
+    drawn,
+    entry,
+    exchange,
+    full,
+    loop,
+    operators,
+    schedule,
+    strategy,
+    wiring,
+)
 from unity.search.simulator.compiled import compiled, interpreted
+
+LOOPS = {
+    (schedule, loop): ("follow",),
+    (schedule, entry): ("link", "numbered", "unlink", "written"),
+    (strategy, exchange): ("difference", "exchanged", "held", "summed", "waiting"),
+    (wiring, exchange): ("ring_links", "ring_tasks"),
+}
 
 
 @contextmanager
 def in_python() -> Iterator[None]:
     with ExitStack() as stack:
-        for name in ("first_difference", "follow", "line_up", "link", "unlink"):
-            stack.enter_context(patch.object(schedule, name, interpreted(getattr(loop, name).__wrapped__)))
+        for (user, module), names in LOOPS.items():
+            for name in names:
+                stack.enter_context(patch.object(user, name, interpreted(getattr(module, name).__wrapped__)))
         yield
 
 
@@ -46,6 +75,36 @@ def test_what_is_compiled_is_what_is_interpreted(seed: int) -> None:
         assert delta.simulated == slow.simulated
 
 
+@cache
+def model(name: str) -> Operators:
+    captured, _ = named(name)
+    return operators(captured.graph, captured.differentiated, Topology.uniform(Machine.grid(1, 4, "p100")))
+
+
+@settings(max_examples=30)
+@given(name=st.sampled_from(sorted(MODELS)), seed=st.integers(0, 2**32 - 1))
+def test_tasks_that_are_made_by_compiled_loops_are_those_of_interpreted_ones(name: str, seed: int) -> None:
+    """Pieces may be on one device, too, where they are not all different."""
+    pytest.importorskip("numba")
+    o, rng = model(name), random.Random(seed)
+
+    def config(k: int) -> ParallelConfig:
+        found = drawn(o.nodes[k], 4, rng)
+        return found if rng.random() < 0.7 else replace(found, devices=tuple(rng.choices(range(4), k=found.pieces)))
+
+    configs = {k: config(k) for k in o.numbers}
+    fast = Strategy(o, configs)
+    with in_python():
+        slow = Strategy(o, configs)
+    for _ in range(3):
+        k = rng.choice(o.numbers)
+        other = config(k)
+        change = fast.change(k, other)
+        with in_python():
+            assert slow.change(k, other) == change
+    assert fast.graph.tasks == slow.graph.tasks
+
+
 def doubled(values: np.ndarray, factor: float) -> float:
     total = 0.0
     for k in range(len(values)):
@@ -62,16 +121,17 @@ def test_arrays_are_written_to(way) -> None:
 
 
 def test_names_may_be_long_and_order_what_is_ready_at_once() -> None:
-    devices, names = rolled_graph(random.Random(0)).graph.devices, [-(2**80), -1, 0, 2**61, 2**62, 2**63, 2**90, 2**124]
+    devices, names = rolled_graph(random.Random(0)).graph.devices, [1 - 2**63, -1, 0, 2**61, 2**62, 2**63 - 1]
     found = full(TaskGraph({name: Task(0, 1.0) for name in random.Random(1).sample(names, len(names))}, devices))
     assert list(found.order[0]) == names
 
 
 def test_names_that_are_too_long_are_refused() -> None:
     devices = rolled_graph(random.Random(0)).graph.devices
-    for name in (2**125, -(2**125)):
-        with pytest.raises(schedule.SimulationError, match="a name of more than 126 bits"):
-            full(TaskGraph({name: Task(0, 1.0)}, devices))
+    for name in (2**63, -(2**63)):
+        for tasks in ({name: Task(0, 1.0)}, {0: Task(0, 1.0, (name,))}):
+            with pytest.raises(schedule.SimulationError, match=f"task {name} has a name of more than 64 bits"):
+                full(TaskGraph(tasks, devices))
 
 
 def test_without_numba_loops_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:

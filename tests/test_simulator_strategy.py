@@ -29,6 +29,7 @@ from unity.search.simulator import (
     full,
     on_one,
     operators,
+    strategy,
 )
 
 FOUR = Machine.grid(1, 4, "p100")
@@ -175,4 +176,16 @@ def test_what_an_operator_cannot_have_is_named() -> None:
     assert strategy.graph.tasks == before
     del configs[relu]
     with pytest.raises(SimulationError, match="1 operators have no configuration"):
+        Strategy(o, configs)
+
+
+def test_more_operands_or_devices_than_there_are_names_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    o = two_layers(Topology.uniform(FOUR))
+    configs = {k: on_one(o.nodes[k]) for k in o.numbers}
+    monkeypatch.setattr(strategy, "PURPOSES", strategy.TRANSFERS + 2)
+    with pytest.raises(SimulationError, match=r"test_simulator_strategy.py:\d+.*: 2 operands; a strategy has names for 1"):
+        Strategy(o, configs)
+    monkeypatch.undo()
+    monkeypatch.setattr(strategy, "ROW", 3)
+    with pytest.raises(SimulationError, match="4 devices; a strategy has names for the tasks of 3"):
         Strategy(o, configs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise, product
@@ -11,9 +11,10 @@ from math import prod
 import numpy as np
 
 from unity.search.simulator import Operators, ParallelConfig, Strategy, on_one
+from unity.search.simulator.columns import Columns
 from unity.search.simulator.operators import Edge
 from unity.search.simulator.pieces import overlap, slices
-from unity.search.simulator.regions import shared
+from unity.search.simulator.regions import Shared, shared
 from unity.search.simulator.strategy import WAYS, said_by
 from unity.search.simulator.ticks import in_ticks
 
@@ -60,15 +61,20 @@ class Bound:
             if prod(config.degrees[dim] for dim in r.dims) == config.pieces:
                 # A ring of all pieces begins when the last of them has ended, and each has the sum when its own task in it ends:
                 # these are the tasks that are simulated, so what they take is rounded as there.
-                ring = self.strategy.wiring.all_reduce(0, 1, (), config.devices, r.nbytes)
-                forward = joined(forward, np.full((2, 2), max(task.seconds for task in ring.values())))
+                ring = self._rings(np.array(config.devices), np.array([config.pieces]), [r.nbytes])
+                forward = joined(forward, np.full((2, 2), ring.seconds.max()))
         return forward, backward
+
+    def _rings(self, devices: Array, counts: Array, nbytes: list[float]) -> Columns:
+        """The tasks of all-reduces that wait for nothing."""
+        waits, before = np.zeros(len(counts), np.int64), np.empty(0, np.int64)
+        return self.strategy.wiring.all_reduces(waits, before, devices, counts, nbytes, 0, 1)
 
     def _seconds(self, k: int, config: ParallelConfig) -> list[tuple[float, float]]:
         """By piece: seconds forward and backward, rounded as they are simulated."""
-        forward, backward = self.o.seconds(k, config.degrees)
-        speeds = (self.o.topology.speeds[d] for d in config.devices)
-        return [(in_ticks(forward / speed), in_ticks(backward / speed)) for speed in speeds]
+        speeds = np.array([self.o.topology.speeds[d] for d in config.devices])
+        forward, backward = (in_ticks(seconds / speeds).tolist() for seconds in self.o.seconds(k, config.degrees))
+        return list(zip(forward, backward, strict=True))
 
     @cached_property
     def between(self) -> list[tuple[Array, Array, Array]]:
@@ -136,7 +142,7 @@ class Bound:
         node = self.o.nodes[edge.maker]
         made = slices(node, maker.degrees, len(node.operands) + edge.result)
         read = overlap(made, slices(self.o.nodes[edge.reader], reader.degrees, edge.position))
-        assert len(set(read.first)) == maker.pieces, "a piece that this reader leaves out may begin its backward pass earlier"
+        assert len(np.unique(read.first)) == maker.pieces, "a piece that this reader leaves out may begin its backward pass earlier"
         forward, backward = _Sends(), _Sends()
         carried = np.zeros(len(self.strategy.wiring.resources))
         for name, task in self.strategy.of_edge(edge).items():
@@ -166,10 +172,12 @@ class Bound:
             for (node, result), (c, config) in product(own, enumerate(self.may[k])):
                 position = next(p for reader, p in self.o.weights[node, result] if reader == k)
                 cut = slices(self.o.nodes[k], config.degrees, position)
-                for devices, elements in shared(((cut, config.devices),)):
-                    nbytes = elements * self.o.nodes[node].tensors[result].itemsize
-                    for task in wiring.all_reduce(0, 1, (), devices, nbytes).values():
-                        loads[c, : 1 + (set(devices) == set(config.devices)), task.device] += task.seconds
+                for devices, elements in parts_of(shared(((cut, config.devices),))):
+                    nbytes = elements * float(self.o.nodes[node].tensors[result].itemsize)
+                    ring = self._rings(devices, np.array([len(devices)]), [nbytes])
+                    whole = set(devices.tolist()) == set(config.devices)
+                    for device, seconds in zip(ring.device.tolist(), ring.seconds.tolist(), strict=True):
+                        loads[c, : 1 + whole, device] += seconds
             found.append(loads)
         return found
 
@@ -220,6 +228,12 @@ class Bound:
 ONE, APART = np.eye(2), -1e9  # what is not certain counts as long ago
 Array = np.ndarray
 _Sends = dict[tuple[int, int], tuple[float, int]]  # by sender and receiver: seconds, and the link
+
+
+def parts_of(found: Shared) -> Iterator[tuple[Array, int]]:
+    """The devices that hold each part of a weight, and its elements."""
+    devices = np.split(found.devices, np.cumsum(found.counts)[:-1]) if len(found.counts) else []
+    return zip(devices, found.elements.tolist(), strict=True)
 
 
 def joined(a: Array, b: Array) -> Array:

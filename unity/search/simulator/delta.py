@@ -34,7 +34,7 @@ class Delta:
     @property
     def graph(self) -> TaskGraph:
         """The task graph as it is now."""
-        return TaskGraph(dict(self._schedule.tasks), self.devices)
+        return TaskGraph(self._schedule.tasks, self.devices)
 
     @property
     def timeline(self) -> Timeline:

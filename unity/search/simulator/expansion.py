@@ -24,9 +24,8 @@ from unity.search.simulator.tasks import Names, Resource, SimulationError, Task,
 from unity.search.simulator.timeline import Timeline
 from unity.search.simulator.topology import Topology, sent
 
-MEMBERS = 1 << 16  # how task names are packed: instruction, part, device or group
-PARTS = 1 << 16
-MAIN, BARRIER, LINKS = 0, 1, 2  # parts of an instruction; from LINKS on, a loop's on each link
+PARTS, MEMBERS = 1 << 2, 1 << 22  # how task names are packed: instruction, part; device, group or link
+MAIN, BARRIER, LINK = range(3)  # parts of an instruction; the last is a loop's on each link
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ def _loop(instruction: Instruction, what: Loop, before: list[Names], target: Tar
         before, spans = [(barrier,)] * target.devices, [step.makespan] * target.devices
     names = [base * MEMBERS + d for d in every]
     tasks |= {n: Task(d, what.length * spans[d], before[d], what.length * step.nbytes[d]) for d, n in enumerate(names)}
-    links = {(base + LINKS + k) * MEMBERS: k for k, r in enumerate(target.resources) if r.kind == "link" and step.order[k]}
+    links = {(base + LINK) * MEMBERS + k: k for k, r in enumerate(target.resources) if r.kind == "link" and step.order[k]}
     tasks |= {n: Task(k, what.length * step.busy[k], before[0], what.length * step.nbytes[k]) for n, k in links.items()}
     return tasks, [(n, *links) for n in names]
 
@@ -175,7 +174,7 @@ def moments_on(timeline: Timeline, device: int) -> Mapping[int, tuple[float, flo
     for name, start in timeline.start.items():
         part, member = divmod(name, MEMBERS)
         instruction, part = divmod(part, PARTS)
-        if (part == MAIN and member == device) or part >= LINKS:
+        if (part == MAIN and member == device) or part == LINK:
             first, last = found.get(instruction, (start, timeline.end[name]))
             found[instruction] = (min(first, start), max(last, timeline.end[name]))
     return found

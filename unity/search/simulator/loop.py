@@ -18,10 +18,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from unity.search.simulator.columns import GONE, Moments, Numbers
 from unity.search.simulator.compiled import compiled
 
-Numbers = NDArray[np.int64]  # lists, where loops are interpreted
-Moments = NDArray[np.float64]
+Counts = NDArray[np.int32]  # places and numbers of tasks, of which many are looked at: half as long is a tenth faster
 
 NEVER = inf
 NONE = -1  # no place in a list
@@ -33,39 +33,39 @@ class Table(NamedTuple):
     """What is known of tasks, by number.
 
     Args:
-        device: where it runs; below zero: there is no such task (any more).
-        seconds: how long.
-        high, low: its name in two parts.
+        name: what it is called.
+        device: where it runs; GONE: there is no such task (any more).
+        seconds, nbytes: how long, and what it sends.
         first, waits: what it waits for: before[first : first + waits].
+        head: the first place of those who wait for a task.
         before: by place, the numbers of tasks that others wait for.
         waiter: by place, who waits.
-        head: the first place of those who wait for a task.
         then, prior: by place, the next of these places, and the one before.
     """
 
-    device: Numbers
+    name: Numbers
+    device: Counts
     seconds: Moments
-    high: Numbers
-    low: Numbers
-    first: Numbers
-    waits: Numbers
-    head: Numbers
-    before: Numbers
-    waiter: Numbers
-    then: Numbers
-    prior: Numbers
+    nbytes: Moments
+    first: Counts
+    waits: Counts
+    head: Counts
+    before: Counts
+    waiter: Counts
+    then: Counts
+    prior: Counts
 
 
 class Times(NamedTuple):
     """When tasks run, by number: ready and level are of its key (`tasks`). NEVER ready: not known yet."""
 
     ready: Moments
-    level: Numbers
+    level: Counts
     end: Moments
 
 
 class Changed(NamedTuple):
-    """The numbers of tasks that changed, and when they were ready and ended; NEVER, if they were not there."""
+    """The numbers of tasks that changed, and when they were ready and ended; NEVER ready, if they were not there."""
 
     rows: Numbers
     ready: Moments
@@ -77,19 +77,23 @@ class Line(NamedTuple):
 
     Args:
         missing: for how many predecessors a task still waits.
+        latest: when the last of the others ends.
         begun: tasks that may be next, and who they are is not known yet.
-        queue, at, depth: a heap of those that wait for their device alone; when each is ready, by place, and its level, by number.
+        queue, at, depth, called: a heap of those that wait for their device alone, and their keys: when they are ready, their
+            levels, and their names.
         last: until when each device is kept.
         was_last: until when it was by the same tasks.
         moves: how much later its last tasks end than they did.
         moved, was_moved: from when on that is so: what ends until then is moved differently.
     """
 
-    missing: Numbers
-    begun: Numbers
-    queue: Numbers
+    missing: Counts
+    latest: Moments
+    begun: Counts
+    queue: Counts
     at: Moments
-    depth: Numbers
+    depth: Counts
+    called: Numbers
     last: Moments
     was_last: Moments
     moves: Moments
@@ -97,40 +101,14 @@ class Line(NamedTuple):
     was_moved: Moments
 
 
-@compiled
-def link(rows: Numbers, t: Table) -> None:
-    """Puts tasks on the lists of those that they wait for."""
-    for n in rows:
-        for k in range(t.first[n], t.first[n] + t.waits[n]):
-            p = t.before[k]
-            t.waiter[k], t.prior[k], t.then[k] = n, NONE, t.head[p]
-            if t.head[p] != NONE:
-                t.prior[t.head[p]] = k
-            t.head[p] = k
-
-
-@compiled
-def unlink(rows: Numbers, t: Table) -> None:
-    """Takes tasks off these lists."""
-    for n in rows:
-        for k in range(t.first[n], t.first[n] + t.waits[n]):
-            if t.prior[k] != NONE:
-                t.then[t.prior[k]] = t.then[k]
-            else:
-                t.head[t.before[k]] = t.then[k]
-            if t.then[k] != NONE:
-                t.prior[t.then[k]] = t.prior[k]
-
-
-@compiled
-def first_difference(changed: Changed, t: Table, times: Times) -> float:
+def _first_difference(count: int, changed: Changed, t: Table, times: Times) -> float:
     """A moment before which changed tasks make no difference, where those are NEVER ready, and all others when they were.
 
     A task is ready when its predecessors have ended. If one of them changes as well, or as a consequence, then it is not ready
     before that one; so the times before the change are good enough.
     """
     moment = NEVER
-    for c in range(len(changed.rows)):
+    for c in range(count):
         moment = min(moment, changed.ready[c])
         n = changed.rows[c]
         if t.device[n] >= 0:
@@ -141,10 +119,9 @@ def first_difference(changed: Changed, t: Table, times: Times) -> float:
     return float(moment)
 
 
-@compiled
-def line_up(since: float, rows: Numbers, t: Table, times: Times, line: Line) -> tuple[int, int]:
+def _line_up(since: float, count: int, rows: Numbers, t: Table, times: Times, line: Line) -> tuple[int, int]:
     """What there is at a moment: until when devices are kept, and who has begun to wait: for what is running, or for nothing. So
-    may tasks that changed, `rows`. All others wait for one that was not ready either.
+    may tasks that changed, so many `rows`. All others wait for one that was not ready either.
 
     Gives how many have begun, and how many are to be taken.
     """
@@ -177,7 +154,8 @@ def line_up(since: float, rows: Numbers, t: Table, times: Times, line: Line) -> 
                 k = t.then[k]
     for d in range(len(line.last)):
         line.was_last[d] = line.last[d]
-    for n in rows:
+    for c in range(count):
+        n = rows[c]
         if t.device[n] >= 0 and t.waits[n] > 0 and line.missing[n] == UNSEEN:
             line.missing[n] = 0
             line.begun[found] = n
@@ -185,59 +163,57 @@ def line_up(since: float, rows: Numbers, t: Table, times: Times, line: Line) -> 
     return found, left
 
 
-def _open(n: int, since: float, first: Numbers, count: Numbers, before: Numbers, ready: Moments, missing: Numbers) -> int:
-    """How many of a task's predecessors were not ready before a moment, and have not been taken since."""
-    found = 0
+def _open(
+    n: int, since: float, first: Counts, count: Counts, before: Counts, ready: Moments, end: Moments, missing: Counts
+) -> tuple[int, float]:
+    """How many of a task's predecessors were not ready before a moment, and have not been taken since; and when the last of the
+    others ends, which is not always the last one that was ready."""
+    found, latest = 0, 0.0
     for k in range(first[n], first[n] + count[n]):
-        if ready[before[k]] >= since and missing[before[k]] != TAKEN:
+        p = before[k]
+        if ready[p] >= since and missing[p] != TAKEN:
             found += 1
-    return found
+        elif end[p] > latest:
+            latest = end[p]
+    return found, float(latest)
 
 
-def _latest(n: int, first: Numbers, count: Numbers, before: Numbers, end: Moments) -> float:
-    """When the last of a task's predecessors ends: not always the last one that was ready."""
-    latest = 0.0
-    for k in range(first[n], first[n] + count[n]):
-        latest = max(latest, end[before[k]])
-    return float(latest)
+def _sooner(a: float, deep: int, name: int, b: float, depth: int, other: int) -> bool:
+    """Whether one key is before another: when tasks are ready, their levels, their names."""
+    if a != b:
+        return a < b
+    return deep < depth if deep != depth else name < other
 
 
-def _sooner(n: int, m: int, depth: Numbers, high: Numbers, low: Numbers) -> bool:
-    """Whether task n is taken before task m, where both are ready at once."""
-    if depth[n] != depth[m]:
-        return depth[n] < depth[m]
-    if high[n] != high[m]:
-        return high[n] < high[m]
-    return low[n] < low[m]
-
-
-def _push(size: int, moment: float, n: int, queue: Numbers, at: Moments, depth: Numbers, high: Numbers, low: Numbers) -> None:
+def _push(
+    size: int, moment: float, deep: int, name: int, n: int, queue: Counts, at: Moments, depth: Counts, called: Numbers
+) -> None:
     """Adds a task to a queue of so many."""
     k = size
     while k > 0:
         up = (k - 1) >> 1
-        if at[up] < moment or (at[up] == moment and _sooner(queue[up], n, depth, high, low)):
+        if _sooner(at[up], depth[up], called[up], moment, deep, name):
             break
-        queue[k], at[k] = queue[up], at[up]
+        queue[k], at[k], depth[k], called[k] = queue[up], at[up], depth[up], called[up]
         k = up
-    queue[k], at[k] = n, moment
+    queue[k], at[k], depth[k], called[k] = n, moment, deep, name
 
 
-def _pop(size: int, queue: Numbers, at: Moments, depth: Numbers, high: Numbers, low: Numbers) -> None:
+def _pop(size: int, queue: Counts, at: Moments, depth: Counts, called: Numbers) -> None:
     """Takes the first task away, so that there are as many as said."""
-    n, moment, k, down = queue[size], at[size], 0, 1
+    n, moment, deep, name, k, down = queue[size], at[size], depth[size], called[size], 0, 1
     while down < size:
         m = down + 1
-        if m < size and (at[m] < at[down] or (at[m] == at[down] and _sooner(queue[m], queue[down], depth, high, low))):
+        if m < size and _sooner(at[m], depth[m], called[m], at[down], depth[down], called[down]):
             down = m
-        if moment < at[down] or (moment == at[down] and _sooner(n, queue[down], depth, high, low)):
+        if _sooner(moment, deep, name, at[down], depth[down], called[down]):
             break
-        queue[k], at[k] = queue[down], at[down]
+        queue[k], at[k], depth[k], called[k] = queue[down], at[down], depth[down], called[down]
         k, down = down, 2 * down + 1
-    queue[k], at[k] = n, moment
+    queue[k], at[k], depth[k], called[k] = n, moment, deep, name
 
 
-def _joined(offset: float, size: int, changed: Changed, t: Table, times: Times, line: Line) -> bool:
+def _joined(offset: float, size: int, count: int, changed: Changed, t: Table, times: Times, line: Line) -> bool:
     """Whether all that comes next, the first in the queue to begin with, is what came next before the change, `offset` later, until
     the next task that changed. What was taken was all ready before then.
 
@@ -255,9 +231,9 @@ def _joined(offset: float, size: int, changed: Changed, t: Table, times: Times, 
             return False
     for k in range(size):
         n = line.queue[k]
-        if times.ready[n] != NEVER and (line.at[k] - times.ready[n] != offset or line.depth[n] != times.level[n]):
+        if times.ready[n] != NEVER and (line.at[k] - times.ready[n] != offset or line.depth[k] != times.level[n]):
             return False
-    for c in range(len(changed.rows)):
+    for c in range(count):
         n = changed.rows[c]
         if changed.ready[c] < then:
             if changed.end[c] > then or (t.device[n] >= 0 and line.missing[n] != TAKEN):
@@ -267,7 +243,7 @@ def _joined(offset: float, size: int, changed: Changed, t: Table, times: Times, 
     return True
 
 
-def _move(then: float, offset: float, changed: Changed, t: Table, times: Times, missing: Numbers) -> int:
+def _move(then: float, offset: float, count: int, changed: Changed, t: Table, times: Times, missing: Counts) -> int:
     """Moves all that was to be taken from a moment on. Changed tasks that make a difference only then come first in their arrays:
     gives how many."""
     if offset != 0.0:
@@ -276,7 +252,7 @@ def _move(then: float, offset: float, changed: Changed, t: Table, times: Times, 
             times.ready[n] += by
             times.end[n] += by
     rest = 0
-    for c in range(len(changed.rows)):
+    for c in range(count):
         n = changed.rows[c]
         if missing[n] != TAKEN and (t.device[n] >= 0 or changed.ready[c] >= then):
             changed.rows[rest], changed.ready[rest], changed.end[rest] = n, changed.ready[c] + offset, changed.end[c] + offset
@@ -289,54 +265,73 @@ def _begin(since: float, begun: int, t: Table, times: Times, line: Line) -> int:
     size = 0
     for k in range(begun):
         n = int(line.begun[k])
-        line.missing[n] = _open(n, since, t.first, t.waits, t.before, times.ready, line.missing)
+        line.missing[n], line.latest[n] = _open(n, since, t.first, t.waits, t.before, times.ready, times.end, line.missing)
         if line.missing[n] == 0:
-            line.depth[n] = 0
-            latest = _latest(n, t.first, t.waits, t.before, times.end)
-            _push(size, latest, n, line.queue, line.at, line.depth, t.high, t.low)
+            _push(size, line.latest[n], 0, t.name[n], n, line.queue, line.at, line.depth, line.called)
             size += 1
     return size
 
 
-@partial(compiled, parts=(_open, _latest, _sooner, _push, _pop, _joined, _move, _begin))
-def follow(since: float, exact: bool, begun: int, changed: Changed, t: Table, times: Times, line: Line) -> tuple[int, int]:
+def _take(
+    since: float, exact: bool, begun: int, count: int, changed: Changed, t: Table, times: Times, line: Line
+) -> tuple[int, int]:
     """Takes tasks that were not ready before a moment, once they are lined up, and says when they are ready and end.
 
     Gives how many were taken, and how many tasks that changed make a difference only later: `changed` begins with those. It is
     NONE where all were taken, or the others never can be, as they wait for themselves. `exact`: times are added without rounding.
     """
     # parts that are called for every task take arrays: to take them out of a tuple, Numba counts references again and again
-    device, seconds, high, low, first, count, head, before, waiter, then, _ = t
+    name, device, seconds, _, first, waits, head, before, waiter, then, _ = t
     ready, level, end = times
-    missing, _, queue, at, depth, last, was_last, moves, moved, was_moved = line
+    missing, latest, _, queue, at, depth, called, last, was_last, moves, moved, was_moved = line
     size = _begin(since, begun, t, times, line)
     taken, steady, offset, furthest = 0, 0, NEVER, -1.0
     while size > 0:
-        now, n = at[0], int(queue[0])
+        now, n, deep = at[0], int(queue[0]), depth[0]
         was, d = float(ready[n]), device[n]
-        steady = steady + 1 if now - was == offset and depth[n] == level[n] else min(steady, 0)
+        steady = steady + 1 if now - was == offset and deep == level[n] else min(steady, 0)
         offset = now - was
         if steady >= STEADY and furthest < was and was != NEVER and (exact or offset == 0.0):
-            if _joined(offset, size, changed, t, times, line):
-                return taken, _move(was, offset, changed, t, times, missing)
-            steady = -(len(last) + size + len(changed.rows)) // STEADY  # looking takes as long as taking that many
+            if _joined(offset, size, count, changed, t, times, line):
+                return taken, _move(was, offset, count, changed, t, times, missing)
+            steady = -(len(last) + size + count) // STEADY  # looking takes as long as taking that many
         size -= 1
-        _pop(size, queue, at, depth, high, low)
+        _pop(size, queue, at, depth, called)
         ended = max(last[d], now) + seconds[n]
         if ended - end[n] != moves[d]:
             moves[d], moved[d], was_moved[d] = ended - end[n], last[d], was_last[d]
         if was != NEVER:
             furthest, was_last[d] = max(furthest, was), max(was_last[d], end[n])
-        ready[n], level[n], end[n], last[d], missing[n] = now, depth[n], ended, ended, TAKEN
+        ready[n], level[n], end[n], last[d], missing[n] = now, deep, ended, ended, TAKEN
         taken += 1
         k = head[n]
         while k != NONE:
             s = int(waiter[k])
-            missing[s] = missing[s] - 1 if missing[s] != UNSEEN else _open(s, since, first, count, before, ready, missing)
+            if missing[s] == UNSEEN:
+                missing[s], latest[s] = _open(s, since, first, waits, before, ready, end, missing)
+            else:
+                missing[s], latest[s] = missing[s] - 1, max(latest[s], ended)
             if missing[s] == 0:
-                latest = _latest(s, first, count, before, end)
-                depth[s] = depth[n] + 1 if latest == now else 0
-                _push(size, latest, s, queue, at, depth, high, low)
+                _push(size, latest[s], deep + 1 if latest[s] == now else 0, name[s], s, queue, at, depth, called)
                 size += 1
             k = then[k]
     return taken, NONE
+
+
+@partial(compiled, parts=(_first_difference, _line_up, _open, _sooner, _push, _pop, _joined, _move, _begin, _take))
+def follow(exact: bool, rows: Numbers, t: Table, times: Times, line: Line) -> int:
+    """Simulates what follows a change of some tasks, `rows`; gives how many tasks that is, or NONE, if some can never be taken."""
+    count, taken = len(rows), 0
+    changed = Changed(np.empty(count, np.int64), np.empty(count), np.empty(count))
+    for c in range(count):
+        n = rows[c]
+        changed.rows[c], changed.ready[c], changed.end[c] = n, times.ready[n], times.end[n]
+        times.ready[n], times.end[n] = NEVER, 0.0 if t.device[n] == GONE else NEVER
+    while count > 0:
+        since = _first_difference(count, changed, t, times)
+        begun, left = _line_up(since, count, changed.rows, t, times, line)
+        now, count = _take(since, exact, begun, count, changed, t, times, line)
+        if count == NONE and now < left:
+            return NONE
+        taken += now
+    return taken

@@ -9,6 +9,7 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unity.pcg.gradients import Gradients, gradients, losses
 from unity.pcg.graph import PCG, Node
@@ -17,6 +18,7 @@ from unity.search.cost import Pieces, seconds
 from unity.search.predict import predict, with_gradient
 from unity.search.roofline import dense_work
 from unity.search.simulator.configs import ParallelConfig, check_degrees, check_placed
+from unity.search.simulator.grids import groups
 from unity.search.simulator.layer import is_layer, seconds_of
 from unity.search.simulator.pieces import Degrees, Slices, share, slices, split_shape, splits
 from unity.search.simulator.topology import Topology
@@ -33,9 +35,10 @@ class Edge(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """What an operator's pieces sum up among each other, in groups that are alike but along `dims`."""
+    """What an operator's pieces sum up among each other, in groups, [groups, pieces], that are alike but along `dims`."""
 
     dims: tuple[int, ...]
+    groups: NDArray[np.int64]
     nbytes: float
     backward: bool  # and its gradient, too
 
@@ -234,12 +237,16 @@ class Operators:
         for variable, r in {r.variable: r for c in chosen.values() for r in c.reduced}.items():
             dims = tuple(dim for dim, c in chosen.items() if any(x.variable == variable for x in c.reduced))
             parts = prod(degrees[dim] for dim, c in chosen.items() if variable in c.partitions and dim not in dims)
-            found.append(Reduction(dims, r.nbytes / parts, r.kind == "sum" and flows))
+            found.append(Reduction(dims, _groups(degrees, dims), r.nbytes / parts, r.kind == "sum" and flows))
         for j, tensor in enumerate(node.tensors):
             dims = tuple(dim for dim, c in chosen.items() if c.results[j].kind == "S")
             if dims:
-                found.append(Reduction(dims, tensor.nbytes, False))
+                found.append(Reduction(dims, _groups(degrees, dims), tensor.nbytes, False))
         return tuple(found)
+
+
+def _groups(degrees: Degrees, dims: tuple[int, ...]) -> NDArray[np.int64]:
+    return np.array(groups(degrees, dims), np.int64)
 
 
 def operators(graph: PCG, differentiated: Collection[int], topology: Topology) -> Operators:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import gcd, prod
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +88,14 @@ class Slices:
     degrees: Degrees
     halos: tuple[Reach, ...] = ()
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """What is asked for as often as these are looked up."""
+        return hash((self.shape, self.cuts, self.degrees, self.halos))
+
     def halo(self, dim: int) -> Reach:
         """Indices before and after each part of a dimension."""
         return self.halos[dim] if self.halos else (0, 0)
@@ -96,10 +105,23 @@ class Slices:
         """The shape of one piece."""
         return tuple(n // prod(degree for _, degree, _ in cuts) for n, cuts in zip(self.shape, self.cuts, strict=True))
 
+    @cached_property
+    def slices(self) -> int:
+        """How many different ones pieces hold."""
+        return prod(degree for cuts in self.cuts for _, degree, _ in cuts)
+
     @property
     def copied(self) -> bool:
         """Whether several pieces hold the same slice."""
-        return prod(self.degrees) > prod(degree for cuts in self.cuts for _, degree, _ in cuts)
+        return prod(self.degrees) > self.slices
+
+    @cached_property
+    def slice_of(self) -> NDArray[np.int64]:
+        """For every piece, the number of the slice that it holds. Not to be written to."""
+        found = np.zeros(prod(self.degrees), np.int64)
+        for dim, cuts in enumerate(self.cuts):
+            found = found * prod(degree for _, degree, _ in cuts) + self.parts(dim)
+        return found
 
     def parts(self, dim: int) -> NDArray[np.intp]:
         """For every piece, which part of a dimension it has."""
@@ -171,13 +193,12 @@ def share(node: Node, degrees: Degrees) -> float:
     return found
 
 
-@dataclass(frozen=True)
-class Overlap:
-    """Which pieces of two ways to cut a tensor share elements, and how many: three lists of the same length."""
+class Overlap(NamedTuple):
+    """Which pieces of two ways to cut a tensor share elements, and how many. Not to be written to."""
 
-    first: tuple[int, ...]
-    second: tuple[int, ...]
-    elements: tuple[int, ...]
+    first: NDArray[np.int64]
+    second: NDArray[np.int64]
+    elements: NDArray[np.int64]
 
 
 @lru_cache(maxsize=65536)
@@ -191,7 +212,7 @@ def overlap(a: Slices, b: Slices) -> Overlap:
         else:
             shared *= n
     first, second = np.nonzero(shared)
-    return Overlap(tuple(first.tolist()), tuple(second.tolist()), tuple(shared[first, second].tolist()))
+    return Overlap(first.copy(), second.copy(), shared[first, second])
 
 
 def _cuts(a: Slices, dim: int) -> tuple[tuple[int, int], ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import lru_cache
 from math import gcd, prod
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,31 +15,58 @@ from unity.search.simulator.pieces import Slices, members
 Readers = tuple[tuple[Slices, tuple[int, ...]], ...]  # how each cuts the weight, and its pieces' devices
 
 
+class Shared(NamedTuple):
+    """The parts of a weight that several devices read.
+
+    Args:
+        devices: those of each part, in order, part after part.
+        counts: how many devices each part has.
+        elements: how many elements it has.
+    """
+
+    devices: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    elements: NDArray[np.int64]
+
+
+def shared(readers: Readers) -> Shared:
+    """The parts of a weight that the same devices read, where these are more than one."""
+    devices = tuple(dict.fromkeys(d for _, on in readers for d in on))
+    number = {d: k for k, d in enumerate(devices)}
+    found = shared_by_number(tuple((cut, tuple([number[d] for d in on])) for cut, on in readers))
+    chosen = np.array(devices, np.int64)[found.devices]
+    part = np.repeat(np.arange(len(found.counts)), found.counts)
+    return found._replace(devices=chosen[np.lexsort((chosen, part))])
+
+
 @lru_cache(maxsize=4096)
-def shared(readers: Readers) -> tuple[tuple[tuple[int, ...], int], ...]:
-    """The parts of a weight that the same devices read: these devices, and how many elements the part has."""
+def shared_by_number(readers: Readers) -> Shared:
+    """The same, of devices that are numbered in the order in which they are named: which they are makes no difference to parts."""
     readers = tuple(dict.fromkeys(readers))
     shape = readers[0][0].shape
     units = tuple(
         gcd(n, *(n // (outer * degree) for cut, _ in readers for outer, degree, _ in cut.cuts[dim])) for dim, n in enumerate(shape)
     )
     cells = tuple(n // u for n, u in zip(shape, units, strict=True))  # of every dimension: finer than any cut of it
-    devices = sorted({d for _, on in readers for d in on})
-    row = {d: k for k, d in enumerate(devices)}
-    holds = np.zeros((len(devices), prod(cells)), bool)
+    holds = np.zeros((1 + max(d for _, on in readers for d in on), prod(cells)), bool)
     for cut, on in readers:
         found = _cells(cut, cells, units)
         for i, device in enumerate(on):
-            holds[row[device]] |= found[i]
+            holds[device] |= found[i]
     packed = np.ascontiguousarray(np.packbits(holds, axis=0).T)
-    counts = Counter(packed.view((np.void, packed.shape[1])).ravel().tolist())
-    return tuple((_members(pattern, devices), counts[pattern] * prod(units)) for pattern in sorted(counts))
+    cell_counts = Counter(packed.view((np.void, packed.shape[1])).ravel().tolist())
+    parts = [(on, cell_counts[pattern]) for pattern in sorted(cell_counts) if len(on := _members(pattern, len(holds))) > 1]
+    return Shared(
+        np.array([d for on, _ in parts for d in on], np.int64),
+        np.array([len(on) for on, _ in parts], np.int64),
+        np.array([count * prod(units) for _, count in parts], np.int64),
+    )
 
 
-def _members(pattern: bytes, devices: list[int]) -> tuple[int, ...]:
-    """The devices whose bits are set, the first of them the highest."""
+def _members(pattern: bytes, devices: int) -> list[int]:
+    """Which of so many devices have their bits set, the first of them the highest."""
     bits, last = int.from_bytes(pattern, "big"), 8 * len(pattern) - 1
-    return tuple(device for k, device in enumerate(devices) if bits >> (last - k) & 1)
+    return [k for k in range(devices) if bits >> (last - k) & 1]
 
 
 @lru_cache(maxsize=4096)

@@ -15,7 +15,7 @@ simulation must agree to the last bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,8 +24,7 @@ import networkx as nx
 from unity.pcg.errors import UnityError
 
 Names = tuple[int, ...]
-LOW = 62  # bits of names that are looked at together
-LARGEST = 2 ** (63 + LOW) - 1  # a name, and the smallest below zero
+LARGEST = 2**63 - 1  # a name, and the smallest below zero
 
 
 class SimulationError(UnityError, ValueError):
@@ -64,25 +63,27 @@ def union(names: Iterable[Names]) -> Names:
     return tuple(dict.fromkeys(n for some in names for n in some))
 
 
-def check_tasks(tasks: Mapping[int, Task], known: Container[int], devices: int) -> None:
-    """Raises SimulationError unless every task has one of the devices, a finite time, and predecessors that are `known`."""
+def possible(tasks: Mapping[int, Task], devices: int) -> bool:
+    """Whether there can be such tasks: told from the largest names, and from devices and times that are different."""
+    names = {n for some in ([*tasks], *(task.before for task in tasks.values())) for n in some}
+    on, seconds = {task.device for task in tasks.values()}, {task.seconds for task in tasks.values()}
+    return (
+        -LARGEST <= min(names, default=0) <= max(names, default=0) <= LARGEST
+        and all(0 <= d < devices for d in on)
+        and all(s >= 0 and math.isfinite(s) for s in seconds)
+    )
+
+
+def check_tasks(tasks: Mapping[int, Task], devices: int) -> None:
+    """Raises SimulationError unless every task has a possible name, one of the devices, and a finite time."""
     for name, task in tasks.items():
-        if abs(name) > LARGEST:
-            raise SimulationError(f"task {name} has a name of more than {64 + LOW} bits")
+        for n in (name, *task.before):
+            if abs(n) > LARGEST:
+                raise SimulationError(f"task {n} has a name of more than 64 bits")
         if not 0 <= task.device < devices:
             raise SimulationError(f"task {name} is on device {task.device}; there are {devices}, numbered from 0")
         if not (task.seconds >= 0 and math.isfinite(task.seconds)):
             raise SimulationError(f"task {name} takes {task.seconds!r} seconds, which must be a finite number, zero or above")
-        for p in task.before:
-            if p not in known:
-                raise SimulationError(f"task {name} waits for task {p}, which is not there")
-
-
-def possible(names: Collection[int], devices: Collection[int], seconds: Collection[float], count: int) -> bool:
-    """Whether tasks with these names, devices and times are: told from the largest and from what is different."""
-    if max(names) > LARGEST or min(names) < -LARGEST:
-        return False
-    return all(0 <= d < count for d in set(devices)) and all(s >= 0 and math.isfinite(s) for s in set(seconds))
 
 
 def circle(tasks: Mapping[int, Task]) -> str:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 TICKS = 2.0**42  # in a second: one is a fifth of a picosecond
 
 
-def in_ticks(seconds: float) -> float:
-    """The nearest time that is added without rounding."""
-    return round(seconds * TICKS) / TICKS
+def in_ticks(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The nearest times that are added without rounding."""
+    return np.rint(seconds * TICKS) / TICKS
 
 
 def without_rounding(seconds: NDArray[np.float64], total: float) -> bool:

@@ -10,6 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from unity.search.collectives import Linear, collective
 from unity.search.hardware import Device, Level, MachineError, check_not_negative, check_positive
@@ -34,7 +38,7 @@ class Link:
 
     def seconds(self, nbytes: float) -> float:
         """How long so many bytes take."""
-        return self.latency + nbytes / self.bandwidth
+        return sending(self.latency, self.bandwidth, nbytes)
 
 
 @dataclass(frozen=True)
@@ -135,9 +139,12 @@ class Topology:
         if len(members) < 2:
             return 0.0
         links = [self.links[k] for k in self.ring(members)]
-        bandwidth, latency = min(x.bandwidth for x in links), max(x.latency for x in links)
-        line = _ring(self.machine.device, kind, len(members), bandwidth, latency, turned)
+        line = self.ring_of(kind, len(members), min(x.bandwidth for x in links), max(x.latency for x in links), turned)
         return line.beta * nbytes if merged else line(nbytes)
+
+    def ring_of(self, kind: str, size: int, bandwidth: float, latency: float, turned: bool = False) -> Linear:
+        """Seconds by bytes of a collective among so many devices, whose slowest link has these figures."""
+        return _ring(self.machine.device, kind, size, bandwidth, latency, turned)
 
     def check_devices(self, devices: Collection[int], where: str) -> None:
         """Raises MachineError unless there are devices and the topology has all of them; `where` says whose they are."""
@@ -159,6 +166,14 @@ def _ring(device: Device, kind: str, size: int, bandwidth: float, latency: float
 
 def _figures(link: Link | tuple[float, float]) -> tuple[float, float]:
     return (link.bandwidth, link.latency) if isinstance(link, Link) else link
+
+
+F = TypeVar("F", float, NDArray[np.float64])
+
+
+def sending(latency: F, bandwidth: F, nbytes: F) -> F:
+    """Seconds that bytes take over a link."""
+    return latency + nbytes / bandwidth
 
 
 def sent(kind: str, size: int, nbytes: float) -> float:

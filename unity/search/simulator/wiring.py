@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from unity.search.simulator.tasks import Resource, Task
+import numpy as np
+
+from unity.search.collectives import Linear
+from unity.search.simulator.columns import Columns, Moments, Numbers, packed
+from unity.search.simulator.exchange import ring_links, ring_tasks
+from unity.search.simulator.tasks import Resource
 from unity.search.simulator.ticks import in_ticks
-from unity.search.simulator.topology import Topology, sent
+from unity.search.simulator.topology import Topology, sending, sent
 
 
 @dataclass(frozen=True)
@@ -34,28 +38,58 @@ class Wiring:
         """The device of the task graph that sends from device i to device j."""
         return self.topology.devices + 1 + self.topology.between[i][j] if self.overlap else i
 
-    def ring(self, members: Sequence[int]) -> list[int]:
-        """The devices of the task graph by which each member of a ring sends to the next."""
-        return [self.wire(i, j) for i, j in zip(members, [*members[1:], *members[:1]], strict=True)]
-
-    def transfer(self, i: int, j: int, nbytes: float, before: tuple[int, ...]) -> Task:
-        """Sends from device i to device j."""
-        link = self.topology.between[i][j]
-        seconds = self._seconds.get((link, nbytes))
-        if seconds is None:
-            seconds = self._seconds[link, nbytes] = in_ticks(self.topology.links[link].seconds(nbytes))
-        return Task(self.barrier + 1 + link if self.overlap else i, seconds, before, nbytes)
+    @cached_property
+    def between(self) -> Numbers:
+        """The link from each device to each."""
+        return np.array(self.topology.between, np.int64)
 
     @cached_property
-    def _seconds(self) -> dict[tuple[int, float], float]:
-        """Of so many bytes over a link, as soon as they are sent."""
-        return {}
+    def _bandwidth(self) -> Moments:
+        """By link: bytes/s."""
+        return np.array([link.bandwidth for link in self.topology.links])
 
-    def all_reduce(self, barrier: int, first: int, before: Iterable[int], members: Sequence[int], nbytes: float) -> dict[int, Task]:
-        """A ring of devices: a task named `barrier`, and one for each member, from `first` on. A single device sends nothing."""
-        tasks = {barrier: Task(self.barrier, 0.0, tuple(dict.fromkeys(before)))}
-        if len(members) > 1:
-            seconds = in_ticks(self.topology.collective_seconds("all-reduce", members, nbytes))
-            each = sent("all-reduce", len(members), nbytes)
-            tasks |= {first + k: Task(link, seconds, (barrier,), each) for k, link in enumerate(self.ring(members))}
-        return tasks
+    @cached_property
+    def _latency(self) -> Moments:
+        """By link: seconds per message."""
+        return np.array([link.latency for link in self.topology.links])
+
+    def _wires(self, senders: Numbers, links: Numbers) -> Numbers:
+        """The devices of the task graph that send over links."""
+        return links + (self.barrier + 1) if self.overlap else senders
+
+    def transfers(self, found: Numbers, itemsize: int) -> Columns:
+        """What sends elements of so many bytes from devices to devices (`exchanged`)."""
+        name, senders, links, elements, waits, after = found
+        nbytes = np.multiply(elements, itemsize, dtype=np.float64)
+        seconds = in_ticks(sending(self._latency[links], self._bandwidth[links], nbytes))
+        return Columns(name, self._wires(senders, links), seconds, nbytes, waits, after)
+
+    def all_reduces(
+        self, waits: Numbers, before: Numbers, devices: Numbers, counts: Numbers, nbytes: list[float], barrier: int, first: int
+    ) -> Columns:
+        """Rings of devices: for each a task that waits, and one for each member. A single device sends nothing.
+
+        Args:
+            waits, before: for how many tasks each ring waits, and their names, ring after ring.
+            devices, counts: of each ring, ring after ring, and how many these are.
+            nbytes: of the buffer of each.
+            barrier, first: the names of the first ring's first task, and of its first member's.
+        """
+        links, bandwidths, latencies = ring_links(devices, counts, self.between, self._bandwidth, self._latency)
+        sizes = counts.tolist()
+        figures = zip(sizes, bandwidths.tolist(), latencies.tolist(), nbytes, strict=True)
+        seconds = in_ticks(np.array([self._ring(k, bandwidth, latency)(n) for k, bandwidth, latency, n in figures]))
+        each = np.array([sent("all-reduce", k, n) for k, n in zip(sizes, nbytes, strict=True)])
+        on = self._wires(devices, links)
+        return packed(*ring_tasks(waits, before, on, counts, seconds, each, barrier, first, self.barrier))
+
+    def _ring(self, size: int, bandwidth: float, latency: float) -> Linear:
+        found = self._rings.get((size, bandwidth, latency))
+        if found is None:
+            found = self._rings[size, bandwidth, latency] = self.topology.ring_of("all-reduce", size, bandwidth, latency)
+        return found
+
+    @cached_property
+    def _rings(self) -> dict[tuple[int, float, float], Linear]:
+        """All-reduces by the size of their rings, and the figures of the slowest links."""
+        return {}
