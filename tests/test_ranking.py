@@ -1,5 +1,7 @@
 """Plans told apart by simulating and running them: what is chosen, when, and what is said of it."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +26,14 @@ def planned(**options):
     return unity.optimize(MODEL.loss, MODEL.params, MODEL.batch, search="captured", progress=False, **options)
 
 
+@cache
+def predicted():
+    """The plan that nothing is run for; it is searched for once."""
+    found = planned()
+    assert found.tried == ()
+    return found
+
+
 def running(monkeypatch, seconds):
     """Plans take these seconds, in the order in which they are run."""
     monkeypatch.setattr("unity.ranking.relative", lambda plans, gradient: [seconds(k) for k in range(len(plans))])
@@ -31,21 +41,20 @@ def running(monkeypatch, seconds):
 
 def test_what_runs_fastest_is_taken(monkeypatch):
     running(monkeypatch, lambda k: 1.0 - 0.1 * k)
-    predicted, found = planned(), planned(measure=True)
-    assert predicted.tried == ()
+    found = planned(measure=True)
     first, *others = found.tried
     assert (first.predicted, first.memory) == (found.time, found.memory)
     assert first.measured == min(t.measured for t in found.tried if t.measured is not None) < 1
-    assert found.time > predicted.time
+    assert found.time > predicted().time
     assert sum(t.measured is not None for t in found.tried) == RUN
     assert len(others) < SIMULATED
-    assert all(t.predicted <= NEAR * predicted.time for t in found.tried)
+    assert all(t.predicted <= NEAR * predicted().time for t in found.tried)
 
 
 def test_what_is_not_clearly_faster_does_not_take_the_place_of_the_predicted_best(monkeypatch):
     running(monkeypatch, lambda k: 1.0 if k == 0 else CLEARLY + 0.001)
     found = planned(measure=True)
-    assert found.time == planned().time
+    assert found.time == predicted().time
     assert found.tried[0].measured == 1.0
 
 
@@ -60,7 +69,7 @@ def test_those_that_are_run_are_the_best_simulated(monkeypatch):
 
 def test_what_the_devices_cannot_run_is_not_chosen(monkeypatch):
     running(monkeypatch, lambda k: 1.0)
-    best = planned()
+    best = predicted()
     monkeypatch.setattr("unity.ranking.can_run", lambda plan: plan.time != best.time)
     found = planned(measure=True)
     assert found.time > best.time
@@ -71,12 +80,12 @@ def test_what_the_devices_cannot_run_is_not_chosen(monkeypatch):
 def test_if_they_can_run_none_it_is_the_predicted_best(monkeypatch):
     running(monkeypatch, lambda k: pytest.fail("nothing is run"))
     monkeypatch.setattr("unity.ranking.can_run", lambda plan: False)
-    assert planned(measure=True).time == planned().time
+    assert planned(measure=True).time == predicted().time
 
 
 def test_a_limit_holds_for_what_is_tried(monkeypatch):
     running(monkeypatch, lambda k: 1.0 - 0.1 * k)
-    limit = 0.9 * planned().memory
+    limit = 0.9 * predicted().memory
     found = planned(measure=True, memory_limit=limit)
     assert all(t.memory <= limit for t in found.tried)
 
