@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import time
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -52,10 +53,18 @@ def layers(params, x):
 
 CHAINED = ({"a": f(16, 64), "b": f(64, 8)}, f(4096, 16))
 LAYERS = ([{"in": f(16, 32), "bias": f(32), "out": f(32, 64), "low": f(64, 16)}] * 6, f(512, 16))
+ARGUMENTS = {chained: CHAINED, layers: LAYERS}
 
 
 def plan(fn, args, **options):
     return unity.optimize(fn, *args, machine=options.pop("machine", MACHINE), progress=False, **options)
+
+
+@cache
+def planned(fn, **options):
+    """A plan that several tests look at, for arguments of the function's own."""
+    return plan(fn, ARGUMENTS[fn], **options)
+
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -65,12 +74,13 @@ def arrays(args, seed=0):
     return jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape), s.dtype) / 4, args)
 
 
-@pytest.mark.parametrize(("fn", "args"), [(chained, CHAINED), (layers, LAYERS)], ids=["chained", "layers"])
-def test_a_rewritten_plan_computes_the_same(fn, args, tmp_path):
+@pytest.mark.parametrize("fn", [chained, layers])
+def test_a_rewritten_plan_computes_the_same(fn, tmp_path):
     """Values and gradients of the user's own parameters; also after saving and loading."""
-    found = plan(fn, args)
+    args = ARGUMENTS[fn]
+    found = planned(fn)
     assert found.rewriting is not None
-    assert found.time < plan(fn, args, search="captured").time
+    assert found.time < planned(fn, search="captured").time
     found.save(tmp_path / "plan.json")
     again = unity.load(tmp_path / "plan.json", fn, *args)
     given = arrays(args)
@@ -82,30 +92,30 @@ def test_a_rewritten_plan_computes_the_same(fn, args, tmp_path):
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize(("fn", "args"), [(chained, CHAINED), (layers, LAYERS)], ids=["chained", "layers"])
-def test_algebra_first_and_then_parallelization_is_never_faster(fn, args):
+@pytest.mark.parametrize("fn", [chained, layers])
+def test_algebra_first_and_then_parallelization_is_never_faster(fn):
     """The program is that of one device, whatever machine it is parallelized for."""
-    found = plan(fn, args, search="sequential")
-    alone = plan(fn, args, search="sequential", machine=Machine.grid(1, 1, "v100"))
+    found = planned(fn, search="sequential")
+    alone = planned(fn, search="sequential", machine=Machine.grid(1, 1, "v100"))
     assert found.rewriting is not None
     assert found.serial.key == alone.serial.key
-    assert alone.time < plan(fn, args, search="captured", machine=Machine.grid(1, 1, "v100")).time
-    assert plan(fn, args).time <= found.time * (1 + 1e-9)
+    assert alone.time < planned(fn, search="captured", machine=Machine.grid(1, 1, "v100")).time
+    assert planned(fn).time <= found.time * (1 + 1e-9)
     found.check_derivation()
 
 
 def test_the_compiled_program_has_the_collectives_of_the_plan():
-    assert plan(chained, CHAINED).check().agrees()
+    assert planned(chained).check().agrees()
 
 
 def test_it_says_what_was_rewritten(capsys):
-    found = plan(chained, CHAINED)
+    found = planned(chained)
     found.explain()
     assert "matmul-matmul.is.matmul-matmul" in capsys.readouterr().out
 
 
 def test_equal_segments_are_rewritten_alike():
-    found = plan(layers, LAYERS)
+    found = planned(layers)
     assert found.rewriting is not None
     ((rule, times),) = found.rewriting.applied
     assert rule.rule.startswith("matmul-matmul.is.matmul-matmul")
@@ -295,10 +305,10 @@ def test_what_a_plan_file_says_of_rewriting_is_not_believed():
 
 
 def test_the_derivation_of_a_plan_replays():
-    found = plan(layers, LAYERS)
+    found = planned(layers)
     steps = found.check_derivation()
     assert [s.rule for s in steps] == ["matmul-matmul.is.matmul-matmul"] * 6
-    assert plan(layers, LAYERS, search="captured").check_derivation() == ()
+    assert planned(layers, search="captured").check_derivation() == ()
     assert found.rewriting is not None
     with pytest.raises(DerivationError, match="does not lead to the derived program"):
         found.rewriting.check(Derivation(steps[:-1]))
@@ -315,7 +325,7 @@ def test_parallel_graphs_without_their_parallelization_are_what_was_derived(name
 
 def test_a_file_whose_derivation_does_not_replay_is_refused(tmp_path):
     path = tmp_path / "plan.json"
-    plan(chained, CHAINED).save(path)
+    planned(chained).save(path)
     whole = json.loads(path.read_text())
     rewriting = whole["rewriting"]
     (step,) = rewriting["derivation"]["steps"]
@@ -358,7 +368,7 @@ def test_a_rewritten_program_that_the_devices_cannot_run_is_not_taken(monkeypatc
 
 
 def test_programs_are_run_in_turns():
-    found, same = plan(chained, CHAINED), plan(chained, CHAINED, search="captured")
+    found, same = planned(chained), planned(chained, search="captured")
     for gradient in (False, True):
         assert ratio(found, same, gradient) > 0
 
