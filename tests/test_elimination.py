@@ -185,8 +185,9 @@ def test_a_guess_too_large_to_be_exact_still_bounds_an_exact_search(monkeypatch:
     (whole,) = minimize(problem, [0.5])
     monkeypatch.setattr("unity.search.minimizer.LARGE", 0)
     monkeypatch.setattr("unity.search.minimizer.PER_ENTRY", 0)
+    monkeypatch.setattr("unity.search.directed.FEW", -1)
     for entries in (0, 4, 200_000):
-        monkeypatch.setattr("unity.search.minimizer.GUESSED", entries)
+        monkeypatch.setattr("unity.search.directed.GUESSED", entries)
         (found,) = minimize(problem, [0.5])
         assert found.exact
         assert objective(found, 0.5)[0] == pytest.approx(objective(whole, 0.5)[0], rel=ROUNDING)

@@ -57,17 +57,18 @@ class Bounds:
         ends = [edge for s, t in energy.pairs for edge in ((s, t), (t, s))]
         self.messages = dict(start) if start else {(s, t): np.zeros(len(energy.unary[t])) for s, t in ends}
         self.least = -np.inf
+        self.met: tuple[float, Sequence[int]] = np.inf, ()  # the best strategy so far, and what it costs
         self.excess = [own - own.min() for own in energy.unary]
 
     def improve(self, passes: int) -> float:
-        """Makes so many passes in both directions. Returns the objective of the best strategy met on the way."""
-        best = np.inf
+        """Makes so many passes in both directions. Returns the objective of the best strategy met so far."""
         for _ in range(passes):
             self._backward()
             self.least = max(self.least, self._bound())
-            best = min(best, self.energy.at(self._decoded()))
+            values = self._decoded()
+            self.met = min(self.met, (self.energy.at(values), values), key=lambda met: met[0])
             self.excess = self._forward()
-        return best
+        return self.met[0]
 
     def left(self, best: float) -> list[Array]:
         """For every variable, the values that some strategy no worse than `best` may use."""
@@ -76,9 +77,12 @@ class Bounds:
 
     def enough(self, best: float, share: float) -> bool:
         """Whether strategies no worse than `best` have few values left, this share of the tables' entries; or are all as good."""
+        return self.remaining(best) <= share or best <= self.least + ABOVE * abs(best)
+
+    def remaining(self, best: float) -> float:
+        """The share of the tables' entries that strategies no worse than `best` have."""
         left = tuple(map(len, self.left(best)))
-        remain = sum(left[s] * left[t] for s, t in self.energy.pairs)
-        return remain <= share * self.energy.entries or best <= self.least + ABOVE * abs(best)
+        return sum(left[s] * left[t] for s, t in self.energy.pairs) / max(1, self.energy.entries)
 
     def first(self, count: int) -> list[Array]:
         """For every variable, the values with the lowest bounds, ascending."""

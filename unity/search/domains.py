@@ -39,6 +39,11 @@ def _named(values: Iterable[Array]) -> Domains:
     return Domains(every, tuple(named.setdefault(some.tobytes(), len(named)) for some in every))
 
 
+def all_values(problem: Problem) -> Domains:
+    """Every value, whatever the tables forbid."""
+    return _named(np.arange(size) for size in problem.sizes)
+
+
 def domains(problem: Problem) -> Domains:
     """Leaves out values that a unary cost forbids, or that an edge forbids with every value left at its other end.
 

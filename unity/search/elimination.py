@@ -14,7 +14,7 @@ from unity.search.bounds import Energy
 from unity.search.domains import Domains
 from unity.search.minplus import product
 from unity.search.problem import Array, Point, Problem, best_alternatives, points, score
-from unity.search.schedule import Choose, Eliminate, Leaf, Operation, Slice, schedule
+from unity.search.schedule import Choose, Eliminate, Leaf, Operation, Schedule, Slice, schedule
 
 # Entries of a table that exact elimination may make, for one weight: 160 MB.
 BUDGET = 20_000_000
@@ -60,7 +60,11 @@ class Elimination:
         self.domains = domains
         self.budget = budget
         self.solved = solved
-        self.schedule = schedule(problem, domains, budget)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The order in which variables are eliminated."""
+        return schedule(self.problem, self.domains, self.budget)
 
     def solve(self, directions: Array) -> list[Point]:
         """The best point in every direction [directions, 2] (see `problem.direction`); nothing if there is none."""

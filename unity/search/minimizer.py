@@ -9,10 +9,11 @@ from functools import cached_property
 
 import numpy as np
 
-from unity.search.bounds import ABOVE, Bounds, Messages
-from unity.search.domains import domains, narrowed
+from unity.search.bounds import Messages
+from unity.search.directed import Wanted, best_strategy
+from unity.search.domains import domains
 from unity.search.elimination import BUDGET, Elimination, Solved
-from unity.search.problem import Array, Point, Problem, direction
+from unity.search.problem import Array, Point, Problem, best_alternatives, direction, points
 
 # Ties go to less memory: to count memory by this much more changes no objective beyond the rounding of long sums.
 NUDGE = 2.0**-36
@@ -22,18 +23,10 @@ TINY = (1e-8, 1e-11)
 ROUNDING = 1e-12
 # Sums that an elimination must look at before bounds are worth their passes: at all, and for each entry of the tables.
 LARGE, PER_ENTRY = 100_000_000, 40
-# Passes over the graph between two guesses, guesses at most, and values of each variable that a guess looks at.
-PASSES, GUESSES, VALUES = 3, 16, 6
-# The share of the gap between bound and guess that is left where further passes are hardly worth their time.
-SLOW = 0.98
-# Entries of a table in a guess. More hardly ever make a better one, and further passes do: where forty steps of an unrolled network
-# read the same weights, a guess with the whole budget took ten times as long as everything else, and was worse than the third pass.
-GUESSED = 200_000
-# The same of the last elimination, if it is not exact with all of the budget, either: it hardly ever finds more than the guesses,
-# and took nine tenths of the search for an unrolled network.
-INEXACT = 2_000_000
-# The share of all entries that bounds should leave.
-ENOUGH = 0.05
+# A problem is reduced to its core for a single objective, whatever an elimination of all would take, if its tables have so many
+# entries, at least and at most, and so many edges for each variable: with fewer, elimination is quick, and with more entries,
+# too little of it is cheap.
+ENTRIES, DENSE = (60_000, 1_000_000), 1.25
 
 
 class Minimizer:
@@ -45,6 +38,7 @@ class Minimizer:
     def __init__(self, problem: Problem, budget: int = BUDGET, solved: Solved | None = None) -> None:
         """`solved`: what was made for problems that are much alike."""
         self.problem = problem
+        self.solved = solved
         self.domains = domains(problem)
         self.elimination = Elimination(problem, self.domains, budget, solved)
         self.known: dict[float, Point] = {}  # by weight
@@ -76,14 +70,24 @@ class Minimizer:
 
     def least(self, weight: float, above: float = math.inf) -> float:
         """The least time + weight * memory alone: infinite if there is no solution, or if bounds tell that it is above so much."""
-        found = [] if self.domains.empty else self._solve([direction(weight)], above)
-        return _objective(found[0], np.array(direction(weight))) if found else math.inf
+        some = direction(weight)
+        if self.domains.empty:
+            return math.inf
+        found = self._bounded(np.array(some), above) if self.tangled else self._solve([some], above)
+        return _objective(found[0], np.array(some)) if found else math.inf
 
     def _learn(self, weights: list[float]) -> bool:
         """Finds the points for some weights, without breaking ties. Returns whether there are any."""
         found = self._solve([(time, memory * (1 + NUDGE)) for time, memory in map(direction, weights)])
         self.known.update(zip(weights, found, strict=False))
         return len(found) == len(weights)
+
+    @property
+    def tangled(self) -> bool:
+        """Whether to reduce the problem takes less, as far as its size tells, than to find out in which order to eliminate."""
+        sizes, edges = self.domains.sizes, self.problem.edges
+        entries = sum(sizes[edge.first] * sizes[edge.second] for edge in edges)
+        return ENTRIES[0] <= entries <= ENTRIES[1] and len(edges) >= DENSE * len(sizes)
 
     @cached_property
     def large(self) -> bool:
@@ -98,46 +102,20 @@ class Minimizer:
         return [point for some in directions for point in self._bounded(np.array(some), above)]
 
     def _bounded(self, some: Array, above: float) -> list[Point]:
-        """The best point in one direction, if there is one that may not be `above`: bounds leave few values, elimination decides on
-        them.
-
-        The best strategy with the most promising values of each variable serves as the upper bound: it is hardly ever
-        improved on.
-        """
-        energy = self.elimination.energy(some)
-        points = [*self.known.values()]
-        best = min((_objective(point, some) for point in points), default=math.inf)
-        bounds, gap, guessed = Bounds(energy, self._start(some)), math.inf, b""
-        for _ in range(GUESSES):
-            best = min(best, bounds.improve(PASSES))
-            if not math.isfinite(bounds.least) or bounds.least > above + ABOVE * abs(above):
-                return []
-            if bounds.enough(best, ENOUGH):  # as it is where something like this was found before
-                break
-            promising = bounds.first(VALUES)
-            key = b" ".join(values.tobytes() for values in promising)
-            if key != guessed:  # else the guess would be what it was
-                points += self._on(promising, some, GUESSED)
-            guessed = key
-            best = min([best, *(_objective(point, some) for point in points)])
-            if bounds.enough(best, ENOUGH) or best - bounds.least > SLOW * gap:
-                break
-            gap = best - bounds.least
-        found = self._last(bounds, best, points, some)
-        self.messages += [(some, point, bounds.messages) for point in found]
+        """The best point in one direction, if there is one that may not be `above`."""
+        known = min((_objective(point, some) for point in self.known.values()), default=math.inf)
+        wanted = Wanted(some, self.elimination.budget, above, known, self._start(some))
+        strategy, messages = best_strategy(self.problem, self.domains, wanted, self.solved)
+        if strategy is None:
+            return []
+        values = strategy.values[None]
+        found = points(self.problem, values, best_alternatives(self.problem, values, some[None]), strategy.exact)
+        if not strategy.exact:
+            best = min([*found, *self.known.values()], key=lambda point: _objective(point, some))
+            found = [replace(best, exact=False)]
+        if messages is not None:
+            self.messages.append((some, found[0], messages))
         return found
-
-    def _last(self, bounds: Bounds, best: float, points: Sequence[Point], some: Array) -> list[Point]:
-        """The best point with the values that bounds leave, exactly if that can be done; else the best of those that are known and
-        of what some of the budget finds."""
-        left, most = narrowed(self.domains, bounds.left(best)), bounds.least + ABOVE * abs(bounds.least)
-        whole = Elimination(self.problem, left, self.elimination.budget)
-        if whole.schedule.exact:
-            return whole.solve(some[None])
-        if not any(_objective(point, some) <= most for point in points):
-            points = [*Elimination(self.problem, left, min(INEXACT, self.elimination.budget)).solve(some[None]), *points]
-        found = min(points, key=lambda point: _objective(point, some), default=None)
-        return [] if found is None else [replace(found, exact=_objective(found, some) <= most)]
 
     def _start(self, some: Array) -> Messages | None:
         """The messages of the nearest direction, scaled: bytes and seconds are of other magnitudes, and so are rounding errors."""
@@ -146,9 +124,6 @@ class Minimizer:
         nearest, point, messages = min(self.messages, key=lambda known: abs(_angle(known[0]) - _angle(some)))
         scale = _objective(point, some) / (_objective(point, nearest) or 1.0)
         return {ends: message * scale for ends, message in messages.items()}
-
-    def _on(self, kept: Sequence[Array], some: Array, budget: int) -> list[Point]:
-        return Elimination(self.problem, narrowed(self.domains, kept), min(budget, self.elimination.budget)).solve(some[None])
 
 
 def minimize(problem: Problem, weights: Sequence[float] | Array, budget: int = BUDGET) -> list[Point]:
