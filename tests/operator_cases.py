@@ -566,6 +566,30 @@ case(
     n(4, 6),
 )
 case("while, on the data", lambda x: lax.while_loop(lambda c: c.sum() < 90, lambda c: c + 1, x), ints(3, 4, 6))
+case(
+    "while, its rows end apart",
+    jax.vmap(
+        lambda x, k, w: lax.stop_gradient(lax.while_loop(lambda c: c[0] < k, lambda c: (c[0] + 1, c[1] @ w), (0, x)))[1],
+        (0, 0, None),
+    ),
+    n(4, 6),
+    ints(5, 4),
+    n(6, 6),
+)
+
+
+def until_all_are_done(x: Any, k: Any) -> Any:
+    """The rows are the second dimension of what goes round."""
+
+    def step(carry: Any) -> Any:
+        x, left, done = carry
+        left = jnp.where(done, left, left - 1)
+        return jnp.where(done[None, :], x, 2 * x), left, done | (left <= 0)
+
+    return lax.stop_gradient(lax.while_loop(lambda c: ~jnp.all(c[2]), step, (x, k, k <= 0)))[0]
+
+
+case("while, until all rows are done", until_all_are_done, n(4, 6), ints(5, 6))
 case("fori", lambda x: lax.fori_loop(0, 3, lambda i, y: jnp.sin(y) * 2, x), n(4, 6))
 case("cond", lambda p, x, y: lax.cond(p, lambda x, y: x * y, lambda x, y: x - y, x, y), np.bool_(True), n(4, 6), n(4, 6))
 case("switch", lambda i, x: lax.switch(i, [jnp.sin, jnp.cos, lambda x: x * 0 + 1], x), np.int32(1), n(4, 6))

@@ -22,6 +22,7 @@ from unity.pcg.factors import Halo
 from unity.pcg.layout import Layout, Placed
 from unity.pcg.linear import LINEAR_SOLVE, named, part_of, parts, symmetric
 from unity.pcg.placing import Placing, placing
+from unity.pcg.rows import rows_of
 from unity.pcg.scans import constants_and_carry
 from unity.pcg.solve import Solution, branches, nested_body, spec_of, vjp_solutions
 from unity.pcg.state import REPLICATED, UNUSED, State, Type
@@ -234,8 +235,11 @@ def _while(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis,
     a, b = params["cond_nconsts"], params["body_nconsts"]
     types, results = _types(layout.operands), _types(layout.results)
     looked_at = tuple(tuple(UNUSED if s == UNUSED else REPLICATED for s in types[0]) for _ in test.outputs) if types else ()
+    rows = rows_of(equation)
 
     def more(carry: Any) -> Any:
+        if rows is not None:
+            return rows.more(carry)  # devices with other rows may go on
         return run_body(test, (*operands[:a], *carry), (*types[:a], *types[a + b :]), looked_at, axes)[0]
 
     def again(carry: Any) -> Any:

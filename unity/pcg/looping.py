@@ -15,20 +15,22 @@ def predicates(eqn: core.JaxprEqn) -> int:
 
 
 def with_one_predicate(eqn: core.JaxprEqn) -> Callable[..., Sequence[Any]]:
-    """A loop as JAX lowers it: it goes on as long as any element does, and an element that is done stays as it is."""
+    """A loop that goes on as long as any element does, and leaves an element as it is that is done (`rows.py`)."""
     params, rank = eqn.params, predicates(eqn)
     test, step = core.jaxpr_as_fun(params["cond_jaxpr"]), core.jaxpr_as_fun(params["body_jaxpr"])
     a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
 
     def run(*operands: Any) -> Sequence[Any]:
-        def going(carry: Sequence[Any]) -> Any:
+        def more(carry: Sequence[Any]) -> Any:
             return test(*operands[:a], *carry)[0]
 
-        def again(carry: Sequence[Any]) -> Sequence[Any]:
-            still, new = going(carry), step(*operands[a:b], *carry)
-            spread = [lax.broadcast_in_dim(still, x.shape, range(rank)) for x in carry]
-            return [lax.select(s, n, x) for s, n, x in zip(spread, new, carry, strict=True)]
+        def again(state: Sequence[Any]) -> Sequence[Any]:
+            going, *carry = state
+            spread = [lax.broadcast_in_dim(going, x.shape, range(rank)) for x in carry]
+            new = [lax.select(s, n, x) for s, n, x in zip(spread, step(*operands[a:b], *carry), carry, strict=True)]
+            return [lax.bitwise_and(going, more(new)), *new]
 
-        return lax.while_loop(lambda carry: lax.reduce_or(going(carry), range(rank)), again, list(operands[b:]))
+        first = [more(operands[b:]), *operands[b:]]
+        return lax.while_loop(lambda state: lax.reduce_or(state[0], range(rank)), again, first)[1:]
 
     return run

@@ -20,6 +20,7 @@ from unity.pcg.body import Body, Equation, from_jaxpr
 from unity.pcg.custom import Unreadable, close, jvp_body, readable, vjp_bodies
 from unity.pcg.factors import TABLE, Match, Spec, matching
 from unity.pcg.propagation import Conflict, Propagation, Solution, Unmatched
+from unity.pcg.rows import Rows, rows_of
 from unity.pcg.scans import constants_and_carry
 from unity.pcg.state import PARTIAL, REPLICATED, State
 
@@ -238,44 +239,64 @@ def _linear_solve(equation: Equation, known: Mapping[int, State]) -> Iterator[Ma
         yield _as_match([solved], operands, results)
 
 
-def _loop(parts: Callable[[Equation], Any]) -> Callable[[Equation, Mapping[int, State]], Iterator[Match]]:
+@dataclass(frozen=True)
+class _Loop:
+    """A loop's program, how many of its inputs are constants and go round, how many operands come before these, which of its inputs
+    are the same on every device, and rows that end apart (`rows.py`)."""
+
+    body: Body
+    constants: int
+    carried: int
+    offset: int = 0
+    pinned: tuple[int, ...] = ()
+    rows: Rows | None = None
+
+
+def _loop(parts: Callable[[Equation], _Loop]) -> Callable[[Equation, Mapping[int, State]], Iterator[Match]]:
     """while and scan: what goes round must come out in the state in which it went in."""
 
     def matches(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
-        body, n_consts, n_carry, offset, pinned = parts(equation)
-        n = len(equation.operands)
-        inputs: dict[int, State] = dict.fromkeys(pinned, REPLICATED)
-        for p, s in known.items():
-            if p < n and p >= offset:
-                if inputs.get(p - offset, s) != s:
-                    return
-                inputs[p - offset] = _step_in(s, p - offset >= n_consts + n_carry)
-            elif p >= n:
-                k = p - n
-                if k < n_carry:
-                    inputs.setdefault(n_consts + k, s)
-        if any(s is None for s in inputs.values()):
-            return
-        for _ in range(4):
-            solution = _quiet_solve(body, {body.inputs[k]: s for k, s in inputs.items()})
-            if solution is None:
-                return
-            carry_in, carry_out = solution.operands[n_consts : n_consts + n_carry], solution.results[:n_carry]
-            if carry_in == carry_out:
-                break
-            for k, (a, b) in enumerate(zip(carry_in, carry_out, strict=True)):
-                if a != b and a == REPLICATED:
-                    inputs[n_consts + k] = b
-                elif a != b:
-                    return
-        else:
-            return
-        operands = [REPLICATED] * offset + [_step_out(s, k >= n_consts + n_carry) for k, s in enumerate(solution.operands)]
-        results = [_step_out(s, k >= n_carry) for k, s in enumerate(solution.results)]
-        if all(s == (operands + results)[p] for p, s in known.items()):
-            yield _as_match([(body, solution)], tuple(operands), tuple(results))
+        loop, n = parts(equation), len(equation.operands)
+        yield from _steady(loop, n, known, loop.pinned)
+        if loop.rows is not None:
+            yield from (m for m in _steady(loop, n, known, ()) if loop.rows.divide(m.results))
 
     return matches
+
+
+def _steady(loop: _Loop, n: int, known: Mapping[int, State], pinned: Sequence[int]) -> Iterator[Match]:
+    """The choice of a loop of `n` operands, if there is one, in which these of its program's inputs are replicated."""
+    body, constants, carried, offset = loop.body, loop.constants, loop.carried, loop.offset
+    inputs: dict[int, State] = dict.fromkeys(pinned, REPLICATED)
+    for p, s in known.items():
+        if p < n and p >= offset:
+            if inputs.get(p - offset, s) != s:
+                return
+            inputs[p - offset] = _step_in(s, p - offset >= constants + carried)
+        elif p >= n:
+            k = p - n
+            if k < carried:
+                inputs.setdefault(constants + k, s)
+    if any(s is None for s in inputs.values()):
+        return
+    for _ in range(4):
+        solution = _quiet_solve(body, {body.inputs[k]: s for k, s in inputs.items()})
+        if solution is None:
+            return
+        carry_in, carry_out = solution.operands[constants : constants + carried], solution.results[:carried]
+        if carry_in == carry_out:
+            break
+        for k, (a, b) in enumerate(zip(carry_in, carry_out, strict=True)):
+            if a != b and a == REPLICATED:
+                inputs[constants + k] = b
+            elif a != b:
+                return
+    else:
+        return
+    operands = [REPLICATED] * offset + [_step_out(s, k >= constants + carried) for k, s in enumerate(solution.operands)]
+    results = [_step_out(s, k >= carried) for k, s in enumerate(solution.results)]
+    if all(s == (operands + results)[p] for p, s in known.items()):
+        yield _as_match([(body, solution)], tuple(operands), tuple(results))
 
 
 def _step_in(state: State, stacked: bool) -> Any:
@@ -316,21 +337,20 @@ def _program(inner: Any) -> Body:
 
 
 @lru_cache(maxsize=1024)
-def _while_parts(equation: Equation) -> Any:
-    """What the predicate looks at stays the same on every device, so that all of them take the same number of steps."""
+def _while_parts(equation: Equation) -> _Loop:
+    """What the predicate looks at is the same on every device, so that all of them take as many steps, unless rows end apart."""
     params = equation.params
     body, cond = close(params["body_jaxpr"]), close(params["cond_jaxpr"])
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
     looks_at = {a for e in cond.equations for a in e.operands if isinstance(a, int)} & set(cond.inputs)
     carried = cond.inputs[n_cond:]
     pinned = tuple(n_body + k for k, v in enumerate(carried) if v in looks_at or v in cond.outputs)
-    return body, n_body, len(body.outputs), n_cond, pinned
+    return _Loop(body, n_body, len(body.outputs), n_cond, pinned, rows_of(equation))
 
 
 @lru_cache(maxsize=1024)
-def _scan_parts(equation: Equation) -> Any:
-    params = equation.params
-    return nested_body(equation), *constants_and_carry(params), 0, ()
+def _scan_parts(equation: Equation) -> _Loop:
+    return _Loop(nested_body(equation), *constants_and_carry(equation.params))
 
 
 NESTED: dict[str, Callable[[Equation, Mapping[int, State]], Any]] = {
