@@ -39,10 +39,11 @@ def start(command: Sequence[str], devices: Sequence[int], cache: Path) -> list[s
         address = f"localhost:{free.getsockname()[1]}"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
     environment["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = "gloo"
+    flags = os.environ.get("XLA_FLAGS", "")
     return [
         subprocess.Popen(
             [sys.executable, *command, address, str(len(devices)), str(process)],
-            env=environment | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"},
+            env=environment | {"XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={count}".strip()},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cache,
         )
         for process, count in enumerate(devices)

@@ -104,6 +104,7 @@ def convolutions(activation: Any) -> Any:
 KERNELS = [f(16, 16, 3, 3)] * 3
 
 
+@pytest.mark.usefixtures("as_users_compile")
 def test_gathered_weights_are_there_before_their_turn_where_that_is_scheduled_so() -> None:
     """Plans that gather every weight for its use alone hold them all from the start."""
     frontier = planned(layers, [(f(256, 256), f(256, 256))] * 4, f(2048, 256)).frontier
@@ -128,6 +129,7 @@ def recurrent(params: Any, x: Any) -> Any:
 WIDENS = pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="its compiler has products of bfloat16")
 
 
+@pytest.mark.usefixtures("as_users_compile")
 @pytest.mark.parametrize("dtype", [jnp.float32, pytest.param(jnp.bfloat16, marks=WIDENS)])
 def test_scans_hold_what_is_compiled(dtype: Any) -> None:
     """Their weights, gathered before the first step; and what their steps keep, as wide numbers where it is read so."""
@@ -168,6 +170,7 @@ def test_what_steps_keep_in_few_bits_is_there_in_many() -> None:
     assert on_cpu.by_reason[WIDENED] == on_cpu.by_reason[KEPT] == on_gpu.by_reason[KEPT]
 
 
+@pytest.mark.usefixtures("as_users_compile")
 @pytest.mark.parametrize("samples", [8, 32])
 @pytest.mark.parametrize("activation", [jnp.tanh, jax.nn.relu], ids=["tanh", "relu"])
 def test_convolutions_hold_what_is_compiled(activation: Any, samples: int) -> None:
@@ -213,6 +216,7 @@ HEADS = {
 }
 
 
+@pytest.mark.usefixtures("as_users_compile")
 @pytest.mark.parametrize("name", sorted(HEADS))
 def test_a_cotangent_that_more_than_a_product_reads_is_not_made_turned(name: str) -> None:
     """A bias's gradient sums it, a conversion reads it as it is. Else both orders that the product reads are there at once."""

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import DEVICES
+from conftest import FLAGS
 from jax import lax
 from jax.extend import core
 from layered_model import towers, towers_arguments
@@ -240,7 +240,7 @@ def test_it_runs_where_unity_is_not(tmp_path: Path) -> None:
     path = tmp_path / "alone.py"
     planned(mlp(), PAIR).export(path)
     code = f"import runpy, sys; sys.modules['unity'] = None; runpy.run_path({str(path)!r}, run_name='__main__')"
-    env = {**os.environ, "XLA_FLAGS": DEVICES, "JAX_PLATFORMS": "cpu", "PYTHONPATH": ""}
+    env = {**os.environ, "XLA_FLAGS": FLAGS, "JAX_PLATFORMS": "cpu", "PYTHONPATH": ""}
     run = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == "()"

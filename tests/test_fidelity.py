@@ -21,6 +21,7 @@ def spread(model: Small) -> list[Plan]:
     return [frontier[k] for k in (0, len(frontier) // 2, -1)]
 
 
+@pytest.mark.usefixtures("as_users_compile")
 @pytest.mark.parametrize("name", ["gpt", "lstm"])
 def test_frontier_runs_as_predicted(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

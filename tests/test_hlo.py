@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import AS_USERS
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
@@ -34,7 +35,7 @@ def compiled(mesh, body, in_specs, out_specs, *shapes, **options) -> jax.stages.
         jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
         for (shape, dtype), spec in zip(shapes, in_specs, strict=True)
     ]
-    return jax.jit(mapped, **options).lower(*arguments).compile()
+    return jax.jit(mapped, **options).lower(*arguments).compile(compiler_options=AS_USERS)
 
 
 def report(mesh, body, in_specs, out_specs, *shapes) -> list[Collective]:
@@ -82,9 +83,7 @@ def test_one_collective_is_reported_as_written(mesh, make: Callable, axes):
 
 def test_permute_is_reported_with_its_pairs(mesh):
     shift = [(i, i + 1) for i in range(3)]
-    (found,) = report(
-        mesh, lambda x: lax.ppermute(x, "m", shift), (P("m"),), P("m"), ((ROWS, COLUMNS), jnp.float32)
-    )
+    (found,) = report(mesh, lambda x: lax.ppermute(x, "m", shift), (P("m"),), P("m"), ((ROWS, COLUMNS), jnp.float32))
     assert (found.kind, found.elements) == ("collective-permute", ROWS * COLUMNS // 4)
     assert set(found.groups) == {(4 * d + i, 4 * d + j) for d in range(2) for i, j in shift}
 
@@ -181,7 +180,7 @@ def test_groups_of_the_partitioners_own_collectives(mesh):
     layouts = (NamedSharding(mesh, P("d", "m")), NamedSharding(mesh, P("m")))
     shapes = ((ROWS, COLUMNS), (COLUMNS, 8))
     arguments = [jax.ShapeDtypeStruct(s, jnp.float32, sharding=p) for s, p in zip(shapes, layouts, strict=True)]
-    found = collectives(jax.jit(product).lower(*arguments).compile().as_text() or "")
+    found = collectives(jax.jit(product).lower(*arguments).compile(compiler_options=AS_USERS).as_text() or "")
     assert {c.kind: {tuple(sorted(g)) for g in c.groups} for c in found} == {
         "all-reduce": groups_along(("m",)),
         "all-gather": groups_along(("d",)),
@@ -388,9 +387,7 @@ def loop(first: int, limit: int, step: int, direction: str, *, turned: bool) -> 
 HOLDS = {"LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal, "NE": np.not_equal}
 
 
-@given(
-    st.integers(-9, 9), st.integers(-9, 9), st.integers(-4, 4), st.sampled_from(sorted(HOLDS)), st.booleans()
-)
+@given(st.integers(-9, 9), st.integers(-9, 9), st.integers(-4, 4), st.sampled_from(sorted(HOLDS)), st.booleans())
 def test_derived_trip_counts_equal_running_the_loop(first, limit, step, direction, turned):
     runs, value = 0, first
     while runs < 100 and HOLDS[direction](*((limit, value) if turned else (value, limit))):

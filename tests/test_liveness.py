@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import AS_USERS
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
@@ -434,7 +435,7 @@ WIDENS = pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="its compile
 )
 def test_small_programs_take_what_is_compiled(fn: Any, args: Any, tolerance: float) -> None:
     """To the byte, where the order of what can run at once does not matter."""
-    stats: Any = jax.jit(fn).lower(*args).compile(compiler_options=compiler_options()).memory_analysis()
+    stats: Any = jax.jit(fn).lower(*args).compile(compiler_options={**compiler_options(), **AS_USERS}).memory_analysis()
     found = assigned(tasks(program(fn, *args), CPU.library), CPU.eager)
     fixed = stats.argument_size_in_bytes + stats.output_size_in_bytes
     small = 1024  # scalars, counters and conditions of loops
@@ -454,6 +455,7 @@ def planned(devices: int = 8) -> Plan:
     return optimize(layers, [f(256, 256)] * 4, f(1024, 256), machine=Machine.grid(1, devices, "a100"), progress=False)
 
 
+@pytest.mark.usefixtures("as_users_compile")
 def test_a_plan_holds_what_is_compiled() -> None:
     plan = planned()
     for point in (plan.frontier[0], plan.frontier[-1]):
@@ -462,6 +464,7 @@ def test_a_plan_holds_what_is_compiled() -> None:
         assert abs(together.difference) <= TARGET
 
 
+@pytest.mark.usefixtures("as_users_compile")
 def test_a_transformer_holds_what_is_compiled() -> None:
     model = gpt(2, 64, 64, 16, 32)
     plan = optimize(model.loss, model.params, model.batch, machine=Machine.grid(1, 8, "a100"), progress=False)

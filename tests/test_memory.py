@@ -187,6 +187,7 @@ def test_under_a_limit_working_sets_fit_too() -> None:
     assert search.under(leanest * 0.5) is None
 
 
+@pytest.mark.usefixtures("as_users_compile")
 @pytest.mark.parametrize("remat", [False, True])
 def test_the_compiled_program_has_the_predicted_arguments_and_gradients(remat: bool) -> None:
     """To the byte. How well the rest is predicted, `benchmarks/memory.py` measures."""

@@ -98,6 +98,7 @@ def test_a_pipeline_computes_the_same_and_sends_what_was_predicted(along, rounds
     assert {"collective-permute"} <= {line.kind for line in found.lines}
 
 
+@pytest.mark.usefixtures("as_users_compile")
 def test_what_a_plan_with_a_pipeline_holds_is_known():
     found = planned(loss, arguments(width=64), TREE, TREE.axes[:1], 4).check()
     line = next(line for line in found.memory_lines if line.kind == "all")

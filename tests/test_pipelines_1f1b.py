@@ -129,6 +129,7 @@ def test_a_gradient_of_something_else_multiplies():
     close(found(plan), found(loss), 1e-4)
 
 
+@pytest.mark.usefixtures("as_users_compile")
 def test_more_micro_batches_hold_no_more_and_what_is_held_was_predicted():
     """Twice the micro-batches, of 4 samples, cost what waits of their samples; under GPipe also all that is kept of them."""
     checked = {}

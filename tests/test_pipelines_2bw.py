@@ -122,6 +122,7 @@ def test_a_call_of_the_plan_is_the_function():
     close(jax.jit(jax.value_and_grad(plan))(params, x, y), jax.jit(jax.value_and_grad(loss))(params, x, y), 2e-5)
 
 
+@pytest.mark.usefixtures("as_users_compile")
 @pytest.mark.parametrize(("stages", "exchanges"), [(2, 1), (4, 2)])
 def test_a_step_has_as_many_ticks_as_micro_batches(stages, exchanges):
     """In the prediction, and in the compiled program, which sends just what was predicted, and holds nearly that."""
@@ -198,6 +199,7 @@ def deep(params, x, y):
     return ((layers(params, x) @ params["out"] - y) ** 2).mean()
 
 
+@pytest.mark.usefixtures("as_users_compile")
 def test_what_leads_to_the_pipeline_is_held_for_two_batches():
     """And is counted so by the search; in the prediction also as the arrays that a flight has of it, and copies of those."""
     width, found = 64, dict[int, Any]()

@@ -87,6 +87,7 @@ def test_gradients_are_those_of_the_program(count, axes, kind):
     assert lines == {"test_pipelines_uneven.py"}
 
 
+@pytest.mark.usefixtures("as_users_compile")
 def test_what_is_sent_and_held_was_predicted():
     found = planned(loss, structs(*arguments(7, batch=64, width=32)), TREE.axes[1:], 8, "1f1b").check()
     assert all(line.predicted == line.compiled for line in found.lines)

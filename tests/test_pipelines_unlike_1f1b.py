@@ -69,6 +69,7 @@ def test_what_follows_may_read_samples_and_weights():
         assert largest_difference(found, jax.jit(jax.value_and_grad(paired, (0, 2)))(*args)) < 1e-10
 
 
+@pytest.mark.usefixtures("as_users_compile")
 def test_more_micro_batches_hold_no_more():
     """Twice the micro-batches of one size: GPipe's schedule keeps all of them until the backward passes come."""
     widths, found = (64, 256, 96, 64), {}

@@ -108,6 +108,7 @@ def lean() -> unity.Plan:
     return plan.frontier[-1]
 
 
+@pytest.mark.usefixtures("as_users_compile")
 def test_the_compiled_program_does_not_keep_it() -> None:
     plan = lean()
     assert len(again(plan.pcg)) >= 3

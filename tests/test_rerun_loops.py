@@ -31,6 +31,7 @@ def test_it_computes_and_sends_what_it_says(name: str, what: int) -> None:
     right(name, [next(k for k in range(40) if again(drawn(name, k)[3], what))])
 
 
+@pytest.mark.usefixtures("as_users_compile")
 def test_the_compiled_program_does_not_keep_it() -> None:
     def loss(params: Any, x: Any) -> Any:
         def step(x: Any, p: Any) -> Any:
