@@ -463,6 +463,19 @@ def test_local_measures_once_and_sets_a_corrupt_cache_aside(tmp_path):
     assert Machine.load(cached) == again
 
 
+def test_a_cache_that_may_not_be_written_or_looked_into_is_gone_without(tmp_path):
+    from unity.search import local
+
+    cached = tmp_path / "here.json"
+    cached.write_text("{")
+    (tmp_path / "here.json.corrupt" / "in the way").mkdir(parents=True)  # the file cannot be moved there, whoever runs this
+    with pytest.warns(UserWarning, match="cannot be set aside"):
+        assert local._recalled(cached) is None
+    with pytest.warns(UserWarning, match="Is a directory"):
+        assert local._recalled(tmp_path) is None
+    assert local._recalled(tmp_path / ("long" * 100) / "here.json") is None  # no such name can be looked up
+
+
 class FakeDevice:
     def __init__(self, kind, process=0, limit=None):
         self.device_kind, self.process_index = kind, process

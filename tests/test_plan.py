@@ -108,6 +108,16 @@ def test_a_damaged_cache_entry_is_set_aside(own_cache: Path) -> None:
     assert entry.with_suffix(".corrupt").exists()
 
 
+def test_a_cache_that_may_not_be_written_or_looked_into_is_gone_without(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = planned()
+    (entry,) = (own_cache / "unity" / "plans").glob("*.json")
+    entry.write_text(entry.read_text()[:100])
+    (entry.with_suffix(".corrupt") / "in the way").mkdir(parents=True)  # the file cannot be moved there, whoever runs this
+    assert planned().pcg.key == found.pcg.key
+    monkeypatch.setenv("XDG_CACHE_HOME", str(own_cache / ("long" * 100)))  # no such name can be looked up
+    assert planned().pcg.key == found.pcg.key
+
+
 def test_the_frontier_trades_time_for_memory() -> None:
     frontier = planned().frontier
     times, memories = [p.time for p in frontier], [p.memory for p in frontier]

@@ -175,6 +175,15 @@ def test_a_path_that_is_a_folder_is_refused(tmp_path: Path) -> None:
         Store(tmp_path).profile(WHERE)
 
 
+def test_a_damaged_file_that_cannot_be_set_aside_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "profiles.sqlite3"
+    path.write_text("no database, and long enough to be seen as none" * 10)
+    (tmp_path / "profiles.sqlite3.corrupt" / "in the way").mkdir(parents=True)  # it cannot be moved there, whoever runs this
+    with pytest.raises(ProfileError, match=r"profiles\.sqlite3.*XDG_CACHE_HOME"):
+        Store(path).profile(WHERE)
+    assert Store(tmp_path / ("long" * 100) / "profiles.sqlite3").profile(WHERE) is None  # no such name can be looked up
+
+
 # What it says
 
 

@@ -9,6 +9,7 @@ import pytest
 from small_models import MACHINE
 from test_simulator_program import data_parallel, layers
 
+from unity.pcg.errors import PlanError
 from unity.search.simulator import Simulation, simulate
 
 
@@ -34,6 +35,11 @@ def test_a_trace_has_every_task_in_its_place(tmp_path: Path) -> None:
     assert max(e["ts"] + e["dur"] for e in events) == pytest.approx(found.makespan * 1e6)
     assert any(e["name"].startswith("all-reduce") and e["args"]["bytes"] > 0 for e in events)
     assert [p.name for p in tmp_path.iterdir()] == ["step.json"]
+
+
+def test_a_trace_that_cannot_be_written_names_its_file(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"nowhere.step\.json cannot be written: No such file"):
+        simulated().save_trace(tmp_path / "nowhere" / "step.json")
 
 
 def test_a_trace_counts_what_is_held(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -75,16 +77,18 @@ def clustered(body: Body, constant: Mapping[int, int]) -> list[Cluster]:
 
 
 def recall(path: Path, captured: Captured, fn: Callable[..., Any], library: Callable[[], Library]) -> tuple[Made, Candidate] | None:
-    """What an entry holds; None if there is none. A damaged entry is set aside, and the search done again.
+    """What an entry holds; None if there is none, or none that may be read. A damaged entry is set aside, where the cache can be
+    written, and the search done again.
 
     `library`: gives the rules of the plan's rewriting, and is asked only if it has one.
     """
-    if not path.exists():
+    if not os.path.exists(path):  # Path.exists raises where a folder on the way may not be looked into
         return None
     try:
         return restore(path, read(path), captured, fn, library)
     except PlanError:
-        path.replace(path.with_suffix(".corrupt"))
+        with suppress(OSError):
+            path.replace(path.with_suffix(".corrupt"))
         return None
 
 

@@ -146,16 +146,25 @@ def _remembered(devices: list[JaxDevice]) -> Machine:
 
 
 def _recalled(path: Path) -> Machine | None:
-    """What was measured before. A damaged file is set aside."""
-    if not path.exists():
+    """What was measured before. A damaged file is set aside, where that may be."""
+    if not os.path.exists(path):  # Path.exists raises where a folder on the way may not be looked into
         return None
     try:
         return Machine.load(path)
-    except MachineError as error:
-        aside = path.with_name(path.name + ".corrupt")
-        os.replace(path, aside)
-        warnings.warn(f"{error.reason}; set aside as {aside}, measuring this machine again", stacklevel=5)
+    except (MachineError, OSError) as error:
+        reason = error.reason if isinstance(error, MachineError) else f"{path}: {error.strerror}"
+        warnings.warn(f"{reason}; {_set_aside(path)}, measuring this machine again", stacklevel=5)
         return None
+
+
+def _set_aside(path: Path) -> str:
+    """Moves a damaged file away, and says so, or why it cannot be moved."""
+    aside = path.with_name(path.name + ".corrupt")
+    try:
+        os.replace(path, aside)
+    except OSError as error:
+        return f"it cannot be set aside ({error.strerror})"
+    return f"set aside as {aside}"
 
 
 def _keep(path: Path, machine: Machine) -> None:

@@ -71,7 +71,7 @@ class Store:
 
     def profile(self, where: Where) -> Profile | None:
         """All that was measured there; None where nothing was. Raises ProfileError if the file cannot be read."""
-        if not self.path.exists():
+        if not os.path.exists(self.path):  # Path.exists raises where a folder on the way may not be looked into
             return None
         rows = self._safely(lambda database: database.execute(GET, (where.key,)).fetchall())
         found = tuple(m for (row,) in rows if (m := _row(row)) is not None)
@@ -110,6 +110,8 @@ class Store:
             os.replace(self.path, aside)
         except FileNotFoundError:  # another process was faster
             return
+        except OSError as refused:
+            raise ProfileError(f"{self.path}: {error}, and {refused.strerror}; the file is {_ADVICE}") from refused
         for suffix in ("-wal", "-shm"):
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
         warnings.warn(f"{self.path}: {error}; set aside as {aside}, what it held will be measured again", stacklevel=4)

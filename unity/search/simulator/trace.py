@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from unity.pcg.atomic import write
+from unity.pcg.atomic import save
 from unity.search.simulator.memory import MemoryOverTime
 from unity.search.simulator.timeline import Timeline
 
@@ -20,9 +20,10 @@ HEIGHT = 2.5  # of its part for memory, inches
 def write_trace(
     path: str | os.PathLike[str], timeline: Timeline, label: Callable[[int], str], memory: Mapping[str, MemoryOverTime]
 ) -> None:
-    """Writes a timeline as trace events (JSON, microseconds); the file is replaced as a whole, or not at all."""
+    """Writes a timeline as trace events (JSON, microseconds); the file is replaced as a whole, or not at all. Raises
+    PlanError if it cannot be written."""
     found = [*events(timeline, label), *counters(memory)]
-    write(path, json.dumps({"traceEvents": found, "displayTimeUnit": "ms"}) + "\n")
+    save(path, json.dumps({"traceEvents": found, "displayTimeUnit": "ms"}) + "\n")
 
 
 def events(timeline: Timeline, label: Callable[[int], str]) -> list[dict[str, Any]]:
