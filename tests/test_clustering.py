@@ -25,6 +25,7 @@ from unity.pcg.clustering import clusters
 from unity.pcg.graph import PCG, Node
 from unity.pcg.lossless import LOSSLESS, _dimensions, lossless, pattern
 from unity.pcg.merging import LARGEST
+from unity.pcg.relaxed import Relaxed
 from unity.pcg.repetition import repeated, signature
 from unity.pcg.uses import Uses, constants, light
 
@@ -289,6 +290,58 @@ def test_what_is_not_lossless_is_found_to_be_so(fn, args):
     answers = [(lossless(part), lossless_by_all_choices(part)) for part in windows(body, len(body.equations))]
     assert all(fast == slow for fast, slow in answers)
     assert {fast for fast, _ in answers} == {True, False}
+
+
+@jax.custom_jvp
+def sorted_two(x, y):
+    """A rule with two results, of which one is also read inside, and one operand that is handed on as it is."""
+    low = jnp.minimum(x, y)
+    return low, jnp.maximum(x, y) * jnp.mean(low, 0), y
+
+
+@sorted_two.defjvp
+def sorted_two_tangents(primals, tangents):
+    return sorted_two(*primals), sorted_two(*tangents)
+
+
+def joined_activations(x, y, bias):
+    """What is joined lies whole in that dimension, so nothing before a rule for tangents may be divided there."""
+    small = jax.nn.relu(x + bias)
+    return jnp.concatenate([small, jax.nn.relu6(y * bias), jnp.square(y)], 1), small
+
+
+def joined_results(x, y, bias):
+    low, high, same = sorted_two(x * bias, jax.nn.silu(y))
+    return jnp.concatenate([low, same], 1), jax.nn.softmax(high), jnp.cumsum(same, 1)
+
+
+CALLING = [joined_activations, joined_results, lambda x, y, bias: sorted_two(jax.nn.relu(x), y)[1] + bias]
+
+
+@pytest.mark.parametrize("fn", CALLING)
+def test_programs_of_rules_for_tangents_are_looked_into(fn):
+    body, _ = program_of(jax.make_jaxpr(fn)(X[0], X[1], X[2, :1]))
+    parts = [part for length in (4, 8, 16) for part in windows(body, length)]
+    assert any(e.name == "custom_jvp_call" for part in parts for e in part.equations)
+    assert all(lossless(part) == lossless_by_all_choices(part) for part in parts)
+
+
+@pytest.mark.parametrize("fn", CALLING)
+def test_the_relaxation_rules_out_nothing_that_there_is(fn):
+    """The program as a whole, so that its rules are inside: each dimension that some choice divides, the relaxation allows."""
+    body, _ = program_of(jax.make_jaxpr(fn)(X[0], X[1], X[2, :1]))
+    whole = [extract(body, range(len(body.equations)), [a for a in body.outputs if isinstance(a, int)], {})[0], *windows(body, 8)]
+    for part in whole:
+        relaxed = Relaxed(part)
+        found = {(v, s.dim) for c in choices(part) for v, s in zip(part.inputs, c.operands, strict=True) if s.kind == "P"}
+        assert all(relaxed.may(v, dim) for v, dim in found)
+
+
+def test_the_relaxation_sees_through_a_rule_for_tangents():
+    body, _ = program_of(jax.make_jaxpr(lambda x, y: jnp.concatenate([jax.nn.relu(x), y], 1))(X[0], X[1, :, 1:]))
+    assert "custom_jvp_call" in body.primitives
+    relaxed = Relaxed(body)
+    assert [relaxed.may(body.inputs[0], dim) for dim in range(2)] == [True, False]
 
 
 @settings(max_examples=20)

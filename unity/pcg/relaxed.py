@@ -6,44 +6,53 @@ is no solution; where all have some there may still be none. To find that nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
 
-from unity.pcg.body import Body, Equation
+from unity.pcg.body import Atom, Body, Equation
 from unity.pcg.factors import Spec, matching
-from unity.pcg.solve import NESTED, spec_of
+from unity.pcg.solve import NESTED, nested_body, spec_of
 from unity.pcg.state import PARTIAL, REPLICATED, State, partitioned
 
 Row = tuple[State, ...]  # what an equation's operands and results may be together
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What one equation allows, and where its variables stand: (position, variable, whether it is read)."""
+
+    rows: Sequence[Row]
+    places: tuple[tuple[int, int, bool], ...]
 
 
 class Relaxed:
     """A body's equations without the digits of their factors; what each allows is listed once."""
 
     def __init__(self, body: Body) -> None:
-        self.body, self.inputs = body, frozenset(body.inputs)
-        self.rows: dict[int, Sequence[Row] | None] = {}
+        self.inputs = frozenset(body.inputs)
+        self.parts = list(_parts(body, {v: v for v in body.tensors}, count(max(body.tensors, default=-1) + 1)))
+        self.touching: dict[int, list[int]] = {}
+        for i, part in enumerate(self.parts):
+            for v in {v for _, v, _ in part.places}:
+                self.touching.setdefault(v, []).append(i)
 
     def may(self, variable: int, dim: int) -> bool:
         """Whether an input may be partitioned at a dimension, as far as the relaxation tells."""
         left: dict[int, frozenset[State]] = {variable: frozenset({partitioned(dim)})}
-        waiting = list(self.body.touching.get(variable, ()))
+        waiting = list(self.touching.get(variable, ()))
         while waiting:
-            i = waiting.pop()
-            rows = self.of(i)
-            if rows is None:
-                continue
-            places = self.places(self.body.equations[i])
-            n = len(self.body.equations[i].operands)
-            rows = [row for row in rows if all(self.agrees(left, a, row[p], p < n) for p, a in places)]
+            part = self.parts[waiting.pop()]
+            rows = [row for row in part.rows if all(self.agrees(left, v, row[p], read) for p, v, read in part.places)]
             if not rows:
                 return False
-            for p, v in places:
+            for p, v, read in part.places:
                 states = frozenset(row[p] for row in rows)
-                if v not in self.inputs and REPLICATED in states and p < n:
+                if v not in self.inputs and REPLICATED in states and read:
                     states |= {PARTIAL}  # it may be reduced where it is made
                 if v not in left or not left[v] <= states:
                     left[v] = left.get(v, states) & states
-                    waiting += self.body.touching[v]
+                    waiting += self.touching[v]
         return True
 
     def agrees(self, left: Mapping[int, frozenset[State]], variable: int, state: State, read: bool) -> bool:
@@ -52,16 +61,27 @@ class Relaxed:
             return True
         return read and state == REPLICATED and PARTIAL in left[variable] and variable not in self.inputs
 
-    def places(self, equation: Equation) -> list[tuple[int, int]]:
-        """The variables of an equation, each with its position: operands, then results."""
-        return [(p, a) for p, a in enumerate((*equation.operands, *equation.results)) if isinstance(a, int)]
 
-    def of(self, i: int) -> Sequence[Row] | None:
-        """What an equation allows; None for one with a program inside."""
-        if i not in self.rows:
-            equation = self.body.equations[i]
-            self.rows[i] = None if equation.name in NESTED else _rows(equation, spec_of(self.body, equation) or Spec(()))
-        return self.rows[i]
+def _parts(body: Body, names: Mapping[int, Atom], new: Iterator[int]) -> Iterator[Part]:
+    """The equations of a body whose variables have other names outside. Programs inside of equations are left out, but for
+    those with a rule for tangents: whatever such a one allows solves its program, so the program's equations stand for it.
+    """
+    for e in body.equations:
+        operands = [names[a] if isinstance(a, int) else a for a in e.operands]
+        results = [names[v] for v in e.results]
+        if e.name == "custom_jvp_call":
+            yield from _inside(nested_body(e), operands, results, new)
+        elif e.name not in NESTED:
+            n = len(operands)
+            places = ((p, a, p < n) for p, a in enumerate((*operands, *results)) if isinstance(a, int))
+            yield Part(_rows(e, spec_of(body, e) or Spec(())), tuple(places))
+
+
+def _inside(body: Body, operands: Sequence[Atom], results: Sequence[Atom], new: Iterator[int]) -> Iterator[Part]:
+    """A program's parts, by the names around it. A result that it does not make itself is left to be anything."""
+    ends = {a: v for a, v in zip(body.outputs, results, strict=True) if isinstance(a, int)}
+    made = {v: ends[v] if v in ends else next(new) for e in body.equations for v in e.results}
+    return _parts(body, made | dict(zip(body.inputs, operands, strict=True)), new)
 
 
 def _rows(equation: Equation, spec: Spec) -> list[Row]:
