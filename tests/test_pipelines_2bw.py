@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import Var
+from jax.sharding import AxisType
 from pipelined_models import LAYERS, NEAR, TREE, WIDTH, WORDS, close, language, layers, loss, scored, structs
 from pipelined_models import planned as plan_of
 
@@ -113,6 +114,18 @@ def test_gradients_of_several_arguments_and_of_what_the_tail_reads():
     for before, batch in pairwise(given):
         flight, found = plan.stream.step(flight, params, *batch)
         close(found, jax.jit(jax.value_and_grad(scored, (0, 1, 2)))(params, *before), 1e-4)
+
+
+def test_a_mesh_that_the_user_has_set_is_no_streams():
+    params, ((x, y),) = weights(), batches(1)
+    plan = planned(loss, (params, x, y), 4, 8)
+    shapes = jax.eval_shape(plan.stream.start, params, x, y)
+    with jax.set_mesh(jax.make_mesh((8,), ("mine",), axis_types=(AxisType.Auto,))):
+        flight = jax.eval_shape(plan.stream.start, params, x, y)
+        assert jax.tree.map(jnp.shape, flight) == jax.tree.map(jnp.shape, shapes)
+        assert jax.tree.map(jnp.shape, jax.eval_shape(plan.stream.step, flight, params, x, y)[1][1]) == jax.tree.map(
+            jnp.shape, params
+        )
 
 
 def test_a_call_of_the_plan_is_the_function():

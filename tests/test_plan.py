@@ -12,10 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import unity
 from unity import cache
 from unity.pcg.atomic import write
+from unity.pcg.errors import PlanError
 from unity.pcg.factors import TABLE, Entry, Factor, Spec
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -72,6 +74,23 @@ def test_arguments_that_lie_elsewhere_are_moved_with_one_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plan(params, batch)
+
+
+def test_a_mesh_that_the_user_has_set_is_no_plans(tmp_path: Path) -> None:
+    params, batch = arguments()
+    plan, wanted = planned(objective="memory"), jax.grad(loss)(params, batch)
+    auto, explicit = (jax.make_mesh((8,), ("mine",), axis_types=(kind,)) for kind in (AxisType.Auto, AxisType.Explicit))
+    with jax.set_mesh(auto):
+        for given in ((params, batch), jax.device_put((params, batch), NamedSharding(auto, PartitionSpec()))):
+            got = jax.jit(jax.grad(plan))(*given)
+            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), got, wanted)
+    for mesh in (auto, explicit):
+        with jax.set_mesh(mesh):
+            assert plan.check().agrees()
+            assert plan.memory_timeline().peak == planned(objective="memory").memory_timeline().peak
+            plan.export(tmp_path / "exported.py")
+    with jax.set_mesh(explicit), pytest.raises(PlanError, match=r"(?s)axes mine.*AxisType\.Auto"):
+        jax.jit(jax.grad(plan))(params, batch)
 
 
 def test_auxiliary_outputs_any_pytree() -> None:

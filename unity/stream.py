@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.core
 
+from unity.exec.context import apart
 from unity.exec.streamed import Streamed
 from unity.pcg.errors import PlanError
 from unity.pcg.stages import TWO_BW
@@ -77,7 +78,8 @@ class Stream:
             jax.ShapeDtypeStruct(n.tensors[0].shape, n.tensors[0].dtype, sharding=s)
             for n, s in zip(plan.serial.inputs, plan._shardings, strict=True)
         )
-        return self._step.lower(self._steps.flight, leaves).compile(compiler_options=options)
+        with apart():
+            return self._step.lower(self._steps.flight, leaves).compile(compiler_options=options)
 
     @cached_property
     def _steps(self) -> Streamed:

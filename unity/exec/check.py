@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from unity.exec.context import apart
 from unity.exec.guarded import part_taken
 from unity.exec.hlo import Memory, collectives, memory
 from unity.exec.liveness import MemoryTimeline, plan_timeline
@@ -107,7 +108,8 @@ def compile_step(plan: Plan, gradient: bool) -> Any:
     ]
     run = plan._program
     if not gradient:
-        return jax.jit(run).lower(*leaves).compile(compiler_options=compiler_options())
+        with apart():
+            return jax.jit(run).lower(*leaves).compile(compiler_options=compiler_options())
     if undrained(plan.serial):
         return plan.stream.compiled(compiler_options())
     weights = sorted(k for k in captured.differentiated if plan.serial.inputs[k].tensors[0].floating)
@@ -115,7 +117,8 @@ def compile_step(plan: Plan, gradient: bool) -> Any:
 
     step = gradient_step(run, len(leaves), weights, ends)
     chosen, others = [leaves[k] for k in weights], [x for k, x in enumerate(leaves) if k not in weights]
-    return jax.jit(step).lower(chosen, others).compile(compiler_options=compiler_options())
+    with apart():
+        return jax.jit(step).lower(chosen, others).compile(compiler_options=compiler_options())
 
 
 def compiler_options() -> dict[str, str | bool]:

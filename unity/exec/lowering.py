@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from unity.exec.alternating import alternated
 from unity.exec.branches import branched
+from unity.exec.context import own
 from unity.exec.halfticks import Pair
 from unity.exec.parallel import apply
 from unity.exec.pipeline import pipelined, summed
@@ -61,7 +62,8 @@ def program(graph: PCG, mesh: Mesh) -> Callable[..., tuple]:
     def call(*leaves: Any) -> tuple:
         # the constraint names real devices: arguments that lie on one would otherwise keep the whole program there
         placed = (lax.with_sharding_constraint(x, NamedSharding(mesh, s)) for x, s in zip(leaves, into, strict=True))
-        return mapped(*placed)
+        with own(mesh):
+            return mapped(*placed)
 
     return call
 
@@ -194,9 +196,7 @@ def _compute(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
     elif node.kind == "remat":
         assert node.inside is not None
         inside = node.inside
-        run = jax.checkpoint(
-            lambda *x: run_graph(inside, x), prevent_cse=bool(node.attributes["prevent_cse"]), policy=node.policy
-        )
+        run = jax.checkpoint(lambda *x: run_graph(inside, x), prevent_cse=bool(node.attributes["prevent_cse"]), policy=node.policy)
         results = run(*operands)
     else:
         results = _body(node, axes)(*operands)

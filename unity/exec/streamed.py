@@ -31,6 +31,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from unity.exec.alternating import scaled
+from unity.exec.context import own
 from unity.exec.guarded import Pullback, Zeros, zeros_of
 from unity.exec.halfticks import Batch, Loop, State, batch_of
 from unity.exec.homeward import Homeward
@@ -117,11 +118,18 @@ class Streamed:
         return _Local(self.graph, cut(self.graph), self.weights)
 
     def _mapped(self, local: Any, into: Any, out: Any) -> Any:
-        return jax.shard_map(local, mesh=self.mesh, in_specs=into, out_specs=out)
+        mapped = jax.shard_map(local, mesh=self.mesh, in_specs=into, out_specs=out)
+
+        def run(*arrays: Any) -> Any:
+            with own(self.mesh):
+                return mapped(*arrays)
+
+        return run
 
     def _placed(self, leaves: Sequence[Any]) -> Arrays:
         each = zip(leaves, self._into, strict=True)
-        return tuple(lax.with_sharding_constraint(x, NamedSharding(self.mesh, s)) for x, s in each)
+        with own(self.mesh):
+            return tuple(lax.with_sharding_constraint(x, NamedSharding(self.mesh, s)) for x, s in each)
 
     @cached_property
     def _into(self) -> tuple[PartitionSpec, ...]:

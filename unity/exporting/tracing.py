@@ -11,6 +11,7 @@ import jax
 from jax.extend import core
 from jax.sharding import AbstractMesh, AxisType, ManualAxisType, NamedSharding, PartitionSpec, get_abstract_mesh
 
+from unity.exec.context import apart
 from unity.exec.lowering import run_graph
 from unity.pcg.axis import Axis
 from unity.pcg.body import Body, close, used
@@ -31,7 +32,7 @@ def inside(axes: Sequence[Axis], wide: bool, run: Callable[[], T]) -> T:
         found.append(run())
         return ()
 
-    with jax.enable_x64(True) if wide else nullcontext():
+    with jax.enable_x64(True) if wide else nullcontext(), apart():
         jax.make_jaxpr(jax.shard_map(local, mesh=mesh, in_specs=(), out_specs=()))()
     return found[0]
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.sharding import AbstractMesh, AxisType
 
+from unity.exec.context import apart
 from unity.exec.lowering import run_graph, spec_of
 from unity.exec.streamed import Streamed
 from unity.pcg.graph import PCG
@@ -33,7 +34,8 @@ def gradient_step(run: Callable[..., Any], count: int, weights: Sequence[int], e
 
 def streamed(graph: PCG, weights: Sequence[int]) -> core.ClosedJaxpr:
     """One step of a parallel graph with a pipeline by 2BW, which takes a flight, and gives it last."""
-    return Streamed(graph, _mesh(graph), tuple(weights)).traced()
+    with apart():
+        return Streamed(graph, _mesh(graph), tuple(weights)).traced()
 
 
 def _mesh(graph: PCG) -> AbstractMesh:
@@ -51,8 +53,9 @@ def traced(graph: PCG, weights: Sequence[int], ends: Sequence[int]) -> core.Clos
     out = tuple(spec_of(v.type, graph.axes, v.tensor.ndim) for v in graph.outputs)
     run = jax.shard_map(lambda *pieces: tuple(run_graph(graph, pieces)), mesh=mesh, in_specs=into, out_specs=out)
     leaves = [n.tensors[0].struct for n in graph.inputs]
-    if not weights:
-        return jax.make_jaxpr(run)(*leaves)
-    chosen = set(weights)
-    others = [x for k, x in enumerate(leaves) if k not in chosen]
-    return jax.make_jaxpr(gradient_step(run, len(leaves), weights, ends))([leaves[k] for k in weights], others)
+    with apart():
+        if not weights:
+            return jax.make_jaxpr(run)(*leaves)
+        chosen = set(weights)
+        others = [x for k, x in enumerate(leaves) if k not in chosen]
+        return jax.make_jaxpr(gradient_step(run, len(leaves), weights, ends))([leaves[k] for k in weights], others)

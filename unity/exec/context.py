@@ -1,0 +1,31 @@
+"""A plan has a mesh of its own, whatever mesh the user has set by `jax.set_mesh`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from jax.sharding import AbstractMesh, AxisType, Mesh, get_abstract_mesh, use_abstract_mesh
+
+from unity.pcg.errors import PlanError
+from unity.pcg.foreign import NO_MESH
+
+
+def apart() -> AbstractContextManager[object]:
+    """What is traced inside sees no mesh of the user's."""
+    return use_abstract_mesh(NO_MESH)
+
+
+def own(mesh: Mesh | AbstractMesh) -> AbstractContextManager[object]:
+    """What is traced inside sees this mesh. What it takes and gives, the user's program sees.
+
+    Raises PlanError if the user has set a mesh with explicit axes: arrays' types would have to name it, and a plan's name its own.
+    """
+    here = get_abstract_mesh()
+    explicit = [name for name, kind in zip(here.axis_names, here.axis_types, strict=True) if kind == AxisType.Explicit]
+    if explicit:
+        raise PlanError(
+            f"jax.set_mesh has set a mesh with the explicit axes {', '.join(map(str, explicit))}, where a plan, which has a mesh of"
+            " its own, cannot run.\n    Leave it out, or make it of axis_types=(jax.sharding.AxisType.Auto,) * n."
+            " (docs: moving#from-hand-written-partitionspecs)"
+        )
+    return use_abstract_mesh(mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh)
