@@ -6,7 +6,7 @@ import json
 import os
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -193,6 +193,32 @@ def test_other_shapes_than_planned_for() -> None:
         plan.shard(params, batch, batch)
     with pytest.raises(unity.PlanError, match=r"args\[1\]\['x'\]: planned for \[32, 64\], given \[16, 64\]"):
         plan.shard(params, batch)
+
+
+class Layer(NamedTuple):
+    w: Any
+    rest: Any
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (lambda p, b: (p,), r"args\[1\] is missing"),
+        (lambda p, b: (p, b, b), r"args\[2\] is not known to the plan"),
+        (lambda p, b: (p, b | {"id": p}), r"args\[1\]\['id'\] is not known to the plan"),
+        (lambda p, b: (Layer(p.w, None), b), r"args\[0\]\.rest: planned for a list, given None"),
+        (lambda p, b: (Layer(p.w, p.rest[:1]), {}), r"(?s)args\[0\]\.rest\[1\] is missing.*args\[1\]\['x'\] is missing"),
+        (lambda p, b: (p, {"x": jax.tree_util.Partial(jnp.tanh)}), r"args\[1\]\['x'\]: planned for an array, given a Partial"),
+        (lambda p, b: (p._replace(w=jax.tree_util.Partial(jnp.cos, b["x"])), b), r"args\[0\]\.w: a Partial, planned with .*sin"),
+    ],
+)  # fmt: skip
+def test_another_structure_than_planned_for_is_named_where_it_is(given: Any, words: str) -> None:
+    x = jnp.ones(8)
+    params, batch = Layer(jax.tree_util.Partial(jnp.sin, x), [x, x]), {"x": x}
+    plan = unity.optimize(lambda p, b: (p.w() * b["x"] * p.rest[0]).sum(), params, batch, machine=MACHINE, progress=False)
+    for refused in (plan, jax.jit(plan)):
+        with pytest.raises(unity.PlanError, match=words):
+            refused(*given(params, batch))
 
 
 def test_arguments_by_name() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,10 +22,10 @@ def checked(name: str, captured: Captured, packing: Packing, args: tuple[Any, ..
     """
     leaves, tree = jax.tree.flatten(args)
     if tree != captured.in_tree:
-        raise PlanError(
-            f"{name} was planned for arguments of the structure\n    {captured.in_tree}\n"
-            f"but is called with\n    {tree}\n    Call unity.optimize again for these. (docs: plan#shapes)"
-        )
+        shapes = [node.tensors[0].struct for node in captured.graph.inputs[: len(captured.paths)]]
+        planned = jax.tree.unflatten(captured.in_tree, shapes)
+        what = f"{name} is called with arguments of another structure than it was planned for"
+        refuse_others(what, list(differences(planned, args, "args")))
     leaves = packing.pack(leaves)  # as they are, if `shard` has packed them
     wrong = []
     for path, x, node in zip(captured.paths, leaves, captured.graph.inputs, strict=False):
@@ -36,8 +36,37 @@ def checked(name: str, captured: Captured, packing: Packing, args: tuple[Any, ..
     return leaves
 
 
+def differences(planned: Any, given: Any, at: str) -> Iterator[str]:
+    """Where two trees are of different structure, in words. `at`: what leads to them."""
+    if jax.tree.structure(planned) == jax.tree.structure(given):
+        return
+    (left, data), (right, other) = _parts(planned), _parts(given)
+    if left is None or right is None or type(planned) is not type(given):
+        yield f"{at}: planned for {_kind(planned)}, given {_kind(given)}"
+        return
+    found = [f"{at}{key} is missing" for key in left if key not in right]
+    found += [f"{at}{key} is not known to the plan" for key in right if key not in left]
+    found += [said for key in left if key in right for said in differences(left[key], right[key], at + key)]
+    yield from found or [f"{at}: {_kind(planned)}, planned with {data}, given with {other}"]
+
+
+def _parts(tree: Any) -> tuple[dict[str, Any] | None, str]:
+    """A tree's parts one level down, by what leads to them, and what else it holds; no parts of a leaf."""
+    if jax.tree_util.all_leaves([tree]):
+        return None, ""
+    level = jax.tree_util.flatten_one_level_with_keys(tree)
+    keys = [f".{name}" for name in tree._fields] if hasattr(tree, "_fields") else [jax.tree_util.keystr((k,)) for k, _ in level[0]]
+    return dict(zip(keys, (part for _, part in level[0]), strict=True)), str(level[1])
+
+
+def _kind(tree: Any) -> str:
+    if tree is None:
+        return "None"
+    return "an array" if jax.tree_util.all_leaves([tree]) else f"a {type(tree).__name__}"
+
+
 def refuse_others(what: str, wrong: Sequence[str]) -> None:
-    """Raises PlanError if anything is of another shape than it was planned for. `wrong`: what is, in words."""
+    """Raises PlanError if anything is of another shape or structure than it was planned for. `wrong`: what is, in words."""
     if wrong:
         more = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
         lines = "\n    ".join([*wrong[:SHOWN], *more])

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from unity.calling import refuse_others
+from unity.calling import differences, refuse_others
 from unity.exec.hosts.place import check_whole, in_rows, is_global, place, place_parts
 from unity.exec.hosts.talk import several
 from unity.pcg.errors import PlanError
@@ -41,7 +41,7 @@ class Placement:
         if not 0 < len(args) <= len(wanted):
             raise PlanError(f"{self.name} takes {len(wanted)} arguments, shard was given {len(args)}")
         for k, (arg, shardings) in enumerate(zip(args, wanted, strict=False)):
-            _check_structure(f"argument {k} of shard", arg, shardings)
+            _check_structure(f"argument {k} of shard", arg, shardings, f"args[{k}]")
         leaves = jax.tree.leaves(args)
         self._compare(leaves)
         given = zip(self.paths, self.shapes, map(np.shape, leaves), strict=False)
@@ -56,7 +56,7 @@ class Placement:
         wanted = self.arguments
         if not 0 <= argument < len(wanted):
             raise PlanError(f"{self.name} takes {len(wanted)} arguments, there is no argument {argument} to shard")
-        _check_structure(f"argument {argument} of shard_local", part, wanted[argument])
+        _check_structure(f"argument {argument} of shard_local", part, wanted[argument], f"args[{argument}]")
         leaves, tree = jax.tree.flatten(part)
         first = len(jax.tree.leaves(wanted[:argument]))
         own = slice(first, first + len(leaves))
@@ -129,8 +129,5 @@ class Placement:
             self.known.add(("whole", *paths))
 
 
-def _check_structure(what: str, given: Any, planned: Any) -> None:
-    if jax.tree.structure(given) != jax.tree.structure(planned):
-        raise PlanError(
-            f"{what} has the structure {jax.tree.structure(given)}, but the plan was made for {jax.tree.structure(planned)}"
-        )
+def _check_structure(what: str, given: Any, planned: Any, at: str) -> None:
+    refuse_others(f"{what} has another structure than it was planned for", list(differences(planned, given, at)))
