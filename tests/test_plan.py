@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -219,6 +221,13 @@ def test_another_structure_than_planned_for_is_named_where_it_is(given: Any, wor
     for refused in (plan, jax.jit(plan)):
         with pytest.raises(unity.PlanError, match=words):
             refused(*given(params, batch))
+
+
+def test_a_plan_is_copied_as_itself_and_kept_in_a_file_alone() -> None:
+    plan = planned()
+    assert copy.copy(plan) is copy.deepcopy({"loss": plan})["loss"] is plan
+    with pytest.raises(unity.PlanError, match=r"plan\.save.*unity\.load"):
+        pickle.dumps(plan)
 
 
 def test_arguments_by_name() -> None:

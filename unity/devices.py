@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax
 from jax.sharding import Mesh
@@ -11,19 +11,21 @@ from unity.exec.hosts.arrange import arranged
 from unity.exec.hosts.talk import check_alike, check_devices, several
 from unity.exec.lowering import mesh_of
 from unity.pcg.errors import PlanError
-from unity.search.machine import Machine
+from unity.pcg.keys import array_text
+
+if TYPE_CHECKING:
+    from unity.plan import Plan
 
 
-def mesh_for(machine: Machine, facts: Callable[[], dict[str, str]]) -> Mesh:
-    """This program's devices as a mesh of a machine's axes, whole hosts as units of its levels.
+def mesh_for(plan: Plan) -> Mesh:
+    """This program's devices as a mesh of the axes of a plan's machine, whole hosts as units of its levels.
 
-    `facts`: what must be the same in all processes, by what to call it if it is not; asked for where there are several.
-    Raises PlanError if there are fewer devices than the machine has, or other hosts.
+    Raises PlanError if there are fewer devices than the machine has, or other hosts, or if processes have other plans.
     """
-    devices = jax.devices()
+    devices, machine = jax.devices(), plan.machine
     if several():
         check_devices(devices)
-        check_alike(facts())
+        check_alike(_facts(plan))
     if len(devices) < machine.devices:
         raise PlanError(
             f"this plan is for {machine.devices} devices ({machine.name}), but JAX sees {len(devices)}"
@@ -31,3 +33,13 @@ def mesh_for(machine: Machine, facts: Callable[[], dict[str, str]]) -> Mesh:
             f" virtual devices: XLA_FLAGS=--xla_force_host_platform_device_count={machine.devices} (docs: plan#devices)"
         )
     return mesh_of(machine.axes, arranged(machine, devices))
+
+
+def _facts(plan: Plan) -> dict[str, str]:
+    """What must be the same in all processes, and what to call it if it is not."""
+    return {
+        "the function, or the shapes of its arguments": f"{plan.__name__}, {plan.original.key}",
+        "the arrays that it closes over": " ".join(map(array_text, plan._made.captured.consts)),
+        "the machine": str(plan.machine),
+        "the plan": f"{plan!r}, {plan.pcg.key}",
+    }

@@ -21,8 +21,8 @@ from unity.frontier import Frontier
 from unity.joining import Joining
 from unity.made import Made, Tried
 from unity.pcg.check import check
+from unity.pcg.errors import PlanError
 from unity.pcg.graph import PCG
-from unity.pcg.keys import array_text
 from unity.pcg.packed import Packing
 from unity.pcg.parallelize import parallelize
 from unity.pipelining import Pipelining
@@ -146,17 +146,7 @@ class Plan:
 
         Raises PlanError if there are fewer than planned for, or other hosts. Several processes compare their plans here.
         """
-        return mesh_for(self.machine, lambda: self._facts)
-
-    @property
-    def _facts(self) -> dict[str, str]:
-        """What must be the same in all processes, and what to call it if it is not."""
-        return {
-            "the function, or the shapes of its arguments": f"{self.__name__}, {self.original.key}",
-            "the arrays that it closes over": " ".join(map(array_text, self._made.captured.consts)),
-            "the machine": str(self.machine),
-            "the plan": f"{self!r}, {self.pcg.key}",
-        }
+        return mesh_for(self)
 
     @cached_property
     def _shardings(self) -> tuple[NamedSharding, ...]:
@@ -395,6 +385,14 @@ class Plan:
         from unity.exporting import write
 
         write(self, path)
+
+    def __deepcopy__(self, memo: Any = None) -> Plan:
+        return self  # nothing of it changes
+
+    __copy__ = __deepcopy__
+
+    def __reduce__(self) -> Any:
+        raise PlanError(f"{self!r} cannot be pickled: save it by plan.save(path), and read it by unity.load(path, function, ...).")
 
     def __repr__(self) -> str:
         return f"<Plan of {self.__name__} on {self.machine.name}: {self.time * 1e3:.3g} ms, {self.memory / 1e6:.4g} MB per device>"
