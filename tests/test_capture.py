@@ -269,7 +269,19 @@ def test_leaves_that_are_no_arrays_are_refused_by_their_path(leaf):
     assert type(leaf).__name__ in message
 
 
-@pytest.mark.parametrize("argnums", [2, -3, (0, 5), "weights"])
+@pytest.mark.parametrize("leaf", [np.array(["a", "b"]), np.array([object()])])
+def test_arrays_of_what_jax_has_none_of_are_refused_by_what_they_hold(leaf):
+    assert f"args[0]['ids'] is a ndarray of {leaf.dtype}" in refused(lambda p, x: x, {"ids": leaf}, X)
+
+
+def test_a_static_argument_is_refused_with_the_way_out():
+    fn = jax.jit(lambda x, train: x * 2 if train else x, static_argnums=1)
+    message = refused(fn, X, True)
+    assert "functools.partial" in message
+    assert "test_capture.py:" in message
+
+
+@pytest.mark.parametrize("argnums", [2, -3, (0, 5), "weights", None])
 def test_argnums_out_of_range_are_refused(argnums):
     assert "2 arguments" in refused(lambda x, y: x, X, X, argnums=argnums)
 

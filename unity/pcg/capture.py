@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import unwrap
 from typing import Any
 
 import jax
@@ -97,6 +98,11 @@ def _traced(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[core.ClosedJax
                 f" {_first_line(error)}\n    Use jax.numpy.where, lax.cond or lax.scan there, or close over what is constant."
                 " (docs: capture#values)"
             ) from error
+        if isinstance(error, ValueError) and "Non-hashable static arguments" in str(error):
+            raise CaptureError(
+                f"{_where(error) or _name(fn)}: a jax.jit takes as static what is not known while it is planned.\n    Numbers and"
+                " flags among the arguments are arrays, too: fix those that are static by functools.partial. (docs: capture#leaves)"
+            ) from error
         if isinstance(error, TypeError) and "not a valid JAX type" in str(error) and "return" in str(error):
             raise CaptureError(
                 f"{_name(fn)} returns something that is not an array: {_first_line(error)}\n    Return arrays only; leave strings,"
@@ -137,7 +143,7 @@ def _where(error: BaseException) -> str:
 
 def _differentiated(args: Sequence[Any], structs: Sequence[Any], argnums: int | Sequence[int]) -> frozenset[int]:
     """The numbers of the leaves of `argnums`."""
-    wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    wanted = tuple(argnums) if isinstance(argnums, Iterable) else (argnums,)
     for i in wanted:
         if not isinstance(i, int) or not -len(args) <= i < len(args):
             raise CaptureError(
@@ -168,8 +174,9 @@ def _struct(x: Any, path: str) -> jax.ShapeDtypeStruct:
         aval = jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     except TypeError:
+        what = f"{type(x).__name__} of {x.dtype}, no array of JAX" if hasattr(x, "dtype") else f"{type(x).__name__}, not an array"
         raise CaptureError(
-            f"{path} is a {type(x).__name__}, not an array.\n    Pass arrays or jax.ShapeDtypeStruct as leaves; close over"
+            f"{path} is a {what}.\n    Pass arrays or jax.ShapeDtypeStruct as leaves; close over"
             " everything else (functools.partial, or a lambda). (docs: capture#leaves)"
         ) from None
 
@@ -180,7 +187,7 @@ def _path(path: Any) -> str:
 
 
 def _name(fn: Any) -> str:
-    code = getattr(fn, "__code__", None)
+    code = getattr(unwrap(fn), "__code__", None)  # of a jax.jit, too
     where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
     return f"{getattr(fn, '__name__', type(fn).__name__)}{where}"
 
