@@ -80,10 +80,14 @@ def test_arguments_that_lie_elsewhere_are_moved_with_one_warning() -> None:
 
 
 def test_a_mesh_that_the_user_has_set_is_no_plans(tmp_path: Path) -> None:
+    def fn(params: Any, batch: Any) -> Any:  # with a derivative rule, which is read when it is planned
+        return loss({name: jax.nn.relu(w) for name, w in params.items()}, batch)
+
     params, batch = arguments()
-    plan, wanted = planned(objective="memory"), jax.grad(loss)(params, batch)
+    wanted = jax.grad(fn)(params, batch)
     auto, explicit = (jax.make_mesh((8,), ("mine",), axis_types=(kind,)) for kind in (AxisType.Auto, AxisType.Explicit))
     with jax.set_mesh(auto):
+        plan = unity.optimize(fn, params, batch, machine=MACHINE, objective="memory", progress=False)
         for given in ((params, batch), jax.device_put((params, batch), NamedSharding(auto, PartitionSpec()))):
             got = jax.jit(jax.grad(plan))(*given)
             jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), got, wanted)
@@ -93,6 +97,8 @@ def test_a_mesh_that_the_user_has_set_is_no_plans(tmp_path: Path) -> None:
         plan.export(tmp_path / "exported.py")
     with jax.set_mesh(explicit), pytest.raises(PlanError, match=r"(?s)axes mine.*AxisType\.Auto"):
         jax.jit(jax.grad(plan))(params, batch)
+    with pytest.raises(PlanError, match=r"inside of a jax\.shard_map"):
+        jax.shard_map(plan, mesh=auto, in_specs=PartitionSpec(), out_specs=PartitionSpec())(params, batch)
 
 
 def test_auxiliary_outputs_any_pytree() -> None:

@@ -11,6 +11,7 @@ from unity.branches import Branching
 from unity.constraints.bound import Bound
 from unity.joining import Joining
 from unity.pcg.capture import Captured
+from unity.pcg.meshes import apart
 from unity.pipelining import Pipelining
 from unity.rewriting import Rewriting
 from unity.search.session import Candidate, Search
@@ -56,7 +57,8 @@ class Made:
     @cached_property
     def frontier(self) -> tuple[tuple[Candidate, ...], bool]:
         """All points, fastest first, and whether they are all there are. Searched for when first asked for."""
-        return (self.known, self.known_exact) if self.known and self.known_whole else self.search.frontier
+        with apart():
+            return (self.known, self.known_exact) if self.known and self.known_whole else self.search.frontier
 
     @property
     def points(self) -> tuple[tuple[Candidate, ...], bool, bool]:

@@ -15,6 +15,7 @@ from unity.options import obeyed, refuse
 from unity.pcg.capture import capture
 from unity.pcg.errors import OptionError
 from unity.pcg.gradients import losses
+from unity.pcg.meshes import apart
 from unity.pcg.stages import TWO_BW
 from unity.plan import Plan
 from unity.rewriting import Rewriter, budget_of, library_of
@@ -114,9 +115,10 @@ def optimize(
         here = machine is None and not (objective == "devices" and several())
         ways = Ways(pipelines, branches, pack)
         task = Task(fn, captured, asked, objective, limit, seed, search, budget, rewriter, here, measure, say, wishes, ways)
-        plan = task.fewest(chosen) if objective == "devices" else task.on(chosen)
-        if wishes.every:
-            _ = plan.pcg  # which is held against the constraints when it is made
+        with apart():
+            plan = task.fewest(chosen) if objective == "devices" else task.on(chosen)
+            if wishes.every:
+                _ = plan.pcg  # which is held against the constraints when it is made
         return plan
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.core
 
-from unity.exec.context import apart
 from unity.exec.streamed import Streamed
 from unity.pcg.errors import PlanError
+from unity.pcg.meshes import apart
 from unity.pcg.stages import TWO_BW
 
 if TYPE_CHECKING:

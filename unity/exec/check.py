@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from unity.exec.context import apart
 from unity.exec.guarded import part_taken
 from unity.exec.hlo import Memory, collectives, memory
 from unity.exec.liveness import MemoryTimeline, plan_timeline
@@ -18,6 +17,7 @@ from unity.exec.liveness.trace import gradient_step
 from unity.pcg.cut import undrained
 from unity.pcg.gradients import losses
 from unity.pcg.graph import PCG
+from unity.pcg.meshes import apart
 from unity.pcg.traffic import FORWARD, traffic
 from unity.search.backend import CPU, GPU
 from unity.search.memory import MemoryPrediction, predict_memory

@@ -7,12 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from jax.sharding import AbstractMesh, AxisType, Mesh, get_abstract_mesh, use_abstract_mesh
 
 from unity.pcg.errors import PlanError
-from unity.pcg.foreign import NO_MESH
-
-
-def apart() -> AbstractContextManager[object]:
-    """What is traced inside sees no mesh of the user's."""
-    return use_abstract_mesh(NO_MESH)
 
 
 def own(mesh: Mesh | AbstractMesh) -> AbstractContextManager[object]:
@@ -21,6 +15,12 @@ def own(mesh: Mesh | AbstractMesh) -> AbstractContextManager[object]:
     Raises PlanError if the user has set a mesh with explicit axes: arrays' types would have to name it, and a plan's name its own.
     """
     here = get_abstract_mesh()
+    manual = [name for name, kind in zip(here.axis_names, here.axis_types, strict=True) if kind == AxisType.Manual]
+    if manual:
+        raise PlanError(
+            f"a plan is called inside of a jax.shard_map or jax.pmap (along {', '.join(map(str, manual))}), but runs on all of its"
+            " devices itself: call it outside. (docs: capture#devices-and-kernels)"
+        )
     explicit = [name for name, kind in zip(here.axis_names, here.axis_types, strict=True) if kind == AxisType.Explicit]
     if explicit:
         raise PlanError(

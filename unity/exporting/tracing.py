@@ -11,12 +11,12 @@ import jax
 from jax.extend import core
 from jax.sharding import AbstractMesh, AxisType, ManualAxisType, NamedSharding, PartitionSpec, get_abstract_mesh
 
-from unity.exec.context import apart
 from unity.exec.lowering import run_graph
 from unity.pcg.axis import Axis
 from unity.pcg.body import Body, close, used
 from unity.pcg.custom import first_order
 from unity.pcg.graph import PCG, Value
+from unity.pcg.meshes import apart
 from unity.pcg.state import UNUSED, local_shape
 
 T = TypeVar("T")

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 from jax.extend import core
+from jax.sharding import get_abstract_mesh
 
 from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, deduplicated, extract, program_of, used
 from unity.pcg.choices import choices
@@ -20,6 +21,7 @@ from unity.pcg.graph import PCG, Node, Value
 from unity.pcg.keys import text_of
 from unity.pcg.labels import calls, label
 from unity.pcg.linear import LINEAR_SOLVE
+from unity.pcg.meshes import apart
 from unity.pcg.nesting import REMATERIALIZED, SCANNED
 from unity.pcg.places import owner
 from unity.pcg.scans import constants_and_carry
@@ -78,15 +80,16 @@ def capture(fn: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 0
     structs = [_struct(x, p) for x, p in zip(leaves, paths, strict=True)]
     differentiated = _differentiated(args, structs, argnums)
     closed, shape = _traced(fn, jax.tree.unflatten(in_tree, structs))
-    body, consts = program_of(closed)
-    body, names = used(body), (*paths, *(f"<constant {k}>" for k in range(len(consts))))
-    graph = graph_of(body, names, clustering=clustering)
+    with apart():
+        body, consts = program_of(closed)
+        body, names = used(body), (*paths, *(f"<constant {k}>" for k in range(len(consts))))
+        graph = graph_of(body, names, clustering=clustering)
     return Captured(body, graph, consts, in_tree, jax.tree.structure(shape), paths, differentiated)
 
 
 def _traced(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[core.ClosedJaxpr, Any]:
     try:
-        closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+        closed, shape = _outside(jax.make_jaxpr(fn, return_shape=True), args)
     except CaptureError:
         raise
     except jax.errors.UnexpectedTracerError as error:
@@ -121,6 +124,17 @@ def _traced(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[core.ClosedJax
             " jax.debug.print, callbacks and the like out of the planned function. (docs: capture#effects)"
         )
     return closed, shape
+
+
+def _outside(trace: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """A function's program outside of the mesh that the user has set, unless it says of that what lies where."""
+    try:
+        with apart():
+            return trace(*args)
+    except (RuntimeError, ValueError) as error:
+        if get_abstract_mesh().empty or "non-empty mesh" not in str(error):
+            raise
+    return trace(*args)
 
 
 _LEAK = (

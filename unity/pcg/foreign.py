@@ -12,12 +12,10 @@ from typing import Any
 
 import jax
 from jax.extend import core
-from jax.sharding import AbstractMesh, use_abstract_mesh
 
 from unity.pcg.factors import TABLE
+from unity.pcg.meshes import apart
 from unity.pcg.within import Program, equations
-
-NO_MESH = AbstractMesh((), ())
 
 
 def foreign(primitive: core.Primitive) -> bool:
@@ -43,7 +41,7 @@ def outside(run: Any, arguments: Any) -> core.ClosedJaxpr:
     """A function's program outside of any mesh, in the precision that its arguments have, whatever is switched on by now."""
     structs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arguments)
     wide = any(getattr(s.dtype, "itemsize", 0) == 8 for s in jax.tree.leaves(structs))
-    with jax.enable_x64(True) if wide else nullcontext(), use_abstract_mesh(NO_MESH):
+    with jax.enable_x64(True) if wide else nullcontext(), apart():
         return jax.make_jaxpr(run)(*structs)
 
 
