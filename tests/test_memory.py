@@ -199,6 +199,27 @@ def test_the_compiled_program_has_the_predicted_arguments_and_gradients(remat: b
         assert outputs.predicted == outputs.compiled
 
 
+def test_a_gradient_that_is_stopped_takes_nothing() -> None:
+    def loss(stop: Any) -> Any:  # of small weights beside frozen ones, which the backward pass reads
+        def fn(params: Any, frozen: Any, x: Any) -> Any:
+            for (a, b), w in zip(params, stop(frozen), strict=True):
+                x = jnp.tanh(x @ w + x @ a @ b)
+            return (x**2).mean()
+
+        return fn
+
+    def given(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    args = [(given(512, 8), given(8, 512))] * 2, [given(512, 512)] * 2, given(64, 512)
+    stopped, plain = (
+        optimize(loss(s), *args, machine=MACHINE, search="captured", progress=False) for s in (lax.stop_gradient, list)
+    )
+    assert (stopped.time, stopped.memory) == pytest.approx((plain.time, plain.memory))
+    totals = [predict_memory(plan.pcg, frozenset(range(4)), Training()).total for plan in (stopped, plain)]
+    assert totals[0] == pytest.approx(totals[1])
+
+
 def test_what_lies_where_a_later_gradient_will_be_is_not_counted() -> None:
     """Activations of the last layers are gone before the first layers' gradients are there."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from unity.pcg.graph import UNCHANGED, Node, Value
 from unity.pcg.nesting import SCANNED
-from unity.search.held import NOTHING_MOVES, WORKING, Held, Lying, local, unmoved
+from unity.search.held import WORKING, Held, Lying, local, stays, unmoved
 from unity.search.peak import Later, places
 
 
@@ -46,7 +46,7 @@ def moved(nodes: Sequence[Node], lying: Lying, kept: Collection[Value]) -> list[
             continue
         made = Value(node)
         ready.add(made)
-        if node.kind not in NOTHING_MOVES and made in readers:
+        if not stays(node) and made in readers:
             first, last = readers[made][0], readers[made][-1]
             again = made in kept
             found.append(Ahead(Held(WORKING, node, lying.nbytes[made]), first if again else last, first if again else len(nodes)))

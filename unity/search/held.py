@@ -10,6 +10,7 @@ from unity.pcg.state import Type, copies
 
 ARGUMENTS, GRADIENTS, SLOTS, RESULTS = "arguments", "gradients", "optimizer slots", "results"
 NOTHING_MOVES = ("replicate", "view", CONSTRAIN)
+STOPPED = ("stop_gradient",)
 KEPT, CHANGED, AGAIN, WORKING = "kept for the backward pass", "changed copies", "computed again", "working set"
 COTANGENTS = "cotangents"
 FLIGHT = "on its way between steps"
@@ -30,9 +31,14 @@ def local(v: Value, graph: PCG) -> float:
     return v.tensor.nbytes / copies(v.type, graph.axes)
 
 
+def stays(node: Node) -> bool:
+    """Whether a node's value lies in its operand's memory: nothing moves, or it only stops gradients, and nothing runs."""
+    return node.kind in NOTHING_MOVES or (node.body is not None and node.body.primitives == STOPPED)
+
+
 def unmoved(v: Value) -> Value:
     """The value whose memory this one is."""
-    while v.node.kind in NOTHING_MOVES:
+    while stays(v.node):
         v = v.node.operands[0]
     return v
 
@@ -57,11 +63,11 @@ class Lying:
         self.kept: dict[Value, Value] = {}
         parts: dict[Type, int] = {}
         for node in graph.nodes:
-            stays = node.kind in NOTHING_MOVES
-            again = stays or is_part(node) or (node.kind in PARALLELIZATION and bool(node.attributes.get("again")))
+            same = stays(node)
+            again = same or is_part(node) or (node.kind in PARALLELIZATION and bool(node.attributes.get("again")))
             for v, tensor, type_ in zip(node.results, node.tensors, node.types, strict=True):
                 if type_ not in parts:
                     parts[type_] = copies(type_, graph.axes)
                 self.nbytes[v] = tensor.nbytes / parts[type_]
-                self.unmoved[v] = self.unmoved[node.operands[0]] if stays else v
+                self.unmoved[v] = self.unmoved[node.operands[0]] if same else v
                 self.kept[v] = self.kept[node.operands[0]] if again else v

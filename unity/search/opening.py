@@ -55,7 +55,7 @@ class _Builder:
     def port(self, where: Where, around: Around, kept: bool = False) -> Port:
         site = self.sites[where[0]]
         tensor, gradient = site.results[where[1]], site.flows[where[1]]
-        copied = copies(site) and not site.step and site.ports[0].argument
+        copied = site.kind == "free" and copies(site) and not site.step and site.ports[0].argument
         argument = around == Around() and (site.kind == "input" or copied)
         held = around.of(site.hoisted) if kept else 0.0
         return Port(*where, tensor, around.times, gradient, held, again=around.again, argument=argument, hoisted=site.hoisted)

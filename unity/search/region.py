@@ -12,7 +12,7 @@ from unity.pcg.graph import BRANCHES, LOOPS, PCG, PIPELINE, STAGES, TAIL, UNCHAN
 from unity.pcg.stages import FOLLOWED, TWO_BW, ends_of, schedule_of
 from unity.search.ahead import Ahead, Forward, moved
 from unity.search.backend import ACCUMULATING
-from unity.search.held import AGAIN, BACKEND, GRADIENTS, KEPT, NOTHING_MOVES, REUSED, WIDENED, WORKING, Held, whole
+from unity.search.held import AGAIN, BACKEND, GRADIENTS, KEPT, REUSED, WIDENED, WORKING, Held, stays, whole
 from unity.search.keeper import Keeper, Setting
 from unity.search.offers import HEAVY
 from unity.search.peak import Later, Turns
@@ -67,7 +67,7 @@ class Region(Keeper):
         kept, moments = [], []
         for node in self.nodes:
             before = len(self.chosen)
-            k, m = self.change(node) if node.kind in UNCHANGED else self.operator(node)
+            k, m = self.change(node) if node.kind in UNCHANGED or stays(node) else self.operator(node)
             kept.append(k)
             moments.append(m)
             own = sum(h.nbytes for h in m) if node.kind in (TAIL, BRANCHES, STAGES) else self.own.get(id(node), 0.0)
@@ -125,7 +125,7 @@ class Region(Keeper):
     def change(self, node: Node) -> tuple[list[Held], list[Held]]:
         """A change of type has both sides at once, unless nothing moves; or one side twice, if it is copied for a collective or a
         product. A slice's gradient may be added to zeros made ahead."""
-        if node.kind in NOTHING_MOVES:
+        if stays(node):
             return [], []
         before, after = node.operands[0], Value(node)
         both = self.own_bytes[before] + self.own_bytes[after]

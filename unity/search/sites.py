@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from unity.pcg.body import Tensor
 from unity.pcg.choices import Choice
 from unity.pcg.graph import Node
+from unity.search.held import stays
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ Where = tuple[int, int]  # (site, result)
 
 def copies(site: Site) -> bool:
     """Whether a site is the same value as another, only placed otherwise."""
-    return site.kind == "free" and len(site.ports) == 1
+    return len(site.ports) == 1 and (site.kind == "free" or (site.node is not None and stays(site.node)))
 
 
 SMALL = 1e-3  # of a result
