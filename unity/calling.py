@@ -32,7 +32,7 @@ def checked(name: str, captured: Captured, packing: Packing, args: tuple[Any, ..
         aval, tensor = jax.typeof(x), node.tensors[0]
         if tuple(aval.shape) != tensor.shape or aval.dtype != tensor.dtype:
             wrong.append(f"{path}: planned for {tensor}, called with {aval.str_short()}")
-    refuse_others(f"{name} is called with other shapes than it was planned for", wrong)
+    refuse_others(f"{name} is called with other shapes or types than it was planned for", wrong)
     return leaves
 
 
