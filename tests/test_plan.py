@@ -20,7 +20,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import unity
 from unity import cache
 from unity.pcg.atomic import write
-from unity.pcg.errors import PlanError
+from unity.pcg.errors import OptionError, PlanError
 from unity.pcg.factors import TABLE, Entry, Factor, Spec
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -183,11 +183,21 @@ def test_no_plan_fits() -> None:
         ({"budget": -3}, "budget="),
         ({"rules": 3}, "rules="),
         ({"constraints": [1]}, "constraints="),
+        ({"memory_limit": "16GB"}, "memory_limit='16GB'.*bytes"),
+        ({"memory_limit": 0}, "memory_limit=0"),
+        ({"memory_limit": float("nan")}, "memory_limit=nan"),
+        ({"optimizer_slots": "adam"}, "optimizer_slots='adam'"),
+        ({"optimizer_slots": -1}, "optimizer_slots=-1"),
     ],
 )
 def test_options_that_are_not_there_are_refused_by_name(option: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         planned(**option)
+
+
+def test_a_machine_by_its_name_is_refused_with_the_way_out() -> None:
+    with pytest.raises(OptionError, match=r"machine='dgx-h100' is a str: .*Machine\.preset"):
+        unity.optimize(loss, *arguments(), machine="dgx-h100", progress=False)  # pyright: ignore[reportArgumentType]
 
 
 def test_other_shapes_than_planned_for() -> None:

@@ -11,7 +11,7 @@ from unity.constraints.bound import bound
 from unity.constraints.kinds import Constraint, WithoutRules
 from unity.constraints.rules import without
 from unity.exec.hosts.talk import several
-from unity.options import obeyed, refuse
+from unity.options import obeyed, refuse, refuse_machine
 from unity.pcg.capture import capture
 from unity.pcg.errors import OptionError
 from unity.pcg.gradients import losses
@@ -91,6 +91,7 @@ def optimize(
     """
     constraints = (constraints,) if isinstance(constraints, Constraint) else tuple(constraints)
     refuse(objective, search, pipelines, branches, constraints)
+    refuse_machine(machine, memory_limit, optimizer_slots)
     if measure and (machine is not None or objective != "time"):
         raise OptionError("measure=True runs plans on the devices of this process: leave machine= out, and objective= at 'time'")
     if measure and isinstance(pipelines, tuple) and TWO_BW in pipelines[2:]:

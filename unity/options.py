@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from numbers import Real
 from typing import Any
 
 from unity.constraints.bound import Bound
@@ -31,6 +32,26 @@ def refuse(objective: str, search: str, pipelines: Any, branches: Any, constrain
         raise OptionError(f"search={search!r} has an objective of its own: objective= may be 'time' or 'devices'")
     _refuse_pipelines(pipelines, search, constraints)
     _refuse_branches(branches, search, constraints)
+
+
+def refuse_machine(machine: Any, memory_limit: Any, optimizer_slots: Any) -> None:
+    """Raises OptionError for what is no machine, and for what cannot be a device's bytes or an optimizer's values."""
+    if machine is not None and not isinstance(machine, Machine):
+        raise OptionError(
+            f"machine={machine!r} is a {type(machine).__name__}: give a unity.Machine, such as unity.Machine.preset('dgx-h100') or"
+            " unity.Machine.grid(1, 8, 'a100') (docs: machines)"
+        )
+    if memory_limit is not None and not (_number(memory_limit) and memory_limit > 0):
+        raise OptionError(f"memory_limit={memory_limit!r}: expected bytes on one device, such as 16e9 (docs: memory)")
+    if not (_number(optimizer_slots) and optimizer_slots >= 0):
+        raise OptionError(
+            f"optimizer_slots={optimizer_slots!r}: expected how many values the optimizer keeps for each weight, such as 2 for Adam"
+            " (docs: optax)"
+        )
+
+
+def _number(x: Any) -> bool:
+    return isinstance(x, Real) and not isinstance(x, bool)
 
 
 def _refuse_pipelines(pipelines: Any, search: str, constraints: Sequence[Constraint]) -> None:
