@@ -59,6 +59,8 @@ class Node:
 
     @property
     def results(self) -> tuple[Value, ...]:
+        if len(self.tensors) == 1:  # as nearly always, and this is asked for most often
+            return (Value(self),)
         return tuple(Value(self, i) for i in range(len(self.tensors)))
 
     def __repr__(self) -> str:

@@ -70,7 +70,7 @@ class Backend:
 
     def narrow(self, tensor: Tensor) -> bool:
         """Whether it is computed with in float32; and kept so, if it is kept by a loop's steps."""
-        return str(tensor.dtype) in self.widened
+        return bool(self.widened) and str(tensor.dtype) in self.widened  # numpy takes long to name a type
 
     def widens(self, reader: Node, v: Value) -> bool:
         """Whether an operator reads a value in float32, though it is narrower."""
@@ -115,7 +115,6 @@ class Backend:
             moved = sum(local(v) for v in node.operands if v.node.kind in PARALLELIZATION and not argument(v))
             return Extra(turned, wide + moved, turned, turned)
         return Extra(working=wide)
-
 
     def _grouped(self, node: Node, local: Callable[[Value], float]) -> Extra:
         assert node.body is not None

@@ -50,7 +50,12 @@ class Domain:
 
     def type_of(self, value: int, position: int) -> Type:
         """The type of an operand, or (counted after the operands) of a result."""
-        return tuple(self.choices[c].states[position] for c in self.picks[value])
+        return tuple(self.states[c][position] for c in self.picks[value].tolist())
+
+    @cached_property
+    def states(self) -> tuple[tuple[State, ...], ...]:
+        """Of every choice, as `type_of` asks for them again and again."""
+        return tuple(c.states for c in self.choices)
 
 
 def ranks(sites: Sequence[Site], found: Sequence[tuple[Choice, ...]]) -> list[tuple[int, ...]]:
@@ -165,8 +170,12 @@ def _masked(mask: Mask, cs: Sequence[Choice], shapes: Shapes, picks: np.ndarray,
 
 
 def _staged(
-    site: Site, found: tuple[Choice, ...], rank: tuple[int, ...], axes: tuple[Axis, ...],
-    limits: tuple[Limits, ...] | None, mask: Mask,
+    site: Site,
+    found: tuple[Choice, ...],
+    rank: tuple[int, ...],
+    axes: tuple[Axis, ...],
+    limits: tuple[Limits, ...] | None,
+    mask: Mask,
 ) -> Domain:
     """The values of a site inside of a pipeline: those on the other axes, with its own choice, the last, on the stage axes."""
     assert site.staged is not None
@@ -227,9 +236,7 @@ def _as_stored(
     return np.unique(np.vstack([picks, order[other].astype(picks.dtype)]), axis=0), whole
 
 
-def _listed(
-    cs: Sequence[Choice], shapes: Shapes, axes: tuple[Axis, ...], distinct: int | None
-) -> tuple[np.ndarray, bool]:
+def _listed(cs: Sequence[Choice], shapes: Shapes, axes: tuple[Axis, ...], distinct: int | None) -> tuple[np.ndarray, bool]:
     """Values that fit, [values, axes], and whether these are all. Without `distinct`, too many are cut to 3 choices, or 2.
 
     What does not fit on some of the axes does not fit on more.
