@@ -6,9 +6,9 @@ and to simulate it; delta is to change the tasks of that operator and around it,
 through the same strategies, as a search does, timed in seconds of this process. All changes are kept: the strategy walks away from
 data parallelism. `ratio` is the median of changes' ratios, `of_sums` that of the two walks, as FlexFlow compares.
 
-Where networks are long a change makes few tasks anew, and what is left is to simulate what follows it (`again`: the part of all tasks
-whose times are found again). AlexNet has but 20 operators: on 64 devices a change takes away or puts a seventh of all tasks, and
-more than half are simulated again, while to build them takes little. `bound` is all tasks in those that a change puts.
+Where networks are long a change makes few tasks anew, and what is left is to simulate what follows it (`again`: the part of all
+tasks whose times are found again). AlexNet has but 20 operators: on 64 devices a change takes away or puts a seventh of all tasks,
+and more than half are simulated again, while to build them takes little. `bound` is all tasks in those that a change puts.
 
 At 192 devices a plan of unity's own search is simulated with one device standing for all. A change is one operator's other
 parallelization (with the changes of type around it); `rebuilt` is the time to find the changed tasks by building all of them.

@@ -2,8 +2,10 @@
 
 from unity.constraints import Constraint, constrain, forbid, only, pin, require, without_rules
 from unity.frontier import Frontier
+from unity.kernel import Kernel, kernel
 from unity.optimize import optimize
 from unity.pcg.errors import CaptureError, ConstraintError, InfeasibleError, ParallelTypeError, PlanError, UnityError
+from unity.pcg.kernels import KernelError
 from unity.plan import Plan
 from unity.planfile import load
 from unity.search.machine import Device, Level, Machine, MachineError
@@ -18,6 +20,8 @@ __all__ = [
     "Flight",
     "Frontier",
     "InfeasibleError",
+    "Kernel",
+    "KernelError",
     "Level",
     "Machine",
     "MachineError",
@@ -28,6 +32,7 @@ __all__ = [
     "UnityError",
     "constrain",
     "forbid",
+    "kernel",
     "load",
     "only",
     "optimize",

@@ -18,6 +18,7 @@ from jax.extend import core
 from unity.pcg.body import Body, Equation
 from unity.pcg.custom import RULED, Unreadable, backward_body, jvp_body, pull, readable, ruled, value_body
 from unity.pcg.foreign import own_program
+from unity.pcg.kernels import KERNEL
 from unity.pcg.varying import vary, varying
 from unity.pcg.within import equations
 
@@ -35,8 +36,8 @@ def _asks(eqn: core.JaxprEqn) -> bool:
 
 @lru_cache(maxsize=4096)
 def asks(equation: Equation) -> bool:
-    """Whether there is such an equation inside of one."""
-    return equation.origin is not None and any(map(_asks, equations(equation.origin)))
+    """Whether there is such an equation, or a kernel, inside of one."""
+    return equation.origin is not None and any(_asks(e) or e.primitive.name == KERNEL for e in equations(equation.origin))
 
 
 def call(equation: Equation, value: Body, operands: Sequence[Any], run: Run) -> list:

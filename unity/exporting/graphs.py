@@ -20,8 +20,10 @@ from unity.exporting.source import Code, assign, call
 from unity.exporting.tracing import Program, piece
 from unity.exporting.units import Unit
 from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
+from unity.pcg.kernels import KERNEL
 from unity.pcg.labels import LAYOUT
 from unity.pcg.traffic import step_of
+from unity.pcg.within import has
 from unity.wording import short
 
 NUMBER = "{number}"  # in a path, the number of a run in a loop
@@ -76,6 +78,8 @@ class GraphWriter:
         node = unit.node
         if node.kind == "view":
             return operands
+        if node.body is not None and has(node.body, KERNEL):
+            raise ExportError(node.source, node.kind, "it calls a unity.kernel, of which there is no program in plain JAX")
         write = {"scan": self.scan, "remat": self.remat}.get(node.kind)
         if write is not None and not unit.gathers:
             return write(block, graph, operands, unit)

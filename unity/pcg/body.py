@@ -25,7 +25,9 @@ from unity.pcg.places import Place, place_of
 from unity.pcg.state import Shape
 
 # calls that mean nothing but their body
-INLINED = frozenset({"jit", "pjit", "closed_call", "core_call", "composite", "custom_vmap_call", "xla_metadata_call"})
+INLINED = frozenset({
+    "jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "composite", "custom_vmap_call", "xla_metadata_call",
+})  # fmt: skip
 REDUCTIONS: Mapping[str, Callable[..., jax.Array]] = {  # over an axis that `vmap` gave a name
     "psum": lambda x, axes: jax.lax.reduce_sum(x, axes),
     "pmax": lambda x, axes: jax.lax.reduce_max(x, axes),
@@ -34,7 +36,7 @@ REDUCTIONS: Mapping[str, Callable[..., jax.Array]] = {  # over an axis that `vma
 REFUSED: Mapping[str, str] = {  # what says itself which device computes what, and what changes its operands in place
     "shard_map": "places its work on devices itself, as the plan would. Plan the function without it; what must lie where can be"
     " said by constraints.",
-    "pallas_call": "is a kernel, of which only Pallas knows what it computes. Plan the function with the same in plain JAX.",
+    "pallas_call": "is a kernel, of which only Pallas knows what it computes. Say by unity.kernel how devices may divide it.",
 }
 HOISTED = 4096  # bytes: a larger array inside a nested call becomes an input
 
@@ -188,7 +190,9 @@ class Outline:
     primitives: tuple[str, ...]
 
 
-WITH_FUNCTIONS = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "pure_callback", "custom_partitioning"})
+WITH_FUNCTIONS = frozenset({
+    "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "pure_callback", "custom_partitioning", "kernel",
+})  # fmt: skip
 
 
 def _atom_key(atom: Atom, numbers: Mapping[int, int]) -> str:

@@ -7,6 +7,7 @@ from math import prod
 
 from unity.pcg.body import Body, Equation
 from unity.pcg.graph import BRANCHES, CONSTRAIN, LOOPS, PARALLELIZATION, STAGES
+from unity.pcg.kernels import KERNEL
 from unity.pcg.nesting import REMATERIALIZED
 from unity.pcg.solve import nested_body
 
@@ -76,6 +77,8 @@ def _certain(composite: Body, names: set[str]) -> str | None:
 
 def _single(equation: Equation) -> str:
     """A primitive's own name; a custom derivative is named as the function that it belongs to."""
+    if equation.name == KERNEL:
+        return equation.params["title"]
     if not equation.name.startswith(("custom_jvp", "custom_vjp")):
         return equation.name
     inner = nested_body(equation)

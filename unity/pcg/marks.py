@@ -14,11 +14,10 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
-from unity.pcg.body import Body
 from unity.pcg.errors import ConstraintError
 from unity.pcg.graph import CONSTRAIN, PCG, Node
 from unity.pcg.wanted import Wanted, wanted
-from unity.pcg.within import bodies
+from unity.pcg.within import has
 
 _primitive = core.Primitive(CONSTRAIN)
 _primitive.def_impl(lambda x, *, entries: x)
@@ -71,8 +70,4 @@ def marks(graph: PCG) -> Iterator[Node]:
 
 def hidden(graph: PCG) -> Iterator[Node]:
     """Operators with a marked value inside, where no type can be chosen: a branch, a while loop, a custom derivative."""
-    return (node for node, _ in graph.walk() if node.body is not None and node.kind != CONSTRAIN and _within(node.body))
-
-
-def _within(body: Body) -> bool:
-    return any(e.name == CONSTRAIN or any(map(_within, bodies(e))) for e in body.equations)
+    return (node for node, _ in graph.walk() if node.body is not None and node.kind != CONSTRAIN and has(node.body, CONSTRAIN))

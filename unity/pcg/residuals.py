@@ -20,6 +20,7 @@ from jax.extend import core
 
 from unity.pcg.body import Atom, Body, Equation
 from unity.pcg.custom import Unreadable, jvp_body, vjp_bodies
+from unity.pcg.kernels import KERNEL, KernelError, kept_by
 from unity.pcg.solve import spec_of
 
 # Their derivative is computed from the result.
@@ -183,6 +184,9 @@ class _Reading:
         if e.name in CUSTOM:
             self.read_rule(e, at)
             return
+        if e.name == KERNEL:
+            self.read_kernel(e)
+            return
         spec = spec_of(self.body, e)
         groups = spec.linear if spec is not None else ()
         groups = (*groups, frozenset({LINEAR_AT[e.name]})) if e.name in LINEAR_AT else groups
@@ -218,6 +222,15 @@ class _Reading:
             self.read_program(e, at)
         except Unreadable:
             self.need(e.operands)
+
+    def read_kernel(self, e: Equation) -> None:
+        """What a kernel's own derivative keeps."""
+        try:
+            found = kept_by(e.params["function"], tuple(self.body.tensor(a).struct for a in e.operands))
+        except KernelError as problem:
+            raise KernelError(f"{e.source}: {problem.reason}") from problem
+        self.need(a for a, flag in zip((*e.operands, *e.results), (*found.operands, *found.results), strict=True) if flag)
+        self.more += [(e.results[0], nbytes) for nbytes in found.more]
 
     def read_program(self, e: Equation, at: list[int]) -> None:
         """What the program of a custom derivative reads."""

@@ -11,7 +11,7 @@ ALONE = frozenset({
     "dot_general", "conv_general_dilated", "scatter", "scatter-add", "scatter_add", "sort", "top_k", "scan", "while", "cond",
     "remat2", "checkpoint", "remat", "reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window", "cumsum",
     "cumprod", "cummax", "cummin", "cumlogsumexp", "argmax", "argmin", "dynamic_slice", "dynamic_update_slice",
-    "optimization_barrier", "custom_vjp_call", "custom_vjp_call_jaxpr", "fft", "constrain",
+    "optimization_barrier", "custom_vjp_call", "custom_vjp_call_jaxpr", "fft", "constrain", "kernel",
 })  # fmt: skip
 PLATFORM = "platform_index"  # which has no operands: a number that a `cond` tells platforms apart by
 REPEATED = 48  # equations of a constant that are computed again at every use; a larger one is an operator of its own

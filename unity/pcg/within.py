@@ -26,6 +26,11 @@ def bodies(equation: Equation) -> Iterator[Body]:
         yield x if isinstance(x, Body) else close(x) if isinstance(x, core.ClosedJaxpr) else from_jaxpr(x)
 
 
+def has(body: Body, primitive: str) -> bool:
+    """Whether a body applies a primitive of this name, or a program inside of it does."""
+    return any(e.name == primitive or any(has(b, primitive) for b in bodies(e)) for e in body.equations)
+
+
 def equations(eqn: core.JaxprEqn) -> Iterator[core.JaxprEqn]:
     """All equations in the programs of one of JAX's, at any depth."""
     for x in programs(eqn.params):

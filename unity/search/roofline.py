@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from unity.pcg.body import Body
+from unity.pcg.kernels import KERNEL
 from unity.pcg.solve import nested_body, nests, spec_of
 from unity.search.hardware import Device
 from unity.search.offers import HEAVY
@@ -16,10 +17,10 @@ Array = np.ndarray
 
 @lru_cache(maxsize=65536)
 def dense_work(body: Body) -> tuple[float, str]:
-    """FLOPs of matrix products and convolutions in a body, and the dtype that they are computed in."""
+    """FLOPs of matrix products, convolutions and kernels in a body, and the dtype that they are computed in."""
     total, dtype = 0.0, "float32"
     for e in body.equations:
-        if e.name in HEAVY:
+        if e.name in HEAVY or e.name == KERNEL:
             spec = spec_of(body, e)
             total += spec.flops if spec else 0.0
             dtype = str(body.tensor(e.operands[0]).dtype)

@@ -32,6 +32,7 @@ NAMED = {
     "dynamic_update_slice": "dynamic-update-slice", "reduce_window_max": "reduce-window", "reduce_window_min": "reduce-window",
     "reduce_window_sum": "reduce-window", "cumsum": "reduce-window", "cumprod": "reduce-window", "cummax": "reduce-window",
 }  # fmt: skip
+ON_REFERENCES = frozenset({"pallas_call"})  # their programs change what is elsewhere, in memory of their own
 LABEL = re.compile(rf"[\w\-. +]+{AT}[^()/]*")  # what `lowering.label` gives
 WIDE = np.dtype(np.float32)
 NEUTRAL = frozenset({"bitcast", "transpose", "convert", "barrier", "while", "constant", "iota"})  # need no arithmetic
@@ -108,7 +109,7 @@ class Lowering(Builder):
         if rule is not None:
             return rule(self, eqn, operands, origin)
         inner = next((eqn.params[k] for k in PROGRAMS if k in eqn.params), None)
-        if inner is not None:
+        if inner is not None and name not in ON_REFERENCES:
             return self.call(eqn, inner, operands, origin)
         tensors = [tensor_of(v.aval) for v in eqn.outvars]
         params = tuple(sorted((k, str(v)) for k, v in eqn.params.items() if k not in ("sharding", "out_sharding")))

@@ -6,6 +6,7 @@ from unity.pcg.table import (  # noqa: F401 (they register)
     contraction,
     elementwise,
     indexing,
+    kernels,
     ragged,
     reduction,
     reshaping,

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from unity.pcg.body import INLINED
 from unity.pcg.scans import constants_and_carry
 from unity.pcg.state import Shape
 from unity.verify.primitives.core import Application, Run, Value, evaluate, floating, meaning
@@ -24,10 +25,10 @@ def closed(program: Any) -> core.ClosedJaxpr:
 
 
 CUSTOM = "custom_jvp_call"
-CALLS = "jit pjit closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr remat2 remat checkpoint"
+CALLS = (*sorted(INLINED), CUSTOM, "custom_vjp_call", "custom_vjp_call_jaxpr", "remat2", "remat", "checkpoint")
 
 
-@meaning(*CALLS.split(), "composite", "custom_vmap_call", "xla_metadata_call")
+@meaning(*CALLS)
 def call(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
     """What the body computes."""
     program = next(app.params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call") if k in app.params)
