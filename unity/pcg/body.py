@@ -34,8 +34,8 @@ REDUCTIONS: Mapping[str, Callable[..., jax.Array]] = {  # over an axis that `vma
     "pmin": lambda x, axes: jax.lax.reduce_min(x, axes),
 }
 REFUSED: Mapping[str, str] = {  # what says itself which device computes what, and what changes its operands in place
-    "shard_map": "places its work on devices itself, as the plan would. Plan the function without it; what must lie where can be"
-    " said by constraints.",
+    "shard_map": "places its work on devices itself, as the plan would (so do jax.pmap, and plans that are called). Plan"
+    " the function without it; what must lie where can be said by constraints.",
     "pallas_call": "is a kernel, of which only Pallas knows what it computes. Say by unity.kernel how devices may divide it.",
 }
 HOISTED = 4096  # bytes: a larger array inside a nested call becomes an input
