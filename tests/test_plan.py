@@ -101,6 +101,27 @@ def test_a_mesh_that_the_user_has_set_is_no_plans(tmp_path: Path) -> None:
         jax.shard_map(plan, mesh=auto, in_specs=PartitionSpec(), out_specs=PartitionSpec())(params, batch)
 
 
+def test_models_that_name_the_axes_of_a_mesh_are_planned_where_it_is_set() -> None:
+    """Their sharding constraints are for the compiler, and a plan says what lies where by itself."""
+
+    def fn(w: Any, x: Any) -> Any:
+        h = jax.lax.with_sharding_constraint(jax.nn.relu(x @ w), PartitionSpec("mine"))
+
+        def step(h: Any, _: Any) -> Any:
+            return jax.lax.with_sharding_constraint(jax.nn.silu(h @ w), PartitionSpec(None, "mine")), None
+
+        return (jax.nn.softmax(jax.lax.scan(step, h, None, length=2)[0]) ** 2).sum()
+
+    w, x = (jax.random.normal(jax.random.key(n), (n, 16)) for n in (16, 32))
+    with jax.set_mesh(jax.make_mesh((8,), ("mine",), axis_types=(AxisType.Auto,))):
+        wanted = jax.jit(jax.value_and_grad(fn))(w, x)
+        plan = unity.optimize(fn, w, x, machine=MACHINE, objective="memory", progress=False)
+        inside = jax.jit(jax.value_and_grad(plan))(*plan.shard(w, x))
+    outside = jax.jit(jax.value_and_grad(plan))(*plan.shard(w, x))
+    for got in inside, outside:
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), got, wanted)
+
+
 def test_auxiliary_outputs_any_pytree() -> None:
     def with_aux(params: Any, batch: Any) -> Any:
         hidden = batch["x"] @ params["w1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ import unity
 from unity.pcg.body import Equation, close
 from unity.pcg.rows import Rows, rows_of
 
+SLOW = replace(unity.Machine.grid(1, 8, "a100"), device=unity.Device("slow", {"float32": 1e7}, 2**30, 1e7, 1.0, 0.0))  # shares work
 X, K = np.ones((4, 6), np.float32), np.arange(4)
 
 
@@ -104,7 +106,7 @@ def test_devices_take_as_many_steps_as_their_own_rows_need(rows: Callable) -> No
     def loss(w: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.mean(rows(w, y) ** 2)
 
-    plan = unity.optimize(loss, w, y, progress=False)
+    plan = unity.optimize(loss, w, y, machine=SLOW, progress=False)
     assert plan.in_shardings[1].shard_shape(y.shape) == (8, 16)
     assert not [node for node in plan.pcg.nodes if node.kind == "combine"]
     found, wanted = (jax.jit(jax.value_and_grad(f))(*a) for f, a in ((plan, plan.shard(w, y)), (loss, (w, y))))

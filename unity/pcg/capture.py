@@ -21,7 +21,7 @@ from unity.pcg.graph import PCG, Node, Value
 from unity.pcg.keys import text_of
 from unity.pcg.labels import calls, label
 from unity.pcg.linear import LINEAR_SOLVE
-from unity.pcg.meshes import apart
+from unity.pcg.meshes import apart, forgotten
 from unity.pcg.nesting import REMATERIALIZED, SCANNED
 from unity.pcg.places import owner
 from unity.pcg.scans import constants_and_carry
@@ -134,7 +134,8 @@ def _outside(trace: Callable[..., Any], args: Sequence[Any]) -> Any:
     except (RuntimeError, ValueError) as error:
         if get_abstract_mesh().empty or "non-empty mesh" not in str(error):
             raise
-    return trace(*args)
+    closed, shape = trace(*args)
+    return forgotten(closed), shape
 
 
 _LEAK = (

@@ -14,7 +14,7 @@ import jax
 from jax.extend import core
 
 from unity.pcg.factors import TABLE
-from unity.pcg.meshes import apart
+from unity.pcg.meshes import apart, forgotten
 from unity.pcg.within import Program, equations
 
 
@@ -42,7 +42,7 @@ def outside(run: Any, arguments: Any) -> core.ClosedJaxpr:
     structs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arguments)
     wide = any(getattr(s.dtype, "itemsize", 0) == 8 for s in jax.tree.leaves(structs))
     with jax.enable_x64(True) if wide else nullcontext(), apart():
-        return jax.make_jaxpr(run)(*structs)
+        return forgotten(jax.make_jaxpr(run)(*structs))
 
 
 def with_foreign(program: Program) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import Any
 
-from jax.sharding import AbstractMesh, use_abstract_mesh
+from jax.extend import core
+from jax.sharding import AbstractMesh, NamedSharding, use_abstract_mesh
 
 NO_MESH = AbstractMesh((), ())
 
@@ -12,3 +14,32 @@ NO_MESH = AbstractMesh((), ())
 def apart() -> AbstractContextManager[object]:
     """What is traced inside sees no mesh of the user's."""
     return use_abstract_mesh(NO_MESH)
+
+
+def forgotten(value: Any) -> Any:
+    """A program, or a parameter with programs in it, whose equations remember no mesh: each is run under the one that was set when
+    it was traced, and some name it. The same object where there is nothing to forget."""
+    if isinstance(value, tuple | list) and any(isinstance(v, core.Jaxpr | core.ClosedJaxpr) for v in value):
+        found = [forgotten(v) for v in value]
+        make = getattr(value, "_make", type(value))  # the programs of a linear solve have names
+        return value if all(a is b for a, b in zip(found, value, strict=True)) else make(found)
+    if isinstance(value, core.Jaxpr):  # since JAX 0.12 a closed one is one, too
+        eqns = [_forgetful(eqn) for eqn in value.eqns]
+        return value if all(a is b for a, b in zip(eqns, value.eqns, strict=True)) else value.replace(eqns=eqns)
+    if isinstance(value, core.ClosedJaxpr):
+        inside = forgotten(value.jaxpr)
+        return value if inside is value.jaxpr else value.replace(jaxpr=inside)
+    return value
+
+
+SAID_BY_USERS = frozenset({"sharding_constraint"})  # what users say of where values lie; elsewhere JAX notes it
+
+
+def _forgetful(eqn: core.JaxprEqn) -> core.JaxprEqn:
+    said = eqn.primitive.name in SAID_BY_USERS
+    noted = {name for name, value in eqn.params.items() if isinstance(value, NamedSharding) and not said}
+    params = {name: None if name in noted else forgotten(value) for name, value in eqn.params.items()}
+    with eqn.ctx.manager, apart():
+        context = type(eqn.ctx)()  # of all that is set now
+    same = context == eqn.ctx and all(params[name] is value for name, value in eqn.params.items())
+    return eqn if same else eqn.replace(params=params, ctx=context)
