@@ -62,6 +62,9 @@ RANGES: dict[str, Callable] = {"": n, "+": pos, "2": lambda *shape: 1.5 + pos(*s
 for _name in UNARY.split():
     _op, _colon, _range = _name.partition(":")
     case(_op, getattr(lax, _op), RANGES[_range](4, 6))
+case("log2", jnp.log2, pos(4, 6))
+case("polynomial", lambda x, a: jnp.polyval(a, x), n(4, 6), n(3))
+case("polynomials", jax.vmap(lambda x, a: jnp.polyval(a, x)), n(4, 6), n(4, 3))
 case("integer_pow", lambda x: x**3, n(4, 6))
 case("pow", lax.pow, pos(4, 6), n(4, 6))
 case("pow of a scalar", lambda x, y: lax.pow(x, y), pos(4, 6), np.float64(2.5))

@@ -285,7 +285,7 @@ class Plain(Domain):
         return np.matmul(x, y)
 
 
-UFUNCS = "abs cbrt ceil cos cosh exp exp2 expm1 floor log log1p sign sin sinh sqrt tan tanh real imag conj"
+UFUNCS = "abs cbrt ceil cos cosh exp exp2 expm1 floor log log1p log2 sign sin sinh sqrt tan tanh real imag conj"
 PLAIN: Mapping[str, Callable[..., Array]] = {
     **{name: getattr(np, name) for name in UFUNCS.split()},
     "rsqrt": lambda x: 1 / np.sqrt(x),

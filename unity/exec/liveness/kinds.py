@@ -21,13 +21,13 @@ CHEAP = frozenset(
         "add", "sub", "multiply", "multiply-inverse", "neg", "max", "min", "select", "lt", "gt", "le", "ge", "eq", "ne", "and",
         "or", "not", "xor", "abs", "sign", "floor", "ceil", "round", "clamp", "shift_left", "shift_right_logical",
         "shift_right_arithmetic", "is_finite", "real", "imag", "complex", "population_count", "clz", "sin", "cos", "tan",
-        "bitcast_convert_type", "copy", "one_minus_square", "nextafter", "eq_to", "le_to", "lt_to",
+        "bitcast_convert_type", "copy", "one_minus_square", "polynomial", "nextafter", "eq_to", "le_to", "lt_to",
     }
 )  # fmt: skip
 DEAR = frozenset(
     {
-        "exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "erfc", "erf_inv", "rsqrt", "sqrt", "cbrt", "divide",
-        "pow", "rem", "atan2", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "lgamma", "digamma",
+        "exp", "exp2", "log", "log1p", "log2", "expm1", "tanh", "logistic", "erf", "erfc", "erf_inv", "rsqrt", "sqrt", "cbrt",
+        "divide", "pow", "rem", "atan2", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "lgamma", "digamma",
     }
 )  # fmt: skip
 ELEMENTWISE = CHEAP | DEAR | {"convert"}

@@ -46,8 +46,8 @@ def elementwise(linear: tuple[tuple[int, ...], ...] = (), work: float = 1.0) -> 
 
 NONLINEAR = (
     "abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz cos cosh digamma eq eq_to erf"
-    " erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac integer_pow is_finite le le_to lgamma log log1p"
-    " logistic lt lt_to max min ne nextafter not one_minus_square or polygamma population_count pow reduce_precision rem"
+    " erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac integer_pow is_finite le le_to lgamma log log1p log2"
+    " logistic lt lt_to max min ne nextafter not one_minus_square or polygamma polynomial population_count pow reduce_precision rem"
     " round rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square tan tanh xor zeta"
 )
 operator(*NONLINEAR.split())(elementwise())

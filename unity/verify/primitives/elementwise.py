@@ -25,6 +25,7 @@ RING: Mapping[str, Callable[..., Array]] = {
     "clamp": lambda d, low, x, high: d.minimum(d.maximum(x, low), high),
     "square": lambda d, x: d.mul(x, x),
     "one_minus_square": lambda d, x: d.sub(d.constant(np.ones(x.shape)), d.mul(x, x)),  # of tanh, in newer JAX
+    "polynomial": lambda d, x, *of: reduce(lambda found, a: d.add(d.mul(found, x), a), reversed(of)),  # in newer JAX
     "complex": lambda d, x, y: d.add(x, d.mul(y, d.function("imaginary unit"))),
 }
 INTEGER: Mapping[str, Callable[..., Array]] = {  # of known operands; numpy wraps around as XLA does
