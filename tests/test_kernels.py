@@ -165,6 +165,9 @@ def test_halves_show_what_is_wrong() -> None:
     scaled = unity.kernel(MATMUL, split="m n")(lambda a, b: a @ b / a.shape[0])
     with pytest.raises(unity.KernelError, match="may not be divided along 'm': result 0"):
         scaled.check(a, b)
+    unity.kernel("m k -> m k, m", split="m")(lambda x: (x > 0, x.argmax(1).astype(jnp.uint8))).check(a, gradients=False)
+    with pytest.raises(unity.KernelError, match="may not be divided along 'k': result 1"):
+        unity.kernel("m k -> m k, m k", split="k")(lambda x: (x > 0, x > x.mean(1, keepdims=True))).check(a, gradients=False)
     with pytest.raises(unity.KernelError, match="'m' is 3 here, which has no halves"):
         matmul.check(a[:3], b)
 
@@ -290,6 +293,19 @@ def test_kernels_of_one_code_are_told_apart() -> None:
     x = jnp.ones(16)
     plan = planned(lambda x: (two(x) * three(x)).sum(), x)
     np.testing.assert_allclose(plan(plan.shard(x)), 16 * 6)
+
+
+def test_kernels_of_one_name_are_told_apart_by_their_code() -> None:
+    """What was measured of one, in another program, is not the other's."""
+
+    def scaled(run: Any, back: Any) -> Any:
+        found = jax.custom_vjp(lambda x: run(x))
+        found.defvjp(lambda x: (run(x), None), back)
+        return unity.kernel("n -> n", split="n")(jax.jit(found))
+
+    runs, rules = (lambda x: 2 * x, lambda x: 3 * x), (lambda _, g: (2 * g,), lambda _, g: (3 * g,))
+    keys = [close(jax.make_jaxpr(scaled(run, back))(jnp.ones(4))).key for run in runs for back in rules for _ in range(2)]
+    assert [keys.index(key) for key in keys] == [0, 0, 2, 2, 4, 4, 6, 6]
 
 
 def test_what_has_no_derivative_says_so_with_its_line() -> None:

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from unity.pcg.kernels import Dimensions, Function, Terms, listed, pulled, results_of
+from unity.pcg.kernels import Dimensions, Function, Terms, floating, listed, pulled, results_of
 
 
 class _Made(NamedTuple):
@@ -25,12 +26,12 @@ def differences(
     """For every name along which a function may be divided, and everything that it makes: both, and the largest difference of
     what halves make, in parts of the largest value."""
     cotangents = _random(results_of(function, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands])) if gradients else []
-    floating = tuple(term for term, c in zip(said.results, cotangents, strict=False) if c is not None)
+    terms = tuple(term for term, c in zip(said.results, cotangents, strict=False) if c is not None)
     cotangents = [c for c in cotangents if c is not None]
     whole = _made(function, said, operands, cotangents)
     for name in (*said.split, *said.summed):
         parts = [
-            _made(function, said, _half(operands, said.operands, name, k), _half(cotangents, floating, name, k)) for k in range(2)
+            _made(function, said, _half(operands, said.operands, name, k), _half(cotangents, terms, name, k)) for k in range(2)
         ]
         for one, first, second in zip(whole, *parts, strict=True):
             put = (
@@ -44,10 +45,7 @@ def differences(
 def _random(results: Sequence[Any]) -> list[jax.Array | None]:
     """A cotangent for every result that can have one."""
     keys = jax.random.split(jax.random.key(0), len(results))
-    return [
-        jax.random.normal(key, r.shape).astype(r.dtype) if jnp.issubdtype(r.dtype, jnp.inexact) else None
-        for key, r in zip(keys, results, strict=True)
-    ]
+    return [jax.random.normal(key, r.shape).astype(r.dtype) if floating(r) else None for key, r in zip(keys, results, strict=True)]
 
 
 def _made(function: Function, said: Dimensions, operands: Sequence[jax.Array], cotangents: Sequence[jax.Array]) -> list[_Made]:
@@ -55,7 +53,7 @@ def _made(function: Function, said: Dimensions, operands: Sequence[jax.Array], c
     out, pull = pulled(function, *operands) if cotangents else (listed(function)(*operands), None)
     found = [_Made(f"result {k}", term, y) for k, (term, y) in enumerate(zip(said.results, out, strict=True))]
     if pull is not None:
-        real = [k for k, x in enumerate(operands) if jnp.issubdtype(x.dtype, jnp.inexact)]
+        real = [k for k, x in enumerate(operands) if floating(x)]
         moved = zip(real, pull(list(cotangents)), strict=True)
         found += [_Made(f"the gradient of argument {k}", said.operands[k], g) for k, g in moved]
     return found
@@ -67,5 +65,6 @@ def _half(arrays: Sequence[jax.Array], terms: Terms, name: str, which: int) -> l
 
 
 def _difference(whole: jax.Array, put: jax.Array) -> float:
-    largest = float(jnp.max(jnp.abs(whole), initial=0.0))
-    return float(jnp.max(jnp.abs(whole - put), initial=0.0)) / (largest or 1.0)
+    one, other = (np.asarray(x).astype(complex) for x in (whole, put))  # of truth values and unsigned numbers, too
+    largest = float(np.max(np.abs(one), initial=0.0))
+    return float(np.max(np.abs(one - other), initial=0.0)) / (largest or 1.0)

@@ -22,6 +22,7 @@ from jax.interpreters.ad import Zero
 from unity.pcg.body import Body, Equation, close
 from unity.pcg.errors import CaptureError
 from unity.pcg.foreign import outside, own_program, with_foreign
+from unity.pcg.within import with_equations
 
 Flags = tuple[bool, ...]
 RULED = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
@@ -112,17 +113,7 @@ def first_order(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
     Not only to save work: the rule of an `odeint` solves another, larger equation by `odeint`, and so on without end. Foreign
     primitives are what they compute, too.
     """
-    return _without_rules(program)
-
-
-def _without_rules(value: Any) -> Any:
-    """A parameter of an equation, with the programs in it so."""
-    if isinstance(value, tuple) and any(isinstance(v, core.Jaxpr | core.ClosedJaxpr) for v in value):
-        make = getattr(value, "_make", tuple)  # the programs of a linear solve have names
-        return make(map(_without_rules, value))
-    if isinstance(value, core.Jaxpr):  # since JAX 0.12 a closed one is one, too
-        return value.replace(eqns=[_as_body(eqn) for eqn in value.eqns])
-    return value.replace(jaxpr=_without_rules(value.jaxpr)) if isinstance(value, core.ClosedJaxpr) else value
+    return with_equations(program, _as_body)
 
 
 def _as_body(eqn: core.JaxprEqn) -> core.JaxprEqn:
@@ -130,8 +121,8 @@ def _as_body(eqn: core.JaxprEqn) -> core.JaxprEqn:
     if eqn.primitive.name in RULED:
         program = next(eqn.params[name] for name in ("call_jaxpr", "fun_jaxpr") if name in eqn.params)
     if program is None:
-        return eqn.replace(params={name: _without_rules(value) for name, value in eqn.params.items()})
-    return eqn.replace(primitive=primitives.closed_call_p, params={"call_jaxpr": _without_rules(program)})
+        return eqn.replace(params={name: with_equations(value, _as_body) for name, value in eqn.params.items()})
+    return eqn.replace(primitive=primitives.closed_call_p, params={"call_jaxpr": with_equations(program, _as_body)})
 
 
 def readable(equation: Equation) -> bool:

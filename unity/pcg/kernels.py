@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import count
 from typing import Any
 
 import jax
@@ -110,7 +111,8 @@ class Dimensions:
 
     def batched(self, at: Sequence[int | None]) -> Dimensions:
         """The same with one more dimension, that some operands have at these places, and results first."""
-        new = next(name for k in range(len(self.split) + 1) if (name := f"batch{k}") not in {n for t in self.sides for n in t})
+        taken = {name for term in self.sides for name in term}
+        new = next(name for k in count() if (name := f"batch{k}") not in taken)
         operands = tuple(t if k is None else (*t[:k], new, *t[k:]) for t, k in zip(self.operands, at, strict=True))
         return Dimensions(operands, tuple((new, *t) for t in self.results), (new, *self.split), self.summed)
 
@@ -147,16 +149,20 @@ def results_of(function: Function, operands: Sequence[jax.ShapeDtypeStruct]) -> 
     return jax.eval_shape(listed(function), *operands)
 
 
+def _of_some(function: Function, operands: Sequence[Any], at: Sequence[int]) -> Callable[..., list]:
+    """The function of some of its operands, the others as they are."""
+
+    def run(*some: Any) -> list:
+        given = dict(enumerate(operands)) | dict(zip(at, some, strict=True))
+        return listed(function)(*given.values())
+
+    return run
+
+
 def _derivative(primals: Sequence[Any], tangents: Sequence[Any], *, function: Function, **_: Any) -> tuple[list, list]:
     """The kernel is its function from here on: what that is differentiated by, it knows itself."""
     moving = [k for k, t in enumerate(tangents) if not isinstance(t, ad.Zero)]
-
-    def run(*moved: Any) -> list:
-        whole = list(primals)
-        for k, x in zip(moving, moved, strict=True):
-            whole[k] = x
-        return listed(function)(*whole)
-
+    run = _of_some(function, primals, moving)
     out, changes = jax.jvp(run, [primals[k] for k in moving], [tangents[k] for k in moving])
     return out, [ad.Zero(ShapedArray(t.shape, float0)) if t.dtype == float0 else t for t in changes]
 
@@ -235,10 +241,7 @@ def pulled(function: Function, *operands: Any) -> tuple[list, Callable[[list], S
     real = [k for k, x in enumerate(operands) if floating(x)]
 
     def run(*moving: Any) -> tuple[list, list]:
-        whole = list(operands)
-        for k, x in zip(real, moving, strict=True):
-            whole[k] = x
-        out = listed(function)(*whole)
+        out = _of_some(function, operands, real)(*moving)
         return [y for y in out if floating(y)], out
 
     _, pull, out = jax.vjp(run, *(operands[k] for k in real), has_aux=True)

@@ -103,6 +103,9 @@ def _parts(value: Any) -> Iterator[Any]:
             if not (_of_jax(value) and isinstance(content, dict)):  # JAX's caches change as they are used
                 yield content
         yield from value.__defaults__ or ()
+    elif _of_jax(type(value)) and hasattr(value, "__wrapped__"):  # a jit, or a function with its derivative rules
+        rules = (getattr(value, name, None) for name in ("fwd", "bwd", "jvp"))
+        yield from (value.__wrapped__, *(rule for rule in rules if rule is not None))
     elif _of_jax(value) and isinstance(getattr(value, "f", None), (types.FunctionType, types.MethodType, functools.partial)):
         yield value.f  # a wrapped function
     elif _of_jax(value) and callable(value) and dataclasses.is_dataclass(value) and not isinstance(value, type):

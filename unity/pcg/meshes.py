@@ -8,6 +8,8 @@ from typing import Any
 from jax.extend import core
 from jax.sharding import AbstractMesh, NamedSharding, use_abstract_mesh
 
+from unity.pcg.within import with_equations
+
 NO_MESH = AbstractMesh((), ())
 
 
@@ -19,17 +21,7 @@ def apart() -> AbstractContextManager[object]:
 def forgotten(value: Any) -> Any:
     """A program, or a parameter with programs in it, whose equations remember no mesh: each is run under the one that was set when
     it was traced, and some name it. The same object where there is nothing to forget."""
-    if isinstance(value, tuple | list) and any(isinstance(v, core.Jaxpr | core.ClosedJaxpr) for v in value):
-        found = [forgotten(v) for v in value]
-        make = getattr(value, "_make", type(value))  # the programs of a linear solve have names
-        return value if all(a is b for a, b in zip(found, value, strict=True)) else make(found)
-    if isinstance(value, core.Jaxpr):  # since JAX 0.12 a closed one is one, too
-        eqns = [_forgetful(eqn) for eqn in value.eqns]
-        return value if all(a is b for a, b in zip(eqns, value.eqns, strict=True)) else value.replace(eqns=eqns)
-    if isinstance(value, core.ClosedJaxpr):
-        inside = forgotten(value.jaxpr)
-        return value if inside is value.jaxpr else value.replace(jaxpr=inside)
-    return value
+    return with_equations(value, _forgetful)
 
 
 SAID_BY_USERS = frozenset({"sharding_constraint"})  # what users say of where values lie; elsewhere JAX notes it
