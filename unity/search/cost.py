@@ -10,11 +10,10 @@ import numpy as np
 
 from unity.pcg.body import Body, Tensor
 from unity.pcg.gradients import carrying
-from unity.pcg.graph import CONSTRAIN
 from unity.pcg.halos import Edge, sent
 from unity.search.collectives import table
 from unity.search.configurations import Domain, shapes_of, work_shares
-from unity.search.held import STOPPED
+from unity.search.held import NOTHING_RUNS
 from unity.search.machine import Machine
 from unity.search.profiles.lookup import ROOFLINE, Piece, lookup
 from unity.search.profiles.profile import Shapes
@@ -105,7 +104,7 @@ def seconds(
     `shapes`: of its operands and results; `differentiated`: which operands have a gradient. There are many ways, but few
     different pieces: each is looked up once.
     """
-    if body.primitives in ((CONSTRAIN,), STOPPED):  # nothing runs
+    if body.primitives in NOTHING_RUNS:
         nothing = np.zeros(len(pieces.share))
         return nothing, nothing, (ROOFLINE,) * len(nothing)
     flops, dtype = dense_work(body)

@@ -9,8 +9,8 @@ from unity.pcg.slots import is_part
 from unity.pcg.state import Type, copies
 
 ARGUMENTS, GRADIENTS, SLOTS, RESULTS = "arguments", "gradients", "optimizer slots", "results"
-NOTHING_MOVES = ("replicate", "view", CONSTRAIN)
-STOPPED = ("stop_gradient",)
+NOTHING_MOVES = ("replicate", "view")
+NOTHING_RUNS = ((CONSTRAIN,), ("stop_gradient",))  # programs
 KEPT, CHANGED, AGAIN, WORKING = "kept for the backward pass", "changed copies", "computed again", "working set"
 COTANGENTS = "cotangents"
 FLIGHT = "on its way between steps"
@@ -32,8 +32,8 @@ def local(v: Value, graph: PCG) -> float:
 
 
 def stays(node: Node) -> bool:
-    """Whether a node's value lies in its operand's memory: nothing moves, or it only stops gradients, and nothing runs."""
-    return node.kind in NOTHING_MOVES or (node.body is not None and node.body.primitives == STOPPED)
+    """Whether a node's value lies in its operand's memory, since nothing moves, and nothing runs."""
+    return node.kind in NOTHING_MOVES or (node.body is not None and node.body.primitives in NOTHING_RUNS)
 
 
 def unmoved(v: Value) -> Value:
