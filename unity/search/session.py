@@ -183,36 +183,29 @@ class Search:
         self.say("the fastest does not fit: searching for what does")
         if self.leanest.memory > memory:
             return None
-        known: dict[tuple[int, Point], Candidate] = {}
-        found = [self.leanest, *self.fitting(*self.wide, memory, self.leanest.time, known)]
+        found = [self.leanest, *self.fitting(*self.wide, memory, self.leanest.time)]
         for assembled, minimizer in self.narrow:
             below = min(c.time for c in found)
             fastest = minimizer.at(self.weights[:1])
             if fastest and fastest[0].exact and fastest[0].time > below * (1 + 2 * NEARLY):
                 break  # those after it leave even fewer strategies
-            found += self.fitting(assembled, minimizer, memory, below, known)
+            found += self.fitting(assembled, minimizer, memory, below)
         return min(found, key=lambda c: (c.time, c.memory))
 
-    def fitting(
-        self, assembled: Assembled, minimizer: Minimizer, memory: float, below: float, known: dict[tuple[int, Point], Candidate]
-    ) -> list[Candidate]:
-        """The fastest of one problem that fits, if there is one. `known`: strategies, by the domains that they were found in and
-        their points; narrower and narrower problems have the same domains, and find much the same points.
-        """
-
-        def made(point: Point) -> Candidate:
-            whose = id(assembled.domains), point
-            if whose not in known:
-                known[whose] = self.candidate(assembled, point)
-            return known[whose]
-
+    def fitting(self, assembled: Assembled, minimizer: Minimizer, memory: float, below: float) -> list[Candidate]:
+        """The fastest of one problem that fits, if there is one."""
+        made: dict[Point, Candidate] = {}
         least = self.fastest.time * (1 - 2 * NEARLY)  # what is faster would be missed where there is more room
 
         def fits(point: Point) -> bool:
-            return point.time >= least and made(point).memory <= memory
+            if point.time < least:
+                return False
+            if point not in made:
+                made[point] = self.candidate(assembled, point)
+            return made[point].memory <= memory
 
         point = fastest_fitting(minimizer, self.weights, fits, below)
-        return [made(point)] if point else []
+        return [made[point]] if point else []
 
     @cached_property
     def frontier(self) -> tuple[tuple[Candidate, ...], bool]:
