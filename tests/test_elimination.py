@@ -1,4 +1,5 @@
 import math
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unity.search import minplus
+from unity.search.compiled import load
 from unity.search.domains import domains
 from unity.search.elimination import BUDGET, Solved
 from unity.search.minimizer import Minimizer, minimize
@@ -150,7 +152,10 @@ def test_the_product_is_the_minimum_over_all_terms(seed: int, kind: str) -> None
         a[:, 3], b[:, :, 5], middle[:, :7] = np.inf, np.inf, np.inf
     assert n * k * m > minplus.DIRECT
     whole = np.stack([((x + u)[:, :, None] + y).min(1) for x, u, y in zip(a, middle, b, strict=True)])
-    assert np.array_equal(minplus.product(a, middle, b), whole)
+    for looped in {False, load()}:
+        for least in (minplus.DIRECT, minplus.LOOPED) if looped else (minplus.LOOPED,):
+            with patch.object(minplus, "pays", lambda _, looped=looped: looped), patch.object(minplus, "LOOPED", least):
+                assert np.array_equal(minplus.product(a, middle, b), whole)
 
 
 def test_a_problem_that_makes_no_sense_is_refused() -> None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator_cases import changed, rolled_change, rolled_graph
 from small_models import MODELS, named
 
+from unity.search.compiled import interpreted
 from unity.search.machine import Machine
 from unity.search.simulator import (
     Delta,
@@ -36,7 +35,6 @@ from unity.search.simulator import (
     strategy,
     wiring,
 )
-from unity.search.simulator.compiled import compiled, interpreted
 
 LOOPS = {
     (schedule, loop): ("follow",),
@@ -105,21 +103,6 @@ def test_tasks_that_are_made_by_compiled_loops_are_those_of_interpreted_ones(nam
     assert fast.graph.tasks == slow.graph.tasks
 
 
-def doubled(values: np.ndarray, factor: float) -> float:
-    total = 0.0
-    for k in range(len(values)):
-        values[k] *= factor
-        total += values[k]
-    return total
-
-
-@pytest.mark.parametrize("way", [compiled, interpreted])
-def test_arrays_are_written_to(way) -> None:
-    values = np.array([1.0, 2.5])
-    assert way(doubled)(values, 2.0) == 7.0
-    assert values.tolist() == [2.0, 5.0]
-
-
 def test_names_may_be_long_and_order_what_is_ready_at_once() -> None:
     devices, names = rolled_graph(random.Random(0)).graph.devices, [1 - 2**63, -1, 0, 2**61, 2**62, 2**63 - 1]
     found = full(TaskGraph({name: Task(0, 1.0) for name in random.Random(1).sample(names, len(names))}, devices))
@@ -132,10 +115,3 @@ def test_names_that_are_too_long_are_refused() -> None:
         for tasks in ({name: Task(0, 1.0)}, {0: Task(0, 1.0, (name,))}):
             with pytest.raises(schedule.SimulationError, match=f"task {name} has a name of more than 64 bits"):
                 full(TaskGraph(tasks, devices))
-
-
-def test_without_numba_loops_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "numba", None)  # as if it could not be imported
-    values = np.array([1.0, 2.5])
-    assert compiled(doubled)(values, 2.0) == 7.0
-    assert values.tolist() == [2.0, 5.0]

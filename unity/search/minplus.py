@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from unity.search.compiled import compiled, pays
 from unity.search.problem import Array
 
-# Terms: with fewer, to look for structure costs more than it saves.
-DIRECT = 200_000
+# Terms: with fewer, to look for structure costs more than it saves; and where a compiled loop takes them.
+DIRECT, LOOPED = 200_000, 100_000_000
 # Numbers in a temporary: small enough to stay in the second-level cache, and far below any limit on memory.
 BLOCK = 64_000
+TERM = 1e-9  # seconds of one, by NumPy; the compiled loop takes a quarter, where tables are small a tenth
 
 
 def product(a: Array, middle: Array, b: Array) -> Array:
@@ -21,13 +23,15 @@ def product(a: Array, middle: Array, b: Array) -> Array:
     is taken on the other side. Tables of redistribution costs are full of these, since a cost depends on the layouts
     of one tensor, not on all that an operator may choose.
     """
-    if a.shape[1] * a.shape[2] * b.shape[2] <= DIRECT:
-        return np.stack([_direct(x + m, y) for x, m, y in zip(a, middle, b, strict=True)])
+    terms = a.shape[1] * a.shape[2] * b.shape[2]
+    looped = pays(len(a) * terms * TERM)
+    if terms <= (LOOPED if looped else DIRECT):
+        return np.stack([_direct(x + m, y, looped) for x, m, y in zip(a, middle, b, strict=True)])
     rows, row_of = twins(a)
     columns, column_of = twins(b.swapaxes(1, 2))
     a, b = _take(a, rows, 1), _take(b, columns, 2)
     a, b = _grouped(a, middle, b)
-    c = np.stack([_direct(x, y) for x, y in zip(a, b, strict=True)])
+    c = np.stack([_direct(x, y, looped) for x, y in zip(a, b, strict=True)])
     return _take(_take(c, row_of, 1), column_of, 2)
 
 
@@ -64,17 +68,24 @@ def _take(table: Array, indices: Array, axis: int) -> Array:
     return table if np.array_equal(indices, np.arange(table.shape[axis])) else np.take(table, indices, axis)
 
 
-def _direct(a: Array, b: Array) -> Array:
-    """The product as it is defined, in tiles.
+def _direct(a: Array, b: Array, looped: bool) -> Array:
+    """The product as it is defined, by the compiled loop or by NumPy.
 
     To leave out terms by bounds on them, row by row, was slower on the tables of real problems: a term takes less than
     a nanosecond here, and the looking is not vectorized.
     """
     if not a.shape[1]:
         return np.full((a.shape[0], b.shape[1]), np.inf)
-    a = np.ascontiguousarray(a)
-    columns = np.ascontiguousarray(b.T)
-    c = np.empty((a.shape[0], b.shape[1]))
+    if looped:
+        c = np.empty((a.shape[0], b.shape[1]))
+        _loop(np.ascontiguousarray(a), np.ascontiguousarray(b), c)
+        return c
+    return _tiled(np.ascontiguousarray(a), np.ascontiguousarray(b.T))
+
+
+def _tiled(a: Array, columns: Array) -> Array:
+    """The product with the columns of the other table, in tiles."""
+    c = np.empty((a.shape[0], len(columns)))
     wide = max(1, min(len(columns), BLOCK // a.shape[1]))
     high = max(1, BLOCK // (a.shape[1] * wide))
     work = np.empty(high * wide * a.shape[1])
@@ -84,3 +95,21 @@ def _direct(a: Array, b: Array) -> Array:
             terms = work[: len(x) * y.size].reshape(len(x), *y.shape)
             np.minimum.reduce(np.add(x, y, out=terms), axis=2, out=c[i : i + high, j : j + wide])
     return c
+
+
+@compiled
+def _loop(a: Array, b: Array, c: Array) -> None:
+    """The product, written to `c`: whole rows of `b` at once, and four of them for each time that a row of `c` is read."""
+    last = len(b) - len(b) % 4
+    for i in range(len(a)):
+        x, best = a[i], c[i]
+        for j in range(len(best)):
+            best[j] = np.inf
+        for k in range(0, last, 4):
+            p, q, r, s = b[k], b[k + 1], b[k + 2], b[k + 3]
+            for j in range(len(best)):
+                one, other = min(x[k] + p[j], x[k + 1] + q[j]), min(x[k + 2] + r[j], x[k + 3] + s[j])
+                best[j] = min(best[j], min(one, other))
+        for k in range(last, len(b)):
+            for j in range(len(best)):
+                best[j] = min(best[j], x[k] + b[k][j])

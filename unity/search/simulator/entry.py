@@ -6,8 +6,8 @@ from functools import partial
 
 import numpy as np
 
+from unity.search.compiled import compiled
 from unity.search.simulator.columns import GONE, Columns, Numbers
-from unity.search.simulator.compiled import compiled
 from unity.search.simulator.loop import NONE, Table
 
 WAITED = -2  # instead of a place in a list: a task that is taken away is waited for

@@ -9,8 +9,8 @@ from functools import partial
 
 import numpy as np
 
+from unity.search.compiled import compiled
 from unity.search.simulator.columns import GONE, Columns, Moments, Numbers
-from unity.search.simulator.compiled import compiled
 
 ROW = 1 << 16  # between the names of what one piece (or group) sends and what the next one does
 NONE = -1

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
+from importlib import import_module
 from typing import Any, TypeVar
 
 import numpy as np
 
 R = TypeVar("R")
+
+LOADING = 0.5  # seconds that it takes to load Numba
 
 
 def compiled(loop: Callable[..., R], parts: Sequence[Callable] = ()) -> Callable[..., R]:
@@ -21,11 +24,11 @@ def compiled(loop: Callable[..., R], parts: Sequence[Callable] = ()) -> Callable
 
     @cache
     def made() -> Callable[..., R]:
-        try:
-            from numba import njit  # takes half a second, so not before it is needed
-            from numba.extending import register_jitable
-        except ImportError:  # it is not there, or is of a version for other versions of NumPy
+        if not load():
             return interpreted(loop)
+        from numba import njit
+        from numba.extending import register_jitable
+
         for part in parts:
             register_jitable(part)
         try:
@@ -38,6 +41,31 @@ def compiled(loop: Callable[..., R], parts: Sequence[Callable] = ()) -> Callable
         return made()(*args)
 
     return call
+
+
+@cache
+def load() -> bool:
+    """Loads Numba; whether it is there."""
+    try:
+        import_module("numba")  # takes half a second, so not before it is needed
+    except ImportError:  # it is not installed, or is of a version for other versions of NumPy
+        return False
+    return True
+
+
+class _Lost:
+    """Seconds that this process has spent with what compiled loops would have done in next to none."""
+
+    seconds = 0.0
+
+
+def pays(seconds: float) -> bool:
+    """Whether work that takes NumPy so long is better given to a compiled loop: once as much has been spent without as it takes to
+    load Numba. So nobody waits more than twice as long as by the better choice, however much is still to come (ski rental)."""
+    if _Lost.seconds < LOADING and not load.cache_info().currsize:
+        _Lost.seconds += seconds
+        return False
+    return load()
 
 
 def interpreted(loop: Callable[..., R]) -> Callable[..., R]:
