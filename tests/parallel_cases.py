@@ -130,32 +130,37 @@ class Application:
     def results(self) -> list:
         return [self.body.tensor(a) for a in self.body.outputs]
 
-    def step(self, fn: Callable, args: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list, list]:
-        """Results, and gradients of the floating operands."""
+    def steps(self, fn: Callable, every: Sequence[Sequence[Any]], cotangents: Sequence[Sequence[Any]]) -> tuple[list, list]:
+        """Of every list of operands the results, and gradients of the floating ones: differentiating all at once takes half."""
 
-        def chosen(*some: Any) -> tuple[list, list]:
-            given = dict(zip(self.floating, some, strict=True))
-            out = fn(*(given.get(i, x) for i, x in enumerate(args)))
-            return [out[i] for i in self.differentiable], out
+        def chosen(some: Any) -> tuple[list, list]:
+            given = [dict(zip(self.floating, xs, strict=True)) for xs in some]
+            out = fn([[g.get(i, x) for i, x in enumerate(args)] for g, args in zip(given, every, strict=True)])
+            return [[results[i] for i in self.differentiable] for results in out], out
 
-        _, pull, out = jax.vjp(chosen, *(args[i] for i in self.floating), has_aux=True)
-        return out, list(pull(list(cotangents)))
+        _, pull, out = jax.vjp(chosen, [[args[i] for i in self.floating] for args in every], has_aux=True)
+        (gradients,) = pull([list(some) for some in cotangents])
+        return out, gradients
 
     def whole(self) -> tuple[list, list]:
-        run = jax.jit(lambda a, c: self.step(lambda *x: jax.tree.leaves(self.fn(*x)), a, c))
-        return run(self.args, self.cotangents)
+        run = jax.jit(lambda a, c: self.steps(lambda every: [jax.tree.leaves(self.fn(*x)) for x in every], [a], [c]))
+        (out,), (gradients,) = run(self.args, self.cotangents)
+        return out, gradients
 
-    def on_pieces(self, found: Combination, *stacked: Any) -> list:
-        """Stacked pieces of operands → stacked pieces of results."""
-        into = tuple(stack_spec(t, self.axes) for t in found.operands)
-        out = tuple(stack_spec(t, self.axes) for t in found.results)
+    def on_pieces(self, every: Sequence[Combination], stacked: Sequence[Sequence[Any]]) -> list[list]:
+        """For every combination, stacked pieces of operands → stacked pieces of results."""
+        into = [[stack_spec(t, self.axes) for t in c.operands] for c in every]
+        out = [[stack_spec(t, self.axes) for t in c.results] for c in every]
 
-        def local(*pieces: Any) -> tuple:
-            results = run_body(self.body, [x[0] for x in pieces], found.operands, found.results, self.axes)
-            types = found.results
-            return tuple(vary(x, [a.name for a in differing(t, self.axes)])[None] for x, t in zip(results, types, strict=True))
+        def local(pieces: Any) -> list:
+            return [self.local(c, [x[0] for x in operands]) for c, operands in zip(every, pieces, strict=True)]
 
-        return list(jax.shard_map(local, mesh=self.mesh, in_specs=into, out_specs=out)(*stacked))
+        return jax.shard_map(local, mesh=self.mesh, in_specs=(into,), out_specs=out)([list(xs) for xs in stacked])
+
+    def local(self, found: Combination, pieces: Sequence[Any]) -> list:
+        results = run_body(self.body, pieces, found.operands, found.results, self.axes)
+        ends = zip(results, found.results, strict=True)
+        return [vary(x, [a.name for a in differing(t, self.axes)])[None] for x, t in ends]
 
     def pieces(self, whole: Any, type_: Type) -> Any:
         if is_key(whole):
@@ -171,14 +176,14 @@ class Application:
         types = [[dual(c.results[i]) for i in self.differentiable] for c in every]
         cotangents = [[self.pieces(g, t) for g, t in zip(self.cotangents, ts, strict=True)] for ts in types]
 
-        def all_of_them(operands: Any, cotangents: Any) -> list:
-            return [self.step(partial(self.on_pieces, c), a, g) for c, a, g in zip(every, operands, cotangents, strict=True)]
+        def all_of_them(operands: Any, cotangents: Any) -> tuple[list, list]:
+            return self.steps(partial(self.on_pieces, every), operands, cotangents)
 
         lowered = jax.jit(all_of_them).lower(operands, cotangents)
         quick: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
         compiled = lowered.compile(compiler_options=quick)
         expected, gradients = self.whole()
-        for c, (out, grads) in zip(every, compiled(operands, cotangents), strict=True):
+        for c, out, grads in zip(every, *compiled(operands, cotangents), strict=True):
             for k, (x, whole, t) in enumerate(zip(out, expected, c.results, strict=True)):
                 self.compare(f"{c}: result {k}", x, whole, t)
             for k, x, whole in zip(self.floating, grads, gradients, strict=True):
@@ -207,7 +212,7 @@ class Application:
         both = count(lowered)
         assert declared <= both <= declared + declared, (both, declared)
         if declared:
-            forward = jax.jit(lambda xs: [self.on_pieces(c, *x) for c, x in zip(every, xs, strict=True)]).lower(operands)
+            forward = jax.jit(partial(self.on_pieces, every)).lower(operands)
             assert count(forward.as_text()) == declared, [(str(c), c.reduces, c.messages(self.body, self.axes)) for c in every]
         ran: Counter[str] = Counter()
         for c in collectives(compiled):
