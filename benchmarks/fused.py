@@ -74,7 +74,7 @@ AS_PUBLISHED = (Restriction(product_before_elements, without_partial_sums), Rest
 
 def algebra_first(captured: Captured, machine: Machine, training: Training) -> Captured:
     """The program that is the fastest on one of a machine's devices."""
-    chosen = Rewriter(None, budget_of(None)).best(captured, Prices(machine.alone, training), lambda stage: None)
+    chosen, _ = Rewriter(None, budget_of(None)).best(captured, Prices(machine.alone, training), lambda stage: None)
     return captured if chosen is None else chosen.after
 
 

@@ -380,16 +380,3 @@ def test_a_rewriting_whose_derivation_does_not_replay_is_not_used(monkeypatch):
     monkeypatch.setattr("unity.rewriting.check", check)
     with pytest.warns(UserWarning, match=r"not used, because its derivation does not replay: step 1"):
         assert plan(chained, CHAINED).rewriting is None
-
-
-def test_interrupting_gives_the_best_so_far(monkeypatch):
-    """Ctrl-C while programs are priced ends the search for rewritings, not the planning."""
-    original, calls = Prices.of, itertools.count()
-
-    def of(self, *given):
-        if next(calls) == 6:
-            raise KeyboardInterrupt
-        return original(self, *given)
-
-    monkeypatch.setattr(Prices, "of", of)
-    assert plan(chained, CHAINED).time > 0

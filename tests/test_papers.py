@@ -56,7 +56,7 @@ def test_unity_figures_1_and_2():
 def rewritten(fn, args, machine, programs=60):
     """The names of the rules that the joint search applies."""
     captured = capture(fn, *args)
-    found = Rewriter(default_library(), Budget(programs)).best(captured, Prices(machine, Training()), lambda stage: None)
+    found, _ = Rewriter(default_library(), Budget(programs)).best(captured, Prices(machine, Training()), lambda stage: None)
     return [] if found is None else [str(way) for way, _ in found.applied]
 
 

@@ -47,6 +47,7 @@ class Made:
     limit: float | None = None  # bytes on one device that a plan may need
     known_whole: bool = True  # the points that are known are the frontier
     joining: Joining | None = None  # which weights are joined before the program runs
+    interrupted: bool = False  # by Ctrl-C, before all was looked at
 
     @property
     def original(self) -> Captured:

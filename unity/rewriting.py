@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import warnings
 from collections import Counter
@@ -16,6 +15,7 @@ from unity.pcg.body import Body
 from unity.pcg.capture import Bodies, Captured
 from unity.pcg.errors import DerivationError, OptionError, PlanError
 from unity.pcg.nesting import with_inside
+from unity.search.interrupting import UntilInterrupted
 from unity.search.joint import Budget, Improvement, improvements
 from unity.search.nested import Program, program
 from unity.search.pricing import Prices
@@ -231,19 +231,19 @@ class Rewriter:
         rules = default_digest() if self.rules is None else [e.hash for e in self.rules.entries]
         return {"rules": rules, "budget": [self.budget.programs, self.budget.seconds]}
 
-    def best(self, captured: Captured, prices: Prices, say: Callable[[str], None]) -> Rewriting | None:
-        """The rewriting that makes a program cheapest and whose derivation replays, if any makes it cheaper.
-
-        Of what was found until Ctrl-C, too.
-        """
+    def best(self, captured: Captured, prices: Prices, say: Callable[[str], None]) -> tuple[Rewriting | None, bool]:
+        """The rewriting that makes a program cheapest and whose derivation replays, if any makes it cheaper, of what was found
+        until Ctrl-C; and whether that was pressed."""
         if not self.library.entries or self.budget.programs == 0:
-            return None
-        found: list[Improvement] = []
-        usable = patterns(self.library.rules)
-        with contextlib.suppress(KeyboardInterrupt):
-            for better in improvements(captured.body, captured.differentiated, prices, usable, self.budget, say=say):
-                found.append(better)
-        for better in reversed(found[1:]):
+            return None, False
+        every = improvements(captured.body, captured.differentiated, prices, patterns(self.library.rules), self.budget, say=say)
+        reached = UntilInterrupted(every)
+        found = list(reached)
+        return self._replaying(captured, prices, found[1:]), reached.interrupted
+
+    def _replaying(self, captured: Captured, prices: Prices, found: Sequence[Improvement]) -> Rewriting | None:
+        """The last of some improvements whose derivation replays."""
+        for better in reversed(found):
             rewriting = rewriting_of(captured, better, self.library, prices.bodies)
             try:
                 rewriting.check(rewriting.derivation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -31,6 +31,7 @@ from unity.plan import Plan
 from unity.ranking import measured
 from unity.rewriting import Rewriter
 from unity.search.cost import Training
+from unity.search.interrupting import UntilInterrupted
 from unity.search.joint import GAIN
 from unity.search.machine import Machine
 from unity.search.pricing import Prices
@@ -59,6 +60,11 @@ class Ways:
     def groups(self) -> int | None:
         """Of how many groups of devices there must be branches, if any."""
         return None if isinstance(self.branches, bool) else self.branches
+
+    @property
+    def asked(self) -> bool:
+        """Whether there must be any of these."""
+        return self.pipeline is not None or self.groups is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,12 +100,22 @@ class Task:
             return Plan(replace(made, seconds=time.perf_counter() - started), candidate)
         ours = {"unity": self.rewritten, "captured": self.rewritten, "sequential": self.sequential, "unity-rules": self.substituted}
         made, candidate = ours.get(self.kind, self.published)(machine)
-        if self.measure:
-            ranking = measured(made, candidate, self.limit, self.say)
-            made, candidate = replace(made, tried=ranking.tried), ranking.chosen
+        if self.measure and not made.interrupted:
+            made, candidate = self.measured(made, candidate)
         made = replace(made, seconds=time.perf_counter() - started, limit=self.limit)
-        cache.keep(path, made, candidate)
+        if made.interrupted:
+            self.say("interrupted: this is the best so far, and the next call searches again")
+        else:
+            cache.keep(path, made, candidate)
         return Plan(made, candidate)
+
+    def measured(self, made: Made, candidate: Candidate) -> Found:
+        """The best of what was measured; what there is if that is interrupted."""
+        try:
+            ranking = measured(made, candidate, self.limit, self.say)
+        except KeyboardInterrupt:
+            return replace(made, interrupted=True), candidate
+        return replace(made, tried=ranking.tried), ranking.chosen
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -109,25 +125,42 @@ class Task:
         options |= vars(self.ways)
         return options | self.rewriter.settings
 
-    def rewritten(self, machine: Machine) -> tuple[Made, Candidate]:
-        """The captured program's best strategy, or a rewritten one's where that is better."""
+    def rewritten(self, machine: Machine) -> Found:
+        """The captured program's best strategy, or a rewritten one's where that is better. Of what was found until Ctrl-C, too."""
+        reached = UntilInterrupted(self.better_and_better(machine))
+        found = [found for found in reached if found is not None]
+        if not reached.interrupted:
+            return found[-1]
+        if not found or self.ways.asked:
+            raise KeyboardInterrupt
+        made, candidate = found[-1]
+        return replace(made, interrupted=True), candidate
+
+    def better_and_better(self, machine: Machine) -> Iterator[Found | None]:
+        """What there is after each part of the search, the last the best; nothing as long as nothing fits."""
         pack = self.ways.pack and not self.bound.every
         prices = Prices(machine, self.training, bodies=self.captured.bodies, restrict=self.bound, pack=pack)
         plain = self.made(self.captured, self.search(self.captured, prices))
-        best, chosen = self.strategy(plain, prices), None
+        best, chosen, interrupted = self.strategy(plain, prices), None, False
+        yield best
         if best is not None or pack:  # what does not fit may, with its weights joined
             weight = math.inf if best is None else self.weight(best[0].search)
-            chosen = self.rewriter.best(self.captured, replace(prices, weight=weight), self.say)
+            chosen, interrupted = self.rewriter.best(self.captured, replace(prices, weight=weight), self.say)
         if chosen is not None:
             other = replace(self.made(chosen.after, self.search(chosen.after, prices)), rewriting=chosen)
             found = self.strategy(other, prices)
             if found is not None and (best is None or self.taken(found, best)):
                 plain, best = other, found
-        found = self.spread(plain, prices, best) or best
+                yield best
+        if interrupted:  # and so all that would follow
+            raise KeyboardInterrupt
+        piped = self.piped(plain, prices, best)
+        yield piped
+        found = self.spread(plain, prices, best, piped) or best
         if found is None:
             search = plain.search
             raise InfeasibleError(conflict(self.bound, search, self.limit) or shortfall(machine, search.leanest, self.limit))
-        return found
+        yield found
 
     def strategy(self, plain: Made, prices: Prices) -> Found | None:
         """A program's best strategy that fits. Where weights may be packed, with what it joins of them joined once, if that is
@@ -148,10 +181,9 @@ class Task:
         """What plans of a program share."""
         return Made(self.fn, captured, search, 0.0, bound=self.bound)
 
-    def spread(self, plain: Made, prices: Prices, than: Found | None) -> Found | None:
+    def spread(self, plain: Made, prices: Prices, than: Found | None, piped: Found | None) -> Found | None:
         """The program with a pipeline, with branches on devices of their own, or with both: of the best with a pipeline it is
         looked at what branches gain. None if none of that fits and is better than what there is without."""
-        piped = self.piped(plain, prices, than)
         found, refused = self.apart(piped[0] if piped is not None else plain, prices, piped or than)
         groups = self.ways.groups
         if groups is None:
@@ -239,13 +271,13 @@ class Task:
 
     def sequential(self, machine: Machine) -> tuple[Made, Candidate]:
         """The best strategy of the program that is the fastest on one device (Unity, section 6.4, compares with it)."""
-        chosen = self.rewriter.best(self.captured, Prices(machine.alone, self.training), self.say)
+        chosen, interrupted = self.rewriter.best(self.captured, Prices(machine.alone, self.training), self.say)
         captured = self.captured if chosen is None else chosen.after
         search = self.search(captured, Prices(machine, self.training))
         candidate = self.best(search)
         if candidate is None or candidate.memory > self.limit:
             raise InfeasibleError(shortfall(machine, search.leanest, self.limit))
-        return Made(self.fn, captured, search, 0.0, rewriting=chosen), candidate
+        return Made(self.fn, captured, search, 0.0, rewriting=chosen, interrupted=interrupted), candidate
 
     def substituted(self, machine: Machine) -> tuple[Made, Candidate]:
         """The best strategy that substitutions lead to."""
@@ -253,9 +285,11 @@ class Task:
         budget = self.rewriter.budget
         found = leanest(search, budget) if self.objective == "memory" else fitting(search, self.limit, budget)
         if found.candidate.memory > self.limit:
+            if found.interrupted:
+                raise KeyboardInterrupt
             raise InfeasibleError(shortfall(machine, found.candidate, self.limit))
         made = Made(self.fn, self.captured, search, 0.0, (found.candidate,), applications=found.applications)
-        return made, found.candidate
+        return replace(made, interrupted=found.interrupted), found.candidate
 
     def published(self, machine: Machine) -> tuple[Made, Candidate]:
         """What a published algorithm finds, whose own objective it is."""

@@ -164,10 +164,13 @@ class _Book:
         """Which of the costs are those of priced pairs, [FIELDS, pairs]; new ones are added."""
         different, which = _different(priced)
         rows, known = _rows(np.ascontiguousarray(different.T)), len(self.numbers)
-        numbers = np.array([self.numbers.setdefault(row, len(self.numbers)) for row in rows], np.int32)
-        if len(self.numbers) > len(self.costs):
-            self.costs = np.concatenate([self.costs[:known], np.zeros((len(self.numbers), FIELDS))])  # twice as many, at least
-        self.costs[known : len(self.numbers)] = different.T[numbers >= known]
+        new = {row: known + k for k, row in enumerate(row for row in rows if row not in self.numbers)}
+        numbers = np.array([new[row] if row in new else self.numbers[row] for row in rows], np.int32)
+        count = known + len(new)
+        if count > len(self.costs):
+            self.costs = np.concatenate([self.costs[:known], np.zeros((count, FIELDS))])  # twice as many, at least
+        self.costs[known:count] = different.T[numbers >= known]
+        self.numbers.update(new)  # last, so that all that have a number have costs, whenever Ctrl-C is pressed
         return numbers[which]
 
     def learn(self, keys: Array, numbers: Array) -> None:

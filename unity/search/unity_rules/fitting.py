@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from unity.search.interrupting import UntilInterrupted
 from unity.search.joint import Budget
 from unity.search.session import Candidate, Search
-from unity.search.unity_rules.levels import Reached, improvements
+from unity.search.unity_rules.levels import improvements
 from unity.search.unity_rules.space import Space
 from unity.search.unity_rules.trace import Application, trace
 
@@ -22,6 +22,7 @@ class Substituted:
 
     candidate: Candidate
     applications: tuple[Application, ...]
+    interrupted: bool  # by Ctrl-C, before all was looked at
 
 
 def fitting(search: Search, limit: float, budget: Budget) -> Substituted:
@@ -34,27 +35,32 @@ def fitting(search: Search, limit: float, budget: Budget) -> Substituted:
         return found
     every = leaner(search, found, budget)
     fit = [s for s in every if s.candidate.memory <= limit]
-    return min(fit, key=lambda s: s.candidate.time) if fit else min(every, key=lambda s: s.candidate.memory)
+    best = min(fit, key=lambda s: s.candidate.time) if fit else min(every, key=lambda s: s.candidate.memory)
+    return replace(best, interrupted=every[-1].interrupted)
 
 
 def leanest(search: Search, budget: Budget) -> Substituted:
     """The least memory that is found."""
-    return min(leaner(search, substituted(search, 0.0, budget), budget), key=lambda s: s.candidate.memory)
+    every = leaner(search, substituted(search, 0.0, budget), budget)
+    return replace(min(every, key=lambda s: s.candidate.memory), interrupted=every[-1].interrupted)
 
 
 def leaner(search: Search, fastest: Substituted, budget: Budget) -> list[Substituted]:
     """The fastest, and what is found where bytes count more and more."""
     search.say("searching for what needs less memory")
     rate = fastest.candidate.time / max(fastest.candidate.memory, 1.0)
-    return [fastest, *(substituted(search, part * rate, budget) for part in WEIGHTS)]
+    found = [fastest]
+    for part in WEIGHTS:
+        if not found[-1].interrupted:
+            found.append(substituted(search, part * rate, budget))
+    return found
 
 
 def substituted(search: Search, weight: float, budget: Budget) -> Substituted:
     """The best that is found where bytes count for something. Of what was found until Ctrl-C, too."""
     space = Space.of(search.graph, search.differentiated, search.machine, search.training, weight)
-    reached: list[Reached] = []
-    with contextlib.suppress(KeyboardInterrupt):
-        for better in improvements(space, budget, search.say):
-            reached.append(better)
-    best = reached[-1]
-    return Substituted(search.candidate(*space.point(best.graph)), trace(space, best.steps))
+    reached = UntilInterrupted(improvements(space, budget, search.say))
+    found = list(reached)
+    if not found:
+        raise KeyboardInterrupt
+    return Substituted(search.candidate(*space.point(found[-1].graph)), trace(space, found[-1].steps), reached.interrupted)
