@@ -12,18 +12,21 @@ SHAPES = ("tree", "cycle", "grid", "complete", "any")
 
 def brute_force(problem: Problem) -> list[Point]:
     """Every point of a problem: all values, all alternatives."""
-    found = []
+    found, split = [], len(problem.sizes)
+    tables = [(scope, _allowed(cost)) for scope, cost in problem.tables]
     for values in itertools.product(*map(range, problem.sizes)):
-        tables = [
-            (cost.time[(slice(None), *(values[v] for v in scope))], cost.memory[(slice(None), *(values[v] for v in scope))])
-            for scope, cost in problem.tables
-        ]
-        for taken in itertools.product(*(np.flatnonzero(np.isfinite(time)) for time, _ in tables)):
-            time = sum(float(t[a]) for (t, _), a in zip(tables, taken, strict=True))
-            memory = sum(float(m[a]) for (_, m), a in zip(tables, taken, strict=True))
-            split = len(problem.sizes)
-            alternatives = Alternatives(tuple(map(int, taken[:split])), tuple(map(int, taken[split:])))
-            found.append(Point(time, memory, values, alternatives))
+        for taken in itertools.product(*(allowed[tuple(values[v] for v in scope)] for scope, allowed in tables)):
+            numbers, times, memories = zip(*taken, strict=True)
+            found.append(Point(sum(times), sum(memories), values, Alternatives(numbers[:split], numbers[split:])))
+    return found
+
+
+def _allowed(cost: Cost) -> dict[tuple[int, ...], list[tuple[int, float, float]]]:
+    """For the values of a table's variables, the alternatives there are, with their costs."""
+    found: dict[tuple[int, ...], list[tuple[int, float, float]]] = {values: [] for values in np.ndindex(*cost.sizes)}
+    for (a, *values), time in np.ndenumerate(cost.time):
+        if np.isfinite(time):
+            found[tuple(values)].append((a, float(time), float(cost.memory[a, *values])))
     return found
 
 
