@@ -1,6 +1,7 @@
 """The benchmark models are the published ones: by their parameter counts, and by laws that their parts obey."""
 
 import math
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -44,20 +45,23 @@ EVERY_KIND_OF_LAYER = (
 )
 
 
+published, tiny = cache(models.get), cache(models.tiny)  # several tests look at each, and nearly all of their time is to trace it
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_as_many_as_published(name: str) -> None:
-    assert models.get(name).parameters == PUBLISHED[name]
+    assert published(name).parameters == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", ROUNDED)
 def test_parameters_round_to_what_was_published(name: str) -> None:
     count, rounding = ROUNDED[name]
-    assert abs(models.get(name).parameters - count) <= rounding
+    assert abs(published(name).parameters - count) <= rounding
 
 
 @pytest.mark.parametrize("name", models.names())
 def test_gradient_traces_at_published_size(name: str) -> None:
-    model = models.get(name)
+    model = published(name)
     loss, gradient = jax.eval_shape(jax.value_and_grad(model.loss), model.params, model.batch)
     assert loss.shape == ()
     assert loss.dtype == jnp.float32
@@ -66,16 +70,16 @@ def test_gradient_traces_at_published_size(name: str) -> None:
 
 @pytest.mark.parametrize("name", models.names())
 def test_tiny_has_the_structure_of_the_batch_and_its_limits(name: str) -> None:
-    tiny, full = models.tiny(name), models.get(name)
-    assert tiny.name == full.name == name
-    assert set(tiny.batch) == set(full.batch)
-    assert jax.tree.structure(tiny.batch) == jax.tree.structure(tiny.below)
-    assert tiny.parameters < 4_000_000
+    small, full = tiny(name), published(name)
+    assert small.name == full.name == name
+    assert set(small.batch) == set(full.batch)
+    assert jax.tree.structure(small.batch) == jax.tree.structure(small.below)
+    assert small.parameters < 4_000_000
 
 
 @pytest.mark.parametrize("name", EVERY_KIND_OF_LAYER)
 def test_gradient_reaches_every_parameter(name: str) -> None:
-    model = models.tiny(name)
+    model = tiny(name)
     params, batch = models.concrete(model)
     gradient = jax.jit(jax.grad(model.loss))(params, batch)
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
@@ -91,13 +95,13 @@ def test_gradient_reaches_every_parameter(name: str) -> None:
     ],
 )
 def test_a_model_of_zeros_guesses_evenly(name: str, classes: int) -> None:
-    model = models.tiny(name)
+    model = tiny(name)
     params, batch = models.concrete(model, scale=0.0)
     assert float(jax.jit(model.loss)(params, batch)) == pytest.approx(math.log(classes), rel=8 * EPSILON)
 
 
 def test_concrete_is_what_was_abstract() -> None:
-    model = models.tiny("dlrm")
+    model = tiny("dlrm")
     params, batch = models.concrete(model)
     assert same_types(params, model.params)
     assert same_types(batch, model.batch)
@@ -107,7 +111,7 @@ def test_concrete_is_what_was_abstract() -> None:
 
 
 def test_scanned_and_rematerialized_are_unrolled() -> None:
-    plain, scanned = models.tiny("gpt2"), models.tiny("gpt2", scan=True, remat=True)
+    plain, scanned = tiny("gpt2"), tiny("gpt2", scan=True, remat=True)
     params, batch = models.concrete(plain)
     stacked = params | {"blocks": jax.tree.map(lambda *layers: jnp.stack(layers), *params["blocks"])}
     loss, gradient = value_and_grad(plain, params, batch)
@@ -119,7 +123,7 @@ def test_scanned_and_rematerialized_are_unrolled() -> None:
 
 
 def test_fused_projections_are_the_separate_ones() -> None:
-    fused, separate = models.tiny("gpt2"), models.tiny("gpt2", fused_qkv=False)
+    fused, separate = tiny("gpt2"), tiny("gpt2", fused_qkv=False)
     params, batch = models.concrete(separate)
 
     def fuse(block: dict) -> dict:
@@ -133,7 +137,7 @@ def test_fused_projections_are_the_separate_ones() -> None:
 
 
 def test_low_precision_computes_but_does_not_store() -> None:
-    exact, rounded = models.tiny("gpt2"), models.tiny("gpt2", compute="bfloat16")
+    exact, rounded = tiny("gpt2"), tiny("gpt2", compute="bfloat16")
     params, batch = models.concrete(exact)
     loss, gradient = value_and_grad(rounded, params, batch)
     assert same_types(gradient, exact.params)
@@ -142,7 +146,7 @@ def test_low_precision_computes_but_does_not_store() -> None:
 
 
 def test_causal_attention_does_not_see_the_future() -> None:
-    model = models.tiny("gpt2")
+    model = tiny("gpt2")
     attention = models.concrete(model)[0]["blocks"][0]["attention"]
     x = jax.random.normal(jax.random.key(0), (2, 16, 32))
     before = self_attention(attention, x, 4, causal(16))
@@ -161,7 +165,7 @@ def test_rotated_products_depend_on_distance_alone() -> None:
 
 
 def test_lstm_is_its_equations() -> None:
-    layer = models.concrete(models.tiny("rnnlm"))[0]["layers"][0]
+    layer = models.concrete(tiny("rnnlm"))[0]["layers"][0]
     inputs = jax.random.normal(jax.random.key(1), (5, 3, 16))
     zero = jnp.zeros((3, 16))
     (output, cell), outputs = lstm(layer, (zero, zero), inputs)
