@@ -64,16 +64,19 @@ def groups(chosen, axes):
     return frozenset(frozenset(g) for g in found.tolist())
 
 
-def change(x, before, after, axes, mesh):
-    """Stacked pieces of one type to stacked pieces of another."""
+def change(xs, chosen, axes, mesh):
+    """For all pairs of types, stacked pieces of the one to stacked pieces of the other."""
 
-    def local(piece):
-        piece = piece[0]
+    def changed(piece, before, after):
         for step in steps(before, after, axes):
             piece = apply(step, piece, axes)
         return vary(piece, [a.name for a in differing(after, axes)])[None]
 
-    return jax.shard_map(local, mesh=mesh, in_specs=stack_spec(before, axes), out_specs=stack_spec(after, axes))(x)
+    def local(pieces):
+        return [changed(x[0], *pair) for x, pair in zip(pieces, chosen, strict=True)]
+
+    into, out = ([stack_spec(pair[end], axes) for pair in chosen] for end in (0, 1))
+    return jax.shard_map(local, mesh=mesh, in_specs=(into,), out_specs=out)(xs)
 
 
 @pytest.mark.parametrize("batch", range(2))
@@ -88,16 +91,13 @@ def test_steps_give_the_right_pieces_gradients_and_collectives(sizes, batch):
         return np.round(take(x.astype(np.int64), type_, axes, rng)).astype(np.float32)
 
     def every(xs, gs):
-        found = []
-        for (before, after), x, g in zip(chosen, xs, gs, strict=True):
-            value, pull = jax.vjp(lambda x, b=before, a=after: change(x, b, a, axes, mesh), x)
-            found.append((value, pull(g)[0]))
-        return found
+        values, pull = jax.vjp(lambda xs: change(xs, chosen, axes, mesh), xs)
+        return values, pull(gs)[0]
 
     xs = [parts(whole, s) for s, _ in chosen]
     gs = [parts(cotangent, dual(t)) for _, t in chosen]
     compiled = jax.jit(every).lower(xs, gs).compile(compiler_options={"xla_disable_hlo_passes": "cpu-all-reduce-combiner"})
-    for (before, after), (value, gradient) in zip(chosen, compiled(xs, gs), strict=True):
+    for (before, after), value, gradient in zip(chosen, *compiled(xs, gs), strict=True):
         np.testing.assert_array_equal(join(np.asarray(value), shape, after, axes, 0), whole, err_msg=f"{before} → {after}")
         found = join(np.asarray(gradient), shape, dual(before), axes, 0)
         np.testing.assert_array_equal(found, cotangent, err_msg=f"gradient of {before} → {after}")
