@@ -8,6 +8,7 @@ lose is other orders in parts of the graph, and those are looked at around what 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -293,15 +294,20 @@ def _blocked(picks: np.ndarray, axes: Sequence[Axis], blocks: int) -> np.ndarray
 def fits(cs: Sequence[Choice], shapes: Shapes, picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
     """Which picks divide everything that they partition: `pcg.state.misfit`, and every choice's own size."""
     sizes = np.array([a.size for a in axes], int)
+    every = math.prod(a.size for a in axes)  # what is divided by all axes together is by any of them
     good = np.ones(len(picks), bool)
     for i, c in enumerate(cs):
-        good &= c.size % np.where(picks == i, sizes, 1).prod(1) == 0
+        if c.size % every:
+            good &= c.size % np.where(picks == i, sizes, 1).prod(1) == 0
     for position, shape in enumerate(shapes):
         states = [c.states[position] for c in cs]
         slots = sorted({s for s in states if s.kind == "P"}, key=lambda s: (s.dim, -s.outer))
         for dim, same in groupby(slots, key=lambda s: s.dim):
+            innermost, *more = same
+            if not more and shape[dim] % (innermost.outer * every) == 0:
+                continue
             end = np.full(len(picks), shape[dim])
-            for slot in same:  # the innermost first
+            for slot in (innermost, *more):
                 degree = np.where(np.array([s == slot for s in states])[picks], sizes, 1).prod(1)
                 good &= (degree == 1) | (end % (slot.outer * degree) == 0)
                 end = np.where(degree > 1, slot.outer, end)
