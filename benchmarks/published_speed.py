@@ -10,13 +10,13 @@ TensorOpt (table 2, FT-LDP): 16 GPUs, at the sizes of its table 1. `assemble` li
 measures before; `search` is frontier tracking. Published are seconds of 48 cores.
 
 FlexFlow (table 5, delta simulation): its six networks on its two clusters, from a strategy at random, as there. What is configured
-are layers, as there (`flexflow.layers`): a convolution with its bias and activation, a step of an LSTM layer. `costs` is how long it
-takes to know what a piece of each operator takes under each of its degrees, of which the paper measures and keeps those that it
-meets: 0.04 s for all of AlexNet's search cannot have a convolution's measurement in it. How many proposals
-the paper's searches made is not published, and its rule ends a chain when it has found nothing better for half of its time: a chain
-that still finds something goes on. So here it is a number of proposals for each operator, `TURNS`. A chain that has not made them
-all in `MOST` seconds is ended, and `search` is what all of them would take at the same pace (`whole` is false). `each_ms` is what
-one proposal takes. `random_ms` is the step that was found, `data_ms` data parallelism, both simulated.
+are layers, as there (`flexflow.layers`): a convolution with its bias and activation, a step of an LSTM layer. `costs` is how long
+it takes to know what a piece of each operator takes under each of its degrees: the paper measures and keeps them, and 0.04 s for
+AlexNet's search have no room for measuring convolutions. How many proposals the paper's searches made is not published, and its
+rule ends a chain when it has found nothing better for half of its time: a chain that still finds something goes on. So here it is
+a number of proposals for each operator, `TURNS`. A chain that has not made them all in `MOST` seconds is ended, and `search` is
+what all of them would take at the same pace (`whole` is false). `each_ms` is what one proposal takes. `random_ms` is the step that
+was found, `data_ms` data parallelism, both simulated.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def loaded() -> None:
         strategy.back()
     if load():
         one = np.ones((1, 2, 2))
-        product(one, one[0], one)
+        product(one, one[:, 0], one)
 
 
 def proposals(o: Operators, batch: int, devices: int) -> Iterator[tuple[Strategy, int, ParallelConfig]]:
