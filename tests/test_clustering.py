@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -354,12 +355,22 @@ def test_what_is_remembered_changes_no_clusters(program):
     assert clusters(body) == warm == clusters(body)
 
 
+def captured(model: models.Model) -> PCG:
+    return capture(model.loss, model.params, model.batch).graph
+
+
+@functools.cache
+def published(name: str) -> PCG:
+    """A model at its published size, which several tests look at."""
+    return captured(models.get(name))
+
+
 @pytest.mark.parametrize("name", ["gpt2", "resnet50", "dlrm"])
 def test_sizes_do_not_change_what_is_lossless(name):
     """Bodies of one pattern have one answer: that of each is asked for itself here."""
     answers: dict[str, set[bool]] = {}
-    for model in (models.get(name), models.tiny(name)):
-        for n, _ in capture(model.loss, model.params, model.batch).graph.walk():
+    for graph in (published(name), captured(models.tiny(name))):
+        for n, _ in graph.walk():
             if n.body is not None and len(n.body.equations) > 1:
                 answers.setdefault(pattern(n.body), set()).add(lossless(n.body))
     assert all(found == {True} for found in answers.values())
@@ -373,14 +384,12 @@ def test_sizes_do_not_change_what_is_lossless(name):
     [("gpt2", 12 * 20), ("bert_large", 24 * 20), ("llama3_8b", 32 * 30), ("resnet50", 180), ("inception_v3", 323)],
 )
 def test_models_have_few_operators(name, limit):
-    model = models.get(name)
-    assert len(capture(model.loss, model.params, model.batch).graph) <= limit
+    assert len(published(name)) <= limit
 
 
 @pytest.mark.parametrize(("name", "layers"), [("gpt2", 12), ("bert_large", 24), ("llama3_8b", 32)])
 def test_unrolled_layers_are_found(name, layers):
-    model = models.get(name)
-    graph = capture(model.loss, model.params, model.batch).graph
+    graph = published(name)
     (run,) = repeated(graph)
     assert run.times == layers
     assert run.times * run.operators > 0.95 * len(graph)
@@ -388,14 +397,12 @@ def test_unrolled_layers_are_found(name, layers):
 
 @pytest.mark.parametrize("layers", [2, 3, 5])
 def test_as_many_layers_are_found_as_there_are(layers):
-    model = models.tiny("gpt2", layers=layers)
-    (run,) = repeated(capture(model.loss, model.params, model.batch).graph)
+    (run,) = repeated(captured(models.tiny("gpt2", layers=layers)))
     assert run.times == layers
 
 
 def test_repeated_blocks_of_a_resnet_are_found():
-    model = models.get("resnet50")
-    runs = repeated(capture(model.loss, model.params, model.batch).graph)
+    runs = repeated(published("resnet50"))
     assert [run.times for run in runs if run.operators == 6] == [2, 3, 5]  # of 3, 4, 6; the first differs
 
 
