@@ -259,9 +259,7 @@ case(
     lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 2), (1, 1), "VALID", base_dilation=(2, 1)),
     n(6, 4),
 )
-case(
-    "pooling, own function", lambda x: lax.reduce_window(lax.stop_gradient(x), 1.0, lax.mul, (1, 2), (1, 1), "VALID"), pos(6, 4)
-)
+case("pooling, own function", lambda x: lax.reduce_window(lax.stop_gradient(x), 1.0, lax.mul, (1, 2), (1, 1), "VALID"), pos(6, 4))
 case("pooling of complex numbers", lambda x: lax.reduce_window(x, 0j, lax.add, (1, 3), (1, 1), "SAME"), c(4, 6))
 case(
     "pooling of two",
@@ -593,6 +591,27 @@ def until_all_are_done(x: Any, k: Any) -> Any:
 
 
 case("while, until all rows are done", until_all_are_done, n(4, 6), ints(5, 6))
+
+
+def counted(x: Any, k: Any) -> Any:
+    """All rows take as many steps as any needs, and these are counted."""
+
+    def step(carry: Any) -> Any:
+        x, left, steps = carry
+        return 2 * x, left - 1, steps + 1
+
+    x, _, steps = lax.while_loop(lambda c: jnp.any(c[1] > 0) & (c[2] < 9), step, (lax.stop_gradient(x), k, 0))
+    return x, steps
+
+
+case("while, its steps are counted", counted, n(4, 6), ints(5, 4))
+case("while, until the largest is there", lambda x: lax.while_loop(lambda c: c.max() < 9, lambda c: c + c, x), ints(3, 4, 6))
+case(
+    "while, with what rows are compared to",
+    lambda x, k: lax.while_loop(lambda c: (c < k).any(), lambda c: c + 1, x),
+    ints(3, 4),
+    ints(5, 4),
+)
 case("fori", lambda x: lax.fori_loop(0, 3, lambda i, y: jnp.sin(y) * 2, x), n(4, 6))
 case("cond", lambda p, x, y: lax.cond(p, lambda x, y: x * y, lambda x, y: x - y, x, y), np.bool_(True), n(4, 6), n(4, 6))
 case("switch", lambda i, x: lax.switch(i, [jnp.sin, jnp.cos, lambda x: x * 0 + 1], x), np.int32(1), n(4, 6))

@@ -8,7 +8,8 @@ from operator_cases import CASES
 from parallel_cases import inner_seeds
 
 from unity.pcg.body import Literal, close
-from unity.pcg.choices import choices
+from unity.pcg.choices import AGREED, choices
+from unity.pcg.inside import nested_agreements
 from unity.pcg.placing import along_axis
 from unity.pcg.propagation import Unmatched, constants
 from unity.pcg.solve import NESTED, equation_matches, solve
@@ -41,7 +42,8 @@ def test_every_equation_of_a_solution_is_a_legal_match(name):
         solution = along_axis(body, choice.operands, choice.results)
         assert solution is not None
         assert (solution.operands, solution.results) == (choice.operands, choice.results)
-        assert {(r.variable, r.kind) for r in choice.reduced} == set(solution.reduced.items())
+        agreed = {(a.where, AGREED) for a in nested_agreements(solution)}
+        assert {(r.variable, r.kind) for r in choice.reduced} == {*solution.reduced.items(), *agreed}
         for v, kind in solution.reduced.items():
             assert v not in body.inputs
             assert kind != "sum" or solution.states[v] == PARTIAL
@@ -170,9 +172,13 @@ def test_a_branch_that_hands_on_does_not_hide_the_others_work():
     assert {c.operands[1] for c in choices(body) if c.divided} == {P(0), P(1)}
 
 
-def test_what_a_loop_looks_at_stays_whole():
+def test_devices_agree_on_what_a_loop_looks_at():
     body = body_of(lambda x: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c + 1, x), x)
-    assert legal(body) == set()
+    assert legal(body) == {((P(d),), (P(d),)) for d in range(x.ndim)}
+    (first, *_) = (c for c in choices(body) if c.divided)
+    assert [r.kind for r in first.reduced] == [AGREED]
+    each = body_of(lambda x: jax.lax.while_loop(lambda c: c[0] < 9, lambda c: jnp.sort(c), x), x[0])
+    assert legal(each) == set()
     assert ((P(0),), (P(0),)) in legal(body_of(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: jnp.sin(y), x), x))
 
 

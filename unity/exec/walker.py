@@ -19,12 +19,13 @@ from unity.pcg.axis import Axis
 from unity.pcg.body import Atom, Body, Equation, Literal, close
 from unity.pcg.custom import as_function, jvp_body, vjp_bodies
 from unity.pcg.factors import Halo
+from unity.pcg.inside import agreements
 from unity.pcg.layout import Layout, Placed
 from unity.pcg.linear import LINEAR_SOLVE, named, part_of, parts, symmetric
 from unity.pcg.placing import Placing, placing
 from unity.pcg.rows import rows_of
 from unity.pcg.scans import constants_and_carry
-from unity.pcg.solve import Solution, branches, nested_body, spec_of, vjp_solutions
+from unity.pcg.solve import Solution, branches, nested_body, reversed_only, spec_of, vjp_solutions
 from unity.pcg.state import REPLICATED, UNUSED, State, Type
 from unity.pcg.table import TABLE
 from unity.pcg.varying import aligned, vary
@@ -164,7 +165,17 @@ def varied(values: Sequence[Any], placed: Sequence[Placed]) -> list:
     ]
 
 
+def _value(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    """Of a call that is never differentiated."""
+    out = run_body(nested_body(equation), operands, _types(layout.operands), _types(layout.results), axes)
+    return varied(out, layout.results)
+
+
 def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    if equation.motionless:
+        return _value(equation, operands, layout, axes)
+    if reversed_only(equation):
+        return _custom_vjp(equation, operands, layout, axes)
     body, rule = nested_body(equation), jvp_body(equation)
     types, results = _types(layout.operands), _types(layout.results)
     tangent_types = tuple(t for t, f in zip(types, rule.floating, strict=True) if f)
@@ -184,6 +195,8 @@ def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[
 
 
 def _custom_vjp(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    if equation.motionless:
+        return _value(equation, operands, layout, axes)
     body, rule = nested_body(equation), vjp_bodies(equation)
     types, results = _types(layout.operands), _types(layout.results)
     n = len(results)
@@ -198,11 +211,11 @@ def _custom_vjp(equation: Equation, operands: list, layout: Layout, axes: tuple[
 
     @jax.custom_vjp
     def call(*primals: Any) -> Any:
-        return run_body(body, primals, types, results, axes)
+        return varied(run_body(body, primals, types, results, axes), layout.results)
 
     def first(*primals: Any) -> Any:
         out = Walk(rule.forward, forward.placing, axes).run(primals)
-        return out[:n], out[n:]
+        return varied(out[:n], layout.results), out[n:]
 
     def second(residuals: Any, cotangents: Any) -> Any:
         back = Walk(rule.backward, tuple(s and s[1] for s in per_axis), axes)
@@ -236,9 +249,11 @@ def _while(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis,
     types, results = _types(layout.operands), _types(layout.results)
     looked_at = tuple(tuple(UNUSED if s == UNUSED else REPLICATED for s in types[0]) for _ in test.outputs) if types else ()
     rows = rows_of(equation)
+    going = placing(step, types[a:], results, len(axes))
+    apart = rows is not None and not any(s is not None and any(agreements(step, s)) for s in going)
 
     def more(carry: Any) -> Any:
-        if rows is not None:
+        if rows is not None and apart:
             return rows.more(carry)  # devices with other rows may go on
         return run_body(test, (*operands[:a], *carry), (*types[:a], *types[a + b :]), looked_at, axes)[0]
 

@@ -16,11 +16,11 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend import core
 
 from unity.pcg.body import Body, Equation
-from unity.pcg.custom import RULED, Unreadable, backward_body, jvp_body, pull, readable, ruled, value_body
+from unity.pcg.custom import Unreadable, backward_body, jvp_body, pull, readable, ruled, value_body
 from unity.pcg.foreign import own_program
+from unity.pcg.jaxprs import RULED, equations
 from unity.pcg.kernels import KERNEL
 from unity.pcg.varying import vary, varying
-from unity.pcg.within import equations
 
 Run = Callable[[Body, Sequence[Any]], list]
 

@@ -19,6 +19,8 @@ import numpy as np
 from jax.extend import core
 
 from unity.pcg.errors import CaptureError
+from unity.pcg.foreign import adopted
+from unity.pcg.jaxprs import RULED
 from unity.pcg.keys import array_text, identities, text_of
 from unity.pcg.looping import predicates, with_one_predicate
 from unity.pcg.places import Place, place_of
@@ -38,6 +40,8 @@ REFUSED: Mapping[str, str] = {  # what says itself which device computes what, a
     " the function without it; what must lie where can be said by constraints.",
     "pallas_call": "is a kernel, of which only Pallas knows what it computes. Say by unity.kernel how devices may divide it.",
 }
+# what has programs inside that are not inlined
+NESTING = RULED | {"cond", "while", "scan", "remat2", "checkpoint", "custom_linear_solve"}
 HOISTED = 4096  # bytes: a larger array inside a nested call becomes an input
 
 
@@ -121,15 +125,22 @@ class Equation:
     group: tuple[str, ...] = ()
     origin: core.JaxprEqn | None = None
     scope: str = ""
+    still: tuple[bool, ...] = ()  # of a call with a rule of its own: to which operands no gradient flows
 
     @property
     def name(self) -> str:
         return self.primitive.name
 
+    @property
+    def motionless(self) -> bool:
+        """Whether it is a call that is never differentiated, as no gradient flows to any of its operands."""
+        return bool(self.still) and all(self.still)
+
     @cached_property
     def signature(self) -> str:
         """The primitive and its parameters as text."""
-        return f"{self.name} {params_key(self.params)}"
+        still = f" still {[k for k, s in enumerate(self.still) if s]}" if any(self.still) else ""
+        return f"{self.name} {params_key(self.params)}{still}"
 
     @cached_property
     def identity(self) -> tuple[int, ...]:
@@ -238,6 +249,7 @@ class _Builder:
         self.equations: list[Equation] = []
         self.hoisted: dict[int, tuple[int, Any]] = {}  # id of a large constant → its variable, itself
         self.calls = 0
+        self.moving: set[int] = set()  # variables to which gradients may flow
 
     def new(self, aval: Any, where: str = "") -> int:
         number = len(self.tensors)
@@ -248,6 +260,17 @@ class _Builder:
             )
         self.tensors[number] = tensor_type(tuple(aval.shape), aval.dtype)
         return number
+
+    def argument(self, aval: Any) -> int:
+        """An input, to which gradients flow where it has real numbers."""
+        number = self.new(aval)
+        if self.tensors[number].floating:
+            self.moving.add(number)
+        return number
+
+    def still(self, operands: Sequence[Atom]) -> tuple[bool, ...]:
+        """To which operands no gradient flows, whatever is differentiated."""
+        return tuple(a not in self.moving for a in operands)
 
     def inline(self, jaxpr: core.Jaxpr, args: Sequence[Atom], group: tuple[str, ...], call: Place) -> tuple[Atom, ...]:
         env: dict[Any, Atom] = dict(zip((*jaxpr.constvars, *jaxpr.invars), args, strict=True))
@@ -260,7 +283,7 @@ class _Builder:
 
         for eqn in jaxpr.eqns:
             operands = tuple(read(a) for a in eqn.invars)
-            inner = self.program(eqn)
+            inner = self.program(eqn, operands)
             place = place_of(eqn.source_info, call, str(eqn.params.get("name", "")) if inner is not None else "")
             if eqn.primitive.name in REFUSED:
                 where, name = place.line or "the function", eqn.primitive.name
@@ -287,13 +310,18 @@ class _Builder:
                 continue
             numbers = tuple(self.new(v.aval, place.line) for v in eqn.outvars)
             env.update(zip(eqn.outvars, numbers, strict=True))
-            self.equations.append(Equation(eqn.primitive, eqn.params, operands, numbers, place.line, group, eqn, place.scope))
+            still = self.still(operands)
+            if eqn.primitive.name != "stop_gradient" and not all(still):
+                self.moving.update(v for v in numbers if self.tensors[v].floating)
+            what = eqn.primitive, eqn.params, operands, numbers
+            still = still if eqn.primitive.name in RULED else ()
+            self.equations.append(Equation(*what, place.line, group, eqn, place.scope, still))
         return tuple(read(a) for a in jaxpr.outvars)
 
-    def program(self, eqn: core.JaxprEqn) -> core.ClosedJaxpr | None:
+    def program(self, eqn: core.JaxprEqn, operands: Sequence[Atom]) -> core.ClosedJaxpr | None:
         """The program of a call that means nothing but its body."""
         if eqn.primitive.name not in INLINED:
-            return None
+            return adopted(eqn, self.still(operands))
         inner = next((eqn.params[k] for k in ("jaxpr", "call_jaxpr", "call") if k in eqn.params), None)
         # since JAX 0.12 both are one class, and every jaxpr has its constants
         return inner if inner is None or isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
@@ -315,7 +343,7 @@ class _Builder:
 def from_jaxpr(jaxpr: core.Jaxpr) -> Body:
     """The body of a jaxpr; its inputs are the jaxpr's constants and then its arguments."""
     builder = _Builder()
-    inputs = tuple(builder.new(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars))
+    inputs = tuple(builder.argument(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars))
     outputs = builder.inline(jaxpr, inputs, (), Place())
     return Body(inputs, outputs, tuple(builder.equations), builder.tensors)
 
@@ -323,7 +351,7 @@ def from_jaxpr(jaxpr: core.Jaxpr) -> Body:
 def program_of(closed: core.ClosedJaxpr) -> tuple[Body, tuple[Any, ...]]:
     """A function's body and the arrays that it closes over, which are its last inputs (small ones are literals)."""
     builder = _Builder(hoist=True)
-    arguments = tuple(builder.new(v.aval) for v in closed.jaxpr.invars)
+    arguments = tuple(builder.argument(v.aval) for v in closed.jaxpr.invars)
     consts = [builder.constant(c) for c in closed.consts]
     outputs = builder.inline(closed.jaxpr, (*consts, *arguments), (), Place())
     hoisted = builder.hoisted.values()

@@ -14,18 +14,21 @@ import numpy as np
 from unity.pcg.body import Atom, Body, Equation
 from unity.pcg.factors import Match, Slot
 from unity.pcg.halos import Edge, edges
+from unity.pcg.inside import handed_on, nested_agreements
 from unity.pcg.placing import along_axis
-from unity.pcg.solve import Solution, Unmatched, handed_on, nested_body, replicable, solve, spec_of
+from unity.pcg.solve import Solution, Unmatched, nested_body, replicable, solve, spec_of
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State, partitioned
+
+AGREED = "agreed"  # inside of control flow, where no gradient flows
 
 
 @dataclass(frozen=True)
 class Reduced:
     """A partial value that is reduced inside a body. `split[c]` is kept by `Choice.partitions`."""
 
-    variable: int
+    variable: int | tuple[int, ...]  # one of the body, or the way to one of a program inside
     nbytes: int  # of the whole tensor
-    kind: str  # "sum", "max", ...
+    kind: str  # "sum", "max", ...; AGREED
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,6 +181,7 @@ def choice_of(body: Body, solution: Solution) -> Choice:
         size = gcd(size, match.size)
         names += [match.name] if match.divided else []
     reduced = tuple(Reduced(v, body.tensors[v].nbytes, kind) for v, kind in sorted(solution.reduced.items()))
+    reduced += tuple(Reduced(a.where, a.itemsize, AGREED) for a in nested_agreements(solution))
     name = names[0] if len(body.equations) == 1 and names else _name(solution)
     divided = divided_by(body, zip(body.equations, solution.matches, strict=True))
     return Choice(name, solution.operands, solution.results, size, divided, reduced, halos=edges(body, solution))

@@ -7,7 +7,7 @@ transformations: differentiating the call by itself yields the rule's program. T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,16 +16,13 @@ import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray, Tracer
 from jax.extend import core
-from jax.extend.core import primitives
 from jax.interpreters.ad import Zero
 
 from unity.pcg.body import Body, Equation, close
 from unity.pcg.errors import CaptureError
-from unity.pcg.foreign import outside, own_program, with_foreign
-from unity.pcg.within import with_equations
+from unity.pcg.foreign import chosen_of, first_order, merged, outside, with_foreign
 
 Flags = tuple[bool, ...]
-RULED = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 
 
 class Unreadable(CaptureError):
@@ -78,7 +75,9 @@ def ruled(equation: Equation) -> tuple[bool, ...]:
     if not equation.name.startswith("custom_vjp_call"):
         return floating
     closed_over = equation.params.get("num_consts", 0)
-    constant = [k < closed_over or not isinstance(a, int) for k, a in enumerate(equation.operands)]
+    still = equation.still or (False,) * len(floating)
+    given = enumerate(zip(equation.operands, still, strict=True))
+    constant = [k < closed_over or not isinstance(a, int) or s for k, (a, s) in given]
     return tuple(f and not c for f, c in zip(floating, constant, strict=True))
 
 
@@ -107,39 +106,12 @@ def _leak(equation: Equation) -> CaptureError:
     )
 
 
-def first_order(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """A rule's program, in which custom calls, in loops and branches too, are their bodies: nothing there is differentiated again.
-
-    Not only to save work: the rule of an `odeint` solves another, larger equation by `odeint`, and so on without end. Foreign
-    primitives are what they compute, too.
-    """
-    return with_equations(program, _as_body)
-
-
-def _as_body(eqn: core.JaxprEqn) -> core.JaxprEqn:
-    program = own_program(eqn)
-    if eqn.primitive.name in RULED:
-        program = next(eqn.params[name] for name in ("call_jaxpr", "fun_jaxpr") if name in eqn.params)
-    if program is None:
-        return eqn.replace(params={name: with_equations(value, _as_body) for name, value in eqn.params.items()})
-    return eqn.replace(primitive=primitives.closed_call_p, params={"call_jaxpr": with_equations(program, _as_body)})
-
-
 def readable(equation: Equation) -> bool:
     """Whether the rule of a `custom_jvp` can be traced, and JAX transpose it then: foreign primitives have rules of their own."""
     try:
         return not jvp_body(equation).foreign
     except Unreadable:
         return False
-
-
-def _choose(flags: Flags, values: Sequence[Any], wanted: bool = True) -> list:
-    return [v for v, f in zip(values, flags, strict=True) if f == wanted]
-
-
-def _merge(floating: Flags, chosen: Any, others: Any) -> list:
-    chosen, others = iter(chosen), iter(others)
-    return [next(chosen) if f else next(others) for f in floating]
 
 
 @lru_cache(maxsize=1024)
@@ -160,10 +132,10 @@ def jvp_body(equation: Equation, differentiated: Flags | None = None) -> JvpRule
     structs, floating = _abstract(equation), differentiated or ruled(equation)
 
     def rule(primals: Any, tangents: Any) -> Any:
-        others, chosen = _choose(floating, primals, False), _choose(floating, primals)
-        return jax.jvp(lambda *c: call(*_merge(floating, c, others)), tuple(chosen), tuple(tangents))
+        others, chosen = chosen_of(floating, primals, False), chosen_of(floating, primals)
+        return jax.jvp(lambda *c: call(*merged(floating, c, others)), tuple(chosen), tuple(tangents))
 
-    made = _traced(equation, rule, structs, _choose(floating, structs))
+    made = _traced(equation, rule, structs, chosen_of(floating, structs))
     return JvpRule(close(first_order(made)), floating, with_foreign(made))
 
 
@@ -191,10 +163,10 @@ def backward_body(pulled: Pull, given: Flags) -> Body:
     """(residuals, cotangents of the `given` results) → cotangents of the `floating` primals; of other results they are zero."""
 
     def run(residuals: Any, cotangents: Any) -> Any:
-        zeros = [Zero(r.to_tangent_aval()) for r in _choose(given, pulled.results, False)]
-        return jax.tree.unflatten(pulled.tree, residuals)(_merge(given, cotangents, zeros))
+        zeros = [Zero(r.to_tangent_aval()) for r in chosen_of(given, pulled.results, False)]
+        return jax.tree.unflatten(pulled.tree, residuals)(merged(given, cotangents, zeros))
 
-    return close(first_order(_traced(pulled.equation, run, pulled.residuals, _choose(given, pulled.results))))
+    return close(first_order(_traced(pulled.equation, run, pulled.residuals, chosen_of(given, pulled.results))))
 
 
 @lru_cache(maxsize=1024)
@@ -203,8 +175,8 @@ def pull(equation: Equation, floating: Flags) -> Pull:
     call, kept = as_function(equation), {}
 
     def forward(*primals: Any) -> Any:
-        others, chosen = _choose(floating, primals, False), _choose(floating, primals)
-        results, back = jax.vjp(lambda *c: call(*_merge(floating, c, others)), *chosen)
+        others, chosen = chosen_of(floating, primals, False), chosen_of(floating, primals)
+        results, back = jax.vjp(lambda *c: call(*merged(floating, c, others)), *chosen)
         residuals, kept["tree"] = jax.tree.flatten(back)
         kept["results"], kept["residuals"] = ([ShapedArray(x.shape, x.dtype) for x in xs] for xs in (results, residuals))
         return [*results, *residuals]

@@ -113,6 +113,15 @@ class Reach(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Agreement:
+    """A single number that devices reduce together inside of the program of a call, a branch or a loop."""
+
+    where: tuple[int, ...]  # the way to its variable, through equations and their programs
+    itemsize: int
+    kind: str  # "or", "max", ...
+
+
+@dataclass(frozen=True)
 class Match:
     """One legal way for one primitive to use one axis: the states of its operands and results."""
 
@@ -123,6 +132,11 @@ class Match:
     divided: float  # the fraction of the work that the devices share
     reduction: str = ""  # how partial results are put together
     halo: bool = False  # devices exchange the edges of their slices
+    agreed: tuple[Agreement, ...] = ()  # what they agree on in its programs
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        return self.operands + self.results
 
 
 Specification = Callable[..., Spec]

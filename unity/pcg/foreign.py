@@ -2,20 +2,26 @@
 
 Their rules, for derivatives and for lowering, are functions of their packages, which compare the types that they get with those
 they were made for. Inside of a `shard_map` types say along which axes values differ, so there they would refuse everything.
+
+So a program has in their place what they compute, with their own derivative, in reverse, as the rule of a `custom_vjp`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core
+from jax.extend.core import primitives
+from jax.interpreters.ad import Zero
 
 from unity.pcg.factors import TABLE
+from unity.pcg.jaxprs import RULED, Program, equations, with_equations
 from unity.pcg.meshes import apart, forgotten
-from unity.pcg.within import Program, equations
 
 
 def foreign(primitive: core.Primitive) -> bool:
@@ -43,6 +49,87 @@ def outside(run: Any, arguments: Any) -> core.ClosedJaxpr:
     wide = any(getattr(s.dtype, "itemsize", 0) == 8 for s in jax.tree.leaves(structs))
     with jax.enable_x64(True) if wide else nullcontext(), apart():
         return forgotten(jax.make_jaxpr(run)(*structs))
+
+
+@lru_cache(maxsize=1024)
+def adopted(eqn: core.JaxprEqn, still: tuple[bool, ...]) -> core.ClosedJaxpr | None:
+    """The program that stands for a foreign primitive; None of others, and of one whose rules cannot be read, which stays.
+
+    `still`: to which operands no gradient flows. Rules may refuse to be differentiated by these.
+    """
+    program = own_program(eqn)
+    if program is None or not any(_real(v.aval) for v in eqn.outvars):
+        return program  # without real numbers among the results there are no derivatives
+    try:
+        return outside(_with_rules(eqn, program, still), [v.aval for v in eqn.invars])
+    except Exception:  # a rule refuses some operands, or results
+        return None
+
+
+def _with_rules(eqn: core.JaxprEqn, program: core.ClosedJaxpr, still: tuple[bool, ...]) -> Callable[..., list]:
+    """A foreign primitive as a function of its operands. Its rules are read once, for all operands and results that are real."""
+    moving, real = [_real(v.aval) and not s for v, s in zip(eqn.invars, still, strict=True)], [_real(v.aval) for v in eqn.outvars]
+    kept: dict[str, Any] = {}
+
+    def forward(*given: Any) -> list:
+        def run(*chosen: Any) -> list:
+            found = eqn.primitive.bind(*merged(moving, chosen, chosen_of(moving, given, False)), **eqn.params)
+            return list(found) if eqn.primitive.multiple_results else [found]
+
+        results, back = jax.vjp(run, *chosen_of(moving, given))
+        residuals, kept["tree"] = jax.tree.flatten(back)
+        return [*results, *residuals]
+
+    def backward(residuals: Any, cotangents: Any) -> list:
+        zeros = [Zero(v.aval.to_tangent_aval()) for v in chosen_of(real, eqn.outvars, False)]
+        return list(jax.tree.unflatten(kept["tree"], residuals)(merged(real, cotangents, zeros)))
+
+    n, avals = len(eqn.outvars), [v.aval for v in eqn.outvars]
+    first = outside(forward, [v.aval for v in eqn.invars])
+    second = outside(backward, [first.out_avals[n:], chosen_of(real, avals)])
+    run, back = core.jaxpr_as_fun(first_order(first)), core.jaxpr_as_fun(first_order(second))  # they may have the primitive, too
+
+    call = jax.custom_vjp(lambda *given: core.jaxpr_as_fun(program)(*given))
+    call.defvjp(
+        lambda *given: (lambda out: (out[:n], out[n:]))(run(*given)),
+        lambda residuals, cotangents: tuple(
+            merged(moving, back(*residuals, *chosen_of(real, cotangents)), [None] * moving.count(False))
+        ),
+    )
+    return call
+
+
+def first_order(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """A rule's program, in which custom calls, in loops and branches too, are their bodies: nothing there is differentiated again.
+
+    Not only to save work: the rule of an `odeint` solves another, larger equation by `odeint`, and so on without end. Foreign
+    primitives are what they compute, too.
+    """
+    return with_equations(program, _as_body)
+
+
+def _as_body(eqn: core.JaxprEqn) -> core.JaxprEqn:
+    program = own_program(eqn)
+    if eqn.primitive.name in RULED:
+        program = next(eqn.params[name] for name in ("call_jaxpr", "fun_jaxpr") if name in eqn.params)
+    if program is None:
+        return eqn.replace(params={name: with_equations(value, _as_body) for name, value in eqn.params.items()})
+    return eqn.replace(primitive=primitives.closed_call_p, params={"call_jaxpr": with_equations(program, _as_body)})
+
+
+def _real(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def chosen_of(flags: Sequence[bool], values: Sequence[Any], wanted: bool = True) -> list:
+    """The values with such a flag."""
+    return [v for v, f in zip(values, flags, strict=True) if f == wanted]
+
+
+def merged(flags: Sequence[bool], chosen: Any, others: Any) -> list:
+    """All values again, from those with a flag and those without."""
+    chosen, others = iter(chosen), iter(others)
+    return [next(chosen) if f else next(others) for f in flags]
 
 
 def with_foreign(program: Program) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from jax.extend import core
 from jax.sharding import AbstractMesh, NamedSharding, use_abstract_mesh
 
-from unity.pcg.within import with_equations
+from unity.pcg.jaxprs import with_equations
 
 NO_MESH = AbstractMesh((), ())
 

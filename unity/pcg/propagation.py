@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from unity.pcg.body import Atom, Body, Equation, Literal
+from unity.pcg.body import NESTING, Atom, Body, Equation, Literal
 from unity.pcg.factors import Match
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State
 
@@ -51,6 +51,7 @@ class Propagation:
         self.matches: list[Match | None] = [None] * len(body.equations)
         self.constants = constants(body)
         self.queue: list[int] = []
+        self.later: set[int] = set()  # those with programs inside: what these allow is asked when the most is known around them
         for v, s in known.items():
             self.set(v, s)
 
@@ -156,8 +157,17 @@ class Propagation:
         return None
 
     def spread(self) -> None:
-        while self.queue:
-            self.visit(self.queue.pop())
+        while self.queue or self.later:
+            if not self.queue:
+                first = min(self.later)
+                self.later.remove(first)
+                self.visit(first)
+                continue
+            i = self.queue.pop()
+            if self.matches[i] is None and self.body.equations[i].name in NESTING:
+                self.later.add(i)
+            else:
+                self.visit(i)
 
     def run(self) -> Solution:
         self.spread()
@@ -192,7 +202,14 @@ def stopped(body: Body, variable: int) -> bool:
     if variable in body.outputs:
         return False
     users = [e for e in body.equations if variable in e.operands]
-    return all(e.name == "stop_gradient" or (e.name in PASSING and all(stopped(body, v) for v in e.results)) for e in users)
+    return all(e.name == "stop_gradient" or _passes_none(body, e) for e in users)
+
+
+def _passes_none(body: Body, equation: Equation) -> bool:
+    """Whether no gradient of its results flows through an equation."""
+    results = equation.results
+    discrete = not any(body.tensors[v].floating for v in results)  # such as a comparison's
+    return discrete or (equation.name in PASSING and all(stopped(body, v) for v in results))
 
 
 @dataclass(frozen=True)

@@ -7,20 +7,22 @@ a program inside (a call, a branch, a loop), those of that program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import gcd
 from typing import Any
 
+import jax.numpy as jnp
 from jax.extend import core
 
 from unity.pcg import linear
 from unity.pcg.body import Body, Equation, from_jaxpr
 from unity.pcg.custom import Unreadable, close, jvp_body, readable, vjp_bodies
 from unity.pcg.factors import TABLE, Match, Spec, matching
+from unity.pcg.inside import agreeable, as_match
+from unity.pcg.jaxprs import RULED
+from unity.pcg.loops import Loop, loop_of, while_parts
 from unity.pcg.propagation import Conflict, Propagation, Solution, Unmatched
-from unity.pcg.rows import Rows, rows_of
 from unity.pcg.scans import constants_and_carry
 from unity.pcg.state import PARTIAL, REPLICATED, State
 
@@ -46,7 +48,8 @@ def solve(body: Body, known: Mapping[int, State]) -> Solution:
     reduced: dict[int, str] = {}
     while True:
         try:
-            return Propagation(body, known, reduced, equation_matches).run()
+            around = {v: s for v, s in known.items() if v not in reduced or s != REPLICATED}  # users have what is reduced whole
+            return Propagation(body, around, reduced, equation_matches).run()
         except Conflict as conflict:
             variable = conflict.variable
             if variable is None or variable in reduced or variable in body.inputs:
@@ -93,34 +96,13 @@ def replicable(body: Body) -> bool:
 
 def replicable_call(equation: Equation) -> bool:
     """Whether a nested call can be replicated for use."""
-    if equation.name.startswith("custom_vjp_call"):
+    if reversed_only(equation):
         return derivative_agrees(equation, (REPLICATED,) * len(equation.operands), (REPLICATED,) * len(equation.results))
     if equation.name == "cond":
         return all(map(replicable, branches(equation)))
     if equation.name == linear.LINEAR_SOLVE:
         return all(replicable(linear.part_of(equation, name)) for name in linear.named(equation))
-    if equation.name == "custom_jvp_call":
-        return readable(equation)
-    return equation.name == "while" or replicable(nested_body(equation))
-
-
-def _as_match(solved: Iterable[tuple[Body, Solution]], operands: tuple[State, ...], results: tuple[State, ...]) -> Match:
-    """A choice of an equation, given how each of its programs runs then."""
-    size, divided = 0, False
-    for body, solution in solved:
-        for match in solution.matches:
-            size, divided = gcd(size, match.size), divided or bool(match.divided)
-        for v in handed_on(body):  # no equation of the program says how far these can be divided
-            state = solution.states[v]
-            if state.kind == "P":
-                size = gcd(size, body.tensors[v].shape[state.dim] // state.outer)
-                divided = divided or not body.equations  # then to hand on is all the work there is
-    return Match("nested", operands, results, size, float(divided))
-
-
-def handed_on(body: Body) -> tuple[int, ...]:
-    """The inputs of a body that are its results as they are."""
-    return tuple(a for a in body.inputs if a in body.outputs)
+    return equation.name in ("while", "custom_jvp_call") or replicable(nested_body(equation))
 
 
 def _call(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
@@ -129,8 +111,47 @@ def _call(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
     n = len(equation.operands)
     names = {p: (body.inputs[p] if p < n else body.outputs[p - n]) for p in known}
     solution = _quiet_solve(body, {v: known[p] for p, v in names.items() if isinstance(v, int)})
-    if solution is not None and derivative_agrees(equation, solution.operands, solution.results):
-        yield _as_match([(body, solution)], solution.operands, solution.results)
+    if solution is None:
+        return
+    operands = _with_unread(equation, body, solution, known)
+    if derivative_agrees(equation, operands, solution.results):
+        yield as_match([(body, solution)], operands, solution.results)
+
+
+def _with_unread(equation: Equation, body: Body, solution: Solution, known: Mapping[int, State]) -> tuple[State, ...]:
+    """The states of a call's operands, of which its program may leave some to its rule: the matrix beside its factors, say."""
+    unread = [k for k, v in enumerate(body.inputs) if k not in known and v not in body.touching and v not in body.outputs]
+    if not unread or not reversed_only(equation):
+        return solution.operands
+    try:
+        rule = vjp_bodies(equation)
+    except Unreadable:
+        return solution.operands
+    first, back, n = rule.forward, rule.backward, len(solution.results)
+    forward = _quiet_solve(first, {v: solution.operands[k] for k, v in enumerate(first.inputs) if k not in unread})
+    if forward is None or not _same(first, forward, solution.results):
+        return solution.operands
+    operands = list(forward.operands)
+    around = (*forward.results[n:], *map(dual, solution.results))
+    backward = _quiet_solve(back, dict(zip(back.inputs, around, strict=True)))
+    made = iter(backward.results if backward is not None else ())
+    kept = {a for a, v in zip(first.outputs[n:], back.inputs, strict=False) if v in back.touching}
+    for k, cotangent in zip((k for k, f in enumerate(rule.floating) if f), made, strict=False):
+        v = first.inputs[k]
+        if k in unread and cotangent.kind == "P" and v not in first.touching and v not in kept:
+            operands[k] = cotangent  # no rule reads it, so it lies as its gradient does
+    return tuple(operands)
+
+
+def reversed_only(equation: Equation) -> bool:
+    """Whether a call is differentiated in reverse alone: by its rule, or because a `custom_jvp` must return derivatives of whole
+    numbers, too, of which JAX has none that differ between devices."""
+    if equation.motionless or equation.name not in RULED:
+        return False
+    assert equation.origin is not None
+    avals: list[Any] = [v.aval for v in equation.origin.outvars]
+    real = all(jnp.issubdtype(a.dtype, jnp.inexact) for a in avals)
+    return equation.name != "custom_jvp_call" or not real or not readable(equation)
 
 
 def derivative_agrees(equation: Equation, operands: tuple[State, ...], results: tuple[State, ...]) -> bool:
@@ -138,20 +159,26 @@ def derivative_agrees(equation: Equation, operands: tuple[State, ...], results: 
 
     A tangent is in its primal's state; a cotangent is in the dual one (partial for replicated, replicated for partial).
     """
+    if equation.motionless:
+        return True
     try:
+        if reversed_only(equation):
+            return vjp_solutions(equation, operands, results) is not None
         if equation.name == "custom_jvp_call":
-            if not readable(equation):
-                return False
             rule = jvp_body(equation)
             tangents = tuple(s for s, float_ in zip(operands, rule.floating, strict=True) if float_)
             known = dict(zip(rule.body.inputs, operands + tangents, strict=True))
             found = _quiet_solve(rule.body, known | _results(rule.body, results + results))
-            return found is not None and found.results == results + results
-        if equation.name.startswith("custom_vjp_call"):
-            return vjp_solutions(equation, operands, results) is not None
+            return found is not None and _same(rule.body, found, results + results)
     except Unreadable:
         return False
     return True
+
+
+def _same(body: Body, solution: Solution, wanted: Sequence[State]) -> bool:
+    """Whether a program's first results come out so; constants, such as the derivatives of whole numbers, are whole."""
+    ends = zip(body.outputs, solution.results, wanted, strict=False)
+    return all(s == w if isinstance(a, int) else w == REPLICATED for a, s, w in ends)
 
 
 def _results(body: Body, states: Sequence[State]) -> dict[int, State]:
@@ -163,7 +190,7 @@ def vjp_solutions(equation: Equation, operands: tuple[State, ...], results: tupl
     """How a custom_vjp's forward and backward rule run along one axis."""
     rule = vjp_bodies(equation)
     forward = _quiet_solve(rule.forward, dict(zip(rule.forward.inputs, operands, strict=True)))
-    if forward is None or forward.results[: len(results)] != results:
+    if forward is None or not _same(rule.forward, forward, results):
         return None
     cotangents = tuple(dual(s) for s in results)
     known = dict(zip(rule.backward.inputs, (*forward.results[len(results) :], *cotangents), strict=True))
@@ -183,12 +210,18 @@ def dual(state: State) -> State:
 
 
 def _quiet_solve(body: Body, known: Mapping[int, State]) -> Solution | None:
-    """A solution without Reduces and halos inside: control flow may not communicate."""
+    """A solution without halos, and without Reduces but of single numbers that have no gradient, such as what a predicate says: all
+    devices are at the same place of the program, so they can agree on these. Who uses a reduced value outside takes it as whole."""
     try:
         solution = solve(body, known)
     except Unmatched:
         return None
-    return None if solution.reduced or any(m.halo for m in solution.matches) else solution
+    if any(m.halo for m in solution.matches) or not all(agreeable(body, v) for v in solution.reduced):
+        return None
+    if not solution.reduced:
+        return solution
+    results = (REPLICATED if a in solution.reduced else s for a, s in zip(body.outputs, solution.results, strict=True))
+    return replace(solution, results=tuple(results))
 
 
 def _cond(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
@@ -199,7 +232,7 @@ def _cond(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
     operands: dict[int, State] = {p: s for p, s in known.items() if 0 < p < n}
     results: dict[int, State] = {p - n: s for p, s in known.items() if p >= n}
     solved: dict[int, tuple[Body, Solution]] = {}
-    for _ in range(2):  # the second round sees what the last branch of the first has fixed
+    for last in (False, True):  # the second round sees what the last branch of the first has fixed
         for b, branch in enumerate(branches(equation)):
             states = {branch.inputs[p - 1]: s for p, s in operands.items()}
             states |= {v: results[k] for k, v in enumerate(branch.outputs) if k in results and isinstance(v, int)}
@@ -207,11 +240,15 @@ def _cond(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
             if solution is None:
                 return
             solved[b] = branch, solution
-            operands = dict(enumerate(solution.operands, 1))
-            results = {k: s for k, s in enumerate(solution.results) if isinstance(branch.outputs[k], int)}
-    if all(k in results for k in range(len(equation.results))):
-        ends = (REPLICATED, *(operands[p] for p in range(1, n))), tuple(results[k] for k in range(len(results)))
-        yield _as_match(solved.values(), *ends)
+            # what a branch hands on, or leaves, may be in any state, which other branches may fix
+            free = {v for v in branch.inputs if not last and v not in branch.touching and v not in states}
+            operands |= {p: s for p, (v, s) in enumerate(zip(branch.inputs, solution.operands, strict=True), 1) if v not in free}
+            ends = enumerate(zip(branch.outputs, solution.results, strict=True))
+            results |= {k: s for k, (a, s) in ends if isinstance(a, int) and a not in free}
+    every = tuple(results.get(k, REPLICATED) for k in range(len(equation.results)))
+    constant = {k for b in branches(equation) for k, a in enumerate(b.outputs) if not isinstance(a, int)}
+    if all(every[k].kind == "R" for k in constant):  # a constant is whole
+        yield as_match(solved.values(), (REPLICATED, *(operands[p] for p in range(1, n))), every)
 
 
 def _linear_solve(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
@@ -236,78 +273,7 @@ def _linear_solve(equation: Equation, known: Mapping[int, State]) -> Iterator[Ma
         return
     operands, results = (tuple(states[p] for p in part) for part in (range(n), range(n, n + count)))
     if all(s == (operands + results)[p] for p, s in known.items()):
-        yield _as_match([solved], operands, results)
-
-
-@dataclass(frozen=True)
-class _Loop:
-    """A loop's program, how many of its inputs are constants and go round, how many operands come before these, which of its inputs
-    are the same on every device, and rows that end apart (`rows.py`)."""
-
-    body: Body
-    constants: int
-    carried: int
-    offset: int = 0
-    pinned: tuple[int, ...] = ()
-    rows: Rows | None = None
-
-
-def _loop(parts: Callable[[Equation], _Loop]) -> Callable[[Equation, Mapping[int, State]], Iterator[Match]]:
-    """while and scan: what goes round must come out in the state in which it went in."""
-
-    def matches(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
-        loop, n = parts(equation), len(equation.operands)
-        yield from _steady(loop, n, known, loop.pinned)
-        if loop.rows is not None:
-            yield from (m for m in _steady(loop, n, known, ()) if loop.rows.divide(m.results))
-
-    return matches
-
-
-def _steady(loop: _Loop, n: int, known: Mapping[int, State], pinned: Sequence[int]) -> Iterator[Match]:
-    """The choice of a loop of `n` operands, if there is one, in which these of its program's inputs are replicated."""
-    body, constants, carried, offset = loop.body, loop.constants, loop.carried, loop.offset
-    inputs: dict[int, State] = dict.fromkeys(pinned, REPLICATED)
-    for p, s in known.items():
-        if p < n and p >= offset:
-            if inputs.get(p - offset, s) != s:
-                return
-            inputs[p - offset] = _step_in(s, p - offset >= constants + carried)
-        elif p >= n:
-            k = p - n
-            if k < carried:
-                inputs.setdefault(constants + k, s)
-    if any(s is None for s in inputs.values()):
-        return
-    for _ in range(4):
-        solution = _quiet_solve(body, {body.inputs[k]: s for k, s in inputs.items()})
-        if solution is None:
-            return
-        carry_in, carry_out = solution.operands[constants : constants + carried], solution.results[:carried]
-        if carry_in == carry_out:
-            break
-        for k, (a, b) in enumerate(zip(carry_in, carry_out, strict=True)):
-            if a != b and a == REPLICATED:
-                inputs[constants + k] = b
-            elif a != b:
-                return
-    else:
-        return
-    operands = [REPLICATED] * offset + [_step_out(s, k >= constants + carried) for k, s in enumerate(solution.operands)]
-    results = [_step_out(s, k >= carried) for k, s in enumerate(solution.results)]
-    if all(s == (operands + results)[p] for p, s in known.items()):
-        yield _as_match([(body, solution)], tuple(operands), tuple(results))
-
-
-def _step_in(state: State, stacked: bool) -> Any:
-    """The state of one step's slice of a stacked tensor; None if the steps themselves are partitioned."""
-    if not stacked or state.kind != "P":
-        return state
-    return State("P", state.dim - 1, state.outer) if state.dim > 0 else None
-
-
-def _step_out(state: State, stacked: bool) -> State:
-    return State("P", state.dim + 1, state.outer) if stacked and state.kind == "P" else state
+        yield as_match([solved], operands, results)
 
 
 PROGRAMS = ("call_jaxpr", "jaxpr", "fun_jaxpr")  # parameters that hold the program of a call-like equation, the first that is there
@@ -337,20 +303,8 @@ def _program(inner: Any) -> Body:
 
 
 @lru_cache(maxsize=1024)
-def _while_parts(equation: Equation) -> _Loop:
-    """What the predicate looks at is the same on every device, so that all of them take as many steps, unless rows end apart."""
-    params = equation.params
-    body, cond = close(params["body_jaxpr"]), close(params["cond_jaxpr"])
-    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
-    looks_at = {a for e in cond.equations for a in e.operands if isinstance(a, int)} & set(cond.inputs)
-    carried = cond.inputs[n_cond:]
-    pinned = tuple(n_body + k for k, v in enumerate(carried) if v in looks_at or v in cond.outputs)
-    return _Loop(body, n_body, len(body.outputs), n_cond, pinned, rows_of(equation))
-
-
-@lru_cache(maxsize=1024)
-def _scan_parts(equation: Equation) -> _Loop:
-    return _Loop(nested_body(equation), *constants_and_carry(equation.params))
+def _scan_parts(equation: Equation) -> Loop:
+    return Loop(nested_body(equation), *constants_and_carry(equation.params))
 
 
 NESTED: dict[str, Callable[[Equation, Mapping[int, State]], Any]] = {
@@ -360,7 +314,7 @@ NESTED: dict[str, Callable[[Equation, Mapping[int, State]], Any]] = {
     "remat2": _call,
     "checkpoint": _call,
     "cond": _cond,
-    "while": _loop(_while_parts),
-    "scan": _loop(_scan_parts),
+    "while": loop_of(while_parts, _quiet_solve),
+    "scan": loop_of(_scan_parts, _quiet_solve),
     linear.LINEAR_SOLVE: _linear_solve,
 }

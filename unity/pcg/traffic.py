@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from unity.pcg.again import NOTHING, Again, everything_again, gathered_again
 from unity.pcg.branches import groups_of, weight_of
 from unity.pcg.equal import Names
+from unity.pcg.factors import Agreement
 from unity.pcg.gradients import Gradients, carrying, gradients
 from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, UNCHANGED, Node, Value
 from unity.pcg.halos import exchanges
 from unity.pcg.hoisting import hoisted
+from unity.pcg.inside import nested_agreements
 from unity.pcg.placing import placing
 from unity.pcg.resharding import Step, absolute, turned
 from unity.pcg.stages import ends_of, positions_of, runs_of, scaled_over, sends
@@ -221,3 +223,9 @@ def _inside(node: Node, context: _Context) -> Iterator[Collective]:
         yield Collective("all-reduce", tuple(axes), *size, *runs, FORWARD, node, hoisted=context.less(node))
         if kind == "sum" and any(flow(v) for v in node.results) and any(flow(v) for v in node.operands):
             yield Collective("all-reduce", tuple(axes), *size, context.times, 0, BACKWARD, node)
+    agreed: dict[Agreement, list[int]] = {}
+    for k, solution in enumerate(found):
+        for one in nested_agreements(solution) if solution else ():
+            agreed.setdefault(one, []).append(k)
+    for one, axes in agreed.items():  # in a loop, once for each of who knows how many steps
+        yield Collective("all-reduce", tuple(axes), 1, one.itemsize, *context.runs(node), FORWARD, node, hoisted=context.less(node))
