@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-import jax.numpy as jnp
+from jax.dtypes import float0
 from jax.extend import core
 
 from unity.pcg import linear
@@ -144,14 +144,13 @@ def _with_unread(equation: Equation, body: Body, solution: Solution, known: Mapp
 
 
 def reversed_only(equation: Equation) -> bool:
-    """Whether a call is differentiated in reverse alone: by its rule, or because a `custom_jvp` must return derivatives of whole
-    numbers, too, of which JAX has none that differ between devices."""
+    """Whether a call is differentiated in reverse alone: by its rule, or because the rule of a `custom_jvp` returns constants as
+    derivatives of whole numbers, of which JAX has none that differ between devices."""
     if equation.motionless or equation.name not in RULED:
         return False
-    assert equation.origin is not None
-    avals: list[Any] = [v.aval for v in equation.origin.outvars]
-    real = all(jnp.issubdtype(a.dtype, jnp.inexact) for a in avals)
-    return equation.name != "custom_jvp_call" or not real or not readable(equation)
+    if equation.name != "custom_jvp_call" or not readable(equation):
+        return True
+    return any(not isinstance(a, int) and a.tensor.dtype == float0 for a in jvp_body(equation).body.outputs)
 
 
 def derivative_agrees(equation: Equation, operands: tuple[State, ...], results: tuple[State, ...]) -> bool:
