@@ -21,10 +21,11 @@ import numpy as np
 
 from benchmarks.random_programs import program
 from benchmarks.record import record, show
-from unity.pcg.body import Body, program_of, used
+from unity.pcg.body import Body, program_of
 from unity.pcg.capture import graph_of
 from unity.pcg.check import check
 from unity.pcg.parallelize import parallelize
+from unity.pcg.pruning import used
 from unity.search.cost import Training
 from unity.search.machine import Machine
 from unity.search.session import Search

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from unity.pcg.body import Body, Literal, close, extract, used
+from unity.pcg.body import Body, Literal, close
+from unity.pcg.pruning import extract, used
 
 X = np.zeros((4, 6), np.float32)
 

@@ -19,13 +19,14 @@ from test_capture import interpret, programs
 
 from benchmarks import models
 from unity import cache
-from unity.pcg.body import Body, extract, program_of
+from unity.pcg.body import Body, program_of
 from unity.pcg.capture import capture
 from unity.pcg.choices import choices
 from unity.pcg.clustering import clusters
 from unity.pcg.graph import PCG, Node
 from unity.pcg.lossless import LOSSLESS, _dimensions, lossless, pattern
 from unity.pcg.merging import LARGEST
+from unity.pcg.pruning import extract
 from unity.pcg.relaxed import Relaxed
 from unity.pcg.repetition import repeated, signature
 from unity.pcg.uses import Uses, constants, light

@@ -21,7 +21,7 @@ from small_models import MODELS, made, named, random_point
 from test_graph import chain, small_graphs, through_text
 
 from unity.pcg.axis import Axis
-from unity.pcg.body import program_of, tensor_type, used
+from unity.pcg.body import program_of, tensor_type
 from unity.pcg.capture import capture, graph_of
 from unity.pcg.diff import Diff, apply, diff
 from unity.pcg.diff.data import SCHEMA, from_json, to_json
@@ -31,6 +31,7 @@ from unity.pcg.diff.words import moved, words
 from unity.pcg.errors import PlanError, PlanFileError
 from unity.pcg.graph import PCG, Node, Value
 from unity.pcg.parallelize import parallelize
+from unity.pcg.pruning import used
 from unity.pcg.serialize import to_json as graph_json
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, partitioned
 from unity.search.machine import Machine

@@ -7,8 +7,9 @@ import pytest
 from jax import lax
 
 import unity
-from unity.pcg.body import Body, program_of, used
+from unity.pcg.body import Body, program_of
 from unity.pcg.capture import capture
+from unity.pcg.pruning import used
 from unity.search.machine import Machine
 from unity.substitutions.axioms import axioms, default_library
 from unity.substitutions.derivation import Derivation

@@ -12,8 +12,9 @@ import pytest
 from derivation_cases import PROGRAMS, arguments, attention, biased, both_biased, joins, parted, struct, two_products
 
 from benchmarks.random_programs import computed
-from unity.pcg.body import program_of, used
+from unity.pcg.body import program_of
 from unity.pcg.errors import DerivationError, PlanError
+from unity.pcg.pruning import used
 from unity.substitutions.derivation import Derivation, Seen, Step
 from unity.substitutions.library import load
 from unity.substitutions.occurrences import occurrences, patterns

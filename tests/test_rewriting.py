@@ -10,9 +10,10 @@ import pytest
 from derivation_cases import scanned
 
 from benchmarks.random_rewritings import results_and_gradients
-from unity.pcg.body import Body, program_of, used
+from unity.pcg.body import Body, program_of
 from unity.pcg.errors import RuleError
 from unity.pcg.pointwise import pointwise
+from unity.pcg.pruning import used
 from unity.substitutions.forms import closed, opened
 from unity.substitutions.library import load
 from unity.substitutions.occurrences import Pattern, occurrences, patterns

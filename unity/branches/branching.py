@@ -11,13 +11,14 @@ from typing import Any
 from unity.branches.packing import packed
 from unity.branches.regions import LINEAR, Branch, Region, regions
 from unity.pcg.axis import Axis
-from unity.pcg.body import Body, deduplicated, extract, used
+from unity.pcg.body import Body
 from unity.pcg.branches import confined
 from unity.pcg.capture import Captured, graph_of
 from unity.pcg.errors import DerivationError, PlanError
 from unity.pcg.graph import BRANCHES, PCG, Node, Value
 from unity.pcg.nesting import SCANNED
 from unity.pcg.packed import NOTHING, Packing
+from unity.pcg.pruning import deduplicated, extract, used
 from unity.pcg.solve import nested_body
 from unity.pcg.uses import Uses, constants, light
 from unity.pipelining import Pipelining

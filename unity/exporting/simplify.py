@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from unity.pcg.body import Atom, Body, Equation, Literal, used
+from unity.pcg.body import Atom, Body, Equation, Literal
 from unity.pcg.graph import CONSTRAIN
+from unity.pcg.pruning import used
 
 WRAPPED = "wrapped"  # marks a slice whose starts JAX wraps again
 SLICES = {"dynamic_slice": 1, "dynamic_update_slice": 2}  # where their starts begin
@@ -40,14 +41,14 @@ def _folded(body: Body) -> Body:
         elif e.name == CONSTRAIN:
             found[e.results[0]] = operands[0]
         else:
-            kept.append(e if operands == e.operands else replace(e, operands=operands))
+            kept.append(e if operands == e.operands else e.reading(operands))
     return replace(body, equations=tuple(kept), outputs=tuple(map(read, body.outputs)))
 
 
 def _unwrapped(e: Equation, body: Body, maker: dict[int, Equation]) -> Equation:
     if e.name == "cond":
         index = index_of_branch(e.operands[0], len(e.params["branches"]), maker)
-        return replace(e, operands=(index, *e.operands[1:]))
+        return e.reading((index, *e.operands[1:]))
     if e.name not in SLICES:
         return e
     first, shape = SLICES[e.name], body.tensor(e.operands[0]).shape

@@ -13,10 +13,11 @@ from jax.sharding import AbstractMesh, AxisType, ManualAxisType, NamedSharding, 
 
 from unity.exec.lowering import run_graph
 from unity.pcg.axis import Axis
-from unity.pcg.body import Body, close, used
+from unity.pcg.body import Body, close
 from unity.pcg.foreign import first_order
 from unity.pcg.graph import PCG, Value
 from unity.pcg.meshes import apart
+from unity.pcg.pruning import used
 from unity.pcg.state import UNUSED, local_shape
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jax.extend import core
 from jax.sharding import get_abstract_mesh
 
-from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, deduplicated, extract, program_of, used
+from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, program_of
 from unity.pcg.choices import choices
 from unity.pcg.clustering import Cluster, clusters
 from unity.pcg.errors import CaptureError
@@ -24,6 +24,7 @@ from unity.pcg.linear import LINEAR_SOLVE
 from unity.pcg.meshes import apart, forgotten
 from unity.pcg.nesting import REMATERIALIZED, SCANNED
 from unity.pcg.places import owner
+from unity.pcg.pruning import deduplicated, extract, used
 from unity.pcg.scans import constants_and_carry
 from unity.pcg.solve import nested_body
 from unity.pcg.table import TABLE

@@ -115,7 +115,7 @@ def _step_out(state: State, stacked: bool) -> State:
 
 @lru_cache(maxsize=1024)
 def while_parts(equation: Equation) -> Loop:
-    """If what the predicate looks at is the same on every device, all of them take as many steps. Otherwise see `_tested`."""
+    """If what the predicate looks at is the same on every device, all of them take as many steps. Otherwise see `tested`."""
     params = equation.params
     body, cond = close(params["body_jaxpr"]), close(params["cond_jaxpr"])
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, extract
+from unity.pcg.body import Atom, Body, Equation, Literal, Tensor
 from unity.pcg.choices import choices, operand_states
 from unity.pcg.factors import TABLE
+from unity.pcg.pruning import extract
 from unity.pcg.relaxed import Relaxed
 from unity.pcg.solve import nested_body
 from unity.pcg.uses import Uses

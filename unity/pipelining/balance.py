@@ -14,8 +14,9 @@ from math import inf, prod
 import numpy as np
 
 from unity.pcg.axis import Axis
-from unity.pcg.body import Body, extract
+from unity.pcg.body import Body
 from unity.pcg.clustering import clusters
+from unity.pcg.pruning import extract
 from unity.pcg.stages import Mixed, Schedule
 from unity.pcg.uses import constants
 from unity.pipelining.chain import Chain

@@ -20,9 +20,10 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from unity.pcg.body import Body, Equation, Tensor, close, extract
+from unity.pcg.body import Body, Equation, Tensor, close
 from unity.pcg.capture import Captured
 from unity.pcg.placing import along_axis
+from unity.pcg.pruning import extract
 from unity.pcg.solve import Solution, Unmatched, solve
 from unity.pcg.stages import Mixed
 from unity.pcg.state import PARTIAL, REPLICATED, State, partitioned

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from unity.pcg.body import Atom, Body, Equation, used
+from unity.pcg.body import Atom, Body, Equation
+from unity.pcg.pruning import used
 
 
 def spliced(

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from unity.pcg.body import Body, Equation, extract
+from unity.pcg.body import Body, Equation
 from unity.pcg.capture import Captured
 from unity.pcg.gradients import leading_to, losses, reached
 from unity.pcg.placing import along_axis
+from unity.pcg.pruning import extract
 from unity.pcg.solve import Solution, Unmatched, solve
 from unity.pcg.stages import Mixed
 from unity.pcg.state import PARTIAL, REPLICATED, State, partitioned

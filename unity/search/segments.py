@@ -17,8 +17,9 @@ from functools import cached_property
 import jax
 import jax.numpy as jnp
 
-from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, extract
+from unity.pcg.body import Atom, Body, Equation, Literal, Tensor
 from unity.pcg.merging import TINY
+from unity.pcg.pruning import extract
 from unity.pcg.uses import constants
 from unity.substitutions.rewriting import content_key
 

@@ -132,7 +132,7 @@ def _in_range(e: Equation, one: Joined, tensors: dict[int, Tensor]) -> tuple[Equ
         made.append(replace(step, operands=operands, results=tuple(new[v] for v in step.results), source=e.source, scope=e.scope))
     (end,) = program.outputs
     assert isinstance(end, int)
-    return (*made, replace(e, operands=(table, new[end])))
+    return (*made, e.reading((table, new[end])))
 
 
 @dataclass(frozen=True)

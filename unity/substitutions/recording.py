@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unity.pcg.body import Atom, Body, used
+from unity.pcg.body import Atom, Body
+from unity.pcg.pruning import used
 from unity.substitutions.derivation import Seen, Step
 from unity.substitutions.occurrences import Occurrence
 from unity.substitutions.reading import Viewed
@@ -52,7 +53,7 @@ def shared(forms: NormalForms) -> NormalForms:
     def of(a: Atom) -> Atom:
         return same[a] if isinstance(a, int) else a
 
-    equations = tuple(replace(e, operands=tuple(map(of, e.operands))) for e in body.equations)
+    equations = tuple(e.reading(tuple(map(of, e.operands))) for e in body.equations)
     return replace(forms, body=used(Body(body.inputs, tuple(map(of, body.outputs)), equations, body.tensors)))
 
 

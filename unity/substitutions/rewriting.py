@@ -10,7 +10,8 @@ from functools import lru_cache
 import jax
 import networkx as nx
 
-from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, close, deduplicated, used
+from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, close
+from unity.pcg.pruning import deduplicated, used
 from unity.pcg.uses import light
 from unity.substitutions.occurrences import Occurrence
 from unity.substitutions.term import Variable
@@ -102,7 +103,7 @@ def renamed(e: Equation, new: Mapping[int, Atom]) -> Equation:
     """The equation, where it reads an old variable, reading the new one."""
     if not any(isinstance(a, int) and a in new for a in e.operands):
         return e
-    return replace(e, operands=tuple(new.get(a, a) if isinstance(a, int) else a for a in e.operands))
+    return e.reading(tuple(new.get(a, a) if isinstance(a, int) else a for a in e.operands))
 
 
 def _ordered(equations: Iterable[Equation]) -> list[Equation] | None:

@@ -15,11 +15,12 @@ from math import prod
 
 import numpy as np
 
-from unity.pcg.body import Body, extract
+from unity.pcg.body import Body
 from unity.pcg.choices import Choice, divided_by, part_of_work
 from unity.pcg.clustering import clusters
 from unity.pcg.gradients import carrying
 from unity.pcg.placing import along_axis
+from unity.pcg.pruning import extract
 from unity.pcg.solve import Solution
 from unity.pcg.uses import constants, light
 from unity.search.cost import Pieces, seconds

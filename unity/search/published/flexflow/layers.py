@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from unity.pcg.body import Body, Equation, extract
+from unity.pcg.body import Body, Equation
 from unity.pcg.clustering import Cluster, clusters
 from unity.pcg.lossless import pattern
+from unity.pcg.pruning import extract
 from unity.pcg.uses import Uses, light
 from unity.search.offers import HEAVY
 from unity.search.simulator.pieces import splits_of
