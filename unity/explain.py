@@ -49,8 +49,7 @@ def explain(plan: Plan, file: Any = None) -> None:
     console.print(f"{plan.__name__} on {plan.machine}", style="bold")
     console.print(
         f"one step: {duration(found.time)} predicted ({duration(compute)} computing, {duration(talk)} communicating), "
-        f"{size(plan.memory)} on each device; {len(plan.serial)} operators, searched in {made.seconds:.2f} s"
-        + (", interrupted: the best until then" if made.interrupted else "")
+        f"{size(plan.memory)} on each device; {len(plan.serial)} operators, {made.searched}"
     )
     ways = (*_pipelining(plan), *_branching(plan))
     for line in (*_constraints(plan), *_rewriting(plan), *ways, *_applications(plan), *_tried(plan)):

@@ -50,6 +50,11 @@ class Made:
     interrupted: bool = False  # by Ctrl-C, before all was looked at
 
     @property
+    def searched(self) -> str:
+        """How long the search took, and whether it came to its end."""
+        return f"searched in {self.seconds:.2f} s" + (", interrupted: the best until then" if self.interrupted else "")
+
+    @property
     def original(self) -> Captured:
         """The function as captured."""
         first = self.rewriting or self.joining or self.pipelining or self.branching

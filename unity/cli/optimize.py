@@ -112,7 +112,7 @@ def said(plan: Plan, path: Path | None) -> str:
 
     lines = [
         f"{plan.__name__} on {plan.machine}",
-        f"{duration(plan.time)} a step, {size(plan.memory)} on each device (predicted); searched in {plan.search_seconds:.2f} s",
+        f"{duration(plan.time)} a step, {size(plan.memory)} on each device (predicted); {plan._made.searched}",
     ]
     if plan.rewriting is not None:
         lines.append(f"rewritten by {', '.join(f'{times} × {way}' for way, times in plan.rewriting.applied)}")
@@ -133,6 +133,7 @@ def data(plan: Plan, path: Path | None, frontier: bool) -> dict[str, Any]:
         "time": plan.time,
         "memory": plan.memory,
         "search_seconds": plan.search_seconds,
+        "interrupted": plan._made.interrupted,
         "rules": {str(way): times for way, times in rewriting},
         "pipeline": None if plan.pipelining is None else str(plan.pipelining),
         "branches": None if plan.branching is None else str(plan.branching),
