@@ -49,9 +49,10 @@ class Rows:
     def divide(self, carry: Sequence[State]) -> bool:
         """Whether tensors in these states are divided along the rows, all alike."""
         rows = carry[self.at]
-        if rows.kind != "P" or rows.outer != 1:
+        if rows.kind != "P":
             return False
-        return all(dims is None or s == State("P", dims[rows.dim]) for s, dims in zip(carry, self.dims, strict=True))
+        every = zip(carry, self.dims, strict=True)
+        return all(dims is None or s == State("P", dims[rows.dim], rows.outer) for s, dims in every)
 
 
 @lru_cache(maxsize=1024)
