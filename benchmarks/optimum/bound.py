@@ -17,7 +17,6 @@ from unity.search.simulator.pieces import overlap, slices
 from unity.search.simulator.regions import Shared, shared
 from unity.search.simulator.strategy import WAYS, said_by
 from unity.search.simulator.ticks import in_ticks
-from unity.search.simulator.wiring import Rings
 
 May = Mapping[int, list[ParallelConfig]]  # by operator
 
@@ -69,7 +68,7 @@ class Bound:
     def _rings(self, devices: Array, counts: Array, nbytes: list[float]) -> Columns:
         """The tasks of all-reduces that wait for nothing."""
         waits, before = np.zeros(len(counts), np.int64), np.empty(0, np.int64)
-        return self.strategy.wiring.all_reduces([Rings(waits, before, devices, counts, nbytes, 0, 1)])[0]
+        return self.strategy.wiring.all_reduces(waits, before, devices, counts, nbytes, 0, 1)
 
     def _seconds(self, k: int, config: ParallelConfig) -> list[tuple[float, float]]:
         """By piece: seconds forward and backward, rounded as they are simulated."""

@@ -112,14 +112,4 @@ def joined(parts: Sequence[Columns]) -> Columns:
     return Columns(*map(np.concatenate, zip(*some, strict=True))) if some else NO_TASKS
 
 
-def parted(tasks: Columns, rows: Sequence[int], places: Sequence[int]) -> list[Columns]:
-    """The parts of tasks that end at some rows, one after the other, and at places in the list of what they wait for."""
-    found, i, p = list[Columns](), 0, 0
-    name, device, seconds, nbytes, waits, before = tasks
-    for j, q in zip(rows, places, strict=True):
-        found.append(Columns(name[i:j], device[i:j], seconds[i:j], nbytes[i:j], waits[i:j], before[p:q]))
-        i, p = j, q
-    return found
-
-
 NO_TASKS = columns_of({}, 0)

@@ -45,9 +45,8 @@ def exchanged(
     there: int,
     back: int,
     between: Numbers,
-    itemsize: int,
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """The transfers of an operand, in rows: names, senders, links, bytes, for how many tasks each waits (one), and for which.
+    """The transfers of an operand, in rows: names, senders, links, elements, for how many tasks each waits (one), and for which.
     And pairs: what each piece of its reader waits for, and what each piece of its maker waits for backward.
 
     Args:
@@ -57,7 +56,6 @@ def exchanged(
         done, undone: what ends each piece of the maker, and backward each of the reader; empty, if no gradient flows.
         there, back: the names of the first transfers, forward and backward.
         between: the link from each device to each.
-        itemsize: bytes of an element.
     """
     n = len(first)
     flows = n if len(undone) else 0
@@ -71,7 +69,7 @@ def exchanged(
             if makers[i] != readers[j]:
                 name = there + i * ROW + j
                 found[0, sent], found[1, sent], found[2, sent] = name, makers[i], between[makers[i]][readers[j]]
-                found[3, sent], found[5, sent] = elements[k] * itemsize, done[i]
+                found[3, sent], found[5, sent] = elements[k], done[i]
                 forward[1, taken] = name
                 sent += 1
             taken += 1
@@ -81,7 +79,7 @@ def exchanged(
         if makers[i] != readers[j]:
             name = back + i * ROW + j
             found[0, sent], found[1, sent], found[2, sent] = name, readers[j], between[readers[j]][makers[i]]
-            found[3, sent], found[5, sent] = elements[k] * itemsize, undone[j]
+            found[3, sent], found[5, sent] = elements[k], undone[j]
             backward[1, k] = name
             sent += 1
     return found[:, :sent], forward[:, :taken], backward
@@ -203,44 +201,37 @@ def ring_tasks(
     counts: Numbers,
     seconds: Moments,
     nbytes: Moments,
-    parts: Numbers,
-    names: Numbers,
+    barrier: int,
+    first: int,
     at: int,
-) -> tuple[Numbers, Moments, Numbers, Numbers]:
-    """The tasks of rings (for `columns.packed`), part after part: in each a barrier for each ring, and then a task for each member
-    of those with more than one. And where each part ends among the tasks, and among what they wait for, [2, parts].
+) -> tuple[Numbers, Moments, Numbers]:
+    """The tasks of rings (for `columns.packed`): a barrier for each, and a task for each member of those with more than one.
 
     Args:
         waits, before: for how many tasks each ring waits, and their names.
         on, counts: the devices of the task graph by which members send, and how many each ring has.
         seconds, nbytes: of each ring's tasks.
-        parts: how many rings each part has.
-        names: of the first barrier of each part, and of its first member's task, [2, parts].
+        barrier, first: the names of the first barrier, and of the first member's task.
         at: the barriers' device.
     """
-    total = len(counts)
-    for g in range(len(counts)):
+    rings, m = len(counts), 0
+    total = rings
+    for g in range(rings):
         total += counts[g] if counts[g] > 1 else 0
-    found, moments = np.ones((3, total), np.int64), np.zeros((2, total))
-    after, ends = np.empty(len(before) + total - len(counts), np.int64), np.empty((2, len(parts)), np.int64)
-    row, place, ring, member, read = 0, 0, 0, 0, 0
-    for p in range(len(parts)):
-        for g in range(parts[p]):
-            found[0, row], found[1, row], found[2, row] = names[0][p] + g * ROW, at, waits[ring + g]
-            for _ in range(waits[ring + g]):
-                after[place] = before[read]
-                place, read = place + 1, read + 1
-            row += 1
-        for g in range(parts[p]):
-            for k in range(counts[ring + g] if counts[ring + g] > 1 else 0):
-                found[0, row], found[1, row] = names[1][p] + g * ROW + k, on[member + k]
-                moments[0, row], moments[1, row] = seconds[ring + g], nbytes[ring + g]
-                after[place] = names[0][p] + g * ROW
-                row, place = row + 1, place + 1
-            member += counts[ring + g]
-        ring += parts[p]
-        ends[0, p], ends[1, p] = row, place
-    return found, moments, after, ends
+    found, moments, after = np.ones((3, total), np.int64), np.zeros((2, total)), np.empty(len(before) + total - rings, np.int64)
+    for p in range(len(before)):
+        after[p] = before[p]
+    row, place = rings, len(before)
+    for g in range(rings):
+        name = barrier + g * ROW
+        found[0, g], found[1, g], found[2, g] = name, at, waits[g]
+        for k in range(counts[g] if counts[g] > 1 else 0):
+            found[0, row], found[1, row] = first + g * ROW + k, on[m + k]
+            moments[0, row], moments[1, row] = seconds[g], nbytes[g]
+            after[place] = name
+            row, place = row + 1, place + 1
+        m += counts[g]
+    return found, moments, after
 
 
 def _same(old: Columns, i: int, p: int, new: Columns, j: int, q: int) -> bool:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
-from unity.search.simulator.columns import NO_TASKS, ByColumn, Columns, Moments, Numbers, joined, packed
+from unity.search.simulator.columns import NO_TASKS, ByColumn, Columns, Numbers, joined, packed
 from unity.search.simulator.configs import ParallelConfig
 from unity.search.simulator.exchange import ROW, difference, exchanged, held, summed, waiting
 from unity.search.simulator.operators import Edge, Operators
@@ -22,7 +21,7 @@ from unity.search.simulator.regions import shared
 from unity.search.simulator.schedule import Change
 from unity.search.simulator.tasks import SimulationError, Task, TaskGraph
 from unity.search.simulator.ticks import in_ticks
-from unity.search.simulator.wiring import Rings, Wiring
+from unity.search.simulator.wiring import Wiring
 from unity.uncollected import uncollected
 
 FORWARD, BACKWARD, REDUCTIONS, TRANSFERS = 0, 1, 2, 1 << 13  # what a task of an operator is for; from the last two on, by number
@@ -90,9 +89,9 @@ class Strategy:
         for k in operators.numbers:
             operators.check(k, configs[k])
             self.configs[k] = configs[k]
-        self.speeds = np.array(operators.topology.speeds)
+        self._speeds = np.array(operators.topology.speeds)
         self._pieces = {k: _Pieces(self, k) for k in operators.numbers}
-        self._edges = self._transferred(e for k in operators.numbers for e in operators.incoming[k])
+        self._edges = {e[:2]: _Edge(self, e) for k in operators.numbers for e in operators.incoming[k]}
         every = operators.numbers
         self._parts = self._made(every, every, every, self._edges, operators.weights)  # by the name of the first that there may be
         self._before: _Before | None = None
@@ -112,19 +111,11 @@ class Strategy:
         weights: Iterable[tuple[int, int]],
     ) -> dict[int, Columns]:
         """The tasks of edges, of weights' gradients and of operators: of those with other pieces, forward and backward."""
-        found = {name_of(k, FORWARD): self._forward(k) for k in forward}
+        found = {name_of(k, REDUCTIONS): self._pieces[k].reductions for k in anew}
+        found |= {name_of(k, FORWARD): self._forward(k) for k in forward}
         found |= {name_of(k, BACKWARD): self._backward(k) for k in backward}
         found |= {name_of(k, TRANSFERS + p * WAYS): self._edges[k, p].tasks for k, p in edges}
-        rings = {name_of(k, REDUCTIONS): self._pieces[k].rings for k in anew}
-        rings |= {name_of(k, GRADIENT + r * ENDS): self._synchronized((k, r)) for k, r in weights}
-        made = iter(self.wiring.all_reduces([part for parts in rings.values() for part in parts]))
-        return found | {name: joined([next(made) for _ in parts]) for name, parts in rings.items()}
-
-    def _transferred(self, edges: Iterable[Edge]) -> dict[tuple[int, int], _Edge]:
-        """Edges between pieces as they are now."""
-        made = {e[:2]: self._exchanged(e) for e in edges}
-        every = self.wiring.transfers([transfers for transfers, *_ in made.values()]) if made else ()
-        return {e: _Edge(tasks, *pairs) for (e, (_, *pairs)), tasks in zip(made.items(), every, strict=True)}
+        return found | {name_of(k, GRADIENT + r * ENDS): self._synchronize((k, r)) for k, r in weights}
 
     @uncollected()
     def change(self, operator: int, config: ParallelConfig) -> Change:
@@ -139,7 +130,8 @@ class Strategy:
         before = self.configs[operator], self._pieces[operator], {e: self._edges[e] for e in edges}
         self.configs[operator] = config
         self._pieces[operator] = _Pieces(self, operator)
-        self._edges |= self._transferred(edges.values())
+        for e in edges:
+            self._edges[e] = _Edge(self, edges[e])
         readers = dict.fromkeys((operator, *(e.reader for e in outgoing)))
         makers = dict.fromkeys((operator, *(e.maker for e in incoming if e.flows)))
         made = self._made((operator,), readers, makers, edges, o.reads[operator])
@@ -171,49 +163,36 @@ class Strategy:
         """The tasks of an operator's pieces."""
         pieces = self._pieces[k]
         found = [self._edges[e[:2]].forward for e in self.operators.incoming[k]]
-        return self._computing(pieces.names, pieces.devices, pieces.forward, found)
+        return self._computing(pieces.names, pieces, pieces.forward, found)
 
     def _backward(self, k: int) -> Columns:
         """The tasks of the backward passes of an operator's pieces."""
         o, pieces = self.operators, self._pieces[k]
-        if not len(pieces.undone):
+        if not pieces.backward:
             return NO_TASKS
         found = [self._edges[e[:2]].backward for e in o.outgoing[k] if e.flows]
         if k in o.ends:
             found.append(np.array([np.arange(len(pieces.devices)), pieces.done]))
-        return self._computing(pieces.names + BACKWARD * PURPOSE, pieces.devices, pieces.backward, found)
+        return self._computing(pieces.names + BACKWARD * PURPOSE, pieces, pieces.backward, found)
 
-    def _computing(self, names: Numbers, devices: Numbers, seconds: Moments, found: Sequence[Pairs]) -> Columns:
-        """What computes an operator's pieces, each after others."""
+    def _computing(self, names: Numbers, pieces: _Pieces, whole: float, found: Sequence[Pairs]) -> Columns:
+        """What computes an operator's pieces, each after others. `whole`: seconds of a piece where the device has speed 1."""
         waits, before = waiting(*_pairs(found), len(names))
-        return Columns(names, devices, seconds, np.zeros(len(names)), waits, before)
+        return Columns(names, pieces.devices, in_ticks(whole / self._speeds[pieces.devices]), np.zeros(len(names)), waits, before)
 
-    def _synchronized(self, weight: tuple[int, int]) -> list[Rings]:
+    def _synchronize(self, weight: tuple[int, int]) -> Columns:
         """The all-reduces of a weight's gradient: one for each part of it that is read on the same devices."""
         o, (node, result) = self.operators, weight
         readers = [(self._pieces[k], k, p) for k, p in o.weights[weight]]
         cuts = tuple([(o.slices(k, self.configs[k].degrees, p), self.configs[k].devices) for _, k, p in readers])
         found = shared(cuts)
         if not len(found.counts):
-            return []
+            return NO_TASKS
         there = _pairs([(pieces.devices, pieces.undone) for pieces, _, _ in readers if len(pieces.undone)])
         waits, before = held(*there, o.topology.devices, found.devices, found.counts)
         nbytes = (float(o.nodes[node].tensors[result].itemsize) * found.elements).tolist()
         barrier = name_of(node, GRADIENT + result * ENDS)
-        return [Rings(waits, before, found.devices, found.counts, nbytes, barrier, barrier + PURPOSE)]
-
-    def _exchanged(self, e: Edge) -> tuple[Numbers, Numbers, Numbers]:
-        """An operand's transfers, and who waits for what (`exchanged`)."""
-        o, configs = self.operators, self.configs
-        maker, reader = self._pieces[e.maker], self._pieces[e.reader]
-        node = o.nodes[e.maker]
-        made = o.slices(e.maker, configs[e.maker].degrees, len(node.operands) + e.result)
-        read = o.slices(e.reader, configs[e.reader].degrees, e.position)
-        parts = made.slices if made.copied else 0
-        there, back = (name_of(e.reader, TRANSFERS + e.position * WAYS + way) for way in range(WAYS))
-        sides = maker.devices, reader.devices, maker.done, reader.undone if e.flows else NOTHING
-        itemsize = node.tensors[e.result].itemsize
-        return exchanged(*overlap(made, read), made.slice_of, parts, *sides, there, back, self.wiring.between, itemsize)
+        return self.wiring.all_reduces(waits, before, found.devices, found.counts, nbytes, barrier, barrier + PURPOSE)
 
 
 def _pairs(found: Sequence[Pairs]) -> Pairs:
@@ -225,35 +204,45 @@ def _pairs(found: Sequence[Pairs]) -> Pairs:
 
 
 class _Pieces:
-    """An operator's pieces under its configuration: what they take and what ends each, forward and backward, and what they sum
-    up."""
+    """An operator's pieces under its configuration: what ends each, forward and backward, and the tasks of what they sum up."""
 
     def __init__(self, strategy: Strategy, k: int) -> None:
         config, o = strategy.configs[k], strategy.operators
         self.devices = np.array(config.devices, np.int64)
-        there, back = o.seconds(k, config.degrees)
-        self.forward, self.backward = in_ticks(np.array([[there], [back]]) / strategy.speeds[self.devices])
+        self.forward, self.backward = o.seconds(k, config.degrees)
         first = name_of(k, FORWARD)
         self.done = self.names = np.arange(first, first + config.pieces)
-        self.undone = self.names + BACKWARD * PURPOSE if back else NOTHING
-        self.rings: list[Rings] = []
+        self.undone = self.names + BACKWARD * PURPOSE if self.backward else NOTHING
+        reductions: list[Columns] = []
         for r, (_, members, nbytes, backward) in enumerate(o.reductions(k, config.degrees)):
             there, back = (name_of(k, REDUCTIONS + (r * WAYS + way) * ENDS) for way in range(WAYS))
-            self.done = self._summed(there, members, self.done, nbytes)
+            found, self.done = self._reduced(strategy.wiring, there, members, self.done, nbytes)
+            reductions.append(found)
             if backward and len(self.undone):
-                self.undone = self._summed(back, members, self.undone, nbytes)
+                found, self.undone = self._reduced(strategy.wiring, back, members, self.undone, nbytes)
+                reductions.append(found)
+        self.reductions = joined(reductions)
 
-    def _summed(self, barrier: int, members: Numbers, ends: Numbers, nbytes: float) -> Numbers:
-        """Adds what sums up among groups of pieces; gives what ends each piece then."""
+    def _reduced(self, w: Wiring, barrier: int, members: Numbers, ends: Numbers, nbytes: float) -> tuple[Columns, Numbers]:
+        """The tasks that sum up among groups of pieces, and what ends each piece then."""
         first = barrier + PURPOSE
         waits, before, ring, counts, after = summed(members, self.devices, ends, barrier, first)
-        self.rings.append(Rings(waits, before, ring, counts, [nbytes] * len(members), barrier, first))
-        return after
+        return w.all_reduces(waits, before, ring, counts, [nbytes] * len(members), barrier, first), after
 
 
-class _Edge(NamedTuple):
+class _Edge:
     """An operand: its transfers, what each piece of its reader waits for, and backward each piece of its maker."""
 
-    tasks: Columns
-    forward: Numbers
-    backward: Numbers
+    def __init__(self, strategy: Strategy, e: Edge) -> None:
+        o, configs = strategy.operators, strategy.configs
+        maker, reader = strategy._pieces[e.maker], strategy._pieces[e.reader]
+        node = o.nodes[e.maker]
+        made = o.slices(e.maker, configs[e.maker].degrees, len(node.operands) + e.result)
+        read = o.slices(e.reader, configs[e.reader].degrees, e.position)
+        parts = made.slices if made.copied else 0
+        there, back = (name_of(e.reader, TRANSFERS + e.position * WAYS + way) for way in range(WAYS))
+        sides = maker.devices, reader.devices, maker.done, reader.undone if e.flows else NOTHING
+        wiring = strategy.wiring
+        found = exchanged(*overlap(made, read), made.slice_of, parts, *sides, there, back, wiring.between)
+        transfers, self.forward, self.backward = found
+        self.tasks = wiring.transfers(transfers, node.tensors[e.result].itemsize)

@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 
 from unity.search.collectives import Linear
-from unity.search.simulator.columns import Columns, Moments, Numbers, packed, parted
+from unity.search.simulator.columns import Columns, Moments, Numbers, packed
 from unity.search.simulator.exchange import ring_links, ring_tasks
 from unity.search.simulator.tasks import Resource
 from unity.search.simulator.ticks import in_ticks
 from unity.search.simulator.topology import Topology, sending, sent
-
-
-class Rings(NamedTuple):
-    """Rings of devices that sum something up.
-
-    Args:
-        waits, before: for how many tasks each ring waits, and their names, ring after ring.
-        devices, counts: of each ring, ring after ring, and how many these are.
-        nbytes: of the buffer of each.
-        barrier, first: the names of the first ring's first task, and of its first member's.
-    """
-
-    waits: Numbers
-    before: Numbers
-    devices: Numbers
-    counts: Numbers
-    nbytes: list[float]
-    barrier: int
-    first: int
 
 
 @dataclass(frozen=True)
@@ -79,29 +57,31 @@ class Wiring:
         """The devices of the task graph that send over links."""
         return links + (self.barrier + 1) if self.overlap else senders
 
-    def transfers(self, some: Sequence[Numbers]) -> list[Columns]:
-        """What sends bytes from devices to devices: each of some (`exchanged`)."""
-        name, senders, links, nbytes, waits, after = np.concatenate(some, axis=1)
-        sizes = nbytes.astype(np.float64)
-        seconds = in_ticks(sending(self._latency[links], self._bandwidth[links], sizes))
-        ends = list(accumulate(found.shape[1] for found in some))
-        return parted(Columns(name, self._wires(senders, links), seconds, sizes, waits, after), ends, ends)
+    def transfers(self, found: Numbers, itemsize: int) -> Columns:
+        """What sends elements of so many bytes from devices to devices (`exchanged`)."""
+        name, senders, links, elements, waits, after = found
+        nbytes = np.multiply(elements, itemsize, dtype=np.float64)
+        seconds = in_ticks(sending(self._latency[links], self._bandwidth[links], nbytes))
+        return Columns(name, self._wires(senders, links), seconds, nbytes, waits, after)
 
-    def all_reduces(self, some: Sequence[Rings]) -> list[Columns]:
-        """For each ring a task that waits, and one for each member. A single device sends nothing."""
-        if not some:
-            return []
-        waits, before, devices, counts = (np.concatenate(column) for column in list(zip(*some, strict=True))[:4])
+    def all_reduces(
+        self, waits: Numbers, before: Numbers, devices: Numbers, counts: Numbers, nbytes: list[float], barrier: int, first: int
+    ) -> Columns:
+        """Rings of devices: for each a task that waits, and one for each member. A single device sends nothing.
+
+        Args:
+            waits, before: for how many tasks each ring waits, and their names, ring after ring.
+            devices, counts: of each ring, ring after ring, and how many these are.
+            nbytes: of the buffer of each.
+            barrier, first: the names of the first ring's first task, and of its first member's.
+        """
         links, bandwidths, latencies = ring_links(devices, counts, self.between, self._bandwidth, self._latency)
-        sizes, nbytes = counts.tolist(), [n for rings in some for n in rings.nbytes]
+        sizes = counts.tolist()
         figures = zip(sizes, bandwidths.tolist(), latencies.tolist(), nbytes, strict=True)
         seconds = in_ticks(np.array([self._ring(k, bandwidth, latency)(n) for k, bandwidth, latency, n in figures]))
         each = np.array([sent("all-reduce", k, n) for k, n in zip(sizes, nbytes, strict=True)])
-        parts = np.array([len(rings.counts) for rings in some])
-        names = np.array([[rings.barrier for rings in some], [rings.first for rings in some]])
         on = self._wires(devices, links)
-        numbers, moments, after, ends = ring_tasks(waits, before, on, counts, seconds, each, parts, names, self.barrier)
-        return parted(packed(numbers, moments, after), *ends.tolist())
+        return packed(*ring_tasks(waits, before, on, counts, seconds, each, barrier, first, self.barrier))
 
     def _ring(self, size: int, bandwidth: float, latency: float) -> Linear:
         found = self._rings.get((size, bandwidth, latency))
