@@ -10,6 +10,7 @@ from parallel_cases import inner_seeds
 from unity.pcg.body import Literal, close
 from unity.pcg.choices import AGREED, choices
 from unity.pcg.inside import nested_agreements
+from unity.pcg.jaxprs import NESTING
 from unity.pcg.placing import along_axis
 from unity.pcg.propagation import Unmatched, constants
 from unity.pcg.solve import NESTED, equation_matches, solve
@@ -170,6 +171,10 @@ def test_a_rule_that_looks_at_values_runs_whole():
 def test_a_branch_that_hands_on_does_not_hide_the_others_work():
     body = body_of(lambda i, x: jax.lax.switch(i, [jnp.sin, lambda v: v], x), np.int32(1), x)
     assert {c.operands[1] for c in choices(body) if c.divided} == {P(0), P(1)}
+
+
+def test_what_has_programs_inside_is_solved():
+    assert NESTED.keys() == NESTING
 
 
 def test_devices_agree_on_what_a_loop_looks_at():

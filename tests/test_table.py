@@ -17,6 +17,7 @@ from unity.pcg import linear
 from unity.pcg.body import Body, close, tensor_type
 from unity.pcg.choices import choices
 from unity.pcg.factors import Entry, Factor, Halo, Slot, Spec
+from unity.pcg.jaxprs import LINEAR_SOLVE
 from unity.pcg.solve import NESTED, nested_body, spec_of
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED
 from unity.pcg.table import TABLE
@@ -39,7 +40,7 @@ def application(name, sizes=(2, 3)):
 def equations(body: Body):
     for e in body.equations:
         yield body, e
-        if e.name == linear.LINEAR_SOLVE:
+        if e.name == LINEAR_SOLVE:
             inside = [linear.part_of(e, name) for name in linear.named(e)]
         else:
             inside = [nested_body(e)] if e.name in NESTED and e.name not in ("cond", "while") else []

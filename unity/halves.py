@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unity.pcg.kernels import Dimensions, Function, Terms, floating, listed, pulled, results_of
+from unity.pcg.jaxprs import floating
+from unity.pcg.kernels import Dimensions, Function, Terms, listed, pulled, results_of
 
 
 class _Made(NamedTuple):

@@ -20,8 +20,9 @@ from unity.pcg.body import Atom, Body, Equation, Literal, close
 from unity.pcg.custom import as_function, jvp_body, vjp_bodies
 from unity.pcg.factors import Halo
 from unity.pcg.inside import agreements
+from unity.pcg.jaxprs import LINEAR_SOLVE
 from unity.pcg.layout import Layout, Placed
-from unity.pcg.linear import LINEAR_SOLVE, named, part_of, parts, symmetric
+from unity.pcg.linear import named, part_of, parts, symmetric
 from unity.pcg.placing import Placing, placing
 from unity.pcg.rows import rows_of
 from unity.pcg.scans import constants_and_carry

@@ -15,6 +15,7 @@ import jax
 from unity.exporting.tracing import Program, closed, like, traced
 from unity.pcg.body import Equation
 from unity.pcg.custom import as_function, ruled
+from unity.pcg.jaxprs import called
 
 JVP = ("custom_jvp_call",)
 VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
@@ -42,7 +43,7 @@ def rule_of(equation: Equation) -> Rule:
     assert equation.origin is not None
     pieces = [like(v.aval) for v in equation.origin.invars]
     floating = ruled(equation)
-    value = closed(next(equation.params[k] for k in ("call_jaxpr", "fun_jaxpr", "jaxpr") if k in equation.params))
+    value = closed(called(equation.params))
     call = as_function(equation)
 
     def of_chosen(operands: Any) -> Any:

@@ -20,7 +20,7 @@ from jax.extend import core
 
 from unity.pcg.errors import CaptureError
 from unity.pcg.foreign import adopted
-from unity.pcg.jaxprs import RULED
+from unity.pcg.jaxprs import RULED, floating
 from unity.pcg.keys import array_text, identities, text_of
 from unity.pcg.looping import predicates, with_one_predicate
 from unity.pcg.places import Place, place_of
@@ -40,8 +40,6 @@ REFUSED: Mapping[str, str] = {  # what says itself which device computes what, a
     " the function without it; what must lie where can be said by constraints.",
     "pallas_call": "is a kernel, of which only Pallas knows what it computes. Say by unity.kernel how devices may divide it.",
 }
-# what has programs inside that are not inlined
-NESTING = RULED | {"cond", "while", "scan", "remat2", "checkpoint", "custom_linear_solve"}
 HOISTED = 4096  # bytes: a larger array inside a nested call becomes an input
 
 
@@ -58,8 +56,8 @@ class Tensor:
 
     @cached_property
     def floating(self) -> bool:
-        """Whether it can have a gradient: floating point or complex (bfloat16 and float8 included)."""
-        return jnp.issubdtype(self.dtype, np.inexact)
+        """Whether it can have a gradient."""
+        return floating(self)
 
     @property
     def itemsize(self) -> int:

@@ -18,9 +18,9 @@ from unity.pcg.choices import choices
 from unity.pcg.clustering import Cluster, clusters
 from unity.pcg.errors import CaptureError
 from unity.pcg.graph import PCG, Node, Value
+from unity.pcg.jaxprs import NESTING
 from unity.pcg.keys import text_of
 from unity.pcg.labels import calls, label
-from unity.pcg.linear import LINEAR_SOLVE
 from unity.pcg.meshes import apart, forgotten
 from unity.pcg.nesting import REMATERIALIZED, SCANNED
 from unity.pcg.places import owner
@@ -310,10 +310,7 @@ def opaque(body: Body) -> bool:
     return inside and any(body.tensor(a).ndim for a in body.outputs) and not any(c.divided for c in choices(body))
 
 
-STRUCTURED = frozenset({
-    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "cond", "while", "scan", "remat2", "checkpoint"),
-    *(LINEAR_SOLVE, PLATFORM),
-})  # fmt: skip
+STRUCTURED = NESTING | {PLATFORM}
 
 
 def tensor_of(aval: Any) -> Tensor:

@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.core import ShapedArray, Tracer
 from jax.extend import core
 from jax.interpreters.ad import Zero
@@ -21,6 +20,7 @@ from jax.interpreters.ad import Zero
 from unity.pcg.body import Body, Equation, close
 from unity.pcg.errors import CaptureError
 from unity.pcg.foreign import chosen_of, first_order, merged, outside, with_foreign
+from unity.pcg.jaxprs import floating
 
 Flags = tuple[bool, ...]
 
@@ -71,14 +71,14 @@ def ruled(equation: Equation) -> tuple[bool, ...]:
 
     JAX says how many those are only until the call is traced once more; they are constants then.
     """
-    floating = tuple(jnp.issubdtype(s.dtype, jnp.inexact) for s in _abstract(equation))
+    real = tuple(map(floating, _abstract(equation)))
     if not equation.name.startswith("custom_vjp_call"):
-        return floating
+        return real
     closed_over = equation.params.get("num_consts", 0)
-    still = equation.still or (False,) * len(floating)
+    still = equation.still or (False,) * len(real)
     given = enumerate(zip(equation.operands, still, strict=True))
     constant = [k < closed_over or not isinstance(a, int) or s for k, (a, s) in given]
-    return tuple(f and not c for f, c in zip(floating, constant, strict=True))
+    return tuple(f and not c for f, c in zip(real, constant, strict=True))
 
 
 def _traced(equation: Equation, rule: Callable[..., Any], *structs: Any) -> core.ClosedJaxpr:

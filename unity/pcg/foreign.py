@@ -14,13 +14,12 @@ from functools import lru_cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend import core
 from jax.extend.core import primitives
 from jax.interpreters.ad import Zero
 
 from unity.pcg.factors import TABLE
-from unity.pcg.jaxprs import RULED, Program, equations, with_equations
+from unity.pcg.jaxprs import RULED, Program, called, equations, floating, with_equations
 from unity.pcg.meshes import apart, forgotten
 
 
@@ -58,7 +57,7 @@ def adopted(eqn: core.JaxprEqn, still: tuple[bool, ...]) -> core.ClosedJaxpr | N
     `still`: to which operands no gradient flows. Rules may refuse to be differentiated by these.
     """
     program = own_program(eqn)
-    if program is None or not any(_real(v.aval) for v in eqn.outvars):
+    if program is None or not any(floating(v.aval) for v in eqn.outvars):
         return program  # without real numbers among the results there are no derivatives
     try:
         return outside(_with_rules(eqn, program, still), [v.aval for v in eqn.invars])
@@ -68,7 +67,8 @@ def adopted(eqn: core.JaxprEqn, still: tuple[bool, ...]) -> core.ClosedJaxpr | N
 
 def _with_rules(eqn: core.JaxprEqn, program: core.ClosedJaxpr, still: tuple[bool, ...]) -> Callable[..., list]:
     """A foreign primitive as a function of its operands. Its rules are read once, for all operands and results that are real."""
-    moving, real = [_real(v.aval) and not s for v, s in zip(eqn.invars, still, strict=True)], [_real(v.aval) for v in eqn.outvars]
+    moving = [floating(v.aval) and not s for v, s in zip(eqn.invars, still, strict=True)]
+    real = [floating(v.aval) for v in eqn.outvars]
     kept: dict[str, Any] = {}
 
     def forward(*given: Any) -> list:
@@ -111,14 +111,10 @@ def first_order(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
 def _as_body(eqn: core.JaxprEqn) -> core.JaxprEqn:
     program = own_program(eqn)
     if eqn.primitive.name in RULED:
-        program = next(eqn.params[name] for name in ("call_jaxpr", "fun_jaxpr") if name in eqn.params)
+        program = called(eqn.params)
     if program is None:
         return eqn.replace(params={name: with_equations(value, _as_body) for name, value in eqn.params.items()})
     return eqn.replace(primitive=primitives.closed_call_p, params={"call_jaxpr": with_equations(program, _as_body)})
-
-
-def _real(aval: Any) -> bool:
-    return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
 def chosen_of(flags: Sequence[bool], values: Sequence[Any], wanted: bool = True) -> list:

@@ -1,23 +1,43 @@
-"""The programs inside of JAX's own equations, whatever their parameters call them: of loops, branches, derivative rules."""
+"""JAX's own equations: the programs inside, whatever their parameters call them, of loops, branches, derivative rules; and which
+values have gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax.numpy as jnp
 from jax.extend import core
 
 Program = core.Jaxpr | core.ClosedJaxpr
 RULED = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})  # have derivative rules of their own
+LINEAR_SOLVE = "custom_linear_solve"
+NESTING = RULED | {"cond", "while", "scan", "remat2", "checkpoint", LINEAR_SOLVE}  # have programs inside that are not inlined
+PROGRAMS = ("call_jaxpr", "jaxpr", "fun_jaxpr")  # parameters that hold the program of a call-like equation, the first that is there
+
+
+def called(params: Mapping[str, Any]) -> Any:
+    """The program of a call-like equation with these parameters; None if it has none."""
+    return next((params[name] for name in PROGRAMS if name in params), None)
+
+
+def each(params: Mapping[str, Any]) -> Iterator[Any]:
+    """All parameters, and in the place of a sequence what is in it."""
+    for given in params.values():
+        yield from given if isinstance(given, tuple | list) else (given,)
 
 
 def equations(eqn: core.JaxprEqn) -> Iterator[core.JaxprEqn]:
     """All equations in the programs of one, at any depth."""
-    for given in eqn.params.values():
-        for x in given if isinstance(given, tuple | list) else (given,):
-            for e in x.eqns if isinstance(x, Program) else ():
-                yield e
-                yield from equations(e)
+    for x in each(eqn.params):
+        for e in x.eqns if isinstance(x, Program) else ():
+            yield e
+            yield from equations(e)
+
+
+def floating(x: Any) -> bool:
+    """Whether a value or a type can have a gradient: floating point or complex (bfloat16 and float8 included)."""
+    return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
 def with_equations(value: Any, change: Callable[[core.JaxprEqn], core.JaxprEqn]) -> Any:

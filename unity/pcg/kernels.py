@@ -13,7 +13,6 @@ from itertools import count
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.dtypes import float0
 from jax.extend import core
@@ -21,6 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from unity.pcg.errors import UnityError
 from unity.pcg.foreign import outside
+from unity.pcg.jaxprs import floating
 from unity.pcg.state import Shape
 
 KERNEL = "kernel"
@@ -246,11 +246,6 @@ def pulled(function: Function, *operands: Any) -> tuple[list, Callable[[list], S
 
     _, pull, out = jax.vjp(run, *(operands[k] for k in real), has_aux=True)
     return out, pull
-
-
-def floating(x: Any) -> bool:
-    """Whether it can have a gradient."""
-    return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
 @dataclass(frozen=True)

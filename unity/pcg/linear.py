@@ -15,7 +15,6 @@ from jax.extend import core
 
 from unity.pcg.body import Body, Equation, close
 
-LINEAR_SOLVE = "custom_linear_solve"
 SOLVES = ("matvec", "vecmat", "solve", "transpose_solve")  # in the order of what they close over
 
 

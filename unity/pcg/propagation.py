@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from unity.pcg.body import NESTING, Atom, Body, Equation, Literal
+from unity.pcg.body import Atom, Body, Equation, Literal
 from unity.pcg.factors import Match
+from unity.pcg.jaxprs import NESTING
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State
 
 Matches = Callable[[Body, Equation, Mapping[int, State]], Sequence[Match]]  # an equation's choices that agree with known states

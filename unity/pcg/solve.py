@@ -20,7 +20,7 @@ from unity.pcg.body import Body, Equation, from_jaxpr
 from unity.pcg.custom import Unreadable, close, jvp_body, readable, vjp_bodies
 from unity.pcg.factors import TABLE, Match, Spec, matching
 from unity.pcg.inside import agreeable, as_match
-from unity.pcg.jaxprs import RULED
+from unity.pcg.jaxprs import LINEAR_SOLVE, RULED, called
 from unity.pcg.loops import Loop, loop_of, while_parts
 from unity.pcg.propagation import Conflict, Propagation, Solution, Unmatched
 from unity.pcg.scans import constants_and_carry
@@ -100,7 +100,7 @@ def replicable_call(equation: Equation) -> bool:
         return derivative_agrees(equation, (REPLICATED,) * len(equation.operands), (REPLICATED,) * len(equation.results))
     if equation.name == "cond":
         return all(map(replicable, branches(equation)))
-    if equation.name == linear.LINEAR_SOLVE:
+    if equation.name == LINEAR_SOLVE:
         return all(replicable(linear.part_of(equation, name)) for name in linear.named(equation))
     return equation.name in ("while", "custom_jvp_call") or replicable(nested_body(equation))
 
@@ -275,18 +275,15 @@ def _linear_solve(equation: Equation, known: Mapping[int, State]) -> Iterator[Ma
         yield as_match([solved], operands, results)
 
 
-PROGRAMS = ("call_jaxpr", "jaxpr", "fun_jaxpr")  # parameters that hold the program of a call-like equation, the first that is there
-
-
 def nests(equation: Equation) -> bool:
     """Whether an equation is call-like: it has one program, which `nested_body` gives."""
-    return any(name in equation.params for name in PROGRAMS)
+    return called(equation.params) is not None
 
 
 @lru_cache(maxsize=4096)
 def nested_body(equation: Equation) -> Body:
     """The program of a call-like equation."""
-    return _program(next(equation.params[name] for name in PROGRAMS if name in equation.params))
+    return _program(called(equation.params))
 
 
 @lru_cache(maxsize=4096)
@@ -315,5 +312,5 @@ NESTED: dict[str, Callable[[Equation, Mapping[int, State]], Any]] = {
     "cond": _cond,
     "while": loop_of(while_parts, _quiet_solve),
     "scan": loop_of(_scan_parts, _quiet_solve),
-    linear.LINEAR_SOLVE: _linear_solve,
+    LINEAR_SOLVE: _linear_solve,
 }

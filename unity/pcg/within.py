@@ -8,15 +8,12 @@ from typing import Any
 from jax.extend import core
 
 from unity.pcg.body import Body, Equation, close, from_jaxpr
-from unity.pcg.jaxprs import Program
+from unity.pcg.jaxprs import Program, each
 
 
 def programs(params: Mapping[str, Any]) -> Iterator[Program | Body]:
     """The programs in an equation's parameters; of what was rewritten they are bodies."""
-    for given in params.values():
-        for x in given if isinstance(given, tuple | list) else (given,):
-            if isinstance(x, Program | Body):
-                yield x
+    yield from (x for x in each(params) if isinstance(x, Program | Body))
 
 
 def bodies(equation: Equation) -> Iterator[Body]:

@@ -17,8 +17,8 @@ from unity.exec.liveness.program import NOWHERE, Builder, Origin, Program
 from unity.exec.lowering import AT
 from unity.pcg.body import Tensor, tensor_type
 from unity.pcg.capture import tensor_of
+from unity.pcg.jaxprs import called
 from unity.pcg.nesting import REMATERIALIZED
-from unity.pcg.solve import PROGRAMS
 from unity.search.backend import Backend
 
 ALIKE = frozenset(
@@ -108,7 +108,7 @@ class Lowering(Builder):
         rule = self.rules.get(name)
         if rule is not None:
             return rule(self, eqn, operands, origin)
-        inner = next((eqn.params[k] for k in PROGRAMS if k in eqn.params), None)
+        inner = called(eqn.params)
         if inner is not None and name not in ON_REFERENCES:
             return self.call(eqn, inner, operands, origin)
         tensors = [tensor_of(v.aval) for v in eqn.outvars]

@@ -11,7 +11,8 @@ from jax.extend import core
 from jax.sharding import PartitionSpec, get_abstract_mesh
 
 from unity.pcg.factors import Factor, Slot, Spec, operator
-from unity.pcg.kernels import KERNEL, Dimensions, Function, floating, pulled_of, value_of
+from unity.pcg.jaxprs import floating
+from unity.pcg.kernels import KERNEL, Dimensions, Function, pulled_of, value_of
 from unity.pcg.layout import Layout
 from unity.pcg.varying import vary, varying
 
