@@ -131,6 +131,30 @@ def test_a_rule_that_uses_what_is_around_it_is_refused_by_line() -> None:
         planned(scaled, f(16, 16), f(8, 16))
 
 
+def test_a_rule_around_one_that_uses_what_is_around_it_is_enough() -> None:
+    """The order of JAX's `expn` may be traced only where nobody differentiates a `jax.jit` of it: its rule closes over it."""
+
+    @jax.custom_jvp
+    def integral(order: Any, x: Any) -> Any:
+        return jax.scipy.special.expn(order, x)
+
+    @integral.defjvp
+    def rule(primals: Any, tangents: Any) -> Any:
+        order, x = primals
+        return integral(order, x), -jax.scipy.special.expn(order - 1, x) * tangents[1]
+
+    def loss(w: Any, order: Any) -> Any:
+        return jnp.mean(integral(order, jnp.exp(w)))
+
+    w, order = arrays(f(16, 16)), np.arange(1, 17, dtype=np.int32)
+    with pytest.raises(CaptureError, match=r"test_programs.py.*custom_jvp uses a value that was\s+computed outside of it"):
+        planned(lambda w, order: jnp.mean(jax.scipy.special.expn(order, jnp.exp(w))), w, order)
+    plan, _ = planned(loss, w, order)
+    wanted = jax.jit(jax.value_and_grad(loss))(w, order)
+    found = jax.jit(jax.value_and_grad(plan))(*plan.shard(w, order))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, wanted)
+
+
 def test_a_rule_that_asks_what_is_differentiated_runs_whole() -> None:
     """As those of Equinox' `filter_custom_vjp`: planned, all floating arguments are; run, JAX says what is."""
 

@@ -19,6 +19,7 @@ from unity.pcg import linear
 from unity.pcg.body import Body, Equation, from_jaxpr
 from unity.pcg.custom import Unreadable, close, jvp_body, readable, vjp_bodies
 from unity.pcg.factors import TABLE, Match, Spec, matching
+from unity.pcg.foreign import first_order
 from unity.pcg.inside import agreeable, as_match
 from unity.pcg.jaxprs import LINEAR_SOLVE, RULED, called
 from unity.pcg.loops import Loop, loop_of, while_parts
@@ -282,8 +283,10 @@ def nests(equation: Equation) -> bool:
 
 @lru_cache(maxsize=4096)
 def nested_body(equation: Equation) -> Body:
-    """The program of a call-like equation."""
-    return _program(called(equation.params))
+    """The program of a call-like equation. One with a rule of its own is differentiated by that, so rules inside are not kept: they
+    could not even be read where they use what is around them."""
+    program = called(equation.params)
+    return _program(first_order(program) if equation.name in RULED and isinstance(program, core.ClosedJaxpr) else program)
 
 
 @lru_cache(maxsize=4096)
