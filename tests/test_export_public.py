@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental.ode import odeint
 from small_models import Small, arrays, f
 from test_export import PAIR, agrees, planned, well_written
 
@@ -32,6 +33,11 @@ def symmetric(w: Any) -> Any:
 
 
 DIFFERENTIABLE: dict[str, Callable[[Any], Any]] = {
+    "ragged_dot, of a batch": lambda w: jax.vmap(lax.ragged_dot)(
+        jnp.stack([w, w + 1.0]), jnp.stack([jnp.stack([w, 2 * w])] * 2), jnp.array([[3, 1], [2, 2]])
+    ),
+    "expm": lambda w: jax.scipy.linalg.expm(w),
+    "odeint": lambda w: odeint(lambda y, t, w: -w @ y * t, w[0], jnp.linspace(0.0, 1.0, 4), w),
     "ragged_dot": lambda w: lax.ragged_dot(w, jnp.stack([w, 2 * w]), jnp.array([3, 1])),
     "cholesky": lambda w: jnp.linalg.cholesky(symmetric(w)),
     "svd": lambda w: jnp.linalg.svd(w, full_matrices=False)[0],
@@ -72,6 +78,9 @@ def combined(w: Any) -> Any:
 VALUES: dict[str, Callable[[Any], Any]] = {
     "reduce": combined,
     "reduce_window": lambda w: lax.reduce_window(w, jnp.ones((), w.dtype), lambda a, b: a * b, (2, 2), (1, 2), "VALID"),
+    "apply": lambda w: w.at[jnp.array([0, 2])].apply(jnp.sin).at[:, 1].apply(lambda x: jnp.where(x > 0, x * 2.0, 0.5)),
+    "polar": lambda w: jax.scipy.linalg.polar(w, method="qdwh")[0],
+    "rsf2csf": lambda w: jnp.abs(jax.scipy.linalg.rsf2csf(*jax.scipy.linalg.schur(w))[0]),
     "eig": lambda w: jnp.abs(jnp.linalg.eig(w)[0]),
     "schur": lambda w: jax.scipy.linalg.schur(w)[0],
     "tridiagonal": lambda w: lax.linalg.tridiagonal(symmetric(w))[1],

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unity.exporting.source import UNARY, Code
+from unity.exporting.source import UNARY, Code, call, sequence
 from unity.pcg.body import Equation, Literal, Tensor
 
 
@@ -78,7 +78,8 @@ def number(value: np.ndarray) -> Code:
     if isinstance(x, float) and not np.isfinite(x):
         text = "jnp.nan" if np.isnan(x) else "jnp.inf" if x > 0 else "-jnp.inf"
         return Code(text, UNARY)
-    return Code(repr(x), UNARY if repr(x).startswith("-") else Code("").level)
+    text = repr(x).replace("e+", "e")  # as formatters have it
+    return Code(text, UNARY if text.startswith("-") else Code("").level)
 
 
 def dtype_code(dtype: Any) -> Code:
@@ -93,8 +94,8 @@ def array_code(value: np.ndarray) -> Code:
         return Code(f"np.zeros({value.shape}, dtype={dtype_code(value.dtype)})")
     if not value.shape:
         return Code(f"{dtype_code(value.dtype)}({number(value)})")
-    return Code(f"np.array({_nested(value)}, dtype={dtype_code(value.dtype)})")
+    return call("np.array", _nested(value), dtype=dtype_code(value.dtype))
 
 
-def _nested(value: np.ndarray) -> str:
-    return number(value).text if not value.shape else "[" + ", ".join(_nested(v) for v in value) + "]"
+def _nested(value: np.ndarray) -> Code:
+    return sequence([_nested(v) for v in value], "[]") if value.shape else number(value)

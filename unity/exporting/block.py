@@ -13,7 +13,7 @@ from unity.exporting.errors import ExportError
 from unity.exporting.primitives import BESIDE, REDUCING
 from unity.exporting.public import Unsaid, printer_of
 from unity.exporting.simplify import simplified, through
-from unity.exporting.source import Code, Names, assign, call
+from unity.exporting.source import Code, Names, assign, call, first_of
 from unity.exporting.tracing import varying_of
 from unity.pcg.body import Atom, Body, Equation
 
@@ -77,10 +77,10 @@ class Writing:
         self.reads: dict[int, set[int]] = {}  # by what is written where it is used
 
     def run(self) -> list[Operand]:
-        from unity.exporting.nested import NESTED  # which writes programs into blocks, as this does
+        from unity.exporting.nested import nested_writer  # which writes programs into blocks, as this does
 
         for e in self.body.equations:
-            nested = NESTED.get(e.name)
+            nested = nested_writer(e)
             if nested is not None:
                 results = nested(self, e)
                 tensors = [self.body.tensors[v] for v in e.results]
@@ -106,7 +106,7 @@ class Writing:
             self.env.update((v, Operand(c, t, n)) for v, c, t, n in zip(e.results, found, tensors, varying, strict=True))
             return
         if e.primitive.multiple_results:
-            code = code.items[0] if code.collection else Code(f"{code.text}[0]")
+            code = first_of(code)
         (v,) = e.results
         result = Operand(code, tensors[0], varying[0], maker=applied)
         if e.name == "pvary" and (fixed(operands[0]) or operands[0].bare or not tensors[0].floating):

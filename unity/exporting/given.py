@@ -1,4 +1,5 @@
-"""Operators that are given functions, as source: general reductions, and linear solvers with what differentiates them."""
+"""Operators that are given functions, as source: general reductions, what is applied to a part of an array, and linear solvers with
+what differentiates them."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 from jax.extend import core
 
 from unity.exporting.applied import Operand
+from unity.exporting.indexing import indexed, scattered
 from unity.exporting.inner import LETTERS, Inner, inputs_of, packed, unpacked_in
 from unity.exporting.source import Code, call, literal, sequence
 from unity.exporting.tracing import Program, closed
@@ -41,6 +43,31 @@ def reduction(writing: Writing, e: Equation) -> list[Code]:
         padding = sequence([literal(tuple(pair)) for pair in p["padding"]])
         value = call("lax.reduce_window", *given, tuple(p["window_dimensions"]), tuple(p["window_strides"]), padding, **how)
     return writing.block.let(["combined"] * n, value)
+
+
+def applies(e: Equation) -> bool:
+    """Whether a scatter applies a function to what is there (`x.at[i].apply(f)`), and does not put something else in its place."""
+    if e.name != "scatter" or e.params["update_jaxpr"] is None:
+        return False
+    program = e.params["update_jaxpr"]
+    return program.outvars[0] is not program.invars[1]
+
+
+def applied(e: Equation) -> Program:
+    """What a scatter computes of one number that is there, and of another that says nothing."""
+    return closed(core.ClosedJaxpr(e.params["update_jaxpr"], e.params["update_consts"]))
+
+
+def application(writing: Writing, e: Equation) -> list[Code]:
+    """A function that is applied to a part of an array: a function inside."""
+    operand, indices, nothing = e.operands
+    inner, program = Inner(writing.block, "apply"), applied(e)
+    name = inner.scope.new("x")
+    results = inner.block.write(program.body, inputs_of(program, [Code(name), Code("None")]))
+    inner.finish([name], [], [results[0].code])
+    given = [writing.read(operand).code, writing.read(indices).code, Code(inner.name), scattered(e)]
+    value = call("lax.scatter_apply", *given, update_shape=tuple(writing.body.tensor(nothing).shape), **indexed(e))
+    return writing.block.let(["applied"], value)
 
 
 def linear_solve(writing: Writing, e: Equation) -> list[Code]:

@@ -11,6 +11,7 @@ from jax import lax
 from unity.exporting.applied import Applied, Operand, Printer
 from unity.exporting.simplify import WRAPPED
 from unity.exporting.source import Code, call, sequence
+from unity.pcg.body import Equation
 
 
 def _slice(e: Applied) -> Code:
@@ -31,7 +32,7 @@ def _dynamic_slice(e: Applied) -> Code:
     cut = [k for k, n in enumerate(x.tensor.shape) if sizes[k] != n]
     if e.get(WRAPPED) and len(moved) == 1 and cut in ([], moved):
         (k,) = moved
-        return call("lax.dynamic_slice_in_dim", x.code, starts[k].code, sizes[k], axis=k)
+        return call("lax.dynamic_slice_in_dim", x.code, _starts(starts).items[k], sizes[k], axis=k)
     return call("lax.dynamic_slice", x.code, _starts(starts), sizes, **_as_they_are(e, starts))
 
 
@@ -55,30 +56,33 @@ def _numbers(name: str, numbers: Any, optional: Sequence[str]) -> Code:
     return call(f"lax.{name}", **fields)
 
 
-def _indexed(e: Applied) -> dict[str, object]:
+def indexed(e: Equation) -> dict[str, object]:
     """What gathers and scatters say of their indices."""
-    mode = e["mode"]
+    mode, fill_value = e.params["mode"], e.params.get("fill_value")
     named: dict[str, object] = {}
-    fills = mode == lax.GatherScatterMode.FILL_OR_DROP
     outside = "fill" if e.name == "gather" else "drop"
     named["mode"] = {"CLIP": "clip", "PROMISE_IN_BOUNDS": "promise_in_bounds"}.get(mode.name, outside)
-    if fills and e.get("fill_value") is not None:
-        named["fill_value"] = e["fill_value"]
-    named.update((k, True) for k in ("indices_are_sorted", "unique_indices") if e[k])
+    if mode == lax.GatherScatterMode.FILL_OR_DROP and fill_value is not None:
+        named["fill_value"] = fill_value
+    named.update((k, True) for k in ("indices_are_sorted", "unique_indices") if e.params[k])
     return named
 
 
 BATCHING = ("operand_batching_dims", "start_indices_batching_dims", "scatter_indices_batching_dims")
 
 
+def scattered(e: Equation) -> Code:
+    """The dimensions of a scatter."""
+    return _numbers("ScatterDimensionNumbers", e.params["dimension_numbers"], BATCHING)
+
+
 def _gather(e: Applied) -> Code:
     numbers = _numbers("GatherDimensionNumbers", e["dimension_numbers"], BATCHING)
-    return call("lax.gather", *e.codes, numbers, tuple(e["slice_sizes"]), **_indexed(e))
+    return call("lax.gather", *e.codes, numbers, tuple(e["slice_sizes"]), **indexed(e.equation))
 
 
 def _scatter(e: Applied) -> Code:
-    numbers = _numbers("ScatterDimensionNumbers", e["dimension_numbers"], BATCHING)
-    return call(f"lax.{e.name.replace('-', '_')}", *e.codes, numbers, **_indexed(e))
+    return call(f"lax.{e.name.replace('-', '_')}", *e.codes, scattered(e.equation), **indexed(e.equation))
 
 
 INDEXING: Mapping[str, Printer] = {

@@ -51,7 +51,9 @@ class Inner:
         at = self.outer
         before = [""] if at.lines and at.lines[-1] else []
         end = lines(packed(results), at.indent + 4, "return ") if len(results) == 1 else returned(results, at.indent + 4)
-        body = [*first, *self.block.lines, *end]
+        inside = self.block.lines
+        gap = [""] if first and inside and inside[0].lstrip().startswith("def ") else []
+        body = [*first, *gap, *inside, *end]
         at.lines += [*before, *definition(self.name, parameters, at.indent), *body, ""]
 
 

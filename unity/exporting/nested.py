@@ -11,7 +11,7 @@ from jax.extend import core
 from unity.exporting.applied import Operand
 from unity.exporting.callbacks import callback
 from unity.exporting.errors import ExportError
-from unity.exporting.given import linear_solve, reduction
+from unity.exporting.given import application, applies, linear_solve, reduction
 from unity.exporting.inner import LETTERS, Inner, inputs_of, packed, stem, targets, unpacked_in
 from unity.exporting.policies import policy_code
 from unity.exporting.rules import JVP, VJP, rule_of
@@ -100,7 +100,8 @@ def while_loop(writing: Writing, e: Equation) -> list[Code]:
         inner.finish([first], unpack, [packed(results)])
         names.append(Code(inner.name))
     start = packed([o.code for o in operands[a + b :]])
-    return writing.block.let(["looped"] * n, call("lax.while_loop", *names, start))
+    wanted = ["looped" if writing.uses[v] else "_" for v in e.results]
+    return writing.block.let(wanted, call("lax.while_loop", *names, start))
 
 
 def cond(writing: Writing, e: Equation) -> list[Code]:
@@ -167,4 +168,11 @@ NESTED: Mapping[str, Callable[[Writing, Equation], list[Code]]] = {
     "pure_callback": callback,
     "shard_map": refused,
 }
+
+
+def nested_writer(e: Equation) -> Callable[[Writing, Equation], list[Code]] | None:
+    """How an equation with a program of its own is written; None of others."""
+    return application if applies(e) else NESTED.get(e.name)
+
+
 LOOPS = frozenset({"scan", "while", "cond"})

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from jax.lax import GatherScatterMode
 from jax.sharding import NamedSharding
 
-from unity.exporting.given import combining
+from unity.exporting.given import applied, applies, combining
 from unity.exporting.policies import saved
 from unity.exporting.rules import JVP, VJP, rule_of
 from unity.exporting.simplify import simplified
@@ -66,7 +67,7 @@ def _equation(e: Equation, body: Body, operands: list[Meaning], depth: int) -> l
     if e.name == "convert_element_type" and body.tensor(e.operands[0]).dtype == e.params["new_dtype"]:
         return operands
     parts = [o.name for o in operands]
-    inner = NESTED.get(e.name)
+    inner = _application if applies(e) else NESTED.get(e.name)
     content = inner(e, operands, depth + 1) if inner is not None else [_plain(e), *parts]
     return [Meaning(_named([e.name.removesuffix("_any"), k, *content]), constant) for k in range(len(e.results))]
 
@@ -88,6 +89,8 @@ def _numbers(param: object) -> object:
     """A parameter with numpy's integers as Python's, which are written alike."""
     if isinstance(param, tuple):
         return tuple(map(_numbers, param))
+    if is_dataclass(param) and not isinstance(param, type):
+        return (type(param).__name__, *(_numbers(getattr(param, f.name)) for f in fields(param)))
     return int(param) if isinstance(param, np.integer) else param
 
 
@@ -149,6 +152,11 @@ def _reduction(e: Equation, operands: list[Meaning], depth: int) -> list[object]
     return [params_key(how), *_names(operands), "by", *_names(meanings(combining(e).body, None, depth))]
 
 
+def _application(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
+    how = {k: _numbers(v) for k, v in e.params.items() if k not in ("update_jaxpr", "update_consts")}
+    return [params_key(how), *_names(operands), "by", *_names(meanings(applied(e).body, None, depth))]
+
+
 def _linear_solve(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
     constants, right = parts(e, operands)
     found: list[object] = [*_names(right)]
@@ -162,4 +170,3 @@ NESTED = {
     "reduce": _reduction, "reduce_window": _reduction, "custom_linear_solve": _linear_solve,
     "scan": _scan, "while": _while, "cond": _cond, **dict.fromkeys(REMAT, _remat), **dict.fromkeys((*JVP, *VJP), _custom),
 }  # fmt: skip
-

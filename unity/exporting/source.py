@@ -47,6 +47,8 @@ def literal(x: object) -> Code:
     text = repr(x.item() if isinstance(x, np.generic) else x)
     if text in ("nan", "inf", "-inf"):
         text = text.replace("nan", "jnp.nan").replace("inf", "jnp.inf")
+    if isinstance(x, float | np.floating):
+        text = text.replace("e+", "e")  # as formatters have it
     return Code(text, UNARY if text.startswith("-") else ATOM)
 
 
@@ -69,6 +71,13 @@ def sequence(items: Sequence[Code], brackets: str = "()") -> Code:
     comma = "," if len(items) == 1 and brackets == "()" else ""
     text = brackets[0] + ", ".join(i.text for i in items) + comma + brackets[1]
     return Code(text, ATOM, brackets[0], tuple(items), brackets[1], True)
+
+
+def first_of(x: Code) -> Code:
+    """The first of several values."""
+    if x.collection:
+        return x.items[0]
+    return Code(f"{x.within(ATOM)}[0]", ATOM, x.head, x.items, f"{x.close}[0]" if x.items else "")
 
 
 def mapping(pairs: Iterable[tuple[str, Code]]) -> Code:
@@ -109,7 +118,7 @@ def assign(names: Sequence[str], x: Code, indent: int) -> list[str]:
     if len(targets) <= WIDTH // 2 or len(names) == 1:
         return lines(x, indent, f"{targets} = ")
     first = lines(x, indent, "results = ")
-    return [*first, *(f"{' ' * indent}{name} = results[{k}]" for k, name in enumerate(names))]
+    return [*first, *(f"{' ' * indent}{name} = results[{k}]" for k, name in enumerate(names) if name != "_")]
 
 
 def unpacked(names: Sequence[str], whole: str, indent: int) -> list[str]:
