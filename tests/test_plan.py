@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -265,6 +266,17 @@ def test_a_plan_runs_under_checkify() -> None:
     error, value = checkify.checkify(planned(), errors=checkify.float_checks)(params, batch)
     assert error.get() is None
     np.testing.assert_allclose(value, loss(params, batch), rtol=1e-5)
+
+
+def test_a_checked_plan_has_a_gradient() -> None:
+    params, batch = arguments()
+    checked = checkify.checkify(planned(), errors=checkify.float_checks)
+    run = jax.jit(jax.value_and_grad(lambda *args: checked(*args)[::-1], has_aux=True))
+    (_, error), gradients = run(params, batch)
+    assert error.get() is None
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), gradients, jax.grad(loss)(params, batch))
+    (_, error), _ = run(jax.tree.map(lambda w: w * jnp.nan, params), batch)
+    assert "nan" in (error.get() or "")
 
 
 def test_a_plan_is_copied_as_itself_and_kept_in_a_file_alone() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -86,3 +87,18 @@ def by_position(fn: Callable[..., Any], args: tuple[Any, ...], named: Mapping[st
             " with functools.partial before unity.optimize. (docs: plan#shapes)"
         )
     return bound.args
+
+
+@contextmanager
+def in_reverse(name: str) -> Iterator[None]:
+    """Raises PlanError where JAX differentiates a call forward that has a rule for reverse only. `name`: of the function."""
+    try:
+        yield
+    except TypeError as error:
+        if not all(word in str(error) for word in ("forward-mode", "custom_vjp")):
+            raise
+        raise PlanError(
+            f"{name} is differentiated forward (jax.jvp, jax.linearize, jax.jacfwd), but the plan has a derivative rule for reverse"
+            " only: a jax.custom_vjp, a unity.kernel, another package's primitive, a pipeline or branches.\n"
+            "    Use jax.vjp, jax.grad or jax.jacrev; jax.vjp of jax.vjp gives what jax.jvp would. (docs: plan#derivatives)"
+        ) from error

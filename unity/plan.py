@@ -12,7 +12,7 @@ import jax.core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unity.branches import Branching
-from unity.calling import by_position, checked
+from unity.calling import by_position, checked, in_reverse
 from unity.devices import mesh_for
 from unity.exec.entangled import refuse_entangled
 from unity.exec.hosts.place import place
@@ -250,14 +250,17 @@ class Plan:
         """What the planned function gives for arguments of the shapes that it was planned for, by position or by name.
 
         Raises:
-            PlanError: these are others; or on CPU devices their runtime would mix up what branches send (docs:
+            PlanError: these are others; or it is differentiated forward, where a derivative rule is for reverse only (docs:
+                plan#derivatives); or on CPU devices their runtime would mix up what branches send (docs:
                 branches#on-virtual-devices).
         """
         captured = self._made.captured
         leaves = self._checked(by_position(self._made.fn, args, named) if named else args)
         if not any(isinstance(x, jax.core.Tracer) for x in leaves):
             leaves = self._placement.leaves(leaves)
-        return jax.tree.unflatten(captured.out_tree, self._running(*leaves, *captured.consts))
+        with in_reverse(self.__name__):
+            results = self._running(*leaves, *captured.consts)
+        return jax.tree.unflatten(captured.out_tree, results)
 
     @cached_property
     def stream(self) -> Stream:
