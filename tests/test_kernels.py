@@ -194,6 +194,33 @@ def test_values_and_gradients_are_the_functions() -> None:
     assert all(s.kind in "PS" for point in points for node in kernels(point) for s in node.types[0])
 
 
+@pytest.mark.parametrize("kernel", [matmul, unity.kernel(MATMUL, split="m n", summed="k")(jnp.matmul)])
+def test_a_rule_may_call_it_with_tangents(kernel: Any) -> None:
+    """It is linear in them then, and transposed by what it knows: of a Pallas kernel that is a `custom_vjp`."""
+
+    @jax.custom_jvp
+    def scaled(x: Any, w: Any) -> Any:
+        return 2 * kernel(x, w)
+
+    scaled.defjvp(lambda given, change: (scaled(*given), 2 * kernel(change[0], given[1]) + 2 * kernel(given[0], change[1])))
+    with jax.enable_x64(True):
+        x, w = arrays((f(16, 24), f(24, 8)))
+        args = (w * 0.1).astype("float64"), x.astype("float64")
+        plain = jax.value_and_grad(lambda w, x: (jnp.tanh(2 * x @ w) ** 2).sum())(*args)
+        plans = agrees(lambda w, x: (jnp.tanh(scaled(x, w)) ** 2).sum(), *args, every=1)
+        for plan in plans:
+            jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9), jax.value_and_grad(plan)(*args), plain)
+        whole = [n for plan in plans for n in plan.pcg.nodes if n.body is not None and "custom_jvp_call" in n.body.primitives]
+        assert {s.kind for node in whole for v in node.operands for s in v.type} >= {"P", "R"}
+
+
+def test_a_plan_with_one_is_not_differentiated_forward() -> None:
+    a, b = arrays((f(8, 16), f(16, 8)))
+    plan = planned(lambda a, b: (matmul(a, b) ** 2).sum(), a, b)
+    with pytest.raises(unity.PlanError, match=r"(?s)differentiated forward.*jax\.vjp of jax\.vjp"):
+        jax.jvp(plan, (a, b), (a, b))
+
+
 def test_results_that_lack_a_name_are_summed() -> None:
     def loss(a: Any, b: Any, keep: Any) -> Any:
         y, total, _ = rows(jnp.tanh(a), b, keep)

@@ -7,7 +7,7 @@ transformations: differentiating the call by itself yields the rule's program. T
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -20,7 +20,8 @@ from jax.interpreters.ad import Zero
 from unity.pcg.body import Body, Equation, close
 from unity.pcg.errors import CaptureError
 from unity.pcg.foreign import chosen_of, first_order, merged, outside, with_foreign
-from unity.pcg.jaxprs import floating
+from unity.pcg.jaxprs import equations, floating
+from unity.pcg.kernels import KERNEL
 
 Flags = tuple[bool, ...]
 
@@ -32,7 +33,8 @@ class Unreadable(CaptureError):
 
 @dataclass(frozen=True, eq=False)
 class JvpRule:
-    """`body`: (primals, tangents of the floating ones) → (results, their tangents). `foreign`: it has foreign primitives."""
+    """`body`: (primals, tangents of the floating ones) → (results, their tangents). `foreign`: it has foreign primitives, or gives
+    tangents to kernels."""
 
     body: Body
     floating: Flags
@@ -107,7 +109,8 @@ def _leak(equation: Equation) -> CaptureError:
 
 
 def readable(equation: Equation) -> bool:
-    """Whether the rule of a `custom_jvp` can be traced, and JAX transpose it then: foreign primitives have rules of their own."""
+    """Whether the rule of a `custom_jvp` can be traced, and JAX transpose it then: foreign primitives, and kernels, have rules of
+    their own."""
     try:
         return not jvp_body(equation).foreign
     except Unreadable:
@@ -136,7 +139,19 @@ def jvp_body(equation: Equation, differentiated: Flags | None = None) -> JvpRule
         return jax.jvp(lambda *c: call(*merged(floating, c, others)), tuple(chosen), tuple(tangents))
 
     made = _traced(equation, rule, structs, chosen_of(floating, structs))
-    return JvpRule(close(first_order(made)), floating, with_foreign(made))
+    foreign = with_foreign(made) or _moves_kernels(made.jaxpr, made.jaxpr.invars[len(structs) :])
+    return JvpRule(close(first_order(made)), floating, foreign)
+
+
+def _moves_kernels(program: core.Jaxpr, tangents: Sequence[core.Var]) -> bool:
+    """Whether kernels read what depends on tangents."""
+    moving = set(tangents)
+    for eqn in program.eqns:
+        if any(isinstance(v, core.Var) and v in moving for v in eqn.invars):
+            if any(e.primitive.name == KERNEL for e in (eqn, *equations(eqn))):
+                return True
+            moving.update(eqn.outvars)
+    return False
 
 
 @lru_cache(maxsize=1024)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import count
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.dtypes import float0
 from jax.extend import core
@@ -116,6 +117,16 @@ class Dimensions:
         operands = tuple(t if k is None else (*t[:k], new, *t[k:]) for t, k in zip(self.operands, at, strict=True))
         return Dimensions(operands, tuple((new, *t) for t in self.results), (new, *self.split), self.summed)
 
+    def transposed(self, moving: Sequence[int], results: Sequence[int]) -> Dimensions:
+        """Those of the transpose of what is linear in some operands: of the other operands and of cotangents of these results, the
+        cotangents of the moving operands. It is divided as it is itself; what some of these lack is summed over."""
+        others = tuple(t for k, t in enumerate(self.operands) if k not in moving)
+        operands = others + tuple(self.results[k] for k in results)
+        found = tuple(self.operands[k] for k in moving)
+        there = [name for name in (*self.split, *self.summed) if any(name in t for t in operands)]
+        split = tuple(name for name in there if all(name in t for t in found))
+        return Dimensions(operands, found, split, tuple(name for name in there if name not in split))
+
 
 def listed(function: Function) -> Function:
     """The function with a list of its results."""
@@ -181,9 +192,57 @@ def _mapped(function: Function, at: tuple[int | None, ...]) -> Function:
     return jax.vmap(function, in_axes=at)
 
 
+def _transpose(cotangents: Sequence[Any], *operands: Any, **params: Any) -> list[Any]:
+    """That of a kernel which a derivative rule calls with tangents, in which it is linear then. It is a kernel too."""
+    moving = tuple(k for k, x in enumerate(operands) if ad.is_undefined_primal(x))
+    given = tuple(k for k, c in enumerate(cotangents) if not isinstance(c, ad.Zero))
+    types = tuple(jax.ShapeDtypeStruct(operands[k].aval.shape, operands[k].aval.dtype) for k in moving)
+    dimensions = params["dimensions"].transposed(moving, given)
+    more = {"function": _transposed(params["function"], dimensions, moving, types, given), "dimensions": dimensions}
+    others = [x for k, x in enumerate(operands) if k not in moving]
+    found = iter(_primitive.bind(*others, *(cotangents[k] for k in given), **{**params, **more}))
+    return [next(found) if k in moving else None for k in range(len(operands))]
+
+
+@lru_cache(maxsize=1024)
+def _transposed(function: Function, *how: Any) -> Function:
+    """The transpose of a function, one object for equal ones."""
+    return partial(_pull_linear, function, *how)
+
+
+def _pull_linear(
+    function: Function,
+    dimensions: Dimensions,
+    moving: tuple[int, ...],
+    types: tuple[jax.ShapeDtypeStruct, ...],
+    given: tuple[int, ...],
+    *values: Any,
+) -> list:
+    """Cotangents of the moving operands, in which a function is linear, of the other operands and cotangents of the given results.
+
+    It is the derivative in reverse, wherever that is taken: functions may know no more than that (`custom_vjp`). `types`: those of
+    the moving operands where nothing is divided. What is divided has its size from the values.
+    """
+    sizes = dimensions.sizes([x.shape for x in values], dimensions.operands)
+    shapes = [
+        tuple(sizes.get(name, n) for name, n in zip(names, whole.shape, strict=True))
+        for names, whole in zip(dimensions.results, types, strict=True)
+    ]
+    rest = iter(values)
+    operands = [None if k in moving else next(rest) for k in range(len(values) - len(given) + len(moving))]
+
+    def linear(*some: Any) -> list:
+        out = _of_some(function, operands, moving)(*some)
+        return [out[k] for k in given]
+
+    _, pull = jax.vjp(linear, *(jnp.zeros(shape, t.dtype) for shape, t in zip(shapes, types, strict=True)))
+    return list(pull(list(rest)))
+
+
 _primitive.def_impl(_run)
 _primitive.def_abstract_eval(_types)
 ad.primitive_jvps[_primitive] = _derivative
+ad.primitive_transposes[_primitive] = _transpose
 batching.primitive_batchers[_primitive] = _batched
 mlir.register_lowering(_primitive, mlir.lower_fun(_run, multiple_results=True))
 
