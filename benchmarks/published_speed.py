@@ -27,7 +27,7 @@ from benchmarks.models import get
 from benchmarks.record import asked, record, show
 from benchmarks.seeds.cases import AS_TABLE_1
 from benchmarks.seeds.published import FLEXFLOW_SECONDS, OPTCNN_SECONDS, TRACKING, TRACKING_TARGETS
-from benchmarks.simulator import MACHINES, NETWORKS, Clock, loaded
+from benchmarks.simulator import MACHINES, NETWORKS, Clock, loaded, price
 from unity.pcg.capture import capture
 from unity.search.assemble import assemble
 from unity.search.cost import Training
@@ -38,7 +38,6 @@ from unity.search.published.optcnn_space import layerwise, light
 from unity.search.published.tensoropt import TensorOpt
 from unity.search.session import Search
 from unity.search.simulator import Strategy, Topology, makespan, operators
-from unity.search.simulator.configs import possible
 from unity.uncollected import uncollected
 
 SAMPLES = 32  # of OptCNN's, for each GPU
@@ -83,9 +82,7 @@ def flexflow(name: str, devices: int) -> dict[str, Any]:
     begun = initial(o, batch)
     data = makespan(Strategy(o, begun["data parallelism"]).graph)
     clock()
-    for k in o.numbers:
-        for degrees in possible(o.nodes[k], devices):
-            o.seconds(k, degrees)
+    price(o)
     row["costs"] = clock()
     wanted = TURNS * len(o.numbers)
     (chain,) = explored(o, {"random": begun["random"]}, stop=Stop(MOST, wanted, early=False)).chains

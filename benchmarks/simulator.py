@@ -47,6 +47,7 @@ from unity.search.simulator import (
     Strategy,
     TaskGraph,
     Topology,
+    blocks,
     data_parallel,
     drawn,
     makespan,
@@ -54,6 +55,7 @@ from unity.search.simulator import (
     operators,
     simulate,
 )
+from unity.search.simulator.configs import possible
 from unity.search.simulator.pieces import overlap
 from unity.search.simulator.regions import shared_by_number
 from unity.uncollected import uncollected
@@ -116,9 +118,21 @@ def loaded() -> None:
         product(one, one[:, 0], one)
 
 
+def price(o: Operators) -> None:
+    """Finds out what a piece of each operator takes under each of its degrees: FlexFlow measures that before, and keeps it."""
+    for k in o.numbers:
+        for degrees in possible(o.nodes[k], o.topology.devices):
+            o.seconds(k, degrees)
+
+
 def proposals(o: Operators, batch: int, devices: int) -> Iterator[tuple[Strategy, int, ParallelConfig]]:
     """Data parallelism, and an operator's other configuration drawn at random, again and again: the same ones for each walk."""
-    for cache in (overlap, shared_by_number):  # whoever walks finds out himself what pieces of which size have in common
+    for cache in (
+        overlap,
+        shared_by_number,
+        blocks.operand,
+        blocks.weight,
+    ):  # whoever walks finds out himself what pieces of which size have in common
         cache.cache_clear()
     rng = random.Random(0)
     strategy = Strategy(o, {k: data_parallel(o.nodes[k], batch, devices) for k in o.numbers})
@@ -168,6 +182,8 @@ def against_full(name: str, devices: int) -> dict:
     captured = capture(model.loss, model.params, model.batch)
     topology = Topology.uniform(Machine.preset(MACHINES[devices]))
     o, again = (operators(captured.graph, captured.differentiated, topology) for _ in range(2))
+    price(o)
+    price(again)
     with uncollected():
         parts, wholes = list(with_delta(o, batch, devices)), list(with_full(again, batch, devices))
     assert [row["step"] for row in parts] == [row["step"] for row in wholes]

@@ -31,16 +31,16 @@ from unity.search.simulator import (
     full,
     loop,
     operators,
+    records,
     schedule,
     strategy,
-    wiring,
 )
 
 LOOPS = {
     (schedule, loop): ("follow",),
-    (schedule, entry): ("link", "numbered", "unlink", "written"),
-    (strategy, exchange): ("difference", "exchanged", "held", "summed", "waiting"),
-    (wiring, exchange): ("ring_links", "ring_tasks"),
+    (schedule, entry): ("entered", "link", "registered", "taken_back"),
+    (records, records): ("difference",),
+    (strategy, exchange): ("made_of",),
 }
 
 

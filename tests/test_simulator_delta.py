@@ -192,6 +192,21 @@ def test_after_a_change_was_refused_none_is_taken_back() -> None:
     assert delta.timeline == before
 
 
+@settings(max_examples=100)
+@given(names=st.lists(st.one_of(st.integers(-(2**63) + 1, 2**63 - 1), st.integers(0, 30).map(lambda k: k << 40)), max_size=60))
+def test_names_are_found_whatever_others_came_and_went(names: list[int]) -> None:
+    """A name that is there is taken away, and one that is not there is put; every third change is taken back."""
+    delta, tasks = Delta(TaskGraph({}, TWO)), Tasks()
+    for step, name in enumerate(names):
+        change = {name: None if name in tasks else Task(0, 1.0)}
+        delta.change(change)
+        if step % 3 == 2:
+            delta.back()
+        else:
+            tasks = changed(tasks, change)
+        assert delta.graph.tasks == tasks
+
+
 def test_there_is_always_room() -> None:
     """For more tasks than there were, and for more that they wait for, again and again."""
     delta = Delta(chain(3))

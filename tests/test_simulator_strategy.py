@@ -27,9 +27,9 @@ from unity.search.simulator import (
     data_parallel,
     drawn,
     full,
+    names,
     on_one,
     operators,
-    strategy,
 )
 
 FOUR = Machine.grid(1, 4, "p100")
@@ -182,10 +182,10 @@ def test_what_an_operator_cannot_have_is_named() -> None:
 def test_more_operands_or_devices_than_there_are_names_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     o = two_layers(Topology.uniform(FOUR))
     configs = {k: on_one(o.nodes[k]) for k in o.numbers}
-    monkeypatch.setattr(strategy, "PURPOSES", strategy.TRANSFERS + 2)
+    monkeypatch.setattr(names, "PURPOSES", names.TRANSFERS + 2)
     with pytest.raises(SimulationError, match=r"test_simulator_strategy.py:\d+.*: 2 operands; a strategy has names for 1"):
         Strategy(o, configs)
     monkeypatch.undo()
-    monkeypatch.setattr(strategy, "ROW", 3)
+    monkeypatch.setattr(names, "ROW", 3)
     with pytest.raises(SimulationError, match="4 devices; a strategy has names for the tasks of 3"):
         Strategy(o, configs)

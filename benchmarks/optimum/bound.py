@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise, product
@@ -11,11 +11,10 @@ from math import prod
 import numpy as np
 
 from unity.search.simulator import Operators, ParallelConfig, Strategy, on_one
-from unity.search.simulator.columns import Columns
+from unity.search.simulator.names import WAYS, said_by
 from unity.search.simulator.operators import Edge
 from unity.search.simulator.pieces import overlap, slices
 from unity.search.simulator.regions import Shared, shared
-from unity.search.simulator.strategy import WAYS, said_by
 from unity.search.simulator.ticks import in_ticks
 
 May = Mapping[int, list[ParallelConfig]]  # by operator
@@ -61,14 +60,12 @@ class Bound:
             if prod(config.degrees[dim] for dim in r.dims) == config.pieces:
                 # A ring of all pieces begins when the last of them has ended, and each has the sum when its own task in it ends:
                 # these are the tasks that are simulated, so what they take is rounded as there.
-                ring = self._rings(np.array(config.devices), np.array([config.pieces]), [r.nbytes])
-                forward = joined(forward, np.full((2, 2), ring.seconds.max()))
+                forward = joined(forward, np.full((2, 2), self._ring(config.devices, r.nbytes)))
         return forward, backward
 
-    def _rings(self, devices: Array, counts: Array, nbytes: list[float]) -> Columns:
-        """The tasks of all-reduces that wait for nothing."""
-        waits, before = np.zeros(len(counts), np.int64), np.empty(0, np.int64)
-        return self.strategy.wiring.all_reduces(waits, before, devices, counts, nbytes, 0, 1)
+    def _ring(self, devices: Sequence[int], nbytes: float) -> float:
+        """Seconds of an all-reduce, rounded as they are simulated."""
+        return float(in_ticks(np.array(self.o.topology.collective_seconds("all-reduce", devices, nbytes))))
 
     def _seconds(self, k: int, config: ParallelConfig) -> list[tuple[float, float]]:
         """By piece: seconds forward and backward, rounded as they are simulated."""
@@ -174,10 +171,9 @@ class Bound:
                 cut = slices(self.o.nodes[k], config.degrees, position)
                 for devices, elements in parts_of(shared(((cut, config.devices),))):
                     nbytes = elements * float(self.o.nodes[node].tensors[result].itemsize)
-                    ring = self._rings(devices, np.array([len(devices)]), [nbytes])
-                    whole = set(devices.tolist()) == set(config.devices)
-                    for device, seconds in zip(ring.device.tolist(), ring.seconds.tolist(), strict=True):
-                        loads[c, : 1 + whole, device] += seconds
+                    seconds, whole = self._ring(devices, nbytes), set(devices) == set(config.devices)
+                    for sender, receiver in zip(devices, (*devices[1:], devices[0]), strict=True):
+                        loads[c, : 1 + whole, wiring.wire(sender, receiver)] += seconds
             found.append(loads)
         return found
 
@@ -230,10 +226,10 @@ Array = np.ndarray
 _Sends = dict[tuple[int, int], tuple[float, int]]  # by sender and receiver: seconds, and the link
 
 
-def parts_of(found: Shared) -> Iterator[tuple[Array, int]]:
+def parts_of(found: Shared) -> Iterator[tuple[list[int], int]]:
     """The devices that hold each part of a weight, and its elements."""
     devices = np.split(found.devices, np.cumsum(found.counts)[:-1]) if len(found.counts) else []
-    return zip(devices, found.elements.tolist(), strict=True)
+    return zip((on.tolist() for on in devices), found.elements.tolist(), strict=True)
 
 
 def joined(a: Array, b: Array) -> Array:

@@ -1,74 +1,106 @@
-"""Loops that enter a change in the table of tasks: what numbers its tasks have there, what they are, and who waits for whom."""
+"""Loops that enter a change in the table of tasks: what numbers its tasks have there, what they are, and who waits for whom.
+
+Tasks are found by their names in a hash table with linear probing: a change takes as long as it has tasks, however many others
+there are.
+"""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from unity.search.compiled import compiled
-from unity.search.simulator.columns import GONE, Columns, Numbers
-from unity.search.simulator.loop import NONE, Table
+from unity.search.simulator.columns import GONE, Columns, Moments, Numbers
+from unity.search.simulator.loop import NONE, Counts, Table
+from unity.search.simulator.tasks import LARGEST
 
-WAITED = -2  # instead of a place in a list: a task that is taken away is waited for
+MIX = 0x1E3779B97F4A7C15  # an odd number, for hashes
+FREE, USED = 0, 1  # what `Register.sizes` are of
+ENTERED, ABSENT, UNKNOWN, WAITED = range(4)  # what `entered` says
 
 
-@compiled
-def numbered(c: Columns, names: Numbers, numbers: Numbers, free: Numbers) -> tuple[int, Numbers, Numbers, Numbers, Numbers]:
-    """The numbers of tasks that change.
+class Register(NamedTuple):
+    """Numbers of tasks by name, and what is left.
 
     Args:
-        c: the change.
-        names, numbers: of all tasks, in the order of names.
-        free: numbers that no task has, as many at least as tasks are new.
-
-    Gives the place in the change of a task that is to be taken away but is not there, or NONE; the numbers; and names, numbers and
-    free numbers after the change.
+        names, numbers: by slot, of which there are 2 ** n; a number is NONE where the slot is empty.
+        free: a stack of numbers that no task has.
+        sizes: how many are on it, and how many places of the table are taken.
     """
-    n, m = len(names), len(c.name)
-    rows, lost = np.empty(m, np.int64), np.empty(m, np.int64)
-    after, of = np.empty(n + m, np.int64), np.empty(n + m, np.int64)
-    i, size, taken, gone = 0, 0, 0, 0
-    for k in range(m):
-        name = c.name[k]
-        while i < n and names[i] < name:
-            after[size], of[size] = names[i], numbers[i]
-            size, i = size + 1, i + 1
-        if i < n and names[i] == name:
-            rows[k] = numbers[i]
-            i += 1
-        elif c.device[k] == GONE:
-            return k, rows, after, of, lost
-        else:
-            rows[k] = free[taken]
-            taken += 1
+
+    names: Numbers
+    numbers: Counts
+    free: Counts
+    sizes: Numbers
+
+
+class Was(NamedTuple):
+    """What the table said of tasks that change, by their `rows` there. `names`: of what they waited for, task after task."""
+
+    rows: Numbers
+    device: Counts
+    seconds: Moments
+    nbytes: Moments
+    first: Counts
+    waits: Counts
+    names: Numbers
+
+
+def _home(name: int, slots: int) -> int:
+    """The slot that a name is in, or after."""
+    return (((name ^ (name >> 31)) * MIX & LARGEST) >> 31) & (slots - 1)
+
+
+def _slot(name: int, names: Numbers, numbers: Counts) -> int:
+    """The slot that a name is in, or would be in."""
+    k = _home(name, len(names))
+    while numbers[k] != NONE and names[k] != name:
+        k = (k + 1) & (len(names) - 1)
+    return k
+
+
+def _leave(name: int, names: Numbers, numbers: Counts) -> None:
+    """Takes a name out, and moves others up that are in the way of nothing then."""
+    last = len(names) - 1
+    k = _slot(name, names, numbers)
+    j = (k + 1) & last
+    while numbers[j] != NONE:
+        if (j - _home(names[j], len(names))) & last >= (j - k) & last:
+            names[k], numbers[k] = names[j], numbers[j]
+            k = j
+        j = (j + 1) & last
+    numbers[k] = NONE
+
+
+def _register(c: Columns, rows: Numbers, r: Register) -> None:
+    """Gives new tasks numbers, and takes those of tasks away that are to be taken away."""
+    for k in range(len(rows)):
+        if rows[k] == NONE:
+            r.sizes[FREE] -= 1
+            rows[k] = r.free[r.sizes[FREE]]
+            slot = _slot(c.name[k], r.names, r.numbers)
+            r.names[slot], r.numbers[slot] = c.name[k], rows[k]
+    for k in range(len(rows)):
         if c.device[k] == GONE:
-            lost[gone] = rows[k]
-            gone += 1
-        else:
-            after[size], of[size] = name, rows[k]
-            size += 1
-    while i < n:
-        after[size], of[size] = names[i], numbers[i]
-        size, i = size + 1, i + 1
-    left = np.empty(len(free) - taken + gone, np.int64)
-    for k in range(taken, len(free)):
-        left[k - taken] = free[k]
-    for k in range(gone):
-        left[len(free) - taken + k] = lost[k]
-    return NONE, rows, after[:size], of[:size], left
+            _leave(c.name[k], r.names, r.numbers)
+            r.free[r.sizes[FREE]] = rows[k]
+            r.sizes[FREE] += 1
 
 
-def _place(name: int, names: Numbers) -> int:
-    """Where a name is in a list that is in order, or NONE."""
-    low, high = 0, len(names)
-    while low < high:
-        middle = (low + high) >> 1
-        if names[middle] < name:
-            low = middle + 1
-        else:
-            high = middle
-    return low if low < len(names) and names[low] == name else NONE
+def _register_back(name: Numbers, device: Numbers, was: Counts, rows: Numbers, r: Register) -> None:
+    """The opposite. `device`, `was`: of each task, after the change and before."""
+    for k in range(len(rows) - 1, -1, -1):
+        if device[k] == GONE:
+            r.sizes[FREE] -= 1
+            slot = _slot(name[k], r.names, r.numbers)
+            r.names[slot], r.numbers[slot] = name[k], rows[k]
+    for k in range(len(rows) - 1, -1, -1):
+        if was[k] == GONE:
+            _leave(name[k], r.names, r.numbers)
+            r.free[r.sizes[FREE]] = rows[k]
+            r.sizes[FREE] += 1
 
 
 def _link(rows: Numbers, t: Table) -> None:
@@ -94,29 +126,26 @@ def _unlink(rows: Numbers, t: Table) -> None:
                 t.prior[t.then[k]] = t.prior[k]
 
 
-link, unlink = compiled(_link), compiled(_unlink)
+def _was(rows: Numbers, t: Table) -> Was:
+    """What the table says of tasks."""
+    n, total, place = len(rows), 0, 0
+    device, first, waits = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
+    seconds, nbytes = np.empty(n), np.empty(n)
+    for k in range(n):
+        row = rows[k]
+        device[k], seconds[k], nbytes[k] = t.device[row], t.seconds[row], t.nbytes[row]
+        first[k], waits[k] = t.first[row], t.waits[row]
+        total += t.waits[row]
+    names = np.empty(total, np.int64)
+    for k in range(n):
+        for p in range(first[k], first[k] + waits[k]):
+            names[place] = t.name[t.before[p]]
+            place += 1
+    return Was(rows, device, seconds, nbytes, first, waits, names)
 
 
-@partial(compiled, parts=(_place, _link, _unlink))
-def written(c: Columns, rows: Numbers, names: Numbers, numbers: Numbers, used: int, t: Table) -> int:
-    """Says in the table what tasks are that change, and who waits for whom.
-
-    Args:
-        c: the change.
-        rows: the numbers of its tasks.
-        names, numbers: of all tasks after it, in the order of names.
-        used: how many places of the table are taken.
-        t: the table, with room for what tasks wait for.
-
-    Gives NONE; or the place in `before` of a task that is not there, and nothing is written; or WAITED.
-    """
-    found = np.empty(len(c.before), np.int64)
-    for p in range(len(c.before)):
-        at = _place(c.before[p], names)
-        if at == NONE:
-            return p
-        found[p] = numbers[at]
-    _unlink(rows, t)
+def _write(c: Columns, rows: Numbers, found: Numbers, used: int, t: Table) -> None:
+    """Says what tasks are. `found`: the numbers of what they wait for, which from the place `used` on are in the table then."""
     for p in range(len(found)):
         t.before[used + p] = found[p]
     for k in range(len(rows)):
@@ -124,8 +153,66 @@ def written(c: Columns, rows: Numbers, names: Numbers, numbers: Numbers, used: i
         t.name[n], t.device[n], t.seconds[n], t.nbytes[n] = c.name[k], c.device[k], c.seconds[k], c.nbytes[k]
         t.first[n], t.waits[n] = used, c.waits[k]
         used += c.waits[k]
+
+
+@partial(compiled, parts=(_home, _slot, _leave, _register, _register_back, _link, _unlink, _was, _write))
+def entered(c: Columns, r: Register, t: Table) -> tuple[int, int, Was]:
+    """Enters a change.
+
+    Args:
+        c: the change.
+        r: the register, with as many free numbers at least as tasks are new.
+        t: the table, with room for what tasks wait for.
+
+    Gives ENTERED; ABSENT and the place in the change of a task that is to be taken away but is not there; UNKNOWN and the place in
+    `before` of one that is not there; or WAITED, if one that is taken away is waited for. In the second and third case nothing is
+    entered. And what the table said before.
+    """
+    rows, found, nothing = np.empty(len(c.name), np.int64), np.empty(len(c.before), np.int64), np.empty(0, np.int64)
+    for k in range(len(rows)):
+        rows[k] = r.numbers[_slot(c.name[k], r.names, r.numbers)]
+        if rows[k] == NONE and c.device[k] == GONE:
+            return ABSENT, k, _was(nothing, t)
+    _register(c, rows, r)
+    was = _was(rows, t)
+    for p in range(len(found)):
+        found[p] = r.numbers[_slot(c.before[p], r.names, r.numbers)]
+        if found[p] == NONE:
+            _register_back(c.name, c.device, was.device, rows, r)
+            return UNKNOWN, p, was
+    _unlink(rows, t)
+    _write(c, rows, found, r.sizes[USED], t)
+    r.sizes[USED] += len(found)
     _link(rows, t)
     for n in rows:
         if t.device[n] == GONE and t.head[n] != NONE:
-            return WAITED
-    return NONE
+            return WAITED, NONE, was
+    return ENTERED, NONE, was
+
+
+@partial(compiled, parts=(_home, _slot, _leave, _register_back, _link, _unlink))
+def taken_back(name: Numbers, was: Was, used: int, r: Register, t: Table) -> None:
+    """Takes the last change back that was entered. `name`: of its tasks; `used`: how many places of the table were taken."""
+    rows, device = was.rows, np.empty(len(name), np.int64)
+    for k in range(len(rows)):
+        device[k] = t.device[rows[k]]
+    _unlink(rows, t)
+    _register_back(name, device, was.device, rows, r)
+    for k in range(len(rows)):
+        n = rows[k]
+        t.name[n], t.device[n], t.seconds[n], t.nbytes[n] = name[k], was.device[k], was.seconds[k], was.nbytes[k]
+        t.first[n], t.waits[n] = was.first[k], was.waits[k]
+    _link(rows, t)
+    r.sizes[USED] = used
+
+
+@partial(compiled, parts=(_home, _slot))
+def registered(rows: Numbers, t: Table, names: Numbers, numbers: Counts) -> None:
+    """Enters the names of tasks in slots that are all empty."""
+    for n in rows:
+        name = int(t.name[n])
+        slot = _slot(name, names, numbers)
+        names[slot], numbers[slot] = name, n
+
+
+link = compiled(_link)

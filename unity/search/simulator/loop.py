@@ -131,24 +131,25 @@ def _line_up(since: float, count: int, rows: Numbers, t: Table, times: Times, li
         line.moves[d] = 0.0
         line.moved[d] = 0.0
         line.was_moved[d] = 0.0
-    for n in range(len(t.device)):
-        line.missing[n] = UNSEEN
-    for n in range(len(t.device)):
-        if t.device[n] < 0:
-            continue
-        if times.ready[n] >= since:
-            left += 1
-            if t.waits[n] == 0:
+    missing, ready, end, device, waits = line.missing, times.ready, times.end, t.device, t.waits
+    for n in range(len(device)):
+        missing[n] = UNSEEN
+    for n in range(len(device)):
+        there, later = device[n] >= 0, ready[n] >= since
+        left += there & later
+        # most tasks are over or wait for others: one branch, that is seldom taken, for what looks at all tasks again and again
+        if there & ((later & (waits[n] == 0)) | ((not later) & (end[n] >= since))):
+            if later:
                 line.begun[found] = n
                 found += 1
-        elif times.end[n] >= since:
-            d = t.device[n]
-            line.last[d] = max(line.last[d], times.end[n])
+                continue
+            d = device[n]
+            line.last[d] = max(line.last[d], end[n])
             k = t.head[n]
             while k != NONE:
                 s = t.waiter[k]
-                if line.missing[s] == UNSEEN and times.ready[s] >= since:
-                    line.missing[s] = 0
+                if missing[s] == UNSEEN and ready[s] >= since:
+                    missing[s] = 0
                     line.begun[found] = s
                     found += 1
                 k = t.then[k]
@@ -247,10 +248,11 @@ def _move(then: float, offset: float, count: int, changed: Changed, t: Table, ti
     """Moves all that was to be taken from a moment on. Changed tasks that make a difference only then come first in their arrays:
     gives how many."""
     if offset != 0.0:
+        ready, end = times.ready, times.end
         for n in range(len(missing)):
-            by = offset if missing[n] != TAKEN and times.ready[n] >= then else 0.0
-            times.ready[n] += by
-            times.end[n] += by
+            by = offset if (missing[n] != TAKEN) & (ready[n] >= then) & (ready[n] < NEVER) else 0.0
+            ready[n] += by
+            end[n] += by
     rest = 0
     for c in range(count):
         n = changed.rows[c]

@@ -204,13 +204,11 @@ class Overlap(NamedTuple):
 @lru_cache(maxsize=65536)
 def overlap(a: Slices, b: Slices) -> Overlap:
     """What the pieces of one way to cut a tensor share with those of another: halos are of the second."""
-    shared = np.ones((prod(a.degrees), prod(b.degrees)), np.int64)
-    for dim, n in enumerate(a.shape):
-        if a.cuts[dim] or b.cuts[dim]:
-            counts = _counts(n, _cuts(a, dim), _cuts(b, dim), b.halo(dim))
-            shared *= counts[a.parts(dim)[:, None], b.parts(dim)]
-        else:
-            shared *= n
+    cut = [dim for dim in range(len(a.shape)) if a.cuts[dim] or b.cuts[dim]]
+    shared = np.full((prod(a.degrees), prod(b.degrees)), prod(n for dim, n in enumerate(a.shape) if dim not in cut))
+    for dim in cut:
+        counts = _counts(a.shape[dim], _cuts(a, dim), _cuts(b, dim), b.halo(dim))
+        shared *= counts[a.parts(dim)[:, None], b.parts(dim)]
     first, second = np.nonzero(shared)
     return Overlap(first.copy(), second.copy(), shared[first, second])
 

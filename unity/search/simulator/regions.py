@@ -31,18 +31,24 @@ class Shared(NamedTuple):
 
 def shared(readers: Readers) -> Shared:
     """The parts of a weight that the same devices read, where these are more than one."""
-    devices = tuple(dict.fromkeys(d for _, on in readers for d in on))
-    number = {d: k for k, d in enumerate(devices)}
-    found = shared_by_number(tuple((cut, tuple([number[d] for d in on])) for cut, on in readers))
-    chosen = np.array(devices, np.int64)[found.devices]
+    found = shared_by_number(numbered(readers))
+    chosen = np.array(list(dict.fromkeys(d for _, on in readers for d in on)), np.int64)[found.devices]
     part = np.repeat(np.arange(len(found.counts)), found.counts)
     return found._replace(devices=chosen[np.lexsort((chosen, part))])
 
 
+def numbered(readers: Readers) -> Readers:
+    """The same, of devices that are numbered in the order in which they are named."""
+    number: dict[int, int] = {}
+    return tuple([(cut, tuple([number.setdefault(d, len(number)) for d in on])) for cut, on in readers])
+
+
 @lru_cache(maxsize=4096)
 def shared_by_number(readers: Readers) -> Shared:
-    """The same, of devices that are numbered in the order in which they are named: which they are makes no difference to parts."""
+    """The same, of devices that are `numbered`: which they are makes no difference to parts."""
     readers = tuple(dict.fromkeys(readers))
+    if len(readers) == 1 and len(set(readers[0][1])) == len(readers[0][1]):
+        return _sliced(readers[0][0])
     shape = readers[0][0].shape
     units = tuple(
         gcd(n, *(n // (outer * degree) for cut, _ in readers for outer, degree, _ in cut.cuts[dim])) for dim, n in enumerate(shape)
@@ -61,6 +67,15 @@ def shared_by_number(readers: Readers) -> Shared:
         np.array([len(on) for on, _ in parts], np.int64),
         np.array([count * prod(units) for _, count in parts], np.int64),
     )
+
+
+def _sliced(cut: Slices) -> Shared:
+    """The same of one reader, on as many devices as it has pieces: parts are its slices, in the same order as elsewhere."""
+    if not cut.copied:
+        return Shared(*np.empty((3, 0), np.int64))
+    found = np.argsort(cut.slice_of, kind="stable").reshape(cut.slices, -1)
+    devices = found[np.argsort(-found[:, 0])]
+    return Shared(devices.ravel(), np.full(cut.slices, devices.shape[1]), np.full(cut.slices, prod(cut.local)))
 
 
 def _members(pattern: bytes, devices: int) -> list[int]:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unity.search.simulator.columns import GONE, ByColumn, Columns, Numbers, columns_of
-from unity.search.simulator.entry import WAITED, link, numbered, unlink, written
+from unity.search.simulator.entry import ABSENT, ENTERED, UNKNOWN, USED, Register, Was, entered, link, registered, taken_back
 from unity.search.simulator.loop import NEVER, NONE, Counts, Line, Table, Times, follow
 from unity.search.simulator.tasks import SimulationError, Task, circle
 from unity.search.simulator.ticks import without_rounding
@@ -18,8 +17,10 @@ from unity.search.simulator.ticks import without_rounding
 Change = Mapping[int, Task | None]  # tasks to put under names, new or not; None takes one away
 
 ROOM = 1.5  # how much longer arrays become that are full
-COLUMNS = 6  # of a table, that are of tasks themselves
-SECONDS = Table._fields.index("seconds")
+SLOTS = 2  # of the register, at least, for each task that there is room for
+AGAIN = 4  # the same of places: a task that changes has others from then on
+COLUMNS = 7  # of a table, that are by task
+PLACES = Table._fields[COLUMNS:]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,19 +28,13 @@ class Past:
     """What takes a change back.
 
     Args:
-        changed: the names of what changed, and `rows` their numbers.
-        columns: what the table said of these.
-        before: the table's list of what tasks wait for, in which what was taken is not written to again.
-        names, numbers, free, used, total, times: what was in the schedule.
+        changed: the names of what changed.
+        was: what the table said of these.
+        used, total, times: what was in the schedule. The next change writes to these times.
     """
 
     changed: Numbers
-    rows: Numbers
-    columns: tuple[NDArray, ...]
-    before: Counts
-    names: Numbers
-    numbers: Numbers
-    free: Numbers
+    was: Was
     used: int
     total: float
     times: Times
@@ -50,9 +45,9 @@ class Past:
         return ByColumn[Task | None](self._undo)
 
     def _undo(self) -> Columns:
-        name = np.zeros(len(self.numbers) + len(self.free), np.int64)
-        name[self.numbers] = self.names
-        return _columns(self.changed, self.columns, self.before, name)
+        was = self.was
+        numbers = was.device.astype(np.int64), was.seconds, was.nbytes, was.waits.astype(np.int64)
+        return Columns(self.changed, *numbers, was.names)
 
 
 class Schedule:
@@ -63,19 +58,27 @@ class Schedule:
     """
 
     def __init__(self, tasks: Mapping[int, Task], devices: int) -> None:
-        self._names, self._numbers, self._free = np.empty((3, 0), np.int64)  # of tasks, in the order of names; of no task
-        self._table, self._times, self._devices = _table(0, 0), _times(0), devices
+        self._register = Register(np.empty(1, np.int64), np.full(1, NONE, np.int32), np.empty(0, np.int32), np.zeros(2, np.int64))
+        self._table, self._devices = _table(0, 0), devices
+        self._times, self._spare = _times(0), _times(0)
         self._line = _line(0, devices)
-        self._used = 0  # places in the table
         self._total = 0.0  # seconds of all tasks
         self._exact = True  # times are added without rounding
         self.change(tasks)
 
     @property
+    def _rows(self) -> Numbers:
+        """The numbers of all tasks, in the order of names."""
+        rows = np.flatnonzero(self._table.device != GONE)
+        return rows[np.argsort(self._table.name[rows])]
+
+    @property
     def tasks(self) -> Mapping[int, Task]:
         """All tasks."""
-        t = self._table
-        return ByColumn[Task](_columns(self._names, tuple([column[self._numbers] for column in t[:COLUMNS]]), t.before, t.name))
+        t, rows = self._table, self._rows
+        found = t.name[t.before[_places(t.first[rows], t.waits[rows])]]
+        columns = t.device[rows].astype(np.int64), t.seconds[rows], t.nbytes[rows], t.waits[rows].astype(np.int64)
+        return ByColumn[Task](Columns(t.name[rows], *columns, found))
 
     @property
     def makespan(self) -> float:
@@ -85,8 +88,8 @@ class Schedule:
     @property
     def taken(self) -> list[tuple[int, float, float]]:
         """All tasks in the order in which they are taken: each one's name, when it is ready, and when it ends."""
-        t, times = self._table, self._times
-        order = np.lexsort((t.name, times.level, times.ready))[: len(self._names)]  # what is gone is NEVER ready
+        t, times, rows = self._table, self._times, self._rows
+        order = rows[np.lexsort((t.name[rows], times.level[rows], times.ready[rows]))]
         return list(zip(*(column[order].tolist() for column in (t.name, times.ready, times.end)), strict=True))
 
     def change(self, change: Change) -> tuple[Past, int]:
@@ -94,22 +97,19 @@ class Schedule:
         simulated. Where a change is not possible, nothing is changed."""
         c = columns_of(change, self._devices)
         self._make_room(len(c.name), len(c.before))
-        strange, rows, names, numbers, free = numbered(c, self._names, self._numbers, self._free)
-        if strange != NONE:
-            raise SimulationError(f"task {c.name[strange]} is to be taken away, but is not there")
-        t = self._table
-        columns = tuple([column[rows] for column in t[:COLUMNS]])
-        register = self._names, self._numbers, self._free
-        past = Past(c.name, rows, columns, t.before, *register, self._used, self._total, self._times)
-        unknown = written(c, rows, names, numbers, self._used, t)
-        if unknown >= 0:
-            raise SimulationError(self._unknown(c, unknown))
-        self._names, self._numbers, self._free, self._used = names, numbers, free, self._used + len(c.before)
-        ready, level, end = self._times
-        self._times = Times(ready.copy(), level.copy(), end.copy())
-        self._total += float(c.seconds.sum() - columns[SECONDS].sum())
+        used = int(self._register.sizes[USED])
+        said, place, was = entered(c, self._register, self._table)
+        if said == ABSENT:
+            raise SimulationError(f"task {c.name[place]} is to be taken away, but is not there")
+        if said == UNKNOWN:
+            raise SimulationError(self._unknown(c, place))
+        past = Past(c.name, was, used, self._total, self._times)
+        for column, now in zip(self._spare, self._times, strict=True):
+            np.copyto(column, now)
+        self._times, self._spare = self._spare, self._times
+        self._total += float(c.seconds.sum() - was.seconds.sum())
         self._exact = self._exact and without_rounding(c.seconds, self._total)
-        taken = NONE if unknown == WAITED else follow(self._exact, rows, t, self._times, self._line)
+        taken = follow(self._exact, was.rows, self._table, self._times, self._line) if said == ENTERED else NONE
         if taken == NONE:
             found = self._refusal()
             self.restore(past)
@@ -118,12 +118,8 @@ class Schedule:
 
     def restore(self, past: Past) -> None:
         """All as it was before the last change. Nothing is simulated."""
-        unlink(past.rows, self._table)
-        for column, before in zip(self._table, past.columns, strict=False):
-            column[past.rows] = before
-        link(past.rows, self._table)
-        self._names, self._numbers, self._free = past.names, past.numbers, past.free
-        self._used, self._total, self._times = past.used, past.total, past.times
+        taken_back(past.changed, past.was, past.used, self._register, self._table)
+        self._total, self._times, self._spare = past.total, past.times, self._times
 
     def _unknown(self, c: Columns, place: int) -> str:
         """Why a task of a change cannot wait for what is at a place in the list of what they wait for."""
@@ -141,32 +137,41 @@ class Schedule:
 
     def _make_room(self, tasks: int, waits: int) -> None:
         """Room for so many more tasks, which wait for so many."""
-        t, n = self._table, len(self._table.device)
-        more = max(tasks - len(self._free), int(n * (ROOM - 1))) if tasks > len(self._free) else 0
-        full = self._used + waits > len(t.before)
-        if not more and not full:
-            return
-        rows = self._numbers
+        free, used = self._register.sizes.tolist()
+        if tasks > free:
+            self._more_tasks(max(tasks - free, int(len(self._table.device) * (ROOM - 1))))
+        if used + waits > len(self._table.before):
+            self._more_places(waits)
+
+    def _more_tasks(self, more: int) -> None:
+        """Room for so many more tasks."""
+        old, was, n = self._table, self._times, len(self._table.device)
+        self._table, self._line = (
+            _table(n + more, 0)._replace(**{f: getattr(old, f) for f in PLACES}),
+            _line(n + more, self._devices),
+        )
+        self._times, self._spare = _times(n + more), _times(n + more)
+        for column, before in (*zip(self._table, old[:COLUMNS], strict=False), *zip(self._times, was, strict=True)):
+            column[:n] = before
+        free, used = self._register.sizes.tolist()
+        slots = 1 << (SLOTS * (n + more) - 1).bit_length()
+        names, numbers = np.empty(slots, np.int64), np.full(slots, NONE, np.int32)
+        registered(np.flatnonzero(self._table.device != GONE), self._table, names, numbers)
+        stack = np.empty(n + more, np.int32)
+        stack[:more], stack[more : more + free] = np.arange(n, n + more), self._register.free[:free]
+        self._register = Register(names, numbers, stack, np.array([more + free, used]))
+
+    def _more_places(self, waits: int) -> None:
+        """Room for so many more that are waited for: what is not used any more is left out."""
+        t, rows = self._table, np.flatnonzero(self._table.device != GONE)
         counts = t.waits[rows]
-        places = int(ROOM * (counts.sum() + waits)) if full else len(t.before)
-        old, self._table = t, _table(n + more, places)
-        for column, before in zip(self._table, old[:COLUMNS], strict=False):
-            column[:n] = before
-        self._used = int(counts.sum())
-        self._table.before[: self._used] = old.before[_places(old.first[rows], counts)]
-        self._table.first[rows] = np.cumsum(counts) - counts
+        used = int(counts.sum())
+        before = np.zeros((len(PLACES), int(AGAIN * (used + waits))), np.int32)
+        before[0, :used] = t.before[_places(t.first[rows], counts)]
+        self._table = t._replace(**dict(zip(PLACES, before, strict=True)))
+        t.first[rows], t.head[:] = np.cumsum(counts) - counts, NONE
         link(rows, self._table)
-        was, self._times, self._line = self._times, _times(n + more), _line(n + more, self._devices)
-        for column, before in zip(self._times, was, strict=True):
-            column[:n] = before
-        self._free = np.append(self._free, np.arange(n, n + more))
-
-
-def _columns(names: Numbers, columns: tuple[NDArray, ...], before: Counts, name: Numbers) -> Columns:
-    """Tasks with these names, of which a table says so much; `before`: its list of what tasks wait for; `name`: tasks' names."""
-    _, device, seconds, nbytes, first, waits = columns
-    found = name[before[_places(first, waits)]]
-    return Columns(names, device.astype(np.int64), seconds, nbytes, waits.astype(np.int64), found)
+        self._register.sizes[USED] = used
 
 
 def _places(first: Counts, counts: Counts) -> Numbers:

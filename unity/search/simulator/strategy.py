@@ -7,54 +7,28 @@ are read. What pieces sum up, and weights' gradients on several devices, are rin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
-from unity.search.simulator.columns import NO_TASKS, ByColumn, Columns, Numbers, joined, packed
+from unity.search.simulator import blocks, records
+from unity.search.simulator.around import Around, around
+from unity.search.simulator.columns import ByColumn, Numbers
 from unity.search.simulator.configs import ParallelConfig
-from unity.search.simulator.exchange import ROW, difference, exchanged, held, summed, waiting
+from unity.search.simulator.exchange import made_of
+from unity.search.simulator.names import TRANSFERS, WAYS, check_named, name_of
 from unity.search.simulator.operators import Edge, Operators
-from unity.search.simulator.pieces import overlap
-from unity.search.simulator.regions import shared
+from unity.search.simulator.pieces import Degrees
+from unity.search.simulator.records import NOTHING
+from unity.search.simulator.regions import numbered
 from unity.search.simulator.schedule import Change
 from unity.search.simulator.tasks import SimulationError, Task, TaskGraph
-from unity.search.simulator.ticks import in_ticks
 from unity.search.simulator.wiring import Wiring
 from unity.uncollected import uncollected
 
-FORWARD, BACKWARD, REDUCTIONS, TRANSFERS = 0, 1, 2, 1 << 13  # what a task of an operator is for; from the last two on, by number
-GRADIENT = 0  # of a weight, from here on, by number
-WAYS, ENDS = 2, 2  # forward and backward; a barrier and what waits for it
-PURPOSE, PURPOSES = ROW * ROW, 1 << 14  # between the names of what is for one purpose and for the next; how many there are
-OPERATORS = 1 << 16
-
-NOTHING = np.empty(0, np.int64)
-
-Pairs = tuple[Numbers, Numbers] | Numbers  # a piece (by number) or a device, and the name of a task: two arrays, or two rows of one
-
-
-def name_of(operator: int, purpose: int, i: int = 0, j: int = 0) -> int:
-    """A task's name: it says nothing about other tasks, and orders those of one operator as listed above."""
-    return (operator * PURPOSES + purpose) * PURPOSE + i * ROW + j
-
-
-def said_by(name: int) -> tuple[int, int, int, int]:
-    """What a task's name was made of."""
-    operator, purpose = divmod(name // PURPOSE, PURPOSES)
-    return operator, purpose, name // ROW % ROW, name % ROW
-
-
-def _check_named(o: Operators) -> None:
-    """Raises SimulationError unless there are names for all tasks that there may be."""
-    operands = (PURPOSES - TRANSFERS) // WAYS
-    wide = next((node for node in o.nodes if len(node.operands) > operands), None)
-    if wide is not None:
-        raise SimulationError(f"{wide.source or wide}: {len(wide.operands)} operands; a strategy has names for {operands}")
-    for what, count, most in (("operators", len(o.nodes), OPERATORS), ("devices", o.topology.devices, ROW)):
-        if count > most:
-            raise SimulationError(f"{count} {what}; a strategy has names for the tasks of {most}")
+T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -63,9 +37,9 @@ class _Before:
 
     operator: int
     config: ParallelConfig
-    pieces: _Pieces
-    edges: dict[tuple[int, int], _Edge]
-    parts: dict[int, Columns]
+    pieces: Numbers
+    waits: dict[tuple[int, int], Numbers]
+    parts: dict[int, Numbers]
 
 
 class Strategy:
@@ -84,38 +58,24 @@ class Strategy:
         missing = [operators.nodes[k] for k in operators.numbers if k not in configs]
         if missing:
             raise SimulationError(f"{len(missing)} operators have no configuration, the first is {missing[0].source or missing[0]}")
-        _check_named(operators)
+        check_named(operators)
         self.configs: dict[int, ParallelConfig] = {}
         for k in operators.numbers:
             operators.check(k, configs[k])
             self.configs[k] = configs[k]
-        self._speeds = np.array(operators.topology.speeds)
-        self._pieces = {k: _Pieces(self, k) for k in operators.numbers}
-        self._edges = {e[:2]: _Edge(self, e) for k in operators.numbers for e in operators.incoming[k]}
-        every = operators.numbers
-        self._parts = self._made(every, every, every, self._edges, operators.weights)  # by the name of the first that there may be
+        # blocks of operators and of what operands are waited for (`exchange`), and tasks' records by the first name there may be
+        self._pieces: dict[int, Numbers] = {}
+        self._waits: dict[tuple[int, int], Numbers] = {}
+        self._parts: dict[int, Numbers] = {}
+        self._around: dict[int, Around] = {}
+        self._blocks: dict[tuple[int, Degrees], Numbers] = {}
         self._before: _Before | None = None
+        self._make(around(operators, operators.numbers))
 
     @property
     def graph(self) -> TaskGraph:
         """The task graph of all operators."""
-        tasks = ByColumn[Task](joined([self._parts[first] for first in sorted(self._parts)]))
-        return TaskGraph(tasks, self.wiring.resources)
-
-    def _made(
-        self,
-        anew: Iterable[int],
-        forward: Iterable[int],
-        backward: Iterable[int],
-        edges: Iterable[tuple[int, int]],
-        weights: Iterable[tuple[int, int]],
-    ) -> dict[int, Columns]:
-        """The tasks of edges, of weights' gradients and of operators: of those with other pieces, forward and backward."""
-        found = {name_of(k, REDUCTIONS): self._pieces[k].reductions for k in anew}
-        found |= {name_of(k, FORWARD): self._forward(k) for k in forward}
-        found |= {name_of(k, BACKWARD): self._backward(k) for k in backward}
-        found |= {name_of(k, TRANSFERS + p * WAYS): self._edges[k, p].tasks for k, p in edges}
-        return found | {name_of(k, GRADIENT + r * ENDS): self._synchronize((k, r)) for k, r in weights}
+        return TaskGraph(ByColumn[Task](records.change(NOTHING, self._records(sorted(self._parts)))), self.wiring.resources)
 
     @uncollected()
     def change(self, operator: int, config: ParallelConfig) -> Change:
@@ -123,23 +83,16 @@ class Strategy:
 
         Raises as making a strategy does; then nothing is changed.
         """
-        o = self.operators
-        o.check(operator, config)
-        incoming, outgoing = o.incoming[operator], o.outgoing[operator]
-        edges = {e[:2]: e for e in (*incoming, *outgoing)}
-        before = self.configs[operator], self._pieces[operator], {e: self._edges[e] for e in edges}
+        self.operators.check(operator, config)
+        near = self._around.get(operator)
+        if near is None:
+            near = self._around[operator] = around(self.operators, (operator,))
+        before = self._records(near.ordered)
+        waits, parts = {e: self._waits[e] for e in near.names}, {first: self._parts[first] for first in near.parts}
+        self._before = _Before(operator, self.configs[operator], self._pieces[operator], waits, parts)
         self.configs[operator] = config
-        self._pieces[operator] = _Pieces(self, operator)
-        for e in edges:
-            self._edges[e] = _Edge(self, edges[e])
-        readers = dict.fromkeys((operator, *(e.reader for e in outgoing)))
-        makers = dict.fromkeys((operator, *(e.maker for e in incoming if e.flows)))
-        made = self._made((operator,), readers, makers, edges, o.reads[operator])
-        self._before = _Before(operator, *before, {first: self._parts[first] for first in made})
-        self._parts |= made
-        order = sorted(made)
-        old, new = (joined([parts[first] for first in order]) for parts in (self._before.parts, made))
-        return ByColumn[Task | None](packed(*difference(old, new)))
+        self._make(near)
+        return ByColumn[Task | None](records.change(before, self._records(near.ordered)))
 
     def back(self) -> None:
         """Takes the last change back. Nothing is made anew.
@@ -152,97 +105,62 @@ class Strategy:
             raise SimulationError("there is no change of the strategy to be taken back")
         self._before = None
         self.configs[old.operator], self._pieces[old.operator] = old.config, old.pieces
-        self._edges |= old.edges
+        self._waits |= old.waits
         self._parts |= old.parts
 
     def of_edge(self, edge: Edge) -> Mapping[int, Task]:
         """The transfers of an operand."""
-        return ByColumn[Task](self._edges[edge[:2]].tasks)
+        k, p = edge[:2]
+        return ByColumn[Task](records.change(NOTHING, self._parts[name_of(k, TRANSFERS + p * WAYS)]))
 
-    def _forward(self, k: int) -> Columns:
-        """The tasks of an operator's pieces."""
-        pieces = self._pieces[k]
-        found = [self._edges[e[:2]].forward for e in self.operators.incoming[k]]
-        return self._computing(pieces.names, pieces, pieces.forward, found)
+    def _make(self, near: Around) -> None:
+        """Makes all anew that depends on some operators' configurations."""
+        o, configs = self.operators, self.configs
+        found = [block for k in near.anew for block in self._operator(k)]
+        found += [self._pieces[k] for k in near.others]
+        found += [self._weight(w) for w in near.weights]
+        found += [self._operand(e) for e in near.edges]
+        facts, kept = (np.concatenate([NOTHING, *some]) for some in (found, [self._waits[e[:2]] for e in near.kept]))
+        made, waits, ends, ringed, sent = made_of(near.head, facts, kept, self.wiring.wires)
+        wholes = np.array([o.seconds(k, configs[k].degrees)[way] for k, way in near.computing])
+        self.wiring.time(made, ringed, sent, wholes)
+        self._pieces.update(_named(near.anew, facts))
+        self._waits.update(_named(near.names, waits))
+        begin = 0
+        for first, end in zip(near.parts, ends.tolist(), strict=True):
+            self._parts[first], begin = made.records[begin:end].copy(), end
 
-    def _backward(self, k: int) -> Columns:
-        """The tasks of the backward passes of an operator's pieces."""
-        o, pieces = self.operators, self._pieces[k]
-        if not pieces.backward:
-            return NO_TASKS
-        found = [self._edges[e[:2]].backward for e in o.outgoing[k] if e.flows]
-        if k in o.ends:
-            found.append(np.array([np.arange(len(pieces.devices)), pieces.done]))
-        return self._computing(pieces.names + BACKWARD * PURPOSE, pieces, pieces.backward, found)
+    def _operator(self, k: int) -> tuple[Numbers, Numbers]:
+        """An operator's block, in two parts."""
+        o, config = self.operators, self.configs[k]
+        key = o.alike[k], config.degrees
+        found = self._blocks.get(key)
+        if found is None:
+            backward = o.seconds(k, config.degrees)[1] > 0
+            found = self._blocks[key] = blocks.operator(config.pieces, backward, o.reductions(k, config.degrees))
+        return found, np.array(config.devices, np.int64)
 
-    def _computing(self, names: Numbers, pieces: _Pieces, whole: float, found: Sequence[Pairs]) -> Columns:
-        """What computes an operator's pieces, each after others. `whole`: seconds of a piece where the device has speed 1."""
-        waits, before = waiting(*_pairs(found), len(names))
-        return Columns(names, pieces.devices, in_ticks(whole / self._speeds[pieces.devices]), np.zeros(len(names)), waits, before)
+    def _operand(self, e: Edge) -> Numbers:
+        """An operand's block."""
+        o, configs = self.operators, self.configs
+        made = o.slices(e.maker, configs[e.maker].degrees, len(o.nodes[e.maker].operands) + e.result)
+        return blocks.operand(made, o.slices(e.reader, configs[e.reader].degrees, e.position))
 
-    def _synchronize(self, weight: tuple[int, int]) -> Columns:
-        """The all-reduces of a weight's gradient: one for each part of it that is read on the same devices."""
-        o, (node, result) = self.operators, weight
-        readers = [(self._pieces[k], k, p) for k, p in o.weights[weight]]
-        cuts = tuple([(o.slices(k, self.configs[k].degrees, p), self.configs[k].devices) for _, k, p in readers])
-        found = shared(cuts)
-        if not len(found.counts):
-            return NO_TASKS
-        there = _pairs([(pieces.devices, pieces.undone) for pieces, _, _ in readers if len(pieces.undone)])
-        waits, before = held(*there, o.topology.devices, found.devices, found.counts)
-        nbytes = (float(o.nodes[node].tensors[result].itemsize) * found.elements).tolist()
-        barrier = name_of(node, GRADIENT + result * ENDS)
-        return self.wiring.all_reduces(waits, before, found.devices, found.counts, nbytes, barrier, barrier + PURPOSE)
+    def _weight(self, weight: tuple[int, int]) -> Numbers:
+        """A weight's block."""
+        o, configs, (node, result) = self.operators, self.configs, weight
+        cuts = tuple([(o.slices(k, configs[k].degrees, p), configs[k].devices) for k, p in o.weights[weight]])
+        return blocks.weight(numbered(cuts), o.nodes[node].tensors[result].itemsize)
 
-
-def _pairs(found: Sequence[Pairs]) -> Pairs:
-    """All of them."""
-    if len(found) == 1:
-        return found[0]
-    pieces, names = zip(*found, strict=True) if found else ((NOTHING,), (NOTHING,))
-    return np.concatenate(pieces), np.concatenate(names)
-
-
-class _Pieces:
-    """An operator's pieces under its configuration: what ends each, forward and backward, and the tasks of what they sum up."""
-
-    def __init__(self, strategy: Strategy, k: int) -> None:
-        config, o = strategy.configs[k], strategy.operators
-        self.devices = np.array(config.devices, np.int64)
-        self.forward, self.backward = o.seconds(k, config.degrees)
-        first = name_of(k, FORWARD)
-        self.done = self.names = np.arange(first, first + config.pieces)
-        self.undone = self.names + BACKWARD * PURPOSE if self.backward else NOTHING
-        reductions: list[Columns] = []
-        for r, (_, members, nbytes, backward) in enumerate(o.reductions(k, config.degrees)):
-            there, back = (name_of(k, REDUCTIONS + (r * WAYS + way) * ENDS) for way in range(WAYS))
-            found, self.done = self._reduced(strategy.wiring, there, members, self.done, nbytes)
-            reductions.append(found)
-            if backward and len(self.undone):
-                found, self.undone = self._reduced(strategy.wiring, back, members, self.undone, nbytes)
-                reductions.append(found)
-        self.reductions = joined(reductions)
-
-    def _reduced(self, w: Wiring, barrier: int, members: Numbers, ends: Numbers, nbytes: float) -> tuple[Columns, Numbers]:
-        """The tasks that sum up among groups of pieces, and what ends each piece then."""
-        first = barrier + PURPOSE
-        waits, before, ring, counts, after = summed(members, self.devices, ends, barrier, first)
-        return w.all_reduces(waits, before, ring, counts, [nbytes] * len(members), barrier, first), after
+    def _records(self, ordered: Iterable[int]) -> Numbers:
+        """The records of several parts."""
+        return np.concatenate([NOTHING, *[self._parts[first] for first in ordered]])
 
 
-class _Edge:
-    """An operand: its transfers, what each piece of its reader waits for, and backward each piece of its maker."""
-
-    def __init__(self, strategy: Strategy, e: Edge) -> None:
-        o, configs = strategy.operators, strategy.configs
-        maker, reader = strategy._pieces[e.maker], strategy._pieces[e.reader]
-        node = o.nodes[e.maker]
-        made = o.slices(e.maker, configs[e.maker].degrees, len(node.operands) + e.result)
-        read = o.slices(e.reader, configs[e.reader].degrees, e.position)
-        parts = made.slices if made.copied else 0
-        there, back = (name_of(e.reader, TRANSFERS + e.position * WAYS + way) for way in range(WAYS))
-        sides = maker.devices, reader.devices, maker.done, reader.undone if e.flows else NOTHING
-        wiring = strategy.wiring
-        found = exchanged(*overlap(made, read), made.slice_of, parts, *sides, there, back, wiring.between)
-        transfers, self.forward, self.backward = found
-        self.tasks = wiring.transfers(transfers, node.tensors[e.result].itemsize)
+def _named(names: Sequence[T], found: Numbers) -> Iterator[tuple[T, Numbers]]:
+    """Blocks of which the first belong to so many names, with these."""
+    begin = 0
+    for name in names:
+        end = begin + int(found[begin])
+        yield name, found[begin:end].copy()
+        begin = end

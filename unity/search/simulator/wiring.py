@@ -4,15 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from unity.search.collectives import Linear
-from unity.search.simulator.columns import Columns, Moments, Numbers, packed
-from unity.search.simulator.exchange import ring_links, ring_tasks
+from unity.search.simulator.columns import Moments, Numbers
+from unity.search.simulator.records import NBYTES, RING, SECONDS, TASK, Made, bits
 from unity.search.simulator.tasks import Resource
 from unity.search.simulator.ticks import in_ticks
 from unity.search.simulator.topology import Topology, sending, sent
+
+OWN = -1  # instead of a link's device: sending takes the sender's own time
+
+
+class Wires(NamedTuple):
+    """What joins devices.
+
+    Args:
+        between: the link from each device to each.
+        bandwidth, latency: of links: bytes/s, and seconds per message.
+        barrier: the barriers' device.
+        first: the device of the task graph that is the first link, or OWN.
+    """
+
+    between: Numbers
+    bandwidth: Moments
+    latency: Moments
+    barrier: int
+    first: int
 
 
 @dataclass(frozen=True)
@@ -39,57 +58,56 @@ class Wiring:
         return self.topology.devices + 1 + self.topology.between[i][j] if self.overlap else i
 
     @cached_property
-    def between(self) -> Numbers:
-        """The link from each device to each."""
-        return np.array(self.topology.between, np.int64)
+    def wires(self) -> Wires:
+        """The same by number."""
+        bandwidth, latency = (np.array([getattr(link, of) for link in self.topology.links]) for of in ("bandwidth", "latency"))
+        first = self.barrier + 1 if self.overlap else OWN
+        return Wires(np.array(self.topology.between, np.int64), bandwidth, latency, self.barrier, first)
 
     @cached_property
-    def _bandwidth(self) -> Moments:
-        """By link: bytes/s."""
-        return np.array([link.bandwidth for link in self.topology.links])
+    def _speeds(self) -> Moments:
+        """By device."""
+        return np.array(self.topology.speeds)
 
-    @cached_property
-    def _latency(self) -> Moments:
-        """By link: seconds per message."""
-        return np.array([link.latency for link in self.topology.links])
-
-    def _wires(self, senders: Numbers, links: Numbers) -> Numbers:
-        """The devices of the task graph that send over links."""
-        return links + (self.barrier + 1) if self.overlap else senders
-
-    def transfers(self, found: Numbers, itemsize: int) -> Columns:
-        """What sends elements of so many bytes from devices to devices (`exchanged`)."""
-        name, senders, links, elements, waits, after = found
-        nbytes = np.multiply(elements, itemsize, dtype=np.float64)
-        seconds = in_ticks(sending(self._latency[links], self._bandwidth[links], nbytes))
-        return Columns(name, self._wires(senders, links), seconds, nbytes, waits, after)
-
-    def all_reduces(
-        self, waits: Numbers, before: Numbers, devices: Numbers, counts: Numbers, nbytes: list[float], barrier: int, first: int
-    ) -> Columns:
-        """Rings of devices: for each a task that waits, and one for each member. A single device sends nothing.
+    def time(self, made: Made, ringed: int, sent: int, wholes: Moments) -> None:
+        """Writes the seconds and bytes of tasks into their records.
 
         Args:
-            waits, before: for how many tasks each ring waits, and their names, ring after ring.
-            devices, counts: of each ring, ring after ring, and how many these are.
-            nbytes: of the buffer of each.
-            barrier, first: the names of the first ring's first task, and of its first member's.
+            made: the tasks.
+            ringed, sent: how many of them are of rings, and of rings or transfers. The others compute.
+            wholes: seconds of each of what computes, where the device has speed 1.
         """
-        links, bandwidths, latencies = ring_links(devices, counts, self.between, self._bandwidth, self._latency)
-        sizes = counts.tolist()
-        figures = zip(sizes, bandwidths.tolist(), latencies.tolist(), nbytes, strict=True)
-        seconds = in_ticks(np.array([self._ring(k, bandwidth, latency)(n) for k, bandwidth, latency, n in figures]))
-        each = np.array([sent("all-reduce", k, n) for k, n in zip(sizes, nbytes, strict=True)])
-        on = self._wires(devices, links)
-        return packed(*ring_tasks(waits, before, on, counts, seconds, each, barrier, first, self.barrier))
+        _, tasks, rings = made.used.tolist()
+        at, what, amount = made.tasks[:tasks].reshape(-1, TASK).T
+        seconds, nbytes = np.empty(len(at)), np.zeros(len(at))
+        if ringed:
+            each, sends = self._rings_of(made.rings[:rings])
+            seconds[:ringed], nbytes[:ringed] = each[what[:ringed]], sends[what[:ringed]]
+        if sent > ringed:
+            link, nbytes[ringed:sent] = what[ringed:sent], amount[ringed:sent]
+            seconds[ringed:sent] = sending(self.wires.latency[link], self.wires.bandwidth[link], nbytes[ringed:sent])
+        seconds[sent:] = wholes[what[sent:]] / self._speeds[amount[sent:]]
+        made.records[at + SECONDS], made.records[at + NBYTES] = bits(in_ticks(seconds)), bits(nbytes)
 
-    def _ring(self, size: int, bandwidth: float, latency: float) -> Linear:
-        found = self._rings.get((size, bandwidth, latency))
+    def _rings_of(self, rings: Numbers) -> tuple[Moments, Moments]:
+        """Seconds and bytes of each member of rings; and at the end those of a barrier (BARRIER)."""
+        links = self.topology.links
+        sizes, of_bytes, slowest, latest = np.ascontiguousarray(rings.reshape(-1, RING).T)
+        found = zip(*map(np.ndarray.tolist, (sizes, of_bytes.view(np.float64), slowest, latest)), strict=True)
+        each = [self._ring(size, n, links[slow].bandwidth, links[late].latency) for size, n, slow, late in found]
+        seconds, nbytes = np.array([*each, (0.0, 0.0)]).T
+        return seconds, nbytes
+
+    def _ring(self, *figures: Any) -> tuple[float, float]:
+        """Seconds and bytes of each member of an all-reduce: its members, its bytes, and the figures of its slowest links."""
+        found = self._rings.get(figures)
         if found is None:
-            found = self._rings[size, bandwidth, latency] = self.topology.ring_of("all-reduce", size, bandwidth, latency)
+            size, nbytes, bandwidth, latency = figures
+            seconds = self.topology.ring_of("all-reduce", size, bandwidth, latency)(nbytes)
+            found = self._rings[figures] = (seconds, sent("all-reduce", size, nbytes))
         return found
 
     @cached_property
-    def _rings(self) -> dict[tuple[int, float, float], Linear]:
-        """All-reduces by the size of their rings, and the figures of the slowest links."""
+    def _rings(self) -> dict[tuple[Any, ...], tuple[float, float]]:
+        """These, of all rings that there were."""
         return {}
