@@ -23,6 +23,7 @@ from unity.pcg.capture import Captured, capture, unparallelized
 from unity.pcg.check import check
 from unity.pcg.errors import CaptureError
 from unity.pcg.graph import PCG
+from unity.pcg.keys import text_of
 from unity.summary import on_one_device
 
 HERE = Path(__file__)
@@ -102,6 +103,31 @@ def scaled_gradient(scale):
 def test_custom_rules_that_differ_make_different_graphs():
     keys = {capture(lambda x, s=s: scaled_gradient(s)(x).sum(), X).graph.key for s in (1.0, 2.0, 1.0)}
     assert len(keys) == 2
+
+
+def test_functions_that_jax_keeps_as_one_primitive_are_told_apart():
+    """Since JAX 0.12 both are `call_hi_primitive`: an object among its parameters has the side."""
+
+    def between(x, y):
+        found = [jnp.searchsorted(x, y, side=side) for side in ("left", "right")]
+        return jnp.sum(y * (found[0] + 100 * found[1]))
+
+    args = jnp.array([0.0, 1.0, 1.0, 2.0, 3.0, 3.0, 4.0, 5.0]), jnp.arange(8.0)
+    assert run(capture(between, *args), args) == between(*args)
+
+
+def test_what_an_object_with_parameters_is_told_apart_by():
+    class Held:
+        in_avals = (X,)
+
+        def __init__(self, **params):
+            self.params = params
+
+        def __call__(self, x):
+            return x
+
+    texts = {text_of(Held(side=side, by=by), lambda _: None) for side in ("left", "right") for by in (jnp.sin, jnp.cos)}
+    assert len(texts) == 4
 
 
 def test_operators_with_hidden_differences_do_not_share_a_body():

@@ -208,6 +208,7 @@ class Outline:
 
 WITH_FUNCTIONS = frozenset({
     "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "pure_callback", "custom_partitioning", "kernel",
+    "call_hi_primitive",
 })  # fmt: skip
 
 

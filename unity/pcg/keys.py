@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.extend import core
 
 Follow = Callable[[Any], str | None]  # text for what the caller knows better (programs), None for the rest
 
@@ -94,6 +95,9 @@ def _parts(value: Any) -> Iterator[Any]:
         yield from (value.func, value.args, value.keywords)
     elif isinstance(value, types.MethodType):
         yield from (value.__func__, value.__self__)
+    elif isinstance(params := getattr(value, "params", None), dict) and hasattr(value, "in_avals"):
+        # since JAX 0.12 `searchsorted`, `ldexp` and others are one primitive, which has an object that holds the rest
+        yield from (str(value.in_avals), *(part for item in sorted(params.items()) for part in map(_telling, item)))
     elif isinstance(value, types.FunctionType):
         for cell in value.__closure__ or ():
             try:
@@ -110,4 +114,9 @@ def _parts(value: Any) -> Iterator[Any]:
         yield value.f  # a wrapped function
     elif _of_jax(value) and callable(value) and dataclasses.is_dataclass(value) and not isinstance(value, type):
         found = (getattr(value, f.name) for f in dataclasses.fields(value))  # a callback, and the structure of what it takes
-        yield from (part if callable(part) else str(part) for part in found)
+        yield from map(_telling, found)
+
+
+def _telling(part: Any) -> Any:
+    """A part by which a value is told apart: a function or a program as it is, of anything else the printed form."""
+    return part if callable(part) or isinstance(part, (core.Jaxpr, core.ClosedJaxpr)) else str(part)
