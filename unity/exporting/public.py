@@ -62,6 +62,19 @@ def _ragged(e: Applied) -> Code:
     return call("lax.ragged_dot_general", *e.codes, call("lax.RaggedDotDimensionNumbers", dense, *groups), **how)
 
 
+HELD = {"Frexp": (), "Ldexp": (), "SearchSorted": ("side", "method")}  # by class: what the function is told beside its operands
+
+
+def _held(e: Applied) -> Code:
+    """Since JAX 0.12 some functions of `jax.numpy` are one primitive, which an object tells apart."""
+    held = e["_prim"]
+    name = type(held).__name__
+    if name not in HELD:
+        raise Unsaid(f"JAX {jax.__version__} has no public name for its {name}")
+    found = call(f"jnp.{name.lower()}", *e.codes, **{k: said(held.params[k]) for k in HELD[name]})
+    return found if len(e.results) > 1 else sequence([found])
+
+
 _SIDES = {"left_side": False, "lower": False, "transpose_a": False, "conjugate_a": False, "unit_diagonal": False}
 
 FACES: Mapping[str, Printer] = {
@@ -77,6 +90,7 @@ FACES: Mapping[str, Printer] = {
     "tridiagonal": named("lax.linalg.tridiagonal", lower=True),
     "regularized_incomplete_beta": named("lax.betainc"),
     "mulhi": named("lax.mulhi"),
+    "call_hi_primitive": _held,
 }
 
 
