@@ -132,7 +132,8 @@ def test_a_rule_that_uses_what_is_around_it_is_refused_by_line() -> None:
 
 
 def test_a_rule_around_one_that_uses_what_is_around_it_is_enough() -> None:
-    """The order of JAX's `expn` may be traced only where nobody differentiates a `jax.jit` of it: its rule closes over it."""
+    """The order of JAX's `expn` may be traced only where nobody differentiates a `jax.jit` of it: before JAX 0.12 its rule closes
+    over it."""
 
     @jax.custom_jvp
     def integral(order: Any, x: Any) -> Any:
@@ -147,8 +148,6 @@ def test_a_rule_around_one_that_uses_what_is_around_it_is_enough() -> None:
         return jnp.mean(integral(order, jnp.exp(w)))
 
     w, order = arrays(f(16, 16)), np.arange(1, 17, dtype=np.int32)
-    with pytest.raises(CaptureError, match=r"test_programs.py.*custom_jvp uses a value that was\s+computed outside of it"):
-        planned(lambda w, order: jnp.mean(jax.scipy.special.expn(order, jnp.exp(w))), w, order)
     plan, _ = planned(loss, w, order)
     wanted = jax.jit(jax.value_and_grad(loss))(w, order)
     found = jax.jit(jax.value_and_grad(plan))(*plan.shard(w, order))
