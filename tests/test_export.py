@@ -19,6 +19,7 @@ import optax
 import pytest
 from conftest import FLAGS
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 from layered_model import towers, towers_arguments
 from operator_cases import CASES
@@ -236,9 +237,15 @@ def test_arguments_of_classes_of_ones_own(tmp_path: Path) -> None:
     np.testing.assert_array_equal(names["fn"](p, x), plan(*plan.shard(p, x)))
 
 
-def test_it_runs_where_unity_is_not(tmp_path: Path) -> None:
+def named() -> Small:
+    return Small(lambda w, x: (checkpoint_name(jnp.sin(x @ w), "hidden") ** 2).sum(), f(16, 16), f(8, 16))
+
+
+@pytest.mark.parametrize("model", [mlp, named])
+def test_it_runs_where_unity_is_not(model: Callable[[], Small], tmp_path: Path) -> None:
     path = tmp_path / "alone.py"
-    planned(mlp(), PAIR).export(path)
+    planned(model(), PAIR).export(path)
+    well_written(path)
     code = f"import runpy, sys; sys.modules['unity'] = None; runpy.run_path({str(path)!r}, run_name='__main__')"
     env = {**os.environ, "XLA_FLAGS": FLAGS, "JAX_PLATFORMS": "cpu", "PYTHONPATH": ""}
     run = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 
 from unity.exporting.module import Module
+from unity.exporting.primitives import CHECKPOINT_NAME
 from unity.exporting.random import PRIMITIVES_BY_NAME
 
 JAX = [
@@ -28,6 +29,7 @@ def imports(module: Module) -> tuple[list[str], list[str]]:
     standard += ["from pathlib import Path"] if module.arrays else []
     others = [*JAX, *(line for line in own if line not in of_python)]
     bound = re.search(rf"\b{PRIMITIVES_BY_NAME}\.\w+_p\.bind\(", text)
+    others += [f"from jax.ad_checkpoint import {CHECKPOINT_NAME}"] if f"{CHECKPOINT_NAME}(" in text else []
     others += [f"from jax.extend.core import {PRIMITIVES_BY_NAME}"] if bound else []
     return _in_order(standard), _in_order(others)
 

@@ -29,6 +29,7 @@ from unity.exporting.source import (
     sequence,
 )  # fmt: skip
 
+CHECKPOINT_NAME = "checkpoint_name"  # of a module that `import jax` does not import
 REDUCING = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "prod"}
 INFIX = {
     "add": ("+", PLUS), "add_any": ("+", PLUS), "sub": ("-", PLUS), "mul": ("*", TIMES), "div": ("/", TIMES),
@@ -245,7 +246,7 @@ def _cumulative(e: Applied) -> Code:
 
 
 def _name(e: Applied) -> Code:
-    return call("jax.ad_checkpoint.checkpoint_name", e.codes[0], e["name"])
+    return call(CHECKPOINT_NAME, e.codes[0], e["name"])
 
 
 def _bitcast(e: Applied) -> Code:

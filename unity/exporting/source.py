@@ -140,7 +140,7 @@ def definition(name: str, parameters: Sequence[str], indent: int = 0) -> list[st
     return lines(call(name, *(Code(p) for p in parameters)), indent, "def ", ":")
 
 
-IMPORTED = ("jax", "jnp", "lax", "primitives", "np", "re", "partial", "Path", "P", "mesh", "fn", "w", "results")
+IMPORTED = ("jax", "jnp", "lax", "primitives", "np", "re", "partial", "Path", "P", "mesh", "fn", "w", "results", "checkpoint_name")
 
 
 class Names:
