@@ -4,11 +4,12 @@
 
 "any", "mesh": the optimum in the simulator. "any" is FlexFlow's own space: all degrees of every dimension of every operator, and
 all placements of the pieces on different devices. "mesh" is what a mesh of the devices can express (`published.flexflow.mesh`):
-pieces in powers of two, in mesh order. `flexflow` draws from the same space, and stops as published. All that may be better than
-the best known is looked at (`optimum`): the best known, at first, is what FlexFlow's chains of a few seeds found, and for "any" the
-optimum of "mesh". LeNet is a chain, and looked at operator by operator, with at most `WIDTH` strategies at a time; the RNNLM by
-depth-first search with A* pruning of at most `NODES` nodes, as in the paper, whose took 0.8 and 18 hours. Where there is more than
-that, `optimal` is the least bound of what was not looked at: the optimum is between it and `best`, and `whole` is false.
+pieces in powers of two, in mesh order. What is configured are layers, as there (`flexflow.layers`). `flexflow` draws from the same
+space, and stops as published. All that may be better than the best known is looked at (`optimum`): the best known, at first, is
+what FlexFlow's chains of a few seeds found, and for "any" the optimum of "mesh". LeNet is a chain, and looked at operator by
+operator, with at most `WIDTH` strategies at a time; the RNNLM by depth-first search with A* pruning of at most `NODES` nodes, as in
+the paper, whose took 0.8 and 18 hours. Where there is more than that, `optimal` is the least bound of what was not looked at: the
+optimum is between it and `best`, and `whole` is false.
 
 "costs": the optimum by this project's costs on 4 GPUs, of all its strategies, by exact search (`whole`: of every value that there
 is), against every published algorithm and baseline; `flexflow` looks for the best by simulation and is judged by the costs.
@@ -30,12 +31,13 @@ from benchmarks.optimum.depth_first import NODES, DepthFirst
 from benchmarks.optimum.layers import WIDTH, Layers
 from benchmarks.record import asked, record, show
 from benchmarks.simulator import Clock
-from unity.pcg.capture import capture
+from unity.pcg.capture import Clustering, capture
+from unity.pcg.clustering import clusters
 from unity.pcg.errors import UnityError
 from unity.search.cost import Training
 from unity.search.machine import Machine
 from unity.search.published import Asked, algorithm, names
-from unity.search.published.flexflow import explored, initial
+from unity.search.published.flexflow import explored, initial, layers
 from unity.search.published.flexflow.mcmc import Found
 from unity.search.published.flexflow.mesh import options, starts
 from unity.search.published.flexflow.oracle import Configs
@@ -52,9 +54,9 @@ SIMULATED = (("lenet5", 2, "any"), ("lenet5", 4, "mesh"), ("lenet5", 4, "any"), 
 SEEDS = 4  # of FlexFlow's chains that the search for the optimum begins with
 
 
-def searched(name: str, devices: int) -> Search:
+def searched(name: str, devices: int, clustering: Clustering = clusters) -> Search:
     model = NETWORKS[name](SAMPLES * devices)
-    captured = capture(model.loss, model.params, model.batch)
+    captured = capture(model.loss, model.params, model.batch, clustering=clustering)
     return Search(captured.graph, captured.differentiated, Machine.grid(1, devices, "p100"), Training())
 
 
@@ -94,7 +96,7 @@ def spaces(search: Search) -> dict[str, Space]:
 
 def simulated(name: str, devices: int, which: str) -> dict[str, Any]:
     """The optimum in the simulator."""
-    every = spaces(searched(name, devices))
+    every = spaces(searched(name, devices, layers))
     space = every[which]
     clock = Clock()
     found = space.found(0)

@@ -10,6 +10,7 @@ from math import prod
 
 import numpy as np
 
+from unity.search.published.flexflow.oracle import ByDelta
 from unity.search.simulator import Operators, ParallelConfig, Strategy, on_one
 from unity.search.simulator.names import WAYS, said_by
 from unity.search.simulator.operators import Edge
@@ -31,9 +32,19 @@ class Bound:
     o: Operators
     may: May
     strategy: Strategy = field(init=False)
+    _last: ByDelta | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.strategy = Strategy(self.o, {k: on_one(self.o.nodes[k]) for k in self.o.numbers})
+
+    def simulated(self, configs: Mapping[int, ParallelConfig]) -> float:
+        """Seconds of a step of a strategy: from the one that was asked about before, operator by operator that is another."""
+        if self._last is None:
+            self._last = ByDelta(self.o, configs, overlap=True)
+        for k, config in configs.items():
+            if self._last.configs[k] != config:
+                self._last.propose(k, config)
+        return self._last.seconds
 
     @cached_property
     def path(self) -> tuple[int, ...]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.optimum.bound import ONE, Array, Bound, joined
-from unity.search.simulator import ParallelConfig, Strategy, makespan
+from unity.search.simulator import ParallelConfig
 
-NODES = 20_000
+NODES = 200_000
 
 
 @dataclass(eq=False)
@@ -83,7 +83,7 @@ class DepthFirst:
                 if not self.pruned(least):
                     self._others({**configs, open_[0]: config}, least)
             return
-        seconds = makespan(Strategy(self.bound.o, configs).graph)
+        seconds = b.simulated(configs)
         self.simulated += 1
         assert seconds >= total, "the bound is wrong"
         if seconds < self.best:

@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 
 from benchmarks.optimum.bound import APART, Array, Bound, joined
-from unity.search.simulator import ParallelConfig, Strategy, makespan
+from unity.search.simulator import ParallelConfig
 
 WIDTH = 60_000  # strategies so far, at most
 WAYS = 12  # matrices for what follows, of each configuration
@@ -134,19 +134,15 @@ class Layers:
     def _simulate(self, whole: Begun) -> None:
         """Simulates strategies, the most promising first, until no other can be better."""
         b = self.bound
-        strategy: Strategy | None = None
         for n in np.argsort(whole.total, kind="stable"):
             if whole.total[n] >= self.best:
                 return
             configs = {k: b.may[k][c] for k, c in zip(b.path, whole.chosen[n], strict=True)}
-            strategy = strategy or Strategy(b.o, configs)
-            for k in (k for k, config in configs.items() if strategy.configs[k] != config):
-                strategy.change(k, configs[k])
-            seconds = makespan(strategy.graph)
+            seconds = b.simulated(configs)
             self.simulated += 1
             assert seconds >= whole.total[n], "the bound is wrong"
             if seconds < self.best:
-                self.best, self.configs = seconds, dict(strategy.configs)
+                self.best, self.configs = seconds, configs
 
     @cached_property
     def introduced(self) -> list[tuple[Array, Array]]:

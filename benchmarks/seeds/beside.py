@@ -59,8 +59,8 @@ def optimal(kept: dict[str, Any]) -> Table:
         f"`python -m benchmarks.{OPTIMAL}`, {kept['date']}. In the simulator: LeNet operator by operator, RNNLM by depth-first "
         f"search with A* pruning, of at most {kept['most_nodes']} nodes; any: any degrees on any devices, mesh: what a mesh can "
         "express. By costs: the exact search.",
-        "Not proved: for LeNet on any GPUs the bound leaves out how what several operators send waits for each other; for RNNLM it "
-        "is little more than all work, shared evenly by all GPUs at all times. The optimum is between the two figures.",
+        "Not proved, for RNNLM: the bound is little more than all work, shared evenly by all GPUs at all times. The optimum is "
+        "between the two figures.",
         "In the paper FlexFlow finds the optimum of LeNet and of RNNLM with two steps on 4 GPUs. Here it goes by the simulator, so "
         "by our costs it need not; and at which β its chains ran, and with how many proposals, is not published.",
     )
