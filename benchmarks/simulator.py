@@ -56,8 +56,6 @@ from unity.search.simulator import (
     simulate,
 )
 from unity.search.simulator.configs import possible
-from unity.search.simulator.pieces import overlap
-from unity.search.simulator.regions import shared_by_number
 from unity.uncollected import uncollected
 
 PROPOSALS = {4: 100, 64: 20}
@@ -127,12 +125,7 @@ def price(o: Operators) -> None:
 
 def proposals(o: Operators, batch: int, devices: int) -> Iterator[tuple[Strategy, int, ParallelConfig]]:
     """Data parallelism, and an operator's other configuration drawn at random, again and again: the same ones for each walk."""
-    for cache in (
-        overlap,
-        shared_by_number,
-        blocks.operand,
-        blocks.weight,
-    ):  # whoever walks finds out himself what pieces of which size have in common
+    for cache in (blocks.operand, blocks.weight):  # whoever walks finds out himself what pieces have in common
         cache.cache_clear()
     rng = random.Random(0)
     strategy = Strategy(o, {k: data_parallel(o.nodes[k], batch, devices) for k in o.numbers})

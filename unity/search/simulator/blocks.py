@@ -45,7 +45,7 @@ def operand(made: Slices, read: Slices) -> Numbers:
     return np.concatenate((np.array([OPERAND + len(rows) * len(first), len(first), parts], np.int64), *rows))
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=4096)
 def weight(readers: Readers, itemsize: int) -> Numbers:
     """The block of a weight with elements of so many bytes. `readers`: on devices by number (`regions.numbered`)."""
     found = shared_by_number(readers)

@@ -194,14 +194,13 @@ def share(node: Node, degrees: Degrees) -> float:
 
 
 class Overlap(NamedTuple):
-    """Which pieces of two ways to cut a tensor share elements, and how many. Not to be written to."""
+    """Which pieces of two ways to cut a tensor share elements, and how many."""
 
     first: NDArray[np.int64]
     second: NDArray[np.int64]
     elements: NDArray[np.int64]
 
 
-@lru_cache(maxsize=65536)
 def overlap(a: Slices, b: Slices) -> Overlap:
     """What the pieces of one way to cut a tensor share with those of another: halos are of the second."""
     cut = [dim for dim in range(len(a.shape)) if a.cuts[dim] or b.cuts[dim]]
@@ -210,7 +209,7 @@ def overlap(a: Slices, b: Slices) -> Overlap:
         counts = _counts(a.shape[dim], _cuts(a, dim), _cuts(b, dim), b.halo(dim))
         shared *= counts[a.parts(dim)[:, None], b.parts(dim)]
     first, second = np.nonzero(shared)
-    return Overlap(first.copy(), second.copy(), shared[first, second])
+    return Overlap(first, second, shared[first, second])
 
 
 def _cuts(a: Slices, dim: int) -> tuple[tuple[int, int], ...]:

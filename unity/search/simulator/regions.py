@@ -43,7 +43,6 @@ def numbered(readers: Readers) -> Readers:
     return tuple([(cut, tuple([number.setdefault(d, len(number)) for d in on])) for cut, on in readers])
 
 
-@lru_cache(maxsize=4096)
 def shared_by_number(readers: Readers) -> Shared:
     """The same, of devices that are `numbered`: which they are makes no difference to parts."""
     readers = tuple(dict.fromkeys(readers))
