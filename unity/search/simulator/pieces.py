@@ -219,9 +219,10 @@ def _cuts(a: Slices, dim: int) -> tuple[tuple[int, int], ...]:
 @lru_cache(maxsize=65536)
 def _counts(n: int, a: tuple[tuple[int, int], ...], b: tuple[tuple[int, int], ...], halo: Reach) -> NDArray[np.int64]:
     """How many indices of a dimension of size n are in each part of one way to cut it and in each, with its halo, of another."""
-    first, second = members(n, a), members(n, b)
+    unit = 1 if any(halo) else gcd(n, *(n // (outer * degree) for outer, degree in (*a, *b)))  # alike: nothing cuts in between
+    first, second = members(n // unit, a), members(n // unit, b)
     k, m = prod(degree for _, degree in a), prod(degree for _, degree in b)
-    counts = np.bincount(first * m + second, minlength=k * m).reshape(k, m)
+    counts = unit * np.bincount(first * m + second, minlength=k * m).reshape(k, m)
     if any(halo):
         piece = n // m  # halos are of most major cuts, so a part is a range
         for j in range(m):
