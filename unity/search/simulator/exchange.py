@@ -229,10 +229,12 @@ def _weight(at: int, barrier: int, readers: Numbers, facts: Numbers, w: Wires, m
         start += counts[g]
     group, found, size, start = np.empty(total, np.int64), np.empty(total, np.int64), 0, 0
     for g in range(parts):
+        begin = size
         for m in range(start, start + counts[g]):
             k = last[members[m]]
             while k != NONE:
                 group[size], found[size], k, size = g, name[k], prior[k], size + 1
+        found[begin:size] = np.sort(found[begin:size])  # a weight that all steps read is waited for by thousands of tasks
         start += counts[g]
     waits, before = _waiting(group, found, size, parts)
     return _rings(waits, before, members, counts, bits, barrier, w, made)
