@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,12 +45,21 @@ from unity.search.session import Candidate, Search
 PAIR, FOUR = Machine.grid(1, 2, "a100"), Machine.grid(2, 2, "a100")
 
 
+@contextmanager
+def in_64_bits() -> Iterator[None]:
+    """As the models are; an exported file switches it on for good."""
+    before = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        with jax.enable_x64(True):
+            yield
+    finally:
+        jax.config.update("jax_enable_x64", before)
+
+
 @pytest.fixture(autouse=True)
 def _in_64_bits() -> Iterator[None]:
-    """As the models are; an exported file switches it on for good."""
-    with jax.enable_x64(True):
+    with in_64_bits():
         yield
-    jax.config.update("jax_enable_x64", False)
 
 
 def planned(model: Small, machine: Machine, seed: int = 0) -> Plan:

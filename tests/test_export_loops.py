@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from tests.small_models import arrays, f
-from tests.test_export import agrees, well_written
+from tests.test_export import agrees, in_64_bits, well_written
 from tests.test_programs import planned
 
 
@@ -32,7 +32,7 @@ def test_a_loop_that_runs_whole(step: Any, tmp_path: Path) -> None:
         looped = lax.while_loop(lambda c: (c[0] < 5) & (c[1][0, 0] < 9), step, (0, lax.stop_gradient(x)))[1]
         return jnp.mean((x @ w + looped) ** 2)
 
-    with jax.enable_x64(True):
+    with in_64_bits():
         shapes = f(16, 16), f(16, 16)
         plan = planned(loss, *shapes)[0]
         plan.export(path := tmp_path / "plan.py")

@@ -15,7 +15,7 @@ import pytest
 from jax import lax
 from jax.experimental.ode import odeint
 from small_models import Small, arrays, f
-from test_export import PAIR, agrees, planned, well_written
+from test_export import PAIR, agrees, in_64_bits, planned, well_written
 
 from unity.exporting import ExportError, write
 from unity.exporting.public import Unsaid, public, said
@@ -23,9 +23,8 @@ from unity.exporting.public import Unsaid, public, said
 
 @pytest.fixture(autouse=True)
 def _in_64_bits() -> Iterator[None]:
-    with jax.enable_x64(True):
+    with in_64_bits():
         yield
-    jax.config.update("jax_enable_x64", False)
 
 
 def symmetric(w: Any) -> Any:
