@@ -16,6 +16,7 @@ from jax import lax
 from jax.experimental.ode import odeint
 from small_models import Small, arrays, f
 from test_export import PAIR, agrees, in_64_bits, planned, well_written
+from test_held import rooted
 
 from unity.exporting import ExportError, write
 from unity.exporting.public import Unsaid, public, said
@@ -54,6 +55,10 @@ DIFFERENTIABLE: dict[str, Callable[[Any], Any]] = {
     "fft": lambda w: jnp.real(jnp.fft.ifft2(jnp.fft.fft2(w) * 2.0)),
     "betainc": lambda w: jax.scipy.special.betainc(2.0, 3.0, jax.nn.sigmoid(w)),
     "householder": lambda w: jnp.linalg.qr(w, mode="complete")[0],
+    "ldexp": lambda w: jnp.ldexp(w, jnp.arange(4)) * jnp.frexp(w)[0],
+    "interp": lambda w: jnp.interp(w, jnp.linspace(-1.0, 1.0, 4), w[0]),
+    "nonzero": lambda w: w[:, jnp.nonzero(w[0] > 0, size=4, fill_value=3)[0]],
+    "custom_root": rooted,
 }
 
 

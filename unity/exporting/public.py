@@ -62,17 +62,8 @@ def _ragged(e: Applied) -> Code:
     return call("lax.ragged_dot_general", *e.codes, call("lax.RaggedDotDimensionNumbers", dense, *groups), **how)
 
 
-HELD = {"Frexp": (), "Ldexp": (), "SearchSorted": ("side", "method")}  # by class: what the function is told beside its operands
-
-
-def _held(e: Applied) -> Code:
-    """Since JAX 0.12 some functions of `jax.numpy` are one primitive, which an object tells apart."""
-    held = e["_prim"]
-    name = type(held).__name__
-    if name not in HELD:
-        raise Unsaid(f"JAX {jax.__version__} has no public name for its {name}")
-    found = call(f"jnp.{name.lower()}", *e.codes, **{k: said(held.params[k]) for k in HELD[name]})
-    return found if len(e.results) > 1 else sequence([found])
+def _ldexp(e: Applied) -> Code:
+    return sequence([call("jnp.ldexp", *e.codes)])  # its primitive has a list of results
 
 
 _SIDES = {"left_side": False, "lower": False, "transpose_a": False, "conjugate_a": False, "unit_diagonal": False}
@@ -90,7 +81,8 @@ FACES: Mapping[str, Printer] = {
     "tridiagonal": named("lax.linalg.tridiagonal", lower=True),
     "regularized_incomplete_beta": named("lax.betainc"),
     "mulhi": named("lax.mulhi"),
-    "call_hi_primitive": _held,
+    "frexp": named("jnp.frexp"),
+    "ldexp": _ldexp,
 }
 
 

@@ -20,6 +20,7 @@ from jax.extend import core
 
 from unity.pcg.errors import CaptureError
 from unity.pcg.foreign import adopted
+from unity.pcg.held import HELD, name_of
 from unity.pcg.jaxprs import RULED, floating
 from unity.pcg.keys import array_text, identities, text_of
 from unity.pcg.looping import predicates, with_one_predicate
@@ -125,9 +126,10 @@ class Equation:
     scope: str = ""
     still: tuple[bool, ...] = ()  # of a call with a rule of its own: to which operands no gradient flows
 
-    @property
+    @cached_property
     def name(self) -> str:
-        return self.primitive.name
+        """Its primitive's name, or that of the function that JAX keeps as one."""
+        return name_of(self.primitive.name, self.params)
 
     @property
     def motionless(self) -> bool:
@@ -208,7 +210,7 @@ class Outline:
 
 WITH_FUNCTIONS = frozenset({
     "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "pure_callback", "custom_partitioning", "kernel",
-    "call_hi_primitive",
+    HELD,
 })  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Primitives that other packages made, such as the linear solves of Lineax: their programs in JAX's own primitives.
+"""Primitives that other packages made, such as the linear solves of Lineax, and functions that JAX keeps as one primitive
+(`pcg/held.py`): their programs in JAX's own primitives.
 
 Their rules, for derivatives and for lowering, are functions of their packages, which compare the types that they get with those
 they were made for. Inside of a `shard_map` types say along which axes values differ, so there they would refuse everything.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from jax.extend.core import primitives
 from jax.interpreters.ad import Zero
 
 from unity.pcg.factors import TABLE
+from unity.pcg.held import HELD, function_of, name_of
 from unity.pcg.jaxprs import RULED, Program, called, equations, floating, with_equations
 from unity.pcg.meshes import apart, forgotten
 
@@ -31,13 +33,15 @@ def foreign(primitive: core.Primitive) -> bool:
 
 def own_program(eqn: core.JaxprEqn) -> core.ClosedJaxpr | None:
     """What a foreign primitive computes, as a program; None of others, and of one that only computes with numbers."""
-    return _implementation(eqn) if foreign(eqn.primitive) else None
+    held = name_of(eqn.primitive.name, eqn.params) == HELD
+    return _implementation(eqn, held) if held or foreign(eqn.primitive) else None
 
 
 @lru_cache(maxsize=1024)
-def _implementation(eqn: core.JaxprEqn) -> core.ClosedJaxpr | None:
+def _implementation(eqn: core.JaxprEqn, held: bool) -> core.ClosedJaxpr | None:
+    run = function_of(eqn.params) if held else partial(eqn.primitive.impl, **eqn.params)
     try:
-        return outside(lambda *given: eqn.primitive.impl(*given, **eqn.params), [v.aval for v in eqn.invars])
+        return outside(run, [v.aval for v in eqn.invars])
     except Exception:  # its implementation is not in terms of JAX
         return None
 

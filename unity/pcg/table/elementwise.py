@@ -65,6 +65,9 @@ def derived(function: Callable[[jax.Array], jax.Array], sign: float) -> Local:
 # these two run otherwise
 operator("erf", local=derived(lax.erf, 1.0))(elementwise())
 operator("erfc", local=derived(lax.erfc, -1.0))(elementwise())
+# JAX's objects for these remember the shapes that they were made for
+operator("frexp", local=lambda operands, layout: list(jnp.frexp(*operands)))(elementwise())
+operator("ldexp", local=lambda operands, layout: [jnp.ldexp(*operands)])(elementwise())
 operator("neg", "copy", "name", "real", "imag", "conj", "stop_gradient")(elementwise(linear=((0,),)))
 PLACED = ("sharding_constraint", "constrain")
 operator(*PLACED, local=lambda operands, layout: list(operands))(elementwise(linear=((0,),)))

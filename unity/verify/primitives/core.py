@@ -16,6 +16,7 @@ import numpy as np
 from jax.extend import core
 
 from unity.pcg.axis import Axis
+from unity.pcg.held import name_of
 from unity.pcg.places import Place, place_of
 from unity.pcg.table import TABLE
 from unity.verify.domains import Array, Domain, NotInterpreted, Plain
@@ -41,7 +42,7 @@ class Application:
 
     @property
     def name(self) -> str:
-        return self.primitive.name
+        return name_of(self.primitive.name, self.params)
 
     def refuse(self, why: str) -> NotInterpreted:
         """The error to raise."""

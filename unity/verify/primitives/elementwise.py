@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from unity.pcg.held import NAMES
 from unity.pcg.table.elementwise import NONLINEAR
 from unity.verify.domains import Array, Domain
 from unity.verify.primitives.core import MEANINGS, PLAIN, Application, Run, Value, floating, meaning
@@ -163,7 +164,7 @@ def parts(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
 
 def named(app: Application) -> str:
     """A function's name: the primitive's, and the parameters that it depends on."""
-    ignored = ("accuracy", "out_sharding", "sharding")
+    ignored = ("accuracy", "out_sharding", "sharding", "_prim")  # the last has shapes, of a function that has a name
     given = [f"{k}={v}" for k, v in sorted(app.params.items()) if k not in ignored and v is not None]
     return f"{app.name}[{', '.join(given)}]" if given else app.name
 
@@ -188,5 +189,5 @@ def by_jax(app: Application, arrays: Sequence[Array], changes: Mapping[str, Any]
         return [np.asarray(x) for x in (found if app.primitive.multiple_results else [found])]
 
 
-for _name in (*NONLINEAR.split(), "threefry2x32", "regularized_incomplete_beta", "random_gamma_grad"):
+for _name in (*NONLINEAR.split(), *NAMES.values(), "threefry2x32", "regularized_incomplete_beta", "random_gamma_grad"):
     MEANINGS.setdefault(_name, function)
