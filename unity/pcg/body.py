@@ -31,6 +31,7 @@ from unity.pcg.state import Shape
 INLINED = frozenset({
     "jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "composite", "custom_vmap_call", "xla_metadata_call",
 })  # fmt: skip
+UNSET = frozenset({"empty", "empty2"})  # of which no element is said: `lax.empty`, and what another branch would have kept
 REDUCTIONS: Mapping[str, Callable[..., jax.Array]] = {  # over an axis that `vmap` gave a name
     "psum": lambda x, axes: jax.lax.reduce_sum(x, axes),
     "pmax": lambda x, axes: jax.lax.reduce_max(x, axes),
@@ -327,7 +328,10 @@ class _Builder:
         return tuple(read(a) for a in jaxpr.outvars)
 
     def program(self, eqn: core.JaxprEqn, operands: Sequence[Atom]) -> core.ClosedJaxpr | None:
-        """The program of a call that means nothing but its body."""
+        """The program of a call that means nothing but its body, and of what may have any elements: it has zeros."""
+        made: Any = eqn.outvars[0].aval if eqn.outvars else None
+        if eqn.primitive.name in UNSET and not jnp.issubdtype(made.dtype, jax.dtypes.extended):
+            return _zeros(made)
         if eqn.primitive.name not in INLINED:
             return adopted(eqn, self.still(operands))
         inner = next((eqn.params[k] for k in ("jaxpr", "call_jaxpr", "call") if k in eqn.params), None)
@@ -345,6 +349,11 @@ class _Builder:
         if id(value) not in self.hoisted:
             self.hoisted[id(value)] = self.new(aval), value
         return self.hoisted[id(value)][0]
+
+
+def _zeros(aval: Any) -> core.ClosedJaxpr:
+    with jax.enable_x64(True):  # its type is said
+        return jax.make_jaxpr(lambda: jnp.zeros(aval.shape, aval.dtype))()
 
 
 @lru_cache(maxsize=4096)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 from math import gcd
 
 from unity.pcg.body import Body
@@ -47,6 +48,16 @@ def nested_agreements(solution: Solution) -> Iterator[Agreement]:
 def handed_on(body: Body) -> tuple[int, ...]:
     """The inputs of a body that are its results as they are."""
     return tuple(a for a in body.inputs if a in body.outputs)
+
+
+@lru_cache(maxsize=4096)
+def constant_results(body: Body) -> frozenset[int]:
+    """The results of a body that depend on none of its inputs, such as zeros."""
+    moving = set(body.inputs)
+    for e in body.equations:
+        if not moving.isdisjoint(a for a in e.operands if isinstance(a, int)):
+            moving.update(e.results)
+    return frozenset(a for a in body.outputs if isinstance(a, int) and a not in moving)
 
 
 def agreeable(body: Body, variable: int) -> bool:

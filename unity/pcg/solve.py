@@ -20,7 +20,7 @@ from unity.pcg.body import Body, Equation, from_jaxpr
 from unity.pcg.custom import Unreadable, close, jvp_body, readable, vjp_bodies
 from unity.pcg.factors import TABLE, Match, Spec, matching
 from unity.pcg.foreign import first_order
-from unity.pcg.inside import agreeable, as_match
+from unity.pcg.inside import agreeable, as_match, constant_results
 from unity.pcg.jaxprs import LINEAR_SOLVE, RULED, called
 from unity.pcg.loops import Loop, loop_of, while_parts
 from unity.pcg.propagation import Conflict, Propagation, Solution, Unmatched
@@ -240,8 +240,9 @@ def _cond(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
             if solution is None:
                 return
             solved[b] = branch, solution
-            # what a branch hands on, or leaves, may be in any state, which other branches may fix
-            free = {v for v in branch.inputs if not last and v not in branch.touching and v not in states}
+            # what a branch hands on, or leaves, or makes of constants, may be in any state, which other branches may fix
+            free = {v for v in branch.inputs if v not in branch.touching and v not in states} | constant_results(branch)
+            free = set() if last else free
             operands |= {p: s for p, (v, s) in enumerate(zip(branch.inputs, solution.operands, strict=True), 1) if v not in free}
             ends = enumerate(zip(branch.outputs, solution.results, strict=True))
             results |= {k: s for k, (a, s) in ends if isinstance(a, int) and a not in free}
