@@ -7,6 +7,7 @@ there are.
 from __future__ import annotations
 
 from functools import partial
+from math import floor
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from unity.search.compiled import compiled
 from unity.search.simulator.columns import GONE, Columns, Moments, Numbers
 from unity.search.simulator.loop import NONE, Counts, Table
 from unity.search.simulator.tasks import LARGEST
+from unity.search.simulator.ticks import TICKS
 
 MIX = 0x1E3779B97F4A7C15  # an odd number, for hashes
 FREE, USED = 0, 1  # what `Register.sizes` are of
@@ -144,6 +146,15 @@ def _was(rows: Numbers, t: Table) -> Was:
     return Was(rows, device, seconds, nbytes, first, waits, names)
 
 
+def _seconds(c: Columns, was: Was) -> tuple[float, bool]:
+    """How many seconds more all tasks take after a change, and whether it has none that is not a whole number of ticks."""
+    more, whole = 0.0, True
+    for k in range(len(c.seconds)):
+        more += c.seconds[k] - was.seconds[k]
+        whole &= c.seconds[k] * TICKS == floor(c.seconds[k] * TICKS)
+    return more, whole
+
+
 def _write(c: Columns, rows: Numbers, found: Numbers, used: int, t: Table) -> None:
     """Says what tasks are. `found`: the numbers of what they wait for, which from the place `used` on are in the table then."""
     for p in range(len(found)):
@@ -155,8 +166,8 @@ def _write(c: Columns, rows: Numbers, found: Numbers, used: int, t: Table) -> No
         used += c.waits[k]
 
 
-@partial(compiled, parts=(_home, _slot, _leave, _register, _register_back, _link, _unlink, _was, _write))
-def entered(c: Columns, r: Register, t: Table) -> tuple[int, int, Was]:
+@partial(compiled, parts=(_home, _slot, _leave, _register, _register_back, _link, _unlink, _was, _seconds, _write))
+def entered(c: Columns, r: Register, t: Table) -> tuple[int, int, Was, float, bool]:
     """Enters a change.
 
     Args:
@@ -166,28 +177,29 @@ def entered(c: Columns, r: Register, t: Table) -> tuple[int, int, Was]:
 
     Gives ENTERED; ABSENT and the place in the change of a task that is to be taken away but is not there; UNKNOWN and the place in
     `before` of one that is not there; or WAITED, if one that is taken away is waited for. In the second and third case nothing is
-    entered. And what the table said before.
+    entered. And what the table said before, and `_seconds`.
     """
     rows, found, nothing = np.empty(len(c.name), np.int64), np.empty(len(c.before), np.int64), np.empty(0, np.int64)
     for k in range(len(rows)):
         rows[k] = r.numbers[_slot(c.name[k], r.names, r.numbers)]
         if rows[k] == NONE and c.device[k] == GONE:
-            return ABSENT, k, _was(nothing, t)
+            return ABSENT, k, _was(nothing, t), 0.0, True
     _register(c, rows, r)
     was = _was(rows, t)
     for p in range(len(found)):
         found[p] = r.numbers[_slot(c.before[p], r.names, r.numbers)]
         if found[p] == NONE:
             _register_back(c.name, c.device, was.device, rows, r)
-            return UNKNOWN, p, was
+            return UNKNOWN, p, was, 0.0, True
+    more, whole = _seconds(c, was)
     _unlink(rows, t)
     _write(c, rows, found, r.sizes[USED], t)
     r.sizes[USED] += len(found)
     _link(rows, t)
     for n in rows:
         if t.device[n] == GONE and t.head[n] != NONE:
-            return WAITED, NONE, was
-    return ENTERED, NONE, was
+            return WAITED, NONE, was, more, whole
+    return ENTERED, NONE, was, more, whole
 
 
 @partial(compiled, parts=(_home, _slot, _leave, _register_back, _link, _unlink))

@@ -24,6 +24,8 @@ from unity.pcg.state import PARTIAL, State
 
 Degrees = tuple[int, ...]
 Reach = tuple[int, int]  # indices before a part, and after it
+Cuts = tuple[tuple[int, int], ...]  # of a dimension: outer, degree (`Slices`)
+UNCUT: tuple[Cuts, NDArray[np.intp]] = (), np.zeros(1, np.intp)
 
 
 def reference(node: Node) -> int:
@@ -127,6 +129,12 @@ class Slices:
         """For every piece, which part of a dimension it has."""
         return _parts(self.degrees, self.cuts[dim])
 
+    @cached_property
+    def along(self) -> Mapping[int, tuple[Cuts, NDArray[np.intp]]]:
+        """By dimension that is cut: how, and which part every piece has."""
+        found = ((dim, tuple((outer, degree) for outer, degree, _ in cuts)) for dim, cuts in enumerate(self.cuts) if cuts)
+        return {dim: (cuts, self.parts(dim)) for dim, cuts in found}
+
 
 @lru_cache(maxsize=65536)
 def _parts(degrees: Degrees, cuts: tuple[tuple[int, int, int], ...]) -> NDArray[np.intp]:
@@ -203,21 +211,18 @@ class Overlap(NamedTuple):
 
 def overlap(a: Slices, b: Slices) -> Overlap:
     """What the pieces of one way to cut a tensor share with those of another: halos are of the second."""
-    cut = [dim for dim in range(len(a.shape)) if a.cuts[dim] or b.cuts[dim]]
-    shared = np.full((prod(a.degrees), prod(b.degrees)), prod(n for dim, n in enumerate(a.shape) if dim not in cut))
-    for dim in cut:
-        counts = _counts(a.shape[dim], _cuts(a, dim), _cuts(b, dim), b.halo(dim))
-        shared *= counts[a.parts(dim)[:, None], b.parts(dim)]
+    shared = np.full(
+        (prod(a.degrees), prod(b.degrees)), prod(n for dim, n in enumerate(a.shape) if not (a.cuts[dim] or b.cuts[dim]))
+    )
+    for dim in dict.fromkeys((*a.along, *b.along)):
+        (cuts, parts), (others, second) = a.along.get(dim, UNCUT), b.along.get(dim, UNCUT)
+        shared *= _counts(a.shape[dim], cuts, others, b.halo(dim))[parts[:, None], second]
     first, second = np.nonzero(shared)
     return Overlap(first, second, shared[first, second])
 
 
-def _cuts(a: Slices, dim: int) -> tuple[tuple[int, int], ...]:
-    return tuple((outer, degree) for outer, degree, _ in a.cuts[dim])
-
-
 @lru_cache(maxsize=65536)
-def _counts(n: int, a: tuple[tuple[int, int], ...], b: tuple[tuple[int, int], ...], halo: Reach) -> NDArray[np.int64]:
+def _counts(n: int, a: Cuts, b: Cuts, halo: Reach) -> NDArray[np.int64]:
     """How many indices of a dimension of size n are in each part of one way to cut it and in each, with its halo, of another."""
     unit = 1 if any(halo) else gcd(n, *(n // (outer * degree) for outer, degree in (*a, *b)))  # alike: nothing cuts in between
     first, second = members(n // unit, a), members(n // unit, b)
@@ -231,7 +236,7 @@ def _counts(n: int, a: tuple[tuple[int, int], ...], b: tuple[tuple[int, int], ..
     return counts
 
 
-def members(n: int, cuts: tuple[tuple[int, int], ...]) -> NDArray[np.intp]:
+def members(n: int, cuts: Cuts) -> NDArray[np.intp]:
     """For every index of a dimension of size n, which part it is in."""
     index, found = np.arange(n), np.zeros(n, np.intp)
     for outer, degree in cuts:

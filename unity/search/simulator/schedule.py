@@ -12,7 +12,7 @@ from unity.search.simulator.columns import GONE, ByColumn, Columns, Numbers, col
 from unity.search.simulator.entry import ABSENT, ENTERED, UNKNOWN, USED, Register, Was, entered, link, registered, taken_back
 from unity.search.simulator.loop import NEVER, NONE, Counts, Line, Table, Times, follow
 from unity.search.simulator.tasks import SimulationError, Task, circle
-from unity.search.simulator.ticks import without_rounding
+from unity.search.simulator.ticks import added_exactly
 
 Change = Mapping[int, Task | None]  # tasks to put under names, new or not; None takes one away
 
@@ -98,7 +98,7 @@ class Schedule:
         c = columns_of(change, self._devices)
         self._make_room(len(c.name), len(c.before))
         used = int(self._register.sizes[USED])
-        said, place, was = entered(c, self._register, self._table)
+        said, place, was, more, whole = entered(c, self._register, self._table)
         if said == ABSENT:
             raise SimulationError(f"task {c.name[place]} is to be taken away, but is not there")
         if said == UNKNOWN:
@@ -107,8 +107,8 @@ class Schedule:
         for column, now in zip(self._spare, self._times, strict=True):
             np.copyto(column, now)
         self._times, self._spare = self._spare, self._times
-        self._total += float(c.seconds.sum() - was.seconds.sum())
-        self._exact = self._exact and without_rounding(c.seconds, self._total)
+        self._total += more
+        self._exact = self._exact and whole and added_exactly(self._total)
         taken = follow(self._exact, was.rows, self._table, self._times, self._line) if said == ENTERED else NONE
         if taken == NONE:
             found = self._refusal()

@@ -20,7 +20,6 @@ from unity.search.simulator.configs import ParallelConfig
 from unity.search.simulator.exchange import made_of
 from unity.search.simulator.names import TRANSFERS, WAYS, check_named, name_of
 from unity.search.simulator.operators import Edge, Operators
-from unity.search.simulator.pieces import Degrees
 from unity.search.simulator.records import NOTHING
 from unity.search.simulator.regions import numbered
 from unity.search.simulator.schedule import Change
@@ -68,7 +67,7 @@ class Strategy:
         self._waits: dict[tuple[int, int], Numbers] = {}
         self._parts: dict[int, Numbers] = {}
         self._around: dict[int, Around] = {}
-        self._blocks: dict[tuple[int, Degrees], Numbers] = {}
+        self._blocks: dict[Hashable, Numbers] = {}  # of operators, operands and weights, by degrees
         self._before: _Before | None = None
         self._make(around(operators, operators.numbers))
 
@@ -142,15 +141,27 @@ class Strategy:
 
     def _operand(self, e: Edge) -> Numbers:
         """An operand's block."""
-        o, configs = self.operators, self.configs
-        made = o.slices(e.maker, configs[e.maker].degrees, len(o.nodes[e.maker].operands) + e.result)
-        return blocks.operand(made, o.slices(e.reader, configs[e.reader].degrees, e.position))
+        o, made, read = self.operators, self.configs[e.maker].degrees, self.configs[e.reader].degrees
+        key = *e[:2], made, read
+        found = self._blocks.get(key)
+        if found is None:
+            whole = o.slices(e.maker, made, len(o.nodes[e.maker].operands) + e.result)
+            found = self._blocks[key] = blocks.operand(whole, o.slices(e.reader, read, e.position))
+        return found
 
     def _weight(self, weight: tuple[int, int]) -> Numbers:
-        """A weight's block."""
+        """A weight's block. On which devices pieces are makes a difference to it only where several operators, or several pieces on
+        one device, read the weight."""
         o, configs, (node, result) = self.operators, self.configs, weight
-        cuts = tuple([(o.slices(k, configs[k].degrees, p), configs[k].devices) for k, p in o.weights[weight]])
-        return blocks.weight(numbered(cuts), o.nodes[node].tensors[result].itemsize)
+        (k, _), *others = o.weights[weight]
+        alone, key = not others and len(set(configs[k].devices)) == configs[k].pieces, (weight, configs[k].degrees)
+        found = self._blocks.get(key) if alone else None
+        if found is None:
+            cuts = tuple([(o.slices(k, configs[k].degrees, p), configs[k].devices) for k, p in o.weights[weight]])
+            found = blocks.weight(numbered(cuts), o.nodes[node].tensors[result].itemsize)
+        if alone:
+            self._blocks[key] = found
+        return found
 
     def _records(self, ordered: Iterable[int]) -> Numbers:
         """The records of several parts."""

@@ -16,7 +16,6 @@ def in_ticks(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.rint(seconds * TICKS) / TICKS
 
 
-def without_rounding(seconds: NDArray[np.float64], total: float) -> bool:
-    """Whether these times and others that are, `total` in all, are added without rounding, in whatever order."""
-    ticks = seconds * TICKS
-    return total < 2.0**53 / TICKS and bool((ticks == np.floor(ticks)).all())
+def added_exactly(total: float) -> bool:
+    """Whether times that are whole numbers of ticks, `total` in all, are added without rounding, in whatever order."""
+    return total < 2.0**53 / TICKS

@@ -148,13 +148,14 @@ class Topology:
 
     def check_devices(self, devices: Collection[int], where: str) -> None:
         """Raises MachineError unless there are devices and the topology has all of them; `where` says whose they are."""
+        if devices and min(devices) >= 0 and max(devices) < self.devices:
+            return
         strangers = sorted({d for d in devices if not 0 <= d < self.devices})
         if not devices or len(strangers) == len(set(devices)):
             raise MachineError(
                 f"{where}: none of the devices {sorted(devices)} is one of {self.name!r}, which are 0 to {self.devices - 1}"
             )
-        if strangers:
-            raise MachineError(f"{where}: {self.name!r} has no devices {strangers}; its devices are 0 to {self.devices - 1}")
+        raise MachineError(f"{where}: {self.name!r} has no devices {strangers}; its devices are 0 to {self.devices - 1}")
 
 
 @cache
