@@ -184,3 +184,28 @@ def test_a_rule_that_refuses_says_so() -> None:
     plan, _ = planned(lambda w, times: jnp.mean(call(w, times)), f(16), f(16))
     with pytest.raises(unity.CaptureError, match=r"test_whole.py.*times cannot be differentiated"):
         jax.grad(plan, 1)(*plan.shard(*arrays((f(16), f(16)))))
+
+
+@pytest.mark.parametrize("kind", ["keys", "complex numbers"])
+def test_what_is_eight_bytes_wide_does_not_switch_64_bits_on(kind: str) -> None:
+    """Random keys and pairs of real numbers are that wide: rules make whole numbers of 32 bits beside them, as JAX does."""
+
+    @jax.custom_vjp
+    def call(x: Any, beside: Any) -> Any:
+        return jnp.sin(x)
+
+    def forward(x: Any, beside: Any) -> Any:
+        assert jnp.arange(3).dtype == jnp.int32
+        return call(x, beside), x
+
+    call.defvjp(forward, lambda x, g: (g * jnp.cos(x), None))
+    beside = jax.random.key(0) if kind == "keys" else jnp.ones(16, jnp.complex64)
+
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean(call(x @ w, beside) ** 2)
+
+    with jax.enable_x64(False):
+        w, x = (jnp.full(shape, 0.1, jnp.float32) for shape in ((16, 16), (64, 16)))
+        plan, _ = planned(loss, w, x)
+        found, wanted = jax.grad(plan)(*plan.shard(w, x)), jax.grad(loss)(w, x)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)

@@ -24,6 +24,8 @@ from unity.pcg.held import HELD, function_of, name_of
 from unity.pcg.jaxprs import RULED, Program, called, equations, floating, with_equations
 from unity.pcg.meshes import apart, forgotten
 
+WIDE = frozenset({"int64", "uint64", "float64", "complex128"})  # those that JAX has with 64 bits switched on alone
+
 
 def foreign(primitive: core.Primitive) -> bool:
     """Whether a primitive is neither JAX's own nor in the operator table, and has an implementation."""
@@ -49,7 +51,7 @@ def _implementation(eqn: core.JaxprEqn, held: bool) -> core.ClosedJaxpr | None:
 def outside(run: Any, arguments: Any) -> core.ClosedJaxpr:
     """A function's program outside of any mesh, in the precision that its arguments have, whatever is switched on by now."""
     structs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arguments)
-    wide = any(getattr(s.dtype, "itemsize", 0) == 8 for s in jax.tree.leaves(structs))
+    wide = any(str(s.dtype) in WIDE for s in jax.tree.leaves(structs))
     with jax.enable_x64(True) if wide else nullcontext(), apart():
         return forgotten(jax.make_jaxpr(run)(*structs))
 
