@@ -688,6 +688,22 @@ case("eigh", lambda a: jnp.linalg.eigh(a @ a.mT)[0], n(6, 3, 3))
 case("eig", lambda a: jnp.linalg.eigvals(lax.stop_gradient(a)), n(6, 3, 3))
 case("svd", lambda a: jnp.linalg.svd(a, compute_uv=False), n(6, 3, 2))
 case("qr", lambda a: jnp.linalg.qr(a + 3 * jnp.eye(3)), n(6, 3, 3))
+case("qr, raw", lambda a: jnp.linalg.qr(lax.stop_gradient(a), mode="raw"), n(6, 3, 3))
+case("householder", lambda a, t: lax.linalg.householder_product(*map(lax.stop_gradient, (a, t))), n(6, 3, 3), n(6, 3))
+case("reflections", lambda a, t, c: lax.linalg.ormqr(*map(lax.stop_gradient, (a, t, c))), n(6, 3, 3), n(6, 3), n(6, 3, 2))
+case(
+    "reflections, turned",
+    lambda a, t, c: lax.linalg.ormqr(*map(lax.stop_gradient, (a, t, c)), left=False, transpose=True),
+    n(6, 3, 3),
+    n(6, 3),
+    n(6, 2, 3),
+)
+case(
+    "tridiagonal_solve",
+    lambda d, b: lax.linalg.tridiagonal_solve(0.1 * d, d + 4, 0.2 * d, b),
+    n(6, 3),
+    n(6, 3, 2),
+)
 case("inverse", lambda a: jnp.linalg.inv(a + 4 * jnp.eye(3)), n(6, 3, 3))
 case("determinant", lambda a: jnp.linalg.det(a), n(6, 3, 3))
 

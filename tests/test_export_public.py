@@ -46,6 +46,7 @@ DIFFERENTIABLE: dict[str, Callable[[Any], Any]] = {
     "qr": lambda w: jnp.linalg.qr(w)[1],
     "lu": lambda w: jax.scipy.linalg.lu(w)[2],
     "determinant": lambda w: jnp.linalg.slogdet(w)[1],
+    "tridiagonal_solve": lambda w: lax.linalg.tridiagonal_solve(w[0], 6.0 + w[1], w[2], w),
     "triangular_solve": lambda w: jax.scipy.linalg.solve_triangular(symmetric(w), w, lower=True),
     "solve": lambda w: jnp.linalg.solve(symmetric(w), w),
     "inverse": lambda w: jnp.linalg.inv(symmetric(w)),
@@ -88,6 +89,7 @@ VALUES: dict[str, Callable[[Any], Any]] = {
     "eig": lambda w: jnp.abs(jnp.linalg.eig(w)[0]),
     "schur": lambda w: jax.scipy.linalg.schur(w)[0],
     "tridiagonal": lambda w: lax.linalg.tridiagonal(symmetric(w))[1],
+    "reflections": lambda w: lax.linalg.ormqr(w, w[0], w, transpose=True),
     "approximately": lambda w: lax.approx_max_k(w, 2)[0],
 }
 

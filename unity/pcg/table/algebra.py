@@ -14,7 +14,7 @@ def stacked(blocked: int, shape: tuple[int, ...], n_operands: int, n_results: in
     return tuple(Factor(f"b{i}", n, (Slot(i),) * n_operands, (Slot(i),) * n_results) for i, n in lead)
 
 
-@operator("cholesky", "eig", "eigh", "lu", "qr", "svd")
+@operator("cholesky", "eig", "eigh", "geqrf", "lu", "qr", "svd")
 def decomposition(params: Any, operands: Any, results: Any) -> Spec:
     """Matrices `[..., m, n]` into their factors."""
     shape = operands[0].shape
@@ -25,6 +25,31 @@ def decomposition(params: Any, operands: Any, results: Any) -> Spec:
 def permutation(params: Any, operands: Any, results: Any) -> Spec:
     """Pivots `[..., k]` as the order of rows `[..., m]` that they leave."""
     return Spec(stacked(1, operands[0].shape, 1, 1), (), 1.0 * prod(results[0].shape))
+
+
+@operator("householder_product")
+def reflectors(params: Any, operands: Any, results: Any) -> Spec:
+    """Reflectors `[..., m, n]` and their scalars `[..., k]` as matrices."""
+    shape = operands[0].shape
+    return Spec(stacked(2, shape, 2, 1), (), 2.0 * prod(shape) * min(shape[-2:]))
+
+
+@operator("ormqr")
+def reflected(params: Any, operands: Any, results: Any) -> Spec:
+    """Matrices times what reflectors, of which there are as many as scalars, make; linear in the matrices."""
+    shape, lead = operands[2].shape, len(operands[2].shape) - 2
+    apart = lead + params["left"]
+    sides = Factor("sides", shape[apart], (None, None, Slot(apart)), (Slot(apart),))
+    return Spec((*stacked(2, shape, 3, 1), sides), (frozenset({2}),), 4.0 * prod(shape) * operands[1].shape[-1])
+
+
+@operator("tridiagonal_solve")
+def tridiagonal_solve(params: Any, operands: Any, results: Any) -> Spec:
+    """Diagonals `[..., m]` and right-hand sides `[..., m, n]`; linear in the latter."""
+    shape = operands[3].shape
+    last = len(shape) - 1
+    sides = Factor("sides", shape[last], (None, None, None, Slot(last)), (Slot(last),))
+    return Spec((*stacked(2, shape, 4, 1), sides), (frozenset({3}),), 8.0 * prod(shape))
 
 
 @operator("triangular_solve")

@@ -66,7 +66,7 @@ def top_k(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
     return [Value(np.moveaxis(x, -1, axis), False) for x in found]
 
 
-@meaning("cholesky", "eig", "eigh", "lu", "qr", "svd", "householder_product")
+@meaning("cholesky", "eig", "eigh", "geqrf", "lu", "qr", "svd")
 def decomposition(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
     """Matrices in the last two dimensions."""
     rows = [last(run, run.lift(v), 2) for v in values]
@@ -78,6 +78,30 @@ def decomposition(run: Run, app: Application, values: Sequence[Value]) -> list[V
 def permutation(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
     """Pivots in the last dimension."""
     return [Value(x, False) for x in rowwise(run, named(app), [run.lift(values[0])], [app.results[0].shape[-1:]])]
+
+
+@meaning("householder_product")
+def reflectors(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
+    """Reflectors and their scalars, in the last two dimensions and the last one."""
+    rows = [last(run, run.lift(v), k) for v, k in zip(values, (2, 1), strict=True)]
+    return [Value(x, False) for x in rowwise(run, named(app), rows, [app.results[0].shape[-2:]])]
+
+
+@meaning("ormqr")
+def reflected(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
+    """Linear in the matrices; what they are multiplied by is a function of reflectors and scalars."""
+    a, scalars, c = (run.lift(v) for v in values)
+    (matrix,) = rowwise(run, named(app), [last(run, a, 2), scalars], [(a.shape[-2], a.shape[-2])])
+    return [Value(run.domain.dot(matrix, c) if app.params["left"] else run.domain.dot(c, matrix), False)]
+
+
+@meaning("tridiagonal_solve")
+def tridiagonal_solve(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
+    """Linear in the right-hand sides; the inverse's elements are functions of the diagonals."""
+    *diagonals, b = (run.lift(v) for v in values)
+    n = b.shape[-2]
+    (inverse,) = rowwise(run, named(app), diagonals, [(n, n)])
+    return [Value(run.domain.dot(inverse, b), False)]
 
 
 @meaning("triangular_solve")
