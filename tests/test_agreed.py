@@ -16,7 +16,10 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 import unity
+from unity.pcg.body import close
 from unity.pcg.capture import capture, unparallelized
+from unity.pcg.choices import choices
+from unity.pcg.state import partitioned
 from unity.pcg.traffic import traffic
 
 SLOW = replace(unity.Machine.grid(1, 8, "a100"), device=unity.Device("slow", {"float32": 1e7}, 2**30, 1e7, 1.0, 0.0))  # shares work
@@ -107,7 +110,52 @@ def solved(w: Any, x: Any) -> Any:
     return jax.vmap(row)(x)
 
 
-@pytest.mark.parametrize("rows", [phantom, implicit, checked, solved])
+def handed(w: Any, x: Any) -> Any:
+    """As Equinox hands on all that goes through a check: what has nothing to do with each other."""
+    y = x @ w
+
+    def wrong(*every: Any) -> Any:
+        number = [jax.pure_callback(held, jax.ShapeDtypeStruct((), a.dtype), 0) for a in every]
+        return tuple(jnp.broadcast_to(n, a.shape) for n, a in zip(number, every, strict=True))
+
+    y, x = lax.cond((jnp.abs(y) > 1e3).any(), wrong, lambda *every: every, y, x)
+    return jnp.sin(y) + x
+
+
+@jax.custom_jvp
+def harmonics(x: Any) -> Any:
+    """As e3nn's: of degree 0, which is the same everywhere, and of degree 1."""
+    return jnp.ones((len(x), 1)), jnp.sin(x)
+
+
+@harmonics.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    (x,), (dx,) = primals, tangents
+    one, y = harmonics(x)
+    return (one, y), (jnp.zeros_like(one), lax.dot_general(dx * jnp.cos(x), one, (((), ()), ((0,), (0,))))[..., 0])
+
+
+@jax.custom_vjp
+def scaled(x: Any, scale: Any) -> Any:
+    return jnp.sin(x) * scale
+
+
+def _scaled_back(kept: Any, g: Any) -> Any:
+    """As Diffrax', which asks the host to raise an error."""
+    x, scale = kept
+    wrong = lambda s: jax.pure_callback(held, jax.ShapeDtypeStruct((), s.dtype), s)  # noqa: E731
+    scale = lax.cond(scale > 1e3, wrong, lambda s: s, scale)
+    return g * jnp.cos(x) * scale, jnp.zeros_like(scale)
+
+
+scaled.defvjp(lambda x, scale: (scaled(x, scale), (x, scale)), _scaled_back)
+
+
+def on_host(w: Any, x: Any) -> Any:
+    return scaled(x @ w, lax.stop_gradient(w[0, 0]))
+
+
+@pytest.mark.parametrize("rows", [phantom, implicit, checked, solved, handed, on_host])
 def test_rows_are_divided(rows: Any) -> None:
     rng = np.random.default_rng(0)
     w, x = (jnp.asarray(rng.normal(size=s) * 0.1, jnp.float32) for s in ((16, 16), (64, 16)))
@@ -129,3 +177,55 @@ def test_what_devices_agree_on_is_counted() -> None:
     )
     (agreed,) = (c for c in traffic(plan.pcg) if c.kind == "all-reduce")
     assert (agreed.elements, agreed.itemsize) == (1, 1)
+
+
+@jax.custom_vjp
+def converged(w: Any, x: Any) -> Any:
+    return fixed(w, x)[0]
+
+
+def _converged_back(kept: Any, g: Any) -> Any:
+    """As many steps back as all rows need, which devices agree on once more."""
+    w, z, _ = kept
+    slope = 1 - z**2
+
+    def step(carry: Any) -> Any:
+        u, _, count = carry
+        new = g + (u * slope) @ w.T
+        return new, jnp.abs(new - u).max(1), count + 1
+
+    u, _, _ = lax.while_loop(lambda c: (c[2] < 50) & ~jnp.all(c[1] < 1e-7), step, (g, jnp.full(len(g), jnp.inf), 0))
+    u = u * slope
+    return z.T @ u, u
+
+
+converged.defvjp(_forward, _converged_back)
+
+
+def stepped(w: Any, x: Any) -> Any:
+    """Steps that are taken, or not, as devices agree, in a scan, whose steps are known."""
+
+    def inner(z: Any, _: Any) -> Any:
+        return lax.cond(jnp.all(jnp.abs(z) < 1e-6), lambda z: z, lambda z: jnp.tanh(z @ w + x), z), None
+
+    def outer(z: Any, _: Any) -> Any:
+        again = lambda z: lax.scan(inner, z, length=3)[0]  # noqa: E731
+        return lax.cond(jnp.all(jnp.abs(z) < 1e-6), lambda z: z, again, z), None
+
+    return lax.scan(jax.checkpoint(outer), x, length=5)[0]
+
+
+@pytest.mark.parametrize("rows", [implicit, converged, stepped])
+def test_what_is_agreed_on_is_what_is_sent(rows: Any) -> None:
+    """In backward rules too, in every step of a scan, and once more where a remat computes it again."""
+    w, x = (jnp.full(s, 0.01) for s in ((16, 16), (64, 16)))
+    plan = unity.optimize(lambda w, x: jnp.mean(rows(w, x) ** 2), w, x, machine=SLOW, rules=[], progress=False)
+    assert plan.in_shardings[1].shard_shape(x.shape)[0] < len(x)
+    (line,) = (line for line in plan.check().lines if line.kind == "all-reduce")
+    assert line.predicted == line.compiled
+
+
+def test_a_result_without_operands_lies_as_its_rule_has_it() -> None:
+    body = close(jax.make_jaxpr(harmonics)(jnp.ones((64, 16))))
+    (rows,) = (c for c in choices(body) if c.operands == (partitioned(0),))
+    assert rows.results == (partitioned(0), partitioned(0))

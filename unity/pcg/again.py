@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from unity.pcg.gradients import Gradients
+from unity.pcg.gradients import Gradients, carrying
 from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.residuals import Residuals, residuals
 
@@ -52,12 +52,19 @@ def _needed(graph: PCG, flow: Gradients, looped: bool) -> Iterator[Node]:
             kept = _kept(node, flow, looped)
             read = [v for v, flag in zip(node.operands, kept.operands, strict=True) if flag]
             wanted.update(_changed_again(v)[-1] for v in read)
-            runs = runs or any(kept.results) or bool(kept.inner)
+            runs = runs or any(kept.results) or bool(kept.inner) or _keeps_inside(node, flow)
         elif node.inside is not None:
             runs = runs or any(flow(v) for v in node.results)
         if runs:
             wanted.update(node.operands)
             yield node
+
+
+def _keeps_inside(node: Node, flow: Gradients) -> bool:
+    """Whether a branch or a loop in an operator is differentiated: what that reads is made inside, so JAX runs it again."""
+    assert node.body is not None
+    carried = carrying(node.body, tuple(map(flow, node.operands)), tuple(map(flow, node.results)))
+    return any(e.name in ("cond", "scan") and not carried.isdisjoint(e.results) for e in node.body.equations)
 
 
 def gathered_again(graph: PCG, flow: Gradients, looped: bool) -> Again:

@@ -163,15 +163,22 @@ def _nested_seeds(body: Body, equation: Equation) -> Iterator[Mapping[int, State
             if isinstance(a, int):
                 for dim in range(body.tensors[a].ndim):
                     yield {a: partitioned(dim)}
+        if equation.name == "cond":  # it may hand on what has nothing to do with each other, as checks for errors do
+            yield from _together(body, equation.operands)
 
 
 def _handed_seeds(body: Body, operands: Sequence[Atom]) -> Iterator[Mapping[int, State]]:
     """Every dimension of what a call hands on as it is, which none of its equations divides: of each alone, of all that have it."""
-    handed = [a for a in operands if isinstance(a, int)]
-    for dim in range(max((body.tensors[a].ndim for a in handed), default=0)):
-        there = [a for a in handed if body.tensors[a].ndim > dim]
-        yield from ({a: partitioned(dim)} for a in there)
-        yield {a: partitioned(dim) for a in there}
+    for together in _together(body, operands):
+        yield from ({a: state} for a, state in together.items())
+        yield together
+
+
+def _together(body: Body, operands: Sequence[Atom]) -> Iterator[Mapping[int, State]]:
+    """Every dimension that some operands have, of all that have it."""
+    given = [a for a in operands if isinstance(a, int)]
+    for dim in range(max((body.tensors[a].ndim for a in given), default=0)):
+        yield {a: partitioned(dim) for a in given if body.tensors[a].ndim > dim}
 
 
 def choice_of(body: Body, solution: Solution) -> Choice:

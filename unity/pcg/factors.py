@@ -119,6 +119,15 @@ class Agreement:
     where: tuple[int, ...]  # the way to its variable, through equations and their programs
     itemsize: int
     kind: str  # "or", "max", ...
+    times: int = 1  # how often they do when its equation runs once, as far as the steps of loops are known
+
+
+@dataclass(frozen=True)
+class Differentiated:
+    """What devices agree on where a derivative rule runs in the place of a program, forward and backward."""
+
+    forward: tuple[Agreement, ...] = ()
+    backward: tuple[Agreement, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,6 +142,7 @@ class Match:
     reduction: str = ""  # how partial results are put together
     halo: bool = False  # devices exchange the edges of their slices
     agreed: tuple[Agreement, ...] = ()  # what they agree on in its programs
+    ruled: Differentiated | None = None  # and where it is differentiated, if there are rules for that in it
 
     @property
     def states(self) -> tuple[State, ...]:

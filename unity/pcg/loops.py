@@ -13,7 +13,7 @@ from typing import Any
 
 from unity.pcg.body import Body, Equation, close
 from unity.pcg.factors import Match
-from unity.pcg.inside import agreements, as_match
+from unity.pcg.inside import agreements, as_match, repeated
 from unity.pcg.propagation import Solution
 from unity.pcg.rows import Rows, rows_of
 from unity.pcg.state import REPLICATED, State
@@ -24,7 +24,7 @@ Quiet = Callable[[Body, Mapping[int, State]], Solution | None]  # solves a progr
 @dataclass(frozen=True)
 class Loop:
     """A loop's program, how many of its inputs are constants and go round, how many operands come before these (of its `test`),
-    which of its inputs that looks at, and rows that end apart (`rows.py`)."""
+    which of its inputs that looks at, rows that end apart (`rows.py`), and how many steps it takes (1 if nobody knows)."""
 
     body: Body
     constants: int
@@ -33,6 +33,7 @@ class Loop:
     pinned: tuple[int, ...] = ()
     rows: Rows | None = None
     test: Body | None = None
+    steps: int = 1
 
 
 def loop_of(parts: Callable[[Equation], Loop], quiet: Quiet) -> Callable[[Equation, Mapping[int, State]], Iterator[Match]]:
@@ -99,7 +100,7 @@ def steady(loop: Loop, quiet: Quiet, n: int, known: Mapping[int, State], pinned:
     operands = [REPLICATED] * offset + [_step_out(s, k >= constants + carried) for k, s in enumerate(solution.operands)]
     results = [_step_out(s, k >= carried) for k, s in enumerate(solution.results)]
     if all(s == (operands + results)[p] for p, s in known.items()):
-        yield as_match([(body, solution)], tuple(operands), tuple(results))
+        yield repeated(as_match([(body, solution)], tuple(operands), tuple(results)), loop.steps)
 
 
 def _step_in(state: State, stacked: bool) -> Any:

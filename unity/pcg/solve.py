@@ -18,15 +18,16 @@ from jax.extend import core
 from unity.pcg import linear
 from unity.pcg.body import Body, Equation, from_jaxpr
 from unity.pcg.custom import Unreadable, close, jvp_body, readable, vjp_bodies
-from unity.pcg.factors import TABLE, Match, Spec, matching
+from unity.pcg.factors import TABLE, Differentiated, Match, Spec, matching
 from unity.pcg.foreign import first_order
-from unity.pcg.inside import agreeable, as_match, constant_results
+from unity.pcg.inside import agreeable, agreements, as_match, constant_results
 from unity.pcg.jaxprs import LINEAR_SOLVE, RULED, called
 from unity.pcg.loops import Loop, loop_of, while_parts
 from unity.pcg.propagation import Conflict, Propagation, Solution, Unmatched
 from unity.pcg.scans import constants_and_carry
 from unity.pcg.state import PARTIAL, REPLICATED, State
 
+ON_HOST = "pure_callback"  # JAX refuses to differentiate it
 SPECS: dict[int, tuple[Equation, Spec | None]] = {}  # by identity: a specification is asked for thousands of times
 
 
@@ -91,14 +92,15 @@ def _nested(asked: _Asked) -> tuple[Match, ...]:
 @lru_cache(maxsize=8192)
 def replicable(body: Body) -> bool:
     """Whether a body can be replicated for use: its cotangents are partial sums then, which a custom_vjp may not pass on, nor a
-    primitive that nobody described, for JAX may not know of its results that they differ between devices."""
-    return all(replicable_call(e) if e.name in NESTED else e.name in TABLE for e in body.equations)
+    primitive that nobody described, for JAX may not know of its results that they differ between devices. What the host computes
+    passes none on."""
+    return all(replicable_call(e) if e.name in NESTED else e.name in TABLE or e.name == ON_HOST for e in body.equations)
 
 
 def replicable_call(equation: Equation) -> bool:
     """Whether a nested call can be replicated for use."""
     if reversed_only(equation):
-        return derivative_agrees(equation, (REPLICATED,) * len(equation.operands), (REPLICATED,) * len(equation.results))
+        return derivative(equation, (REPLICATED,) * len(equation.operands), (REPLICATED,) * len(equation.results)) is not None
     if equation.name == "cond":
         return all(map(replicable, branches(equation)))
     if equation.name == LINEAR_SOLVE:
@@ -115,8 +117,32 @@ def _call(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
     if solution is None:
         return
     operands = _with_unread(equation, body, solution, known)
-    if derivative_agrees(equation, operands, solution.results):
-        yield as_match([(body, solution)], operands, solution.results)
+    solution = _with_constants(equation, body, solution, operands, names)
+    rule = derivative(equation, operands, solution.results)
+    if rule is not None:
+        match = as_match([(body, solution)], operands, solution.results)
+        yield match if equation.name not in RULED else replace(match, ruled=None if equation.motionless else rule)
+
+
+def _with_constants(
+    equation: Equation, body: Body, solution: Solution, operands: tuple[State, ...], names: Mapping[int, Any]
+) -> Solution:
+    """A call's results that depend on no operand can be in any state: here in that which a `custom_jvp`'s rule has them in, beside
+    tangents that are divided."""
+    free = constant_results(body) - {v for v in names.values() if isinstance(v, int)}
+    if not free or equation.motionless or equation.name != "custom_jvp_call" or reversed_only(equation):
+        return solution
+    rule = jvp_body(equation)
+    around = operands + tuple(s for s, float_ in zip(operands, rule.floating, strict=True) if float_)
+    ends = zip(rule.body.outputs, body.outputs, solution.results, strict=False)
+    fixed = {a: s for a, v, s in ends if v not in free and isinstance(a, int) and a not in rule.body.inputs}
+    found = _quiet_solve(rule.body, dict(zip(rule.body.inputs, around, strict=True)) | fixed)
+    if found is None:
+        return solution
+    ends = zip(body.outputs, found.results, strict=False)
+    made = {v: s for v, s in ends if isinstance(v, int) and v in free and s.kind == "P"}
+    inner = dict(zip(body.inputs, operands, strict=True)) | made
+    return (_quiet_solve(body, inner) if made else None) or solution
 
 
 def _with_unread(equation: Equation, body: Body, solution: Solution, known: Mapping[int, State]) -> tuple[State, ...]:
@@ -154,25 +180,30 @@ def reversed_only(equation: Equation) -> bool:
     return any(not isinstance(a, int) and a.tensor.dtype == float0 for a in jvp_body(equation).body.outputs)
 
 
-def derivative_agrees(equation: Equation, operands: tuple[State, ...], results: tuple[State, ...]) -> bool:
-    """Whether a custom derivative rule, run on pieces, gives the pieces of the derivative.
+def derivative(equation: Equation, operands: tuple[State, ...], results: tuple[State, ...]) -> Differentiated | None:
+    """What devices agree on in a custom derivative rule; None if that, run on pieces, does not give the pieces of the derivative.
 
     A tangent is in its primal's state; a cotangent is in the dual one (partial for replicated, replicated for partial).
     """
     if equation.motionless:
-        return True
+        return Differentiated()
     try:
         if reversed_only(equation):
-            return vjp_solutions(equation, operands, results) is not None
+            both, rule = vjp_solutions(equation, operands, results), vjp_bodies(equation)
+            return both and Differentiated(
+                *(tuple(agreements(*part)) for part in zip((rule.forward, rule.backward), both, strict=True))
+            )
         if equation.name == "custom_jvp_call":
             rule = jvp_body(equation)
             tangents = tuple(s for s, float_ in zip(operands, rule.floating, strict=True) if float_)
             known = dict(zip(rule.body.inputs, operands + tangents, strict=True))
             found = _quiet_solve(rule.body, known | _results(rule.body, results + results))
-            return found is not None and _same(rule.body, found, results + results)
+            if found is None or not _same(rule.body, found, results + results):
+                return None
+            return Differentiated(tuple(agreements(rule.body, found)))
     except Unreadable:
-        return False
-    return True
+        return None
+    return Differentiated()
 
 
 def _same(body: Body, solution: Solution, wanted: Sequence[State]) -> bool:
@@ -304,7 +335,7 @@ def _program(inner: Any) -> Body:
 
 @lru_cache(maxsize=1024)
 def _scan_parts(equation: Equation) -> Loop:
-    return Loop(nested_body(equation), *constants_and_carry(equation.params))
+    return Loop(nested_body(equation), *constants_and_carry(equation.params), steps=equation.params["length"])
 
 
 NESTED: dict[str, Callable[[Equation, Mapping[int, State]], Any]] = {

@@ -16,8 +16,8 @@ from unity.pcg.gradients import Gradients, carrying, gradients
 from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, UNCHANGED, Node, Value
 from unity.pcg.halos import exchanges
 from unity.pcg.hoisting import hoisted
-from unity.pcg.inside import nested_agreements
-from unity.pcg.placing import placing
+from unity.pcg.inside import backward_agreements, nested_agreements
+from unity.pcg.placing import Placing, placing
 from unity.pcg.resharding import Step, absolute, turned
 from unity.pcg.stages import ends_of, positions_of, runs_of, scaled_over, sends
 from unity.pcg.state import copies
@@ -223,9 +223,25 @@ def _inside(node: Node, context: _Context) -> Iterator[Collective]:
         yield Collective("all-reduce", tuple(axes), *size, *runs, FORWARD, node, hoisted=context.less(node))
         if kind == "sum" and any(flow(v) for v in node.results) and any(flow(v) for v in node.operands):
             yield Collective("all-reduce", tuple(axes), *size, context.times, 0, BACKWARD, node)
-    agreed: dict[Agreement, list[int]] = {}
+    yield from _agreed(node, found, context)
+
+
+def _agreed(node: Node, found: Placing, context: _Context) -> Iterator[Collective]:
+    """What devices agree on inside of loops, branches and calls, and in derivative rules: once where nobody knows how many steps
+    a loop takes."""
+    assert node.body is not None
+    body, flow = node.body, context.flow
+    carried = carrying(body, tuple(map(flow, node.operands)), tuple(map(flow, node.results)))
+    moving = {k for k, e in enumerate(body.equations) if not carried.isdisjoint(e.results)}
+    agreed: dict[tuple[Agreement, str], list[int]] = {}
     for k, solution in enumerate(found):
-        for one in nested_agreements(solution) if solution else ():
-            agreed.setdefault(one, []).append(k)
-    for one, axes in agreed.items():  # in a loop, once for each of who knows how many steps
-        yield Collective("all-reduce", tuple(axes), 1, one.itemsize, *context.runs(node), FORWARD, node, hoisted=context.less(node))
+        if solution is not None:
+            for one in nested_agreements(solution, moving):
+                agreed.setdefault((one, FORWARD), []).append(k)
+            for one in backward_agreements(solution, moving):
+                agreed.setdefault((one, BACKWARD), []).append(k)
+    runs, repeats = context.runs(node)
+    for (one, direction), axes in agreed.items():
+        count = (one.times * runs, one.times * repeats) if direction == FORWARD else (one.times * context.times, 0)
+        less = context.less(node) if direction == FORWARD else 1
+        yield Collective("all-reduce", tuple(axes), 1, one.itemsize, *count, direction, node, hoisted=less)
