@@ -89,6 +89,7 @@ VALUES: dict[str, Callable[[Any], Any]] = {
     "eig": lambda w: jnp.abs(jnp.linalg.eig(w)[0]),
     "schur": lambda w: jax.scipy.linalg.schur(w)[0],
     "tridiagonal": lambda w: lax.linalg.tridiagonal(symmetric(w))[1],
+    "reflectors": lambda w: jnp.linalg.qr(w, mode="raw")[0],
     "reflections": lambda w: lax.linalg.ormqr(w, w[0], w, transpose=True),
     "approximately": lambda w: lax.approx_max_k(w, 2)[0],
 }

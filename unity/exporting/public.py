@@ -62,6 +62,11 @@ def _ragged(e: Applied) -> Code:
     return call("lax.ragged_dot_general", *e.codes, call("lax.RaggedDotDimensionNumbers", dense, *groups), **how)
 
 
+def _geqrf(e: Applied) -> Code:
+    raw = call("jnp.linalg.qr", *e.codes, mode="raw")  # which is as LAPACK has it, by columns
+    return Code(f"(lambda reflectors, scalars: (reflectors.mT, scalars))(*{raw})")
+
+
 def _ldexp(e: Applied) -> Code:
     return sequence([call("jnp.ldexp", *e.codes)])  # its primitive has a list of results
 
@@ -74,6 +79,7 @@ FACES: Mapping[str, Printer] = {
     "lu": named("lax.linalg.lu"),
     "lu_pivots_to_permutation": _permutation,
     "ragged_dot_general": _ragged,
+    "geqrf": _geqrf,
     "qr": named("lax.linalg.qr", pivoting=False, full_matrices=True, use_magma=None),
     "householder_product": named("lax.linalg.householder_product"),
     "ormqr": named("lax.linalg.ormqr", left=True, transpose=False),

@@ -1,5 +1,5 @@
 """A local program without what JAX's public functions do by themselves: constants converted, negative indices wrapped, numbers of
-branches clamped."""
+branches clamped, dimensions turned and turned back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def simplified(body: Body) -> Body:
 
 
 def _folded(body: Body) -> Body:
-    """The program with numbers converted to the type in which they are used, be it before they vary or (JAX 0.12) after."""
+    """The program with numbers converted to the type in which they are used, be it before they vary or (JAX 0.12) after, and without
+    what turns dimensions back."""
     found: dict[int, Atom] = {}
     maker = {v: e for e in body.equations for v in e.results}
 
@@ -40,9 +41,19 @@ def _folded(body: Body) -> Body:
             found[e.results[0]] = Literal(np.asarray(only.value).astype(tensor.dtype), tensor)
         elif e.name == CONSTRAIN:
             found[e.results[0]] = operands[0]
+        elif (turned := _turned_back(e, operands, maker)) is not None:
+            found[e.results[0]] = read(turned)
         else:
             kept.append(e if operands == e.operands else e.reading(operands))
     return replace(body, equations=tuple(kept), outputs=tuple(map(read, body.outputs)))
+
+
+def _turned_back(e: Equation, operands: tuple[Atom, ...], maker: dict[int, Equation]) -> Atom | None:
+    """Whose dimensions are turned and turned back."""
+    first = _made(operands[0], "transpose", maker) if e.name == "transpose" else None
+    if first is None or any(first.params["permutation"][k] != i for i, k in enumerate(e.params["permutation"])):
+        return None
+    return first.operands[0]
 
 
 def _unwrapped(e: Equation, body: Body, maker: dict[int, Equation]) -> Equation:
