@@ -65,9 +65,7 @@ def rows_of(name: str) -> Iterator[dict[str, Any]]:
     model = case.model()
     plan = unity.optimize(model.loss, model.params, model.batch, machine=case.machine, progress=False)
     if not case.whole:
-        leanest = unity.optimize(
-            model.loss, model.params, model.batch, machine=case.machine, objective="memory", progress=False
-        )
+        leanest = unity.optimize(model.loss, model.params, model.batch, machine=case.machine, objective="memory", progress=False)
         chosen = {"fastest": plan, "leanest": leanest}
     else:
         last = len(plan.frontier) - 1

@@ -75,9 +75,7 @@ CASES = {
 def measure(name: str, case: Case) -> list[dict]:
     """The points of one case's frontier."""
     model = case.model()
-    plan = unity.optimize(
-        model.loss, model.params, model.batch, machine=unity.Machine.grid(1, DEVICES, "a100"), progress=False
-    )
+    plan = unity.optimize(model.loss, model.params, model.batch, machine=unity.Machine.grid(1, DEVICES, "a100"), progress=False)
     last = len(plan.frontier) - 1
     rows = []
     for k in sorted({round(last * i / (POINTS - 1)) for i in range(POINTS)}):

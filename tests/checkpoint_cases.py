@@ -67,8 +67,6 @@ def saved(state: Any, path: Path) -> None:
 def restored(plan: unity.Plan, path: Path) -> Any:
     """A checkpoint, as a plan wants it, whoever wrote it."""
     shapes = jax.eval_shape(lambda: (weights(), OPTIMIZER.init(weights())))
-    wanted = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, plan.shardings_like(shapes)
-    )
+    wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, plan.shardings_like(shapes))
     with ocp.StandardCheckpointer() as checkpointer:
         return checkpointer.restore(path, wanted)

@@ -65,9 +65,7 @@ def main() -> None:
     device = unity.Device("slow", {"float32": 1e7, "float64": 1e7}, 2**30, 1e7, 1.0, 0.0)
     links: dict[str, Any] = {"intra": (1e9, 1e-7), "inter": (1e6, 1e-7)}
     machine = unity.Machine.grid(jax.process_count(), jax.local_device_count(), device, **links)
-    plan = unity.optimize(
-        loss, weights(), *batch(0), machine=machine, progress=False, search="captured", pipelines=(2, 4, "2bw")
-    )
+    plan = unity.optimize(loss, weights(), *batch(0), machine=machine, progress=False, search="captured", pipelines=(2, 4, "2bw"))
     losses, params = together(plan)
     wanted, after = alone()
     found = jax.tree.map(lambda x: multihost_utils.process_allgather(x, tiled=True), params)

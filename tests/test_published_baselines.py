@@ -203,7 +203,5 @@ def test_mesh_tensorflow_splits_a_dimension_everywhere_or_nowhere() -> None:
                 taken = [assembled.domains[s].choices[i] for i in assembled.domains[s].picks[value]]
                 for choice in structure.found[s]:
                     if choice.name not in ("unused", "replicated") and all(o.kind != "S" for o in choice.operands):
-                        split.setdefault(rank[choice.states], set()).add(
-                            any(rank[t.states] == rank[choice.states] for t in taken)
-                        )
+                        split.setdefault(rank[choice.states], set()).add(any(rank[t.states] == rank[choice.states] for t in taken))
             assert all(len(found) == 1 for found in split.values())

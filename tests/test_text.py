@@ -30,7 +30,7 @@ def test_rules_round_trip():
 
 WRONG = {
     "x": "column 1: expected the rule's name",
-    "a relu(x) = x": 'column 3: expected an operator of the vocabulary, found relu',
+    "a relu(x) = x": "column 3: expected an operator of the vocabulary, found relu",
     "a map(relu, x) = ": "column 18: expected a variable or an operator, found the end of the line",
     "a concat(x, y) = x": 'column 14: expected ",", found \\)',
     "a add(x y) = x": 'column 9: expected ",", found y',

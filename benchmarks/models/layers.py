@@ -51,9 +51,7 @@ def dense(width: int, bias: bool = True) -> Layer:
     return Layer("dense", params, apply)
 
 
-def conv(
-    width: int, window: int | Pair, stride: int = 1, padding: int | Pair = 0, groups: int = 1, *, bias: bool = True
-) -> Layer:
+def conv(width: int, window: int | Pair, stride: int = 1, padding: int | Pair = 0, groups: int = 1, *, bias: bool = True) -> Layer:
     """Convolution; the kernel is [width, channels / groups, *window]."""
     size, pad = _pair(window), _pair(padding)
 
@@ -157,8 +155,6 @@ def _pair(size: int | Pair) -> Pair:
     return (size, size) if isinstance(size, int) else size
 
 
-def _windows(
-    x: jax.Array, start: float, combine: Callable[..., jax.Array], window: int, stride: int, padding: int
-) -> jax.Array:
+def _windows(x: jax.Array, start: float, combine: Callable[..., jax.Array], window: int, stride: int, padding: int) -> jax.Array:
     around = [(0, 0), (0, 0), (padding, padding), (padding, padding)]
     return lax.reduce_window(x, start, combine, (1, 1, window, window), (1, 1, stride, stride), around)

@@ -49,9 +49,7 @@ _MODELS: Mapping[str, _Entry] = {
     "resnext50_unity": _Entry(resnext50_unity, {"blocks": (1, 1), "base": 16, "groups": 4, "image": 32, "batch": 4}),
     "wide_resnet50": _Entry(resnet, _TINY_RESNET, {"group_width": 128}),
     # TensorOpt widens until the parameters take 7.3 GiB, by factors it does not give; these come to 7.5
-    "wide_resnet_tensoropt": _Entry(
-        resnet, _TINY_RESNET, {"blocks": (3, 4, 23, 3), "base": 256, "group_width": 128, "batch": 256}
-    ),
+    "wide_resnet_tensoropt": _Entry(resnet, _TINY_RESNET, {"blocks": (3, 4, 23, 3), "base": 256, "group_width": 128, "batch": 256}),
     "gpt2": _Entry(gpt, _TINY_GPT),
     "gpt2_padded": _Entry(gpt, {**_TINY_GPT, "vocab": 64}, {"vocab": 50304}),
     "gpt3_6.7b": _Entry(gpt, _TINY_GPT, _GPT3),

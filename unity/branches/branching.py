@@ -227,9 +227,7 @@ class Branching:
         return f"{branches} branches{places} on {count} groups of devices along {names}{packs}"
 
 
-def branched(
-    program: Forked, along: Sequence[Axis], shares: Sequence[Share], pack: bool, whole: Collection[int] = ()
-) -> Branching:
+def branched(program: Forked, along: Sequence[Axis], shares: Sequence[Share], pack: bool, whole: Collection[int] = ()) -> Branching:
     """The program with these shares of its branches on devices of their own; `pack`: with their weights packed, but for those
     arguments that stay `whole`.
 

@@ -81,4 +81,3 @@ def _with_slots(graph: PCG, node: Node, slots: Sequence[Slots], inputs: Mapping[
     inside = PCG(tuple(ends), tuple(Value(inner[id(v.node)], v.index) for v in node.inside.outputs))
     attributes = {**node.attributes, "packed": " ".join(str(k) for k in range(len(kept), len(operands)))}
     return replace(node, operands=tuple(operands), inside=inside, attributes=attributes)
-

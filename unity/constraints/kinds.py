@@ -197,5 +197,5 @@ def without_rules(*names: str) -> Constraint:
 def _across(word: str, dimension: Any, across: str) -> Constraint:
     pair = isinstance(dimension, tuple) and len(dimension) == 2 and isinstance(dimension[0], str) and isinstance(dimension[1], int)
     if word not in ("forbid", "only", "require") or not (pair or dimension in KINDS):
-        raise ConstraintError(f'{dimension!r} is no dimension: give {", ".join(map(repr, KINDS))}, or a path and a number')
+        raise ConstraintError(f"{dimension!r} is no dimension: give {', '.join(map(repr, KINDS))}, or a path and a number")
     return Across(word, dimension, across)

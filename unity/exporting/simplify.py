@@ -24,8 +24,8 @@ def simplified(body: Body) -> Body:
 
 
 def _folded(body: Body) -> Body:
-    """The program with numbers converted to the type in which they are used, be it before they vary or (JAX 0.12) after, and without
-    what turns dimensions back."""
+    """The program with numbers converted to the type in which they are used, be it before they vary or (JAX 0.12) after; what turns
+    dimensions back is gone."""
     found: dict[int, Atom] = {}
     maker = {v: e for e in body.equations for v in e.results}
 

@@ -44,16 +44,12 @@ class Placed:
 
     def coordinates(self, dim: int) -> jax.Array:
         """Global indices along `dim` of this device's piece. Shape `[local size]`, int32."""
-        return self.cut(
-            jnp.arange(self.shape[dim], dtype=jnp.int32), [(a, Digit(0, d.outer, d.size)) for a, d in self.along(dim)]
-        )
+        return self.cut(jnp.arange(self.shape[dim], dtype=jnp.int32), [(a, Digit(0, d.outer, d.size)) for a, d in self.along(dim)])
 
     def find(self, indices: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
         """Whether this device's piece has the given indices of `dim`, and where (anything where it has not)."""
         here, n = jnp.ones(indices.shape, bool), self.shape[dim]
-        for axis, digit in sorted(
-            self.along(dim), key=lambda found: -found[1].outer
-        ):  # the most minor digit is taken out first
+        for axis, digit in sorted(self.along(dim), key=lambda found: -found[1].outer):  # the most minor digit is taken out first
             inside = n // (digit.outer * digit.size)
             here &= indices // inside % digit.size == lax.axis_index(axis)
             indices = indices // (digit.size * inside) * inside + indices % inside

@@ -64,9 +64,7 @@ def _scans(graph: PCG, walk: Captured) -> list[tuple[Node, dict[int, Value]]]:
     return [(n, {v: w for v, w in both if isinstance(v, int)}) for n, both in pairs]
 
 
-def _slots(
-    graph: PCG, scan: Node, staging: Staging, values: Mapping[int, Value], packed: Collection[int]
-) -> list[Slots]:
+def _slots(graph: PCG, scan: Node, staging: Staging, values: Mapping[int, Value], packed: Collection[int]) -> list[Slots]:
     """Sets of weights that one stage reads, and nothing else does."""
     number = {id(n): k for k, n in enumerate(graph.inputs)}
     ends = {id(v.node) for v in graph.outputs}

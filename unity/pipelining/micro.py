@@ -222,4 +222,3 @@ def joined(x: jax.Array, dim: int) -> jax.Array:
     """The inverse of `split`."""
     x = jnp.moveaxis(x, 0, dim + 1)
     return x.reshape(*x.shape[:dim], x.shape[dim] * x.shape[dim + 1], *x.shape[dim + 2 :])
-

@@ -66,7 +66,13 @@ class Unlike(Pipelining):
 
 
 def unlike(
-    chain: Chain, captured: Captured, cuts: Cuts, along: Sequence[Axis], rounds: int, pack: bool, kind: str = GPIPE,
+    chain: Chain,
+    captured: Captured,
+    cuts: Cuts,
+    along: Sequence[Axis],
+    rounds: int,
+    pack: bool,
+    kind: str = GPIPE,
     whole: Collection[int] = (),
 ) -> Unlike:
     """The program with a chain of it cut into stages, which go by this schedule; `pack`: with their weights packed, but for the
@@ -165,9 +171,7 @@ def _rounds(stages: int, samples: int, wish: PipelineWish) -> list[int]:
     return [micro_batches // stages] if stages == wanted and micro_batches % stages == 0 else []
 
 
-def _scheduled(
-    chain: Chain, captured: Captured, option: _Option, pack: bool, whole: Collection[int], kind: str | None
-) -> Unlike:
+def _scheduled(chain: Chain, captured: Captured, option: _Option, pack: bool, whole: Collection[int], kind: str | None) -> Unlike:
     """By this schedule; if none is asked for, by 1F1B where the program allows it. Raises Mixed."""
     where = (chain, captured, option.cuts, option.along, option.rounds, pack)
     if kind is None and captured.differentiated:

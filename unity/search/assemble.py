@@ -171,9 +171,7 @@ class Assembled:
             key: tuple(self.domains[f].type_of(values[f], opened.sites[f].end) for f in free)
             for key, free in opened.outputs.items()
         }
-        return Assignment(
-            self.machine.axes, results, operands, outputs, frozenset(marked), frozenset(recomputed), frozenset(rerun)
-        )
+        return Assignment(self.machine.axes, results, operands, outputs, frozenset(marked), frozenset(recomputed), frozenset(rerun))
 
     def taken(self, edge: Edge, alternative: int) -> tuple[bool, int]:
         """What an alternative of a port means: whether its change of type is made again, and what of the operand's maker."""

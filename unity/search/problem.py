@@ -90,8 +90,7 @@ class Problem:
         for index, (_, cost) in enumerate(self.tables):
             indices.setdefault(cost.key, []).append(index)
         return tuple(
-            (self.tables[same[0]][1], np.array(same), np.array([self.tables[i][0] for i in same]))
-            for same in indices.values()
+            (self.tables[same[0]][1], np.array(same), np.array([self.tables[i][0] for i in same])) for same in indices.values()
         )
 
 

@@ -139,4 +139,3 @@ def _state(text: str) -> State:
         raise ValueError(f"{text!r} is no state")
     dim, _, outer = text.removeprefix("P").partition("/")
     return State("P", int(dim), int(outer or 1))
-

@@ -54,9 +54,7 @@ def run(rule: Rule, known: Types, axes: tuple[Axis, ...], seed: int = 0) -> Run:
         left, right = (_side(terms, types, given, cotangents, axes) for terms in (rule.left, rule.right))
     n = len(rule.left)
     wholes = [types[t] for t in rule.left] + [_dual(known[name]) for name in _floating(known)]
-    apart = [
-        _apart(*(join(x, t.shape, t.states, axes, PLAIN) for x in pair)) for *pair, t in zip(left, right, wholes, strict=True)
-    ]
+    apart = [_apart(*(join(x, t.shape, t.states, axes, PLAIN) for x in pair)) for *pair, t in zip(left, right, wholes, strict=True)]
     return Run(max(apart[:n], default=0.0), max(apart[n:], default=0.0))
 
 

@@ -115,9 +115,7 @@ class Prover:
         self.kept: dict[frozenset[str], Prover] = {}  # provers from all axioms but some
         self.switches: dict[str, z3.BoolRef] | None = {} if switches else None
         self.solver = z3.SimpleSolver(ctx=self.logic.context)
-        self.solver.set(
-            "auto_config", False, "mbqi", False, "timeout", MILLISECONDS, "max_memory", MEGABYTES, "rlimit", steps
-        )
+        self.solver.set("auto_config", False, "mbqi", False, "timeout", MILLISECONDS, "max_memory", MEGABYTES, "rlimit", steps)
         if cores:
             self.solver.set("unsat_core", True)
         self.unary: list[tuple[str, Term]] = []

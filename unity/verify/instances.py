@@ -119,4 +119,3 @@ def equalities(found: Sequence[Types], but: Sequence[Types]) -> list[EqualSizes]
             if not any(all(holds(p, k) for p in chosen) for k in but):
                 return [EqualSizes(a, d, b, e) for (a, d), (b, e) in chosen]
     return []
-

@@ -77,9 +77,7 @@ def fill_value(params: Any, dtype: Any) -> jax.Array:
     value = params["fill_value"]
     if value is None:
         kind = np.dtype(dtype).kind if not jnp.issubdtype(dtype, jnp.inexact) else "f"
-        value = (
-            jnp.nan if kind == "f" else True if kind == "b" else (jnp.iinfo(dtype).min if kind == "i" else jnp.iinfo(dtype).max)
-        )
+        value = jnp.nan if kind == "f" else True if kind == "b" else (jnp.iinfo(dtype).min if kind == "i" else jnp.iinfo(dtype).max)
     return jnp.asarray(value, dtype)
 
 

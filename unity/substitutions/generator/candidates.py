@@ -157,9 +157,7 @@ def _renamed(term: Term, names: Mapping[tuple[str, Attribute], str]) -> Term:
     if not isinstance(term, Apply):
         return term
     kinds = VOCABULARY[term.operator].attributes
-    return replace(
-        term, attributes=tuple(names.get((k, v), v) for k, v in zip(kinds, term.attributes, strict=True))
-    )
+    return replace(term, attributes=tuple(names.get((k, v), v) for k, v in zip(kinds, term.attributes, strict=True)))
 
 
 def proved(found: Candidate, rule: Rule, prover: Prover, rng: np.random.Generator) -> tuple[Rule, Proof]:

@@ -88,9 +88,7 @@ def weights(structure: Structure, s: int, readers: list[tuple[Domain, int]]) -> 
     for of, p in readers:
         types, _ = of.types[p]
         for inner in (False, True):
-            codes = [
-                pieces.get(t.dim, whole) if t.kind == "P" and (t.outer == 1 or inner) else whole for t in types.states
-            ]
+            codes = [pieces.get(t.dim, whole) if t.kind == "P" and (t.outer == 1 or inner) else whole for t in types.states]
             rows.append(np.array(codes, np.int16)[types.rows])
     picks = only(found, np.unique(np.concatenate(rows), axis=0), site, base.machine.axes)
     return made(found, picks, shapes_of(site), base.machine.axes)
