@@ -39,7 +39,7 @@ from unity.search.simulator import (
     makespan,
     operators,
 )
-from unity.search.simulator.configs import check_config
+from unity.search.simulator.configs import check_degrees, check_placed
 from unity.search.simulator.pieces import reference
 
 TWO, FOUR = Machine.grid(1, 2, "p100"), Machine.grid(1, 4, "p100")
@@ -174,7 +174,8 @@ def test_a_value_and_its_configuration_have_the_same_pieces(name: str) -> None:
     for k in o.numbers:
         may = options(assembled, o.nodes[k])
         for config, value in may.items():
-            check_config(o.nodes[k], config, o.topology)
+            check_degrees(o.nodes[k], config.degrees)
+            check_placed(o.nodes[k], config, o.topology)
             if value >= 0:
                 site = assembled.opened.of_node[id(o.nodes[k])]
                 type_ = assembled.domains[site].type_of(value, reference(o.nodes[k]))

@@ -28,7 +28,7 @@ from unity.pcg.graph import PCG, PIPELINE, STAGES
 from unity.pcg.stages import GPIPE, ONE_F_ONE_B, Mixed
 from unity.pcg.state import UNUSED
 from unity.pcg.traffic import traffic
-from unity.pipelining.balance import Cuts, Loads, balanced, cut
+from unity.pipelining.balance import Cuts, Loads, cut, estimated
 from unity.pipelining.buffers import layouts
 from unity.pipelining.chain import chain_of
 from unity.pipelining.named import with_nodes
@@ -68,7 +68,8 @@ def test_in_micro_batches_the_program_is_the_same(model):
         args = arguments()
         captured = capture(fn, *args)
         chain = chain_of(captured)
-        walk = unlike(chain, captured, balanced(Loads(chain, TREE, True), TREE.axes[:2], 8), TREE.axes[:2], 2, False).walk.captured
+        _, cuts = estimated(Loads(chain, TREE, True), TREE.axes[:2], 8)
+        walk = unlike(chain, captured, cuts, TREE.axes[:2], 2, False).walk.captured
         leaves = [*jax.tree.leaves(args), *walk.consts]
         (found,) = jax.jit(lambda *xs: run_body(walk.body, xs, [()] * len(xs), [()], ()))(*leaves)
         np.testing.assert_allclose(found, jax.jit(fn)(*args), rtol=1e-12)

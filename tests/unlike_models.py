@@ -12,7 +12,7 @@ from unity import Machine
 from unity.made import Made
 from unity.pcg.capture import capture
 from unity.pcg.stages import GPIPE
-from unity.pipelining.balance import Loads, balanced
+from unity.pipelining.balance import Loads, estimated
 from unity.pipelining.chain import chain_of
 from unity.pipelining.unlike import unlike
 from unity.plan import Plan
@@ -120,7 +120,7 @@ def planned(
     """The fastest plan with stages along these axes."""
     captured = capture(fn, *args, argnums=argnums)
     chain = chain_of(captured)
-    cuts = balanced(Loads(chain, machine, True), axes, rounds * prod(axis.size for axis in axes))
+    _, cuts = estimated(Loads(chain, machine, True), axes, rounds * prod(axis.size for axis in axes))
     made = unlike(chain, captured, cuts, axes, rounds, pack, kind)
     search = Search(made.after.graph, captured.differentiated, machine, Training())
     return Plan(Made(fn, made.after, search, 0.0, pipelining=made), search.fastest)

@@ -85,11 +85,6 @@ class Loads:
         return sum(self.chain.body.tensors[v].nbytes for v in self.chain.crossing(place))
 
 
-def balanced(loads: Loads, along: Sequence[Axis], micro_batches: int) -> Cuts:
-    """The cuts for stages along these axes. Raises Mixed if there are fewer operators with work than stages."""
-    return estimated(loads, along, micro_batches)[1]
-
-
 def estimated(loads: Loads, along: Sequence[Axis], micro_batches: int) -> tuple[float, Cuts]:
     """The cuts for stages along these axes, and the seconds that the stages take then, if their devices share all work evenly.
     Raises Mixed if there are fewer operators with work than stages."""

@@ -27,12 +27,6 @@ class ParallelConfig:
         return prod(self.degrees)
 
 
-def check_config(node: Node, config: ParallelConfig, topology: Topology) -> None:
-    """Raises SimulationError unless an operator can be split so, MachineError unless the devices are there."""
-    check_degrees(node, config.degrees)
-    check_placed(node, config, topology)
-
-
 def check_degrees(node: Node, degrees: Degrees) -> None:
     """Raises SimulationError unless an operator can be split so."""
     where, shape = node.source or node.kind, split_shape(node)

@@ -196,7 +196,8 @@ class Operators:
         return float(forward[0]), float(backward[0])
 
     def check(self, k: int, config: ParallelConfig) -> None:
-        """`configs.check_config`; degrees are looked at once."""
+        """Raises SimulationError unless an operator can be split and placed so, MachineError unless the devices are there; degrees
+        are looked at once."""
         if (self.alike[k], config.degrees) not in self._possible:
             check_degrees(self.nodes[k], config.degrees)
             self._possible.add((self.alike[k], config.degrees))
