@@ -247,6 +247,8 @@ case("sort, several", lambda x, y: lax.sort((x, y), dimension=0, num_keys=1), n(
 case("argsort", lambda x: jnp.argsort(x, axis=1), n(4, 6))
 case("top_k", lambda x: lax.top_k(x, 2), n(4, 6))
 case("top_k of one dimension", lambda x: lax.top_k(x, 3), n(6))
+case("approx_top_k", lambda x: lax.approx_max_k(x, 2), n(4, 6))
+case("approx_top_k of columns", lambda x: lax.approx_min_k(x, 2, reduction_dimension=0), n(4, 6))
 
 # Windows
 

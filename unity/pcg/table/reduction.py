@@ -58,8 +58,8 @@ operator("cumprod", "cummax", "cummin", "cumlogsumexp")(along_one("axis"))
 operator("sort")(along_one("dimension"))
 
 
-@operator("top_k")
+@operator("top_k", "approx_top_k")
 def top_k(params: Any, operands: Any, results: Any) -> Spec:
-    """The last dimension (or `axis`) is blocked."""
-    blocked = params.get("axis", -1) % operands[0].ndim
+    """The dimension among whose elements the largest are looked for is blocked."""
+    blocked = params.get("axis", params.get("reduction_dimension", -1)) % operands[0].ndim
     return Spec(every_dimension([operands[0].shape], operands[0].shape, 2, skip=(blocked,)), (), prod(operands[0].shape))

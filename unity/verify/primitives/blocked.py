@@ -55,15 +55,15 @@ def sort(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
     return [Value(np.moveaxis(x, -1, axis), False) for x in found]
 
 
-@meaning("top_k")
+@meaning("top_k", "approx_top_k")
 def top_k(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
     """Values and indices along one dimension."""
     if values[0].known:
         return on_each(run, app, values)
-    axis = run.lead + app.params.get("axis", -1) % len(app.operands[0].shape)
-    rows = np.moveaxis(values[0].array, axis, -1)
-    found = rowwise(run, "top_k", [rows], [(app.params["k"],)] * 2)
-    return [Value(np.moveaxis(x, -1, axis), False) for x in found]
+    dim = app.params.get("axis", app.params.get("reduction_dimension", -1)) % len(app.operands[0].shape)
+    rows = np.moveaxis(values[0].array, run.lead + dim, -1)
+    found = rowwise(run, named(app), [rows], [app.results[0].shape[dim : dim + 1]] * 2)
+    return [Value(np.moveaxis(x, -1, run.lead + dim), False) for x in found]
 
 
 @meaning("cholesky", "eig", "eigh", "geqrf", "lu", "qr", "svd")
