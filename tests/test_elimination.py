@@ -7,7 +7,7 @@ from factor_graphs import brute_force, problems, segments
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unity.search import minplus
+from unity.search import elimination, minplus
 from unity.search.compiled import load
 from unity.search.domains import domains
 from unity.search.elimination import BUDGET, Solved
@@ -55,6 +55,36 @@ def test_an_equal_problem_is_not_solved_again(monkeypatch: pytest.MonkeyPatch) -
     least = Minimizer(problem, solved=solved).least(0.5)
     monkeypatch.setattr("unity.search.elimination._eliminate", None)
     assert Minimizer(problem, solved=solved).least(0.5) == least
+
+
+@st.composite
+def factors(draw: st.DrawFn) -> tuple[dict[tuple[int, ...], np.ndarray], int]:
+    """Tables of whole numbers on a variable and some of its neighbours, all of which some table has; and how many these are."""
+    count = draw(st.integers(1, 5))
+    sizes = draw(st.lists(st.integers(1, 4), min_size=count + 1, max_size=count + 1))
+    scopes = draw(st.lists(st.sets(st.integers(1, count), min_size=min(2, count), max_size=3), min_size=2, max_size=5))
+    alone = set(range(1, count + 1)) - set().union(*scopes)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    tables = {}
+    for scope in [*scopes, *({label} for label in alone)]:
+        labels = tuple(rng.permutation([0, *scope]).tolist())
+        tables[labels] = rng.integers(0, 50, (2, *(sizes[label] for label in labels))).astype(float)
+    return tables, count
+
+
+@settings(max_examples=300)
+@given(factors(), st.sampled_from([(0, 1), (0, 20), (100, 20), (10**9, 1), (10**9, 10**9)]))
+def test_large_tables_in_parts_are_what_they_are_at_once(given_: tuple[dict, int], limits: tuple[int, int]) -> None:
+    tables, count = given_
+    every = range(count + 1)
+    total = sum(
+        np.einsum(x, [9, *own], [9, *sorted(own)]).reshape(2, *(x.shape[1 + own.index(k)] if k in own else 1 for k in every))
+        for own, x in tables.items()
+    )
+    whole, temporary = limits
+    with patch.object(elimination, "WHOLE", whole), patch.object(elimination, "TEMPORARY", temporary):
+        found = elimination._eliminate(dict(tables), tuple(range(1, count + 1)))
+    np.testing.assert_array_equal(found, np.min(total, axis=1))
 
 
 @settings(max_examples=100)

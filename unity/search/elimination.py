@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from math import prod
 
@@ -22,6 +22,8 @@ BUDGET = 20_000_000
 RESIDENT = 125_000_000
 # Entries of a temporary: less than a megabyte, so that it stays in the cache.
 TEMPORARY = 100_000
+# Terms of which a minimum is taken: with more it pays to look for neighbours that are apart but for one.
+WHOLE = 1_000_000
 Labelled = dict[tuple[int, ...], Array]  # labels of the axes (see `Eliminate`), and a table [weights, *axes]
 
 
@@ -147,7 +149,7 @@ class Elimination:
             case Leaf():
                 return self._leaf(operation, directions)
             case Eliminate(inputs):
-                return _eliminate(_merged(inputs, tables), len(shape))
+                return _eliminate(_merged(inputs, tables), tuple(range(1, len(shape) + 1)))
             case Choose(inputs):
                 costs = [table.min(axis=_others(labels)) for labels, table in _merged(inputs, tables).items()]
                 return np.argmin(sum(costs), axis=1)
@@ -197,28 +199,30 @@ def _others(labels: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(axis + 1 for axis, label in enumerate(labels) if label != 0)
 
 
-def _eliminate(tables: Labelled, degree: int) -> Array:
-    """The minimum over axis 0 of the sum of the tables, a table [weights, axis 1, axis 2, …, axis `degree`]."""
+def _eliminate(tables: Labelled, order: tuple[int, ...]) -> Array:
+    """The minimum over axis 0 of the sum of the tables, a table [weights, *order]."""
     middle = tables.pop((0,), None)
     if middle is None:
         labels, table = next(iter(tables.items()))
         middle = np.zeros((len(table), table.shape[1 + labels.index(0)]))
-    if degree == 0:
+    if not order:
         return middle.min(1)
     sizes = {label: n for labels, table in tables.items() for label, n in zip(labels, table.shape[1:], strict=True)}
     left, right = _halves(tables, sizes)
     if not right:
-        return _minimum(tables | {(0,): middle}, left, sizes)
+        between = _between(tables, sizes) if middle.size * prod(sizes[label] for label in order) > WHOLE else None
+        tables |= {(0,): middle}
+        return _minimum(tables, order, sizes) if between is None else _one_by_one(tables, order, between, sizes[between])
     a, b = (_joined(_inside(tables, half), half, sizes, len(middle)) for half in (left, right))
     c = product(a, middle, b.swapaxes(1, 2))
     c = c.reshape(len(c), *(sizes[label] for label in (*left, *right)))
-    return np.ascontiguousarray(c.transpose(0, *(1 + (*left, *right).index(label) for label in range(1, degree + 1))))
+    return np.ascontiguousarray(c.transpose(0, *(1 + (*left, *right).index(label) for label in order)))
 
 
-def _halves(tables: Labelled, sizes: dict[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _halves(scopes: Iterable[tuple[int, ...]], sizes: dict[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Two sets of neighbours that no table joins, of about the same number of entries; the second may be empty."""
     parts: list[set[int]] = []
-    for labels in tables:
+    for labels in scopes:
         joined = {label for label in labels if label != 0}
         for part in [part for part in parts if part & joined]:
             joined |= part
@@ -228,6 +232,33 @@ def _halves(tables: Labelled, sizes: dict[int, int]) -> tuple[tuple[int, ...], t
     for part in sorted(parts, key=lambda part: (-prod(sizes[label] for label in part), min(part))):
         min(halves, key=lambda half: prod(sizes[label] for label in half) if half else 0).update(part)
     return tuple(sorted(halves[0])), tuple(sorted(halves[1]))
+
+
+def _between(tables: Labelled, sizes: dict[int, int]) -> int | None:
+    """A neighbour without which no table joins the others: that with the larger smaller half of these."""
+    smaller: dict[int, int] = {}
+    for label in sorted(sizes.keys() - {0}):
+        rest = [tuple(other for other in own if other != label) for own in tables]
+        halves = _halves([own for own in rest if own != (0,)], sizes)
+        if halves[1]:
+            smaller[label] = min(prod(sizes[other] for other in half) for half in halves)
+    return max(smaller, key=smaller.__getitem__, default=None)
+
+
+def _without(tables: Labelled, label: int, value: int) -> Labelled:
+    """Tables where a neighbour has this value; those that are on the same axes then are added up."""
+    found: Labelled = {}
+    for own, table in tables.items():
+        rest = tuple(other for other in own if other != label)
+        there = table if rest == own else np.take(table, value, 1 + own.index(label))
+        found[rest] = found[rest] + there if rest in found else there
+    return found
+
+
+def _one_by_one(tables: Labelled, order: tuple[int, ...], label: int, count: int) -> Array:
+    """The minimum for every value of a neighbour, without which the others are apart."""
+    rest = tuple(other for other in order if other != label)
+    return np.stack([_eliminate(_without(tables, label, value), rest) for value in range(count)], 1 + order.index(label))
 
 
 def _inside(tables: Labelled, labels: tuple[int, ...]) -> Labelled:
@@ -245,7 +276,7 @@ def _sum(tables: Labelled, order: tuple[int, ...]) -> Array:
     """The sum of tables, its axes in this order."""
     total: Array | None = None
     made = False  # whether it may be written into
-    for own, table in tables.items():
+    for own, table in sorted(tables.items(), key=lambda item: item[1].size):
         present = [label for label in order if label in own]
         aligned = table.transpose(0, *(1 + own.index(label) for label in present))
         missing = tuple(1 + axis for axis, label in enumerate(order) if label not in own)
@@ -260,21 +291,24 @@ def _sum(tables: Labelled, order: tuple[int, ...]) -> Array:
     return total
 
 
-def _minimum(tables: Labelled, labels: tuple[int, ...], sizes: dict[int, int]) -> Array:
-    """The minimum over axis 0 of the sum, made a block of the first axis at a time.
+def _minimum(tables: Labelled, order: tuple[int, ...], sizes: dict[int, int]) -> Array:
+    """The minimum over axis 0 of the sum, made a block at a time.
 
     Axis 0 is the outermost: numpy then compares whole rows, some times faster than the entries of each.
     """
-    return np.concatenate([_sum(block, (0, *labels)).min(1) for block in _blocks(tables, labels, sizes)], axis=1)
-
-
-def _blocks(tables: Labelled, labels: tuple[int, ...], sizes: dict[int, int]) -> Iterator[Labelled]:
     weights = len(next(iter(tables.values())))
-    step = max(1, TEMPORARY // max(1, weights * prod(sizes[label] for label in (*labels[1:], 0))))
-    for start in range(0, sizes[labels[0]], step):
-        yield {
-            own: np.take(table, range(start, min(start + step, sizes[labels[0]])), 1 + own.index(labels[0]))
-            if labels[0] in own and step < sizes[labels[0]]
-            else table
-            for own, table in tables.items()
-        }
+    least = np.empty((weights, *(sizes[label] for label in order)))
+    for block in _blocks([sizes[label] for label in order], weights * sizes[0]):
+        where = dict(zip(order, block, strict=False))
+        cut = {own: table[(slice(None), *(where.get(label, slice(None)) for label in own))] for own, table in tables.items()}
+        least[(slice(None), *block)] = _sum(cut, (0, *order)).min(1)
+    return least
+
+
+def _blocks(sizes: Sequence[int], depth: int) -> Iterator[tuple[slice, ...]]:
+    """A table, of each of whose entries there are so many, in parts that stay in the cache: outer axes are taken entry by entry."""
+    first = next(k for k in range(len(sizes)) if depth * prod(sizes[k + 1 :]) <= TEMPORARY or k == len(sizes) - 1)
+    step = max(1, TEMPORARY // (depth * prod(sizes[first + 1 :])))
+    for outer in np.ndindex(*sizes[:first]):
+        for start in range(0, sizes[first], step):
+            yield (*(slice(k, k + 1) for k in outer), slice(start, start + step))
