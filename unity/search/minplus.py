@@ -26,13 +26,18 @@ def product(a: Array, middle: Array, b: Array) -> Array:
     terms = a.shape[1] * a.shape[2] * b.shape[2]
     looped = pays(len(a) * terms * TERM)
     if terms <= (LOOPED if looped else DIRECT):
-        return np.stack([_direct(x + m, y, looped) for x, m, y in zip(a, middle, b, strict=True)])
+        return _stacked([_direct(x + m, y, looped) for x, m, y in zip(a, middle, b, strict=True)])
     rows, row_of = twins(a)
     columns, column_of = twins(b.swapaxes(1, 2))
     a, b = _take(a, rows, 1), _take(b, columns, 2)
     a, b = _grouped(a, middle, b)
-    c = np.stack([_direct(x, y, looped) for x, y in zip(a, b, strict=True)])
+    c = _stacked([_direct(x, y, looped) for x, y in zip(a, b, strict=True)])
     return _take(_take(c, row_of, 1), column_of, 2)
+
+
+def _stacked(tables: list[Array]) -> Array:
+    """Tables as one, [weights, …]; a single one is not copied."""
+    return np.stack(tables) if len(tables) > 1 else tables[0][None]
 
 
 def twins(table: Array) -> tuple[Array, Array]:
