@@ -138,6 +138,8 @@ def _run(mesh: Mesh, collective: Collective, sizes: Sequence[int], gathers: bool
         taken = seconds_of(lambda: program(np.int32(communicates), np.array(times, np.int32), x))
         return taken if x.is_fully_addressable else agreed(taken)
 
+    for communicates in (True, False):  # what is touched first takes longer
+        seconds([1] * len(sizes), communicates)
     return seconds
 
 
@@ -181,9 +183,6 @@ def _times(run: Run, which: int, sizes: int) -> int:
     What it adds to a run is a difference, which other work on the host may hide, however often it is repeated. So a run counts for
     at least as much of what it should take as it takes of `LONG`, and none is asked for that takes far longer than that.
     """
-    for communicates in (True, False):  # what is touched first takes longer
-        run([1] * sizes, communicates)
-
     def seconds(times: int) -> float:
         both = [_both(run, which, times, sizes) for _ in range(2)]
         return max(min(a - b for a, b in both), RUN * min(both)[0] / LONG)

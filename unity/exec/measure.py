@@ -60,7 +60,7 @@ class Measured:
 
 
 def measure(devices: Sequence[JaxDevice]) -> Measured:
-    """Measures `devices`, all of this process and of one kind. Takes a few seconds, most of them compiling."""
+    """Measures `devices`, all of this process and of one kind. Eight virtual devices on two cores take 25 seconds."""
     mesh = Mesh(np.array(devices), (_AXIS,))
     if len(devices) == 1:
         return Measured(_flops(mesh), _bandwidth(mesh), _launch(mesh), None, None)
