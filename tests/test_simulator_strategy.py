@@ -68,7 +68,11 @@ def bytes_sent(s: Strategy) -> float:
 @settings(max_examples=40)
 @given(name=st.sampled_from(sorted(MODELS)), seed=st.integers(0, 2**32 - 1), overlap=st.booleans())
 def test_a_change_is_starting_anew_and_delta_is_full(name: str, seed: int, overlap: bool) -> None:
-    o, rng = model(name), random.Random(seed)
+    changed(model(name), random.Random(seed), overlap)
+
+
+def changed(o: Operators, rng: random.Random, overlap: bool) -> None:
+    """Changes operators one after the other; after each change everything is as if it were made anew."""
     strategy = Strategy(o, {k: drawn(o.nodes[k], 4, rng) for k in o.numbers}, overlap)
     delta = Delta(strategy.graph)
     for _ in range(4):
@@ -77,6 +81,24 @@ def test_a_change_is_starting_anew_and_delta_is_full(name: str, seed: int, overl
         anew = Strategy(o, strategy.configs, overlap).graph
         assert delta.graph.tasks == anew.tasks == strategy.graph.tasks
         assert delta.timeline == full(anew)
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**32 - 1), overlap=st.booleans())
+def test_what_has_no_gradient_is_sent_again_where_its_reader_changes(seed: int, overlap: bool) -> None:
+    """A mask, computed from numbers of words: its maker has nothing to do backward, so it does not compute anew."""
+
+    def loss(params: dict, batch: dict) -> jax.Array:
+        mask = jnp.cumsum(batch["words"], axis=1)[..., None] % 3 > 0
+        hidden = jnp.tanh(jnp.where(mask, batch["x"] @ params["a"], 0.0))
+        return jnp.sum(jnp.where(mask, hidden @ params["b"], 1.0) ** 2)
+
+    f32 = jnp.float32
+    params = {"a": jax.ShapeDtypeStruct((32, 64), f32), "b": jax.ShapeDtypeStruct((64, 32), f32)}
+    batch = {"words": jax.ShapeDtypeStruct((8, 16), jnp.int32), "x": jax.ShapeDtypeStruct((8, 16, 32), f32)}
+    o = small(Small(loss, params, batch), Topology.uniform(FOUR))
+    assert any(not e.flows for edges in o.incoming for e in edges)
+    changed(o, random.Random(seed), overlap)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))

@@ -68,7 +68,8 @@ def around(o: Operators, anew: Collection[int]) -> Around:
     waited = [(e[:2], e) for k in forward for e in o.incoming[k]] + [(e[:2], e) for k in backward for e in o.outgoing[k] if e.flows]
     kept = {name: e for name, e in waited if name not in edges}
     readers = (k for w in weights for k, _ in o.weights[w])
-    others = tuple(k for k in dict.fromkeys((*forward, *backward, *readers)) if k not in anew)
+    makers = (e.maker for e in edges.values())  # that of what has no gradient computes nothing anew
+    others = tuple(k for k in dict.fromkeys((*forward, *backward, *makers, *readers)) if k not in anew)
     computing = (*((k, 0) for k in forward), *((k, 1) for k in backward))
     shape = (tuple(anew), others, weights, tuple(edges.values()), tuple(kept.values()), computing)
     parts = (
