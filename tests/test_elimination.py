@@ -214,6 +214,17 @@ def test_what_has_one_value_may_have_any_number_of_neighbours() -> None:
     assert found.time == pytest.approx(1.0 + best.min())
 
 
+def test_a_variable_may_have_any_number_of_neighbours_of_one_value() -> None:
+    """Steps of an unrolled network, where a search leaves them one choice, and three weights that all of them read."""
+    rng, steps = np.random.default_rng(0), 100
+    read = [Cost(f"read {k}", rng.random((1, 3, 1)), np.zeros((1, 3, 1))) for k in range(3)]
+    nothing, one = Cost("own", np.zeros((1, 3)), np.zeros((1, 3))), Cost("one", np.ones((1, 1)), np.zeros((1, 1)))
+    edges = [Edge(k, 3 + step, read[k]) for step in range(steps) for k in range(3)]
+    (found,) = minimize(Problem((3,) * 3 + (1,) * steps, (nothing,) * 3 + (one,) * steps, tuple(edges)), [0.0])
+    assert found.exact
+    assert found.time == pytest.approx(steps * (1.0 + sum(cost.time[0].min() for cost in read)))
+
+
 def test_a_guess_too_large_to_be_exact_still_bounds_an_exact_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guesses keep to tables of `GUESSED` entries, and lead to the same minimum."""
     problem = segments(6, (4, 5, 6), ((0, 1), (1, 2), (0, 2), (0, 3)), ring=True)

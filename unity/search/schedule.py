@@ -52,7 +52,7 @@ class Slice:
 
 Operation = Leaf | Eliminate | Choose | Slice
 
-AROUND = 30  # neighbours of a variable with one value from which on it is fixed: an array has 64 dimensions at most
+AROUND = 30  # neighbours of a variable from which on those of one value are fixed: an array has 64 dimensions at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +197,10 @@ class _Elimination:
         while self.alive:
             nodes = [v for v in sorted(self.alive) if len(self.neighbours(v)) <= 2]
             chosen = self._round(nodes) or self._smallest()
-            if chosen:
+            crowd = self._crowd(chosen)
+            if crowd:
+                touched = {n for v in crowd for n in self._fix(v)}
+            elif chosen:
                 touched = {n for v in chosen for n in self.neighbours(v)}
                 for v in chosen:
                     self._eliminate(v)
@@ -211,6 +214,11 @@ class _Elimination:
         for v in sorted(self.alive):
             if self.sizes[v] == 1 and len(self.neighbours(v)) > AROUND:
                 self._fix(v)
+
+    def _crowd(self, chosen: Iterable[int]) -> list[int]:
+        """Variables of one value among the neighbours of one that has many: its elimination would give each of them an axis."""
+        many = (self.neighbours(v) for v in chosen if len(self.neighbours(v)) > AROUND)
+        return sorted({n for around in many for n in around if self.sizes[n] == 1})
 
     def _branches(self, variables: Iterable[int]) -> None:
         """Branch elimination, until no variable has a single neighbour: it costs no more than to look at the tables."""
