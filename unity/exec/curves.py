@@ -183,6 +183,7 @@ def _times(run: Run, which: int, sizes: int) -> int:
     What it adds to a run is a difference, which other work on the host may hide, however often it is repeated. So a run counts for
     at least as much of what it should take as it takes of `LONG`, and none is asked for that takes far longer than that.
     """
+
     def seconds(times: int) -> float:
         both = [_both(run, which, times, sizes) for _ in range(2)]
         return max(min(a - b for a, b in both), RUN * min(both)[0] / LONG)
