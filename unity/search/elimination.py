@@ -276,7 +276,7 @@ def _sum(tables: Labelled, order: tuple[int, ...]) -> Array:
     """The sum of tables, its axes in this order."""
     total: Array | None = None
     made = False  # whether it may be written into
-    for own, table in sorted(tables.items(), key=lambda item: item[1].size):
+    for own, table in tables.items():
         present = [label for label in order if label in own]
         aligned = table.transpose(0, *(1 + own.index(label) for label in present))
         missing = tuple(1 + axis for axis, label in enumerate(order) if label not in own)
