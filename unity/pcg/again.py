@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from unity.pcg.gradients import Gradients, carrying
+from unity.pcg.gradients import Gradients, carrying_in
 from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.residuals import Residuals, residuals
 
@@ -63,7 +63,7 @@ def _needed(graph: PCG, flow: Gradients, looped: bool) -> Iterator[Node]:
 def _keeps_inside(node: Node, flow: Gradients) -> bool:
     """Whether a branch or a loop in an operator is differentiated: what that reads is made inside, so JAX runs it again."""
     assert node.body is not None
-    carried = carrying(node.body, tuple(map(flow, node.operands)), tuple(map(flow, node.results)))
+    carried = carrying_in(node, flow)
     return any(e.name in ("cond", "scan") and not carried.isdisjoint(e.results) for e in node.body.equations)
 
 

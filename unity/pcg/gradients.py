@@ -124,6 +124,12 @@ def carrying(body: Body, operands: tuple[bool, ...], outputs: tuple[bool, ...]) 
     return frozenset(_live(body, operands) & wanted_by(body, outputs))
 
 
+def carrying_in(node: Node, flow: Gradients) -> frozenset[int]:
+    """The variables of an operator's program that a gradient flows through."""
+    assert node.body is not None
+    return carrying(node.body, tuple(map(flow, node.operands)), tuple(map(flow, node.results)))
+
+
 @lru_cache(maxsize=65536)
 def reached(body: Body, operands: tuple[bool, ...]) -> tuple[bool, ...]:
     """Which outputs depend differentiably on the operands that are marked."""

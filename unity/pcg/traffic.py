@@ -12,7 +12,7 @@ from unity.pcg.again import NOTHING, Again, everything_again, gathered_again
 from unity.pcg.branches import groups_of, weight_of
 from unity.pcg.equal import Names
 from unity.pcg.factors import Agreement
-from unity.pcg.gradients import Gradients, carrying, gradients
+from unity.pcg.gradients import Gradients, carrying_in, gradients
 from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, UNCHANGED, Node, Value
 from unity.pcg.halos import exchanges
 from unity.pcg.hoisting import hoisted
@@ -191,8 +191,8 @@ def _halos(node: Node, context: _Context) -> Iterator[Collective]:
     assert node.body is not None
     graph, flow, body = context.graph, context.flow, node.body
     found = placing(body, tuple(v.type for v in node.operands), node.types, len(graph.axes))
+    carried = carrying_in(node, flow)
     for x in exchanges(body, found, graph.axes):
-        carried = carrying(body, tuple(map(flow, node.operands)), tuple(map(flow, node.results)))
         variable = x.edge.variable
         same = (x.edge.reach.dim, x.axes, x.message, x.before) if variable in body.inputs else None
         name = same and (FORWARD, *same, context.names.value(node.operands[body.inputs.index(variable)]))
@@ -230,9 +230,8 @@ def _agreed(node: Node, found: Placing, context: _Context) -> Iterator[Collectiv
     """What devices agree on inside of loops, branches and calls, and in derivative rules: once where nobody knows how many steps
     a loop takes."""
     assert node.body is not None
-    body, flow = node.body, context.flow
-    carried = carrying(body, tuple(map(flow, node.operands)), tuple(map(flow, node.results)))
-    moving = {k for k, e in enumerate(body.equations) if not carried.isdisjoint(e.results)}
+    carried = carrying_in(node, context.flow)
+    moving = {k for k, e in enumerate(node.body.equations) if not carried.isdisjoint(e.results)}
     agreed: dict[tuple[Agreement, str], list[int]] = {}
     for k, solution in enumerate(found):
         if solution is not None:
