@@ -2,12 +2,15 @@
 
 `python -m benchmarks.gpu`, where there is a GPU; `--tiny` runs the same at small sizes anywhere, and records nothing. Each model's
 operators are measured as `unity profile` does, into a database of this run's own. A step is the loss and all gradients, compiled
-as XLA does by default, many times over. The machine with all that was measured is kept as JSON (`unity.Machine.load`).
+as XLA does by default. Steps follow each other as in training: the host does not wait for one before it starts the next. *alone* is
+one that it does wait for. Every model's figures are kept as soon as they are there, beside those of other models on the same device
+and software; and the machine with all that was measured of it, as JSON (`unity.Machine.load`).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import tempfile
 import time
@@ -34,10 +37,13 @@ from unity.profiling import profile
 from unity.search.local import where
 from unity.search.machine import Machine
 from unity.search.predict import predict
+from unity.search.profiles.profile import Profile
 from unity.search.profiles.store import Store
 
 ERROR = 0.1  # target: |predicted - measured| / measured
-ROUNDS = 30
+ROUNDS = 7
+STEPS = 10  # of a round
+WARM = 3
 
 
 @dataclass(frozen=True)
@@ -61,17 +67,22 @@ CASES = {
 }
 
 
-def seconds(plan: unity.Plan, model: Model, rounds: int) -> tuple[float, float]:
-    """The median of a step's seconds, and their interquartile range over it."""
+def seconds(plan: unity.Plan, model: Model, rounds: int) -> tuple[float, float, float]:
+    """Seconds of a step among others, the median of rounds, and their interquartile range over it; and of a step alone."""
     args = plan.shard(*concrete(model))
     step = jax.jit(jax.value_and_grad(plan)).lower(*args).compile()
-    found = []
-    for _ in range(rounds + 3):
-        start = time.perf_counter()
-        jax.block_until_ready(step(*args))
-        found.append(time.perf_counter() - start)
-    low, high = np.quantile(found[3:], [0.25, 0.75])  # the first ones warm up
-    return median(found[3:]), float(high - low) / median(found[3:])
+
+    def taken(steps: int) -> float:
+        start, last = time.perf_counter(), None
+        for _ in range(steps):
+            last = step(*args)
+        jax.block_until_ready(last)
+        return (time.perf_counter() - start) / steps
+
+    taken(WARM)
+    found, alone = [taken(STEPS) for _ in range(rounds)], [taken(1) for _ in range(rounds)]
+    low, high = np.quantile(found, [0.25, 0.75])
+    return median(found), float(high - low) / median(found), median(alone)
 
 
 def case(name: str, small: bool, rounds: int) -> dict[str, Any]:
@@ -85,7 +96,7 @@ def case(name: str, small: bool, rounds: int) -> dict[str, Any]:
     differentiated = plan._made.search.differentiated
     found = predict(plan.pcg, machine, differentiated)
     plain = predict(plan.pcg, machine.with_profile(None), differentiated)
-    measured, spread = seconds(plan, model, rounds)
+    measured, spread, alone = seconds(plan, model, rounds)
     error = abs(found.time - measured) / measured
     return {
         "model": name,
@@ -94,6 +105,7 @@ def case(name: str, small: bool, rounds: int) -> dict[str, Any]:
         "profile s": spent,
         "measured ms": measured * 1e3,
         "spread": spread,
+        "alone ms": alone * 1e3,
         "profiled ms": found.time * 1e3,
         "error": error,
         "plain ms": plain.time * 1e3,
@@ -104,31 +116,41 @@ def case(name: str, small: bool, rounds: int) -> dict[str, Any]:
     }
 
 
+def kept(place: str) -> list[dict[str, Any]]:
+    """What was recorded on this device before."""
+    path = RESULTS / "gpu.json"
+    content = json.loads(path.read_text()) if path.exists() else {}
+    return content["rows"] if content.get("device") == place else []
+
+
+def with_all(machine: Machine, path: Path) -> Machine:
+    """The machine with what a file knows of it too, where that was measured alike and not again."""
+    known, found = Machine.load(path).profile if path.exists() else None, machine.profile
+    if known is None or found is None or known.where != found.where:
+        return machine
+    return machine.with_profile(Profile(found.where, tuple({**known.exact, **found.exact}.values())))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", help="some of the cases, not recorded")
+    parser.add_argument("cases", nargs="*", help="some of the cases")
     parser.add_argument("--tiny", action="store_true", help="small sizes, not recorded")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--machine", type=Path, metavar="FILE", help="where to write the machine (default: among the results)")
     options = parser.parse_args()
     if unknown := set(options.cases) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
-    recorded = not (options.tiny or options.cases)
+    place, machine = str(where(jax.devices()[:1])), Machine.local(jax.devices()[:1])
+    rows = {} if options.tiny else {row["model"]: row for row in kept(place)}
+    path = RESULTS / f"machine-{machine.device.name}.json"
     with tempfile.TemporaryDirectory() as cache:
         os.environ["XDG_CACHE_HOME"] = cache  # the device as it is today
-        rows = []
         for name in options.cases or CASES:
-            rows.append(case(name, options.tiny, options.rounds))
-            print(f"{name}: predicted {rows[-1]['profiled ms']:.3g} ms, measured {rows[-1]['measured ms']:.3g} ms", flush=True)
-        machine = Machine.local(jax.devices()[:1])
-    show(f"one step on {where(jax.devices()[:1])}", rows)
-    path = options.machine or (RESULTS / f"machine-{machine.device.name}.json" if recorded else None)
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        machine.save(path)
-        print(f"the machine is in {path}")
-    if recorded:
-        record("gpu", rows, target=ERROR, device=str(where(jax.devices()[:1])))
+            rows[name] = case(name, options.tiny, options.rounds)
+            print(f"{name}: predicted {rows[name]['profiled ms']:.3g} ms, measured {rows[name]['measured ms']:.3g} ms", flush=True)
+            if not options.tiny:
+                record("gpu", [rows[name] for name in CASES if name in rows], target=ERROR, device=place)
+                with_all(Machine.local(jax.devices()[:1]), path).save(path)
+    show(f"one step on {place}", list(rows.values()))
 
 
 if __name__ == "__main__":

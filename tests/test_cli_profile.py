@@ -55,7 +55,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setattr(Store, "usual", staticmethod(lambda: store))
     monkeypatch.setattr(cache, "_folder", lambda: tmp_path / "cache")
     monkeypatch.setattr(Machine, "local", classmethod(lambda cls, devices=None: _machine(store)))
-    monkeypatch.setattr("unity.exec.profile_plan.measure", lambda operator, devices: Timing(1e-4, 2e-4, 0.1))
+    monkeypatch.setattr("unity.exec.profile_plan.measure", lambda program: Timing(1e-4, 2e-4, 0.1))
     yield store
     sys.modules.pop("profiled_model", None)
 
@@ -120,10 +120,10 @@ def test_options_are_optimizes_own(place: Store) -> None:
 def test_an_interrupted_run_keeps_what_it_has(place: Store, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     measured = []
 
-    def interrupted(operator: Any, devices: Any) -> Timing:
+    def interrupted(program: Any) -> Timing:
         if len(measured) == 3:
             raise KeyboardInterrupt
-        measured.append(operator)
+        measured.append(program)
         return Timing(1e-4, 2e-4, 0.1)
 
     monkeypatch.setattr("unity.exec.profile_plan.measure", interrupted)

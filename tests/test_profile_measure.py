@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,8 @@ from small_models import named, random_point
 
 from unity.exec import curves, profile
 from unity.exec.lowering import mesh_of
-from unity.exec.profile import Timing, compiled, measure
-from unity.exec.profile_plan import Task, fill, measured, missing, of_domains, of_graph
+from unity.exec.profile import Compiled, Timing, measure, traced
+from unity.exec.profile_plan import Task, fill, measurement, missing, of_domains, of_graph
 from unity.exec.profile_programs import Operator, without_views
 from unity.pcg.axis import Axis
 from unity.pcg.body import program_of
@@ -106,16 +107,40 @@ OPERATORS = {
 @pytest.mark.parametrize("name", OPERATORS)
 def test_an_operator_is_measured(name: str) -> None:
     found = OPERATORS[name]()
-    timing = measure(found, jax.devices()[:4], rounds=1)
+    timing = measure(traced(found, jax.devices()[:4]).compile(), rounds=1)
     assert all(math.isfinite(x) and x >= 0 for x in (timing.forward, timing.backward, timing.spread))
     assert timing.backward == 0 or any(found.differentiated)
 
 
 def test_devices_need_not_be_all_that_there_are() -> None:
     found = product((True, True))
-    assert measure(found, jax.devices()[4:8], rounds=1).forward >= 0
+    assert measure(traced(found, jax.devices()[4:8]).compile(), rounds=1).forward >= 0
     with pytest.raises(ValueError, match="reshape"):
         mesh_of(AXES, jax.devices()[:3])
+
+
+@dataclass(frozen=True)
+class Instant:
+    """A program of no time at all, on a host that takes its time for every repetition of nothing. Notes what it is asked for."""
+
+    operator: Operator
+    mesh: Any
+    asked: list[tuple[int, ...]]
+
+    def run(self) -> Callable[..., Any]:
+        def run(*times: int) -> None:
+            self.asked.append(times)
+            time.sleep(1e-5 * times[2])
+
+        return run
+
+
+def test_what_takes_no_time_is_measured_in_no_time() -> None:
+    """Nothing is repeated as often as nothing takes, however often an operator of no results (a view) is."""
+    program = Instant(product((True, True)), mesh_of(AXES, jax.devices()), [])
+    assert measure(cast(Compiled, program), rounds=1).forward == 0
+    assert max(times[0] for times in program.asked) == profile.MOST
+    assert 1e-5 * max(times[2] for times in program.asked) < 10 * profile.RUN
 
 
 # What is compiled
@@ -132,20 +157,20 @@ def hlo(found: Operator, monkeypatch: pytest.MonkeyPatch, which: int = -1) -> st
         return program
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", compile_)
-    compiled(found, mesh_of(AXES, jax.devices()))
+    traced(found, jax.devices()[:4]).compile()
     return texts[which]
 
 
-def in_branches(text: str, what: str) -> int:
-    """Instructions that stand in a branch inside a loop, by the name that JAX gave them."""
-    return len(re.findall(rf'{what}.*op_name="[^"]*while/body/[^"]*branch_1_fun', text))
+def in_loops(text: str, what: str) -> int:
+    """Instructions that stand inside a loop, by the name that JAX gave them."""
+    return len(re.findall(rf'{what}.*op_name="[^"]*while/body/', text))
 
 
 @pytest.mark.parametrize(("flags", "products"), [((False, False), 1), ((False, True), 2), ((True, True), 3)])
 def test_products_are_in_the_loops(flags: tuple, products: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One forward and one for each gradient, all of them inside the loops: nothing is hoisted out, or thrown away."""
     text = hlo(product(flags), monkeypatch)
-    assert in_branches(text, r" dot\(") == products
+    assert in_loops(text, r" dot\(") == products
 
 
 def test_convolutions_are_in_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +184,7 @@ def test_nothing_communicates(monkeypatch: pytest.MonkeyPatch) -> None:
     """The Reduces inside a composite are priced apart."""
     text = hlo(inner_reduce(), monkeypatch)
     assert not re.search(r"all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute", text)
-    assert in_branches(text, "exponential") >= 1
+    assert in_loops(text, "exponential") >= 1
 
 
 def test_shapes_are_local(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,15 +247,37 @@ def test_what_was_measured_is_not_missing(tmp_path: Any) -> None:
 def test_what_does_not_run_is_said_and_the_rest_is_measured(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     bad, good = Task(inner_reduce(), 0.25), Task(product((True, True)), 0.5)
 
-    def fails(task: Operator, devices: Any) -> Timing:
-        if task is bad.operator:
+    def fails(program: Compiled) -> Timing:
+        if program.operator is bad.operator:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nand more")
         return Timing(1e-3, 2e-3, 0.0)
 
     monkeypatch.setattr("unity.exec.profile_plan.measure", fails)
     place, store = where(jax.devices()[:4]), Store(tmp_path / "profiles.sqlite3")
     assert list(fill([bad, good], jax.devices(), store, place)) == [(bad, "RESOURCE_EXHAUSTED: Out of memory"), (good, "")]
-    assert store.profile(place) == Profile(place, (measured(good, jax.devices()),))
+    assert store.profile(place) == Profile(place, (measurement(good, Timing(1e-3, 2e-3, 0.0)),))
+
+
+def test_what_does_not_compile_is_said_and_the_rest_is_measured(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad, worse, good = Task(inner_reduce(), 0.25), Task(lookup_rows(), 0.25), Task(product((True, True)), 0.5)
+    usual = profile.Traced.compile
+
+    def traced(operator: Operator, devices: Any) -> profile.Traced:
+        if operator is worse.operator:
+            raise NotImplementedError("no such code here")
+        return profile.traced(operator, devices)
+
+    def fails(program: profile.Traced) -> Compiled:
+        if program.operator is bad.operator:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+        return usual(program)
+
+    monkeypatch.setattr("unity.exec.profile_plan.traced", traced)
+    monkeypatch.setattr(profile.Traced, "compile", fails)
+    place, store = replace(where(jax.devices()[:4]), cores=2), Store(tmp_path / "profiles.sqlite3")
+    found = list(fill([bad, worse, good], jax.devices()[:4], store, place))
+    assert found == [(bad, "RESOURCE_EXHAUSTED: Out of memory"), (worse, "no such code here"), (good, "")]
+    assert len(store.profile(place) or ()) == 1
 
 
 # Collectives
@@ -314,7 +361,9 @@ def test_a_plan_is_predicted_by_what_was_measured(tmp_path: Any) -> None:
     graph = parallelize(captured.graph, assembled.assignment(point))
     tasks = of_graph(graph, captured.differentiated)
     place = where(jax.devices()[:4])
-    profile = Profile(place, tuple(measured(t, jax.devices()[:4]) for t in tasks.values()))
+    profile = Profile(
+        place, tuple(measurement(t, measure(traced(t.operator, jax.devices()[:4]).compile())) for t in tasks.values())
+    )
     known = Machine(machine.name, machine.device, machine.levels, profile)
     found = predict(graph, known, captured.differentiated)
     assert [t.how for t in found.operators] == ["measured"] * len(found.operators)

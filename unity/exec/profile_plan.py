@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from unity.exec.profile import measure
+from unity.exec.profile import Compiled, Timing, measure, traced
 from unity.exec.profile_programs import Operator
 from unity.pcg.gradients import Gradients, gradients
 from unity.pcg.graph import PARALLELIZATION, PCG
@@ -24,6 +25,9 @@ from unity.search.profiles.store import Store
 from unity.search.roofline import dense_work
 
 ROOM = 8  # how many times an operator's own bytes a program that measures it may hold
+
+# No room for it, or no such code on this backend.
+UNABLE = (jax.errors.JaxRuntimeError, NotImplementedError)
 
 Wanted = dict[Content, "Task"]
 
@@ -93,20 +97,37 @@ def missing(wanted: Wanted, profile: Profile | None, machine: Machine) -> tuple[
     return sorted(small, key=lambda t: (t.nbytes, t.content)), len(rest) - len(small)
 
 
-def fill(tasks: Iterable[Task], devices: Sequence[Any], store: Store, where: Where) -> Iterator[tuple[Task, str]]:
-    """Measures one task after another and keeps each at once; gives every task, and why it could not be measured ("" if it was)."""
-    for task in tasks:
-        try:
-            store.put(where, measured(task, devices))
-        except (jax.errors.JaxRuntimeError, NotImplementedError) as problem:  # no room for it, or no such code on this backend
-            yield task, str(problem).partition("\n")[0]
-        else:
-            yield task, ""
+def fill(tasks: Sequence[Task], devices: Sequence[Any], store: Store, where: Where) -> Iterator[tuple[Task, str]]:
+    """Measures one task after another and keeps each at once; gives every task, and why it could not be measured ("" if it was).
+
+    As many as there are cores are compiled at once, and nothing else runs while one is measured.
+    """
+    for start in range(0, len(tasks), where.cores):
+        some = tasks[start : start + where.cores]
+        with ThreadPoolExecutor(where.cores) as pool:
+            programs = [_compiling(task, devices, pool) for task in some]
+        for task, program in zip(some, programs, strict=True):
+            try:
+                store.put(where, measurement(task, measure(program.result())))
+            except UNABLE as problem:
+                yield task, str(problem).partition("\n")[0]
+            else:
+                yield task, ""
 
 
-def measured(task: Task, devices: Sequence[Any]) -> Measurement:
-    """One task's measurement."""
-    found, body = measure(task.operator, devices), task.operator.body
+def _compiling(task: Task, devices: Sequence[Any], pool: Executor) -> Future[Compiled]:
+    """A task's programs, to come. They are traced here: JAX's settings are a thread's own."""
+    try:
+        return pool.submit(traced(task.operator, devices).compile)
+    except UNABLE as problem:
+        failed: Future[Compiled] = Future()
+        failed.set_exception(problem)
+        return failed
+
+
+def measurement(task: Task, found: Timing) -> Measurement:
+    """What is kept of a task."""
+    body = task.operator.body
     flops, dtype = dense_work(body)
     key, shapes, flags = task.content
     size = flops * task.share, dtype, task.nbytes

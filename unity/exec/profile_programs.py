@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from jax.extend import core
 from unity.exec.halos import nothing
 from unity.exec.walker import Walk
 from unity.pcg.axis import Axis
-from unity.pcg.body import Body
+from unity.pcg.body import Body, Tensor
 from unity.pcg.factors import Halo
 from unity.pcg.layout import Placed
 from unity.pcg.placing import placing
@@ -33,6 +34,8 @@ from unity.pcg.varying import vary, varying
 
 # The same values, seen otherwise: no code, or none that a step needs.
 VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "pvary", "pcast", "stop_gradient", "copy", "name"})
+
+DRAWN = 1 << 20
 
 Program = Callable[..., list]
 
@@ -101,7 +104,7 @@ def programs_of(operator: Operator, operands: Sequence[Any]) -> tuple[Program, P
         return out, leaves, tree
 
     out, leaves, tree = both(*operands)
-    cotangents = [vary(jnp.full(out[k].shape, 0.5, out[k].dtype), names) for k in floating]
+    cotangents = [lax.optimization_barrier(vary(jnp.full(out[k].shape, 0.5, out[k].dtype), names)) for k in floating]
     n = len(leaves)
 
     def backward(*given: Any) -> list:
@@ -136,20 +139,27 @@ def without_views(program: Program, operands: Sequence[Any]) -> Program:
 
 
 def local_operands(operator: Operator) -> Iterator[np.ndarray[Any, Any]]:
-    """Values for the local operands, as numpy holds them: small numbers, and indices into the largest dimension there is."""
+    """Values for the local operands, as numpy holds them: small numbers, and indices into the largest dimension there is. Large
+    operands repeat what the first `DRAWN` elements are: drawing each takes longer than all that is measured with them."""
     rng = np.random.default_rng(0)
     shapes = operator.shapes
     below = max((n for shape in shapes for n in shape), default=1)
     for v, shape in zip(operator.body.inputs, shapes, strict=False):
-        tensor = operator.body.tensors[v]
+        tensor, few = operator.body.tensors[v], min(DRAWN, prod(shape))
         if jnp.issubdtype(tensor.dtype, jax.dtypes.extended):
-            yield np.zeros(shape, np.uint32)  # for a key
+            drawn = np.zeros(few)
         elif tensor.floating:
-            yield np.asarray(rng.normal(size=shape) / 8).astype(tensor.dtype)
+            drawn = rng.normal(size=few) / 8
         elif tensor.dtype == bool:
-            yield np.asarray(rng.integers(0, 2, shape), bool)
+            drawn = rng.integers(0, 2, few)
         else:
-            yield np.asarray(rng.integers(0, min(below, np.iinfo(tensor.dtype).max), shape)).astype(tensor.dtype)
+            drawn = rng.integers(0, min(below, np.iinfo(tensor.dtype).max), few)
+        yield np.resize(drawn.astype(plain_dtype(tensor)), shape)
+
+
+def plain_dtype(tensor: Tensor) -> np.dtype[Any]:
+    """What an operand is given as: a key as its seed."""
+    return np.dtype(np.uint32 if jnp.issubdtype(tensor.dtype, jax.dtypes.extended) else tensor.dtype)
 
 
 def with_keys(operator: Operator, pieces: Sequence[Any]) -> list:

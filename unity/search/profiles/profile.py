@@ -12,7 +12,7 @@ from typing import Any
 
 from unity.search.hardware import MachineError
 
-SCHEMA = 1  # of a profile's JSON
+SCHEMA = 2  # of a profile's JSON; another one too for another way of measuring, so that what was measured otherwise is not believed
 
 Shapes = tuple[tuple[int, ...], ...]
 Content = tuple[str, Shapes, tuple[bool, ...]]
