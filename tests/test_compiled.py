@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,3 +57,22 @@ def test_where_numba_is_loaded_the_least_work_is_for_compiled_loops() -> None:
     assert not pays(LOADING / 100)
     compiled(doubled)(np.array([1.0]), 2.0)
     assert pays(LOADING / 100)
+
+
+def test_what_was_kept_is_not_used_where_a_part_in_another_file_is_another_one(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    (tmp_path / "parts.py").write_text("def more(x):\n    return x + 1.0\n")
+    (tmp_path / "loops.py").write_text(
+        "from functools import partial\nfrom parts import more\nfrom unity.search.compiled import compiled\n\n"
+        "@partial(compiled, parts=(more,))\ndef loop(x):\n    return more(x)\n"
+    )
+
+    def found() -> float:
+        """What the loop gives in a process of its own."""
+        run = [sys.executable, "-c", "from loops import loop; print(loop(1.0))"]
+        return float(subprocess.run(run, cwd=tmp_path, check=True, capture_output=True, text=True).stdout)
+
+    assert found() == 2.0
+    assert list((tmp_path / "__pycache__").glob("loops.loop*.nbi"))
+    (tmp_path / "parts.py").write_text("def more(x):\n    return x + 20.0\n")
+    assert found() == 21.0

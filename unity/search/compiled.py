@@ -6,9 +6,11 @@ on a machine, which takes some seconds, and kept on disk.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,7 +22,7 @@ LOADING = 0.5  # seconds that it takes to load Numba
 
 def compiled(loop: Callable[..., R], parts: Sequence[Callable] = ()) -> Callable[..., R]:
     """A function of numbers and sequences (or named tuples of such), in the part of Python that Numba knows, as one of numbers and
-    arrays, which it may write to. `parts`: other such functions that it calls, of the same file."""
+    arrays, which it may write to. `parts`: other such functions that it calls."""
 
     @cache
     def made() -> Callable[..., R]:
@@ -31,6 +33,10 @@ def compiled(loop: Callable[..., R], parts: Sequence[Callable] = ()) -> Callable
 
         for part in parts:
             register_jitable(part)
+        if elsewhere := {part.__code__.co_filename for part in parts} - {loop.__code__.co_filename}:
+            # Numba forgets what it kept of a function when the function's own file changes
+            texts = "".join(Path(file).read_text() for file in sorted(elsewhere))
+            loop.__qualname__ += hashlib.sha256(texts.encode()).hexdigest()[:16]
         try:
             return njit(cache=True)(loop)
         except RuntimeError:  # there is no folder to keep it in

@@ -36,6 +36,7 @@ class Around:
         kept: the other operands of operators that are to wait for other tasks.
         computing: these, forward (0) or backward (1).
         parts: the first name that there may be of the tasks of each operator that is anew, weight, edge, and of what computes.
+        read: where the one operator that is anew reads these weights, if no other reads them.
         head: all that by number.
     """
 
@@ -46,6 +47,7 @@ class Around:
     kept: tuple[Edge, ...]
     computing: tuple[tuple[int, int], ...]
     parts: tuple[int, ...]
+    read: tuple[int, ...] | None
     head: Numbers
 
     @cached_property
@@ -78,7 +80,9 @@ def around(o: Operators, anew: Collection[int]) -> Around:
         *(name_of(k, TRANSFERS + p * WAYS) for k, p in edges),
         *(name_of(k, BACKWARD if way else FORWARD) for k, way in computing),
     )
-    return Around(*shape, parts, np.array([*_head(o, *shape)], np.int64))
+    alone = len(shape[0]) == 1 and all(len(o.weights[w]) == 1 for w in weights)
+    read = tuple(p for w in weights for _, p in o.weights[w]) if alone else None
+    return Around(*shape, parts, read, np.array([*_head(o, *shape)], np.int64))
 
 
 def _head(

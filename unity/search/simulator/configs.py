@@ -40,10 +40,10 @@ def check_degrees(node: Node, degrees: Degrees) -> None:
 
 def check_placed(node: Node, config: ParallelConfig, topology: Topology) -> None:
     """Raises SimulationError unless every piece has a device, MachineError unless the devices are there."""
-    where = node.source or node.kind
     if len(config.devices) != config.pieces:
-        raise SimulationError(f"{where}: {len(config.devices)} devices for {config.pieces} pieces")
-    topology.check_devices(config.devices, where)
+        raise SimulationError(f"{node.source or node.kind}: {len(config.devices)} devices for {config.pieces} pieces")
+    if not topology.has(config.devices):
+        topology.check_devices(config.devices, node.source or node.kind)
 
 
 def on_one(node: Node, device: int = 0) -> ParallelConfig:

@@ -78,92 +78,99 @@ def _leave(name: int, names: Numbers, numbers: Counts) -> None:
 
 def _register(c: Columns, rows: Numbers, r: Register) -> None:
     """Gives new tasks numbers, and takes those of tasks away that are to be taken away."""
+    (names, numbers, free, sizes), name, device = r, c.name, c.device
     for k in range(len(rows)):
         if rows[k] == NONE:
-            r.sizes[FREE] -= 1
-            rows[k] = r.free[r.sizes[FREE]]
-            slot = _slot(c.name[k], r.names, r.numbers)
-            r.names[slot], r.numbers[slot] = c.name[k], rows[k]
+            sizes[FREE] -= 1
+            rows[k] = free[sizes[FREE]]
+            slot = _slot(name[k], names, numbers)
+            names[slot], numbers[slot] = name[k], rows[k]
     for k in range(len(rows)):
-        if c.device[k] == GONE:
-            _leave(c.name[k], r.names, r.numbers)
-            r.free[r.sizes[FREE]] = rows[k]
-            r.sizes[FREE] += 1
+        if device[k] == GONE:
+            _leave(name[k], names, numbers)
+            free[sizes[FREE]] = rows[k]
+            sizes[FREE] += 1
 
 
 def _register_back(name: Numbers, device: Numbers, was: Counts, rows: Numbers, r: Register) -> None:
     """The opposite. `device`, `was`: of each task, after the change and before."""
+    names, numbers, free, sizes = r
     for k in range(len(rows) - 1, -1, -1):
         if device[k] == GONE:
-            r.sizes[FREE] -= 1
-            slot = _slot(name[k], r.names, r.numbers)
-            r.names[slot], r.numbers[slot] = name[k], rows[k]
+            sizes[FREE] -= 1
+            slot = _slot(name[k], names, numbers)
+            names[slot], numbers[slot] = name[k], rows[k]
     for k in range(len(rows) - 1, -1, -1):
         if was[k] == GONE:
-            _leave(name[k], r.names, r.numbers)
-            r.free[r.sizes[FREE]] = rows[k]
-            r.sizes[FREE] += 1
+            _leave(name[k], names, numbers)
+            free[sizes[FREE]] = rows[k]
+            sizes[FREE] += 1
 
 
 def _link(rows: Numbers, t: Table) -> None:
     """Puts tasks on the lists of those that they wait for."""
+    _, _, _, _, first, waits, head, before, waiter, then, prior = t
     for n in rows:
-        for k in range(t.first[n], t.first[n] + t.waits[n]):
-            p = t.before[k]
-            t.waiter[k], t.prior[k], t.then[k] = n, NONE, t.head[p]
-            if t.head[p] != NONE:
-                t.prior[t.head[p]] = k
-            t.head[p] = k
+        for k in range(first[n], first[n] + waits[n]):
+            p = before[k]
+            waiter[k], prior[k], then[k] = n, NONE, head[p]
+            if head[p] != NONE:
+                prior[head[p]] = k
+            head[p] = k
 
 
 def _unlink(rows: Numbers, t: Table) -> None:
     """Takes tasks off these lists."""
+    _, _, _, _, first, waits, head, before, _, then, prior = t
     for n in rows:
-        for k in range(t.first[n], t.first[n] + t.waits[n]):
-            if t.prior[k] != NONE:
-                t.then[t.prior[k]] = t.then[k]
+        for k in range(first[n], first[n] + waits[n]):
+            if prior[k] != NONE:
+                then[prior[k]] = then[k]
             else:
-                t.head[t.before[k]] = t.then[k]
-            if t.then[k] != NONE:
-                t.prior[t.then[k]] = t.prior[k]
+                head[before[k]] = then[k]
+            if then[k] != NONE:
+                prior[then[k]] = prior[k]
 
 
 def _was(rows: Numbers, t: Table) -> Was:
     """What the table says of tasks."""
+    name_of, device_of, seconds_of, nbytes_of, first_of, waits_of, _, before, _, _, _ = t
     n, total, place = len(rows), 0, 0
     device, first, waits = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
     seconds, nbytes = np.empty(n), np.empty(n)
     for k in range(n):
         row = rows[k]
-        device[k], seconds[k], nbytes[k] = t.device[row], t.seconds[row], t.nbytes[row]
-        first[k], waits[k] = t.first[row], t.waits[row]
-        total += t.waits[row]
+        device[k], seconds[k], nbytes[k] = device_of[row], seconds_of[row], nbytes_of[row]
+        first[k], waits[k] = first_of[row], waits_of[row]
+        total += waits_of[row]
     names = np.empty(total, np.int64)
     for k in range(n):
         for p in range(first[k], first[k] + waits[k]):
-            names[place] = t.name[t.before[p]]
+            names[place] = name_of[before[p]]
             place += 1
     return Was(rows, device, seconds, nbytes, first, waits, names)
 
 
 def _seconds(c: Columns, was: Was) -> tuple[float, bool]:
     """How many seconds more all tasks take after a change, and whether it has none that is not a whole number of ticks."""
-    more, whole = 0.0, True
-    for k in range(len(c.seconds)):
-        more += c.seconds[k] - was.seconds[k]
-        whole &= c.seconds[k] * TICKS == floor(c.seconds[k] * TICKS)
+    more, whole, now, before = 0.0, True, c.seconds, was.seconds
+    for k in range(len(now)):
+        more += now[k] - before[k]
+        whole &= now[k] * TICKS == floor(now[k] * TICKS)
     return more, whole
 
 
 def _write(c: Columns, rows: Numbers, found: Numbers, used: int, t: Table) -> None:
     """Says what tasks are. `found`: the numbers of what they wait for, which from the place `used` on are in the table then."""
+    name, device, seconds, nbytes, first, waits, _, before, _, _, _ = t
+    named, on, takes, sends, count, _ = c
     for p in range(len(found)):
-        t.before[used + p] = found[p]
+        before[used + p] = found[p]
     for k in range(len(rows)):
         n = rows[k]
-        t.name[n], t.device[n], t.seconds[n], t.nbytes[n] = c.name[k], c.device[k], c.seconds[k], c.nbytes[k]
-        t.first[n], t.waits[n] = used, c.waits[k]
-        used += c.waits[k]
+        name[n], device[n], seconds[n], nbytes[n] = named[k], on[k], takes[k], sends[k]
+        first[n], waits[n] = used, count[k]
+        used += count[k]
 
 
 @partial(compiled, parts=(_home, _slot, _leave, _register, _register_back, _link, _unlink, _was, _seconds, _write))

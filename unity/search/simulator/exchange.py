@@ -18,6 +18,7 @@ from unity.search.simulator.records import BARRIER, RECORD, RING, TASK, WAITS, M
 from unity.search.simulator.wiring import OWN, Wires
 
 NONE = -1
+FEW = 2048  # numbers that there is room for to begin with: most changes need no more
 
 
 def _longer(array: Numbers, used: int, more: int) -> Numbers:
@@ -362,8 +363,8 @@ def made_of(head: Numbers, facts: Numbers, waits: Numbers, w: Wires) -> tuple[Ma
     operators, anew, weights = int(head[0]), int(head[1]), int(head[2])
     operands, kept, computing = int(head[3]), int(head[4]), int(head[5])
     at, begins = _begins(operators + weights + operands, facts), np.empty(kept + operands, np.int64)
-    used, nothing = np.zeros(3, np.int64), np.empty(0, np.int64)
-    made = Made(nothing, nothing, nothing, used)
+    used = np.zeros(3, np.int64)
+    made = Made(np.empty(FEW, np.int64), np.empty(FEW, np.int64), np.empty(FEW, np.int64), used)
     ends, part, h, size = np.empty(anew + weights + operands + computing, np.int64), 0, 6, len(waits)
     for k in range(anew):
         made = _operator(at[k], head[h], head[h + 1], facts, w, made)

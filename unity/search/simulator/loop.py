@@ -107,14 +107,15 @@ def _first_difference(count: int, changed: Changed, t: Table, times: Times) -> f
     A task is ready when its predecessors have ended. If one of them changes as well, or as a consequence, then it is not ready
     before that one; so the times before the change are good enough.
     """
-    moment = NEVER
+    _, device, _, _, first, waits, _, before, _, _, _ = t
+    (rows, ready, _), end, moment = changed, times.end, NEVER
     for c in range(count):
-        moment = min(moment, changed.ready[c])
-        n = changed.rows[c]
-        if t.device[n] >= 0:
+        moment = min(moment, ready[c])
+        n = rows[c]
+        if device[n] >= 0:
             here = 0.0
-            for k in range(t.first[n], t.first[n] + t.waits[n]):
-                here = max(here, times.end[t.before[k]])
+            for k in range(first[n], first[n] + waits[n]):
+                here = max(here, end[before[k]])
             moment = min(moment, here)
     return float(moment)
 
@@ -126,12 +127,10 @@ def _line_up(since: float, count: int, rows: Numbers, t: Table, times: Times, li
     Gives how many have begun, and how many are to be taken.
     """
     found, left = 0, 0
-    for d in range(len(line.last)):
-        line.last[d] = 0.0
-        line.moves[d] = 0.0
-        line.moved[d] = 0.0
-        line.was_moved[d] = 0.0
-    missing, ready, end, device, waits = line.missing, times.ready, times.end, t.device, t.waits
+    ready, end, device, waits, head, waiter, then = times.ready, times.end, t.device, t.waits, t.head, t.waiter, t.then
+    missing, _, begun, _, _, _, _, last, was_last, moves, moved, was_moved = line
+    for d in range(len(last)):
+        last[d], moves[d], moved[d], was_moved[d] = 0.0, 0.0, 0.0, 0.0
     for n in range(len(device)):
         missing[n] = UNSEEN
     for n in range(len(device)):
@@ -140,26 +139,26 @@ def _line_up(since: float, count: int, rows: Numbers, t: Table, times: Times, li
         # most tasks are over or wait for others: one branch, that is seldom taken, for what looks at all tasks again and again
         if there & ((later & (waits[n] == 0)) | ((not later) & (end[n] >= since))):
             if later:
-                line.begun[found] = n
+                begun[found] = n
                 found += 1
                 continue
             d = device[n]
-            line.last[d] = max(line.last[d], end[n])
-            k = t.head[n]
+            last[d] = max(last[d], end[n])
+            k = head[n]
             while k != NONE:
-                s = t.waiter[k]
+                s = waiter[k]
                 if missing[s] == UNSEEN and ready[s] >= since:
                     missing[s] = 0
-                    line.begun[found] = s
+                    begun[found] = s
                     found += 1
-                k = t.then[k]
-    for d in range(len(line.last)):
-        line.was_last[d] = line.last[d]
+                k = then[k]
+    for d in range(len(last)):
+        was_last[d] = last[d]
     for c in range(count):
         n = rows[c]
-        if t.device[n] >= 0 and t.waits[n] > 0 and line.missing[n] == UNSEEN:
-            line.missing[n] = 0
-            line.begun[found] = n
+        if device[n] >= 0 and waits[n] > 0 and missing[n] == UNSEEN:
+            missing[n] = 0
+            begun[found] = n
             found += 1
     return found, left
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from math import gcd, prod
 from typing import NamedTuple
 
@@ -25,7 +25,6 @@ from unity.pcg.state import PARTIAL, State
 Degrees = tuple[int, ...]
 Reach = tuple[int, int]  # indices before a part, and after it
 Cuts = tuple[tuple[int, int], ...]  # of a dimension: outer, degree (`Slices`)
-UNCUT: tuple[Cuts, NDArray[np.intp]] = (), np.zeros(1, np.intp)
 
 
 def reference(node: Node) -> int:
@@ -130,10 +129,9 @@ class Slices:
         return _parts(self.degrees, self.cuts[dim])
 
     @cached_property
-    def along(self) -> Mapping[int, tuple[Cuts, NDArray[np.intp]]]:
-        """By dimension that is cut: how, and which part every piece has."""
-        found = ((dim, tuple((outer, degree) for outer, degree, _ in cuts)) for dim, cuts in enumerate(self.cuts) if cuts)
-        return {dim: (cuts, self.parts(dim)) for dim, cuts in found}
+    def along(self) -> Mapping[int, Cuts]:
+        """By dimension that is cut: how."""
+        return {dim: tuple((outer, degree) for outer, degree, _ in cuts) for dim, cuts in enumerate(self.cuts) if cuts}
 
 
 @lru_cache(maxsize=65536)
@@ -148,7 +146,8 @@ def _parts(degrees: Degrees, cuts: tuple[tuple[int, int, int], ...]) -> NDArray[
 
 def slices(node: Node, degrees: Degrees, position: int) -> Slices:
     """How an operator's operand or result (positions of results follow operands') is cut if the operator has these degrees."""
-    tensor = (*(v.tensor for v in node.operands), *node.tensors)[position]
+    read = position < len(node.operands)
+    tensor = node.operands[position].tensor if read else node.tensors[position - len(node.operands)]
     cuts: list[list[tuple[int, int, int]]] = [[] for _ in tensor.shape]
     reach: dict[int, Reach] = {}
     for dim, degree in enumerate(degrees):
@@ -157,7 +156,7 @@ def slices(node: Node, degrees: Degrees, position: int) -> Slices:
             state = choice.states[position]
             if state.kind == "P":
                 cuts[state.dim].append((state.outer, degree, dim))
-                if choice.halos and position < len(node.operands) and node.body is not None:
+                if choice.halos and read and node.body is not None:
                     reach |= _reached(node.body, choice, position)
     whole = ([outer for outer, *_ in found] == [1] for found in cuts)  # then parts are ranges
     halos = tuple(reach.get(dim, (0, 0)) if one else (0, 0) for dim, one in enumerate(whole)) if reach else ()
@@ -211,14 +210,15 @@ class Overlap(NamedTuple):
 
 def overlap(a: Slices, b: Slices) -> Overlap:
     """What the pieces of one way to cut a tensor share with those of another: halos are of the second."""
-    shared = np.full(
-        (prod(a.degrees), prod(b.degrees)), prod(n for dim, n in enumerate(a.shape) if not (a.cuts[dim] or b.cuts[dim]))
-    )
-    for dim in dict.fromkeys((*a.along, *b.along)):
-        (cuts, parts), (others, second) = a.along.get(dim, UNCUT), b.along.get(dim, UNCUT)
-        shared *= _counts(a.shape[dim], cuts, others, b.halo(dim))[parts[:, None], second]
-    first, second = np.nonzero(shared)
-    return Overlap(first, second, shared[first, second])
+    cut = dict.fromkeys((*a.along, *b.along))
+    whole = prod(n for dim, n in enumerate(a.shape) if dim not in cut)
+    if not cut:
+        shared = np.ones((prod(a.degrees), prod(b.degrees)), np.int64)
+    else:
+        counts = ((dim, _counts(a.shape[dim], a.along.get(dim, ()), b.along.get(dim, ()), b.halo(dim))) for dim in cut)
+        shared = reduce(np.multiply, (count.take(a.parts(dim), 0).take(b.parts(dim), 1) for dim, count in counts))
+    first, second = shared.nonzero()
+    return Overlap(first, second, whole * shared[first, second])
 
 
 @lru_cache(maxsize=65536)

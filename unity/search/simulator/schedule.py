@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +22,7 @@ COLUMNS = 7  # of a table, that are by task
 PLACES = Table._fields[COLUMNS:]
 
 
-@dataclass(frozen=True, eq=False)
-class Past:
+class Past(NamedTuple):
     """What takes a change back.
 
     Args:
@@ -39,7 +37,7 @@ class Past:
     total: float
     times: Times
 
-    @cached_property
+    @property
     def undo(self) -> Change:
         """The tasks that were there, under the names that changed."""
         return ByColumn[Task | None](self._undo)

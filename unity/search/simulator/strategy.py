@@ -8,8 +8,7 @@ are read. What pieces sum up, and weights' gradients on several devices, are rin
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -30,8 +29,7 @@ from unity.uncollected import uncollected
 T = TypeVar("T", bound=Hashable)
 
 
-@dataclass(frozen=True)
-class _Before:
+class _Before(NamedTuple):
     """What there was for an operator and around it: all that a change of its configuration makes anew."""
 
     operator: int
@@ -117,17 +115,17 @@ class Strategy:
         o, configs = self.operators, self.configs
         found = [block for k in near.anew for block in self._operator(k)]
         found += [self._pieces[k] for k in near.others]
-        found += [self._weight(w) for w in near.weights]
-        found += [self._operand(e) for e in near.edges]
+        found += self._weights(near)
+        found += [self._operand(name, e) for name, e in zip(near.names, near.edges, strict=True)]
         facts, kept = (np.concatenate([NOTHING, *some]) for some in (found, [self._waits[e[:2]] for e in near.kept]))
         made, waits, ends, ringed, sent = made_of(near.head, facts, kept, self.wiring.wires)
         wholes = np.array([o.seconds(k, configs[k].degrees)[way] for k, way in near.computing])
         self.wiring.time(made, ringed, sent, wholes)
         self._pieces.update(_named(near.anew, facts))
         self._waits.update(_named(near.names, waits))
-        begin = 0
+        records, begin = made.records[: made.used[0]].copy(), 0  # without the room that there is for more
         for first, end in zip(near.parts, ends.tolist(), strict=True):
-            self._parts[first], begin = made.records[begin:end].copy(), end
+            self._parts[first], begin = records[begin:end], end
 
     def _operator(self, k: int) -> tuple[Numbers, Numbers]:
         """An operator's block, in two parts."""
@@ -139,29 +137,33 @@ class Strategy:
             found = self._blocks[key] = blocks.operator(config.pieces, backward, o.reductions(k, config.degrees))
         return found, np.array(config.devices, np.int64)
 
-    def _operand(self, e: Edge) -> Numbers:
+    def _operand(self, name: tuple[int, int], e: Edge) -> Numbers:
         """An operand's block."""
         o, made, read = self.operators, self.configs[e.maker].degrees, self.configs[e.reader].degrees
-        key = *e[:2], made, read
+        key = name, made, read
         found = self._blocks.get(key)
         if found is None:
             whole = o.slices(e.maker, made, len(o.nodes[e.maker].operands) + e.result)
             found = self._blocks[key] = blocks.operand(whole, o.slices(e.reader, read, e.position))
         return found
 
-    def _weight(self, weight: tuple[int, int]) -> Numbers:
-        """A weight's block. On which devices pieces are makes a difference to it only where several operators, or several pieces on
-        one device, read the weight."""
-        o, configs, (node, result) = self.operators, self.configs, weight
-        (k, _), *others = o.weights[weight]
-        alone, key = not others and len(set(configs[k].devices)) == configs[k].pieces, (weight, configs[k].degrees)
-        found = self._blocks.get(key) if alone else None
+    def _weights(self, near: Around) -> list[Numbers]:
+        """The blocks of weights. On which devices pieces are makes a difference to them only where several operators, or several
+        pieces on one device, read a weight."""
+        config = self.configs[near.anew[0]] if near.read is not None else None
+        if config is None or len(set(config.devices)) < len(config.devices):
+            return [self._weight(w) for w in near.weights]
+        key = self.operators.alike[near.anew[0]], config.degrees, near.read
+        found = self._blocks.get(key)
         if found is None:
-            cuts = tuple([(o.slices(k, configs[k].degrees, p), configs[k].devices) for k, p in o.weights[weight]])
-            found = blocks.weight(numbered(cuts), o.nodes[node].tensors[result].itemsize)
-        if alone:
-            self._blocks[key] = found
-        return found
+            found = self._blocks[key] = np.concatenate([NOTHING, *[self._weight(w) for w in near.weights]])
+        return [found]
+
+    def _weight(self, weight: tuple[int, int]) -> Numbers:
+        """A weight's block."""
+        o, configs, (node, result) = self.operators, self.configs, weight
+        cuts = tuple([(o.slices(k, configs[k].degrees, p), configs[k].devices) for k, p in o.weights[weight]])
+        return blocks.weight(numbered(cuts), o.nodes[node].tensors[result].itemsize)
 
     def _records(self, ordered: Iterable[int]) -> Numbers:
         """The records of several parts."""
@@ -173,5 +175,5 @@ def _named(names: Sequence[T], found: Numbers) -> Iterator[tuple[T, Numbers]]:
     begin = 0
     for name in names:
         end = begin + int(found[begin])
-        yield name, found[begin:end].copy()
+        yield name, found[begin:end]
         begin = end

@@ -5,15 +5,19 @@ So what is ready at the same moment is taken in the order of names (`tasks`), no
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
+
+F = TypeVar("F", float, NDArray[np.float64])
 
 TICKS = 2.0**42  # in a second: one is a fifth of a picosecond
 
 
-def in_ticks(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+def in_ticks(seconds: F) -> F:
     """The nearest times that are added without rounding."""
-    return np.rint(seconds * TICKS) / TICKS
+    return np.rint(seconds * TICKS) / TICKS  # pyright: ignore[reportReturnType]
 
 
 def added_exactly(total: float) -> bool:

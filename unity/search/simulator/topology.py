@@ -146,9 +146,13 @@ class Topology:
         """Seconds by bytes of a collective among so many devices, whose slowest link has these figures."""
         return _ring(self.machine.device, kind, size, bandwidth, latency, turned)
 
+    def has(self, devices: Collection[int]) -> bool:
+        """Whether there are devices, and the topology has all of them."""
+        return bool(devices) and min(devices) >= 0 and max(devices) < self.devices
+
     def check_devices(self, devices: Collection[int], where: str) -> None:
         """Raises MachineError unless there are devices and the topology has all of them; `where` says whose they are."""
-        if devices and min(devices) >= 0 and max(devices) < self.devices:
+        if self.has(devices):
             return
         strangers = sorted({d for d in devices if not 0 <= d < self.devices})
         if not devices or len(strangers) == len(set(devices)):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 
+from unity.search.compiled import compiled
 from unity.search.simulator.columns import Moments, Numbers
-from unity.search.simulator.records import NBYTES, RING, SECONDS, TASK, Made, bits
+from unity.search.simulator.records import NBYTES, RING, SECONDS, TASK, Made
 from unity.search.simulator.tasks import Resource
 from unity.search.simulator.ticks import in_ticks
 from unity.search.simulator.topology import Topology, sending, sent
@@ -77,37 +78,55 @@ class Wiring:
             ringed, sent: how many of them are of rings, and of rings or transfers. The others compute.
             wholes: seconds of each of what computes, where the device has speed 1.
         """
-        _, tasks, rings = made.used.tolist()
-        at, what, amount = made.tasks[:tasks].reshape(-1, TASK).T
-        seconds, nbytes = np.empty(len(at)), np.zeros(len(at))
-        if ringed:
-            each, sends = self._rings_of(made.rings[:rings])
-            seconds[:ringed], nbytes[:ringed] = each[what[:ringed]], sends[what[:ringed]]
-        if sent > ringed:
-            link, nbytes[ringed:sent] = what[ringed:sent], amount[ringed:sent]
-            seconds[ringed:sent] = sending(self.wires.latency[link], self.wires.bandwidth[link], nbytes[ringed:sent])
-        seconds[sent:] = wholes[what[sent:]] / self._speeds[amount[sent:]]
-        made.records[at + SECONDS], made.records[at + NBYTES] = bits(in_ticks(seconds)), bits(nbytes)
+        each, sends = self._rings_of(made.rings[: made.used[2]])
+        wires, moments = self.wires, made.records.view(np.float64)
+        _timed(moments, made.tasks[: made.used[1]], ringed, sent, each, sends, wholes, self._speeds, wires.latency, wires.bandwidth)
 
     def _rings_of(self, rings: Numbers) -> tuple[Moments, Moments]:
         """Seconds and bytes of each member of rings; and at the end those of a barrier (BARRIER)."""
-        links = self.topology.links
-        sizes, of_bytes, slowest, latest = np.ascontiguousarray(rings.reshape(-1, RING).T)
-        found = zip(*map(np.ndarray.tolist, (sizes, of_bytes.view(np.float64), slowest, latest)), strict=True)
-        each = [self._ring(size, n, links[slow].bandwidth, links[late].latency) for size, n, slow, late in found]
-        seconds, nbytes = np.array([*each, (0.0, 0.0)]).T
+        known, found = self._rings, []
+        for figures in zip(*[iter(rings.tolist())] * RING, strict=True):
+            each = known.get(figures)
+            if each is None:
+                each = known[figures] = self._ring(*figures)
+            found.append(each)
+        seconds, nbytes = np.array([*found, (0.0, 0.0)]).T
         return seconds, nbytes
 
-    def _ring(self, *figures: Any) -> tuple[float, float]:
-        """Seconds and bytes of each member of an all-reduce: its members, its bytes, and the figures of its slowest links."""
-        found = self._rings.get(figures)
-        if found is None:
-            size, nbytes, bandwidth, latency = figures
-            seconds = self.topology.ring_of("all-reduce", size, bandwidth, latency)(nbytes)
-            found = self._rings[figures] = (seconds, sent("all-reduce", size, nbytes))
-        return found
+    def _ring(self, size: int, bits: int, slow: int, late: int) -> tuple[float, float]:
+        """Seconds and bytes of each member of an all-reduce, by its figures (`Made`)."""
+        links, nbytes = self.topology.links, float(np.int64(bits).view(np.float64))
+        line = self.topology.ring_of("all-reduce", size, links[slow].bandwidth, links[late].latency)
+        return line(nbytes), sent("all-reduce", size, nbytes)
 
     @cached_property
-    def _rings(self) -> dict[tuple[Any, ...], tuple[float, float]]:
+    def _rings(self) -> dict[tuple[int, ...], tuple[float, float]]:
         """These, of all rings that there were."""
         return {}
+
+
+@partial(compiled, parts=(sending, in_ticks))
+def _timed(
+    moments: Moments,
+    tasks: Numbers,
+    ringed: int,
+    sent: int,
+    each: Moments,
+    sends: Moments,
+    wholes: Moments,
+    speeds: Moments,
+    latency: Moments,
+    bandwidth: Moments,
+) -> None:
+    """Writes seconds and bytes into records, `moments` by their bits. `each`, `sends`: of the rings."""
+    for k in range(len(tasks) // TASK):
+        at, what, amount = tasks[TASK * k], tasks[TASK * k + 1], tasks[TASK * k + 2]
+        seconds, nbytes = 0.0, 0.0
+        if k < ringed:
+            seconds, nbytes = each[what], sends[what]
+        elif k < sent:
+            nbytes = float(amount)
+            seconds = sending(float(latency[what]), float(bandwidth[what]), nbytes)
+        else:
+            seconds = wholes[what] / speeds[amount]
+        moments[at + SECONDS], moments[at + NBYTES] = in_ticks(float(seconds)), nbytes
