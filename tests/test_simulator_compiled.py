@@ -25,6 +25,7 @@ from unity.search.simulator import (
     Task,
     TaskGraph,
     Topology,
+    advance,
     drawn,
     entry,
     exchange,
@@ -34,13 +35,17 @@ from unity.search.simulator import (
     records,
     schedule,
     strategy,
+    wiring,
 )
 
 LOOPS = {
-    (schedule, loop): ("follow",),
-    (schedule, entry): ("entered", "link", "registered", "taken_back"),
+    (advance, loop): ("follow",),
+    (advance, entry): ("entered",),
+    (schedule, advance): ("advanced",),
+    (schedule, entry): ("link", "registered", "taken_back"),
     (records, records): ("difference",),
     (strategy, exchange): ("made_of",),
+    (wiring, wiring): ("_timed",),
 }
 
 

@@ -169,7 +169,7 @@ def test_taking_back_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SimulationError, match="no change of the task graph to be taken back"):
         delta.back()
     delta.change({100: Task(0, 2.0, (99,)), 5000: Task(1, 3.0, (99,)), 999: None})
-    monkeypatch.setattr(schedule, "follow", None)  # nothing is simulated
+    monkeypatch.setattr(schedule, "advanced", None)  # nothing is simulated
     delta.back()
     assert delta.timeline == before
     with pytest.raises(SimulationError, match="no change of the task graph to be taken back"):

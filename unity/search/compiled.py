@@ -22,20 +22,17 @@ LOADING = 0.5  # seconds that it takes to load Numba
 
 def compiled(loop: Callable[..., R], parts: Sequence[Callable] = ()) -> Callable[..., R]:
     """A function of numbers and sequences (or named tuples of such), in the part of Python that Numba knows, as one of numbers and
-    arrays, which it may write to. `parts`: other such functions that it calls."""
+    arrays, which it may write to. `parts`: other such functions that it calls, compiled ones too."""
 
     @cache
     def made() -> Callable[..., R]:
         if not load():
             return interpreted(loop)
         from numba import njit
-        from numba.extending import register_jitable
 
-        for part in parts:
-            register_jitable(part)
-        if elsewhere := {part.__code__.co_filename for part in parts} - {loop.__code__.co_filename}:
-            # Numba forgets what it kept of a function when the function's own file changes
-            texts = "".join(Path(file).read_text() for file in sorted(elsewhere))
+        files = {file for part in parts for file in _callable(part)} - {loop.__code__.co_filename}
+        if files:  # Numba forgets what it kept of a function when the function's own file changes: another name for others
+            texts = "".join(Path(file).read_text() for file in sorted(files))
             loop.__qualname__ += hashlib.sha256(texts.encode()).hexdigest()[:16]
         try:
             return njit(cache=True)(loop)
@@ -46,7 +43,20 @@ def compiled(loop: Callable[..., R], parts: Sequence[Callable] = ()) -> Callable
     def call(*args: Any) -> R:
         return made()(*args)
 
+    _PARTS[call] = parts
     return call
+
+
+_PARTS: dict[Callable, Sequence[Callable]] = {}  # of what is compiled
+
+
+def _callable(part: Callable) -> set[str]:
+    """Lets compiled loops call a function, or the loop that it compiles, and what that calls. Gives the files that they are in."""
+    from numba.extending import overload
+
+    loop = getattr(part, "__wrapped__", part)
+    overload(part, strict=False)(lambda *_, **__: loop)
+    return {loop.__code__.co_filename, *(file for other in _PARTS.get(part, ()) for file in _callable(other))}
 
 
 @cache

@@ -20,7 +20,7 @@ from unity.search.simulator.ticks import TICKS
 
 MIX = 0x1E3779B97F4A7C15  # an odd number, for hashes
 FREE, USED = 0, 1  # what `Register.sizes` are of
-ENTERED, ABSENT, UNKNOWN, WAITED = range(4)  # what `entered` says
+ENTERED, ABSENT, UNKNOWN, WAITED, FULL = range(5)  # what `entered` says; FULL: there is no room (`advance`)
 
 
 class Register(NamedTuple):
@@ -132,7 +132,7 @@ def _unlink(rows: Numbers, t: Table) -> None:
                 prior[then[k]] = prior[k]
 
 
-def _was(rows: Numbers, t: Table) -> Was:
+def was_of(rows: Numbers, t: Table) -> Was:
     """What the table says of tasks."""
     name_of, device_of, seconds_of, nbytes_of, first_of, waits_of, _, before, _, _, _ = t
     n, total, place = len(rows), 0, 0
@@ -173,7 +173,7 @@ def _write(c: Columns, rows: Numbers, found: Numbers, used: int, t: Table) -> No
         used += count[k]
 
 
-@partial(compiled, parts=(_home, _slot, _leave, _register, _register_back, _link, _unlink, _was, _seconds, _write))
+@partial(compiled, parts=(_home, _slot, _leave, _register, _register_back, _link, _unlink, was_of, _seconds, _write))
 def entered(c: Columns, r: Register, t: Table) -> tuple[int, int, Was, float, bool]:
     """Enters a change.
 
@@ -190,9 +190,9 @@ def entered(c: Columns, r: Register, t: Table) -> tuple[int, int, Was, float, bo
     for k in range(len(rows)):
         rows[k] = r.numbers[_slot(c.name[k], r.names, r.numbers)]
         if rows[k] == NONE and c.device[k] == GONE:
-            return ABSENT, k, _was(nothing, t), 0.0, True
+            return ABSENT, k, was_of(nothing, t), 0.0, True
     _register(c, rows, r)
-    was = _was(rows, t)
+    was = was_of(rows, t)
     for p in range(len(found)):
         found[p] = r.numbers[_slot(c.before[p], r.names, r.numbers)]
         if found[p] == NONE:

@@ -25,7 +25,7 @@ Counts = NDArray[np.int32]  # places and numbers of tasks, of which many are loo
 
 NEVER = inf
 NONE = -1  # no place in a list
-UNSEEN, TAKEN = -1, -2  # instead of how many predecessors a task still waits for
+UNSEEN, TAKEN, FIRST = -1, -2, -3  # instead of how many predecessors a task still waits for
 STEADY = 8  # so many tasks in a row are moved alike before all others are looked at
 
 
@@ -131,14 +131,15 @@ def _line_up(since: float, count: int, rows: Numbers, t: Table, times: Times, li
     missing, _, begun, _, _, _, _, last, was_last, moves, moved, was_moved = line
     for d in range(len(last)):
         last[d], moves[d], moved[d], was_moved[d] = 0.0, 0.0, 0.0, 0.0
-    for n in range(len(device)):
-        missing[n] = UNSEEN
+    # what looks at all tasks again and again has no branches, so that it is done for several at once
     for n in range(len(device)):
         there, later = device[n] >= 0, ready[n] >= since
         left += there & later
-        # most tasks are over or wait for others: one branch, that is seldom taken, for what looks at all tasks again and again
-        if there & ((later & (waits[n] == 0)) | ((not later) & (end[n] >= since))):
-            if later:
+        missing[n] = FIRST if there & ((later & (waits[n] == 0)) | ((not later) & (end[n] >= since))) else UNSEEN
+    for n in range(len(device)):
+        if missing[n] == FIRST:
+            missing[n] = UNSEEN
+            if ready[n] >= since:
                 begun[found] = n
                 found += 1
                 continue

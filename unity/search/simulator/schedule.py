@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from unity.search.simulator.advance import advanced
 from unity.search.simulator.columns import GONE, ByColumn, Columns, Numbers, columns_of
-from unity.search.simulator.entry import ABSENT, ENTERED, UNKNOWN, USED, Register, Was, entered, link, registered, taken_back
-from unity.search.simulator.loop import NEVER, NONE, Counts, Line, Table, Times, follow
+from unity.search.simulator.entry import ABSENT, FULL, UNKNOWN, USED, Register, Was, link, registered, taken_back
+from unity.search.simulator.loop import NEVER, NONE, Counts, Line, Table, Times
 from unity.search.simulator.tasks import SimulationError, Task, circle
-from unity.search.simulator.ticks import added_exactly
 
 Change = Mapping[int, Task | None]  # tasks to put under names, new or not; None takes one away
 
@@ -94,25 +94,27 @@ class Schedule:
         """Puts tasks under names, or takes them away, and simulates what follows. Gives what takes it back, and how many tasks were
         simulated. Where a change is not possible, nothing is changed."""
         c = columns_of(change, self._devices)
-        self._make_room(len(c.name), len(c.before))
-        used = int(self._register.sizes[USED])
-        said, place, was, more, whole = entered(c, self._register, self._table)
+        found = self._advanced(c)
+        if found[0] == FULL:
+            self._make_room(len(c.name), len(c.before))
+            found = self._advanced(c)
+        said, place, was, total, exact, taken = found
         if said == ABSENT:
             raise SimulationError(f"task {c.name[place]} is to be taken away, but is not there")
         if said == UNKNOWN:
             raise SimulationError(self._unknown(c, place))
-        past = Past(c.name, was, used, self._total, self._times)
-        for column, now in zip(self._spare, self._times, strict=True):
-            np.copyto(column, now)
+        past = Past(c.name, was, int(self._register.sizes[USED]) - len(c.before), self._total, self._times)
         self._times, self._spare = self._spare, self._times
-        self._total += more
-        self._exact = self._exact and whole and added_exactly(self._total)
-        taken = follow(self._exact, was.rows, self._table, self._times, self._line) if said == ENTERED else NONE
+        self._total, self._exact = total, exact
         if taken == NONE:
             found = self._refusal()
             self.restore(past)
             raise SimulationError(found)
         return past, taken
+
+    def _advanced(self, c: Columns) -> tuple[int, int, Was, float, bool, int]:
+        """A change entered and followed, if there is room for it."""
+        return advanced(c, self._exact, self._total, self._register, self._table, self._times, self._spare, self._line)
 
     def restore(self, past: Past) -> None:
         """All as it was before the last change. Nothing is simulated."""
