@@ -46,7 +46,7 @@ def as_users_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     from unity.exec import check  # the process that hands out tests does not need JAX
 
     options = check.compiler_options
-    monkeypatch.setattr(check, "compiler_options", lambda: {**options(), **AS_USERS})
+    monkeypatch.setattr(check, "compiler_options", lambda *platform: {**options(*platform), **AS_USERS})
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.sharding import Mesh
@@ -17,12 +18,18 @@ if TYPE_CHECKING:
     from unity.plan import Plan
 
 
-def mesh_for(plan: Plan) -> Mesh:
-    """This program's devices as a mesh of the axes of a plan's machine, whole hosts as units of its levels.
+def mesh_for(plan: Plan, given: Sequence[Any] | None = None) -> Mesh:
+    """This program's devices as a mesh of the axes of a plan's machine, whole hosts as units of its levels. Or those given, in
+    their order, which need not be there.
 
     Raises PlanError if there are fewer devices than the machine has, or other hosts, or if processes have other plans.
     """
-    devices, machine = jax.devices(), plan.machine
+    machine = plan.machine
+    if given is not None:
+        if len(given) < machine.devices:
+            raise PlanError(f"this plan is for {machine.devices} devices ({machine.name}), but {len(given)} are given")
+        return mesh_of(machine.axes, given)
+    devices = jax.devices()
     if several():
         check_devices(devices)
         check_alike(_facts(plan))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -50,8 +50,8 @@ class Plan:
     the gradients are ordinary arrays.
     """
 
-    def __init__(self, made: Made, candidate: Candidate) -> None:
-        self._made, self._candidate = made, candidate
+    def __init__(self, made: Made, candidate: Candidate, devices: Sequence[Any] | None = None) -> None:
+        self._made, self._candidate, self._devices = made, candidate, devices
         self.__name__ = getattr(made.fn, "__name__", "plan")
         self.__doc__ = made.fn.__doc__
 
@@ -146,7 +146,7 @@ class Plan:
 
         Raises PlanError if there are fewer than planned for, or other hosts. Several processes compare their plans here.
         """
-        return mesh_for(self)
+        return mesh_for(self, self._devices)
 
     @cached_property
     def _shardings(self) -> tuple[NamedSharding, ...]:
@@ -319,11 +319,20 @@ class Plan:
 
         return plan_timeline(self, self._made.search.training.backward if gradient is None else gradient)
 
-    def check(self, *, gradient: bool | None = None) -> Check:
-        """Compiles the plan and compares the program's collectives and memory with the prediction, line by line."""
+    def check(self, *, gradient: bool | None = None, devices: Sequence[Any] | None = None) -> Check:
+        """Compiles the plan and compares the program's collectives and memory with the prediction, line by line.
+
+        Args:
+            gradient: whether the gradients are computed too. Default: if it was planned for training.
+            devices: what the program is compiled for, if not for the devices of this process: those of a topology
+                (`jax.experimental.topologies`), which need not be there (docs: plan#check). Nothing is run.
+
+        Raises PlanError if there are fewer than planned for.
+        """
         from unity.exec.check import compare
 
-        return compare(self, self._made.search.training.backward if gradient is None else gradient)
+        plan = self if devices is None else Plan(self._made, self._candidate, devices)
+        return compare(plan, self._made.search.training.backward if gradient is None else gradient)
 
     @cached_property
     def parallelization(self) -> Parallelization:

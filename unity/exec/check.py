@@ -109,23 +109,30 @@ def compile_step(plan: Plan, gradient: bool) -> Any:
     run = plan._program
     if not gradient:
         with apart():
-            return jax.jit(run).lower(*leaves).compile(compiler_options=compiler_options())
+            return jax.jit(run).lower(*leaves).compile(compiler_options=compiler_options(platform_of(plan)))
     if undrained(plan.serial):
-        return plan.stream.compiled(compiler_options())
+        return plan.stream.compiled(compiler_options(platform_of(plan)))
     weights = sorted(k for k in captured.differentiated if plan.serial.inputs[k].tensors[0].floating)
     ends = losses(plan.serial)
 
     step = gradient_step(run, len(leaves), weights, ends)
     chosen, others = [leaves[k] for k in weights], [x for k, x in enumerate(leaves) if k not in weights]
     with apart():
-        return jax.jit(step).lower(chosen, others).compile(compiler_options=compiler_options())
+        return jax.jit(step).lower(chosen, others).compile(compiler_options=compiler_options(platform_of(plan)))
 
 
-def compiler_options() -> dict[str, str | bool]:
-    """Two passes of the CPU backend are left out: one joins all-reduces, and so keeps all gradients alive at once; the other
+def platform_of(plan: Plan) -> str:
+    """What a plan's devices are."""
+    return plan.mesh.devices.flat[0].platform
+
+
+def compiler_options(platform: str | None = None) -> dict[str, str | bool]:
+    """What programs are compiled with to be compared. Default: for the devices of this process.
+
+    Two passes of the CPU backend are left out: one joins all-reduces, and so keeps all gradients alive at once; the other
     drops `jax.checkpoint`'s barriers, after which what is to be computed again is kept (design section 9)."""
-    on_cpu = jax.devices()[0].platform == "cpu"
-    return {"xla_disable_hlo_passes": "cpu-all-reduce-combiner,cse_barrier_expander"} if on_cpu else {}
+    platform = platform or jax.devices()[0].platform
+    return {"xla_disable_hlo_passes": "cpu-all-reduce-combiner,cse_barrier_expander"} if platform == CPU.name else {}
 
 
 def compare(plan: Plan, gradient: bool, compiled: Any = None) -> Check:
@@ -140,6 +147,6 @@ def compare(plan: Plan, gradient: bool, compiled: Any = None) -> Check:
     kinds = sorted({*found, *predicted})
     lines = tuple(Line(k, int(predicted.get(k, 0)), round(found.get(k, 0))) for k in kinds)
     training = replace(plan._made.search.training, backward=gradient)
-    backend = CPU if jax.default_backend() == CPU.name else GPU
+    backend = CPU if platform_of(plan) == CPU.name else GPU
     searched = predict_memory(plan.pcg, differentiated, training, backend)
     return Check(lines, memory(compiled), searched, plan_timeline(plan, gradient, backend))

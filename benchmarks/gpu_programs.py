@@ -1,0 +1,115 @@
+"""Programs compiled for GPUs that are not there: do they communicate, and hold in memory, what the plan says?
+
+`pip install 'jax[cuda13]'` and `python -m benchmarks.gpu_programs [case ...]`, on a machine with or without a GPU. The fastest and
+the leanest plan of each model and one in between, for `DEVICES` H200s of one node, with gradients. XLA compiles them by a
+description of the devices (`jax.experimental.topologies`); nothing is run. It does not try out how each product is fastest
+(`autotune`), as it would where the devices are.
+
+Cases are those of `benchmarks.fidelity` and `benchmarks.memory`. They are written to `results/gpu_programs.json` one by one, as
+they are done, in the place of what is there of them.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"  # the devices of this process, which plans are not compiled for
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+import unity
+from benchmarks import fidelity, memory
+from benchmarks.models.gpt import gpt
+from benchmarks.models.model import Model
+from benchmarks.record import RESULTS, record, show
+
+DEVICES = 8
+TOLERANCE = 0.02  # of the total, in elements
+H200 = """
+gpu_device_info {
+  threads_per_block_limit: 1024  threads_per_warp: 32  threads_per_core_limit: 2048
+  shared_memory_per_block: 49152  shared_memory_per_block_optin: 232448  shared_memory_per_core: 233472
+  registers_per_core_limit: 65536  registers_per_block_limit: 65536
+  core_count: 132  fpus_per_core: 128  clock_rate_ghz: 1.98
+  block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
+  memory_bandwidth: 4800000000000  l2_cache_size: 62914560  device_memory_size: 150000000000
+  cuda_compute_capability { major: 9 }
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 8 }
+runtime_version { major: 13 }
+device_description_str: "NVIDIA H200"
+"""
+
+CASES: dict[str, Callable[[], Model]] = {
+    **{f"{name}, tiny": case.model for name, case in fidelity.CASES.items() if case.machine.devices == DEVICES},
+    **{name: case.model for name, case in memory.CASES.items()},
+    "gpt2, 2 layers": lambda: gpt(layers=2, batch=64),
+    "gpt2, 2 layers, bfloat16": lambda: gpt(layers=2, batch=64, compute="bfloat16"),
+}
+
+
+def described(count: int) -> Sequence[Any]:
+    """So many H200s of one node, as XLA compiles for them."""
+    jax.devices()  # finds the plugins that are installed
+    shape = f"1x1x{count}"
+    return topologies.get_topology_desc(platform="cuda", topology_name=shape, topology=shape, target_config=H200).devices
+
+
+def rows_of(name: str, devices: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Compiles and compares."""
+    model, machine = CASES[name](), unity.Machine.grid(1, DEVICES, "h200")
+    plan = unity.optimize(model.loss, model.params, model.batch, machine=machine, progress=False)
+    last = len(plan.frontier) - 1
+    for point in sorted({0, last // 2, last}):
+        start = time.perf_counter()
+        found = plan.frontier[point].check(gradient=True, devices=devices)
+        laid, added = found.memory_lines[-1], found.searched
+        yield {
+            "model": name,
+            "point": f"{point} of {last}",
+            "predicted": found.total.predicted,
+            "compiled": found.total.compiled,
+            "within 2 %": found.agrees(TOLERANCE),
+            "bytes": laid.compiled,
+            "by timeline": laid.predicted / laid.compiled,
+            "by the sum": added.predicted / added.compiled,
+            "compile s": time.perf_counter() - start,
+            "kinds": {line.kind: [line.predicted, line.compiled] for line in found.lines},
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", help="some of the cases")
+    names = parser.parse_args().cases
+    if unknown := set(names) - set(CASES):
+        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    old = RESULTS / "gpu_programs.json"
+    rows, devices = json.loads(old.read_text())["rows"] if old.exists() else [], described(DEVICES)
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["XDG_CACHE_HOME"] = cache
+        for name in names or CASES:
+            found = list(rows_of(name, devices))
+            rows = [*(row for row in rows if row["model"] != name and row["model"] in CASES), *found]
+            rows.sort(key=lambda row: list(CASES).index(row["model"]))
+            show("elements, and memory, on one device", [{k: v for k, v in row.items() if k != "kinds"} for row in found])
+            agree = sum(row["within 2 %"] for row in rows)
+            record("gpu_programs", rows, agree=agree, programs=len(rows), tolerance=TOLERANCE, devices=f"{DEVICES} x NVIDIA H200")
+            print(
+                f"{agree} of {len(rows)} programs communicate as predicted, within 2 % of the total in total and by kind",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
