@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.optimum.bound import ONE, Array, Bound, joined
 from unity.search.simulator import ParallelConfig
 
-NODES = 200_000
+NODES = 200_000  # looked at, at most
 
 
 @dataclass(eq=False)
@@ -20,6 +20,7 @@ class DepthFirst:
     bound: Bound
     best: float
     configs: dict[int, ParallelConfig]
+    most: int = NODES
     nodes: int = 0
     simulated: int = 0
     left: float = math.inf  # the least bound of what was not looked at
@@ -67,7 +68,7 @@ class DepthFirst:
         """Whether what has this bound is not looked at."""
         if total >= self.best:
             return True
-        if self.nodes >= NODES:
+        if self.nodes >= self.most:
             self.left = min(self.left, total)
             return True
         self.nodes += 1

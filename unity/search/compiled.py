@@ -31,12 +31,12 @@ def compiled(loop: Callable[..., R], parts: Sequence[Callable] = ()) -> Callable
         from numba import njit
 
         files = {file for part in parts for file in _callable(part)} - {loop.__code__.co_filename}
-        if files:  # Numba forgets what it kept of a function when the function's own file changes: another name for others
-            texts = "".join(Path(file).read_text() for file in sorted(files))
-            loop.__qualname__ += hashlib.sha256(texts.encode()).hexdigest()[:16]
         try:
+            if files:  # Numba forgets what it kept of a function when the function's own file changes: another name for others
+                texts = b"".join(Path(file).read_bytes() for file in sorted(files))
+                loop.__qualname__ += hashlib.sha256(texts).hexdigest()[:16]
             return njit(cache=True)(loop)
-        except RuntimeError:  # there is no folder to keep it in
+        except (RuntimeError, OSError):  # there is no folder to keep it in, or there are no files
             return njit(loop)
 
     @wraps(loop)
