@@ -107,9 +107,9 @@ class Schedule:
         self._times, self._spare = self._spare, self._times
         self._total, self._exact = total, exact
         if taken == NONE:
-            found = self._refusal()
+            why = self._refusal()
             self.restore(past)
-            raise SimulationError(found)
+            raise SimulationError(why)
         return past, taken
 
     def _advanced(self, c: Columns) -> tuple[int, int, Was, float, bool, int]:
