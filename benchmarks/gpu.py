@@ -5,11 +5,14 @@ operators are measured as `unity profile` does, into a database of this run's ow
 as XLA does by default. Steps follow each other as in training: the host does not wait for one before it starts the next. *alone* is
 one that it does wait for. Every model's figures are kept as soon as they are there, beside those of other models on the same device
 and software; and the machine with all that was measured of it, as JSON (`unity.Machine.load`).
+
+`--others` needs no GPU: each model that is kept is predicted from what was measured of the others alone, and printed.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import tempfile
@@ -33,7 +36,7 @@ from benchmarks.models.recommenders import dlrm
 from benchmarks.models.registry import tiny
 from benchmarks.models.resnet import resnet
 from benchmarks.record import RESULTS, record, show
-from unity.profiling import profile
+from unity.profiling import profile, wanted
 from unity.search.local import where
 from unity.search.machine import Machine
 from unity.search.predict import predict
@@ -44,6 +47,7 @@ ERROR = 0.1  # target: |predicted - measured| / measured
 ROUNDS = 7
 STEPS = 10  # of a round
 WARM = 3
+MACHINE = "machine-{}.json"  # where one is kept, by its device
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,8 @@ def case(name: str, small: bool, rounds: int) -> dict[str, Any]:
         "known": dict(Counter(t.how for t in found.operators)),
         "not measured": sorted({step.problem for step in steps if step.problem}),
         "met": error <= ERROR,
+        "device": machine.device.name,
+        "date": datetime.date.today().isoformat(),
     }
 
 
@@ -131,17 +137,36 @@ def with_all(machine: Machine, path: Path) -> Machine:
     return machine.with_profile(Profile(found.where, tuple({**known.exact, **found.exact}.values())))
 
 
+def by_others() -> list[dict[str, Any]]:
+    """The models that are kept, each predicted from the operators of the others, and from those of none."""
+    rows = []
+    for row in json.loads((RESULTS / "gpu.json").read_text())["rows"]:
+        model, machine = CASES[row["model"]].full(), Machine.load(RESULTS / MACHINE.format(row["device"]))
+        plan = unity.optimize(model.loss, model.params, model.batch, machine=machine, search="captured", progress=False)
+        own, profile = wanted(plan, domains=True, every=False), machine.profile
+        assert profile is not None, "a machine is kept with what was measured of it"
+        others = Profile(profile.where, tuple(m for m in profile.measurements if m.content not in own))
+        figures = {"model": row["model"], "measured ms": row["measured ms"]}
+        for name, known in (("by others", others), ("by none", None)):
+            found = predict(plan.pcg, machine.with_profile(known), plan._made.search.differentiated).time * 1e3
+            figures |= {f"{name} ms": found, f"{name} error": abs(found - row["measured ms"]) / row["measured ms"]}
+        rows.append(figures)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", help="some of the cases")
     parser.add_argument("--tiny", action="store_true", help="small sizes, not recorded")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--others", action="store_true", help="predict the models that are kept, each from the others' operators")
     options = parser.parse_args()
+    if options.others:
+        return show("each model from the operators of the others", by_others())
     if unknown := set(options.cases) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
-    place, machine = str(where(jax.devices()[:1])), Machine.local(jax.devices()[:1])
+    place = str(where(jax.devices()[:1]))
     rows = {} if options.tiny else {row["model"]: row for row in kept(place)}
-    path = RESULTS / f"machine-{machine.device.name}.json"
     with tempfile.TemporaryDirectory() as cache:
         os.environ["XDG_CACHE_HOME"] = cache  # the device as it is today
         for name in options.cases or CASES:
@@ -149,7 +174,8 @@ def main() -> None:
             print(f"{name}: predicted {rows[name]['profiled ms']:.3g} ms, measured {rows[name]['measured ms']:.3g} ms", flush=True)
             if not options.tiny:
                 record("gpu", [rows[name] for name in CASES if name in rows], target=ERROR, device=place)
-                with_all(Machine.local(jax.devices()[:1]), path).save(path)
+                machine = Machine.local(jax.devices()[:1])
+                with_all(machine, path := RESULTS / MACHINE.format(machine.device.name)).save(path)
     show(f"one step on {place}", list(rows.values()))
 
 

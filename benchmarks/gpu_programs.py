@@ -3,8 +3,8 @@
 `pip install 'jax[cuda13]'` and `python -m benchmarks.gpu_programs [case ...]`, on a machine with or without a GPU. The fastest and
 the leanest plan of each model and one in between, for `DEVICES` H200s of one node, with gradients. XLA compiles them by a
 description of the devices (`jax.experimental.topologies`); nothing is run. It does not try out how each product is fastest
-(`autotune`), as it would where the devices are; and it does not join collectives, which it does up to some 30 MB of a kind: that is
-most of what these small models hold, and nothing beside a large one.
+(`autotune`), as it would where the devices are; and it does not join collectives. By default it does, tens of megabytes of a kind,
+and holds at once what is joined: for the small GPT 7 MB more than the 10 that it holds else.
 
 Cases are those of `benchmarks.fidelity` and `benchmarks.memory`, and some at the sizes they are used at. They are written to
 `results/gpu_programs.json` one by one, as they are done, in the place of what is there of them.
@@ -25,6 +25,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 
 import argparse
+import datetime
 import json
 import tempfile
 import time
@@ -83,7 +84,8 @@ def rows_of(name: str, devices: Sequence[Any]) -> Iterator[dict[str, Any]]:
     plan = unity.optimize(model.loss, model.params, model.batch, machine=machine, progress=False)
     last = len(plan.frontier) - 1
     for point in sorted({0, last // 2, last}):
-        start, row = time.perf_counter(), {"model": name, "point": f"{point} of {last}"}
+        day = datetime.date.today().isoformat()
+        start, row = time.perf_counter(), {"model": name, "point": f"{point} of {last}", "date": day}
         try:
             found = plan.frontier[point].check(gradient=True, devices=devices)
         except jax.errors.JaxRuntimeError as problem:  # some products XLA compiles only where it can try them out

@@ -123,8 +123,7 @@ def test_devices_need_not_be_all_that_there_are() -> None:
 class Instant:
     """A program of no time at all, on a host that takes its time for every repetition of nothing. Notes what it is asked for."""
 
-    operator: Operator
-    mesh: Any
+    traced: profile.Traced
     asked: list[tuple[int, ...]]
 
     def run(self) -> Callable[..., Any]:
@@ -137,7 +136,7 @@ class Instant:
 
 def test_what_takes_no_time_is_measured_in_no_time() -> None:
     """Nothing is repeated as often as nothing takes, however often an operator of no results (a view) is."""
-    program = Instant(product((True, True)), mesh_of(AXES, jax.devices()), [])
+    program = Instant(traced(product((True, True)), jax.devices()[:4]), [])
     assert measure(cast(Compiled, program), rounds=1).forward == 0
     assert max(times[0] for times in program.asked) == profile.MOST
     assert 1e-5 * max(times[2] for times in program.asked) < 10 * profile.RUN
@@ -171,6 +170,12 @@ def test_products_are_in_the_loops(flags: tuple, products: int, monkeypatch: pyt
     """One forward and one for each gradient, all of them inside the loops: nothing is hoisted out, or thrown away."""
     text = hlo(product(flags), monkeypatch)
     assert in_loops(text, r" dot\(") == products
+
+
+def test_cotangents_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What adds them up is not computed when the program is compiled, as it would be if they were known then."""
+    added = operator(lambda x, b: x + b, (f(8, 4), f(4)), ((ROWS, UNUSED), (REPLICATED, UNUSED)), ((ROWS, UNUSED),), (True, True))
+    assert in_loops(hlo(added, monkeypatch), r" reduce\(") == 1
 
 
 def test_convolutions_are_in_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +253,7 @@ def test_what_does_not_run_is_said_and_the_rest_is_measured(tmp_path: Any, monke
     bad, good = Task(inner_reduce(), 0.25), Task(product((True, True)), 0.5)
 
     def fails(program: Compiled) -> Timing:
-        if program.operator is bad.operator:
+        if program.traced.operator is bad.operator:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nand more")
         return Timing(1e-3, 2e-3, 0.0)
 

@@ -14,6 +14,7 @@ from unity.exec.guarded import part_taken
 from unity.exec.hlo import Memory, collectives, memory
 from unity.exec.liveness import MemoryTimeline, plan_timeline
 from unity.exec.liveness.trace import gradient_step
+from unity.exec.lowering import platform_of
 from unity.pcg.cut import undrained
 from unity.pcg.gradients import losses
 from unity.pcg.graph import PCG
@@ -109,21 +110,16 @@ def compile_step(plan: Plan, gradient: bool) -> Any:
     run = plan._program
     if not gradient:
         with apart():
-            return jax.jit(run).lower(*leaves).compile(compiler_options=compiler_options(platform_of(plan)))
+            return jax.jit(run).lower(*leaves).compile(compiler_options=compiler_options(platform_of(plan.mesh)))
     if undrained(plan.serial):
-        return plan.stream.compiled(compiler_options(platform_of(plan)))
+        return plan.stream.compiled(compiler_options(platform_of(plan.mesh)))
     weights = sorted(k for k in captured.differentiated if plan.serial.inputs[k].tensors[0].floating)
     ends = losses(plan.serial)
 
     step = gradient_step(run, len(leaves), weights, ends)
     chosen, others = [leaves[k] for k in weights], [x for k, x in enumerate(leaves) if k not in weights]
     with apart():
-        return jax.jit(step).lower(chosen, others).compile(compiler_options=compiler_options(platform_of(plan)))
-
-
-def platform_of(plan: Plan) -> str:
-    """What a plan's devices are."""
-    return plan.mesh.devices.flat[0].platform
+        return jax.jit(step).lower(chosen, others).compile(compiler_options=compiler_options(platform_of(plan.mesh)))
 
 
 def compiler_options(platform: str | None = None) -> dict[str, str | bool]:
@@ -147,6 +143,6 @@ def compare(plan: Plan, gradient: bool, compiled: Any = None) -> Check:
     kinds = sorted({*found, *predicted})
     lines = tuple(Line(k, int(predicted.get(k, 0)), round(found.get(k, 0))) for k in kinds)
     training = replace(plan._made.search.training, backward=gradient)
-    backend = CPU if platform_of(plan) == CPU.name else GPU
+    backend = CPU if platform_of(plan.mesh) == CPU.name else GPU
     searched = predict_memory(plan.pcg, differentiated, training, backend)
     return Check(lines, memory(compiled), searched, plan_timeline(plan, gradient, backend))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import networkx as nx
 from jax.sharding import Mesh
 
+from unity.exec.lowering import platform_of
 from unity.pcg.branches import groups_of
 from unity.pcg.errors import PlanError
 from unity.pcg.graph import BRANCHES, PCG, Node
@@ -42,7 +43,7 @@ def refuse_entangled(graph: PCG, mesh: Mesh) -> None:
 
 
 def _pair(graph: PCG, mesh: Mesh) -> tuple[Collective, Collective] | None:
-    return next(entangled(graph), None) if mesh.devices.flat[0].platform == "cpu" else None
+    return next(entangled(graph), None) if platform_of(mesh) == "cpu" else None
 
 
 def entangled(graph: PCG) -> Iterator[tuple[Collective, Collective]]:

@@ -41,6 +41,11 @@ def mesh_of(axes: Sequence[Axis], devices: Sequence[Any]) -> Mesh:
     return Mesh(np.asarray(devices[:count]).reshape(sizes), names, axis_types=(AxisType.Auto,) * len(sizes))
 
 
+def platform_of(mesh: Mesh) -> str:
+    """What the devices of a mesh are, as JAX names it: "cpu", "gpu"."""
+    return mesh.devices.flat[0].platform
+
+
 def spec_of(type_: Type, axes: Sequence[Axis], rank: int) -> PartitionSpec:
     """A type at the program's boundary, as JAX writes it. Only unused and (most major) partitioned states occur there."""
     dims: list[list[str]] = [[] for _ in range(rank)]

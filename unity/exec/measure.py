@@ -20,6 +20,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unity.exec.curves import RINGS, curves
+from unity.exec.lowering import platform_of
 from unity.exec.timing import repetitions, seconds_of
 from unity.search.hardware import Curve, Level
 
@@ -94,7 +95,7 @@ def _flops(mesh: Mesh) -> dict[str, float]:
     # Large enough that a product takes far longer than its launch, small enough for hundreds of virtual devices on a
     # core.
     size_on_cpu = 512 if mesh.size <= 16 else 256
-    size = size_on_cpu if mesh.devices.flat[0].platform == "cpu" else 4096
+    size = size_on_cpu if platform_of(mesh) == "cpu" else 4096
 
     def step(x: jax.Array) -> jax.Array:
         return x @ x

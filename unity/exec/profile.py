@@ -25,7 +25,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from unity.exec.lowering import mesh_of
+from unity.exec.lowering import mesh_of, platform_of
 from unity.exec.profile_programs import Operator, Program, is_key, local_operands, plain, plain_dtype, programs_of, with_keys
 from unity.exec.timing import repetitions, seconds_of
 from unity.pcg.body import Body
@@ -61,38 +61,34 @@ class Traced:
 
     def compile(self) -> Compiled:
         """Compiles the programs. Several operators may be compiled at once, in threads."""
-        return Compiled(self.operator, self.mesh, tuple(program.compile() for program in self.programs))
+        return Compiled(self, tuple(program.compile() for program in self.programs))
 
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """An operator's programs for a mesh, compiled."""
+    """The same, compiled."""
 
-    operator: Operator
-    mesh: Mesh
+    traced: Traced
     programs: tuple[jax.stages.Compiled, ...]
 
     def run(self) -> Run:
         """Places operands, and gives what runs the programs on them."""
-        pieces, sharding = _pieces(self.operator, self.mesh), _sharding(self.operator, self.mesh)
-        given = [_placed(x, pieces, sharding) for x in local_operands(self.operator)]
+        operator, mesh = self.traced.operator, self.traced.mesh
+        pieces, sharding = _pieces(operator, mesh), _sharding(operator, mesh)
+        given = [_placed(x, pieces, sharding) for x in local_operands(operator)]
         return (_looping if len(self.programs) == 1 else _calling)(self.programs, given)
 
 
 def traced(operator: Operator, devices: Sequence[Any]) -> Traced:
     """An operator's programs for `devices`, of which there are as many as its axes need."""
     mesh = mesh_of(operator.axes, devices)
-    called = _on_host(mesh) and convolves(operator.body)
+    called = platform_of(mesh) == "cpu" and convolves(operator.body)
     return Traced(operator, mesh, (_called if called else _looped)(operator, mesh))
-
-
-def _on_host(mesh: Mesh) -> bool:
-    return mesh.devices.flat[0].platform == "cpu"
 
 
 def _inner(mesh: Mesh) -> int:
     """How many runs are one repetition."""
-    return 1 if _on_host(mesh) else INNER
+    return 1 if platform_of(mesh) == "cpu" else INNER
 
 
 def measure(program: Compiled, rounds: int = ROUNDS) -> Timing:
@@ -107,9 +103,9 @@ def measure(program: Compiled, rounds: int = ROUNDS) -> Timing:
     found = [[seconds(0, 0, 0), seconds(forward, 0, 0), seconds(0, backward, 0), seconds(0, 0, nothing)] for _ in range(rounds)]
     call = median(times[0] for times in found)
     empty = max(0.0, median(times[3] for times in found) - call) / nothing
-    inner = _inner(program.mesh)
+    inner, differentiated = _inner(program.traced.mesh), any(program.traced.operator.differentiated)
     there = [((times[1] - call) / forward - empty) / inner for times in found]
-    back = [((times[2] - call) / backward - empty) / inner for times in found] if any(program.operator.differentiated) else [0.0]
+    back = [((times[2] - call) / backward - empty) / inner for times in found] if differentiated else [0.0]
     return Timing(max(0.0, median(there)), max(0.0, median(back)), max(_spread(there), _spread(back)))
 
 

@@ -104,7 +104,7 @@ def programs_of(operator: Operator, operands: Sequence[Any]) -> tuple[Program, P
         return out, leaves, tree
 
     out, leaves, tree = both(*operands)
-    cotangents = [lax.optimization_barrier(vary(jnp.full(out[k].shape, 0.5, out[k].dtype), names)) for k in floating]
+    cotangents = [vary(jnp.full(out[k].shape, 0.5, out[k].dtype), names) for k in floating]
     n = len(leaves)
 
     def backward(*given: Any) -> list:

@@ -25,7 +25,8 @@ Counts = NDArray[np.int32]  # places and numbers of tasks, of which many are loo
 
 NEVER = inf
 NONE = -1  # no place in a list
-UNSEEN, TAKEN, FIRST = -1, -2, -3  # instead of how many predecessors a task still waits for
+# Instead of how many predecessors a task still waits for: nobody has asked, it was taken, it is running or waits for nothing.
+UNSEEN, TAKEN, FIRST = -1, -2, -3
 STEADY = 8  # so many tasks in a row are moved alike before all others are looked at
 
 
