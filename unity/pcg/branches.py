@@ -105,6 +105,11 @@ def check_ends(node: Node, axes: tuple[Axis, ...]) -> None:
         mesh = " ".join(f"{axis.name}={axis.size}" for axis in axes)
         raise ParallelTypeError(f"{node.source}: {count} groups of branches along {' '.join(names)} cannot be on a mesh of {mesh}")
     for name, outside, inside, rank, wanted in _ends(node, over, len(axes)):
+        if any(inside[k] != REPLICATED for k in over):
+            raise ParallelTypeError(
+                f"{node.source}: {name} of branches along {' '.join(names)} is {show(inside, axes, rank)} inside, but must be"
+                f" replicated for use along {' '.join(names)}: devices of another group run something else. (docs: branches#types)"
+            )
         if outside != wanted:
             raise ParallelTypeError(
                 f"{node.source}: {name} of branches along {' '.join(names)} is {show(outside, axes, rank)}, but as it is"
@@ -121,8 +126,7 @@ def _ends(node: Node, over: Sequence[int], axes: int) -> Iterator[tuple[str, Typ
 
     def wanted(inside: Type, along: State, more: int) -> Type:
         moved = [State("P", s.dim + more, s.outer) if s.kind == "P" else s for s in inside]
-        # what is not replicated inside has no counterpart outside
-        return tuple((along if inside[k] == REPLICATED else UNUSED) if k in over else moved[k] for k in range(axes))
+        return tuple(along if k in over else moved[k] for k in range(axes))
 
     for p, (v, n) in enumerate(zip(node.operands, node.inside.inputs, strict=True)):
         inside = n.types[0]

@@ -1,19 +1,23 @@
 """The type checker of parallel graphs: every operator application is one that the operator table allows.
 
 JAX catches a forgotten Reduce, but runs a relu over a partial sum without a word, and wrongly. This is the guard.
+
+It guards against hangs, too. Devices along the axes of a pipeline, or of branches, do not run what is inside together: a stage
+idles while another one works. A collective along such an axis would wait for devices that never come, so inside nothing
+communicates along it, neither forward nor backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from unity.pcg.axis import Axis
-from unity.pcg.branches import check_ends
+from unity.pcg.branches import check_ends, names_of
 from unity.pcg.choices import Choice, choice_of, choices
 from unity.pcg.errors import ParallelTypeError
-from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, TAIL, THROUGH, Node, Value, carried_by
+from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, THROUGH, Node, Value, carried_by
 from unity.pcg.placing import along_axis
-from unity.pcg.resharding import absolute, kind_of
+from unity.pcg.resharding import absolute, kind_of, stationary
 from unity.pcg.solve import Unmatched
 from unity.pcg.stages import ends_of, inside_state, one_more, outside_state, positions_of
 from unity.pcg.state import PARTIAL, UNUSED, State, Type, misfit, show
@@ -28,19 +32,24 @@ def check(graph: PCG) -> None:
                     f'{_where(v.node)}: output {k} of the graph is {_words(state)} along axis "{axis.name}": it cannot leave the'
                     " program so.\n    Reduce or combine it first. (docs: types#changes)"
                 )
-    _graph(graph)
+    _graph(graph, {})
 
 
-def _graph(graph: PCG) -> None:
+Apart = Mapping[int, Node]  # axes, by position, along which devices do not run a graph together; and the operator that it is inside of
+
+
+def _graph(graph: PCG, apart: Apart) -> None:
     for node in graph.nodes:
         for v in node.results:
             _fits(node, v, graph.axes)
         if node.kind in PARALLELIZATION:
             _change(node, graph.axes)
+            _together(node, graph.axes, apart)
         elif node.inside is not None:
-            _nested(node, graph.axes)
+            _nested(node, graph.axes, apart)
         elif node.kind != "input":
             _application(node, graph.axes)
+            _together(node, graph.axes, apart)
 
 
 def _where(node: Node) -> str:
@@ -72,9 +81,46 @@ def _change(node: Node, axes: tuple[Axis, ...]) -> None:
             )
 
 
-def _nested(node: Node, axes: tuple[Axis, ...]) -> None:
+def _together(node: Node, axes: tuple[Axis, ...], apart: Apart) -> None:
+    """Raises ParallelTypeError if an operator communicates along an axis whose devices do not run it together."""
+    for k, around in apart.items():
+        if node.kind in PARALLELIZATION:
+            states = [absolute(v.type, axes)[k] for v in (*node.operands, *node.results)]
+            what = f"changes {' to '.join(map(_words, states))}" if not stationary(*states) else ""
+        else:
+            assert node.body is not None
+            solution = along_axis(node.body, tuple(v.type[k] for v in node.operands), tuple(t[k] for t in node.types))
+            what = "reduces, agrees or exchanges halos" if solution is not None and solution.communicates else ""
+        if what:
+            raise _hang(node, what, axes[k], around)
+
+
+def _hang(node: Node, what: str, axis: Axis, around: Node) -> ParallelTypeError:
+    where = f" at {around.source}" if around.source else ""
+    return ParallelTypeError(
+        f'{_where(node)}: along axis "{axis.name}" it {what} inside of the {around.kind}{where}, whose devices along this axis do'
+        " not run it together: those that do would wait for the others for ever.\n    Make the change outside of the"
+        f" {around.kind}, or keep what is inside in one state along its axes; a plan of an older version must be made again."
+        " (docs: types#control-flow)"
+    )
+
+
+def _apart(node: Node, axes: tuple[Axis, ...]) -> tuple[int, ...]:
+    """The axes, by position, along which devices do not run what is inside of a node together."""
+    if node.kind in (PIPELINE, TAIL):
+        return positions_of(node, axes)
+    if node.kind in (BRANCHES, STAGES):
+        names = names_of(node)
+        return tuple(k for k, axis in enumerate(axes) if axis.name in names)
+    return ()
+
+
+def _nested(node: Node, axes: tuple[Axis, ...], apart: Apart) -> None:
     assert node.inside is not None
     graph = node.inside
+    for k in _apart(node, axes):
+        if k in apart and node.kind in (PIPELINE, TAIL):
+            raise _hang(node, "hands samples from stage to stage", axes[k], apart[k])
     if node.kind in (PIPELINE, TAIL):
         _stages(node, axes)
     if node.kind == BRANCHES:
@@ -95,7 +141,7 @@ def _nested(node: Node, axes: tuple[Axis, ...]) -> None:
                     f"{_where(node)}: carry {k} goes in as {show(start, axes, rank)} and comes out as {show(end, axes, rank)}:"
                     " every step must find it as the first did"
                 )
-    _graph(graph)
+    _graph(graph, {**dict.fromkeys(_apart(node, axes), node), **apart})
 
 
 def _stages(node: Node, axes: tuple[Axis, ...]) -> None:

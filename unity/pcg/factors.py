@@ -148,6 +148,12 @@ class Match:
     def states(self) -> tuple[State, ...]:
         return self.operands + self.results
 
+    @property
+    def communicates(self) -> bool:
+        """Whether devices along the axis communicate while the primitive runs, or while its derivative does."""
+        ruled = self.ruled is not None and (self.ruled.forward or self.ruled.backward)
+        return bool(self.halo or self.agreed or ruled)
+
 
 Specification = Callable[..., Spec]
 Local = Callable[..., list]

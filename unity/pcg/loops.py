@@ -54,7 +54,7 @@ def loop_of(parts: Callable[[Equation], Loop], quiet: Quiet) -> Callable[[Equati
 def tested(loop: Loop, quiet: Quiet, match: Match, known: Mapping[int, State]) -> Match | None:
     """A choice of a loop, if devices take as many steps as it needs: each as many as its own rows do, or all the same number, by a
     predicate that they agree on."""
-    if loop.rows is not None and loop.rows.divide(match.results) and not match.agreed:
+    if loop.rows is not None and loop.rows.divide(match.results) and not match.communicates:
         return match if all(match.states[p] == s for p, s in known.items()) else None
     assert loop.test is not None
     first = loop.offset

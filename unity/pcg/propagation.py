@@ -27,6 +27,12 @@ class Solution:
     operands: tuple[State, ...]
     results: tuple[State, ...]
 
+    @property
+    def communicates(self) -> bool:
+        """Whether devices along the axis communicate while the body runs, or while its derivative does: a reduce inside of it, a
+        halo, or an agreement in a nested program."""
+        return bool(self.reduced) or any(match.communicates for match in self.matches)
+
     def seen(self, variable: int) -> State:
         """The state in which later equations find a variable."""
         return REPLICATED if variable in self.reduced else self.states[variable]

@@ -42,6 +42,15 @@ def kind_of(before: State, after: State) -> str:
     }.get(before.kind + after.kind, "")  # fmt: skip
 
 
+def stationary(before: State, after: State) -> bool:
+    """Whether a change between absolute states along one axis can be made where not all devices of that axis are present.
+
+    Only states that stay as they are qualify, and constants (unused, without a gradient) that become replicated for use: any
+    other change communicates along the axis, forward or backward, or slices by a device's position on it.
+    """
+    return before == after or (before, after) == (UNUSED, REPLICATED)
+
+
 IMPOSSIBLE = {("R", "U"), ("R", "S"), ("U", "S"), ("P", "S")}  # no operator leads there
 
 

@@ -311,6 +311,8 @@ def _choice(node: Node, operands: tuple[State, ...], sums: bool) -> Choice:
     choice = choice_of(body, solution)
     if choice.halos:
         raise Mixed(f"{_where(node)} looks at neighbouring samples")
+    if solution.communicates:
+        raise Mixed(f"{_where(node)} looks at all samples before it decides what to do")
     found = [c for c in choices(body) if c.states == choice.states]
     return found[0] if found else choice
 

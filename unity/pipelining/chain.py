@@ -118,8 +118,8 @@ class Chain:
             found = None
         if found is None or found.reduced or found.results != results or PARTIAL in found.states.values():
             raise Mixed(f"{where} does not work on each sample by itself")
-        if any(match.halo for match in found.matches):
-            raise Mixed(f"{where} looks at neighbouring samples")
+        if found.communicates:
+            raise Mixed(f"{where} looks at neighbouring samples, or at all of them before it decides what to do")
         return Part(body, inputs, outputs)
 
     def states(self, variables: Sequence[int]) -> tuple[State, ...]:

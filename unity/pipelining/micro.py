@@ -127,9 +127,7 @@ def _legal(step: Body, consts: int, scan: Scan) -> bool:
         found = along_axis(step, _states(step, consts, scan), results)
     except Unmatched:
         return False
-    if found is None or found.reduced or found.results != results or PARTIAL in found.states.values():
-        return False
-    return not any(match.halo for match in found.matches)
+    return found is not None and not found.communicates and found.results == results and PARTIAL not in found.states.values()
 
 
 def walked(body: Body, scan: Scan, rounds: int, tail: Tail | None = None) -> Body:

@@ -76,7 +76,7 @@ def tail_of(captured: Captured, number: int, samples: Sequence[int], size: int) 
     tail = Tail(part, fixed, read, sums, frozenset(mine), frozenset(after), loss)
     states = (*tail.states, *(partitioned(d) for d in samples))
     alone = along_axis(part, states, (PARTIAL,) * len(sums))
-    if alone is None or alone.reduced or alone.results != (PARTIAL,) * len(sums):
+    if alone is None or alone.communicates or alone.results != (PARTIAL,) * len(sums):
         raise Mixed("what follows the last layer does not add up over the samples")
     return tail
 

@@ -21,7 +21,7 @@ from unity.search.offers import HEAVY, offered
 from unity.search.opening import sites_of
 from unity.search.problem import Cost, Edge, Point, Problem
 from unity.search.recent import Recent
-from unity.search.reshard import Types, distinct_changes
+from unity.search.reshard import Types, distinct_changes, stationary_pairs
 from unity.search.sites import Port, Site, Sites
 
 PORTS = 256_000_000  # bytes of the costs of ports that are remembered
@@ -66,7 +66,7 @@ class Assembled:
         text = f"{self.domains[port.source].key} {port.index} {self.domains[s].key} {p} {port.tensor} {port.times} {port.hoisted}"
         node = self.opened.sites[s].node
         product = node is not None and node.kind in HEAVY
-        key = _key(text, port.gradient, port.kept, port.sole, port.again, port.argument, product, self.training.backward)
+        key = _key(text, port.gradient, port.kept, port.sole, port.again, port.argument, port.apart, product, self.training.backward)
         made = self.costs[port.source] if self.runs_again(port.source) else None
         if made is not None:
             key = _key(key, *(part.tobytes() for part in (made.once, made.memory, made.whole, made.saved) if part is not None))
@@ -118,8 +118,17 @@ class Assembled:
     def change(self, before: Types, after: Types, port: Port, product: bool) -> tuple[np.ndarray, np.ndarray]:
         """Seconds and bytes of all changes, [alternatives, before, after].
 
-        Only a product's operand may be gathered again: nothing else of it is computed twice then.
+        Only a product's operand may be gathered again: nothing else of it is computed twice then. A change that would need
+        devices that are not there takes infinitely long.
         """
+        time, memory = self.priced(before, after, port, product)
+        if port.apart:
+            over = [k for k, axis in enumerate(self.machine.axes) if axis.name in port.apart]
+            time = np.where(stationary_pairs(before, after, self.machine.axes, over), time, np.inf)
+        return time, memory
+
+    def priced(self, before: Types, after: Types, port: Port, product: bool) -> tuple[np.ndarray, np.ndarray]:
+        """The same, wherever the change runs."""
         c, index = distinct_changes(self.machine, before, after)
         n, times, backward = port.tensor.nbytes, port.times, self.training.backward
         runs = 1 / port.hoisted + (port.again and backward)

@@ -259,7 +259,7 @@ class _Builder:
         for q, where in enumerate(self.graph(node.inside, given, inner)):
             self.through(given[ends.carried[q]][0], self.port(where, inner), node.tensors[q])
             self.outputs[id(node.inside), q] = (given[ends.carried[q]][0],)
-        self.on_stages(node, self.sites[first:])
+        self.on_stages(node, first, [s for s, _ in given])
         found = [(given[p][0], 1) for p in ends.carried]
         self.results[id(node)] = tuple(found)
         return found
@@ -276,7 +276,7 @@ class _Builder:
             else:
                 given.append((self.end(node, p, where, around, "in" if p in ends.read else ""), 0))
         found = self.graph(node.inside, given, around.tail(runs_of(node, self.flow)))
-        self.on_stages(node, self.sites[first:])
+        self.on_stages(node, first, [s for s, _ in given])
         self.results[id(node)] = tuple(found)
         return found
 
@@ -295,15 +295,25 @@ class _Builder:
         self.operands[id(node), p] = (*self.operands.get((id(node), p), ()), free)
         return free
 
-    def on_stages(self, node: Node, inside: Sequence[Site]) -> None:
+    def on_stages(self, node: Node, first: int, entries: Collection[int]) -> None:
         """Gives sites inside of a pipeline, or its tail, the one choice that they have along its axes."""
         choices = staged(node)
-        for site in inside:
-            site.along = names_of(node)
+        self.enclose(first, names_of(node), entries)
+        for site in self.sites[first:]:
             if site.node is not None:
                 site.staged = choices[id(site.node)]
             elif site.staged is None:  # a copy that users share
                 site.staged = self.copied(site)
+
+    def enclose(self, first: int, names: tuple[str, ...], entries: Collection[int]) -> None:
+        """Puts all sites from the first on inside of control flow that devices along these axes do not take together.
+
+        `entries`: the sites through which values come in; the first operand of each changes its type before that.
+        """
+        for s, site in enumerate(self.sites[first:], first):
+            outside = 1 if s in entries else 0
+            inside = (replace(port, apart=(*port.apart, *names)) for port in site.ports[outside:])
+            site.along, site.ports = names, [*site.ports[:outside], *inside]
 
     def branches(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
         """All branches side by side; along the axes of the groups everything inside is replicated."""
@@ -323,8 +333,8 @@ class _Builder:
             self.sites[free].staged = Choice("partial", (REPLICATED,), (PARTIAL,), 0, 0.0)
             self.outputs[id(node.inside), q] = (free,)
             found.append((free, 0))
+        self.enclose(first, branches.names_of(node), [s for s, _ in given])
         for site in self.sites[first:]:
-            site.along = branches.names_of(node)
             site.staged = site.staged or branches.everywhere(site.node, len(site.ports), len(site.results))
         self.results[id(node)] = tuple(found)
         return found

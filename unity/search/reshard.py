@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from unity.pcg.axis import Axis
+from unity.pcg.resharding import stationary
 from unity.pcg.state import State, Type
 from unity.search.machine import Machine
 from unity.search.recent import Recent
@@ -49,6 +50,13 @@ class Types:
         split = np.array([s.kind == "P" for s in self.states], bool)[self.rows]
         return np.prod(np.where(split, [1 / a.size for a in axes], 1.0), axis=1)
 
+    def absolute(self, axes: Sequence[Axis], k: int) -> list[State]:
+        """For each type, the state along axis k with its slice position made absolute (`pcg.resharding.absolute`)."""
+        sizes = np.array([a.size for a in axes[:k]], int)
+        before = np.where(self.rows[:, :k] == self.rows[:, k, None], sizes, 1).prod(1)
+        states = (self.states[code] for code in self.rows[:, k])
+        return [s._replace(outer=s.outer * int(n)) if s.kind == "P" else s for s, n in zip(states, before, strict=True)]
+
     def __getitem__(self, index: int) -> Type:
         return tuple(self.states[s] for s in self.rows[index])
 
@@ -78,6 +86,17 @@ def changes(machine: Machine, before: Sequence[Type], after: Sequence[Type]) -> 
 def distinct_changes(machine: Machine, before: Types, after: Types) -> tuple[Changes, Array]:
     """Every change between two sets of types once, and which of them leads from one type to another, [before, after]."""
     return _book(machine).changes(before, after)
+
+
+def stationary_pairs(before: Types, after: Types, axes: Sequence[Axis], over: Sequence[int]) -> Array:
+    """Whether a change leaves a tensor where it is along all axes `over`, as `pcg.resharding.stationary` says, [before, after]."""
+    good = np.ones((len(before), len(after)), bool)
+    for k in over:
+        rows, columns = before.absolute(axes, k), after.absolute(axes, k)
+        codes = {s: c for c, s in enumerate(dict.fromkeys((*rows, *columns)))}
+        table = np.array([[stationary(s, t) for t in codes] for s in codes], bool)
+        good &= table[np.ix_([codes[s] for s in rows], [codes[t] for t in columns])]
+    return good
 
 
 @lru_cache(maxsize=8)

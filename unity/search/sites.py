@@ -74,6 +74,7 @@ class Port:
     again: bool = False
     argument: bool = False  # an argument of the program, or a copy of one
     hoisted: int = 1
+    apart: tuple[str, ...] = ()  # axes whose devices are not all there where the change runs: along these there is none
 
 
 @dataclass(eq=False)
