@@ -52,8 +52,14 @@ def run(options: argparse.Namespace) -> int:
         print_json(data(plan, found, len(steps), agrees))
     else:
         print(f"{plan!r}\nits derivation replays: {len(steps)} applications of proved rules\n{found}")
-        print("the compiled program has the plan's collectives" if agrees else "the compiled program's collectives are others")
+        print(_verdict(found, agrees))
     return AGREES if agrees else DIFFERS
+
+
+def _verdict(found: Check, agrees: bool) -> str:
+    if found.disagreements:
+        return "the compiled program may hang: not all devices reach every collective"
+    return "the compiled program has the plan's collectives" if agrees else "the compiled program's collectives are others"
 
 
 def data(plan: Plan, found: Check, steps: int, agrees: bool) -> dict[str, Any]:
@@ -63,4 +69,6 @@ def data(plan: Plan, found: Check, steps: int, agrees: bool) -> dict[str, Any]:
         "memory": (*found.memory_lines, found.searched),
     }
     rows = {what: [asdict(line) for line in of] for what, of in lines.items()}
-    return {"name": plan.__name__, "machine": plan.machine.name, "derivation": steps, "agrees": agrees, **rows}
+    parted = [asdict(one) for one in found.disagreements]
+    whose = {"name": plan.__name__, "machine": plan.machine.name, "derivation": steps}
+    return {**whose, "agrees": agrees, "disagreements": parted, **rows}

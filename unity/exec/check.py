@@ -12,6 +12,7 @@ import jax
 
 from unity.exec.guarded import part_taken
 from unity.exec.hlo import Memory, collectives, memory
+from unity.exec.hlo_agreement import Disagreement, argument_labels, disagreements
 from unity.exec.liveness import MemoryTimeline, plan_timeline
 from unity.exec.liveness.trace import gradient_step
 from unity.exec.lowering import platform_of
@@ -49,6 +50,7 @@ class Check:
     memory: Memory
     predicted: MemoryPrediction  # as the search adds it up
     timeline: MemoryTimeline  # as the step is laid in memory
+    disagreements: tuple[Disagreement, ...] = ()  # collectives that not all of their devices surely reach: they may hang
 
     @property
     def total(self) -> Line:
@@ -56,7 +58,9 @@ class Check:
         return Line("all", sum(line.predicted for line in self.lines), sum(line.compiled for line in self.lines))
 
     def agrees(self, tolerance: float = 0.02) -> bool:
-        """Whether every kind, and the total, agree within `tolerance` of the total."""
+        """Whether every kind, and the total, agree within `tolerance` of the total, and all devices reach every collective."""
+        if self.disagreements:
+            return False
         room = tolerance * max(self.total.compiled, self.total.predicted, 1)
         return all(abs(line.compiled - line.predicted) <= room for line in (*self.lines, self.total))
 
@@ -67,6 +71,7 @@ class Check:
         rows.append(f"{'memory':20} {'predicted':>14} {'compiled':>14}  (bytes on one device, without the optimizer's)")
         lines = (*self.memory_lines, self.searched)
         rows += [f"{line.kind:20} {line.predicted:14,} {line.compiled:14,}  {line.difference:+.1%}" for line in lines]
+        rows += [f"may hang, not all devices reach it: {found}" for found in self.disagreements]
         return "\n".join(rows)
 
     __repr__ = __str__
@@ -135,7 +140,8 @@ def compare(plan: Plan, gradient: bool, compiled: Any = None) -> Check:
     """Compares one step of a plan, compiled here unless it is given, with the prediction."""
     compiled = compiled or compile_step(plan, gradient)
     found: dict[str, Fraction] = {}
-    for c in collectives(compiled.as_text()):
+    text = compiled.as_text()
+    for c in collectives(text):
         found[c.kind] = found.get(c.kind, Fraction(0)) + c.elements * c.count * part_taken(c.op_name)
     captured = plan._made.captured
     differentiated = captured.differentiated if gradient else ()
@@ -145,4 +151,5 @@ def compare(plan: Plan, gradient: bool, compiled: Any = None) -> Check:
     training = replace(plan._made.search.training, backward=gradient)
     backend = CPU if platform_of(plan.mesh) == CPU.name else GPU
     searched = predict_memory(plan.pcg, differentiated, training, backend)
-    return Check(lines, memory(compiled), searched, plan_timeline(plan, gradient, backend))
+    parted = tuple(disagreements(text, argument_labels(compiled)))
+    return Check(lines, memory(compiled), searched, plan_timeline(plan, gradient, backend), parted)

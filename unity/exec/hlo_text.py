@@ -84,12 +84,14 @@ class Computation:
 
 @dataclass(frozen=True)
 class Module:
-    """A program. `devices` is how many run it; `frames` maps a stack frame's number to its "file.py:42"."""
+    """A program. `devices` is how many run it, as so many `replicas` of its partitions; `frames` maps a stack frame's number to its
+    "file.py:42"."""
 
     entry: Computation
     computations: dict[str, Computation]
     devices: int
     frames: dict[int, str]
+    replicas: int = 1
 
     def source(self, instruction: Instruction) -> str:
         """The instruction's "file.py:42": the innermost of the user's frames, "" where the text does not say."""
@@ -128,7 +130,8 @@ def parse(text: str) -> Module:
             "pass jax.jit(f).lower(...).compile().as_text(), not the StableHLO of lower(...).as_text()"
         )
     sizes = re.findall(r"(?:num_partitions|replica_count)=(\d+)", header)
-    return Module(entry, computations, math.prod(map(int, sizes)), _frames(tables))
+    replicas = math.prod(map(int, re.findall(r"replica_count=(\d+)", header)))
+    return Module(entry, computations, math.prod(map(int, sizes)), _frames(tables), replicas)
 
 
 def arrays(type_: str) -> list[tuple[str, int]]:
