@@ -8,8 +8,10 @@ devices surely hold the same value. That is an equivalence of devices for each v
 - What is computed is the same where all operands are. Small integers that are computed from `partition-id` and constants alone are
   followed as numbers (`hlo_numbers`), so two devices of one stage hold the same number of it.
 - A collective gives the same to all devices of a group, or the same to devices at the same place of groups that put in the same.
-- What comes out of a conditional, or of a loop, is the same where the predicate is, too. What goes round in a loop is the same if it
-  is in every step: the finest equivalence of all steps, which is reached after a few.
+- What comes out of a conditional, or of a loop, is the same where the predicate is, too. What goes round in a loop is the same if
+  it is in every step: the finest equivalence of all steps, which is reached after a few.
+
+A collective-permute has one group, all devices of the program, whoever sends to whom: XLA's runtime for CPUs waits for all of them.
 
 Devices run together as long as all predicates around them are the same. Nothing is assumed of the values themselves, so what is
 called safe is; a program that is called unsafe may still be one whose predicates happen to agree.
@@ -81,7 +83,7 @@ def argument_labels(compiled: Any) -> list[Labels | None]:
     for sharding in jax.tree.leaves(compiled.input_shardings):
         if isinstance(sharding, NamedSharding):
             names = [n for part in sharding.spec if part for n in (part if isinstance(part, tuple) else (part,))]
-            shape = sharding.mesh.devices.shape
+            shape = tuple(sharding.mesh.shape.values())
             over = [k for k, name in enumerate(sharding.mesh.axis_names) if name in names]
             found.append(_labels(tuple(at[k] for k in over) for at in np.ndindex(*shape)))
         else:
@@ -191,7 +193,9 @@ class _Interpreter:
         if name not in self.holding:
             instructions = self.module.computations[name].instructions.values()
             inner = [self.holds(callee) for i in instructions for callee in _called(i)]
-            own = [(i.opcode.removesuffix("-start") in KINDS, i.opcode in _EVERY_DEVICE_ITS_OWN or _on_host(i)) for i in instructions]
+            own = [
+                (i.opcode.removesuffix("-start") in KINDS, i.opcode in _EVERY_DEVICE_ITS_OWN or _on_host(i)) for i in instructions
+            ]
             self.holding[name] = any(a for a, _ in (*own, *inner)), any(b for _, b in (*own, *inner))
         return self.holding[name]
 
@@ -297,7 +301,8 @@ class _Interpreter:
     def communicated(self, computation: Computation, i: Instruction, kind: str, labels: Labels, context: _Context) -> Value:
         """The result of a collective, which is noted if its devices may have parted."""
         every = groups(i, self.module.devices)
-        if parted := tuple(group for group in every if len({context.labels[d] for d in group}) > 1):
+        waiting = (tuple(range(self.module.devices)),) if kind == "collective-permute" else every
+        if parted := tuple(group for group in waiting if len({context.labels[d] for d in group}) > 1):
             self.found[computation.name, i.name] = Disagreement(kind, parted, self.source(i), _op_name(i), context.control)
         got: list[Any] = [("nothing", label) for label in labels]
         if kind == "collective-permute":

@@ -4,7 +4,8 @@ JAX catches a forgotten Reduce, but runs a relu over a partial sum without a wor
 
 It guards against hangs, too. Devices along the axes of a pipeline, or of branches, do not run what is inside together: a stage
 idles while another one works. A collective along such an axis would wait for devices that never come, so inside nothing
-communicates along it, neither forward nor backward.
+communicates along it, neither forward nor backward. A collective-permute is one collective of all devices of the program, whoever
+sends to whom: XLA's runtime for CPUs waits for all of them. So inside no operator exchanges halos, along any axis.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from unity.pcg.branches import check_ends, names_of
 from unity.pcg.choices import Choice, choice_of, choices
 from unity.pcg.errors import ParallelTypeError
 from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, THROUGH, Node, Value, carried_by
+from unity.pcg.halos import edges
 from unity.pcg.placing import along_axis
 from unity.pcg.resharding import absolute, kind_of, stationary
 from unity.pcg.solve import Unmatched
@@ -35,7 +37,9 @@ def check(graph: PCG) -> None:
     _graph(graph, {})
 
 
-Apart = Mapping[int, Node]  # axes, by position, along which devices do not run a graph together; and the operator that it is inside of
+Apart = Mapping[
+    int, Node
+]  # axes, by position, along which devices do not run a graph together; and the operator that it is inside of
 
 
 def _graph(graph: PCG, apart: Apart) -> None:
@@ -44,12 +48,12 @@ def _graph(graph: PCG, apart: Apart) -> None:
             _fits(node, v, graph.axes)
         if node.kind in PARALLELIZATION:
             _change(node, graph.axes)
-            _together(node, graph.axes, apart)
+            _unmoved(node, graph.axes, apart)
         elif node.inside is not None:
             _nested(node, graph.axes, apart)
         elif node.kind != "input":
             _application(node, graph.axes)
-            _together(node, graph.axes, apart)
+            _silent(node, graph.axes, apart)
 
 
 def _where(node: Node) -> str:
@@ -81,27 +85,33 @@ def _change(node: Node, axes: tuple[Axis, ...]) -> None:
             )
 
 
-def _together(node: Node, axes: tuple[Axis, ...], apart: Apart) -> None:
-    """Raises ParallelTypeError if an operator communicates along an axis whose devices do not run it together."""
+def _unmoved(node: Node, axes: tuple[Axis, ...], apart: Apart) -> None:
+    """Raises ParallelTypeError if a parallelization operator changes types along an axis whose devices do not run it together."""
+    before, after = (absolute(v.type, axes) for v in (*node.operands, *node.results))
     for k, around in apart.items():
-        if node.kind in PARALLELIZATION:
-            states = [absolute(v.type, axes)[k] for v in (*node.operands, *node.results)]
-            what = f"changes {' to '.join(map(_words, states))}" if not stationary(*states) else ""
-        else:
-            assert node.body is not None
-            solution = along_axis(node.body, tuple(v.type[k] for v in node.operands), tuple(t[k] for t in node.types))
-            what = "reduces, agrees or exchanges halos" if solution is not None and solution.communicates else ""
-        if what:
-            raise _hang(node, what, axes[k], around)
+        if not stationary(before[k], after[k]):
+            raise _hang(node, f"changes {_words(before[k])} to {_words(after[k])}", axes[k], around)
+
+
+def _silent(node: Node, axes: tuple[Axis, ...], apart: Apart) -> None:
+    """Raises ParallelTypeError if an operator communicates inside along an axis whose devices do not run it together, or exchanges
+    halos along any axis where not all devices run it."""
+    assert node.body is not None
+    for k, axis in enumerate(axes if apart else ()):
+        solution = along_axis(node.body, tuple(v.type[k] for v in node.operands), tuple(t[k] for t in node.types))
+        if solution is not None and edges(node.body, solution):
+            raise _hang(node, "exchanges halos, by collective-permutes of all devices,", axis, next(iter(apart.values())))
+        if k in apart and solution is not None and solution.communicates:
+            raise _hang(node, "reduces, or agrees on a number,", axis, apart[k])
 
 
 def _hang(node: Node, what: str, axis: Axis, around: Node) -> ParallelTypeError:
     where = f" at {around.source}" if around.source else ""
+    along = " ".join(names_of(around))
     return ParallelTypeError(
-        f'{_where(node)}: along axis "{axis.name}" it {what} inside of the {around.kind}{where}, whose devices along this axis do'
-        " not run it together: those that do would wait for the others for ever.\n    Make the change outside of the"
-        f" {around.kind}, or keep what is inside in one state along its axes; a plan of an older version must be made again."
-        " (docs: types#control-flow)"
+        f'{_where(node)}: along axis "{axis.name}" it {what} inside of the {around.kind}{where}. Its devices along {along} do not'
+        f" run it together: those that do would wait for the others for ever.\n    Communicate outside of the {around.kind}, and"
+        " keep all types along its axes inside; a plan file of an older version must be made again. (docs: types#control-flow)"
     )
 
 

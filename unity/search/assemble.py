@@ -66,7 +66,9 @@ class Assembled:
         text = f"{self.domains[port.source].key} {port.index} {self.domains[s].key} {p} {port.tensor} {port.times} {port.hoisted}"
         node = self.opened.sites[s].node
         product = node is not None and node.kind in HEAVY
-        key = _key(text, port.gradient, port.kept, port.sole, port.again, port.argument, port.apart, product, self.training.backward)
+        key = _key(
+            text, port.gradient, port.kept, port.sole, port.again, port.argument, port.apart, product, self.training.backward
+        )
         made = self.costs[port.source] if self.runs_again(port.source) else None
         if made is not None:
             key = _key(key, *(part.tobytes() for part in (made.once, made.memory, made.whole, made.saved) if part is not None))

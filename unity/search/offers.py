@@ -136,7 +136,13 @@ def _fed(site: Site, choice: Choice, partial: list[list[bool]]) -> bool:
 
 
 def _sensible(site: Site, choice: Choice) -> bool:
-    """To repeat an operator on replicated operands pays only if it is light and a gradient is reduced the earlier for it."""
+    """Whether a choice may be worth it, where the site is.
+
+    To repeat an operator on replicated operands pays only if it is light and a gradient is reduced the earlier for it. A halo needs
+    all devices (`pcg.check`), which do not run what is inside of stages or branches together.
+    """
+    if choice.halos and site.along:
+        return False
     if choice.name != "replicated" or not site.ports or site.node is None:
         return True
     return site.node.kind not in HEAVY and any(p.gradient for p in site.ports)
