@@ -84,9 +84,9 @@ def test_what_is_remembered_is_what_was_priced(monkeypatch, most):
     machine = Machine.grid(2, 3, "v100")
     types = [t for t in itertools.product(STATES, repeat=2) if misfit(SHAPE, t, machine.axes) is None]
     sets = [Types.of(types[k::5]) for k in range(5)]
-    book, alone = _Book(machine), {}
+    book, alone = _Book(machine, 1.0), {}
     for before, after in itertools.product(sets, sets):
-        alone[before.key, after.key] = _Book(machine).changes(before, after)
+        alone[before.key, after.key] = _Book(machine, 1.0).changes(before, after)
     for before, after in [*itertools.product(sets, sets)] * 2:
         (found, index), (wanted, numbers) = book.changes(before, after), alone[before.key, after.key]
         assert np.array_equal(found[index].forward, wanted[numbers].forward)

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from unity.exec.guarded import Pullback, Zeros, zeros_of
+from unity.pcg.accumulation import held
 from unity.pcg.axis import Axis
 from unity.pcg.branches import Group, groups_of, names_of, packed_of
 from unity.pcg.graph import PCG, Node, Value
@@ -41,7 +42,8 @@ def branched(node: Node, operands: Sequence[Any], run: Run, axes: tuple[Axis, ..
     results = []
     for v in node.inside.outputs:
         along = frozenset(a.name for a, s in zip(axes, v.type, strict=True) if s != UNUSED) | set(names)
-        results.append(Zeros(local_shape(v.tensor.shape, v.type, axes), v.tensor.dtype, frozenset(along)))
+        own = held(v.tensor.dtype, v.type, axes)
+        results.append(Zeros(local_shape(v.tensor.shape, v.type, axes), own, frozenset(along)))
     real = {k: zeros_of(x) for k, x in enumerate(given) if jnp.issubdtype(x.dtype, jnp.inexact)}
     cases = tuple(_Case(group, _Parts.of(group, run), real, results, run) for group in groups_of(node))
     return _Switch(cases, names)(given)

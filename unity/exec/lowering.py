@@ -20,6 +20,7 @@ from unity.exec.halfticks import Pair
 from unity.exec.parallel import apply
 from unity.exec.pipeline import pipelined, summed
 from unity.exec.walker import run_body
+from unity.pcg.accumulation import held
 from unity.pcg.again import runs_again
 from unity.pcg.axis import Axis
 from unity.pcg.graph import BRANCHES, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value
@@ -126,11 +127,13 @@ def _begun(node: Node, operands: list, graph: PCG) -> list:
 
 
 def settle(v: Value, x: Any, axes: tuple[Axis, ...]) -> Any:
-    """A value that varies, for JAX, along exactly the axes that its type uses (a constant may not)."""
+    """A value as devices hold it, that varies, for JAX, along exactly the axes that its type uses (a constant may not)."""
     if isinstance(x, Begun):
         return x
     if isinstance(x, Again):
         x = x.value
+    own = held(v.tensor.dtype, v.type, axes)
+    x = x.astype(own) if x.dtype != own else x
     return vary(x, [a.name for a, s in zip(axes, v.type, strict=True) if s != UNUSED])
 
 
@@ -148,10 +151,11 @@ def _change(node: Node, x: Any, axes: tuple[Axis, ...]) -> Any:
     if node.kind == "view":
         return x
     step = step_of(node, axes)
+    dtype = node.tensors[0].dtype
     if isinstance(x, Again):
-        return x.then(lambda x: apply(step, x, axes))
+        return x.then(lambda x: apply(step, x, axes, dtype))
     x = settle(node.operands[0], x, axes)
-    return Again((x,), lambda x: apply(step, x, axes)) if node.attributes.get("again") else apply(step, x, axes)
+    return Again((x,), lambda x: apply(step, x, axes, dtype)) if node.attributes.get("again") else apply(step, x, axes, dtype)
 
 
 def _later(node: Node, operands: list, axes: tuple[Axis, ...]) -> Again:

@@ -9,6 +9,9 @@ from typing import Any
 import jax
 from jax import lax
 
+from unity.exec.widening import sent
+from unity.pcg.accumulation import backward, forward, held
+from unity.pcg.accumulation import partial as is_partial
 from unity.pcg.axis import Axis
 from unity.pcg.layout import outer_here, take_digit
 from unity.pcg.resharding import Step
@@ -16,8 +19,18 @@ from unity.pcg.state import Digit, digits
 from unity.pcg.varying import vary
 
 
-def apply(step: Step, x: jax.Array, axes: tuple[Axis, ...]) -> jax.Array:
-    """Runs one parallelization operator on a local piece."""
+def apply(step: Step, x: jax.Array, axes: tuple[Axis, ...], dtype: Any = None) -> jax.Array:
+    """Runs one parallelization operator on a local piece of a tensor of a type (default: the piece's own), which travels as
+    `pcg.accumulation` says."""
+    dtype = x.dtype if dtype is None else dtype
+    there, back = forward(dtype, step.before, axes), backward(dtype, step.after, axes)
+    result, summed = held(dtype, step.after, axes), is_partial(step.after, axes)
+    if {x.dtype, there, back, result} == {dtype}:
+        return _moved(step, x, axes)
+    return sent(lambda x: _moved(step, x, axes), x, there, back, dtype, result, not summed)
+
+
+def _moved(step: Step, x: jax.Array, axes: tuple[Axis, ...]) -> jax.Array:
     names = tuple(axes[i].name for i in step.axes)
     if step.kind == "replicate":
         return vary(x, names)

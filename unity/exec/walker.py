@@ -15,6 +15,8 @@ from jax import lax
 
 from unity.exec import whole
 from unity.exec.halos import exchanged
+from unity.exec.widening import applied, rounded, sent, widens
+from unity.pcg.accumulation import backward, forward, narrow, partial
 from unity.pcg.axis import Axis
 from unity.pcg.body import Atom, Body, Equation, Literal, close
 from unity.pcg.custom import as_function, jvp_body, vjp_bodies
@@ -74,7 +76,8 @@ class Walk:
         return atom.value if is_key(atom) else jnp.asarray(atom.value, atom.tensor.dtype)
 
     def run(self, operands: Sequence[Any]) -> list:
-        self.env.update(zip(self.body.inputs, operands, strict=True))
+        for v, x in zip(self.body.inputs, operands, strict=True):
+            self.env[v] = as_held(x, self.result(v))
         for number, equation in enumerate(self.body.equations):
             results = self.equation(number)
             for v, x in zip(equation.results, results, strict=True):
@@ -87,22 +90,24 @@ class Walk:
         for axis, solution in zip(self.axes, self.placing, strict=True):
             if solution is not None and variable in solution.reduced:
                 kinds.setdefault(solution.reduced[variable], []).append(axis.name)
+        made = self.result(variable)
+        summed = partial(tuple(UNUSED if s is None else s.seen(variable) for s in self.placing), self.axes)
         for kind, names in kinds.items():
-            x = vary(x, names)
-            x = self.whole[variable] = REDUCERS[kind](x, tuple(names))
+            if kind != "sum" and narrow(made.dtype):
+                x = x.astype(made.dtype)
+            x = REDUCERS[kind](vary(x, names), tuple(names))
+            if x.dtype != made.dtype and not summed:
+                x = rounded(x, made.dtype)
+            self.whole[variable] = x
             x = vary(x, names)
         return x
 
     def equation(self, number: int) -> list:
         """The results of an equation."""
         equation = self.body.equations[number]
-        operands = aligned([self.read(a) for a in equation.operands])
-        layout = Layout(
-            equation.primitive,
-            equation.params,
-            tuple(self.operand(number, position) for position in range(len(equation.operands))),
-            tuple(map(self.result, equation.results)),
-        )
+        places = tuple(self.operand(number, position) for position in range(len(equation.operands)))
+        layout = Layout(equation.primitive, equation.params, places, tuple(map(self.result, equation.results)))
+        operands = aligned([as_held(self.read(a), p) for a, p in zip(equation.operands, places, strict=True)])
         nested = NESTED.get(equation.name)
         entry = TABLE.get(equation.name)
         program = whole.program(equation) if _unused(layout) else None
@@ -113,7 +118,8 @@ class Walk:
         if nested is not None:
             return as_function(equation)(*operands)
         operands = self.extended(equation, operands, layout)
-        return entry.local(operands, layout) if entry and entry.local else layout.bind(*operands)
+        local = (lambda pieces: entry.local(pieces, layout)) if entry and entry.local else (lambda pieces: layout.bind(*pieces))
+        return applied(local, operands, layout, bool(entry and entry.exact)) if widens(layout) else local(operands)
 
     def alone(self, body: Body, operands: Sequence[Any]) -> list:
         """The results of a body that every device runs for itself."""
@@ -129,7 +135,14 @@ class Walk:
 
     def exchange(self, x: Any, placed: Placed, dim: int, halo: Halo) -> Any:
         """One operand with its halo along one dimension."""
-        return exchanged(x, placed, dim, halo)
+
+        def whole(x: Any) -> Any:
+            return exchanged(x, placed, dim, halo)
+
+        if placed.held == placed.dtype or halo.outside != "sum":
+            return whole(x)
+        there, back = (wire(placed.dtype, placed.type, placed.axes) for wire in (forward, backward))
+        return sent(whole, x, there, back, placed.dtype, placed.held, not partial(placed.type, placed.axes))
 
 
 def is_key(atom: Literal) -> bool:
@@ -155,14 +168,20 @@ REDUCERS: Mapping[str, Callable[[Any, tuple[str, ...]], Any]] = {
 }
 
 
+def as_held(x: Any, placed: Placed) -> Any:
+    """A piece in the type of numbers in which a device holds it."""
+    return x.astype(placed.held) if x.dtype != placed.held else x
+
+
 def _types(placed: Sequence[Placed]) -> tuple[Type, ...]:
     return tuple(p.type for p in placed)
 
 
 def varied(values: Sequence[Any], placed: Sequence[Placed]) -> list:
-    """Values made to vary along every axis that their type uses."""
+    """Values as they are held, made to vary along every axis that their type uses."""
     return [
-        vary(x, [a.name for a, s in zip(p.axes, p.type, strict=True) if s != UNUSED]) for x, p in zip(values, placed, strict=True)
+        vary(as_held(x, p), [a.name for a, s in zip(p.axes, p.type, strict=True) if s != UNUSED])
+        for x, p in zip(values, placed, strict=True)
     ]
 
 
@@ -220,8 +239,8 @@ def _custom_vjp(equation: Equation, operands: list, layout: Layout, axes: tuple[
 
     def second(residuals: Any, cotangents: Any) -> Any:
         back = Walk(rule.backward, tuple(s and s[1] for s in per_axis), axes)
-        given = iter(vary(g, names) for g in back.run((*residuals, *cotangents)))
-        return tuple(next(given) if f else None for f in rule.floating)
+        given, real = iter(back.run((*residuals, *cotangents))), zip(rule.floating, layout.operands, strict=True)
+        return tuple(vary(as_held(next(given), p), names) if f else None for f, p in real)
 
     call.defvjp(first, second)
     return call(*operands)

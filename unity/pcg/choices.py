@@ -11,7 +11,8 @@ from typing import TypeVar
 import jax.numpy as jnp
 import numpy as np
 
-from unity.pcg.body import Atom, Body, Equation
+from unity.pcg.accumulation import growth
+from unity.pcg.body import Atom, Body, Equation, Tensor
 from unity.pcg.factors import Match, Slot
 from unity.pcg.halos import Edge, edges
 from unity.pcg.inside import handed_on, nested_agreements
@@ -27,7 +28,7 @@ class Reduced:
     """A partial value that is reduced inside a body. `split[c]` is kept by `Choice.partitions`."""
 
     variable: int | tuple[int, ...]  # one of the body, or the way to one of a program inside
-    nbytes: int  # of the whole tensor
+    nbytes: int  # of the whole tensor, as it is reduced
     kind: str  # "sum", "max", ...; AGREED
 
 
@@ -187,11 +188,15 @@ def choice_of(body: Body, solution: Solution) -> Choice:
     for match in solution.matches:
         size = gcd(size, match.size)
         names += [match.name] if match.divided else []
-    reduced = tuple(Reduced(v, body.tensors[v].nbytes, kind) for v, kind in sorted(solution.reduced.items()))
+    reduced = tuple(Reduced(v, _reduced_bytes(body.tensors[v], kind), kind) for v, kind in sorted(solution.reduced.items()))
     reduced += tuple(Reduced(a.where, a.itemsize, AGREED) for a in nested_agreements(solution))
     name = names[0] if len(body.equations) == 1 and names else _name(solution)
     divided = divided_by(body, zip(body.equations, solution.matches, strict=True))
     return Choice(name, solution.operands, solution.results, size, divided, reduced, halos=edges(body, solution))
+
+
+def _reduced_bytes(tensor: Tensor, kind: str) -> int:
+    return int(tensor.nbytes * growth(tensor.dtype)) if kind == "sum" else tensor.nbytes
 
 
 def divided_by(body: Body, matched: Iterable[tuple[Equation, Match]]) -> float:

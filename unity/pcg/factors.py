@@ -166,6 +166,7 @@ class Entry:
     name: str
     spec: Specification
     local: Local | None = None  # None: the primitive is bound to the local pieces as it is
+    exact: bool = False  # whether of the summands of a partial sum all but one are zero, so that nothing is rounded
 
 
 class Table(dict[str, Entry]):
@@ -185,12 +186,12 @@ class Table(dict[str, Entry]):
 TABLE = Table()
 
 
-def operator(*names: str, local: Local | None = None) -> Callable[[Specification], Specification]:
+def operator(*names: str, local: Local | None = None, exact: bool = False) -> Callable[[Specification], Specification]:
     """Registers a specification under primitive names. The specification takes `(params, operand avals, result avals)`."""
 
     def register(spec: Specification) -> Specification:
         for name in names:
-            TABLE[name] = Entry(name, spec, local)
+            TABLE[name] = Entry(name, spec, local, exact)
         return spec
 
     return register

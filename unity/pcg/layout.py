@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from unity.pcg.accumulation import held
 from unity.pcg.axis import Axis
 from unity.pcg.state import Digit, Shape, Type, digits, local_shape
 
@@ -27,6 +28,11 @@ class Placed:
     @property
     def ndim(self) -> int:
         return len(self.shape)
+
+    @property
+    def held(self) -> Any:
+        """The type of numbers in which a device holds its piece."""
+        return held(self.dtype, self.type, self.axes)
 
     @cached_property
     def local_shape(self) -> Shape:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from unity.pcg.accumulation import accumulator, backward, forward, held
 from unity.pcg.again import NOTHING, Again, everything_again, gathered_again
 from unity.pcg.branches import groups_of, weight_of
 from unity.pcg.equal import Names
@@ -20,7 +21,7 @@ from unity.pcg.inside import backward_agreements, nested_agreements
 from unity.pcg.placing import Placing, placing
 from unity.pcg.resharding import Step, absolute, turned
 from unity.pcg.stages import ends_of, positions_of, runs_of, scaled_over, sends
-from unity.pcg.state import copies
+from unity.pcg.state import UNUSED, copies
 
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -128,7 +129,7 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
     full = after if step.kind in ("combine", "combine_replicate") else before
     if there:
         name = (FORWARD, there, _moved(step, step.axes), names.value(node.operands[0]))
-        size, turns = (full, tensor.itemsize), turned(step, step.axes)
+        size, turns = (full, forward(tensor.dtype, step.before, graph.axes).itemsize), turned(step, step.axes)
         runs, less = context.runs(node), context.less(node)
         yield Collective(there, step.axes, *size, *runs, FORWARD, node, name=name, turned=turns, hoisted=less)
     if back and context.flow(Value(node)):
@@ -140,7 +141,7 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
         if over:
             name = (BACKWARD, back, _moved(step, over), names.cotangent(Value(node)))
             merged = step.kind == "replicate" and context.outermost and _of_argument(node)
-            size, turns = (full, tensor.itemsize), turned(step, over)
+            size, turns = (full, backward(tensor.dtype, step.after, graph.axes).itemsize), turned(step, over)
             yield Collective(back, over, *size, context.times, 0, BACKWARD, node, merged, name, turns)
 
 
@@ -196,11 +197,13 @@ def _halos(node: Node, context: _Context) -> Iterator[Collective]:
         variable = x.edge.variable
         same = (x.edge.reach.dim, x.axes, x.message, x.before) if variable in body.inputs else None
         name = same and (FORWARD, *same, context.names.value(node.operands[body.inputs.index(variable)]))
-        size = (x.elements, body.tensors[variable].itemsize)
+        dtype, type_ = body.tensors[variable].dtype, tuple(UNUSED if s is None else s.seen(variable) for s in found)
+        wires = (forward, backward) if x.edge.reach.halo.outside == "sum" else (held, held)
+        there, back = (wire(dtype, type_, graph.axes).itemsize for wire in wires)
         runs, less = context.runs(node), context.less(node)
-        yield Collective("collective-permute", x.axes, *size, *runs, FORWARD, node, name=name, hoisted=less)
+        yield Collective("collective-permute", x.axes, x.elements, there, *runs, FORWARD, node, name=name, hoisted=less)
         if variable in carried:
-            yield Collective("collective-permute", x.axes, *size, context.times, 0, BACKWARD, node)
+            yield Collective("collective-permute", x.axes, x.elements, back, context.times, 0, BACKWARD, node)
 
 
 def _inside(node: Node, context: _Context) -> Iterator[Collective]:
@@ -219,7 +222,8 @@ def _inside(node: Node, context: _Context) -> Iterator[Collective]:
             if s is not None and s.states[variable].kind == "P":
                 elements //= axis.size
         kind = next(s.reduced[variable] for s in found if s is not None and variable in s.reduced)
-        size, runs = (elements, tensor.itemsize), context.runs(node)
+        itemsize = accumulator(tensor.dtype).itemsize if kind == "sum" else tensor.itemsize
+        size, runs = (elements, itemsize), context.runs(node)
         yield Collective("all-reduce", tuple(axes), *size, *runs, FORWARD, node, hoisted=context.less(node))
         if kind == "sum" and any(flow(v) for v in node.results) and any(flow(v) for v in node.operands):
             yield Collective("all-reduce", tuple(axes), *size, context.times, 0, BACKWARD, node)

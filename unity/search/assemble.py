@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
+from unity.pcg.accumulation import growth
 from unity.pcg.graph import PCG, Node
 from unity.pcg.parallelize import Assignment
 from unity.pcg.state import Type
@@ -131,7 +132,7 @@ class Assembled:
 
     def priced(self, before: Types, after: Types, port: Port, product: bool) -> tuple[np.ndarray, np.ndarray]:
         """The same, wherever the change runs."""
-        c, index = distinct_changes(self.machine, before, after)
+        c, index = distinct_changes(self.machine, before, after, growth(port.tensor.dtype))
         n, times, backward = port.tensor.nbytes, port.times, self.training.backward
         runs = 1 / port.hoisted + (port.again and backward)
         time = runs * (c.forward[0] + c.forward[1] * n)

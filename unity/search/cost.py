@@ -8,6 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
+from unity.pcg.accumulation import accumulator, narrow
 from unity.pcg.body import Body, Tensor
 from unity.pcg.gradients import carrying
 from unity.pcg.halos import Edge, sent
@@ -186,12 +187,29 @@ def _exchanges(site: Site, domain: Domain, machine: Machine, training: Training)
     carried = carrying(body, tuple(p.gradient for p in site.ports), site.flows) if training.backward else frozenset()
     for _, same in groupby(every, key=lambda e: (e.equation, e.reach.operand)):
         edges = tuple(same)
-        runs = 1 / site.hoisted + again + (edges[0].variable in carried)
-        total += runs * _sent(body.tensors[edges[0].variable], edges, domain, machine)
+        variable = edges[0].variable
+        tensor, runs = body.tensors[variable], 1 / site.hoisted + again
+        seconds = _sent(tensor, edges, domain, machine, tensor.itemsize)
+        total += runs * seconds
+        if variable in carried:
+            total += _sent_back(site, variable, seconds, edges, domain, machine)
     return total
 
 
-def _sent(tensor: Tensor, edges: tuple[Edge, ...], domain: Domain, machine: Machine) -> Array:
+def _sent_back(site: Site, variable: int, seconds: Array, edges: tuple[Edge, ...], domain: Domain, machine: Machine) -> Array:
+    """Seconds of the messages backward; cotangents that are partial sums may be wider."""
+    assert site.node is not None
+    assert site.node.body is not None
+    body = site.node.body
+    tensor = body.tensors[variable]
+    if not narrow(tensor.dtype) or variable not in body.inputs:
+        return seconds
+    p = body.inputs.index(variable)
+    summed = np.array([c.operands[p].kind == "R" for c in domain.choices])[domain.picks].any(axis=1)
+    return np.where(summed, _sent(tensor, edges, domain, machine, accumulator(tensor.dtype).itemsize), seconds)
+
+
+def _sent(tensor: Tensor, edges: tuple[Edge, ...], domain: Domain, machine: Machine, itemsize: int) -> Array:
     """Seconds of the messages that extend one operand, for every value; equal ones are priced once."""
     sizes, bits = np.array([a.size for a in machine.axes], int), 1 << np.arange(len(machine.axes))
     split = np.array([edges[0].variable in c.partitions for c in domain.choices])[domain.picks]
@@ -207,7 +225,7 @@ def _sent(tensor: Tensor, edges: tuple[Edge, ...], domain: Domain, machine: Mach
             (tensor.shape[e.reach.dim] // int(n), int(n), e.reach.halo) for e, n in zip(edges, devices[:, value], strict=True)
         ]
         for k, _, elements in sent(tensor.nbytes // tensor.itemsize // int(parts), pieces):
-            seconds[row] += alpha[masks[k]] + beta[masks[k]] * elements * tensor.itemsize
+            seconds[row] += alpha[masks[k]] + beta[masks[k]] * elements * itemsize
     return seconds[index.reshape(-1)]
 
 

@@ -77,15 +77,18 @@ class Changes:
         return Changes(f, b, self.merged[index], self.size[index], self.gathered[index], self.possible[index])
 
 
-def changes(machine: Machine, before: Sequence[Type], after: Sequence[Type]) -> Changes:
-    """The coefficients of all changes between two sets of types on a machine's axes, [before, after]."""
-    found, index = distinct_changes(machine, Types.of(before), Types.of(after))
+def changes(machine: Machine, before: Sequence[Type], after: Sequence[Type], growth: float = 1.0) -> Changes:
+    """The coefficients of all changes between two sets of types on a machine's axes, [before, after].
+
+    `growth`: how many times larger than the tensor its partial sums are (`pcg.accumulation`).
+    """
+    found, index = distinct_changes(machine, Types.of(before), Types.of(after), growth)
     return found[index]
 
 
-def distinct_changes(machine: Machine, before: Types, after: Types) -> tuple[Changes, Array]:
+def distinct_changes(machine: Machine, before: Types, after: Types, growth: float = 1.0) -> tuple[Changes, Array]:
     """Every change between two sets of types once, and which of them leads from one type to another, [before, after]."""
-    return _book(machine).changes(before, after)
+    return _book(machine, growth).changes(before, after)
 
 
 def stationary_pairs(before: Types, after: Types, axes: Sequence[Axis], over: Sequence[int]) -> Array:
@@ -100,8 +103,8 @@ def stationary_pairs(before: Types, after: Types, axes: Sequence[Axis], over: Se
 
 
 @lru_cache(maxsize=8)
-def _book(machine: Machine) -> _Book:
-    return _Book(machine)
+def _book(machine: Machine, growth: float) -> _Book:
+    return _Book(machine, growth)
 
 
 BLOCK = 1 << 15  # pairs that are priced at once: what is worked on meanwhile is some hundred bytes for each
@@ -125,8 +128,8 @@ class _Book:
     Codes of types are those of `search.reshard_prices`.
     """
 
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
+    def __init__(self, machine: Machine, growth: float) -> None:
+        self.machine, self.growth = machine, growth
         self.outers: dict[int, int] = {}
         self.ids: dict[bytes, int] = {}
         self.recent = Recent[tuple, tuple[Changes, Array]](RECENT, lambda found: _nbytes(*found))
@@ -177,7 +180,8 @@ class _Book:
         """Which of the costs are those of pairs of two sets of types, that were not priced yet."""
         outers = tuple(self.outers)
         blocks = np.array_split(pairs, -(-pairs.shape[1] // BLOCK), axis=1)
-        return np.concatenate([self.numbered(Pricing(self.machine, outers, old, new, block).run()) for block in blocks])
+        made = (Pricing(self.machine, outers, old, new, block, self.growth) for block in blocks)
+        return np.concatenate([self.numbered(pricing.run()) for pricing in made])
 
     def numbered(self, priced: Array) -> Array:
         """Which of the costs are those of priced pairs, [FIELDS, pairs]; new ones are added."""

@@ -31,10 +31,13 @@ NOWHERE = 1 << 30  # a level beyond all levels
 
 
 class Pricing:
-    """Follows all pairs through `pcg.resharding.steps`. A pair is a column; `rows` are the pairs that take part in a step."""
+    """Follows all pairs through `pcg.resharding.steps`. A pair is a column; `rows` are the pairs that take part in a step.
 
-    def __init__(self, machine: Machine, outers: Sequence[int], old: Array, new: Array, pairs: Array) -> None:
-        self.machine, axes = machine, machine.axes
+    `growth`: how many times larger partial sums are (`pcg.accumulation`).
+    """
+
+    def __init__(self, machine: Machine, outers: Sequence[int], old: Array, new: Array, pairs: Array, growth: float = 1.0) -> None:
+        self.machine, self.growth, axes = machine, growth, machine.axes
         self.axes = range(len(axes))
         self.pairs = pairs.shape[1]
         self.sizes = np.array([a.size for a in axes], float)
@@ -121,9 +124,9 @@ class Pricing:
         self.add("forward", "all-reduce", rows, chosen)
         self.become(rows, chosen, U)
         chosen = _are(self.held.take(rows, 1), U) & _are(goal, R)
-        self.add("backward", "all-reduce", rows, chosen)
         self.merged[rows] += table(self.machine, "all-reduce")[0][self.mask(chosen)]
         self.become(rows, chosen, R)
+        self.add("backward", "all-reduce", rows, chosen)
         held = self.held.take(rows, 1) >= 0
         to_r, to_u = held & _are(goal, R), held & _are(goal, U)
         first = self.outermost(to_u) < self.outermost(to_r)
@@ -148,12 +151,18 @@ class Pricing:
         return np.where(chosen, self.levels[:, None], NOWHERE).min(0, initial=NOWHERE)
 
     def add(self, name: str, kind: str, rows: Array, chosen: Array, turned: Array | bool = False) -> None:
-        """Adds a collective over the chosen axes of every row. `turned`: for each row, whether it is one that turns."""
+        """Adds a collective over the chosen axes of every row. `turned`: for each row, whether it is one that turns.
+
+        Forward it is called before what is held has changed where that is a partial sum; backward, after it has become replicated.
+        """
         if not len(rows):
             return
         mask, turned = self.mask(chosen), np.asarray(turned, int)
         alpha, beta = (column[turned, mask] for column in self.table(kind))
         self.cost[name][0][rows] += alpha
+        if self.growth != 1:
+            summed = _are(self.held.take(rows, 1), S if name == "forward" else R).any(0)
+            beta = np.where(summed, self.growth * beta, beta)
         self.cost[name][1][rows] += beta * self.fraction[rows]
 
     def table(self, kind: str) -> tuple[Array, Array]:

@@ -11,6 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+import jax.numpy as jnp
+
+from unity.pcg.accumulation import limited
 from unity.pcg.body import Body
 from unity.pcg.errors import IllTypedError
 from unity.substitutions.matching import bind
@@ -21,6 +24,7 @@ from unity.substitutions.term import Apply, Attribute, Term, Variable, applicati
 from unity.substitutions.typecheck import Seam, TensorType, typecheck
 from unity.substitutions.vocabulary import VOCABULARY
 from unity.verify.instances import at_attributes, satisfies
+from unity.verify.intermediates import contained
 
 COMMUTATIVE = frozenset({"add", "mul"})  # the library's rules add.is.add and mul.is.mul
 REARRANGING = frozenset({"transpose", "merge", "unmerge"})
@@ -277,6 +281,8 @@ def _typed(body: Body, pattern: Pattern, roots: tuple[Viewed, ...], binding: _Bi
         there = (root.view.target, str(body.tensor(root.atom).dtype))
         if types[a] != types[b] or (types[a].shape, types[a].dtype) != there:
             return None
+    if any(limited(jnp.dtype(t.dtype)) for t in types.values()) and not contained(pattern.rule, pattern.backward):
+        return None  # what it computes on the way may overflow although the program does not
     return Occurrence(pattern, binding.tensors, binding.attributes, roots, binding.examples, binding.inner, types)
 
 

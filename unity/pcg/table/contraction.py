@@ -7,11 +7,15 @@ from typing import Any
 
 import jax
 
+from unity.pcg.accumulation import narrow
 from unity.pcg.factors import Factor, Slot, Spec, operator
 from unity.pcg.layout import Layout
 from unity.pcg.table.sliding import Window, sliding
 
-BILINEAR = (frozenset({0}), frozenset({1}))
+
+def bilinear(operands: Any) -> tuple[frozenset[int], ...]:
+    """The operands, each alone, in which a product is linear: not in narrow ones, which it reads rounded."""
+    return tuple(frozenset({i}) for i in (0, 1) if not narrow(operands[i].dtype))
 
 
 @operator("dot_general")
@@ -38,7 +42,7 @@ def dot_general(params: Any, operands: Any, results: Any) -> Spec:
         ),
     )
     flops = 2.0 * prod(results[0].shape) * prod(x.shape[i] for i in contract_x)
-    return Spec(tuple(f for f in factors if f.size > 1), () if truth else BILINEAR, flops)
+    return Spec(tuple(f for f in factors if f.size > 1), () if truth else bilinear(operands), flops)
 
 
 def convolve_pieces(operands: list[jax.Array], layout: Layout) -> list:
@@ -63,7 +67,7 @@ def convolution(params: Any, operands: Any, results: Any) -> Spec:
     window = prod(kernel.shape[d] for d in numbers.rhs_spec[2:])
     flops = 2.0 * prod(results[0].shape) * kernel.shape[i] * window
     if params["batch_group_count"] != 1:
-        return Spec((), BILINEAR, flops, tuple((d, "the batch is in groups") for d in numbers.lhs_spec))
+        return Spec((), bilinear(operands), flops, tuple((d, "the batch is in groups") for d in numbers.lhs_spec))
     space = zip(
         *(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], params["window_strides"], params["padding"]),
         *(params["rhs_dilation"], params["lhs_dilation"]),
@@ -80,4 +84,4 @@ def convolution(params: Any, operands: Any, results: Any) -> Spec:
         Factor("o", kernel.shape[o] // groups, (None, Slot(o, groups)), (Slot(ro, groups),)),
         Factor("c", kernel.shape[i], (Slot(c, groups), Slot(i)), (None,), "sum"),
     )
-    return Spec((*(f for f in factors if f.size > 1), *spatial), BILINEAR, flops, blocked)
+    return Spec((*(f for f in factors if f.size > 1), *spatial), bilinear(operands), flops, blocked)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from unity.pcg.accumulation import exact
 from unity.pcg.counters import bits, counted
 from unity.pcg.factors import Factor, Local, Place, Slot, Spec, operator
 from unity.pcg.layout import Layout
@@ -90,10 +91,10 @@ def select(params: Any, operands: Any, results: Any) -> Spec:
 
 @operator("convert_element_type")
 def convert(params: Any, operands: Any, results: Any) -> Spec:
-    """Linear between floating-point types (a sum of roundings is as good as a rounding of the sum), not to integers."""
-    floating = operands[0].floating and results[0].floating
+    """Linear where nothing is rounded before it is added up: a sum of roundings is not the rounding of the sum."""
+    linear = exact(operands[0].dtype, results[0].dtype)
     factors = every_dimension([operands[0].shape], results[0].shape)
-    return Spec(factors, (frozenset({0}),) if floating else (), prod(results[0].shape))
+    return Spec(factors, (frozenset({0}),) if linear else (), prod(results[0].shape))
 
 
 @operator("bitcast_convert_type")

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 from unity.pcg.factors import Factor, Slot, Spec, operator
 from unity.pcg.layout import Layout
-
-LINEAR = (frozenset({0}), frozenset({1}))
+from unity.pcg.table.contraction import bilinear
 
 
 def ragged_dim(params: Any) -> tuple[int, bool] | None:
@@ -48,7 +47,7 @@ def ragged_dot(params: Any, operands: Any, results: Any) -> Spec:
     (contract_x, contract_y), (batch_x, batch_y) = numbers.dot_dimension_numbers
     flops = 2.0 * prod(results[0].shape) * prod(x.shape[i] for i in contract_x)
     if found is None or sizes.ndim != 1:
-        return Spec((), LINEAR, flops, tuple((d, "its groups differ within a batch") for d in range(x.ndim)))
+        return Spec((), bilinear(operands), flops, tuple((d, "its groups differ within a batch") for d in range(x.ndim)))
     _, contracted = found
     free_x = [i for i in range(x.ndim) if i not in (*contract_x, *batch_x)]
     free_y = [i for i in range(y.ndim) if i not in (*contract_y, *batch_y, *numbers.rhs_group_dimensions)]
@@ -62,4 +61,4 @@ def ragged_dot(params: Any, operands: Any, results: Any) -> Spec:
         *(Factor(f"n{k}", y.shape[j], (None, Slot(j), None), (Slot(n + k),)) for k, j in enumerate(free_y)),
         *(Factor(f"c{k}", x.shape[i], (Slot(i), Slot(j), None), (None,), "sum") for k, (i, j) in inside),
     )
-    return Spec(tuple(f for f in factors if f.size > 1), LINEAR, flops if contracted else flops * sizes.shape[0])
+    return Spec(tuple(f for f in factors if f.size > 1), bilinear(operands), flops if contracted else flops * sizes.shape[0])

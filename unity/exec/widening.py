@@ -1,0 +1,197 @@
+"""Operators and collectives on pieces of narrow numbers, some of which are partial sums or have cotangents that are.
+
+`unity.pcg.accumulation` says in which type a device holds a piece. Here local programs are run so that what is a partial sum is
+computed in its accumulator: products take narrow operands and give wide results, as hardware does; all else is computed wide.
+JAX gives every cotangent the type of its value, and the transpose of a narrow operator is narrow. So the derivative is that of the
+narrow program, evaluated with wide cotangents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from functools import partial as partial_arguments
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from unity.pcg.accumulation import WIDE, accumulator, narrow, partial
+from unity.pcg.body import INLINED
+from unity.pcg.jaxprs import NESTING, Program, called, floating
+from unity.pcg.layout import Layout, Placed
+from unity.pcg.varying import vary, varying
+
+Arrays = Sequence[Any]
+
+
+class Summand(IntEnum):
+    """What a value is to the partial sums that are made of it."""
+
+    NONE = 0  # nothing is summed that depends on it
+    FACTOR = 1  # a narrow number; what is computed from it is summed
+    PARTIAL = 2  # a partial sum, which must not be rounded
+
+
+Marked = tuple[Any, Summand]
+
+
+def widens(layout: Layout) -> bool:
+    """Whether an application has narrow operands or results that are partial sums, or whose cotangents are."""
+    return any(narrow(p.dtype) and partial(p.type, p.axes, "SR") for p in layout.operands + layout.results)
+
+
+def applied(local: Callable[[list], list], operands: Arrays, layout: Layout, exact: bool) -> list:
+    """The results of an operator on pieces, operands and results as they are held.
+
+    Args:
+        local: the operator's local program, on pieces of the tensors' own types.
+        exact: whether of the summands of each partial sum all but one are zero, so that the narrow sum is right.
+    """
+
+    @jax.custom_vjp
+    def call(*pieces: Any) -> list:
+        return forward(*pieces)[0]
+
+    def forward(*pieces: Any) -> tuple[list, list]:
+        values = [x if _is(p, "S") else x.astype(p.dtype) for x, p in zip(pieces, layout.operands, strict=True)]
+        plain = [x.astype(p.dtype) for x, p in zip(values, layout.operands, strict=True)]
+        summed = any(_is(p, "S") for p in layout.operands) or (not exact and any(_is(p, "S") for p in layout.results))
+        if summed:
+            marks = [Summand.PARTIAL if _is(p, "S") else Summand.FACTOR for p in layout.operands]
+            out = [x for x, _ in evaluated(jax.make_jaxpr(local)(plain), list(zip(values, marks, strict=True)))]
+        else:
+            out = local(plain)
+        return [x.astype(p.held) for x, p in zip(out, layout.results, strict=True)], values
+
+    def backward(values: list, cotangents: list) -> tuple:
+        plain = [x.astype(p.dtype) for x, p in zip(values, layout.operands, strict=True)]
+        real = [k for k, p in enumerate(layout.operands) if floating(p)]
+        given = [(g, p) for g, p in zip(cotangents, layout.results, strict=True) if floating(p)]
+
+        def pulled(plain: list, narrow_cotangents: list) -> tuple:
+            def moving(*some: Any) -> list:
+                found = local([dict(zip(real, some, strict=True)).get(k, x) for k, x in enumerate(plain)])
+                return [y for y, p in zip(found, layout.results, strict=True) if floating(p)]
+
+            return jax.vjp(moving, *(plain[k] for k in real))[1](narrow_cotangents)
+
+        marked = [(x, Summand.PARTIAL if _is(p, "S") else Summand.NONE) for x, p in zip(values, layout.operands, strict=True)]
+        rounded = [g.astype(p.dtype) for g, p in given]
+        for (g, p), own in zip(given, rounded, strict=True):
+            marked.append((g, Summand.PARTIAL) if _is(p, "R") else (own, Summand.FACTOR))
+        found = iter(evaluated(jax.make_jaxpr(pulled)(plain, rounded), marked))
+        return tuple(next(found)[0].astype(p.held) if floating(p) else None for p in layout.operands)
+
+    call.defvjp(forward, backward)
+    return call(*operands)
+
+
+def _is(placed: Placed, kinds: str) -> bool:
+    """Whether a tensor is a partial sum, or its cotangent is."""
+    return partial(placed.type, placed.axes, kinds)
+
+
+def evaluated(closed: core.ClosedJaxpr, values: Sequence[Marked]) -> list[Marked]:
+    """The results of a program of narrow numbers, in which partial sums are wide."""
+    known: dict[Any, Marked] = {v: (c, Summand.NONE) for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True)}
+    known.update(zip(closed.jaxpr.invars, values, strict=True))
+
+    def read(atom: Any) -> Marked:
+        return (atom.val, Summand.NONE) if isinstance(atom, core.Literal) else known[atom]
+
+    for eqn in closed.jaxpr.eqns:
+        operands = [read(a) for a in eqn.invars]
+        mark = max((m for a, (_, m) in zip(eqn.invars, operands, strict=True) if floating(a.aval)), default=Summand.NONE)
+        known.update(zip(eqn.outvars, _results(eqn, operands, mark), strict=True))
+    return [read(a) for a in closed.jaxpr.outvars]
+
+
+def _results(eqn: core.JaxprEqn, operands: Sequence[Marked], mark: Summand) -> list[Marked]:
+    if eqn.primitive.name in INLINED:
+        program = called(eqn.params)
+        return evaluated(program if isinstance(program, core.ClosedJaxpr) else core.ClosedJaxpr(program, ()), operands)
+    values = [x for x, _ in operands]
+    if mark == Summand.NONE:
+        return [(x, Summand.NONE) for x in _bound(eqn, values)]
+    if eqn.primitive.name in NESTING or called(eqn.params) is not None:
+        found = _bound(eqn, [_rounded(x, a) for x, a in zip(values, eqn.invars, strict=True)])
+    elif "new_dtype" in eqn.params:
+        found = [values[0].astype(accumulator(eqn.params["new_dtype"]))]
+    elif "preferred_element_type" in eqn.params and mark == Summand.FACTOR:
+        own = [_rounded(x, a) for x, a in zip(values, eqn.invars, strict=True)]
+        found = eqn.primitive.bind(*own, **eqn.params | _wide_result(eqn))
+    else:
+        wide = [x.astype(WIDE) if narrow(a.aval.dtype) else x for x, a in zip(map(jnp.asarray, values), eqn.invars, strict=True)]
+        params = {k: _widened(v) if isinstance(v, Program) else v for k, v in eqn.params.items()} | _wide_result(eqn)
+        found = eqn.primitive.bind(*wide, **params)
+    found = found if isinstance(found, list | tuple) else [found]
+    return [
+        (x.astype(accumulator(v.aval.dtype)), Summand.PARTIAL) if floating(v.aval) else (x, Summand.NONE)
+        for x, v in zip(found, eqn.outvars, strict=True)
+    ]
+
+
+def _wide_result(eqn: core.JaxprEqn) -> dict[str, Any]:
+    """The parameter by which a product is asked for a result that is not rounded."""
+    asked = "preferred_element_type" in eqn.params and narrow(eqn.outvars[0].aval.dtype)
+    return {"preferred_element_type": WIDE} if asked else {}
+
+
+def _rounded(x: Any, atom: Any) -> Any:
+    return x.astype(atom.aval.dtype) if narrow(atom.aval.dtype) else x
+
+
+def _bound(eqn: core.JaxprEqn, values: Arrays) -> list:
+    """The results of an equation as it stands."""
+    if eqn.primitive.name not in NESTING and called(eqn.params) is None:
+        found = eqn.primitive.bind(*values, **eqn.params)
+        return list(found) if eqn.primitive.multiple_results else [found]
+    operands: list[Any] = [core.Var(v.aval) for v in eqn.invars]
+    unnamed = core.DebugInfo(eqn.primitive.name, "", None, None)
+    jaxpr = core.Jaxpr((), operands, eqn.outvars, [eqn.replace(invars=operands)], debug_info=unnamed)
+    return list(core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*values))
+
+
+def _widened(program: Any) -> Any:
+    """A program that a primitive applies to elements, on wide numbers."""
+    closed = program if isinstance(program, core.ClosedJaxpr) else core.ClosedJaxpr(program, ())
+    elements = [jax.ShapeDtypeStruct(v.aval.shape, accumulator(v.aval.dtype)) for v in closed.jaxpr.invars]
+    found = jax.make_jaxpr(lambda *xs: [y for y, _ in evaluated(closed, [(x, Summand.PARTIAL) for x in xs])])(*elements)
+    return found if isinstance(program, core.ClosedJaxpr) else found.jaxpr
+
+
+@partial_arguments(jax.custom_vjp, nondiff_argnums=(1,))
+def rounded(x: jax.Array, dtype: Any) -> jax.Array:
+    """A wide piece rounded to a narrow type. Its cotangent, which may be a partial sum, is not."""
+    return x.astype(dtype).astype(x.dtype)
+
+
+rounded.defvjp(lambda x, dtype: (rounded(x, dtype), None), lambda dtype, _, g: (g,))
+
+
+def sent(collective: Callable[[Any], Any], x: Any, there: Any, back: Any, own: Any, result: Any, whole: bool) -> Any:
+    """A collective on a narrow piece, in one type forward and in another backward.
+
+    Args:
+        collective: linear.
+        there, back: the types in which the value and its cotangent travel.
+        own: the tensor's type, to which what is no partial sum is rounded.
+        result: the type in which the result is held.
+        whole: whether the result is no partial sum.
+    """
+
+    shape, held, names = x.shape, x.dtype, varying(x)
+
+    @jax.custom_vjp
+    def call(x: Any) -> Any:
+        found = collective(x.astype(there))
+        return (found.astype(own) if whole else found).astype(result)
+
+    def backward(_: None, g: Any) -> tuple[Any]:
+        (found,) = jax.linear_transpose(collective, vary(jnp.zeros(shape, back), names))(g.astype(back))
+        return (found.astype(held),)
+
+    call.defvjp(lambda x: (call(x), None), backward)
+    return call(x)
