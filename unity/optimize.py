@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from unity import cache
@@ -11,7 +12,7 @@ from unity.constraints.bound import bound
 from unity.constraints.kinds import Constraint, WithoutRules
 from unity.constraints.rules import without
 from unity.exec.hosts.talk import several
-from unity.options import obeyed, refuse, refuse_machine
+from unity.options import obeyed, refuse, refuse_machine, refuse_type
 from unity.pcg.capture import capture
 from unity.pcg.errors import OptionError
 from unity.pcg.gradients import losses
@@ -44,6 +45,7 @@ def optimize(
     pipelines: bool | tuple[int, int] | tuple[int, int, str] = True,
     branches: bool | int = True,
     pack: bool = False,
+    reduce_in: str | None = None,
     progress: bool = True,
 ) -> Plan:
     """Plans `fn` for many devices: the best way to split every operator and store every argument.
@@ -78,6 +80,8 @@ def optimize(
         pack: whether weights may be packed: those of such branches in arrays that lie on the branches' devices only, and what
             the program joins of them in arrays that are joined once. `plan.shard` then gives weights of other shapes, in the
             same tree, and `plan.unshard` the function's own.
+        reduce_in: a type narrower than float32, such as "bfloat16": partial sums and gradients of that type are rounded on every
+            device and added in it, which sends less. By default they are added in float32 and rounded once.
         progress: whether to show what is being done, on a terminal.
 
     Returns:
@@ -92,6 +96,7 @@ def optimize(
     constraints = (constraints,) if isinstance(constraints, Constraint) else tuple(constraints)
     refuse(objective, search, pipelines, branches, constraints)
     refuse_machine(machine, memory_limit, optimizer_slots)
+    refuse_type(reduce_in)
     if measure and (machine is not None or objective != "time"):
         raise OptionError("measure=True runs plans on the devices of this process: leave machine= out, and objective= at 'time'")
     if measure and isinstance(pipelines, tuple) and TWO_BW in pipelines[2:]:
@@ -107,6 +112,7 @@ def optimize(
     rewriter = Rewriter(None if allowed is None and not excluded else without(library_of(allowed), excluded), budget_of(wanted))
     with _stages(progress) as say, uncollected():
         chosen = machine or _local(say)
+        chosen = replace(chosen, reduce_in=reduce_in) if reduce_in else chosen
         say("capturing the graph")
         captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered)
         wishes = obeyed(bound(constraints, captured, fn, argnums), search)

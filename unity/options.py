@@ -9,6 +9,7 @@ from typing import Any
 
 from unity.constraints.bound import Bound
 from unity.constraints.kinds import Across, Constraint, Pin, WithoutRules
+from unity.pcg.accumulation import NARROW
 from unity.pcg.errors import OptionError
 from unity.pcg.stages import SCHEDULES
 from unity.pipelining.choose import ladders
@@ -47,6 +48,14 @@ def refuse_machine(machine: Any, memory_limit: Any, optimizer_slots: Any) -> Non
         raise OptionError(
             f"optimizer_slots={optimizer_slots!r}: expected how many values the optimizer keeps for each weight, such as 2 for Adam"
             " (docs: optax)"
+        )
+
+
+def refuse_type(reduce_in: Any) -> None:
+    """Raises OptionError for what is no type narrower than float32."""
+    if reduce_in is not None and not (isinstance(reduce_in, str) and reduce_in in NARROW):
+        raise OptionError(
+            f"reduce_in={reduce_in!r}: expected None or one of {', '.join(map(repr, NARROW))} (docs: numerics#reduce_in)"
         )
 
 

@@ -24,7 +24,7 @@ def apply(step: Step, x: jax.Array, axes: tuple[Axis, ...], dtype: Any = None) -
     `pcg.accumulation` says."""
     dtype = x.dtype if dtype is None else dtype
     there, back = forward(dtype, step.before, axes), backward(dtype, step.after, axes)
-    result, summed = held(dtype, step.after, axes), is_partial(step.after, axes)
+    result, summed = held(dtype, step.after, axes), is_partial(dtype, step.after, axes)
     if {x.dtype, there, back, result} == {dtype}:
         return _moved(step, x, axes)
     return sent(lambda x: _moved(step, x, axes), x, there, back, dtype, result, not summed)

@@ -91,7 +91,7 @@ class Walk:
             if solution is not None and variable in solution.reduced:
                 kinds.setdefault(solution.reduced[variable], []).append(axis.name)
         made = self.result(variable)
-        summed = partial(tuple(UNUSED if s is None else s.seen(variable) for s in self.placing), self.axes)
+        summed = partial(made.dtype, tuple(UNUSED if s is None else s.seen(variable) for s in self.placing), self.axes)
         for kind, names in kinds.items():
             if kind != "sum" and narrow(made.dtype):
                 x = x.astype(made.dtype)
@@ -142,7 +142,7 @@ class Walk:
         if placed.held == placed.dtype or halo.outside != "sum":
             return whole(x)
         there, back = (wire(placed.dtype, placed.type, placed.axes) for wire in (forward, backward))
-        return sent(whole, x, there, back, placed.dtype, placed.held, not partial(placed.type, placed.axes))
+        return sent(whole, x, there, back, placed.dtype, placed.held, not partial(placed.dtype, placed.type, placed.axes))
 
 
 def is_key(atom: Literal) -> bool:

@@ -39,7 +39,7 @@ Marked = tuple[Any, Summand]
 
 def widens(layout: Layout) -> bool:
     """Whether an application has narrow operands or results that are partial sums, or whose cotangents are."""
-    return any(narrow(p.dtype) and partial(p.type, p.axes, "SR") for p in layout.operands + layout.results)
+    return any(_is(p, "SR") for p in layout.operands + layout.results)
 
 
 def applied(local: Callable[[list], list], operands: Arrays, layout: Layout, exact: bool) -> list:
@@ -89,8 +89,8 @@ def applied(local: Callable[[list], list], operands: Arrays, layout: Layout, exa
 
 
 def _is(placed: Placed, kinds: str) -> bool:
-    """Whether a tensor is a partial sum, or its cotangent is."""
-    return partial(placed.type, placed.axes, kinds)
+    """Whether a tensor is a wide partial sum, or its cotangent is."""
+    return partial(placed.dtype, placed.type, placed.axes, kinds)
 
 
 def evaluated(closed: core.ClosedJaxpr, values: Sequence[Marked]) -> list[Marked]:

@@ -8,7 +8,7 @@ type of its value. What a replicated value holds is rounded, though: a narrow nu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,6 +20,7 @@ from unity.pcg.state import Type
 from unity.pcg.varying import TIME
 
 WIDE = np.dtype("float32")
+NARROW = ("bfloat16", "float16", *(name for name in dir(jnp) if name.startswith(("float8_", "float4_"))))
 
 
 @cache
@@ -39,29 +40,36 @@ def accumulator(dtype: Any) -> Any:
     return WIDE if narrow(dtype) else dtype
 
 
-def growth(dtype: Any) -> float:
-    """The ratio of the sizes of a partial sum and of what it is the sum of."""
-    return WIDE.itemsize / dtype.itemsize if narrow(dtype) else 1.0
+def growth(dtype: Any, reduce_in: str = "") -> float:
+    """The ratio of the sizes of a partial sum and of what it is the sum of. `reduce_in`: as of an axis."""
+    return WIDE.itemsize / dtype.itemsize if narrow(dtype) and dtype.name != reduce_in else 1.0
 
 
-def partial(type_: Type, axes: Sequence[Axis], kinds: str = "S") -> bool:
-    """Whether a tensor of this type is a partial sum, or (R) its cotangent is one."""
-    return any(s.kind in kinds and a.name != TIME for s, a in zip(type_, axes, strict=True))
+def added(dtype: Any, over: Iterable[Axis]) -> Any:
+    """The type in which a sum over axes is made."""
+    return accumulator(dtype) if any(str(dtype) != a.reduce_in for a in over) else dtype
+
+
+def partial(dtype: Any, type_: Type, axes: Sequence[Axis], kinds: str = "S") -> bool:
+    """Whether a tensor is a partial sum that is wider than the tensor, or (R) its cotangent is one."""
+    if not narrow(dtype):
+        return False
+    return any(s.kind in kinds and a.name != TIME and a.reduce_in != dtype.name for s, a in zip(type_, axes, strict=True))
 
 
 def held(dtype: Any, type_: Type, axes: Sequence[Axis]) -> Any:
     """The type of numbers in which a device holds its piece of a tensor."""
-    return accumulator(dtype) if narrow(dtype) and partial(type_, axes, "SR") else dtype
+    return accumulator(dtype) if partial(dtype, type_, axes, "SR") else dtype
 
 
 def forward(dtype: Any, before: Type, axes: Sequence[Axis]) -> Any:
     """The type in which a value travels when it is changed from a type."""
-    return accumulator(dtype) if narrow(dtype) and partial(before, axes, "S") else dtype
+    return accumulator(dtype) if partial(dtype, before, axes, "S") else dtype
 
 
 def backward(dtype: Any, after: Type, axes: Sequence[Axis]) -> Any:
     """The type in which a value's cotangent travels when the value was changed to a type."""
-    return accumulator(dtype) if narrow(dtype) and partial(after, axes, "R") else dtype
+    return accumulator(dtype) if partial(dtype, after, axes, "R") else dtype
 
 
 @cache

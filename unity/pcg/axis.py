@@ -7,8 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Axis:
-    """A mesh axis. `level` indexes the machine's levels, 0 is the outermost (slowest)."""
+    """A mesh axis. `level` indexes the machine's levels, 0 is the outermost (slowest).
+
+    `reduce_in`: the narrow type whose partial sums are added in that type along this axis (`unity.pcg.accumulation`).
+    """
 
     name: str
     size: int
     level: int
+    reduce_in: str = ""

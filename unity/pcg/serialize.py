@@ -53,7 +53,7 @@ def _graph(graph: PCG) -> dict[str, Any]:
         return [number[id(v.node)], v.index]
 
     return {
-        "axes": [[a.name, a.size, a.level] for a in graph.axes],
+        "axes": [[a.name, a.size, a.level, *([a.reduce_in] if a.reduce_in else [])] for a in graph.axes],
         "inputs": len(graph.inputs),  # the first nodes
         "nodes": [node_json(n, reference) for n in graph.nodes],
         "outputs": [reference(v) for v in graph.outputs],
@@ -109,7 +109,7 @@ def _read_graph(data: Mapping[str, Any]) -> PCG:
         _require(index < len(nodes[node].tensors), f"node {node} has no result {index}")
         return Value(nodes[node], index)
 
-    axes = tuple(Axis(_text(name), _natural(size), _natural(level)) for name, size, level in data["axes"])
+    axes = tuple(Axis(_text(name), _natural(size), _natural(level), *map(_text, more)) for name, size, level, *more in data["axes"])
     for entry in data["nodes"]:
         nodes.append(read_node(entry, value, len(axes)))
     count = _natural(data["inputs"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from unity.pcg.accumulation import accumulator, backward, forward, held
+from unity.pcg.accumulation import added, backward, forward, held
 from unity.pcg.again import NOTHING, Again, everything_again, gathered_again
 from unity.pcg.branches import groups_of, weight_of
 from unity.pcg.equal import Names
@@ -222,7 +222,7 @@ def _inside(node: Node, context: _Context) -> Iterator[Collective]:
             if s is not None and s.states[variable].kind == "P":
                 elements //= axis.size
         kind = next(s.reduced[variable] for s in found if s is not None and variable in s.reduced)
-        itemsize = accumulator(tensor.dtype).itemsize if kind == "sum" else tensor.itemsize
+        itemsize = added(tensor.dtype, (graph.axes[k] for k in axes)).itemsize if kind == "sum" else tensor.itemsize
         size, runs = (elements, itemsize), context.runs(node)
         yield Collective("all-reduce", tuple(axes), *size, *runs, FORWARD, node, hoisted=context.less(node))
         if kind == "sum" and any(flow(v) for v in node.results) and any(flow(v) for v in node.operands):

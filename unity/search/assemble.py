@@ -132,7 +132,7 @@ class Assembled:
 
     def priced(self, before: Types, after: Types, port: Port, product: bool) -> tuple[np.ndarray, np.ndarray]:
         """The same, wherever the change runs."""
-        c, index = distinct_changes(self.machine, before, after, growth(port.tensor.dtype))
+        c, index = distinct_changes(self.machine, before, after, growth(port.tensor.dtype, self.machine.reduce_in))
         n, times, backward = port.tensor.nbytes, port.times, self.training.backward
         runs = 1 / port.hoisted + (port.again and backward)
         time = runs * (c.forward[0] + c.forward[1] * n)

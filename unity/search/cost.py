@@ -8,8 +8,9 @@ from itertools import groupby
 
 import numpy as np
 
-from unity.pcg.accumulation import accumulator, narrow
+from unity.pcg.accumulation import accumulator, growth
 from unity.pcg.body import Body, Tensor
+from unity.pcg.choices import Reduced
 from unity.pcg.gradients import carrying
 from unity.pcg.halos import Edge, sent
 from unity.search.collectives import table
@@ -158,11 +159,20 @@ def _reduces(site: Site, domain: Domain, machine: Machine, training: Training) -
         over = np.array([any(x.variable == variable for x in c.reduced) for c in domain.choices])[domain.picks]
         split = np.array([variable in c.partitions for c in domain.choices])[domain.picks]
         mask = (over * bits).sum(axis=1)
-        nbytes = r.nbytes * np.prod(np.where(split, 1 / sizes, 1.0), axis=1)
+        nbytes = _reduced_bytes(site, r, machine) * np.prod(np.where(split, 1 / sizes, 1.0), axis=1)
         both = 2 if training.backward and r.kind == "sum" and any(p.gradient for p in site.ports) else 1
         again = 1 if site.again and training.backward else 0
         total += (1 / site.hoisted + both - 1 + again) * (alpha[mask] + beta[mask] * nbytes)
     return total
+
+
+def _reduced_bytes(site: Site, r: Reduced, machine: Machine) -> float:
+    """Bytes of a value that is reduced inside, where sums of its type may be made in it."""
+    body = site.node.body if site.node is not None else None
+    if not machine.reduce_in or r.kind != "sum" or body is None or not isinstance(r.variable, int):
+        return r.nbytes
+    tensor = body.tensors[r.variable]
+    return tensor.nbytes * growth(tensor.dtype, machine.reduce_in)
 
 
 def _sends(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
@@ -202,7 +212,7 @@ def _sent_back(site: Site, variable: int, seconds: Array, edges: tuple[Edge, ...
     assert site.node.body is not None
     body = site.node.body
     tensor = body.tensors[variable]
-    if not narrow(tensor.dtype) or variable not in body.inputs:
+    if growth(tensor.dtype, machine.reduce_in) == 1 or variable not in body.inputs:
         return seconds
     p = body.inputs.index(variable)
     summed = np.array([c.operands[p].kind == "R" for c in domain.choices])[domain.picks].any(axis=1)

@@ -36,6 +36,7 @@ class Machine:
         device: every device; there are `devices` of them.
         levels: outermost first; the last one joins devices.
         profile: what was measured of operators on such devices; where there is none, the roofline says what they take.
+        reduce_in: the narrow type whose partial sums are added in that type (`unity.optimize`).
 
     Raises:
         MachineError: there is no level, or two have the same name.
@@ -45,6 +46,7 @@ class Machine:
     device: Device
     levels: tuple[Level, ...]
     profile: Profile | None = field(default=None, repr=False)
+    reduce_in: str = ""
 
     def __post_init__(self) -> None:
         if not self.levels:
@@ -70,7 +72,7 @@ class Machine:
         for index, level in enumerate(self.levels):
             letter = level.name[0]
             for size in _primes(level.size):
-                axes.append(Axis(f"{letter}{named[letter]}", size, index))
+                axes.append(Axis(f"{letter}{named[letter]}", size, index, self.reduce_in))
                 named[letter] += 1
         return tuple(axes)
 
@@ -197,6 +199,7 @@ class Machine:
             "device": {name: getattr(self.device, name) for name in _DEVICE_FIELDS},
             "levels": [level_json(level) for level in self.levels],
         }
+        found |= {"reduce_in": self.reduce_in} if self.reduce_in else {}
         return found if self.profile is None else found | {"profile": self.profile.to_json()}
 
     @staticmethod
@@ -246,7 +249,7 @@ def _from_json(data: Any) -> Machine:
         raise MachineError(f"levels must be a list, got {levels!r}")
     made = tuple(level_of(level, f"levels[{index}]") for index, level in enumerate(levels))
     profile = data.get("profile")
-    machine = Machine(name, Device(*fields(device, "device", _DEVICE_FIELDS)), made)
+    machine = Machine(name, Device(*fields(device, "device", _DEVICE_FIELDS)), made, reduce_in=str(data.get("reduce_in", "")))
     return machine if profile is None else machine.with_profile(Profile.from_json(profile))
 
 

@@ -1,7 +1,7 @@
 """Intermediate values of rules: whether one side computes nothing that the other does not compute.
 
-Then no number of the one side overflows or vanishes unless one of the other does, whatever the type: nor do cotangents, if nothing is
-read more often, since the cotangents of several readers are added up.
+Then no number of the one side overflows or vanishes unless one of the other does, whatever the type. Nor do cotangents, if nothing
+is read more often, since the cotangents of several readers are added up.
 """
 
 from __future__ import annotations

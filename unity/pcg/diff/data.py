@@ -51,7 +51,7 @@ def _diff(diff: Diff) -> dict[str, Any]:
 
 
 def _frame(frame: Frame) -> dict[str, Any]:
-    axes = [[a.name, a.size, a.level] for a in frame.axes]
+    axes = [[a.name, a.size, a.level, *([a.reduce_in] if a.reduce_in else [])] for a in frame.axes]
     return {"typed": frame.typed, "axes": axes, "nodes": frame.nodes, "key": frame.key}
 
 
@@ -90,7 +90,7 @@ def _read(data: Mapping[str, Any]) -> Diff:
 
 
 def _read_frame(data: Mapping[str, Any]) -> Frame:
-    axes = tuple(Axis(str(name), _natural(size), _natural(level)) for name, size, level in data["axes"])
+    axes = tuple(Axis(str(name), _natural(size), _natural(level), *map(str, more)) for name, size, level, *more in data["axes"])
     return Frame(bool(data["typed"]), axes, _natural(data["nodes"]), str(data["key"]))
 
 
