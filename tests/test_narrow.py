@@ -9,13 +9,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 from operator_cases import CASES
 from parallel_cases import Application, Combination, fits
 from pieces import dual, indices, normal, places
 
-from unity.pcg.accumulation import held
+import unity
+from unity.pcg.accumulation import exact, held
 from unity.pcg.choices import choices
 from unity.pcg.state import PARTIAL, REPLICATED, Type
+from unity.pcg.traffic import traffic
+from unity.rewriting import library_of
+from unity.substitutions.occurrences import Pattern, patterns
+from unity.substitutions.term import Variable, subterms
+from unity.substitutions.typecheck import typecheck
+from unity.verify.intermediates import contained
+from unity.verify.meaning import local_function
+from unity.verify.small import small_instances, small_sizes
 
 NARROW = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 LARGE = 100.0  # of the parts of a partial sum, as a multiple of the sum
@@ -55,7 +65,6 @@ class Narrow(Application):
             return np.stack([np.asarray(whole)[_index(whole.shape, type_, self.axes, p)] for p in at]).astype(own)
         first = (LARGE * normal(rng, whole.shape, np.dtype(np.float64))).astype(own)
         return np.stack([first, np.asarray(whole, own) - first])
-
 
     def errors(self) -> list[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
         """Of every result and gradient of every choice: its name, and what the function, the plan and float64 say."""
@@ -122,7 +131,8 @@ def check(found: list[tuple[str, np.ndarray, np.ndarray, np.ndarray]]) -> None:
         assert np.isfinite(plan[finite]).all(), f"{name}: {function[finite]} became {plan[finite]}"
         good = finite & np.isfinite(right)
         if good.any():
-            allowed = 2 * np.abs(function - right)[good].max() + 2 * eps * max(np.abs(right[good]).max(), np.abs(function[good]).max())
+            largest = max(np.abs(right[good]).max(), np.abs(function[good]).max())
+            allowed = 2 * np.abs(function - right)[good].max() + 2 * eps * largest
             assert np.abs(plan - right)[good].max() <= allowed + 1e-30, f"{name}: {np.abs(plan - right)[good].max()} > {allowed}"
 
 
@@ -136,3 +146,182 @@ def test_what_is_summed_over_devices_is_rounded_once(name: str, dtype: str) -> N
         except (TypeError, NotImplementedError, ValueError) as error:
             pytest.skip(f"JAX has no such operator for {dtype}: {error}")
         check(found)
+
+
+MACHINE = unity.Machine.grid(1, 8, "a100")
+COLUMNS, ROWS = P(None, "device"), P("device")
+
+
+def pinned(**where: P) -> list[Any]:
+    return [unity.pin(name, spec) for name, spec in where.items()]
+
+
+def worst(found: Any, right: Any) -> float:
+    return float(np.abs(np.asarray(found, np.float64) - np.asarray(right, np.float64)).max())
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_two_products_and_their_sum_are_rounded_once(dtype: str) -> None:
+    """A parallel block as in PaLM, whose partial sums cancel."""
+    rng = np.random.default_rng(0)
+
+    def block(narrow: Any, weights: Any, x: Any) -> Any:
+        up, down, gate, out = weights
+        y = (jax.nn.relu(x @ up) @ down).astype(narrow)
+        return (y + (jnp.tanh(x @ gate) @ out).astype(narrow)).astype(jnp.float32)
+
+    up, down = rng.normal(size=(32, 256)) / 8, np.ones((256, 32)) * rng.normal(size=32)
+    up[:, 128:] = up[:, :128]
+    down[128:] *= -1
+    down += 0.01 * rng.normal(size=down.shape)
+    weights = [np.float32(w) for w in (up, down, rng.normal(size=(32, 256)) / 8, rng.normal(size=(256, 32)) / 32)]
+    x, narrow = np.float32(rng.normal(size=(16, 32))), jnp.dtype(dtype)
+    pins = [unity.pin(f"weights[{k}]", ROWS if k % 2 else COLUMNS) for k in range(4)]
+    right = block(jnp.float32, weights, x)
+
+    def fn(weights: Any, x: Any) -> Any:
+        return block(narrow, weights, x)
+
+    plan = unity.optimize(fn, weights, x, machine=MACHINE, training=False, constraints=pins, progress=False)
+    assert any(PARTIAL in node.types[0] for node, _ in plan.pcg.walk() if node.kind == "dot_general")
+    found = jax.jit(plan)(*plan.shard(weights, x))
+    assert worst(found, right) <= 1.5 * worst(jax.jit(fn)(weights, x), right)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("stored", ["float32", "narrow"])
+def test_gradients_of_weights_are_rounded_once(dtype: str, stored: str) -> None:
+    """Samples on different devices have gradients that cancel."""
+    rng, narrow = np.random.default_rng(0), jnp.dtype(dtype)
+    x = np.float32(np.tile(rng.normal(size=(32, 16)), (2, 1)))
+    signs = np.float32(np.repeat([1.0, -1.0], 32)[:, None] * 50 + rng.normal(size=(64, 1)) / 10)
+    p = {
+        "a": rng.normal(size=(16, 32)) / 4,
+        "b": rng.normal(size=32),
+        "e": rng.normal(size=(5, 32)),
+        "c": rng.normal(size=(32, 8)) / 8,
+    }
+
+    def loss(narrow: Any, p: Any, x: Any, signs: Any) -> Any:
+        p = jax.tree.map(lambda w: w.astype(narrow), p)
+        h = jnp.tanh(x.astype(narrow) @ p["a"] + p["b"]) * p["e"][jnp.arange(64) % 5]
+        return jnp.mean((h @ p["c"]).astype(jnp.float32) * signs)
+
+    given = jax.tree.map(lambda w: jnp.asarray(w, jnp.float32 if stored == "float32" else narrow), p)
+    fn = partial(loss, narrow)
+    plan = unity.optimize(fn, given, x, signs, machine=MACHINE, budget=0, progress=False, constraints=pinned(x=ROWS, signs=ROWS))
+    right = jax.grad(partial(loss, jnp.float32))(jax.tree.map(lambda w: w.astype(jnp.float32), given), x, signs)
+    theirs, ours = jax.jit(jax.grad(fn))(given, x, signs), jax.jit(jax.grad(plan))(*plan.shard(given, x, signs))
+    for name in p:
+        scale = float(np.abs(right[name]).max())
+        assert worst(ours[name], right[name]) <= 1.5 * worst(theirs[name], right[name]) + float(jnp.finfo(narrow).eps) * scale, name
+    again = jax.jit(jax.grad(lambda p: sum(jnp.sum(g.astype(jnp.float32)) for g in jax.tree.leaves(jax.grad(plan)(p, x, signs)))))
+    assert all(np.isfinite(np.asarray(g, np.float32)).all() for g in jax.tree.leaves(again(given)))
+
+
+def test_sums_that_overflow_on_one_device_are_finite() -> None:
+    k = 256
+    x = jnp.asarray(np.tile(np.r_[np.full(k // 2, 200.0), np.full(k // 2, -200.0)], (8, 1)), jnp.float16)
+    w = jnp.full((k, 8), 200.0, jnp.float16)
+    for fn, args, pins in (
+        (lambda w, x: x @ w, (w, x), pinned(w=ROWS, x=COLUMNS)),
+        (lambda x: (x * 200).sum(1), (x,), pinned(x=COLUMNS)),
+        (lambda x: jnp.mean(x * 200, 1), (x,), pinned(x=COLUMNS)),
+    ):
+        plan = unity.optimize(fn, *args, machine=MACHINE, training=False, progress=False, constraints=pins)
+        given = plan.shard(*args)
+        np.testing.assert_array_equal(jax.jit(plan)(*(given if len(args) > 1 else (given,))), jax.jit(fn)(*args))
+
+
+@pytest.mark.parametrize(("dtype", "rewritten"), [("float32", True), ("bfloat16", True), ("float16", False)])
+def test_products_are_regrouped_only_where_that_cannot_overflow(dtype: str, rewritten: bool) -> None:
+    x = jnp.full((4096, 64), 5e-4, dtype)
+    p = {"a": jnp.full((64, 256), 200.0, dtype), "b": jnp.full((256, 8), 10.0, dtype)}
+
+    def loss(p: Any, x: Any) -> Any:
+        return jnp.mean((x @ p["a"] @ p["b"]).astype(jnp.float32) ** 2)
+
+    plan = unity.optimize(loss, p, x, machine=unity.Machine.grid(1, 8, "v100"), progress=False)
+    assert (plan.rewriting is not None) == rewritten
+    np.testing.assert_allclose(jax.jit(plan)(*plan.shard(p, x)), loss(p, x), rtol=0.02)
+
+
+USABLE = patterns(library_of(None).rules)
+
+
+@pytest.mark.parametrize("pattern", USABLE, ids=str)
+def test_a_rule_that_computes_nothing_new_keeps_what_is_finite(pattern: Pattern) -> None:
+    if not contained(pattern.rule, pattern.backward):
+        pytest.skip("not applied in types of a smaller range")
+    with np.errstate(all="ignore"):
+        for seed, instance in enumerate(small_instances(pattern.rule, (), small_sizes(pattern.rule, 2), 3)):
+            rng = np.random.default_rng(seed)
+            kinds = {n: t.dtype.replace("float32", "float16") for n, t in instance.types.items()}
+            known = {n: type(t)(t.shape, t.states, kinds[n]) for n, t in instance.types.items()}
+            types = typecheck(instance.rule.sides, known)
+            for scale in (1e-3, 30.0, 300.0):
+                found: dict[Any, Any] = {
+                    Variable(n): jnp.asarray(
+                        rng.normal(size=t.shape) * scale if "float" in t.dtype else rng.integers(0, 2, t.shape), t.dtype
+                    )
+                    for n, t in known.items()
+                }
+                for term in subterms(instance.rule.sides):
+                    if term not in found:
+                        operands = tuple(types[x] for x in term.operands)
+                        run = local_function(term.operator, term.attributes, operands, ())
+                        found[term] = run(*(found[x] for x in term.operands))[term.result]
+                old, new = instance.rule.left, instance.rule.right
+                for a, b in zip(*((new, old) if pattern.backward else (old, new)), strict=True):
+                    finite = np.isfinite(np.asarray(found[a]))
+                    assert np.isfinite(np.asarray(found[b])[finite]).all(), (str(pattern), scale)
+
+
+def test_rules_that_regroup_compute_something_new() -> None:
+    by_name = {str(p): contained(p.rule, p.backward) for p in USABLE}
+    assert not by_name["matmul-matmul.is.matmul-matmul"]
+    assert not by_name["matmul-matmul.is.matmul-matmul (backward)"]
+    assert by_name["add-matmul-matmul.is.matmul-concat-concat"]
+    assert not by_name.get("add-matmul-matmul.is.matmul-concat-concat (backward)", False)
+    assert by_name["split-matmul-concat-split-matmul-concat.is.matmul-matmul (backward)"]
+    assert not by_name.get("split-matmul-concat-split-matmul-concat.is.matmul-matmul", False)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "wanted"),
+    [
+        ("float32", "bfloat16", True),
+        ("bfloat16", "float16", True),
+        ("bfloat16", "float32", False),
+        ("float64", "float32", False),
+        ("float64", "bfloat16", False),
+        ("float32", "float64", True),
+        ("float32", "complex64", True),
+        ("complex128", "complex64", False),
+        ("float32", "int32", False),
+        ("int32", "float32", False),
+        ("int64", "int32", False),
+    ],
+)
+def test_conversions_that_round_first_end_a_partial_sum(before: str, after: str, wanted: bool) -> None:
+    assert exact(jnp.dtype(before), jnp.dtype(after)) == wanted
+
+
+@pytest.mark.parametrize(("reduce_in", "itemsize"), [(None, 4), ("bfloat16", 2), ("float16", 4)])
+def test_sums_in_a_narrow_type_are_asked_for_by_name(reduce_in: str | None, itemsize: int, tmp_path: Any) -> None:
+    p, x = {"a": jnp.ones((64, 64), jnp.bfloat16)}, jnp.ones((512, 64), jnp.bfloat16)
+
+    def loss(p: Any, x: Any) -> Any:
+        return jnp.mean(jnp.tanh(x @ p["a"]).astype(jnp.float32) ** 2)
+
+    options: dict[str, Any] = {"machine": MACHINE, "progress": False, "budget": 0, "constraints": pinned(x=ROWS)}
+    plan = unity.optimize(loss, p, x, **options, reduce_in=reduce_in)
+    plan.save(tmp_path / "plan.json")
+    for found in (plan, unity.load(tmp_path / "plan.json", loss, p, x)):
+        [gradient] = [c for c in traffic(found.pcg, [0]) if c.kind == "all-reduce"]
+        assert (gradient.elements, gradient.itemsize) == (64 * 64, itemsize)
+        lowered = jax.jit(jax.grad(found)).lower(*found.shard(p, x)).as_text()
+        assert f"tensor<64x64x{'f32' if itemsize == 4 else 'bf16'}>" in lowered.split("stablehlo.all_reduce")[1][:600], lowered
+        assert found.check().agrees()
+    with pytest.raises(unity.UnityError, match="reduce_in='int8'"):
+        unity.optimize(loss, p, x, **options, reduce_in="int8")
