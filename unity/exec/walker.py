@@ -7,6 +7,7 @@ must name local ones, and custom derivative rules must be kept, on pieces.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from jax import lax
 from unity.exec import whole
 from unity.exec.halos import exchanged
 from unity.exec.widening import applied, rounded, sent, widens
-from unity.pcg.accumulation import backward, forward, narrow, partial
+from unity.pcg.accumulation import backward, forward, narrow, narrowly, partial
 from unity.pcg.axis import Axis
 from unity.pcg.body import Atom, Body, Equation, Literal, close
 from unity.pcg.custom import as_function, jvp_body, vjp_bodies
@@ -198,6 +199,16 @@ def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[
         return _custom_vjp(equation, operands, layout, axes)
     body, rule = nested_body(equation), jvp_body(equation)
     types, results = _types(layout.operands), _types(layout.results)
+    if widens(layout):  # its rule would be run on tangents and transposed, which what is widened cannot be
+        own = narrowly(axes)
+        ends = (tuple(replace(p, axes=own) for p in part) for part in (layout.operands, layout.results))
+        inner = Layout(layout.primitive, layout.params, *ends)
+        return applied(
+            lambda pieces: _custom_jvp(equation, pieces, inner, own),
+            operands,
+            layout,
+            value=lambda pieces: varied(run_body(body, pieces, types, results, axes), layout.results),
+        )
     tangent_types = tuple(t for t, f in zip(types, rule.floating, strict=True) if f)
 
     @jax.custom_jvp

@@ -42,12 +42,16 @@ def widens(layout: Layout) -> bool:
     return any(_is(p, "SR") for p in layout.operands + layout.results)
 
 
-def applied(local: Callable[[list], list], operands: Arrays, layout: Layout, exact: bool) -> list:
+Local = Callable[[list], list]
+
+
+def applied(local: Local, operands: Arrays, layout: Layout, exact: bool = False, value: Local | None = None) -> list:
     """The results of an operator on pieces, operands and results as they are held.
 
     Args:
         local: the operator's local program, on pieces of the tensors' own types.
         exact: whether of the summands of each partial sum all but one are zero, so that the narrow sum is right.
+        value: a program on pieces as they are held, for the results; by default they follow from the local program.
     """
 
     @jax.custom_vjp
@@ -57,6 +61,8 @@ def applied(local: Callable[[list], list], operands: Arrays, layout: Layout, exa
     def forward(*pieces: Any) -> tuple[list, list]:
         values = [x if _is(p, "S") else x.astype(p.dtype) for x, p in zip(pieces, layout.operands, strict=True)]
         plain = [x.astype(p.dtype) for x, p in zip(values, layout.operands, strict=True)]
+        if value is not None:
+            return value(list(pieces)), values
         summed = any(_is(p, "S") for p in layout.operands) or (not exact and any(_is(p, "S") for p in layout.results))
         if summed:
             marks = [Summand.PARTIAL if _is(p, "S") else Summand.FACTOR for p in layout.operands]

@@ -9,6 +9,7 @@ type of its value. What a replicated value holds is rounded, though: a narrow nu
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,7 @@ from unity.pcg.axis import Axis
 from unity.pcg.state import Type
 from unity.pcg.varying import TIME
 
+OWN = "own"  # in the place of a type's name: all are added in their own
 WIDE = np.dtype("float32")
 NARROW = ("bfloat16", "float16", *(name for name in dir(jnp) if name.startswith(("float8_", "float4_"))))
 
@@ -54,7 +56,13 @@ def partial(dtype: Any, type_: Type, axes: Sequence[Axis], kinds: str = "S") -> 
     """Whether a tensor is a partial sum that is wider than the tensor, or (R) its cotangent is one."""
     if not narrow(dtype):
         return False
-    return any(s.kind in kinds and a.name != TIME and a.reduce_in != dtype.name for s, a in zip(type_, axes, strict=True))
+    wide = (s.kind in kinds and a.name != TIME for s, a in zip(type_, axes, strict=True) if a.reduce_in not in (dtype.name, OWN))
+    return any(wide)
+
+
+def narrowly(axes: Iterable[Axis]) -> tuple[Axis, ...]:
+    """Axes along which partial sums of every type are added in that type."""
+    return tuple(replace(a, reduce_in=OWN) for a in axes)
 
 
 def held(dtype: Any, type_: Type, axes: Sequence[Axis]) -> Any:
