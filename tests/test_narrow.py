@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from operator_cases import CASES
-from parallel_cases import Application, Combination, fits
+from parallel_cases import Application, Combination, fits, is_key
 from pieces import dual, indices, normal, places
 
 import unity
@@ -45,6 +45,12 @@ class Narrow(Application):
         """Choices by which something is a partial sum that is not one before, forward or backward."""
         found = [Combination((c,)) for c in choices(self.body)]
         return [c for c in found if fits(self.body, c, self.axes) and any(s in (PARTIAL, REPLICATED) for s in c.choices[0].states)]
+
+    @property
+    def sums(self) -> bool:
+        """Whether some choice makes a partial sum."""
+        every = (c.choices[0] for c in self.summing)
+        return any(PARTIAL in c.results and PARTIAL not in c.operands for c in every)
 
     def data(self, c: Combination) -> list[Any]:
         """Operands, the first of which cancels between devices along what the axis divides."""
@@ -81,7 +87,9 @@ class Narrow(Application):
         quick: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
         plan = jax.jit(lambda d, g: self.steps(partial(self.on_pieces, every), d, g)).lower(operands, given)
         ours, theirs = plan.compile(compiler_options=quick)(operands, given), run(data, whole)
-        right = run([[_wide(x) for x in d] for d in data], [[_wide(g) for g in w] for w in whole])
+        exact_data = [[_wide(x) for x in d] for d in data]
+        kinds = [r.dtype for r in jax.eval_shape(lambda a: jax.tree.leaves(self.fn(*a)), exact_data[0]) if _floats(r)]
+        right = run(exact_data, [[np.asarray(g, k) for g, k in zip(w, kinds, strict=True)] for w in whole])
         found = []
         for k, c in enumerate(every):
             ends = [(f"{c}: result {i}", t) for i, t in enumerate(c.results)]
@@ -91,6 +99,10 @@ class Narrow(Application):
                 if _real(b):
                     found.append((name, np.asarray(b), _summed(np.asarray(a), np.asarray(b), t, self.axes), np.asarray(r)))
         return found
+
+
+def _floats(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
 def _real(x: Any) -> bool:
@@ -149,6 +161,10 @@ def test_what_is_summed_over_devices_is_rounded_once(name: str, dtype: str) -> N
             )
         except (TypeError, NotImplementedError, ValueError) as error:
             pytest.skip(f"JAX has no such operator for {dtype}: {error}")
+        if any(is_key(x) for x in operator.args):
+            pytest.skip("random numbers are drawn, not summed")
+        if dtype != "bfloat16" and not operator.sums:
+            pytest.skip("nothing is summed over devices forward; bfloat16 stands for the rest")
         check(operator.errors())
 
 
