@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.extend import core
 
 from unity.pcg.accumulation import WIDE, accumulator, narrow, partial
@@ -91,7 +92,29 @@ def applied(local: Local, operands: Arrays, layout: Layout, exact: bool = False,
         return tuple(next(found)[0].astype(p.held) if floating(p) else None for p in layout.operands)
 
     call.defvjp(forward, backward)
+    if not _moves(local, [x.astype(p.dtype) for x, p in zip(operands, layout.operands, strict=True)]):
+        operands = [lax.stop_gradient(x) for x in operands]  # JAX takes what has a rule for differentiable: a loop may refuse that
     return call(*operands)
+
+
+def _moves(local: Local, plain: list) -> bool:
+    """Whether any result of an operator has a derivative."""
+    real = [k for k, x in enumerate(plain) if floating(x)]
+
+    def moved(some: list, tangents: list) -> list:
+        def run(*some: Any) -> list:
+            found = local([dict(zip(real, some, strict=True)).get(k, x) for k, x in enumerate(plain)])
+            return [y for y in found if floating(y)]
+
+        return jax.jvp(run, tuple(some), tuple(tangents))[1]
+
+    values = [plain[k] for k in real]
+    jaxpr = jax.make_jaxpr(moved)(values, values).jaxpr
+    moving = set(jaxpr.invars[len(real) :])
+    for eqn in jaxpr.eqns:
+        if any(a in moving for a in eqn.invars if not isinstance(a, core.Literal)):
+            moving.update(eqn.outvars)
+    return any(a in moving for a in jaxpr.outvars if not isinstance(a, core.Literal))
 
 
 def _is(placed: Placed, kinds: str) -> bool:
