@@ -132,7 +132,7 @@ def evaluated(closed: core.ClosedJaxpr, values: Sequence[Marked]) -> list[Marked
 
     for eqn in closed.jaxpr.eqns:
         operands = [read(a) for a in eqn.invars]
-        mark = max((m for a, (_, m) in zip(eqn.invars, operands, strict=True) if floating(a.aval)), default=Summand.NONE)
+        mark = max((m for a, (_, m) in zip(eqn.invars, operands, strict=True) if floating(_type(a))), default=Summand.NONE)
         known.update(zip(eqn.outvars, _results(eqn, operands, mark), strict=True))
     return [read(a) for a in closed.jaxpr.outvars]
 
@@ -152,24 +152,29 @@ def _results(eqn: core.JaxprEqn, operands: Sequence[Marked], mark: Summand) -> l
         own = [_rounded(x, a) for x, a in zip(values, eqn.invars, strict=True)]
         found = eqn.primitive.bind(*own, **eqn.params | _wide_result(eqn))
     else:
-        wide = [x.astype(WIDE) if narrow(a.aval.dtype) else x for x, a in zip(map(jnp.asarray, values), eqn.invars, strict=True)]
+        wide = [x.astype(WIDE) if narrow(_type(a).dtype) else x for x, a in zip(map(jnp.asarray, values), eqn.invars, strict=True)]
         params = {k: _widened(v) if isinstance(v, Program) else v for k, v in eqn.params.items()} | _wide_result(eqn)
         found = eqn.primitive.bind(*wide, **params)
     found = found if isinstance(found, list | tuple) else [found]
     return [
-        (x.astype(accumulator(v.aval.dtype)), Summand.PARTIAL) if floating(v.aval) else (x, Summand.NONE)
+        (x.astype(accumulator(_type(v).dtype)), Summand.PARTIAL) if floating(_type(v)) else (x, Summand.NONE)
         for x, v in zip(found, eqn.outvars, strict=True)
     ]
 
 
 def _wide_result(eqn: core.JaxprEqn) -> dict[str, Any]:
     """The parameter by which a product is asked for a result that is not rounded."""
-    asked = "preferred_element_type" in eqn.params and narrow(eqn.outvars[0].aval.dtype)
+    asked = "preferred_element_type" in eqn.params and narrow(_type(eqn.outvars[0]).dtype)
     return {"preferred_element_type": WIDE} if asked else {}
 
 
+def _type(atom: Any) -> Any:
+    """The type of a variable or a literal of a jaxpr."""
+    return atom.aval
+
+
 def _rounded(x: Any, atom: Any) -> Any:
-    return x.astype(atom.aval.dtype) if narrow(atom.aval.dtype) else x
+    return x.astype(_type(atom).dtype) if narrow(_type(atom).dtype) else x
 
 
 def _bound(eqn: core.JaxprEqn, values: Arrays) -> list:
@@ -177,7 +182,7 @@ def _bound(eqn: core.JaxprEqn, values: Arrays) -> list:
     if eqn.primitive.name not in NESTING and called(eqn.params) is None:
         found = eqn.primitive.bind(*values, **eqn.params)
         return list(found) if eqn.primitive.multiple_results else [found]
-    operands: list[Any] = [core.Var(v.aval) for v in eqn.invars]
+    operands: list[Any] = [core.Var(_type(v)) for v in eqn.invars]
     unnamed = core.DebugInfo(eqn.primitive.name, "", None, None)
     jaxpr = core.Jaxpr((), operands, eqn.outvars, [eqn.replace(invars=operands)], debug_info=unnamed)
     return list(core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*values))
@@ -186,7 +191,7 @@ def _bound(eqn: core.JaxprEqn, values: Arrays) -> list:
 def _widened(program: Any) -> Any:
     """A program that a primitive applies to elements, on wide numbers."""
     closed = program if isinstance(program, core.ClosedJaxpr) else core.ClosedJaxpr(program, ())
-    elements = [jax.ShapeDtypeStruct(v.aval.shape, accumulator(v.aval.dtype)) for v in closed.jaxpr.invars]
+    elements = [jax.ShapeDtypeStruct(_type(v).shape, accumulator(_type(v).dtype)) for v in closed.jaxpr.invars]
     found = jax.make_jaxpr(lambda *xs: [y for y, _ in evaluated(closed, [(x, Summand.PARTIAL) for x in xs])])(*elements)
     return found if isinstance(program, core.ClosedJaxpr) else found.jaxpr
 
