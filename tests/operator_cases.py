@@ -328,6 +328,7 @@ case("embedding, filled", lambda t, i: jnp.take(t, i, axis=0, mode="fill"), n(12
 case("embedding, filled with zeros", lambda t, i: t.at[i].get(mode="fill", fill_value=0), n(12, 2), ints(15, 6))
 case("embedding, filled with ones", lambda t, i: t.at[i].get(mode="fill", fill_value=1), n(12, 2), ints(15, 6))
 case("embedding, promised", lambda t, i: t.at[i].get(mode="promise_in_bounds"), n(12, 2), ints(12, 6))
+case("embedding, promised, out of range", lambda t, i: t[i], n(12, 2), np.array([0, 11, 12, -13, 40, -1, 5, 2**31 - 1], np.int32))
 case("embedding, 64-bit indices", lambda t, i: t[i], n(12, 2), ints(12, 6, dtype=np.int64))
 case("embedding, unsigned indices", lambda t, i: jnp.take(t, i, axis=0, mode="clip"), n(12, 2), ints(15, 6, dtype=np.uint8))
 case("embedding, columns", lambda t, i: jnp.take(t, i, axis=1), n(4, 12), ints(12, 6))
@@ -347,6 +348,13 @@ case(
     n(4, 6),
     ints(3, 6),
 )
+case(
+    "gather of pairs, out of range",
+    lambda x, i, j: x[i, j],
+    n(4, 6),
+    np.array([0, 4, -5, 3, 1, 1], np.int32),
+    np.array([6, 1, 2, -7, 0, 5], np.int32),
+)
 case("gather, vmapped rows", lambda x, i: jax.vmap(lambda a, k: a[k])(x, i), n(6, 4), ints(4, 6))
 case("labels", lambda x, y: -jax.nn.log_softmax(x)[jnp.arange(6), y].mean(), n(6, 4), ints(4, 6))
 case("one_hot", lambda i: jax.nn.one_hot(i, 12), ints(12, 6))
@@ -354,6 +362,16 @@ case("one_hot, contracted", lambda i, w: jax.nn.one_hot(i, 6) @ w, ints(6, 4), n
 case("scatter-add", lambda x, i, u: x.at[i].add(u), n(12, 2), ints(12, 6), n(6, 2))
 case("scatter-add into zeros", lambda i, u: jnp.zeros((4, 2)).at[i].add(u), ints(4, 6), n(6, 2))
 case("scatter-add, out of bounds", lambda x, i, u: x.at[i].add(u, mode="drop"), n(4, 2), ints(6, 6), n(6, 2))
+case(
+    "scatter-add, promised, out of bounds",
+    lambda x, i, u: x.at[i].add(u, mode="promise_in_bounds"),
+    n(4, 2),
+    np.array([0, 4, -5, 3, 9, -1], np.int32),
+    n(6, 2),
+)
+case(
+    "scatter-add, clipped", lambda x, i, u: x.at[i].add(u, mode="clip"), n(4, 2), np.array([0, 4, -5, 3, 9, -1], np.int32), n(6, 2)
+)
 case("scatter-add, windows", lambda x, i, u: x.at[:, i].add(u), n(6, 4), ints(4, 6), n(6, 6))
 case("scatter-add of integers", lambda i: jnp.zeros(4, jnp.int32).at[i].add(1), ints(4, 6))
 case("segment_sum", lambda u, i: jax.ops.segment_sum(u, i, 4), n(6, 2), ints(4, 6))

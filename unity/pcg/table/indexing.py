@@ -15,6 +15,9 @@ from unity.pcg.layout import Layout
 from unity.pcg.state import PARTIAL
 
 
+Mode = lax.GatherScatterMode
+
+
 def _window_pieces(operands: list[jax.Array], layout: Layout) -> list:
     return layout.bind(*operands, slice_sizes=layout.results[0].local_shape)
 
@@ -35,30 +38,50 @@ def dynamic_update_slice(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(tuple(Factor(f"d{i}", shape[i], (Slot(i), Slot(i), *rest), (Slot(i),)) for i in whole), (frozenset({0, 1}),))
 
 
+Mode = lax.GatherScatterMode
+
+
 def _gather_pieces(operands: list[jax.Array], layout: Layout) -> list:
-    """Rows that live on other devices count as zero here, so that the results are partial sums."""
+    """Takes zeros for rows on other devices, so that the results are partial sums.
+
+    An index outside of the table that JAX clamps is one of the device with the nearest row. Where it was promised to lie inside, JAX
+    takes the nearest row, and gives it no gradient: so does the device's own look-up, for it lies outside of the piece as well.
+    """
     table, indices = operands
-    numbers, here = layout.params["dimension_numbers"], layout.operands[0]
-    sizes = tuple(
-        m if n == whole else n for n, m, whole in zip(layout.params["slice_sizes"], here.local_shape, here.shape, strict=True)
-    )
+    numbers, here, mode = layout.params["dimension_numbers"], layout.operands[0], layout.params["mode"]
+    whole = layout.params["slice_sizes"]
+    sizes = tuple(m if k == n else k for k, m, n in zip(whole, here.local_shape, here.shape, strict=True))
     rows = [d for d in numbers.collapsed_slice_dims if here.along(d)]
     if not rows:
         return layout.bind(table, indices, slice_sizes=sizes)
     indices = indices.astype(jnp.int32 if indices.dtype.itemsize < 4 else indices.dtype)  # it must hold the table's size
+    fills, promises = mode == Mode.FILL_OR_DROP, mode == Mode.PROMISE_IN_BOUNDS
+    outside = ~jnp.zeros((), indices.dtype)  # -1, or the largest
     valid = mine = jnp.ones(indices.shape[:-1], bool)
+    local = dict[int, jax.Array]()
     for column, dim in enumerate(numbers.start_index_map):
-        wanted = _bounded(layout, indices[..., column], dim)
-        valid &= (wanted >= 0) & (wanted <= here.shape[dim] - layout.params["slice_sizes"][dim])
+        index, last = indices[..., column], here.shape[dim] - whole[dim]
+        read = _as_filled(index) if fills else index
+        low, high, place = read < 0, read > last, jnp.clip(read, 0, last)
+        valid &= ~(low | high)
         if dim in rows:
-            here_too, local = here.find(jnp.where(valid, wanted, 0), dim)
+            here_too, place = here.find(place, dim)
             mine &= here_too
-            indices = indices.at[..., column].set(jnp.where(here_too, local, 0))
-    out = layout.bind(table, indices, slice_sizes=sizes, mode=lax.GatherScatterMode.CLIP)[0]
+        if promises:
+            local[column] = jnp.where(low, outside, jnp.where(high, here.local_shape[dim], place)) if dim in rows else index
+        else:
+            local[column] = place.astype(index.dtype) + (index - read.astype(index.dtype))
+    mine = mine & valid if fills else mine
+    others = jnp.zeros_like(outside) if promises else outside  # what is not promised is filled with zeros
+    for column, place in local.items():
+        indices = indices.at[..., column].set(jnp.where(mine, place, others))
+    changed = {} if promises else {"mode": Mode.FILL_OR_DROP, "fill_value": 0}
+    alike = {"indices_are_sorted": False, "unique_indices": False}  # an index of others' rows may occur often, and anywhere
+    out = layout.bind(table, indices, slice_sizes=sizes, **alike, **changed)[0]
     spread = [i for i in range(out.ndim) if i not in numbers.offset_dims]
-    out = jnp.where(lax.broadcast_in_dim(mine & valid, out.shape, spread), out, jnp.zeros((), out.dtype))
-    if layout.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP:
-        # one device alone supplies what is out of bounds
+    if promises:
+        out = jnp.where(lax.broadcast_in_dim(mine, out.shape, spread), out, jnp.zeros((), out.dtype))
+    if fills:  # one device alone supplies what is out of bounds
         first = ~valid
         for axis in {axis for dim in rows for axis, _ in here.along(dim)}:
             first &= lax.axis_index(axis) == 0
@@ -66,10 +89,9 @@ def _gather_pieces(operands: list[jax.Array], layout: Layout) -> list:
     return [out]
 
 
-def _bounded(layout: Layout, wanted: jax.Array, dim: int) -> jax.Array:
-    if layout.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP:
-        return wanted
-    return jnp.clip(wanted, 0, layout.operands[0].shape[dim] - layout.params["slice_sizes"][dim])
+def _as_filled(index: jax.Array) -> jax.Array:
+    """An index as JAX reads it where what lies outside is filled: of 64 bits the lower half. The gradient goes by all of them."""
+    return index.astype(jnp.int32) if index.dtype.itemsize > 4 else index
 
 
 def fill_value(params: Any, dtype: Any) -> jax.Array:

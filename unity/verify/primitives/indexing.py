@@ -130,11 +130,18 @@ def put_flat(run: Run, x: Array, flat: Array, new: Array, operation: Callable[[A
 
 
 def _starts(
-    run: Run, indices: Array, shape: Sequence[int], sizes: Sequence[int], where: Sequence[int], paired: Mapping[int, int], mode: Any
+    run: Run,
+    indices: Array,
+    shape: Sequence[int],
+    sizes: Sequence[int],
+    where: Sequence[int],
+    paired: Mapping[int, int],
+    moved: bool,
 ) -> tuple[list[Array], Array]:
     """Where windows begin along each dimension, `[*lead, *groups]`, and which of them lie inside.
 
-    `where[k]` is the dimension of the k-th index; `paired` maps a batching dimension to its dimension of the indices.
+    `where[k]` is the dimension of the k-th index; `paired` maps a batching dimension to its dimension of the indices. `moved`: a window
+    that does not lie inside is moved there.
     """
     groups = indices.shape[run.lead : -1]
     zero = np.zeros(indices.shape[:-1], np.int64)
@@ -145,7 +152,7 @@ def _starts(
         begin[d] = np.clip(at, 0, last)
     for d, j in paired.items():
         begin[d] = zero + np.arange(groups[j]).reshape([-1 if i == j else 1 for i in range(len(groups))])
-    return begin, valid if mode == Mode.FILL_OR_DROP else np.ones_like(valid)
+    return begin, np.ones_like(valid) if moved else valid
 
 
 @meaning("gather")
@@ -176,7 +183,8 @@ def _windows(run: Run, app: Application, table: Array, kept: Sequence[int], indi
     """Windows `[*lead, *groups, *kept]` at concrete indices, and whether they lie inside."""
     numbers, sizes, shape = app.params["dimension_numbers"], app.params["slice_sizes"], run.shape(table)
     paired = dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
-    begin, valid = _starts(run, indices, shape, sizes, numbers.start_index_map, paired, app.params["mode"])
+    moved = app.params["mode"] != Mode.FILL_OR_DROP  # a promise too: what is read is clamped
+    begin, valid = _starts(run, indices, shape, sizes, numbers.start_index_map, paired, moved)
     found = take_flat(run, table, boxes(shape, begin, sizes, kept) if begin else valid * 0)
     return found, valid.reshape((*valid.shape, *(1,) * len(kept)))
 
@@ -237,7 +245,8 @@ def scatter(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
     where = numbers.scatter_dims_to_operand_dims
 
     def put(x: Array, new: Array, at: Array) -> Array:
-        begin, valid = _starts(run, at, shape, sizes, where, paired, app.params["mode"])
+        moved = app.params["mode"] == Mode.CLIP  # not a promise: what is written outside is dropped
+        begin, valid = _starts(run, at, shape, sizes, where, paired, moved)
         flat = boxes(shape, begin, sizes, kept)
         allowed = np.broadcast_to(valid.reshape((*valid.shape, *(1,) * len(kept))), flat.shape)
         return put_flat(run, x, flat, new, putting(run, app, domain), allowed)
