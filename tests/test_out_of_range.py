@@ -1,7 +1,7 @@
 """Indices out of range: plans read, write and differentiate there as JAX does on one device, however they divide what is indexed.
 
-What JAX does depends on the mode. CLIP takes the nearest row, whose gradient it is. FILL_OR_DROP takes a constant, and drops what is
-written. A promise takes the nearest row when it reads, and drops what is written, the gradient of what it read included.
+What JAX does depends on the mode. CLIP takes the nearest row, whose gradient it is. FILL_OR_DROP reads a constant and drops what is
+written. A promise reads the nearest row, and drops what is written, the gradient of what it read included.
 """
 
 import jax
@@ -72,7 +72,7 @@ READERS = {
     "take, clipped": lambda x, i: jnp.take(x, i, axis=1, mode="clip"),
     "take, wrapped": lambda x, i: jnp.take(x, i, axis=0, mode="wrap"),
     "take_along_axis": lambda x, i: jnp.take_along_axis(x, jnp.broadcast_to(i[None], (x.shape[0], i.size)), 1),
-    "take_along_axis, clipped": lambda x, i: jnp.take_along_axis(x, jnp.broadcast_to(i[:, None], (i.size, x.shape[1])), 0, mode="clip"),
+    "take_along_axis, clipped": lambda x, i: jnp.take_along_axis(x, jnp.tile(i[:, None], 12), 0, mode="clip"),
     "take_along_axis, promised": lambda x, i: jnp.take_along_axis(x, i[:12, None], 1, mode="promise_in_bounds"),
     "one_hot": lambda x, i: jax.nn.one_hot(i, x.shape[0]) @ x,
     "vmapped": lambda x, i: jax.vmap(lambda row, k: row[k])(x, i[:12]),
@@ -118,7 +118,7 @@ WRITERS = {
     "vmapped, clipped": lambda x, i, u: jax.vmap(lambda row, k, v: row.at[k].add(v, mode="clip"))(x, i[:12], u[:12, 0]),
     "vmapped, set": lambda x, i, u: jax.vmap(lambda row, k, v: row.at[k].set(v))(x, i[:12], u[:12, 0]),
     "dynamic_update_slice": lambda x, i, u: sum(lax.dynamic_update_slice(x, u[:5], (i[k], i[k + 1])) for k in range(11)),
-    "dynamic_update_slice, vmapped": lambda x, i, u: jax.vmap(lambda row, k: lax.dynamic_update_slice(row, u[0, :5], (k,)))(x, i[:12]),
+    "dynamic_update_slice, vmapped": lambda x, i, u: jax.vmap(lambda r, k: lax.dynamic_update_slice(r, u[0, :5], (k,)))(x, i[:12]),
     "dynamic_update_index": lambda x, i, u: sum(lax.dynamic_update_index_in_dim(x, u[0], i[k], 0) for k in range(11)),
 }  # fmt: skip
 

@@ -113,10 +113,15 @@ def barrier(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(every_dimension([o.shape for o in operands], results[0].shape, len(results)))
 
 
+def by_key(dtype: Any) -> bool:
+    """Whether each key of a batch gives what it gives alone. Under `vmap`, other generators draw for all from the first one."""
+    return str(dtype) == "key<fry>"
+
+
 def random_pieces(operands: list[jax.Array], layout: Layout) -> list:
     """Draws this device's part of the bits, of its keys, so that masks equal the unsharded ones.
 
-    A generator that does not go by the numbers of elements (`rbg`) has to draw all that a key gives, of which the part is kept.
+    A generator that does not go by the numbers of elements (`rbg`) has to draw all that its keys give, of which the part is kept.
     """
     keys, result = layout.operands[0], layout.results[0]
     lead, shape = keys.ndim, result.shape[keys.ndim :]
@@ -124,7 +129,14 @@ def random_pieces(operands: list[jax.Array], layout: Layout) -> list:
     if rest and counted(keys.dtype):
         positions = [result.coordinates(d) for d in range(lead, result.ndim)]
         return [bits(operands[0], layout.params["bit_width"], shape, positions)]
-    return [result.cut(layout.bind(*operands, shape=shape)[0], rest)]
+    return _kept(operands, layout, shape=shape)
+
+
+def _kept(operands: list[jax.Array], layout: Layout, **changed: Any) -> list:
+    """Computes what the keys here give, and keeps this device's part of what is not divided as they are."""
+    found = layout.bind(*operands, **changed)[0]
+    divided = {s for placed in layout.operands for s in placed.slices}
+    return [layout.results[0].cut(found, [s for s in layout.results[0].slices if s not in divided])]
 
 
 @operator("random_bits", local=random_pieces)
@@ -133,13 +145,7 @@ def random_bits(params: Any, operands: Any, results: Any) -> Spec:
     return _from_keys(operands, results, counted(operands[0].dtype))
 
 
-def _split_keys(operands: list[jax.Array], layout: Layout) -> list:
-    """Splits this device's keys, and keeps its own of the new ones."""
-    lead, result = layout.operands[0].ndim, layout.results[0]
-    return [result.cut(layout.bind(*operands)[0], [(a, d) for a, d in result.slices if d.dim >= lead])]
-
-
-@operator("random_split", local=_split_keys)
+@operator("random_split", local=_kept)
 def split_keys(params: Any, operands: Any, results: Any) -> Spec:
     """Every device splits a key as a whole."""
     return _from_keys(operands, results, shared=False)
@@ -148,15 +154,28 @@ def split_keys(params: Any, operands: Any, results: Any) -> Spec:
 def _from_keys(operands: Any, results: Any, shared: bool) -> Spec:
     """Keys `[*k]`, result `[*k, *shape]`. `shared`: whether a device draws no more of what a key gives than its part."""
     keys, shape = operands[0].shape, results[0].shape
-    lead = tuple(Factor(f"k{i}", n, (Slot(i),), (Slot(i),)) for i, n in enumerate(keys) if n > 1)
+    lead = _of_keys(operands, keys)
     own = ((i, n) for i, n in enumerate(shape) if i >= len(keys) and n > 1)
     rest = tuple(Factor(f"d{i}", n, (None,), (Slot(i),), shared=shared) for i, n in own)
     return Spec(lead + rest, (), DRAW * prod(shape))
 
 
-@operator("random_wrap", "random_unwrap", "random_fold_in", "random_seed", "random_clone")
+def _of_keys(operands: Any, batch: Shape) -> tuple[Factor, ...]:
+    """The dimensions of a batch of keys. If what they give depends on the batch, every device has all of it, and keeps its part."""
+    apart = by_key(operands[0].dtype)
+    places = [aligned(o.shape, batch) if apart else (None,) * len(batch) for o in operands]
+    return tuple(Factor(f"k{i}", n, tuple(p[i] for p in places), (Slot(i),), shared=apart) for i, n in enumerate(batch) if n > 1)
+
+
+@operator("random_fold_in", local=_kept)
+def fold_in(params: Any, operands: Any, results: Any) -> Spec:
+    """Keys, and a number for each or for all."""
+    return Spec(_of_keys(operands, results[0].shape))
+
+
+@operator("random_wrap", "random_unwrap", "random_seed", "random_clone")
 def keys(params: Any, operands: Any, results: Any) -> Spec:
-    """Key arithmetic: the leading dimensions of all operands and results are shared."""
+    """Keys as numbers, and numbers as keys: the leading dimensions of all operands and results are shared."""
     rank = min(*(o.ndim for o in operands), results[0].ndim)
     names = ((i, n) for i, n in enumerate(results[0].shape[:rank]) if n > 1 and all(o.shape[i] == n for o in operands))
     return Spec(tuple(Factor(f"k{i}", n, (Slot(i),) * len(operands), (Slot(i),)) for i, n in names))

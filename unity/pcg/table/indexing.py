@@ -14,7 +14,6 @@ from unity.pcg.factors import Factor, Place, Slot, Spec, operator
 from unity.pcg.layout import Layout
 from unity.pcg.state import PARTIAL
 
-
 Mode = lax.GatherScatterMode
 
 
@@ -44,8 +43,8 @@ Mode = lax.GatherScatterMode
 def _gather_pieces(operands: list[jax.Array], layout: Layout) -> list:
     """Takes zeros for rows on other devices, so that the results are partial sums.
 
-    An index outside of the table that JAX clamps is one of the device with the nearest row. Where it was promised to lie inside, JAX
-    takes the nearest row, and gives it no gradient: so does the device's own look-up, for it lies outside of the piece as well.
+    An index outside of the table that JAX clamps belongs to the device with the nearest row. If it was promised to lie inside, JAX
+    reads the nearest row, and gives it no gradient: so does the device's own look-up, for the index lies outside of its piece, too.
     """
     table, indices = operands
     numbers, here, mode = layout.params["dimension_numbers"], layout.operands[0], layout.params["mode"]

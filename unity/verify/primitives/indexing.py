@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from itertools import product
 from math import prod
-from typing import Any
 
 import numpy as np
 from jax import lax
@@ -140,8 +139,8 @@ def _starts(
 ) -> tuple[list[Array], Array]:
     """Where windows begin along each dimension, `[*lead, *groups]`, and which of them lie inside.
 
-    `where[k]` is the dimension of the k-th index; `paired` maps a batching dimension to its dimension of the indices. `moved`: a window
-    that does not lie inside is moved there.
+    `where[k]` is the dimension of the k-th index; `paired` maps a batching dimension to its dimension of the indices; `moved`
+    says that windows which do not lie inside are moved there.
     """
     groups = indices.shape[run.lead : -1]
     zero = np.zeros(indices.shape[:-1], np.int64)
