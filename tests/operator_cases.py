@@ -21,6 +21,7 @@ from jax.extend.random import threefry_2x32
 from jax.sharding import PartitionSpec
 
 from unity.pcg.marks import constrain
+from unity.pcg.promised import promised
 
 Case = tuple[Callable, tuple]
 CASES: dict[str, Case] = {}
@@ -329,6 +330,7 @@ case("embedding, filled with zeros", lambda t, i: t.at[i].get(mode="fill", fill_
 case("embedding, filled with ones", lambda t, i: t.at[i].get(mode="fill", fill_value=1), n(12, 2), ints(15, 6))
 case("embedding, promised", lambda t, i: t.at[i].get(mode="promise_in_bounds"), n(12, 2), ints(12, 6))
 case("embedding, promised, out of range", lambda t, i: t[i], n(12, 2), np.array([0, 11, 12, -13, 40, -1, 5, 2**31 - 1], np.int32))
+case("rows of promised indices", lambda x, i: promised(x, i, 12), n(4, 6, 2), np.arange(-6, 18, dtype=np.int32).reshape(4, 6))
 case("embedding, 64-bit indices", lambda t, i: t[i], n(12, 2), ints(12, 6, dtype=np.int64))
 case("embedding, unsigned indices", lambda t, i: jnp.take(t, i, axis=0, mode="clip"), n(12, 2), ints(15, 6, dtype=np.uint8))
 case("embedding, columns", lambda t, i: jnp.take(t, i, axis=1), n(4, 12), ints(12, 6))

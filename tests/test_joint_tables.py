@@ -1,5 +1,7 @@
 """Tables looked up by different indices, stacked so that one look-up takes rows of both: the rule, its limits, where it pays."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -107,9 +109,10 @@ def stepped(body: Body, place) -> Body:
     return found
 
 
+@pytest.mark.parametrize("mode", ["clip", "promise_in_bounds"])
 @pytest.mark.parametrize("ids", [((4,), (4,)), ((4,), (6,)), ((2, 3), (2, 1))])
-def test_values_and_gradients_are_kept_out_of_range_too(ids):
-    fn, (t, u, i, j) = tables("clip", ids=ids)
+def test_values_and_gradients_are_kept_out_of_range_too(ids, mode):
+    fn, (t, u, i, j) = tables(mode, ids=ids)
     body = program(fn, t, u, i, j)
     found, *_ = places(body)
     new = closed(stepped(body, found))
@@ -152,9 +155,9 @@ def test_as_many_tables_as_there_are_become_one():
 ROWS = (30009, 9977, 20009, 5541)  # only all four together divide by eight; alone they do with zeros behind them
 
 
-def small_dlrm(params, dense, ids, y):
+def small_dlrm(params, dense, ids, y, mode="clip"):
     bottom = jax.nn.relu(dense @ params["bottom"])
-    found = [table[ids[:, k]] for k, table in enumerate(params["tables"])]
+    found = [table.at[ids[:, k]].get(mode=mode) for k, table in enumerate(params["tables"])]
     hidden = jax.nn.relu(jnp.concatenate([bottom, *found], axis=1) @ params["top"])
     return jnp.mean((hidden @ params["out"] - y) ** 2)
 
@@ -169,9 +172,9 @@ def dlrm_args(rows, samples=512, width=5):
     return params, f(samples, 13), jax.ShapeDtypeStruct((samples, len(rows)), jnp.int32), f(samples, 1)
 
 
-def stacked(args, **options):
+def stacked(args, fn=small_dlrm, **options):
     """The plan with weights packed, and how often it stacks two tables."""
-    plan = unity.optimize(small_dlrm, *args, machine=EIGHT, progress=False, branches=False, pack=True, **options)
+    plan = unity.optimize(fn, *args, machine=EIGHT, progress=False, branches=False, pack=True, **options)
     applied = {} if plan.rewriting is None else {str(w): n for w, n in plan.rewriting.applied}
     return plan, applied.get(f"{STACK} (backward)", 0)
 
@@ -189,20 +192,26 @@ def test_tables_are_stacked_where_only_together_they_spread_over_the_devices():
     assert plan.memory < 0.6 * apart.memory < 0.4 * plain.memory
 
 
-def test_a_plan_with_stacked_tables_computes_the_same(tmp_path):
+@pytest.mark.parametrize("mode", ["clip", "promise_in_bounds"])
+def test_a_plan_with_stacked_tables_computes_the_same(mode, tmp_path):
+    """Padded with ids of -1 and of the table's size, too, and far out of range: of a promise, what is read there has no gradient."""
     args = dlrm_args(ROWS)
-    plan, times = stacked(args)
+    fn = partial(small_dlrm, mode=mode)
+    plan, times = stacked(args, fn)
     assert times == len(ROWS) - 1
     assert [step.rule for step in plan.check_derivation()] == [STACK] * times
     params, dense, y = jax.tree.map(lambda s: jnp.asarray(RNG.normal(size=s.shape) / 4, s.dtype), (args[0], args[1], args[3]))
-    given = params, dense, jnp.stack([jnp.asarray(RNG.integers(-n, n, len(y)), jnp.int32) for n in ROWS], 1), y
+    ids = np.stack([RNG.integers(-n, n, len(y)) for n in ROWS], 1).astype(np.int32)
+    ids[:6], ids[6:12], ids[12:14], ids[14:16] = ROWS, -1 - np.array(ROWS), np.iinfo(np.int32).max, np.iinfo(np.int32).min
+    given = params, dense, jnp.asarray(ids), y
     plan.save(tmp_path / "plan.json")
-    wanted = jax.jit(jax.value_and_grad(small_dlrm))(*given)
-    for p in (plan, unity.load(tmp_path / "plan.json", small_dlrm, *args)):
+    wanted = jax.jit(jax.value_and_grad(fn))(*given)
+    for p in (plan, unity.load(tmp_path / "plan.json", fn, *args)):
         value, gradient = jax.jit(jax.value_and_grad(p))(*p.shard(*given))
         np.testing.assert_allclose(value, wanted[0], rtol=1e-5)
         for a, b in zip(jax.tree.leaves(p.unshard(gradient)), jax.tree.leaves(wanted[1]), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
+    assert [bool(np.asarray(t)[-1].any()) for t in wanted[1]["tables"]] == [mode == "clip"] * len(ROWS)
 
 
 def test_tables_that_spread_alone_are_left_apart():

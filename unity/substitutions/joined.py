@@ -20,7 +20,9 @@ from jax import lax
 
 from unity.pcg.body import Atom, Body, Equation, Tensor, close, tensor_type
 from unity.pcg.packed import Packed
+from unity.pcg.promised import promised
 from unity.pcg.state import Shape
+from unity.substitutions.promises import Mode
 from unity.substitutions.reading import Reading, rearrangement_of
 from unity.substitutions.rearrangement import Rearrangement, unchanged
 from unity.substitutions.rewriting import renamed
@@ -120,19 +122,28 @@ def _in_range(e: Equation, one: Joined, tensors: dict[int, Tensor]) -> tuple[Equ
     """Instead of a look-up: one whose indices are never of the zeros behind the table. `tensors` gets what is new."""
     table, ids = e.operands
     assert isinstance(ids, int)
-    kind, last = tensors[ids], one.joined[one.dim] - 1
-    program = close(jax.make_jaxpr(lambda i: lax.min(i, jnp.asarray(last, i.dtype)))(kind.struct))
-    new = {program.inputs[0]: ids}
+    assert isinstance(table, int)
+    rows = one.joined[one.dim]
+
+    def look_up(table: jax.Array, ids: jax.Array) -> jax.Array:
+        found = e.primitive.bind(table, lax.min(ids, jnp.asarray(rows - 1, ids.dtype)), **e.params)
+        promises = e.params["mode"] == Mode.PROMISE_IN_BOUNDS
+        return promised(found, ids.reshape(ids.shape[:-1]), rows) if promises else found
+
+    program = close(jax.make_jaxpr(look_up)(tensors[table].struct, tensors[ids].struct))
+    new: dict[int, int] = dict(zip(program.inputs, (table, ids), strict=True))
+    new.update(zip((a for a in program.outputs if isinstance(a, int)), e.results, strict=True))
     made = []
     for step in program.equations:
         for v in step.results:
-            new[v] = max(tensors) + 1
-            tensors[new[v]] = program.tensors[v]
+            if v not in new:
+                new[v] = max(tensors) + 1
+                tensors[new[v]] = program.tensors[v]
         operands = tuple(new[a] if isinstance(a, int) else a for a in step.operands)
-        made.append(replace(step, operands=operands, results=tuple(new[v] for v in step.results), source=e.source, scope=e.scope))
-    (end,) = program.outputs
-    assert isinstance(end, int)
-    return (*made, e.reading((table, new[end])))
+        results = tuple(new[v] for v in step.results)
+        group = e.group if step.name == e.name else ()
+        made.append(replace(step, operands=operands, results=results, source=e.source, group=group, scope=e.scope))
+    return tuple(made)
 
 
 @dataclass(frozen=True)

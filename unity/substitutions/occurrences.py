@@ -17,7 +17,8 @@ from unity.pcg.accumulation import limited
 from unity.pcg.body import Body
 from unity.pcg.errors import IllTypedError
 from unity.substitutions.matching import bind
-from unity.substitutions.reading import READABLE, Application, Reading, Viewed
+from unity.substitutions.promises import PROMISED, counts
+from unity.substitutions.reading import READABLE, Application, Reading, Viewed, clamping
 from unity.substitutions.rearrangement import Rearrangement, after, kept, resized
 from unity.substitutions.rule import Rule
 from unity.substitutions.term import Apply, Attribute, Term, Variable, applications, attribute_variables, subterms, variables
@@ -121,6 +122,7 @@ class Occurrence:
     examples: Mapping[str, Application]
     inner: frozenset[int]  # variables that the operators found make
     types: Mapping[Term, TensorType]  # of every term of both sides
+    promised: frozenset[int] = frozenset()  # roots that the rule is not true of as they are: see `promises`
 
     @cached_property
     def sides(self) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
@@ -139,15 +141,18 @@ class _Binding:
     examples: dict[str, Application] = field(default_factory=dict)
     cuts: dict[tuple[str, int], int] = field(default_factory=dict)  # where variables are split: (name, dimension) → at
     inner: frozenset[int] = frozenset()
+    counts: bool = False  # whether look-ups must be those that clamp
+    promised: frozenset[int] = frozenset()
 
     def copy(self) -> _Binding:
-        return _Binding(dict(self.tensors), dict(self.attributes), dict(self.examples), dict(self.cuts), self.inner)
+        found = dict(self.tensors), dict(self.attributes), dict(self.examples), dict(self.cuts)
+        return _Binding(*found, self.inner, self.counts, self.promised)
 
 
 def occurrences(reading: Reading, pattern: Pattern) -> Iterator[Occurrence]:
     """Every place in a program where a pattern is, and both sides have types that agree."""
     seen: set[tuple] = set()
-    for roots, binding in _roots(reading, pattern, (), _Binding()):
+    for roots, binding in _roots(reading, pattern, (), _Binding(counts=counts(pattern.rule))):
         place = frozenset(r.key for r in roots)
         orders = [tuple(binding.tensors[n].key for n in order) for order in (variables(pattern.left), *pattern.mirrors)]
         if any((place, order) in seen for order in orders):
@@ -245,6 +250,9 @@ def _all(reading: Reading, terms: Sequence[Term], values: Sequence[Viewed], bind
 
 def _attributes(term: Apply, application: Application, attributes: Sequence[Attribute], binding: _Binding) -> bool:
     operator = VOCABULARY[term.operator]
+    if binding.counts and application.manner == PROMISED:
+        binding.promised |= set(application.results)
+        application = clamping(application)
     example = binding.examples.setdefault(term.operator, application)
     if example.manner != application.manner:
         return False
@@ -283,7 +291,8 @@ def _typed(body: Body, pattern: Pattern, roots: tuple[Viewed, ...], binding: _Bi
             return None
     if any(limited(jnp.dtype(t.dtype)) for t in types.values()) and not contained(pattern.rule, pattern.backward):
         return None  # what it computes on the way may overflow although the program does not
-    return Occurrence(pattern, binding.tensors, binding.attributes, roots, binding.examples, binding.inner, types)
+    fields = binding.tensors, binding.attributes, roots, binding.examples, binding.inner
+    return Occurrence(pattern, *fields, types, binding.promised)
 
 
 def _type(body: Body, x: Viewed, name: str, cuts: Mapping[tuple[str, int], int]) -> TensorType:

@@ -7,7 +7,7 @@ variable of the program, seen through one. A product of any dimension numbers is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -18,6 +18,7 @@ from jax import lax
 from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, params_key
 from unity.pcg.pointwise import pointwise
 from unity.pcg.state import Shape
+from unity.substitutions.promises import CLIPPED, SAID
 from unity.substitutions.rearrangement import Rearrangement, after, kept, reshaped, resized, transposed, unchanged
 from unity.substitutions.term import Attribute
 
@@ -326,10 +327,16 @@ def _gather(reading: Reading, e: Equation) -> Application | None:
     if not rows:
         return None
     where = reading.origin(ids).through(reshaped(i.shape, i.shape[:-1]))
-    kept = {k: e.params[k] for k in ("mode", "fill_value")}
+    kept = {k: e.params[k] for k in SAID}
     if where is None:
         return None
     return Application("embedding", (), (reading.origin(table), where), e.results, (unchanged(z.shape),), e, params_key(kept))
+
+
+def clamping(x: Application) -> Application:
+    """A promised look-up, as one that clamps."""
+    params = {**x.equation.params, "mode": lax.GatherScatterMode.CLIP}
+    return replace(x, equation=replace(x.equation, params=params), manner=CLIPPED)
 
 
 @reads("conv_general_dilated")

@@ -8,12 +8,14 @@ from unity.pcg.body import Atom, Body
 from unity.pcg.pruning import used
 from unity.substitutions.derivation import Seen, Step
 from unity.substitutions.occurrences import Occurrence
+from unity.substitutions.promises import CLIPPED
 from unity.substitutions.reading import Viewed
 from unity.substitutions.rearrangement import after
 from unity.substitutions.rule import content_hash
-from unity.substitutions.term import Variable
+from unity.substitutions.term import Apply, Variable
 from unity.substitutions.text import print_body
-from unity.verify.normal import NormalForms
+from unity.verify.nodes import Value
+from unity.verify.normal import NormalForms, rows_of
 
 
 def step_of(forms: NormalForms, occurrence: Occurrence) -> Step | None:
@@ -25,12 +27,12 @@ def step_of(forms: NormalForms, occurrence: Occurrence) -> Step | None:
     """
     rule = occurrence.pattern.rule
     tensors = {name: _seen(forms, x) for name, x in occurrence.tensors.items()}
-    roots = [_seen(forms, x) for x in occurrence.roots]
+    roots = [_root(forms, occurrence, k) for k in range(len(occurrence.roots))]
     found = {name: x for name, x in tensors.items() if x is not None}
-    there = tuple(x for x in roots if x is not None)
+    there = tuple(Seen(x.node.hash, x.view) for x in roots if x is not None)
     known = all(x.value in forms.nodes for x in found.values())
     alive = any(x.value in forms.nodes for x in there)
-    once = all(forms.makers[forms.of(x.atom).node] == 1 for x in occurrence.roots) and len({x.value for x in there}) == len(roots)
+    once = all(x is not None and forms.makers[x.node] == 1 for x in roots) and len({x.value for x in there}) == len(roots)
     if not (known and alive and once) or len(found) < len(tensors):
         return None
     return Step(
@@ -58,9 +60,25 @@ def shared(forms: NormalForms) -> NormalForms:
 
 
 def _seen(forms: NormalForms, x: Viewed) -> Seen | None:
+    value = _value(forms, x)
+    return Seen(value.node.hash, value.view) if value is not None else None
+
+
+def _value(forms: NormalForms, x: Viewed) -> Value | None:
     value = forms.of(x.atom)
     view = after(x.view, value.view)
-    return Seen(value.node.hash, view) if view is not None else None
+    return Value(value.node, view) if view is not None else None
+
+
+def _root(forms: NormalForms, occurrence: Occurrence, k: int) -> Value | None:
+    """A root as a step names it: instead of a look-up that is promised, the one that clamps, of which it is made."""
+    root, term = occurrence.roots[k], occurrence.sides[0][k]
+    if root.atom not in occurrence.promised:
+        return _value(forms, root)
+    assert isinstance(term, Apply)
+    table, ids = (occurrence.tensors[x.name] for x in term.operands if isinstance(x, Variable))
+    given = [forms.store.rearranged(x.view, forms.of(x.atom)) for x in (table, ids)]
+    return rows_of(forms.store, given[0], given[1], CLIPPED)
 
 
 def _cuts(occurrence: Occurrence, name: str) -> tuple[tuple[int, int], ...]:

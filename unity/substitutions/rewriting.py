@@ -83,7 +83,8 @@ def said(occurrence: Occurrence) -> tuple:
     seams = tuple(occurrence.types[Variable(name)].seams for name in occurrence.tensors)
     examples = tuple((name, x.operator, x.manner, _like(x.equation)) for name, x in sorted(occurrence.examples.items()))
     views = tuple((name, x.view) for name, x in occurrence.tensors.items()), tuple(r.view for r in occurrence.roots)
-    return (occurrence.pattern, tuple(sorted(occurrence.attributes.items())), views, seams, examples)
+    promised = tuple(r.atom in occurrence.promised for r in occurrence.roots)
+    return (occurrence.pattern, tuple(sorted(occurrence.attributes.items())), views, seams, examples, promised)
 
 
 def _like(e: Equation) -> tuple:

@@ -15,6 +15,7 @@ from jax import lax
 
 from unity.pcg.body import Equation, Literal
 from unity.pcg.pointwise import DERIVED
+from unity.pcg.promised import promised
 from unity.substitutions.occurrences import Occurrence
 from unity.substitutions.rearrangement import Rearrangement, after, dimensions, kept, reshaped, resized, transposed, unchanged
 from unity.substitutions.term import Apply, Term, Variable
@@ -42,7 +43,9 @@ def laid(value: jax.Array) -> Laid:
 def write(occurrence: Occurrence, terms: Sequence[Term], arrays: Mapping[str, jax.Array]) -> list[jax.Array]:
     """The results that take the place of an occurrence's roots: `terms` of its variables, as the roots lie in memory."""
     writer = _Writer(occurrence, arrays)
-    return [_laid_as(writer.of(t), root.view) for t, root in zip(terms, occurrence.roots, strict=True)]
+    written = map(writer.of, terms)
+    there = zip(written, occurrence.sides[0], occurrence.roots, strict=True)
+    return [_laid_as(writer.promised(x, old) if root.atom in occurrence.promised else x, root.view) for x, old, root in there]
 
 
 def _laid_as(x: Laid, view: Rearrangement) -> jax.Array:
@@ -78,6 +81,12 @@ class _Writer:
         extra = {"at": given[-1]} if term.operator == "split" else {}
         results = operator.run(*given[: len(operator.attributes)], *(x.value for x in operands), **extra)
         return [laid(x) for x in (results if isinstance(results, list) else [results])]
+
+    def promised(self, x: Laid, look_up: Term) -> Laid:
+        """What takes the place of a promised look-up, where that does of one that clamps."""
+        assert isinstance(look_up, Apply)
+        table, ids = look_up.operands
+        return laid(promised(x.value, self.of(ids).value, self.occurrence.types[table].shape[0]))
 
     def example(self, name: str) -> Equation | None:
         """An equation of the program to make others like."""

@@ -21,6 +21,8 @@ from jax import lax
 from unity.pcg.body import Atom, Body, Equation, Literal, Tensor, params_key, tensor_type
 from unity.pcg.pointwise import pointwise
 from unity.pcg.state import Shape
+from unity.substitutions.promises import CLIPPED, PROMISED, SAID
+from unity.substitutions.promises import program as promised_rows
 from unity.substitutions.rearrangement import reshaped, transposed
 from unity.verify.constructors import expanded
 from unity.verify.layouts import boxed
@@ -47,7 +49,10 @@ class NormalForms:
         found: Counter[Node] = Counter()
         for e in self.body.equations:
             there = {self.of(a).node for a in e.operands}
-            found.update({self.values[v].node for v in e.results} - there)
+            computed = {self.values[v].node for v in e.results} - there
+            if e.name == "gather":  # of a promised look-up, the one that clamps, too
+                computed |= {x.node for new in computed for x in new.operands if x.node.kind == "rows"} - there
+            found.update(computed)
         return found
 
     def of(self, atom: Atom) -> Value:
@@ -82,7 +87,11 @@ def function_of(store: Store, name: str, x: Value) -> Value:
 
 
 def rows_of(store: Store, table: Value, ids: Value, manner: str) -> Value:
-    """The rows of a table [v, h] for indices of any shape."""
+    """The rows of a table [v, h] for indices of any shape; those that are promised, as those that are clamped."""
+    if manner == PROMISED:
+        found = rows_of(store, table, ids, CLIPPED)
+        kinds = str(found.node.tensor.dtype), str(ids.node.tensor.dtype)
+        return applied(store, promised_rows(found.shape, kinds[0], ids.shape, kinds[1], table.shape[0]), [found, ids]).outputs[0]
     flat = store.rearranged(reshaped(ids.shape, (prod(ids.shape),)), ids)
     found = store.make("rows", (manner,), (table, flat), table.node.tensor.dtype)
     return store.rearranged(reshaped(found.shape, (*ids.shape, table.shape[1])), found)
@@ -281,7 +290,7 @@ def _gather(reading: _Reading) -> Sequence[Value] | None:
     if not plain:
         return None
     where = reading.store.rearranged(reshaped(ids.shape, ids.shape[:-1]), ids)
-    return [rows_of(reading.store, table, where, reading.how("mode", "fill_value"))]
+    return [rows_of(reading.store, table, where, reading.how(*SAID))]
 
 
 @_reads("conv_general_dilated")

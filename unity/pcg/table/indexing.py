@@ -12,6 +12,7 @@ from jax import lax
 
 from unity.pcg.factors import Factor, Place, Slot, Spec, operator
 from unity.pcg.layout import Layout
+from unity.pcg.promised import PROMISED, kept
 from unity.pcg.state import PARTIAL
 
 Mode = lax.GatherScatterMode
@@ -158,3 +159,12 @@ def scattering(adds: bool) -> Any:
 
 operator("scatter-add", "scatter-sub")(scattering(adds=True))
 operator("scatter", "scatter-mul", "scatter-min", "scatter-max")(scattering(adds=False))
+
+
+@operator(PROMISED, local=lambda operands, layout: [kept(*operands, **layout.params)])
+def promised_rows(params: Any, operands: Any, results: Any) -> Spec:
+    """Rows `[*ids, h]` and their indices. Linear in the rows, which only lose some of their gradient."""
+    rows, ids = operands[0].shape, operands[1].shape
+    places = ((Slot(i), Slot(i) if i < len(ids) else None) for i in range(len(rows)))
+    factors = tuple(Factor(f"d{i}", n, p, (Slot(i),)) for i, (n, p) in enumerate(zip(rows, places, strict=True)) if n > 1)
+    return Spec(factors, (frozenset({0}),), prod(rows))

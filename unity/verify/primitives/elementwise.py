@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from unity.pcg.held import NAMES
+from unity.pcg.promised import PROMISED
 from unity.pcg.table.elementwise import NONLINEAR
 from unity.verify.domains import Array, Domain
 from unity.verify.primitives.core import MEANINGS, PLAIN, Application, Run, Value, floating, meaning
@@ -47,6 +48,12 @@ SAME = "copy copy_p name optimization_barrier stop_gradient sharding_constraint 
 def same(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
     """Nothing happens to the values."""
     return list(values)
+
+
+@meaning(PROMISED)
+def promised(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
+    """Nothing happens to the rows that were read."""
+    return list(values[:1])
 
 
 def unequal_ranks(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
