@@ -277,7 +277,8 @@ def assemble(
             costs[same] = site_cost(site, shared[same], machine, training)
         domains.append(shared[same])
         terms.append(costs[same])
-    ports = tuple((s, p) for s, site in enumerate(opened.sites) for p in range(len(site.ports)))
+    # A carry that a step hands on unchanged is an operand of its own site: nothing changes on the way, and nothing is to be chosen.
+    ports = tuple((s, p) for s, site in enumerate(opened.sites) for p, port in enumerate(site.ports) if port.source != s)
     return Assembled(graph, machine, training, opened, tuple(domains), tuple(terms), ports, listed.ports, rerun)
 
 
