@@ -37,6 +37,14 @@ def checked(name: str, captured: Captured, packing: Packing, args: tuple[Any, ..
     return leaves
 
 
+def refuse_weak(name: str, captured: Captured, weak: Sequence[bool]) -> None:
+    """Raises PlanError for weak types of arguments with which the function computes in other types than were planned."""
+    triples = zip(captured.paths, weak, captured.weak[0], strict=True)
+    kinds = {True: "weakly typed, as a Python number is", False: "an array that is not weakly typed"}
+    wrong = [f"{path}: planned as {kinds[planned]}, given as {kinds[now]}" for path, now, planned in triples if now != planned]
+    refuse_others(f"{name} computes in other types than planned with arguments of these weak types", wrong)
+
+
 def differences(planned: Any, given: Any, at: str) -> Iterator[str]:
     """Where two trees are of different structure, in words. `at`: what leads to them."""
     if jax.tree.structure(planned) == jax.tree.structure(given):

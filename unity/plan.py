@@ -12,7 +12,7 @@ import jax.core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unity.branches import Branching
-from unity.calling import by_position, checked, in_reverse
+from unity.calling import by_position, checked, in_reverse, refuse_weak
 from unity.devices import mesh_for
 from unity.exec.entangled import refuse_entangled
 from unity.exec.hosts.place import place
@@ -20,11 +20,13 @@ from unity.exec.lowering import program, spec_of
 from unity.frontier import Frontier
 from unity.joining import Joining
 from unity.made import Made, Tried
+from unity.pcg.capture import weak_results
 from unity.pcg.check import check
 from unity.pcg.errors import PlanError
 from unity.pcg.graph import PCG
 from unity.pcg.packed import Packing
 from unity.pcg.parallelize import parallelize
+from unity.pcg.weak_types import is_weak, with_weak_type
 from unity.pipelining import Pipelining
 from unity.placement import Placement
 from unity.rewriting import Rewriting
@@ -54,6 +56,7 @@ class Plan:
         self._made, self._candidate, self._devices = made, candidate, devices
         self.__name__ = getattr(made.fn, "__name__", "plan")
         self.__doc__ = made.fn.__doc__
+        self._weak: dict[tuple[bool, ...], tuple[bool, ...]] = {}  # `_weak_results`
 
     @property
     def candidate(self) -> Candidate:
@@ -255,12 +258,29 @@ class Plan:
                 branches#on-virtual-devices).
         """
         captured = self._made.captured
-        leaves = self._checked(by_position(self._made.fn, args, named) if named else args)
+        args = by_position(self._made.fn, args, named) if named else args
+        leaves = self._checked(args)
+        weak = self._weak_results(tuple(map(is_weak, jax.tree.leaves(args))))
         if not any(isinstance(x, jax.core.Tracer) for x in leaves):
             leaves = self._placement.leaves(leaves)
         with in_reverse(self.__name__):
-            results = self._running(*leaves, *captured.consts)
-        return jax.tree.unflatten(captured.out_tree, results)
+            # a gradient is weakly typed as its argument is, which JAX knows where that is converted
+            results = self._running(*(with_weak_type(x, False) for x in leaves), *captured.consts)
+        return jax.tree.unflatten(captured.out_tree, map(with_weak_type, results, weak))
+
+    def _weak_results(self, weak: tuple[bool, ...]) -> tuple[bool, ...]:
+        """Which results are weakly typed where these leaves of the arguments are.
+
+        Raises PlanError where the function then computes in other types than were planned.
+        """
+        original = self._made.original
+        if weak not in self._weak:
+            planned = original.weak
+            found = planned[1] if weak == planned[0] else weak_results(self._made.fn, original, weak)
+            if found is None:
+                refuse_weak(self.__name__, original, weak)
+            self._weak[weak] = found or ()
+        return self._weak[weak]
 
     @cached_property
     def stream(self) -> Stream:

@@ -14,6 +14,7 @@ from unity.exec.streamed import Streamed
 from unity.pcg.errors import PlanError
 from unity.pcg.meshes import apart
 from unity.pcg.stages import TWO_BW
+from unity.pcg.weak_types import with_weak_type
 
 if TYPE_CHECKING:
     from unity.plan import Plan
@@ -119,8 +120,9 @@ class Stream:
 
     def _named(self, results: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, Any]:
         """Results as the function gives them, and gradients as its differentiated arguments are: one, or a tuple of several."""
-        captured = self._captured
-        of = dict(zip(sorted(captured.differentiated), gradients, strict=True))
+        captured, (given, made) = self._captured, self._captured.weak
+        of = {k: with_weak_type(g, given[k]) for k, g in zip(sorted(captured.differentiated), gradients, strict=True)}
+        results = list(map(with_weak_type, results, made))
         numbers = jax.tree.unflatten(captured.in_tree, list(range(len(captured.paths))))
         found = [jax.tree.map(of.__getitem__, arg) for arg in numbers if set(jax.tree.leaves(arg)) & set(of)]
         return jax.tree.unflatten(captured.out_tree, results), found[0] if len(found) == 1 else tuple(found)

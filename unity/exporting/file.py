@@ -20,7 +20,7 @@ from unity.exporting.graphs import GraphWriter
 from unity.exporting.imports import imports
 from unity.exporting.module import Module
 from unity.exporting.same import meanings
-from unity.exporting.source import Code, lines, literal, mapping, returned, sequence
+from unity.exporting.source import Code, call, lines, literal, mapping, returned, sequence
 from unity.exporting.tracing import inside, piece, traced
 from unity.pcg.atomic import save
 from unity.pcg.body import Tensor
@@ -60,12 +60,12 @@ def source(plan: Plan, name: str) -> tuple[str, dict[str, np.ndarray]]:
     module = Module()
     closed = {f"{CLOSED_OVER}{k}": module.stored(np.asarray(c)) for k, c in enumerate(captured.consts)}
     paths = [*arguments.paths, *closed]
-    inside(graph.axes, wide(graph), lambda: _written(module, graph, paths))
+    weak = inside(graph.axes, wide(graph), lambda: _written(module, graph, paths))
     parts = [
         *_head(plan, name, arguments, module, wide(graph)),
         *_tables(arguments, dict(zip(closed, zip(tensors[count:], specs[count:], strict=True), strict=True))),
         *module.functions,
-        *_entry(plan, graph, arguments, closed),
+        *_entry(plan, graph, arguments, closed, [(now, then) for now, then in zip(weak, captured.weak[1], strict=True)]),
     ]
     return "\n\n\n".join("\n".join(part) for part in parts) + "\n", module.arrays
 
@@ -76,8 +76,8 @@ def wide(graph: PCG) -> bool:
     return any(d in (np.float64, np.int64, np.uint64, np.complex128) for d in dtypes)
 
 
-def _written(module: Module, graph: PCG, paths: list[str]) -> None:
-    """Writes the local program, and compares what it does with what the plan does."""
+def _written(module: Module, graph: PCG, paths: list[str]) -> tuple[bool, ...]:
+    """Writes the local program, compares it with the plan's, and returns which of its results are weakly typed."""
     writer = GraphWriter(module)
     block = Block(module, module.scope.within())
     results = writer.write(block, graph, [Code(f"w[{literal(p)}]") for p in paths])
@@ -92,6 +92,7 @@ def _written(module: Module, graph: PCG, paths: list[str]) -> None:
     wanted = traced(lambda *given: tuple(run_graph(graph, given)), pieces)
     if meanings(here.body) != meanings(wanted.body):
         raise _different(writer, space)
+    return here.weak
 
 
 def run(module: Module) -> dict[str, Any]:
@@ -209,8 +210,11 @@ def _tables(arguments: Arguments, closed: dict[str, tuple[Tensor, Any]]) -> list
     return [*look_up, structure]
 
 
-def _entry(plan: Plan, graph: PCG, arguments: Arguments, closed: dict[str, Code]) -> list[Sequence[str]]:
-    """The function that takes whole arrays, and a first run of it."""
+def _entry(
+    plan: Plan, graph: PCG, arguments: Arguments, closed: dict[str, Code], weak: Sequence[tuple[bool, bool]]
+) -> list[Sequence[str]]:
+    """The function that takes whole arrays, and a first run of it. `weak`: whether results of the program, and of the function, are
+    weakly typed."""
     specs = sequence([spec_code(spec_of(v.type, graph.axes, v.tensor.ndim)) for v in graph.outputs])
     tree = plan._made.captured.out_tree
     results = jax.tree.unflatten(tree, list(range(tree.num_leaves)))
@@ -232,16 +236,28 @@ def _entry(plan: Plan, graph: PCG, arguments: Arguments, closed: dict[str, Code]
         *lines(specs, 4, "out_specs = "),
         "    return jax.shard_map(program, mesh=mesh, in_specs=(specs,), out_specs=out_specs)(placed)",
     ]
+
+    def result(k: int) -> Code:
+        now, then = weak[k]
+        return call("typed", Code(f"results[{k}]"), weak=then) if now or then else Code(f"results[{k}]")
+
     doc = (plan.__doc__ or "").strip().split("\n")[0].replace('"""', "'''").replace("\\", "\\\\")
     fn = [
         f"def fn({', '.join(arguments.names)}):",
         f'    """{doc or "What the planned function gives."}"""',
         *lines(given, 4, "leaves = jax.tree_util.tree_leaves_with_path(", ")"),
         "    results = run({path_of(keys): x for keys, x in leaves})",
-        *lines(skeleton(results, lambda k: Code(f"results[{k}]")), 4, "return "),
+        *lines(skeleton(results, result), 4, "return "),
     ]
-    return [spread, fn, _ZEROS.strip().splitlines(), _main(arguments)]
+    helper = [_TYPED.strip().splitlines()] if any(now or then for now, then in weak) else []
+    return [spread, *helper, fn, _ZEROS.strip().splitlines(), _main(arguments)]
 
+
+_TYPED = '''
+def typed(x, weak):
+    """The same array, weakly typed (it takes the type of what it is combined with, as a Python number does) or not."""
+    return lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=weak, sharding=None)
+'''
 
 _ZEROS = '''
 def zeros(path):

@@ -19,6 +19,7 @@ from unity.pcg.graph import PCG, Value
 from unity.pcg.meshes import apart
 from unity.pcg.pruning import used
 from unity.pcg.state import UNUSED, local_shape
+from unity.pcg.weak_types import is_weak
 
 T = TypeVar("T")
 
@@ -60,6 +61,7 @@ class Program:
 
     body: Body
     varying: tuple[frozenset[str], ...]
+    weak: tuple[bool, ...] = ()  # which of its results are weakly typed, if it was traced
 
     @property
     def pieces(self) -> list[jax.ShapeDtypeStruct]:
@@ -73,7 +75,8 @@ def traced(run: Callable[..., Any], pieces: Sequence[jax.ShapeDtypeStruct], rule
     """A local program, or that of a derivative rule; to be called inside."""
     made = jax.make_jaxpr(run)(*pieces)
     body = used(close(first_order(made) if rule else made))
-    return Program(body, tuple(frozenset(p.manual_axis_type.varying) for p in pieces))
+    varying = tuple(frozenset(p.manual_axis_type.varying) for p in pieces)
+    return Program(body, varying, tuple(map(is_weak, made.out_avals)))
 
 
 def closed(jaxpr: core.ClosedJaxpr) -> Program:

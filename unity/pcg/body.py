@@ -26,6 +26,7 @@ from unity.pcg.keys import array_text, identities, text_of
 from unity.pcg.looping import predicates, with_one_predicate
 from unity.pcg.places import Place, place_of
 from unity.pcg.state import Shape
+from unity.pcg.weak_types import changes_weak_type_alone
 
 # calls that mean nothing but their body
 INLINED = frozenset({
@@ -220,8 +221,9 @@ def _atom_key(atom: Atom, numbers: Mapping[int, int]) -> str:
 
 
 def params_key(params: Mapping[str, Any]) -> str:
-    """Parameters as text that is the same in every process: nested programs by content, functions by their code."""
-    return ", ".join(f"{k}={text_of(v, _program_key)}" for k, v in sorted(params.items()))
+    """Parameters as text that is the same in every process: nested programs by content, functions by their code. Weak types say
+    nothing inside of a program (`weak_types.py`)."""
+    return ", ".join(f"{k}={text_of(v, _program_key)}" for k, v in sorted(params.items()) if k != "weak_type")
 
 
 def _program_key(value: Any) -> str | None:
@@ -309,7 +311,7 @@ class _Builder:
                 for x, v in zip(operands, eqn.outvars, strict=True):
                     env[v] = self.inline(reduce(self.tensor(x).struct).jaxpr, (x,), group, place)[0]
                 continue
-            if eqn.primitive.name == "device_put":  # the plan says where values lie
+            if eqn.primitive.name == "device_put" or changes_weak_type_alone(eqn):  # the plan says where values lie
                 env.update(zip(eqn.outvars, operands, strict=True))
                 continue
             if predicates(eqn):

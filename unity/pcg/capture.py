@@ -29,6 +29,7 @@ from unity.pcg.scans import constants_and_carry
 from unity.pcg.solve import nested_body
 from unity.pcg.table import TABLE
 from unity.pcg.uses import PLATFORM, constants, light
+from unity.pcg.weak_types import is_weak, struct_of
 
 VALUES = (  # what JAX raises where a program asks for a value that is not there yet
     jax.errors.ConcretizationTypeError,
@@ -37,6 +38,9 @@ VALUES = (  # what JAX raises where a program asks for a value that is not there
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
+
+
+Weak = tuple[tuple[bool, ...], tuple[bool, ...]]
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Captured:
     out_tree: Any
     paths: tuple[str, ...]  # of every argument leaf, as the user would write it
     differentiated: frozenset[int]  # leaves of `argnums`
+    weak: Weak  # which leaves of arguments are weakly typed, and which of results
 
     def of(self, body: Body, known: Bodies | None = None) -> Captured:
         """The same function, computed by another program. `known`: see `graph_of`."""
@@ -85,7 +90,24 @@ def capture(fn: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 0
         body, consts = program_of(closed)
         body, names = used(body), (*paths, *(f"<constant {k}>" for k in range(len(consts))))
         graph = graph_of(body, names, clustering=clustering)
-    return Captured(body, graph, consts, in_tree, jax.tree.structure(shape), paths, differentiated)
+    return Captured(body, graph, consts, in_tree, jax.tree.structure(shape), paths, differentiated, _weak(closed))
+
+
+def _weak(closed: core.ClosedJaxpr) -> Weak:
+    return tuple(map(is_weak, closed.in_avals)), tuple(map(is_weak, closed.out_avals))
+
+
+def weak_results(fn: Callable[..., Any], captured: Captured, weak: Sequence[bool]) -> tuple[bool, ...] | None:
+    """Traces a captured function on arguments with other weak types, and returns which of its results are weakly typed then.
+
+    None if it computes something else then, as numbers are converted to other types.
+    """
+    tensors = [node.tensors[0].struct for node in captured.graph.inputs[: len(weak)]]
+    structs = [s.update(weak_type=True) if w else s for s, w in zip(tensors, weak, strict=True)]
+    closed, _ = _traced(fn, jax.tree.unflatten(captured.in_tree, structs))
+    with apart():
+        same = used(program_of(closed)[0]).key == captured.body.key
+    return _weak(closed)[1] if same else None
 
 
 def _traced(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[core.ClosedJaxpr, Any]:
@@ -188,7 +210,7 @@ def _leaves_of(args: Sequence[Any], wanted: set[int]) -> frozenset[int]:
 def _struct(x: Any, path: str) -> jax.ShapeDtypeStruct:
     try:
         aval = jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
-        return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+        return struct_of(aval)
     except TypeError:
         what = f"{type(x).__name__} of {x.dtype}, no array of JAX" if hasattr(x, "dtype") else f"{type(x).__name__}, not an array"
         raise CaptureError(

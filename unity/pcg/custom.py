@@ -22,6 +22,7 @@ from unity.pcg.errors import CaptureError
 from unity.pcg.foreign import chosen_of, first_order, merged, outside, with_foreign
 from unity.pcg.jaxprs import equations, floating
 from unity.pcg.kernels import KERNEL
+from unity.pcg.weak_types import struct_of
 
 Flags = tuple[bool, ...]
 
@@ -65,7 +66,7 @@ def _abstract(equation: Equation) -> list[jax.ShapeDtypeStruct]:
     eqn = equation.origin
     assert eqn is not None
     avals: list[Any] = [v.aval for v in eqn.invars]
-    return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    return [struct_of(a) for a in avals]
 
 
 def ruled(equation: Equation) -> tuple[bool, ...]:

@@ -23,6 +23,7 @@ from unity.pcg.factors import TABLE
 from unity.pcg.held import HELD, function_of, name_of
 from unity.pcg.jaxprs import RULED, Program, called, equations, floating, with_equations
 from unity.pcg.meshes import apart, forgotten
+from unity.pcg.weak_types import struct_of
 
 WIDE = frozenset({"int64", "uint64", "float64", "complex128"})  # those that JAX has with 64 bits switched on alone
 
@@ -50,7 +51,7 @@ def _implementation(eqn: core.JaxprEqn, held: bool) -> core.ClosedJaxpr | None:
 
 def outside(run: Any, arguments: Any) -> core.ClosedJaxpr:
     """A function's program outside of any mesh, in the precision that its arguments have, whatever is switched on by now."""
-    structs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arguments)
+    structs = jax.tree.map(struct_of, arguments)
     wide = any(str(s.dtype) in WIDE for s in jax.tree.leaves(structs))
     with jax.enable_x64(True) if wide else nullcontext(), apart():
         return forgotten(jax.make_jaxpr(run)(*structs))
