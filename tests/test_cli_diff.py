@@ -16,7 +16,7 @@ import unity
 from unity.cli import main
 from unity.pcg.folded import fold
 from unity.pcg.serialize import to_json
-from unity.planfile import SCHEMA
+from unity.planfile import SCHEMA, sealed
 
 EIGHT = unity.Machine.grid(1, 8, "a100")
 
@@ -95,7 +95,7 @@ def test_a_file_that_cannot_be_written(folder: Path, capsys: pytest.CaptureFixtu
         ("[]", "neither a plan nor a graph"),
         ('{"unity": "machine"}', "neither a plan nor a graph"),
         ('{"unity": "plan", "schema": 0}', f"plan schema 0, this version of unity reads {SCHEMA}: plan again"),
-        (json.dumps({"unity": "plan", "schema": SCHEMA}), "lacks the summary"),
+        (json.dumps(sealed({"unity": "plan", "schema": SCHEMA})), "lacks the summary"),
         ('{"unity": "graph", "schema": 99}', "schema 99"),
         ('{"unity": "folded graph"}', "damaged"),
     ],

@@ -17,6 +17,7 @@ import unity.task
 from unity.exec.trial import ratio
 from unity.pcg.capture import capture
 from unity.pcg.errors import DerivationError, PlanError, RuleError
+from unity.planfile import sealed
 from unity.rewriting import budget_of, from_json, library_of, rewriting_of
 from unity.search.backtracking import backtrack
 from unity.search.cost import Training
@@ -336,7 +337,7 @@ def test_a_file_whose_derivation_does_not_replay_is_refused(tmp_path):
         ([{**step, "tensors": 3}], "damaged"),
         (None, "no derivation"),
     ]:
-        path.write_text(json.dumps({**whole, "rewriting": {**rewriting, "derivation": {"steps": changed, "inside": {}}}}))
+        path.write_text(json.dumps(sealed({**whole, "rewriting": {**rewriting, "derivation": {"steps": changed, "inside": {}}}})))
         with pytest.raises(PlanError, match=message):
             unity.load(path, chained, *CHAINED)
 

@@ -12,6 +12,7 @@ import unity
 from unity.pcg.capture import capture
 from unity.pcg.errors import DerivationError, PlanError
 from unity.pcg.nesting import programs, with_inside
+from unity.planfile import sealed
 from unity.search.nested import program
 from unity.substitutions.derivation import Derivation, Inside
 from unity.substitutions.library import Library
@@ -101,7 +102,8 @@ def test_files_keep_what_was_done_inside_and_refuse_what_does_not_replay(fn, arg
         ({key: {**one, "steps": [], "inside": {}}}, "does not lead"),
         ({key: 3}, "damaged"),
     ]:
-        path.write_text(json.dumps({**data, "rewriting": {**data["rewriting"], "derivation": {**derivation, "inside": changed}}}))
+        rewriting = {**data["rewriting"], "derivation": {**derivation, "inside": changed}}
+        path.write_text(json.dumps(sealed({**data, "rewriting": rewriting})))
         with pytest.raises(PlanError, match=message):
             unity.load(path, fn, *args)
 

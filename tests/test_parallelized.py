@@ -15,6 +15,7 @@ from unity.pcg.body import close
 from unity.pcg.choices import choices
 from unity.pcg.errors import DerivationError, PlanError
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, partitioned
+from unity.planfile import sealed
 from unity.search.hardware import Device
 from unity.search.machine import Machine
 from unity.substitutions.axioms import default_library
@@ -147,7 +148,7 @@ def test_a_file_whose_parallelization_does_not_replay_is_refused(tmp_path):
     at = next(k for k, s in enumerate(data["splits"]) if s[3])
     edited = [[*s[:4], "0" * 16] if k == at else s for k, s in enumerate(data["splits"])]
     for wrong, message in (({**data, "splits": edited}, "hash"), (None, "missing or damaged")):
-        path.write_text(json.dumps({**whole, "parallelization": wrong}))
+        path.write_text(json.dumps(sealed({**whole, "parallelization": wrong})))
         with pytest.raises(PlanError, match=message):
             unity.load(path, mlp, *MLP)
 

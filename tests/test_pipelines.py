@@ -32,6 +32,7 @@ from unity.pipelining.choose import ladders
 from unity.pipelining.micro import joined, split
 from unity.pipelining.rolled import layers
 from unity.plan import Plan
+from unity.planfile import sealed
 from unity.search.cost import Training
 from unity.search.session import Search
 from unity.search.simulator import simulate
@@ -270,7 +271,7 @@ def test_a_damaged_pipeline_is_refused(tmp_path):
     plan.save(tmp_path / "plan.json")
     data = json.loads((tmp_path / "plan.json").read_text())
     for change in ({"along": ["x9"]}, {"scan": 3}, {"rounds": 5}, {"rolled": 2}):
-        (tmp_path / "other.json").write_text(json.dumps(data | {"pipelining": data["pipelining"] | change}))
+        (tmp_path / "other.json").write_text(json.dumps(sealed(data | {"pipelining": data["pipelining"] | change})))
         with pytest.raises(PlanError, match="pipeline along"):
             unity.load(tmp_path / "other.json", loss, *args)
     assert plan.pipelining is not None

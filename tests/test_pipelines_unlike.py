@@ -34,6 +34,7 @@ from unity.pipelining.chain import chain_of
 from unity.pipelining.named import with_nodes
 from unity.pipelining.pipelining import SAID
 from unity.pipelining.unlike import unlike
+from unity.planfile import sealed
 from unity.search.machine import Machine
 from unity.search.predict import predict
 
@@ -106,7 +107,7 @@ def test_a_plan_is_saved_and_made_again(tmp_path, kind):
     assert plan.simulate().makespan == pytest.approx(plan.time, rel=0.05)
     data = json.loads((tmp_path / "plan.json").read_text())
     data["pipelining"]["cuts"] = [99]
-    (tmp_path / "plan.json").write_text(json.dumps(data))
+    (tmp_path / "plan.json").write_text(json.dumps(sealed(data)))
     with pytest.raises(PlanError, match="cannot be made"):
         unity.load(tmp_path / "plan.json", mlp, *args)
 

@@ -23,6 +23,7 @@ from unity import cache
 from unity.pcg.atomic import write
 from unity.pcg.errors import OptionError, PlanError
 from unity.pcg.factors import TABLE, Entry, Factor, Spec
+from unity.planfile import sealed
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -354,8 +355,8 @@ def test_foreign_plans_are_refused_with_the_difference(tmp_path: Path) -> None:
         (whole[: len(whole) // 2], "cannot be read"),
         ("[1, 2]", "is not a plan"),
         (json.dumps(json.loads(whole) | {"schema": 99}), "schema 99"),
-        (json.dumps(json.loads(whole) | {"types": []}), "damaged"),
-        (json.dumps(json.loads(whole) | {"machine": {}}), "damaged"),
+        (json.dumps(sealed(json.loads(whole) | {"types": []})), "damaged"),
+        (json.dumps(sealed(json.loads(whole) | {"machine": {}})), r"damaged.* at \$\.machine"),
     ):
         path.write_text(damaged)
         with pytest.raises(unity.PlanError, match=message):

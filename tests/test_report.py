@@ -32,6 +32,7 @@ from unity.pcg.errors import PlanError, UnityError
 from unity.pcg.folded import fold, fold_all, unfold_all
 from unity.pcg.graph import PCG
 from unity.pcg.repetition import repeated
+from unity.planfile import sealed
 from unity.report import Source, content, of_file, of_plan, page
 from unity.report.arguments import kinds, slices
 from unity.report.drawing import OUTSIDE, drawing_of
@@ -84,7 +85,7 @@ def without_its_report(file: Path) -> Path:
     """The file as it was before reports were kept in it."""
     whole = json.loads(file.read_text())
     del whole["report"]
-    file.write_text(json.dumps(whole))
+    file.write_text(json.dumps(sealed(whole)))
     return file
 
 
@@ -473,7 +474,7 @@ def test_other_files_are_refused(file: Path, tmp_path: Path) -> None:
         ({"report": {**whole["report"], "steps": {"told": [], "graphs": {}}}}, "no graphs that unity saved"),
     ):
         path = tmp_path / "other.json"
-        path.write_text(json.dumps({**whole, **change}))
+        path.write_text(json.dumps(sealed({**whole, **change})))
         with pytest.raises(PlanError, match=message) as problem:
             of_file(path)
         assert "other.json" in str(problem.value)

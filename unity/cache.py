@@ -26,7 +26,7 @@ from unity.pcg.clustering import Cluster, clusters, restored
 from unity.pcg.errors import PlanError
 from unity.pcg.factors import TABLE, Entry
 from unity.pcg.keys import text_of
-from unity.planfile import content, read, restore
+from unity.planfile import content, read, restore, sealed
 from unity.search.cost import Training
 from unity.search.machine import Machine
 from unity.search.session import Candidate
@@ -94,7 +94,7 @@ def recall(path: Path, captured: Captured, fn: Callable[..., Any], library: Call
 
 def keep(path: Path, made: Made, chosen: Candidate) -> None:
     """Writes an entry."""
-    _write(path, content(made, chosen, False))
+    _write(path, sealed(content(made, chosen, False)))
 
 
 def _write(path: Path, data: Any) -> None:

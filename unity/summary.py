@@ -7,7 +7,7 @@ without the function that they were made for.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from unity.pcg.errors import PlanFileError
@@ -115,7 +115,16 @@ def read_use(data: Mapping[str, Any]) -> RuleUse:
 
 
 def _row(of: type, data: Mapping[str, Any]) -> Any:
-    return of(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+    found = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    for field in fields(of):
+        kind = _KINDS[str(field.type)]
+        for part in found[field.name] if kind is tuple else (found[field.name],):
+            if not isinstance(part, str if kind is tuple else kind) or isinstance(part, bool):
+                raise TypeError(f"{field.name} of a {of.__name__} should be {field.type}, and is {found[field.name]!r}")
+    return of(**found)
+
+
+_KINDS: Mapping[str, Any] = {"str": str, "int": int, "float": (int, float), "tuple[str, ...]": tuple}
 
 
 def summary_of(plan: Plan) -> Summary:

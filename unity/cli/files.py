@@ -26,7 +26,7 @@ def read(path: Path) -> tuple[Summary, ...]:
 
         return summaries(path, plan(path))
     readers = {"graph": serialize.from_json, folded.MARK: folded.unfold}
-    if mark not in readers:
+    if not isinstance(mark, str) or mark not in readers:
         raise PlanError(f"{path} is neither a plan nor a graph that unity saved (plan.save, unity.pcg.serialize.to_json)")
     try:
         return (_unpriced(path, readers[mark](data)),)
@@ -39,7 +39,7 @@ def _json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise PlanError(f"{path} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # the first: no UTF-8, or no JSON
         raise PlanError(f"{path} is no JSON: {error}") from error
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from unity.difference.compare import total
 from unity.pcg.erasing import erased
-from unity.pcg.errors import PlanError
 from unity.pcg.graph import PCG, Node
 from unity.report import arguments, costs
 from unity.report.drawing import Drawing, drawing_of
@@ -20,7 +19,7 @@ from unity.report.live import from_json as live_again
 from unity.report.picture import Legend, Rows, Said, Shared, legend_of, picture
 from unity.report.points import points_of
 from unity.report.timeline import on_page
-from unity.search.machine import Machine, MachineError
+from unity.search.machine import Machine
 from unity.search.session import Candidate, unbeaten
 from unity.strategies import from_json
 from unity.summary import RuleUse, Summary, captured_summary_of, summary_of
@@ -56,21 +55,19 @@ def of_plan(plan: Plan) -> Source:
 
 def of_file(path: str | Path) -> Source:
     """What `plan.save` wrote. The function is not needed. Raises PlanError if it is no plan, or damaged."""
-    from unity.planfile import read, summaries
+    from unity.planfile import read, reading, summaries
 
     data = read(path)
     captured, planned = summaries(path, data)
     serial = erased(planned.graph)
-    try:
+    with reading(path, "machine"):
         machine = Machine.from_json(data["machine"])
+    with reading(path, "points"):
         chosen, *candidates = from_json(serial, machine.axes, data)
-        points = candidates, bool(data["exact"]), bool(data.get("whole", True))
+        points = candidates, bool(data["exact"]), bool(data["whole"])
+    with reading(path, "report"):
         live = live_again(data["report"], planned.graph) if "report" in data else None
-        return Source(captured, planned, machine, serial, chosen, *points, live)
-    except (KeyError, TypeError, ValueError, MachineError) as error:
-        raise PlanError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-    except PlanError as error:
-        raise PlanError(f"{path}: {error}") from error
+    return Source(captured, planned, machine, serial, chosen, *points, live)
 
 
 def content(source: Source) -> dict[str, Any]:

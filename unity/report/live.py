@@ -14,7 +14,7 @@ from unity.pcg.graph import PCG
 from unity.report import costs, steps
 from unity.report.frames import Frame
 from unity.report.picture import Rows, Shared
-from unity.report.timeline import timeline_of
+from unity.report.timeline import on_page, timeline_of
 from unity.search.backend import backend_of
 from unity.search.memory import predict_memory
 from unity.search.predict import predict
@@ -63,6 +63,7 @@ def from_json(data: Any, graph: PCG) -> Live:
         pairs = zip(graph.walk(), numbers, strict=True)
         each = {id(node): [(str(term), str(text)) for term, text in rows[k]] for (node, _), k in pairs}
         memory, timeline, blocked = dict(data["memory"]), dict(data["timeline"]), list(data["blocked"])
+        on_page(timeline, Shared())
         return Live(steps.from_json(data["steps"]), each, memory, timeline, blocked)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise PlanFileError(f"what is kept for its report is damaged: {type(error).__name__}: {error}") from error
