@@ -79,7 +79,8 @@ def reading(path: str | Path, part: str) -> Iterator[None]:
     try:
         yield
     except UnityError as error:
-        raise PlanError(f"{path} is damaged, or cannot be used here, at $.{part}: {error}. Plan again with unity.optimize.") from error
+        what = f"{path} is damaged, or cannot be used here, at $.{part}"
+        raise PlanError(f"{what}: {error}. Plan again with unity.optimize.") from error
     except DAMAGED as error:
         raise PlanError(f"{path} is damaged at $.{part}: {type(error).__name__}: {error}") from error
 

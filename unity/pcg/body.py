@@ -31,6 +31,7 @@ from unity.pcg.weak_types import changes_weak_type_alone
 # calls that mean nothing but their body
 INLINED = frozenset({
     "jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "composite", "custom_vmap_call", "xla_metadata_call",
+    "remat_opt",
 })  # fmt: skip
 UNSET = frozenset({"empty", "empty2"})  # of which no element is said: `lax.empty`, and what another branch would have kept
 REDUCTIONS: Mapping[str, Callable[..., jax.Array]] = {  # over an axis that `vmap` gave a name
@@ -336,7 +337,7 @@ class _Builder:
             return _zeros(made)
         if eqn.primitive.name not in INLINED:
             return adopted(eqn, self.still(operands))
-        inner = next((eqn.params[k] for k in ("jaxpr", "call_jaxpr", "call") if k in eqn.params), None)
+        inner = next((eqn.params[k] for k in ("jaxpr", "call_jaxpr", "call", "fwd_jaxpr") if k in eqn.params), None)
         # since JAX 0.12 both are one class, and every jaxpr has its constants
         return inner if inner is None or isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
 
