@@ -296,13 +296,26 @@ class Plan:
         """The leaves of a call's arguments, packed as `shard` packs them."""
         return checked(self.__name__, self._made.captured, self._packing, args)
 
-    def explain(self, path: str | None = None, *, file: Any = None) -> None:
+    def explain(self, path: Any = None, *, file: Any = None) -> None:
         """Prints what was decided: every operator's parallelization and cost, every collective, what could not be split.
 
         With a path, why one thing is as it is: an argument ("params['w']", as `explain()` prints them), the operators of a kind
         ("dot_general") or of a line ("model.py:42"). What is it, what does it cost, and what would the whole plan cost with the
         next best types of it? `*` stands for anything in one pair of brackets, `**` for anything at all.
+
+        Args:
+            path: what is to be explained. An open file alone is taken for `file`.
+            file: where it is printed, if not on standard output.
         """
+        if path is not None and not isinstance(path, str):
+            if file is not None or not hasattr(path, "write"):
+                raise PlanError(
+                    f"path={path!r}: expected what is to be explained, such as \"params['w']\" or 'dot_general', got"
+                    f" {type(path).__name__}; a file is given as file=. (docs: constraints#why)"
+                )
+            path, file = None, path  # a file alone
+        if file is not None and not hasattr(file, "write"):
+            raise PlanError(f"file={file!r}: expected an open file, with a method `write`, got {type(file).__name__}.")
         if path is not None:
             from unity.why import why
 
@@ -319,6 +332,8 @@ class Plan:
         from unity.difference import PlanDiff
         from unity.summary import captured_summary_of, summary_of
 
+        if other is not None and not isinstance(other, Plan):
+            raise PlanError(f"other={other!r}: expected another Plan, got {type(other).__name__}; unity.load reads a file's.")
         if other is None:
             return PlanDiff(captured_summary_of(self), summary_of(self))
         return PlanDiff(summary_of(self), summary_of(other))

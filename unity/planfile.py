@@ -142,7 +142,7 @@ def summaries(path: str | Path, data: dict[str, Any]) -> tuple[Summary, Summary]
 def read(path: str | Path) -> dict[str, Any]:
     """A plan file's data. Raises PlanError if it is not one, damaged, or of another schema."""
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = json.loads(atomic.path_of(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # the second: no UTF-8, or no JSON
         raise PlanError(f"{path} cannot be read as a plan: {error}") from error
     if not isinstance(data, dict) or data.get("unity") != "plan":

@@ -63,7 +63,7 @@ def from_json(graph: PCG, axes: tuple[Axis, ...], data: Mapping[str, Any]) -> tu
     try:
         types = [tuple(_state(s) for s in row) for row in data["types"]]
         if any(len(t) != len(axes) for t in types):
-            raise ValueError(f"a type speaks of other axes than the {len(axes)} of the machine")
+            raise PlanError(f"a type speaks of other axes than the {len(axes)} of the machine")
         return tuple(_candidate(graph, axes, types, data["rows"], point) for point in data["points"])
     except (KeyError, IndexError, TypeError, ValueError) as error:
         what = f"{type(error).__name__}: {error}"

@@ -120,7 +120,7 @@ def _row(of: type, data: Mapping[str, Any]) -> Any:
         kind = _KINDS[str(field.type)]
         for part in found[field.name] if kind is tuple else (found[field.name],):
             if not isinstance(part, str if kind is tuple else kind) or isinstance(part, bool):
-                raise TypeError(f"{field.name} of a {of.__name__} should be {field.type}, and is {found[field.name]!r}")
+                raise PlanFileError(f"{field.name} of a {of.__name__} should be {field.type}, and is {found[field.name]!r}")
     return of(**found)
 
 

@@ -22,7 +22,7 @@ from unity.exporting.module import Module
 from unity.exporting.same import meanings
 from unity.exporting.source import Code, call, lines, literal, mapping, returned, sequence
 from unity.exporting.tracing import inside, piece, traced
-from unity.pcg.atomic import save
+from unity.pcg.atomic import path_of, save
 from unity.pcg.body import Tensor
 from unity.pcg.graph import PCG, Value
 from unity.pipelining.staged import by_gpipe
@@ -40,7 +40,7 @@ def write(plan: Plan, path: str | Path) -> tuple[Path, ...]:
 
     Raises ExportError, naming the operator and the user's line, if something in it has no counterpart in public JAX.
     """
-    path = Path(path)
+    path = path_of(path)
     text, arrays = source(plan, path.stem)
     if arrays:
         buffer = io.BytesIO()

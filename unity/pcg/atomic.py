@@ -25,8 +25,16 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> None:
         raise
 
 
+def path_of(path: str | os.PathLike[str]) -> Path:
+    """Returns a path that a user gave. Raises PlanError if it is anything else, such as an open file."""
+    if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
+        raise PlanError(f"path={path!r}: expected a path (a str or a pathlib.Path), got {type(path).__name__}. (docs: plan#files)")
+    return Path(path)
+
+
 def save(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """The same of a file that a user named. Raises PlanError if it cannot be written."""
+    """Writes a file that a user named, whole or not at all. Raises PlanError if it cannot be written."""
+    path_of(path)
     try:
         write(path, content)
     except OSError as error:

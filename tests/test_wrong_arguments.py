@@ -1,0 +1,52 @@
+"""What is given arguments of other types than it takes says which argument, and what was expected."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import unity
+
+WRONG: dict[str, Any] = {"a number": 3, "a file": io.StringIO(), "bytes": b"plan", "a list": [], "an object": object()}
+X = jax.ShapeDtypeStruct((8, 8), "float32")
+
+
+def loss(w: Any, x: Any) -> Any:
+    return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+
+@pytest.fixture(scope="module")
+def plan() -> unity.Plan:
+    return unity.optimize(loss, X, X, machine=unity.Machine.grid(1, 8), search="captured", progress=False)
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_files_are_named_by_paths(plan: unity.Plan, wrong: Any) -> None:
+    ways = plan.save, plan.report, plan.export, plan.simulate().save_trace, lambda path: unity.load(path, loss, X, X)
+    for way in ways:
+        with pytest.raises(unity.PlanError, match=rf"path=.*: expected a path .*, got {type(wrong).__name__}"):
+            way(wrong)
+
+
+@pytest.mark.parametrize("wrong", [w for w in WRONG.values() if not hasattr(w, "write")])
+def test_explain_and_diff_name_what_they_take(plan: unity.Plan, wrong: Any) -> None:
+    with pytest.raises(unity.PlanError, match=r"path=.*: expected what is to be explained"):
+        plan.explain(wrong)
+    with pytest.raises(unity.PlanError, match=r"file=.*: expected an open file"):
+        plan.explain(file=wrong)
+    with pytest.raises(unity.PlanError, match=r"other=.*: expected another Plan"):
+        plan.diff(wrong)
+
+
+def test_explain_prints_into_a_file(plan: unity.Plan, tmp_path: Path) -> None:
+    first, second = io.StringIO(), io.StringIO()
+    plan.explain(first)
+    plan.explain(file=second)
+    assert first.getvalue() == second.getvalue() != ""
+    with pytest.raises(unity.PlanError, match="expected what is to be explained"):
+        plan.explain(first, file=second)
