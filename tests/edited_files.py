@@ -38,7 +38,7 @@ def edited(data: Any, draw: random.Random) -> tuple[Any, str]:
         elif kind == "truncate" and isinstance(value, list | str) and value:
             holder[key] = value[: draw.randrange(len(value))]
         elif kind == "repeat" and isinstance(value, list | str) and value:
-            holder[key] = value + value
+            holder[key] = value * 2
         elif kind == "swap":
             other_holder, other = draw.choice(list(places(changed)))
             try:

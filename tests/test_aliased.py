@@ -28,7 +28,7 @@ def is_the_function(fn: Any, *args: Any, **options: Any) -> unity.Plan:
     return plan
 
 
-@settings(max_examples=12, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(aliased_programs.programs)
 def test_random_programs_in_which_values_are_several_things(program: aliased_programs.Program) -> None:
     rng = np.random.default_rng(0)
