@@ -189,7 +189,7 @@ def test_batch_norm_lets_the_batch_and_the_channels_be_partitioned():
     assert norm.body is not None
     found = {str(c.operands[image]): c for c in choices(norm.body) if c.operands[image].kind == "P"}
     assert set(found) == {"0", "1", "2", "3"}
-    assert [r.nbytes for r in found["0"].reduced] == [4 * 32] * 2  # a mean and a variance
+    assert [r.nbytes for r in found["0"].reduced if r.kind] == [4 * 32] * 2  # a mean and a variance
     assert not found["3"].reduced
 
 

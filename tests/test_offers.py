@@ -28,7 +28,7 @@ def test_nothing_is_offered_twice_and_unused_always(function: Function) -> None:
 
 @given(functions)
 def test_operators_offer_what_their_bodies_allow(function: Function) -> None:
-    """But for partial sums that nobody makes, and repeated work that saves no traffic."""
+    """But for partial sums of which nobody makes one, and repeated work that saves no traffic."""
     opened, found = offers(function)
     for site, cs in zip(opened, found, strict=True):
         if site.kind != "operator":
@@ -36,7 +36,8 @@ def test_operators_offer_what_their_bodies_allow(function: Function) -> None:
         makers = [{c.results[p.index] for c in found[p.source]} for p in site.ports]
         offered_states = {c.states for c in cs}
         for choice in choices(site.node.body):  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType]
-            fed = all(s != PARTIAL or PARTIAL in m for s, m in zip(choice.operands, makers, strict=True))
+            summed = [PARTIAL in m for s, m in zip(choice.operands, makers, strict=True) if s == PARTIAL]
+            fed = not summed or any(summed) or any(s.kind == "P" for s in choice.operands)
             useless = choice.name == "replicated" and (site.node.kind in HEAVY or not any(p.gradient for p in site.ports))  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType]
             if fed and not (useless and site.ports):
                 assert choice.states in offered_states
@@ -55,7 +56,12 @@ def test_free_sites_offer_what_is_made_and_what_is_wanted(function: Function) ->
         made = {c.results[port.index] for c in found[port.source]}
         wanted = {c.operands[p] for u, cs in enumerate(found) for p, q in enumerate(opened[u].ports) if q.source == s for c in cs}
         for state in made | wanted:
-            barred = state == PARTIAL or (site.whole and (state == REPLICATED or state.outer > 1))
+            if state == PARTIAL:
+                both = PARTIAL in made and PARTIAL in wanted
+                assert PARTIAL not in own or (both and not site.whole)
+                continue
+            barred = state == REPLICATED if not any(site.flows) else False
+            barred = barred or (site.whole and (state == REPLICATED or state.outer > 1))
             assert (state in own) == (not barred)
 
 
@@ -80,3 +86,26 @@ def test_equal_layers_are_offered_the_same() -> None:
     layers = [same for same in by_body.values() if len(same) == 3]
     assert len(layers) > 8
     assert all(a == same[0] for same in layers for a in same)
+
+
+def scanned(step, training=True):
+    """What is offered at the carry of a scan over samples whose sum is taken in the end."""
+
+    def loss(w, xs):
+        return jax.lax.scan(lambda total, x: step(w, total, x), 0.0, xs)[0]
+
+    captured = capture(loss, jax.ShapeDtypeStruct((16, 8), "float32"), jax.ShapeDtypeStruct((4, 32, 16), "float32"))
+    opened = sites_of(captured.graph, captured.differentiated, training).sites
+    carry = next(s for s, site in enumerate(opened) if len(site.ports) == 2 and site.kind == "free")
+    return {c.results[0] for c in offered(opened)[carry]}
+
+
+def test_a_sum_that_a_loop_carries_may_be_a_partial_one() -> None:
+    assert PARTIAL in scanned(lambda w, total, x: (total + jnp.tanh(x @ w).mean(), None))
+    assert PARTIAL in scanned(lambda w, total, x: (0.9 * total + jnp.tanh(x @ w).mean(), None))
+    assert PARTIAL not in scanned(lambda w, total, x: (jnp.sin(total) + jnp.tanh(x @ w).mean(), None)), "reduced in every step"
+
+
+def test_nothing_is_replicated_for_use_that_has_no_gradient() -> None:
+    assert REPLICATED in scanned(lambda w, total, x: (total + jnp.tanh(x @ w).mean(), None))
+    assert REPLICATED not in scanned(lambda w, total, x: (total + jnp.tanh(x @ w).mean(), None), training=False)

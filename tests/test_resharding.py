@@ -14,7 +14,7 @@ from pieces import differing, dual, join, mesh_of, stack_spec, take
 from unity.exec.hlo import collectives
 from unity.exec.parallel import apply
 from unity.pcg.axis import Axis
-from unity.pcg.resharding import SLICING, Step, absolute, kind_of, possible, steps
+from unity.pcg.resharding import SLICING, Step, absolute, kind_of, steps
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, Digit, copies, digits, misfit, partitioned
 from unity.pcg.varying import vary
 from unity.search.collectives import collective
@@ -31,7 +31,7 @@ def types(shape, axes, states=STATES):
 
 def pairs(shape, axes):
     found = types(shape, axes)
-    return [(s, t) for s in found for t in found if s != t and possible(s, t)]
+    return [(s, t) for s in found for t in found if s != t]
 
 
 # What runs
@@ -51,6 +51,8 @@ def promised(step, size, axes):
         "reduce": ("all-reduce", None),
         "reduce_partition": ("reduce-scatter", "all-gather"),
         "replicate": (None, "all-reduce"),
+        "contribute": (None, None),
+        "unreplicate": (None, None),
     }[step.kind]
     found = zip(("forward", "backward"), kinds, strict=True)
     return [(direction, kind, max(before, after), step.axes) for direction, kind in found if kind]
@@ -185,7 +187,7 @@ def shortest(machine, shape, nbytes, training, directly):
                 step = Step(kinds.pop(), tuple(i for i in range(len(axes)) if s[i] != t[i]), s, t)
                 graph.add_edge(s, t, weight=seconds(machine, step, nbytes, training))
     found = {}
-    for s, t in ((s, t) for s in named for t in named if s != t and possible(s, t)):
+    for s, t in ((s, t) for s in named for t in named if s != t):
         allowed = graph
         if directly:
             near = [{a, b, UNUSED, REPLICATED} for a, b in zip(ends[s], ends[t], strict=True)]

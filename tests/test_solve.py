@@ -44,22 +44,28 @@ def test_every_equation_of_a_solution_is_a_legal_match(name):
         assert solution is not None
         assert (solution.operands, solution.results) == (choice.operands, choice.results)
         agreed = {(a.where, AGREED) for a in nested_agreements(solution)}
-        assert {(r.variable, r.kind) for r in choice.reduced} == {*solution.reduced.items(), *agreed}
+        assert {(r.variable, r.kind) for r in choice.reduced if r.kind} == {*solution.reduced.items(), *agreed}
+        used = {v: users for v, users in solution.users(body).items() if users}
+        assert {r.variable: r.users for r in choice.reduced if r.users} == used
         for v, kind in solution.reduced.items():
             assert v not in body.inputs
             assert kind != "sum" or solution.states[v] == PARTIAL
         if not solution.matches:  # replicated
             continue
-        for e, match in zip(body.equations, solution.matches, strict=True):
-            operands = [match.operands[k] if isinstance(a, Literal) else solution.seen(a) for k, a in enumerate(e.operands)]
+        for i, (e, match) in enumerate(zip(body.equations, solution.matches, strict=True)):
+            given = [isinstance(a, Literal) or (i, k) in solution.contributed for k, a in enumerate(e.operands)]
+            operands = [match.operands[k] if given[k] else solution.seen(a) for k, a in enumerate(e.operands)]
             made = [solution.states[v] for v in e.results]
             assert (tuple(operands), tuple(made)) == (match.operands, match.results), (name, e.name)
             known = dict(enumerate([*operands, *made]))
             if e.name not in NESTED:
                 assert match.name in [m.name for m in equation_matches(body, e, known)]
-            for a, s in zip(e.operands, match.operands, strict=True):
-                assert not isinstance(a, Literal) or s == REPLICATED or (s == PARTIAL and a.zero)
-            for a, s in zip(e.operands, operands, strict=True):
+            for k, (a, s) in enumerate(zip(e.operands, match.operands, strict=True)):
+                added = isinstance(a, Literal) and s == PARTIAL and (a.zero or (i, k) in solution.contributed)
+                assert not isinstance(a, Literal) or s == REPLICATED or added
+            for k, (a, s) in enumerate(zip(e.operands, operands, strict=True)):
+                if (i, k) in solution.contributed:
+                    continue
                 constant = isinstance(a, int) and a in constants(body).constant
                 assert not (constant and s == PARTIAL) or a in constants(body).zero, "a constant is not the sum of its copies"
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from unity.exec.widening import sent
@@ -16,7 +17,7 @@ from unity.pcg.axis import Axis
 from unity.pcg.layout import outer_here, take_digit
 from unity.pcg.resharding import Step
 from unity.pcg.state import Digit, digits
-from unity.pcg.varying import vary
+from unity.pcg.varying import aligned, common, vary, varying
 
 
 def apply(step: Step, x: jax.Array, axes: tuple[Axis, ...], dtype: Any = None) -> jax.Array:
@@ -34,8 +35,12 @@ def _moved(step: Step, x: jax.Array, axes: tuple[Axis, ...]) -> jax.Array:
     names = tuple(axes[i].name for i in step.axes)
     if step.kind == "replicate":
         return vary(x, names)
+    if step.kind == "unreplicate":
+        return _same(x, names)
     if step.kind == "reduce":
         return lax.psum(x, names)
+    if step.kind == "contribute":
+        return _contribute(x, step, axes)
     old, new = digits(step.before, axes), digits(step.after, axes)
     if step.kind == "partition":
         return _partition(x, step, axes)
@@ -90,6 +95,59 @@ def _slice_backward(names: Any, given: Any, here: Any, _: None, g: jax.Array) ->
 
 
 _slice_unused.defvjp(_slice_forward, _slice_backward)
+
+
+def _contribute(x: jax.Array, step: Step, axes: tuple[Axis, ...]) -> jax.Array:
+    """Makes a sum of which every part but one is zero: the first device's value, or each device's piece in its own place."""
+    old = digits(step.before, axes)
+    names = tuple(axes[i].name for i in step.axes if step.before[i].kind in "UR")
+    x = contribute(x, names) if names else x
+    moved = [(axes[i].name, d) for i in step.axes if (d := old[i]) is not None]
+    return _among_zeros(x, moved, _others(old, step.axes)) if moved else x
+
+
+def contribute(x: jax.Array, names: tuple[str, ...]) -> jax.Array:
+    """Makes a whole value a sum along axes: the first device's is left, the others' are zero."""
+    differing = tuple(n for n in names if n in varying(x))
+    same = tuple(n for n in names if n not in differing)
+    x = _first_of_unused(x, same) if same else x
+    return _first(x, differing) if differing else x
+
+
+def _first(x: jax.Array, names: tuple[str, ...]) -> jax.Array:
+    first = jnp.all(jnp.stack([lax.axis_index(name) == 0 for name in names]))
+    return lax.select_n(*aligned([first, jnp.zeros_like(x), x]))
+
+
+def _among_zeros(x: jax.Array, moved: Sequence[tuple[str, Digit]], here: Sequence[Digit]) -> jax.Array:
+    """The tensor that has a device's piece in its place, and zeros in the others'."""
+    digits_ = [d for _, d in moved]
+    mine = jnp.ones((), bool)
+    for k, (name, digit) in enumerate(moved):
+        shape = [digit.size if j == k else 1 for j in range(len(moved))]
+        places = jnp.arange(digit.size, dtype=jnp.int32).reshape(shape)
+        mine = jnp.logical_and(*aligned([mine, jnp.equal(*aligned([places, lax.axis_index(name)]))]))
+    count = mine.size
+    whole = jnp.broadcast_to(mine.reshape(count, *(1 for _ in x.shape)), (count, *x.shape))
+    pieces = jnp.broadcast_to(x, (count, *x.shape))
+    return put(lax.select_n(*aligned([whole, jnp.zeros_like(pieces), pieces])), digits_, here)
+
+
+# Of what is the same on every device one device's cotangent counts: so the two are each other's dual.
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _same(x: jax.Array, names: tuple[str, ...]) -> jax.Array:
+    return common(vary(x, names), names)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _first_of_unused(x: jax.Array, names: tuple[str, ...]) -> jax.Array:
+    return _first(x, names)
+
+
+_same.defvjp(lambda x, names: (_same(x, names), None), lambda names, _, g: (_first_of_unused(g, names),))
+_first_of_unused.defvjp(lambda x, names: (_first_of_unused(x, names), None), lambda names, _, g: (_same(g, names),))
 
 
 def _contiguous(moved: Sequence[Digit], here: Sequence[Digit]) -> int | None:

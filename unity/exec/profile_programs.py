@@ -33,7 +33,7 @@ from unity.pcg.state import UNUSED, Shape, Type, local_shape
 from unity.pcg.varying import vary, varying
 
 # The same values, seen otherwise: no code, or none that a step needs.
-VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "pvary", "pcast", "stop_gradient", "copy", "name"})
+VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "pvary", "pcast", "unreplicate", "stop_gradient", "copy", "name"})
 
 DRAWN = 1 << 20
 

@@ -16,6 +16,7 @@ from jax import lax
 
 from unity.exec import whole
 from unity.exec.halos import exchanged
+from unity.exec.parallel import contribute
 from unity.exec.widening import applied, rounded, sent, widens
 from unity.pcg.accumulation import backward, forward, narrow, narrowly, partial
 from unity.pcg.axis import Axis
@@ -48,7 +49,7 @@ class Walk:
     def __init__(self, body: Body, placing: Placing, axes: tuple[Axis, ...]) -> None:
         self.body, self.placing, self.axes = body, placing, axes
         self.env: dict[int, Any] = {}
-        self.whole: dict[int, Any] = {}  # reduced variables before they were made to vary again
+        self.replicated: dict[tuple[int, tuple[str, ...]], Any] = {}  # variables made to vary along some axes
 
     def operand(self, number: int, position: int) -> Placed:
         """An operand of an equation, as that finds it: a variable that was reduced is whole, and zero may stand in a sum."""
@@ -57,7 +58,9 @@ class Walk:
         def state(s: Solution | None) -> State:
             if s is None:
                 return UNUSED
-            if isinstance(atom, int):
+            if s.repeats(self.body.equations[number]):
+                return UNUSED
+            if isinstance(atom, int) and (number, position) not in s.contributed:
                 return s.seen(atom)
             return s.matches[number].operands[position] if s.matches else REPLICATED
 
@@ -65,7 +68,8 @@ class Walk:
 
     def result(self, variable: int) -> Placed:
         """A variable as its equation makes it."""
-        return self.placed(variable, tuple(UNUSED if s is None else s.states.get(variable, REPLICATED) for s in self.placing))
+        made = (UNUSED if s is None or variable in s.unused else s.states.get(variable, REPLICATED) for s in self.placing)
+        return self.placed(variable, tuple(made))
 
     def placed(self, atom: Atom, type_: Type) -> Placed:
         tensor = self.body.tensor(atom)
@@ -76,6 +80,22 @@ class Walk:
             return self.env[atom]
         return atom.value if is_key(atom) else jnp.asarray(atom.value, atom.tensor.dtype)
 
+    def seen(self, atom: Atom, user: int) -> Any:
+        """An atom as a user finds it (`Solution.replicates`): what is the same on every device may be replicated for use there."""
+        if not isinstance(atom, int):
+            return self.read(atom)
+        around = zip(self.axes, self.placing, strict=True)
+        names = tuple(a.name for a, s in around if s is not None and s.replicates(self.body, atom, user))
+        if names and (atom, names) not in self.replicated:
+            self.replicated[atom, names] = vary(self.env[atom], names)
+        return self.replicated[atom, names] if names else self.env[atom]
+
+    def contributed(self, number: int, position: int, x: Any) -> Any:
+        """An operand of an equation, zero but on the first device along the axes where it is contributed to a partial sum."""
+        around = zip(self.axes, self.placing, strict=True)
+        names = tuple(a.name for a, s in around if s is not None and (number, position) in s.contributed)
+        return contribute(x, names) if names else x
+
     def run(self, operands: Sequence[Any]) -> list:
         for v, x in zip(self.body.inputs, operands, strict=True):
             self.env[v] = as_held(x, self.result(v))
@@ -83,7 +103,7 @@ class Walk:
             results = self.equation(number)
             for v, x in zip(equation.results, results, strict=True):
                 self.env[v] = self.reduce(v, x)
-        return [self.whole.get(a, self.read(a)) if isinstance(a, int) else self.read(a) for a in self.body.outputs]
+        return [self.seen(a, -1 - k) for k, a in enumerate(self.body.outputs)]
 
     def reduce(self, variable: int, x: Any) -> Any:
         """Puts partial results together where the solver put a Reduce inside the body."""
@@ -99,8 +119,6 @@ class Walk:
             x = REDUCERS[kind](vary(x, names), tuple(names))
             if x.dtype != made.dtype and not summed:
                 x = rounded(x, made.dtype)
-            self.whole[variable] = x
-            x = vary(x, names)
         return x
 
     def equation(self, number: int) -> list:
@@ -108,7 +126,8 @@ class Walk:
         equation = self.body.equations[number]
         places = tuple(self.operand(number, position) for position in range(len(equation.operands)))
         layout = Layout(equation.primitive, equation.params, places, tuple(map(self.result, equation.results)))
-        operands = aligned([as_held(self.read(a), p) for a, p in zip(equation.operands, places, strict=True)])
+        pieces = (as_held(self.seen(a, number), p) for a, p in zip(equation.operands, places, strict=True))
+        operands = aligned([self.contributed(number, position, x) for position, x in enumerate(pieces)])
         nested = NESTED.get(equation.name)
         entry = TABLE.get(equation.name)
         program = whole.program(equation) if _unused(layout) else None

@@ -7,6 +7,7 @@ from typing import Any
 
 from unity.exporting.applied import Applied, Printer
 from unity.exporting.source import Code, call, literal, sequence
+from unity.pcg.varying import CAST
 
 
 def names(found: Any) -> object:
@@ -37,7 +38,23 @@ def _ppermute(e: Applied) -> Code:
     return call("lax.ppermute", e.codes[0], names(e["axis_name"]), sequence([literal(tuple(p)) for p in e["perm"]], "[]"))
 
 
+# JAX has no such cast: it cannot know that devices hold the same. Written into a file that needs it.
+DEFINED = """
+# What all devices hold alike, though JAX takes it to differ.
+unreplicate = Primitive("unreplicate")
+unreplicate.def_impl(lambda x, *, axes: x)
+mlir.register_lowering(unreplicate, lambda context, x, *, axes: [x])
+
+
+@unreplicate.def_abstract_eval
+def _unreplicated(x, *, axes):
+    known = x.manual_axis_type
+    return x.update(manual_axis_type=known.update(varying=known.varying - set(axes)))
+"""
+NEEDED = ("from jax.extend.core import Primitive", "from jax.interpreters import mlir")
+
 COMMUNICATION: Mapping[str, Printer] = {
+    CAST: lambda e: call(f"{CAST}.bind", e.codes[0], axes=literal(tuple(e["axes"]))),
     "pvary": _pvary,
     "psum": lambda e: call("lax.psum", e.codes[0], names(e["axes"])),
     "psum_invariant": lambda e: call("lax.psum", e.codes[0], names(e["axes"])),

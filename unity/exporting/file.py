@@ -15,6 +15,7 @@ import numpy as np
 from unity.exec.lowering import run_graph, spec_of
 from unity.exporting.arguments import Arguments, arguments_of, is_plain, skeleton, spec_code
 from unity.exporting.block import Block
+from unity.exporting.collectives import DEFINED
 from unity.exporting.errors import ExportError
 from unity.exporting.graphs import GraphWriter
 from unity.exporting.imports import imports
@@ -25,6 +26,7 @@ from unity.exporting.tracing import inside, piece, traced
 from unity.pcg.atomic import path_of, save
 from unity.pcg.body import Tensor
 from unity.pcg.graph import PCG, Value
+from unity.pcg.varying import CAST
 from unity.pipelining.staged import by_gpipe
 
 if TYPE_CHECKING:
@@ -83,6 +85,8 @@ def _written(module: Module, graph: PCG, paths: list[str]) -> tuple[bool, ...]:
     results = writer.write(block, graph, [Code(f"w[{literal(p)}]") for p in paths])
     about = '    """One device\'s part: `w` has its pieces of the arguments, by their paths."""'
     module.functions.append(["def program(w):", about, *block.lines, *returned([sequence(results)], 4)])
+    if any(f"{CAST}.bind(" in line for f in module.functions for line in f):
+        module.functions.insert(0, DEFINED.strip().splitlines())
     space = run(module)
     pieces = [piece(Value(n), graph.axes) for n in graph.inputs]
     try:

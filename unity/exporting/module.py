@@ -15,6 +15,7 @@ from unity.exporting.rules import Rule
 from unity.exporting.source import Code, Names, definition, lines, returned, sequence, unpacked
 from unity.exporting.tracing import Program
 from unity.pcg.body import Literal
+from unity.pcg.varying import CAST
 
 LARGEST = 24  # elements of an array that is written as a literal
 NAME = "__name_of_function__"  # as long as names are, so that lines stay as they are
@@ -25,7 +26,7 @@ class Module:
     """The functions and arrays of a file, as they are written."""
 
     def __init__(self) -> None:
-        self.scope = Names(("fn", "program", "ARRAYS", "array"))
+        self.scope = Names(("fn", "program", "ARRAYS", "array", CAST, "Primitive", "mlir"))
         self.functions: list[list[str]] = []
         self.known: dict[Hashable, str] = {}
         self.arrays: dict[str, np.ndarray] = {}

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from unity.pcg.axis import Axis
 from unity.pcg.branches import check_ends, names_of
-from unity.pcg.choices import Choice, choice_of, choices
+from unity.pcg.choices import choice_of, choices
 from unity.pcg.errors import ParallelTypeError
 from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, THROUGH, Node, Value, carried_by
 from unity.pcg.halos import edges
@@ -22,7 +22,7 @@ from unity.pcg.placing import along_axis
 from unity.pcg.resharding import absolute, kind_of, stationary
 from unity.pcg.solve import Unmatched
 from unity.pcg.stages import ends_of, inside_state, one_more, outside_state, positions_of
-from unity.pcg.state import PARTIAL, UNUSED, State, Type, misfit, show
+from unity.pcg.state import PARTIAL, State, Type, misfit, show
 
 
 def check(graph: PCG) -> None:
@@ -210,7 +210,7 @@ def _application(node: Node, axes: tuple[Axis, ...]) -> None:
         if solution is None or not solution.matches:  # all unused or all replicated: every device does the same
             continue
         choice = choice_of(node.body, solution)
-        if (choice.operands, choice.results) != (operands, results) and not _unused_outputs(choice, operands, results):
+        if (choice.operands, choice.results) != (operands, results):
             raise ParallelTypeError(_refusal(node, axis, operands, results))
         degree[operands + results] = degree.get(operands + results, 1) * axis.size
         sizes[operands + results] = choice.size
@@ -220,12 +220,6 @@ def _application(node: Node, axes: tuple[Axis, ...]) -> None:
                 f"{_where(node)}: {n} devices share a factor of size {sizes[states]}, which {n} does not divide."
                 " (docs: types#divisibility)"
             )
-
-
-def _unused_outputs(choice: Choice, operands: Sequence[State], results: Sequence[State]) -> bool:
-    """A result that an operator makes the same on every device may be called replicated, too."""
-    pairs = zip(choice.results, results, strict=True)
-    return choice.operands == tuple(operands) and all(a == b or (a == UNUSED and b.kind == "R") for a, b in pairs)
 
 
 def _refusal(node: Node, axis: Axis, operands: Sequence[State], results: Sequence[State]) -> str:

@@ -16,8 +16,8 @@ from unity.pcg.body import Atom, Body, Equation, Tensor
 from unity.pcg.factors import Match, Slot
 from unity.pcg.halos import Edge, edges
 from unity.pcg.inside import handed_on, nested_agreements
-from unity.pcg.placing import along_axis
-from unity.pcg.solve import Solution, Unmatched, nested_body, replicable, solve, spec_of
+from unity.pcg.placing import along_axis, with_unused
+from unity.pcg.solve import Solution, Unmatched, nested_body, replicable, solve_either, spec_of
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State, partitioned
 
 AGREED = "agreed"  # inside of control flow, where no gradient flows
@@ -25,11 +25,12 @@ AGREED = "agreed"  # inside of control flow, where no gradient flows
 
 @dataclass(frozen=True)
 class Reduced:
-    """A partial value that is reduced inside a body. `split[c]` is kept by `Choice.partitions`."""
+    """A partial value that is reduced inside a body, or one that is replicated there. `split[c]` is kept by `Choice.partitions`."""
 
     variable: int | tuple[int, ...]  # one of the body, or the way to one of a program inside
     nbytes: int  # of the whole tensor, as it is reduced
-    kind: str  # "sum", "max", ...; AGREED
+    kind: str  # "sum", "max", ...; AGREED; nothing of what is the same on every device and only replicated there
+    users: tuple[int, ...] = ()  # that find it replicated for use (`Solution.users`): its cotangents are added up
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +90,10 @@ def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
         if _useful(solution):
             choice = choice_of(body, solution)
             found.setdefault(choice.states, choice)
+    for solution in filter(None, [with_unused(body, s) for s in solutions if _useful(s)]):
+        solutions.append(solution)
+        choice = choice_of(body, solution)
+        found.setdefault(choice.states, choice)
     return _with_partitions(
         list(found.values()), {c: s for s in solutions for c in found.values() if c.states == s.operands + s.results}
     )
@@ -101,8 +106,12 @@ def operand_states(body: Body) -> Iterator[tuple[State, ...]]:
 
 
 def _useful(solution: Solution) -> bool:
-    """Whether a solution is a choice: where it only reduces an operand, the neighbour's Reduce before does the same on less."""
-    return not (solution.reduced and PARTIAL in solution.operands)
+    """Whether a solution is a choice: where it only reduces an operand, the neighbour's Reduce before does the same on less. Not so
+    where that is added to what is summed here, and something else is reduced."""
+    divided = any(s.kind == "P" for s in solution.operands)
+    if solution.contributed or (solution.reduced and PARTIAL in solution.operands):
+        return divided and PARTIAL in solution.results
+    return True
 
 
 def _solutions(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Solution]:
@@ -114,13 +123,57 @@ def _solutions(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Solution]:
         if any(all(s.states.get(v) == state for v, state in known.items()) for s in found):
             continue
         try:
-            solution = solve(body, known)
+            solution = solve_either(body, known)
             solution = along_axis(body, solution.operands, solution.results)  # what will run is found from the ends
         except Unmatched:
             continue
         if solution is not None and solution.matches:  # else it is unused or replicated after all
             found.append(solution)
             yield solution
+    for one in tuple(found):
+        for results in _summed(body, one):
+            try:
+                solution = along_axis(body, one.operands, results)
+            except Unmatched:
+                continue
+            if solution is not None and solution.matches:
+                found.append(solution)
+                yield solution
+    for one, other in _pairs(found):
+        try:
+            solution = solve_either(body, {v: s for v, s in zip(body.inputs, _joined(one, other), strict=True) if s.kind == "P"})
+            solution = along_axis(body, solution.operands, solution.results)
+        except Unmatched:
+            continue
+        if solution and solution.matches and all(s.operands + s.results != solution.operands + solution.results for s in found):
+            found.append(solution)
+            yield solution
+
+
+def _summed(body: Body, solution: Solution) -> Iterator[tuple[State, ...]]:
+    """Results of which one, or all, are partial sums, for a solution that reduces something and has them whole."""
+    whole = [k for k, s in enumerate(solution.results) if s.kind in "UR" and isinstance(body.outputs[k], int)]
+    whole = [k for k in whole if "sum" in solution.reduced.values() and body.tensor(body.outputs[k]).floating]
+    for some in dict.fromkeys([*((k,) for k in whole), tuple(whole)] if whole else ()):
+        yield tuple(PARTIAL if k in some else s for k, s in enumerate(solution.results))
+
+
+def _pairs(found: list[Solution]) -> Iterator[tuple[Solution, Solution]]:
+    """Solutions that may be one: each has something partitioned that the other repeats. Also of those found meanwhile."""
+    k = 0
+    while k < len(found):
+        for j in range(k):
+            both = _joined(found[j], found[k])
+            if any(s.kind == "P" for s in both) and all(s.operands != both for s in found):
+                yield found[j], found[k]
+        k += 1
+
+
+def _joined(one: Solution, other: Solution) -> tuple[State, ...]:
+    """The operands of both together; nothing if they contradict each other."""
+    both = tuple(zip(one.operands, other.operands, strict=True))
+    agree = all(s == t or REPLICATED in (s, t) for s, t in both)
+    return tuple(t if s == REPLICATED else s for s, t in both) if agree else ()
 
 
 def _seeds(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Mapping[int, State]]:
@@ -188,7 +241,9 @@ def choice_of(body: Body, solution: Solution) -> Choice:
     for match in solution.matches:
         size = gcd(size, match.size)
         names += [match.name] if match.divided else []
-    reduced = tuple(Reduced(v, _reduced_bytes(body.tensors[v], kind), kind) for v, kind in sorted(solution.reduced.items()))
+    used = solution.users(body)
+    inside = ((v, solution.reduced.get(v, ""), users) for v, users in used.items() if v in solution.reduced or users)
+    reduced = tuple(Reduced(v, _reduced_bytes(body.tensors[v], kind), kind, users) for v, kind, users in inside)
     reduced += tuple(Reduced(a.where, a.itemsize, AGREED) for a in nested_agreements(solution))
     name = names[0] if len(body.equations) == 1 and names else _name(solution)
     divided = divided_by(body, zip(body.equations, solution.matches, strict=True))

@@ -10,6 +10,7 @@ from unity.pcg.state import show
 CHANGES = {  # communicates: warm colours; does not: cool ones
     "partition": "#cfe8ff", "replicate": "#dcd6f7", "view": "#eeeeee", "combine": "#ffd59e", "reduce": "#ffadad",
     "reduce_partition": "#ffc6ff", "combine_replicate": "#fdffb6", "combine_partition": "#ffcfd2",
+    "contribute": "#c7f0ee", "unreplicate": "#e8e4f8",
 }  # fmt: skip
 PALETTE = ("#b7e4c7", "#a8dadc", "#e9edc9", "#d8e2dc", "#c5dedd", "#f1faee", "#bee1e6", "#dbe7e4")
 SERIAL = "#ffffff"

@@ -14,7 +14,8 @@ from unity.pcg.body import Body
 from unity.pcg.gradients import wanted_by
 from unity.pcg.graph import CONSTRAIN, PCG, UNCHANGED, Node, Value
 from unity.pcg.placing import placing
-from unity.pcg.state import REPLICATED, UNUSED
+from unity.pcg.propagation import Solution
+from unity.pcg.state import REPLICATED, UNUSED, State
 
 
 class Names:
@@ -39,7 +40,7 @@ class Names:
         """A value is named by what was changed, and the changes that did something to it."""
         changes = []
         while v.node.kind in UNCHANGED or _handed_on(v.node):
-            if v.node.kind in UNCHANGED and v.node.kind not in ("replicate", "view", CONSTRAIN):
+            if v.node.kind in UNCHANGED and v.node.kind not in ("replicate", "unreplicate", "view", CONSTRAIN):
                 changes.append(_change(v.node))
             v = v.node.operands[0]
         return (id(self.first.get(v.node, v.node)), v.index, *changes)
@@ -71,7 +72,7 @@ class Names:
         carrier = summand_of(body, variable)
         parts = parts_of(body, carrier)
         found = placing(body, tuple(v.type for v in node.operands), node.types, self.n_axes)
-        if any(s is not None and any(s.states[v] != s.states[variable] for v in (carrier, *parts)) for s in found):
+        if any(s is not None and any(_state(s, v) != _state(s, variable) for v in (carrier, *parts)) for s in found):
             return None
         if parts:
             return ("parts", body.tensors[carrier].shape, *(self.part(node, body, p) for p in parts))
@@ -95,6 +96,10 @@ def _change(node: Node) -> Hashable:
     """A change of type, without what is replicated for use: that is the same value."""
     types = (node.operands[0].type, node.types[0])
     return (node.kind.removesuffix("_replicate"), *(tuple(UNUSED if s == REPLICATED else s for s in t) for t in types))
+
+
+def _state(solution: Solution, variable: int) -> State:
+    return UNUSED if variable in solution.unused else solution.states[variable]
 
 
 def _read(body: Body, variable: int) -> bool:

@@ -23,6 +23,7 @@ from unity.pcg.factors import TABLE
 from unity.pcg.held import HELD, function_of, name_of
 from unity.pcg.jaxprs import RULED, Program, called, equations, floating, with_equations
 from unity.pcg.meshes import apart, forgotten
+from unity.pcg.varying import CAST
 from unity.pcg.weak_types import struct_of
 
 WIDE = frozenset({"int64", "uint64", "float64", "complex128"})  # those that JAX has with 64 bits switched on alone
@@ -31,7 +32,7 @@ WIDE = frozenset({"int64", "uint64", "float64", "complex128"})  # those that JAX
 def foreign(primitive: core.Primitive) -> bool:
     """Whether a primitive is neither JAX's own nor in the operator table, and has an implementation."""
     made = getattr(primitive.impl, "func", primitive.impl)
-    return primitive.name not in TABLE and made.__module__.partition(".")[0] not in ("jax", "jaxlib")
+    return primitive.name not in TABLE and primitive.name != CAST and made.__module__.partition(".")[0] not in ("jax", "jaxlib")
 
 
 def own_program(eqn: core.JaxprEqn) -> core.ClosedJaxpr | None:

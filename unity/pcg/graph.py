@@ -108,8 +108,11 @@ TAIL = "tail"  # what follows a pipeline's last stage, micro-batch by micro-batc
 THROUGH = frozenset({"remat", STAGES})  # whose inside finds operands as they are outside, and gives results so
 LOOPS = frozenset({"scan", PIPELINE, TAIL})  # whose inside runs `length` times on a device
 PARALLELIZATION = frozenset(
-    {"partition", "combine", "replicate", "reduce", "reduce_partition", "combine_replicate", "combine_partition", "view"}
-)
+    {
+        "partition", "combine", "replicate", "reduce", "reduce_partition", "combine_replicate", "combine_partition", "contribute",
+        "unreplicate", "view"
+    }
+)  # fmt: skip
 UNCHANGED = PARALLELIZATION | {CONSTRAIN}  # whose value is their operand's
 
 

@@ -9,8 +9,8 @@ from unity.pcg.again import INNER, WHOLE
 from unity.pcg.axis import Axis
 from unity.pcg.errors import ParallelTypeError
 from unity.pcg.graph import PCG, THROUGH, Node, Value
-from unity.pcg.resharding import possible, steps
-from unity.pcg.state import Type, misfit, show
+from unity.pcg.resharding import steps
+from unity.pcg.state import Type, misfit
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,6 @@ class _Builder:
         if v.type == goal:
             return v
         self.fits(v, goal, "")
-        if not possible(v.type, goal):
-            now, then = show(v.type, axes, v.tensor.ndim), show(goal, axes, v.tensor.ndim)
-            raise ParallelTypeError(
-                f"{v.node.source or v.node.kind}: {now} cannot become {then}: what is replicated for use or partial has no"
-                " way back to that. (docs: types#changes)"
-            )
         found = steps(v.type, goal, axes)
         attributes = {"again": True} if again else {}
         for k, step in enumerate(found):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from functools import lru_cache
 
-from unity.pcg.body import Body
-from unity.pcg.solve import Solution, solve
-from unity.pcg.state import REPLICATED, UNUSED, State, Type
+from unity.pcg.body import Body, Literal
+from unity.pcg.propagation import Unmatched
+from unity.pcg.solve import Solution, solve_either
+from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State, Type
 
 Placing = tuple[Solution | None, ...]  # one for each axis; None: unused by all
 
@@ -25,7 +28,72 @@ def along_axis(body: Body, operands: tuple[State, ...], results: tuple[State, ..
         return None
     if all(s == REPLICATED for s in states):
         return Solution(dict.fromkeys(body.tensors, REPLICATED), {}, (), operands, results)
-    known = dict(zip(body.inputs, operands, strict=True))
+    known = {v: REPLICATED if s == UNUSED else s for v, s in zip(body.inputs, operands, strict=True)}
     ends = zip(body.outputs, results, strict=True)
     known |= {a: s for a, s in ends if isinstance(a, int) and s != UNUSED}
-    return solve(body, known)
+    solution = solve_either(body, known)
+    summed = zip(body.outputs, results, solution.results, strict=True)
+    whole = {a: REPLICATED for a, s, t in summed if isinstance(a, int) and s == UNUSED and t == PARTIAL}
+    return _with_unused(body, solve_either(body, known | whole) if whole else solution, operands, results)
+
+
+def _with_unused(body: Body, solution: Solution, operands: tuple[State, ...], results: tuple[State, ...]) -> Solution:
+    """A solution with unused operands and results where such are wanted: what leads to these results alone is made the same on
+    every device. Raises Unmatched if operands are unused for nothing."""
+    given = frozenset(v for v, s in zip(body.inputs, operands, strict=True) if s == UNUSED)
+    wanted = [a for a, s in zip(body.outputs, results, strict=True) if s == UNUSED and isinstance(a, int)]
+    wanted += contributions(body, solution)
+    unused = frozenset(leading(body, solution, same(body, solution, given).intersection(wanted)))
+    if not given <= unused:
+        raise Unmatched
+
+    def end(k: int, found: State) -> State:
+        if found == UNUSED:  # what is the same on every device may be called replicated, too
+            return REPLICATED if results[k] == REPLICATED else UNUSED
+        return UNUSED if body.outputs[k] in unused else found
+
+    ends = tuple(end(k, found) for k, found in enumerate(solution.results))
+    return replace(solution, operands=operands, results=ends, unused=unused)
+
+
+def with_unused(body: Body, solution: Solution) -> Solution | None:
+    """The solution whose results, and what is contributed to sums, are unused where they can be, as are the operands that this
+    takes. None if there is no such."""
+    every = same(body, solution, frozenset(v for v in body.inputs if solution.states[v] == REPLICATED))
+    ends = [a for a in (*body.outputs, *contributions(body, solution)) if isinstance(a, int) and a in every]
+    unused = frozenset(leading(body, solution, ends))
+    operands, results = (
+        tuple(UNUSED if a in unused else s for a, s in zip(atoms, states, strict=True))
+        for atoms, states in ((body.inputs, solution.operands), (body.outputs, solution.results))
+    )
+    if not unused or (operands, results) == (solution.operands, solution.results):
+        return None
+    try:
+        return along_axis(body, operands, results)  # what will run is found from the ends
+    except Unmatched:
+        return None
+
+
+def contributions(body: Body, solution: Solution) -> list[int]:
+    """The variables that one device contributes to partial sums."""
+    atoms = (body.equations[i].operands[p] for i, p in sorted(solution.contributed))
+    return [a for a in atoms if isinstance(a, int)]
+
+
+def same(body: Body, solution: Solution, given: Collection[int]) -> set[int]:
+    """The variables that can be computed the same on every device: of what is reduced, and of these inputs."""
+    found = {*solution.reduced, *given}
+    for e, match in zip(body.equations, solution.matches, strict=True):
+        if all(s == REPLICATED for s in match.states) and all(isinstance(a, Literal) or a in found for a in e.operands):
+            found.update(e.results)
+    return found
+
+
+def leading(body: Body, solution: Solution, ends: Collection[int]) -> Iterator[int]:
+    """These variables, and what they are computed of behind what is reduced."""
+    wanted = set(ends).difference(solution.reduced)
+    for e in reversed(body.equations):
+        if not wanted.isdisjoint(e.results):
+            wanted.update(e.results)
+            wanted.update(a for a in e.operands if isinstance(a, int) and a not in solution.reduced)
+    yield from wanted

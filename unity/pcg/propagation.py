@@ -1,12 +1,13 @@
 """States spread through a body, from what is known to what follows. What each equation allows is said by `solve`.
 
 Where a partial sum meets an operator that is not linear, a Reduce is put inside the body (a soft-max over a partitioned dimension
-needs two small ones). No other communication happens inside.
+needs two small ones). No other communication happens inside. A whole value that is added to a partial sum may be contributed by one
+device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from unity.pcg.body import Atom, Body, Equation, Literal
@@ -14,46 +15,96 @@ from unity.pcg.factors import Match
 from unity.pcg.jaxprs import NESTING
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State
 
+Place = tuple[int, int]  # an equation, by number, and one of its operands
 Matches = Callable[[Body, Equation, Mapping[int, State]], Sequence[Match]]  # an equation's choices that agree with known states
 
 
 @dataclass(frozen=True)
 class Solution:
-    """States of a body's variables along one axis. `reduced[v]`: v is partial where it is made and reduced at once."""
+    """States of a body's variables along one axis. `reduced[v]`: v is partial where it is made and reduced at once.
+
+    What is reduced is the same on every device, and so is what is computed of such values alone: in `unused` are those that are
+    made so. Other equations find both kinds replicated for use (`users`). `contributed`: operands, by equation and position, that
+    are whole where they are made and partial sums to this equation.
+    """
 
     states: Mapping[int, State]
     reduced: Mapping[int, str]
     matches: tuple[Match, ...]  # one for each equation
     operands: tuple[State, ...]
     results: tuple[State, ...]
+    unused: frozenset[int] = frozenset()
+    contributed: frozenset[Place] = frozenset()
 
     @property
     def communicates(self) -> bool:
-        """Whether devices along the axis communicate while the body runs, or while its derivative does: a reduce inside of it, a
-        halo, or an agreement in a nested program."""
-        return bool(self.reduced) or any(match.communicates for match in self.matches)
+        """Whether devices along the axis communicate, or ask for their place along it, while the body or its derivative runs.
+
+        They do for a reduce inside of the body, a value replicated or contributed there, a halo, or an agreement in a nested
+        program.
+        """
+        inside = self.reduced or self.contributed or self.unused
+        return bool(inside) or any(match.communicates for match in self.matches)
 
     def seen(self, variable: int) -> State:
         """The state in which later equations find a variable."""
         return REPLICATED if variable in self.reduced else self.states[variable]
 
+    def replicates(self, body: Body, variable: int, user: int) -> bool:
+        """Whether a user of a variable (an equation by number, a result k as -1 - k) finds it replicated for use, though it is made
+        the same on every device."""
+        if variable not in self.reduced and variable not in self.unused:
+            return False
+        if user < 0:
+            return self.results[-1 - user] != UNUSED
+        e = body.equations[user]
+        given = any(a == variable and (user, p) in self.contributed for p, a in enumerate(e.operands) if self.contributed)
+        return not given and not self.repeats(e)
+
+    def repeats(self, equation: Equation) -> bool:
+        """Whether every device does the same at an equation, with what is the same on every device."""
+        return bool(self.unused) and not self.unused.isdisjoint(equation.results)
+
+    def users(self, body: Body) -> dict[int, tuple[int, ...]]:
+        """The users that find a variable replicated for use, of every variable that is made the same on every device."""
+        found: dict[int, list[int]] = {v: [] for v in (*self.reduced, *self.unused)}
+        uses = [(a, k) for k, e in enumerate(body.equations) for a in dict.fromkeys(e.operands) if isinstance(a, int)]
+        uses += [(a, -1 - k) for k, a in enumerate(body.outputs) if isinstance(a, int)]
+        for a, user in uses:
+            if self.replicates(body, a, user):
+                found[a].append(user)
+        return {v: tuple(some) for v, some in sorted(found.items())}
+
 
 class Conflict(Exception):
-    """No choice of an equation agrees with the states around it; `variable` could be reduced first."""
+    """No choice of an equation agrees with the states around it; `variable` could be reduced first, or what is at these `places`
+    contributed."""
 
-    def __init__(self, variable: int | None) -> None:
-        self.variable = variable
+    def __init__(self, variable: int | None, places: Iterable[Place] = ()) -> None:
+        self.variable, self.places = variable, frozenset(places)
 
 
 class Unmatched(Exception):
-    """The whole body has no solution with these states."""
+    """The whole body has no solution with these states; `contributing`: it may have one with whole values contributed to sums."""
+
+    def __init__(self, contributing: bool = False) -> None:
+        self.contributing = contributing
 
 
 class Propagation:
     """States spread from what is known to what follows, equation by equation, until nothing is open."""
 
-    def __init__(self, body: Body, known: Mapping[int, State], reduced: Mapping[int, str], allows: Matches) -> None:
+    def __init__(
+        self,
+        body: Body,
+        known: Mapping[int, State],
+        reduced: Mapping[int, str],
+        allows: Matches,
+        contributed: Collection[Place] | None = None,
+    ) -> None:
+        """`contributed`: None where nothing may be."""
         self.body, self.reduced, self.allows = body, dict(reduced), allows
+        self.contributing, self.contributed = contributed is not None, frozenset(contributed or ())
         self.states: dict[int, State] = {}
         self.matches: list[Match | None] = [None] * len(body.equations)
         self.constants = constants(body)
@@ -85,12 +136,15 @@ class Propagation:
             if v in states:
                 known[position] = states[v]
             position += 1
+        if self.contributed:
+            known.update((p, PARTIAL) for p in range(len(e.operands)) if (i, p) in self.contributed)
         return known
 
     def candidates(self, i: int) -> list[Match]:
         e = self.body.equations[i]
         found = self.allows(self.body, e, self.view(i))
-        return [m for m in found if all(self.allowed(a, s) for a, s in zip(e.operands, m.operands, strict=True))]
+        operands = [(p, a) for p, a in enumerate(e.operands) if (i, p) not in self.contributed]
+        return [m for m in found if all(self.allowed(a, m.operands[p]) for p, a in operands)]
 
     def allowed(self, atom: Atom, state: State) -> bool:
         if isinstance(atom, Literal):
@@ -106,8 +160,8 @@ class Propagation:
         found = self.candidates(i)
         if not found:
             partial = self.partial_operand(i)
-            raise Conflict(self.partial_result(i) if partial is None else partial)
-        if not default and (len(found) > 1 or self.may_reduce(i)):
+            raise Conflict(self.partial_result(i) if partial is None else partial, self.beside(i))
+        if not default and (len(found) > 1 or self.may_reduce(i) or self.may_contribute(i, found[0])):
             return
         self.take(i, found[-1] if default and found[-1].name == "replicated" else found[0])
 
@@ -118,8 +172,8 @@ class Propagation:
             if not all(stopped(self.body, v) for v in e.results):
                 raise Unmatched
             self.reduced.update((v, match.reduction) for v in e.results)
-        for a, s in zip(e.operands, match.operands, strict=True):
-            if isinstance(a, int) and a not in self.reduced:
+        for p, (a, s) in enumerate(zip(e.operands, match.operands, strict=True)):
+            if isinstance(a, int) and a not in self.reduced and (i, p) not in self.contributed:
                 self.set(a, s)
         for v, s in zip(e.results, match.results, strict=True):
             self.set(v, s)
@@ -128,8 +182,8 @@ class Propagation:
         """Whether what is known around a settled equation is still what it chose: asked whenever a state near it is set."""
         match, e, states, reduced = self.matches[i], self.body.equations[i], self.states, self.reduced
         assert match is not None
-        for a, s in zip(e.operands, match.operands, strict=True):
-            if isinstance(a, int):
+        for p, (a, s) in enumerate(zip(e.operands, match.operands, strict=True)):
+            if isinstance(a, int) and (i, p) not in self.contributed:
                 seen = REPLICATED if a in reduced else states.get(a, s)
                 if seen is not s and seen != s:
                     raise Conflict(self.partial_operand(i))
@@ -143,6 +197,23 @@ class Propagation:
         operands = self.body.equations[i].operands
         partial = (a for a in operands if isinstance(a, int) and a not in self.reduced and self.states.get(a) == PARTIAL)
         return next(partial, None)
+
+    def beside(self, i: int) -> Iterator[Place]:
+        """The operands of an equation that are whole beside partial sums, and would have to be contributed to be added to them."""
+        e, known = self.body.equations[i], self.view(i)
+        partial = {p: s for p, s in known.items() if s == PARTIAL}
+        operands = range(len(e.operands))
+        for match in self.allows(self.body, e, partial) if any(p in operands for p in partial) else ():
+            others = [p for p in operands if p not in partial and match.operands[p] == PARTIAL]
+            whole = [p for p in others if known.get(p) == REPLICATED or not self.allowed(e.operands[p], PARTIAL)]
+            fits = all(known.get(p, s) == s for p, s in enumerate(match.states) if p not in whole)
+            if match.results[0] == PARTIAL and fits:
+                yield from ((i, p) for p in whole)
+
+    def may_contribute(self, i: int, match: Match) -> bool:
+        """Whether a value that would have to be a partial sum may turn out to be whole where it is made, and be contributed."""
+        made = ((a, s) for a, s in zip(self.body.equations[i].operands, match.operands, strict=True) if a not in self.body.inputs)
+        return self.contributing and any(isinstance(a, int) and s == PARTIAL and self.states.get(a) is None for a, s in made)
 
     def may_reduce(self, i: int) -> bool:
         """Whether a result that users want whole could still be a partial one, reduced: not all operands are known yet."""
@@ -188,7 +259,8 @@ class Propagation:
         if any(v in self.reduced for v in self.body.inputs):
             raise Unmatched
         results = tuple(self.output(a) for a in self.body.outputs)
-        return Solution(self.states, self.reduced, tuple(m for m in self.matches if m), operands, results)
+        matches = tuple(m for m in self.matches if m)
+        return Solution(self.states, self.reduced, matches, operands, results, contributed=self.contributed)
 
     def output(self, atom: Atom) -> State:
         """A reduced output is the same on every device and JAX knows it: unused."""

@@ -1,9 +1,9 @@
 """The parallelization operators as changes of type, and the sequence of them that leads from one type to another.
 
-Along one axis a change is one of seven operators (design section 2). For several axes at once, changes of one kind are one
-operator, and kinds go in the order in which pieces are smallest: slice, reduce-scatter and all-to-all as far as they go; gather
-what is in the way of the rest, and again; then all-reduce, replicate, and gather last. `tests/test_resharding.py` compares this
-sequence with the shortest path over all.
+From every state to every other along one axis leads one of nine operators, or two. For several axes at once, changes of one kind
+are one operator, and kinds go in the order in which pieces are smallest: slice, reduce-scatter and all-to-all as far as they go;
+gather what is in the way of the rest, and again; then all-reduce, replicate, gather, and put pieces among zeros last.
+`tests/test_resharding.py` compares this sequence with the shortest path over all.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def kind_of(before: State, after: State) -> str:
         return ""
     return {
         "UP": "partition", "RP": "partition", "PU": "combine", "PR": "combine_replicate", "PP": "combine_partition",
-        "SU": "reduce", "SP": "reduce_partition", "UR": "replicate",
+        "SU": "reduce", "SP": "reduce_partition", "UR": "replicate", "RU": "unreplicate", "US": "contribute", "RS": "contribute",
+        "PS": "contribute",
     }.get(before.kind + after.kind, "")  # fmt: skip
 
 
@@ -51,14 +52,6 @@ def stationary(before: State, after: State) -> bool:
     return before == after or (before, after) == (UNUSED, REPLICATED)
 
 
-IMPOSSIBLE = {("R", "U"), ("R", "S"), ("U", "S"), ("P", "S")}  # no operator leads there
-
-
-def possible(before: Type, after: Type) -> bool:
-    """Whether any sequence of operators leads from one type to another."""
-    return all((s.kind, t.kind) not in IMPOSSIBLE for s, t in zip(before, after, strict=True))
-
-
 def turned(step: Step, over: Iterable[int]) -> bool:
     """Whether a step moves pieces of another dimension than the first, along some of its axes: what is moved so is put together
     or cut up inside of rows, and must be laid out anew."""
@@ -68,7 +61,6 @@ def turned(step: Step, over: Iterable[int]) -> bool:
 @lru_cache(maxsize=100_000)
 def steps(before: Type, after: Type, axes: tuple[Axis, ...]) -> tuple[Step, ...]:
     """The parallelization operators that lead from one type to another, in order. Both must fit the tensor."""
-    assert possible(before, after), (before, after)
     now, goal = list(absolute(before, axes)), absolute(after, axes)
     found: list[Step] = []
 
@@ -90,12 +82,14 @@ def steps(before: Type, after: Type, axes: tuple[Axis, ...]) -> tuple[Step, ...]
                 go(kind, [i for i in waiting(kind) if free(i, now, goal, axes)])
         stuck = in_the_way(now, goal, axes)
         if stuck is not None:
-            unused = goal[stuck] == UNUSED
-            go("combine" if unused else "combine_replicate", [stuck], UNUSED if unused else REPLICATED)
+            whole = goal[stuck] if goal[stuck] in (UNUSED, PARTIAL) else REPLICATED
+            go(kind_of(now[stuck], whole), [stuck], whole)
     go("reduce", [i for i, (s, t) in enumerate(zip(now, goal, strict=True)) if s == PARTIAL and t != PARTIAL], UNUSED)
+    go("unreplicate", waiting("unreplicate"))
     go("replicate", waiting("replicate"))
     for kind in outermost_first("combine_replicate", "combine", waiting, axes):
         go(kind, waiting(kind))
+    go("contribute", waiting("contribute"))
     assert tuple(now) == goal, (before, after, now)
     return tuple(found)
 
@@ -129,7 +123,7 @@ def free(i: int, now: Sequence[State], goal: Type, axes: Sequence[Axis]) -> bool
 
 
 def in_the_way(now: Sequence[State], goal: Type, axes: Sequence[Axis]) -> int | None:
-    """The axis that must be gathered for others, or itself, to move on: the fastest level's last. None if none must be."""
+    """The axis that must give up its place for others, or itself, to move on: the fastest level's last. None if none must."""
     wanted = [d for s, t, a in zip(now, goal, axes, strict=True) if s != t and (d := _digit(t, a))]
     held = [(i, _digit(s, a)) for i, (s, t, a) in enumerate(zip(now, goal, axes, strict=True)) if s != t]
     found = [i for i, own in held if own and any(d.overlaps(own) for d in wanted)]

@@ -23,7 +23,7 @@ from unity.pcg.foreign import first_order
 from unity.pcg.inside import agreeable, agreements, as_match, constant_results
 from unity.pcg.jaxprs import LINEAR_SOLVE, RULED, called
 from unity.pcg.loops import Loop, loop_of, while_parts
-from unity.pcg.propagation import Conflict, Propagation, Solution, Unmatched
+from unity.pcg.propagation import Conflict, Place, Propagation, Solution, Unmatched
 from unity.pcg.scans import constants_and_carry
 from unity.pcg.state import PARTIAL, REPLICATED, State
 
@@ -42,21 +42,36 @@ def spec_of(body: Body, equation: Equation) -> Spec | None:
     return found[1]
 
 
-def solve(body: Body, known: Mapping[int, State]) -> Solution:
+def solve(body: Body, known: Mapping[int, State], contributing: bool = False) -> Solution:
     """Extends the known states (by variable) to all of the body, reducing partial values where it must.
 
-    Raises Unmatched if the body cannot be parallelized so.
+    `contributing`: where it can, what is whole is rather contributed to partial sums. Raises Unmatched if the body cannot be
+    parallelized so.
     """
     reduced: dict[int, str] = {}
+    contributed: set[Place] = set()
     while True:
         try:
             around = {v: s for v, s in known.items() if v not in reduced or s != REPLICATED}  # users have what is reduced whole
-            return Propagation(body, around, reduced, equation_matches).run()
+            return Propagation(body, around, reduced, equation_matches, contributed if contributing else None).run()
         except Conflict as conflict:
+            if contributing and not conflict.places <= contributed:
+                contributed |= conflict.places
+                continue
             variable = conflict.variable
             if variable is None or variable in reduced or variable in body.inputs:
-                raise Unmatched from None
+                raise Unmatched(not contributing and (bool(conflict.places) or PARTIAL in known.values())) from None
             reduced[variable] = "sum"
+
+
+def solve_either(body: Body, known: Mapping[int, State]) -> Solution:
+    """A solution, in which nothing is contributed to partial sums unless there is no other."""
+    try:
+        return solve(body, known)
+    except Unmatched as problem:
+        if not problem.contributing:
+            raise
+    return solve(body, known, contributing=True)
 
 
 def equation_matches(body: Body, equation: Equation, known: Mapping[int, State]) -> Sequence[Match]:

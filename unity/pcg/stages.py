@@ -33,8 +33,7 @@ from unity.pcg.axis import Axis
 from unity.pcg.choices import Choice, choice_of, choices
 from unity.pcg.errors import ParallelTypeError
 from unity.pcg.graph import PCG, PIPELINE, TAIL, THROUGH, Node, Value, carried_by
-from unity.pcg.placing import along_axis
-from unity.pcg.solve import Unmatched
+from unity.pcg.solve import Unmatched, solve
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State, partitioned
 from unity.pcg.timetable import drained, exchanges
 
@@ -301,11 +300,9 @@ def _choice(node: Node, operands: tuple[State, ...], sums: bool) -> Choice:
             raise Mixed(f"{_where(node)} cannot be repeated by every stage")
         return found[0]
     try:
-        solution = along_axis(body, operands, (UNUSED,) * len(node.tensors))
+        solution = solve(body, dict(zip(body.inputs, operands, strict=True)))
     except Unmatched:
-        solution = None
-    if solution is None:
-        raise Mixed(f"{_where(node)} does not work on each sample by itself")
+        raise Mixed(f"{_where(node)} does not work on each sample by itself") from None
     if solution.reduced or (PARTIAL in solution.results and not sums):
         raise Mixed(f"{_where(node)} reduces over the samples")
     choice = choice_of(body, solution)

@@ -165,6 +165,8 @@ TRAFFIC = {  # design section 2: forward, backward
     "reduce_partition": ("reduce-scatter", "all-gather"),
     "combine_replicate": ("all-gather", "reduce-scatter"),
     "combine_partition": ("all-to-all", "all-to-all"),
+    "contribute": ("", ""),
+    "unreplicate": ("", ""),
 }
 
 
@@ -212,21 +214,30 @@ def _inside(node: Node, context: _Context) -> Iterator[Collective]:
     graph, flow, body, n = context.graph, context.flow, node.body, len(context.graph.axes)
     found = placing(body, tuple(v.type for v in node.operands), node.types, n)
     over: dict[int, list[int]] = {}
+    again: dict[int, dict[int, list[int]]] = {}  # of each variable and user, the axes along which that finds it replicated for use
     for k, solution in enumerate(found):
-        for variable in solution.reduced if solution else ():
-            over.setdefault(variable, []).append(k)
-    for variable, axes in over.items():
+        for variable, users in solution.users(body).items() if solution else ():
+            if variable in solution.reduced:
+                over.setdefault(variable, []).append(k)
+            for user in users:
+                again.setdefault(variable, {}).setdefault(user, []).append(k)
+    flows, carried = any(map(flow, node.results)) and any(map(flow, node.operands)), carrying_in(node, flow)
+    for variable in dict.fromkeys([*over, *again]):
         tensor = body.tensors[variable]
         elements = tensor.nbytes // tensor.itemsize
         for axis, s in zip(graph.axes, found, strict=True):
             if s is not None and s.states[variable].kind == "P":
                 elements //= axis.size
-        kind = next(s.reduced[variable] for s in found if s is not None and variable in s.reduced)
-        itemsize = added(tensor.dtype, (graph.axes[k] for k in axes)).itemsize if kind == "sum" else tensor.itemsize
-        size, runs = (elements, itemsize), context.runs(node)
-        yield Collective("all-reduce", tuple(axes), *size, *runs, FORWARD, node, hoisted=context.less(node))
-        if kind == "sum" and any(flow(v) for v in node.results) and any(flow(v) for v in node.operands):
-            yield Collective("all-reduce", tuple(axes), *size, context.times, 0, BACKWARD, node)
+        kind = next((s.reduced[variable] for s in found if s is not None and variable in s.reduced), "")
+        runs = context.runs(node)
+        if variable in over:
+            axes = tuple(over[variable])
+            itemsize = added(tensor.dtype, (graph.axes[k] for k in axes)).itemsize if kind == "sum" else tensor.itemsize
+            yield Collective("all-reduce", axes, elements, itemsize, *runs, FORWARD, node, hoisted=context.less(node))
+        if flows if kind == "sum" else not kind and variable in carried:
+            for axes in dict.fromkeys(map(tuple, again.get(variable, {}).values())):
+                itemsize = added(tensor.dtype, (graph.axes[k] for k in axes)).itemsize
+                yield Collective("all-reduce", axes, elements, itemsize, context.times, 0, BACKWARD, node)
     yield from _agreed(node, found, context)
 
 

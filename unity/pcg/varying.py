@@ -7,8 +7,28 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.extend import core
+from jax.interpreters import mlir
 
+CAST = "unreplicate"
 TIME = "time"  # an axis that no mesh has: what is partitioned along it comes piece after piece
+
+
+_primitive = core.Primitive(CAST)
+_primitive.def_impl(lambda x, *, axes: x)
+mlir.register_lowering(_primitive, lambda context, x, *, axes: [x])
+
+
+@_primitive.def_abstract_eval
+def _without(x: Any, *, axes: tuple[str, ...]) -> Any:
+    known = x.manual_axis_type
+    return x.update(manual_axis_type=known.update(varying=known.varying - set(axes)))
+
+
+def common(x: Any, names: tuple[str, ...]) -> jax.Array:
+    """`x`, which devices along the named axes have in common though JAX takes it to differ: it has no such cast, as it cannot know
+    that. Compiled it is nothing. Its derivative is the caller's to give."""
+    return _primitive.bind(x, axes=names)
 
 
 def varying(x: Any) -> frozenset[str]:

@@ -138,7 +138,7 @@ class Assembled:
         time = runs * (c.forward[0] + c.forward[1] * n)
         if port.gradient and backward:
             time = time + c.backward[0] + c.backward[1] * n - (c.merged if port.argument else 0.0)
-        time = np.where(c.possible, time * times, np.inf)  # no times infinitely long would be nothing that can be compared
+        time = time * times
         if not (port.kept and backward):
             return time[index][None], np.zeros((1, *index.shape))
         unchanged = port.sole * before.parts(self.machine.axes)[:, None]

@@ -79,8 +79,9 @@ def _grown(sites: Sequence[Site], found: Offers, users: Users, s: int) -> tuple[
         return choices(site.node.body, seeds) if seeds else found[s]
     present = {c.states for c in found[s]}
     grown = list(found[s])
+    summed = _summed(sites, found, users, s)
     for position, state in wanted:
-        result = _of_result(site, state, position)
+        result = _of_result(site, state, position, summed)
         if result is not None:
             choice = _free(site, result)
             if choice.states not in present:
@@ -89,12 +90,26 @@ def _grown(sites: Sequence[Site], found: Offers, users: Users, s: int) -> tuple[
     return tuple(grown)
 
 
-def _of_result(site: Site, state: State, position: int) -> State | None:
-    """A neighbour's state at an operand or a result as one of a free site's first result. None: the site cannot have it."""
+def _summed(sites: Sequence[Site], found: Offers, users: Users, s: int) -> bool:
+    """Whether a free site may be a partial sum: it is made as one, and all that read it as often as it is made take it so. A loop
+    then reduces what it carries, or stacks, once and after it, not in every step."""
+    site = sites[s]
+    made = any(c.results[p.index] == PARTIAL for p in site.ports[-1:] for c in found[p.source])
+    often = ((u, p) for u, p, _ in users[s] if sites[u].ports[p].times >= site.times)
+    return made and not site.whole and all(any(c.operands[p] == PARTIAL for c in found[u]) for u, p in often)
+
+
+def _of_result(site: Site, state: State, position: int, summed: bool) -> State | None:
+    """A neighbour's state at an operand or a result as one of a free site's first result. None: the site cannot have it.
+
+    `summed`: whether it may be a partial sum.
+    """
     if state.kind == "P":
         operands, results = shifts(site)
         state = State("P", state.dim - (operands + results)[position], state.outer)
-    if state == PARTIAL or (site.whole and (state == REPLICATED or state.outer > 1)):
+    if state == REPLICATED and not any(site.flows):  # of what has no gradient it is no more than unused
+        return None
+    if (state == PARTIAL and not summed) or (site.whole and (state == REPLICATED or state.outer > 1)):
         return None
     stacked = state.kind == "P" and (state.dim < 0 or (site.step == "out" and state.dim == 0))
     return None if stacked else state  # the steps of a scan are not partitioned
@@ -114,25 +129,25 @@ def _few(present: tuple[Choice, ...], wanted: list[tuple[int, State]]) -> tuple[
 
 
 def _reachable(sites: Sequence[Site], found: Offers) -> Offers:
-    """Drops choices that no producer can feed, and replication where it means nothing."""
+    """Drops choices of which no operand is a partial sum before it is made one, and replication where it means nothing."""
     kept = [tuple(c for c in cs if _sensible(site, c)) for site, cs in zip(sites, found, strict=True)]
-    while True:
-        partial = [_partial_results(site, cs) for site, cs in zip(sites, kept, strict=True)]
-        after = [tuple(c for c in cs if _fed(site, c, partial)) for site, cs in zip(sites, kept, strict=True)]
-        if after == kept:
-            return kept
-        kept = after
+    partial: set[tuple[int, int]] = set()  # results that may be partial sums
+    grown = True
+    while grown:
+        before = len(partial)
+        for s, (site, cs) in enumerate(zip(sites, kept, strict=True)):
+            for c in (*cs, *([site.staged] if site.staged is not None else [])):
+                if _fed(site, c, partial):
+                    partial.update((s, k) for k, state in enumerate(c.results) if state == PARTIAL)
+        grown = len(partial) > before
+    return [tuple(c for c in cs if _fed(site, c, partial)) for site, cs in zip(sites, kept, strict=True)]
 
 
-def _partial_results(site: Site, cs: tuple[Choice, ...]) -> list[bool]:
-    own = (*cs, *([site.staged] if site.staged is not None else []))
-    return [any(c.results[k] == PARTIAL for c in own) for k in range(len(site.results))]
-
-
-def _fed(site: Site, choice: Choice, partial: list[list[bool]]) -> bool:
-    """Whether every partial sum that a choice takes is one that its producer can make."""
-    pairs = zip(choice.operands, site.ports, strict=True)
-    return all(s != PARTIAL or partial[p.source][p.index] for s, p in pairs)
+def _fed(site: Site, choice: Choice, partial: set[tuple[int, int]]) -> bool:
+    """Whether one of the partial sums that a choice takes, if it takes any, is made as one, or they are added to what is summed
+    here over what is partitioned. Others become such for free."""
+    taken = [(p.source, p.index) for s, p in zip(choice.operands, site.ports, strict=True) if s == PARTIAL]
+    return not taken or not partial.isdisjoint(taken) or any(s.kind == "P" for s in choice.operands)
 
 
 def _sensible(site: Site, choice: Choice) -> bool:

@@ -70,11 +70,10 @@ class Changes:
     merged: Array  # seconds that backward has less where the tensor is an argument, as `search.collectives` says
     size: Array  # what one device holds afterwards, as a fraction of the tensor; 0 where no new buffer is made
     gathered: Array  # whether anything is gathered
-    possible: Array
 
     def __getitem__(self, index: Array) -> Changes:
         f, b = ((alpha[index], beta[index]) for alpha, beta in (self.forward, self.backward))
-        return Changes(f, b, self.merged[index], self.size[index], self.gathered[index], self.possible[index])
+        return Changes(f, b, self.merged[index], self.size[index], self.gathered[index])
 
 
 def changes(machine: Machine, before: Sequence[Type], after: Sequence[Type], growth: float = 1.0) -> Changes:
@@ -163,8 +162,8 @@ class _Book:
         own[used] = np.arange(len(used))
         number = np.zeros(present.shape, np.min_scalar_type(len(used)))
         number[tuple(pairs)] = own[which]
-        f0, f1, b0, b1, merged, size, gathered, possible = np.ascontiguousarray(self.costs[used].T)
-        return Changes((f0, f1), (b0, b1), merged, size, gathered > 0, possible > 0), number[rows, columns]
+        f0, f1, b0, b1, merged, size, gathered = np.ascontiguousarray(self.costs[used].T)
+        return Changes((f0, f1), (b0, b1), merged, size, gathered > 0), number[rows, columns]
 
     def look_up(self, keys: Array) -> tuple[Array, Array]:
         """Which of the costs are those of pairs, and of which pairs that is known."""

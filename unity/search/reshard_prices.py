@@ -12,7 +12,7 @@ from functools import lru_cache, reduce
 
 import numpy as np
 
-from unity.pcg.resharding import IMPOSSIBLE, SLICING
+from unity.pcg.resharding import SLICING
 from unity.pcg.state import Digit
 from unity.search.collectives import table
 from unity.search.machine import Machine
@@ -26,7 +26,7 @@ KIND = {"U": U, "R": R, "S": S, "P": P}
 FROM = {"partition": (U, R), "reduce_partition": (S,), "combine_partition": (P,)}
 LATE = ("reduce_partition", "partition", "combine_partition")
 OUTERS = 1 << 10  # inner digits that a code can tell apart
-FIELDS = 8  # of a priced change
+FIELDS = 7  # of a priced change
 NOWHERE = 1 << 30  # a level beyond all levels
 
 
@@ -57,18 +57,16 @@ class Pricing:
 
     def run(self) -> Array:
         """The fields of `reshard.Changes`, [FIELDS, pairs]."""
-        possible = np.ones(self.pairs, bool)
-        for a, b in IMPOSSIBLE:
-            possible &= ~(_are(self.held, KIND[a]) & _are(self.goal, KIND[b])).any(0)
-        rows = np.flatnonzero(possible & (self.held != self.goal).any(0))
+        rows = np.flatnonzero((self.held != self.goal).any(0))
         everything = rows
         while len(rows):
             self.slice_all(rows)
             rows = self.gather_what_is_in_the_way(rows)
         self.finish(everything)
-        moved = (self.start != self.goal) & ~(_are(self.start, U) & _are(self.goal, R))
+        unused, replicated = ((_are(self.start, a) & _are(self.goal, b)) for a, b in ((U, R), (R, U)))
+        moved = (self.start != self.goal) & ~unused & ~replicated
         size = np.where(moved.any(0), self.fraction, 0.0)
-        return np.stack([*(x for line in self.cost.values() for x in line), self.merged, size, self.gathered, possible])
+        return np.stack([*(x for line in self.cost.values() for x in line), self.merged, size, self.gathered])
 
     def slice_all(self, rows: Array) -> None:
         """Slices, reduce-scatters and all-to-alls, as long as any pair has an axis that is free to move."""
@@ -113,9 +111,11 @@ class Pricing:
         order = self.levels * len(self.levels) + np.array(self.axes)
         last = np.argmax(np.where(stuck, order[:, None], -1), axis=0) if len(rows) else np.zeros(0, int)
         chosen = np.arange(len(self.levels))[:, None] == last
-        to_unused = chosen & _are(self.goal.take(rows, 1), U)
+        goal = self.goal.take(rows, 1)
+        to_unused, to_sum = chosen & _are(goal, U), chosen & _are(goal, S)
         self.gather(rows, to_unused, U)
-        self.gather(rows, chosen & ~to_unused, R)
+        self.gather(rows, chosen & ~to_unused & ~to_sum, R)
+        self.become(rows, to_sum, S)
         return rows
 
     def finish(self, rows: Array) -> None:
@@ -123,6 +123,7 @@ class Pricing:
         chosen = _are(self.held.take(rows, 1), S) & ~_are(goal, S)
         self.add("forward", "all-reduce", rows, chosen)
         self.become(rows, chosen, U)
+        self.become(rows, _are(self.held.take(rows, 1), R) & _are(goal, U), U)
         chosen = _are(self.held.take(rows, 1), U) & _are(goal, R)
         self.merged[rows] += table(self.machine, "all-reduce")[0][self.mask(chosen)]
         self.become(rows, chosen, R)
@@ -133,6 +134,7 @@ class Pricing:
         self.gather(rows, to_u & first, U)
         self.gather(rows, to_r, R)
         self.gather(rows, to_u & ~first, U)
+        self.become(rows, ~_are(self.held.take(rows, 1), S) & _are(goal, S), S)
 
     def free(self, rows: Array) -> Array:
         """`pcg.resharding.free` for every axis, [axes, rows]."""

@@ -124,6 +124,16 @@ def _combine_partition(d: int, e: int) -> tuple[State, State]:
     return partitioned(d), partitioned(e)
 
 
+@parallel("contribute", "axis")
+def _contribute() -> tuple[State, State]:
+    return UNUSED, PARTIAL
+
+
+@parallel("unreplicate", "axis")
+def _unreplicate() -> tuple[State, State]:
+    return REPLICATED, UNUSED
+
+
 def _positive(name: str, *sizes: int) -> None:
     if min(sizes) < 1:
         raise TypeError(f"{name} takes a stride and a window of at least 1, and got {sizes}")

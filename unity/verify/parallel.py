@@ -216,8 +216,9 @@ def _kinds(kind: str) -> frozenset[str]:
     if operator is None or operator.change is None:  # a view: it renames slices, and moves none
         return frozenset()
     before, after = operator.change(*range(len(operator.attributes) - 1))
-    every = {before.kind + after.kind}
-    return frozenset(every | ({"RP"} if kind == "partition" else set()))  # a slice of what is replicated: its gradient is padded
+    # what is replicated is sliced too, its gradient padded; and pieces, too, are put among zeros
+    more = {"partition": {"RP"}, "contribute": {"RS", "PS"}}.get(kind, set())
+    return frozenset({before.kind + after.kind, *more})
 
 
 def _wrong(node: Node, problem: str) -> DerivationError:

@@ -23,7 +23,7 @@ from unity.search.backend import Backend
 
 ALIKE = frozenset(
     {
-        "pvary", "pcast", "copy", "copy_p", "stop_gradient", "sharding_constraint", "reshard", "mesh_cast", "name",
+        "pvary", "pcast", "unreplicate", "copy", "copy_p", "stop_gradient", "sharding_constraint", "reshard", "mesh_cast", "name",
         "reduce_precision", "layout_constraint", "device_put",
     }
 )  # fmt: skip

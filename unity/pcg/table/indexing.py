@@ -51,7 +51,7 @@ def _gather_pieces(operands: list[jax.Array], layout: Layout) -> list:
     numbers, here, mode = layout.params["dimension_numbers"], layout.operands[0], layout.params["mode"]
     whole = layout.params["slice_sizes"]
     sizes = tuple(m if k == n else k for k, m, n in zip(whole, here.local_shape, here.shape, strict=True))
-    rows = [d for d in numbers.collapsed_slice_dims if here.along(d)]
+    rows = [d for d in _looked_up(layout.params) if here.along(d)]
     if not rows:
         return layout.bind(table, indices, slice_sizes=sizes)
     indices = indices.astype(jnp.int32 if indices.dtype.itemsize < 4 else indices.dtype)  # it must hold the table's size
@@ -94,6 +94,11 @@ def _as_filled(index: jax.Array) -> jax.Array:
     return index.astype(jnp.int32) if index.dtype.itemsize > 4 else index
 
 
+def _looked_up(params: Any) -> list[int]:
+    """The dimensions of which an index picks one place, whether or not the result has what is left of them."""
+    return sorted(i for i in params["dimension_numbers"].start_index_map if params["slice_sizes"][i] == 1)
+
+
 def fill_value(params: Any, dtype: Any) -> jax.Array:
     """What a gather reads out of bounds: as given, or NaN, or the extreme integer."""
     value = params["fill_value"]
@@ -120,8 +125,8 @@ def gather(params: Any, operands: Any, results: Any) -> Spec:
         factors.append(Factor(f"i{j}", indices.shape[j], (own, Slot(j)), (Slot(out),)))
     factors += [
         Factor(f"r{i}", table.shape[i], (Slot(i), None), (None,), "or" if table.dtype == bool else "sum")
-        for i in numbers.collapsed_slice_dims
-        if i in numbers.start_index_map and not jnp.issubdtype(table.dtype, jax.dtypes.extended)  # keys have no sum
+        for i in _looked_up(params)
+        if not jnp.issubdtype(table.dtype, jax.dtypes.extended)  # keys have no sum
     ]
     # not linear in the table: a fill value would be added once for each device
     fills = params["mode"] == lax.GatherScatterMode.FILL_OR_DROP and params["fill_value"] not in (None, 0)

@@ -235,10 +235,10 @@ class Operators:
         chosen = {dim: splits(node)[dim] for dim, degree in enumerate(degrees) if degree > 1}
         flows = any(map(self.flow, node.results)) and any(map(self.flow, node.operands))
         found = []
-        for variable, r in {r.variable: r for c in chosen.values() for r in c.reduced}.items():
+        for variable, r in {r.variable: r for c in chosen.values() for r in c.reduced if r.kind}.items():
             dims = tuple(dim for dim, c in chosen.items() if any(x.variable == variable for x in c.reduced))
             parts = prod(degrees[dim] for dim, c in chosen.items() if variable in c.partitions and dim not in dims)
-            found.append(Reduction(dims, _groups(degrees, dims), r.nbytes / parts, r.kind == "sum" and flows))
+            found.append(Reduction(dims, _groups(degrees, dims), r.nbytes / parts, r.kind == "sum" and bool(r.users) and flows))
         for j, tensor in enumerate(node.tensors):
             dims = tuple(dim for dim, c in chosen.items() if c.results[j].kind == "S")
             if dims:

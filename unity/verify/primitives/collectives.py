@@ -47,7 +47,7 @@ def to_devices(run: Run, x: Array, axes: Sequence[int]) -> Array:
     return np.moveaxis(x, range(len(axes)), axes)
 
 
-meaning("pvary", "pcast", "pbroadcast")(same)
+meaning("pvary", "pcast", "pbroadcast", "unreplicate")(same)
 
 
 @meaning("psum", "psum_invariant", "pmax", "pmin", "pmax_invariant", "pmin_invariant")
