@@ -87,7 +87,9 @@ class Walk:
         around = zip(self.axes, self.placing, strict=True)
         names = tuple(a.name for a, s in around if s is not None and s.replicates(self.body, atom, user))
         if names and (atom, names) not in self.replicated:
-            self.replicated[atom, names] = vary(self.env[atom], names)
+            type_ = tuple(REPLICATED if a.name in names else UNUSED for a in self.axes)
+            piece = as_held(self.env[atom], self.placed(atom, type_))  # its cotangents are added up in that type
+            self.replicated[atom, names] = vary(piece, names)
         return self.replicated[atom, names] if names else self.env[atom]
 
     def contributed(self, number: int, position: int, x: Any) -> Any:
