@@ -22,7 +22,7 @@ from unity.made import Made
 from unity.options import refuse_machine
 from unity.pcg import atomic
 from unity.pcg.capture import Captured, capture
-from unity.pcg.errors import PlanError, UnityError
+from unity.pcg.errors import ParallelTypeError, PlanError, UnityError
 from unity.pipelining import from_json as pipelined_again
 from unity.plan import Plan
 from unity.rewriting import derivation_of, library_of
@@ -196,6 +196,8 @@ def load(
         with reading(path, "parallelization"):
             steps = Parallelization.from_json(data.get("parallelization"))
         check_parallelization(plan.serial, plan.pcg, steps, default_library())
+    except ParallelTypeError as error:
+        raise PlanError(f"{path} is refused, because its parallel graph is none: {error}") from None
     except PlanError as error:
         raise PlanError(f"{path} is refused, because its derivation does not replay: {error}") from None
     return plan
