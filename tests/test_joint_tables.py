@@ -136,12 +136,13 @@ def test_rows_that_would_be_nan_are_not_moved():
     assert not places(program(fn, *args))
 
 
-def test_as_many_tables_as_there_are_become_one():
+@pytest.mark.parametrize("mode", ["clip", "promise_in_bounds"])
+def test_as_many_tables_as_there_are_become_one(mode):
     def fn(tables, ids):
-        return [table[i] for table, i in zip(tables, ids, strict=True)]
+        return [table.at[i].get(mode=mode) for table, i in zip(tables, ids, strict=True)]
 
     params = [jnp.asarray(RNG.normal(size=(n, 2)), jnp.float32) for n in (5, 3, 7, 9)]
-    ids = [jnp.asarray(RNG.integers(0, len(t), 4), jnp.int32) for t in params]
+    ids = [jnp.asarray([*RNG.integers(0, len(t), 4), -1, len(t), -len(t) - 1, 2**31 - 1, -(2**31)], jnp.int32) for t in params]
     body = program(fn, params, ids)
     for _ in range(len(params) - 1):
         body = opened(stepped(body, places(body)[0]))
@@ -150,6 +151,18 @@ def test_as_many_tables_as_there_are_become_one():
     assert [e.name for e in new.equations].count("gather") == 1
     for before, after in zip(fn(params, ids), run(new, *params, *ids), strict=True):
         np.testing.assert_array_equal(before, after)
+
+    def loss(rows):  # what is read outside matters to what is read inside
+        return jnp.sum(jnp.sin(sum(jnp.sin(x + k).sum(0) for k, x in enumerate(rows))))
+
+    def derivatives(compute):
+        gradient = jax.grad(lambda p: loss(compute(p)))
+        squares = jax.grad(lambda p: sum(jnp.sum(jnp.sin(x)) for x in gradient(p)))(params)
+        return gradient(params), jax.jvp(gradient, (params,), ([jnp.cos(p) for p in params],))[1], squares
+
+    found, wanted = derivatives(lambda p: run(new, *p, *ids)), derivatives(lambda p: fn(p, ids))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 ROWS = (30009, 9977, 20009, 5541)  # only all four together divide by eight; alone they do with zeros behind them
@@ -194,7 +207,7 @@ def test_tables_are_stacked_where_only_together_they_spread_over_the_devices():
 
 @pytest.mark.parametrize("mode", ["clip", "promise_in_bounds"])
 def test_a_plan_with_stacked_tables_computes_the_same(mode, tmp_path):
-    """Padded with ids of -1 and of the table's size, too, and far out of range: of a promise, what is read there has no gradient."""
+    """Padded with ids of -1 and of the table's size, too, and far outside: of a promise, what is read there has no gradient."""
     args = dlrm_args(ROWS)
     fn = partial(small_dlrm, mode=mode)
     plan, times = stacked(args, fn)

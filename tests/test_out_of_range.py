@@ -4,12 +4,17 @@ What JAX does depends on the mode. CLIP takes the nearest row, whose gradient it
 written. A promise reads the nearest row, and drops what is written, the gradient of what it read included.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 from parallel_cases import Application
+
+import unity
 
 MODES = ("clip", "fill", "promise_in_bounds")
 DTYPES = ("int8", "uint8", "int16", "int32", "uint32", "int64", "uint64")
@@ -134,3 +139,55 @@ def distinct(ids):
 def test_whatever_writes_by_indices_does_so(name):
     ids = distinct(around(12, 18)) if name.split(",")[0] in ("multiply", "set") else around(12, 18)
     Application(WRITERS[name], [n(12, 12), ids, n(18, 12)], AXES).check()
+
+
+MACHINE = unity.Machine.grid(1, 4, "v100")
+LIES = [P("device"), P(None, "device"), P(2, 2)]
+
+
+def coupled(table, w, ids, mode):
+    """A loss in which what is read outside matters to what is read inside, so that second derivatives see all of it."""
+    found = table.at[ids].get(mode=mode, **({"fill_value": 0} if mode == "fill" else {}))
+    return jnp.sum(jnp.sin(found @ w).sum(0) ** 2)
+
+
+@pytest.mark.parametrize("lies", LIES, ids=str)
+@pytest.mark.parametrize("mode", MODES)
+def test_plans_have_first_and_second_derivatives_of_one_device(mode, lies, own_cache):
+    fn, table, w, ids = partial(coupled, mode=mode), n(8, 4), n(4, 3), around(8, 16)
+    plan = unity.optimize(fn, table, w, ids, machine=MACHINE, constraints=[unity.pin("table", lies)], progress=False)
+    agree(plan, fn, table, w, ids)
+
+
+def agree(plan, fn, params, *args):
+    """Compares values, gradients, and both kinds of second derivatives of a plan with the function's."""
+
+    def slope(compute, given, turned):
+        gradient = jax.grad(compute, 0)
+        along = jax.tree.map(jnp.cos, given[0])
+        pushed = jax.jvp(lambda p: gradient(p, *given[1:]), (given[0],), (along,))[1]
+        squares = jax.grad(lambda p: sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(gradient(p, *given[1:]))))(given[0])
+        return compute(*given), *map(turned, (gradient(*given), pushed, squares))
+
+    wanted = jax.jit(lambda *given: slope(fn, given, lambda x: x))(params, *args)
+    found = jax.jit(lambda *given: slope(plan, given, lambda x: x))(*plan.shard(params, *args))
+    for k, (a, b) in enumerate(zip(found, wanted, strict=True)):
+        for x, y in zip(jax.tree.leaves(plan.unshard(a) if k else a), jax.tree.leaves(b), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9)
+
+
+def stacked_rows(params, ids, mode):
+    found = [table.at[ids[:, k]].get(mode=mode) for k, table in enumerate(params["tables"])]
+    return jnp.sum(jnp.sin(jnp.concatenate(found, 1) @ params["w"]).sum(0) ** 2)
+
+
+@pytest.mark.parametrize("mode", ["clip", "promise_in_bounds"])
+def test_stacked_tables_have_first_and_second_derivatives_of_one_device(mode, own_cache):
+    rows = 160001, 80002
+    fn = partial(stacked_rows, mode=mode)
+    params = {"tables": [n(k, 5) for k in rows], "w": n(5 * len(rows), 3)}
+    ids = np.stack([around(k, 64) for k in rows], 1)
+    plan = unity.optimize(fn, params, ids, machine=MACHINE, progress=False, branches=False, pack=True)
+    assert plan.rewriting is not None
+    assert any("behind-within" in str(rule) for rule, _ in plan.rewriting.applied)
+    agree(plan, fn, params, ids)
