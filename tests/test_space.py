@@ -1,0 +1,136 @@
+"""The space that is searched is whole: equal programs have equal plans, however they are written, and these compute what they do."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_models import random_point
+
+from unity.made import Made
+from unity.pcg.capture import capture
+from unity.pcg.choices import choices
+from unity.pcg.state import PARTIAL, UNUSED, partitioned
+from unity.plan import Plan
+from unity.search.assemble import assemble
+from unity.search.cost import Training
+from unity.search.machine import Machine
+from unity.search.session import Candidate, Search
+
+EIGHT = Machine.grid(4, 2, "v100")
+
+
+def f(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def by_log_softmax(w: Any, x: Any, y: Any) -> Any:
+    return -jnp.take_along_axis(jax.nn.log_softmax(x @ w), y[..., None], -1).mean()
+
+
+def by_logsumexp(w: Any, x: Any, y: Any) -> Any:
+    logits = x @ w
+    return (jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, y[..., None], -1)[..., 0]).mean()
+
+
+def by_vmap(w: Any, x: Any, y: Any) -> Any:
+    def one(x: Any, y: Any) -> Any:
+        logits = x @ w
+        return jax.nn.logsumexp(logits) - logits[y]
+
+    return jax.vmap(one)(x, y).mean()
+
+
+def by_one_hot(w: Any, x: Any, y: Any) -> Any:
+    logits = x @ w
+    shifted = logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True))
+    return (jnp.log(jnp.exp(shifted).sum(-1)) - (shifted * jax.nn.one_hot(y, logits.shape[-1])).sum(-1)).mean()
+
+
+def carried(loss: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda w, xs, ys: jax.lax.scan(lambda total, batch: (total + loss(w, *batch), None), 0.0, (xs, ys))[0]
+
+
+def stacked(loss: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda w, xs, ys: jax.lax.scan(lambda c, batch: (c, loss(w, *batch)), None, (xs, ys))[1].sum()
+
+
+def averaged(w: Any, xs: Any, ys: Any) -> Any:
+    """A running mean, and what it was in every step, beside the sum."""
+
+    def step(carry: Any, batch: Any) -> Any:
+        loss = by_log_softmax(w, *batch)
+        total, mean = carry[0] + loss, 0.9 * carry[1] + 0.1 * loss
+        return (total, mean), mean
+
+    (total, mean), means = jax.lax.scan(step, (0.0, 0.0), (xs, ys))
+    return total + mean + jnp.sin(means).sum()
+
+
+def search(fn: Callable[..., Any], args: tuple, machine: Machine) -> Search:
+    found = capture(fn, *args)
+    return Search(found.graph, found.differentiated, machine, Training())
+
+
+def test_the_same_loss_has_the_same_plan_however_it_is_written() -> None:
+    """By hand with a one-hot matrix, more is written to memory: the shifted logits are read by two."""
+    machine, args = Machine.preset("dgx-h100-4x8"), (f(1024, 32000), f(8192, 1024), f(8192, dtype="int32"))
+    times = [search(fn, args, machine).fastest.time for fn in (by_log_softmax, by_logsumexp, by_vmap, by_one_hot)]
+    assert max(times[:3]) <= 1.01 * min(times)
+    assert max(times) <= 1.25 * min(times)
+
+
+def test_a_sum_that_a_loop_carries_costs_what_it_costs_returned() -> None:
+    """It is reduced once, after the loop, and the vocabulary may be split meanwhile."""
+    machine, args = Machine.grid(1, 8, "h100"), (f(1024, 32768), f(8, 16, 1024, 1024), f(8, 16, 1024, dtype="int32"))
+    for loss in (by_log_softmax, by_logsumexp):
+        one, other = (search(form(loss), args, machine).fastest.time for form in (carried, stacked))
+        assert one == pytest.approx(other, rel=0.01)
+
+
+def test_what_is_reduced_inside_is_left_unused_and_no_gradient_of_it_added_up() -> None:
+    graph = capture(lambda x: jax.nn.logsumexp(x, -1), f(16, 32)).graph
+    (node,) = (n for n in graph.nodes if n.body is not None)
+    assert node.body is not None
+    found = {c.results: c for c in choices(node.body) if c.operands == (partitioned(1),)}
+    assert all(not r.users for r in found[UNUSED,].reduced if r.kind == "sum")
+
+
+def test_what_is_reduced_inside_is_added_to_a_sum_over_pieces() -> None:
+    """The log of a sum over all classes, whole on every device, and the one class that a device has or has not."""
+
+    def loss(x: Any, y: Any) -> Any:
+        return jnp.log(jnp.exp(x).sum(-1)) - jnp.take_along_axis(x, y[:, None], -1)[:, 0]
+
+    graph = capture(loss, f(16, 32), f(16, dtype="int32")).graph
+    bodies = [n.body for n in graph.nodes if n.body is not None]
+    assert any(PARTIAL in c.results and partitioned(1) in c.operands for body in bodies for c in choices(body))
+
+
+@pytest.mark.parametrize("form", ["logsumexp", "vmap", "one-hot", "carried", "stacked", "averaged"])
+def test_plans_with_contributed_sums_compute_what_the_function_does(form: str) -> None:
+    """Values and gradients in float64, and the collectives that are predicted: the fastest plan's, and some drawn at random."""
+    fn, steps = {
+        "logsumexp": (by_logsumexp, ()), "vmap": (by_vmap, ()), "one-hot": (by_one_hot, ()),
+        "carried": (carried(by_logsumexp), (4,)), "stacked": (stacked(by_vmap), (4,)), "averaged": (averaged, (4,)),
+    }[form]  # fmt: skip
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        args = (
+            jnp.asarray(rng.normal(size=(8, 64))),
+            jnp.asarray(rng.normal(size=(*steps, 32, 8))),
+            jnp.asarray(rng.integers(-80, 80, (*steps, 32)), jnp.int32),
+        )
+        wanted = jax.value_and_grad(fn)(*args)
+        captured = capture(fn, *args)
+        assembled = assemble(captured.graph, captured.differentiated, EIGHT, Training())
+        searched = Search(captured.graph, captured.differentiated, EIGHT, Training())
+        drawn = (assembled.assignment(random_point(assembled, np.random.default_rng(seed))) for seed in range(2))
+        for candidate in (searched.fastest, *(Candidate(0.0, 0.0, a) for a in drawn)):
+            plan = Plan(Made(fn, captured, searched, 0.0), candidate)
+            jax.tree.map(
+                lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), jax.value_and_grad(plan)(*args), wanted
+            )
+            assert plan.check().agrees()
