@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from unity.exec import loops
 from unity.exec.guarded import Pullback, Zeros, zeros_of
 from unity.pcg.accumulation import held
 from unity.pcg.axis import Axis
@@ -150,7 +151,7 @@ class _Switch:
 
     def pick(self, cases: Sequence[Callable[..., Any]], *operands: Any) -> Any:
         """What the case of this device's group gives."""
-        return lax.switch(lax.axis_index(self.names), cases, *operands)
+        return loops.switch(lax.axis_index(self.names), cases, *operands)
 
 
 @dataclass(frozen=True, eq=False)

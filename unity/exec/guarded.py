@@ -15,8 +15,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
+from unity.exec import loops
 from unity.pcg.varying import vary, varying
 
 Work = Callable[..., tuple[Any, ...]]
@@ -98,7 +98,7 @@ def guarded(work: Work, works: jax.Array, parts: Sequence[Any], *more: Sequence[
 
     @jax.custom_vjp
     def call(works: jax.Array, values: Sequence[Any], rest: dict[int, Any]) -> tuple[Any, ...]:
-        return lax.cond(works, run, idle, values, rest)
+        return loops.cond(works, run, idle, values, rest)
 
     def forward(works: jax.Array, values: Sequence[Any], rest: dict[int, Any]) -> tuple[Any, Any]:
         def working(values: Sequence[Any], rest: dict[int, Any]) -> tuple[Any, list[Any]]:
@@ -113,7 +113,7 @@ def guarded(work: Work, works: jax.Array, parts: Sequence[Any], *more: Sequence[
             return idle(values, rest), [zeros() for zeros in pullback.kept]
 
         jax.eval_shape(working, values, rest)  # so that it is known what is kept
-        found, kept = lax.cond(works, working, idling, values, rest)
+        found, kept = loops.cond(works, working, idling, values, rest)
         given = [*values, *rest.values()]
         return found, (works, kept, {k: given[k] for k in pullback.given if k >= 0})
 
@@ -127,7 +127,7 @@ def guarded(work: Work, works: jax.Array, parts: Sequence[Any], *more: Sequence[
             passed = dict(zip(ends, cotangents, strict=True))
             return [passed[k] if k in passed else nothing() for k, nothing in zip(real, nothings, strict=True)]
 
-        return None, lax.cond(works, working, idling, kept, given, [cotangents[k] for k in ends]), None
+        return None, loops.cond(works, working, idling, kept, given, [cotangents[k] for k in ends]), None
 
     call.defvjp(forward, backward)
     return call(works, [every[k] for k in real], others)

@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from unity.exec import loops
 from unity.exec.guarded import Pullback, Zeros, taken_in, zeros_of
 from unity.exec.pipeline import Arrays, Step, own_of, parts_of, put, shifted, stage_of, taken
 from unity.pcg.gradients import gradients
@@ -193,7 +194,7 @@ class Loop:
                 s = self.half(s, _Moment(t, half, me, me % 2 == half))
             return s, None
 
-        return lax.scan(tick, state, jnp.arange(ticks.start, ticks.stop))[0]
+        return loops.scan(tick, state, jnp.arange(ticks.start, ticks.stop))[0]
 
     def begun(self, before: State | None, me: jax.Array) -> State:
         """Before the first tick: stage 0 has the first micro-batch of a new batch."""
@@ -291,7 +292,7 @@ class Loop:
         branches = (idle, *(self.onward(b) for _, b in self.batches), *(self.backward(k, place) for k in range(many)))
         totals = tuple((one.constants, one.weights) for one in s.sums)
         with taken_in(schedule.ticks, 2 * schedule.turns * many):
-            found, kept, totals = lax.switch(which, branches, s.working, s.ring, totals)
+            found, kept, totals = loops.switch(which, branches, s.working, s.ring, totals)
         sums = (one._replace(constants=a, weights=b) for one, (a, b) in zip(s.sums, totals, strict=True))
         # where there was no forward pass what is kept is nothing, and what lay in the place is not needed any more
         return found, s._replace(ring=put(s.ring, kept, place), sums=tuple(sums))
@@ -341,7 +342,7 @@ class Loop:
         branches = (idling, *(self.closing(k) for k in range(len(self.batches))))
         totals = tuple((one.results, one.fixed) for one in s.sums)
         with taken_in(self.schedule.micro_batches, self.schedule.turns * len(self.batches)):
-            own, item, totals = lax.switch(which, branches, found, s.item, totals)
+            own, item, totals = loops.switch(which, branches, found, s.item, totals)
         sums = (one._replace(results=a, fixed=b) for one, (a, b) in zip(s.sums, totals, strict=True))
         return s._replace(sums=tuple(sums)), (own, item)
 

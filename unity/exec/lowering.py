@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from unity.exec import loops
 from unity.exec.alternating import alternated
 from unity.exec.branches import branched
 from unity.exec.context import own
@@ -254,5 +255,5 @@ def _scan(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
         return out[:k], out[k:]
 
     length, reverse, unroll = (node.attributes[name] for name in ("length", "reverse", "unroll"))
-    carry, ys = lax.scan(step, operands[c : c + k], operands[c + k :], length, reverse, unroll)
+    carry, ys = loops.scan(step, operands[c : c + k], operands[c + k :], length, reverse, unroll)
     return [*carry, *ys]

@@ -19,6 +19,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
+from unity.exec import loops
 from unity.exec.guarded import guarded
 from unity.pcg.graph import Node
 from unity.pcg.stages import ends_of, entering, leaving, names_of, schedule_of
@@ -49,7 +50,7 @@ def stage_of(node: Node, step: Step) -> Callable[[Arrays, Arrays, Arrays], Array
         def one(carry: Arrays, own: Sequence[Any]) -> tuple[Arrays, None]:
             return tuple(step(*constants, *seen, *carry, *own)), None
 
-        return (*seen, *lax.scan(one, parts[len(seen) :], weights, schedule.slots, unroll=node.attributes["unroll"])[0])
+        return (*seen, *loops.scan(one, parts[len(seen) :], weights, schedule.slots, unroll=node.attributes["unroll"])[0])
 
     return stage
 
@@ -104,7 +105,7 @@ def _ticks(places: Arrays, stage: Callable[[jax.Array, Arrays], Arrays], node: N
 
     nothing = tuple(jnp.zeros_like(x) for x in places)
     state = (taken(nothing, jnp.asarray(0)), tuple(places[k] for k in ins), tuple(nothing[k] for k in outs))
-    (_, _, done), _ = lax.scan(tick, state, jnp.arange(schedule.ticks))
+    (_, _, done), _ = loops.scan(tick, state, jnp.arange(schedule.ticks))
     ended = dict(zip(outs, done, strict=True))
     return tuple(ended.get(k, x) for k, x in enumerate(nothing))
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unity.exec import whole
+from unity.exec import loops, whole
 from unity.exec.halos import exchanged
 from unity.exec.parallel import contribute
 from unity.exec.widening import applied, rounded, sent, widens
@@ -291,7 +291,7 @@ def _remat(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis,
 def _cond(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
     types, results = _types(layout.operands[1:]), _types(layout.results)
     programs = [lambda *x, b=b: varied(run_body(b, x, types, results, axes), layout.results) for b in branches(equation)]
-    return list(lax.switch(operands[0], programs, *operands[1:]))
+    return list(loops.switch(operands[0], programs, *operands[1:]))
 
 
 def _while(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
@@ -312,7 +312,7 @@ def _while(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis,
     def again(carry: Any) -> Any:
         return varied(run_body(step, (*operands[a : a + b], *carry), types[a:], results, axes), layout.results)
 
-    return list(lax.while_loop(more, again, varied(operands[a + b :], layout.operands[a + b :])))
+    return list(loops.while_loop(more, again, varied(operands[a + b :], layout.operands[a + b :])))
 
 
 def _scan(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
@@ -327,7 +327,7 @@ def _scan(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, 
         return varied(out[:k], layout.results[:k]), out[k:]
 
     carry = varied(operands[c : c + k], layout.operands[c : c + k])
-    carry, ys = lax.scan(step, carry, operands[c + k :], params["length"], params["reverse"], params["unroll"])
+    carry, ys = loops.scan(step, carry, operands[c + k :], params["length"], params["reverse"], params["unroll"])
     return [*carry, *ys]
 
 
