@@ -1,5 +1,6 @@
 """Rules applied to captured programs: what is found, and that every rewriting keeps values and gradients."""
 
+import itertools
 import random
 from functools import cache
 
@@ -158,6 +159,37 @@ def test_every_step_keeps_other_precisions(fn):
     for occurrence, new in steps(body):
         if new is not None:
             assert {new.tensors[v].dtype for e in new.equations for v in e.results} <= known, occurrence.pattern
+
+
+def of_joined(x, y, v, w):
+    return jnp.concatenate([x, y], -1) @ jnp.concatenate([v, w], 0)
+
+
+def of_parts(x, y, z, w):
+    return jnp.einsum("bij,bjk->bik", jnp.concatenate([x, z], 0), jnp.concatenate([y, w], 0)) * 2.0
+
+
+SIDES = {of_joined: "ij ik jl kl", of_parts: "bij bjk cij cjk"}
+
+
+@pytest.mark.parametrize("fn", SIDES, ids=lambda fn: fn.__name__)
+def test_every_step_where_some_dimensions_are_empty(fn):
+    """As heads that are all rotated have them: parts of size zero are joined to others, and products taken over them."""
+    letters, found = sorted(set(SIDES[fn]) - {" "}), 0
+    for empty in (set(chosen) for n in range(3) for chosen in itertools.combinations(letters, n)):
+        sizes = {letter: 0 if letter in empty else 2 + k for k, letter in enumerate(letters)}
+        rng = np.random.default_rng(0)
+        with jax.enable_x64(True):
+            given = [jnp.asarray(rng.normal(size=[sizes[letter] for letter in side]), F) for side in SIDES[fn].split()]
+            body = opened(used(program_of(jax.make_jaxpr(fn)(*given))[0]))
+            wanted = results_and_gradients(body, given)
+            for _, new in steps(body):
+                if new is not None:
+                    found += 1
+                    for one in (new, closed(new)):
+                        for a, b in zip(results_and_gradients(one, given), wanted, strict=True):
+                            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+    assert found
 
 
 def rules_found(fn) -> set[str]:

@@ -193,8 +193,10 @@ def _grouped(parts: Sequence[int], sizes: Sequence[int], shape: Shape) -> tuple[
 def dimensions(view: Rearrangement) -> tuple[tuple[int, ...], ...] | None:
     """For every dimension of the target, the dimensions of the source that it is made of, in order. None if one is cut.
 
-    Dimensions of size one are in none of them.
+    Dimensions of size one are in none of them. Those of a tensor without elements are known where the shape stays.
     """
+    if 0 in view.sizes:
+        return tuple((d,) if n != 1 else () for d, n in enumerate(view.source)) if view.identity else None
     atoms = _atoms(view)
     if atoms is None:
         return None
