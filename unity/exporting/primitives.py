@@ -30,6 +30,7 @@ from unity.exporting.source import (
 )  # fmt: skip
 
 CHECKPOINT_NAME = "checkpoint_name"  # of a module that `import jax` does not import
+LAYOUT, LAID_OUT = "Layout", "with_layout_constraint"  # of another one
 REDUCING = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "prod"}
 INFIX = {
     "add": ("+", PLUS), "add_any": ("+", PLUS), "sub": ("-", PLUS), "mul": ("*", TIMES), "div": ("/", TIMES),
@@ -249,6 +250,10 @@ def _name(e: Applied) -> Code:
     return call(CHECKPOINT_NAME, e.codes[0], e["name"])
 
 
+def _laid_out(e: Applied) -> Code:
+    return call(LAID_OUT, e.codes[0], call(LAYOUT, tuple(e["layout"].major_to_minor)))
+
+
 def _bitcast(e: Applied) -> Code:
     return call("lax.bitcast_convert_type", e.codes[0], dtype_code(e["new_dtype"]))
 
@@ -299,6 +304,7 @@ PRIMITIVES: Mapping[str, Printer] = {
     "copy": function("jnp.copy"),
     "copy_p": function("jnp.copy"),
     "name": _name,
+    "layout_constraint": _laid_out,
     "optimization_barrier": _barrier,
     "iota": _iota,
     "broadcast_in_dim": _broadcast,

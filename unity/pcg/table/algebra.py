@@ -5,7 +5,11 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+import jax
+from jax.experimental.layout import Layout, with_layout_constraint
+
 from unity.pcg.factors import Factor, Slot, Spec, operator
+from unity.pcg.layout import Layout as Pieces
 
 
 def stacked(blocked: int, shape: tuple[int, ...], n_operands: int, n_results: int) -> tuple[Factor, ...]:
@@ -62,7 +66,20 @@ def triangular_solve(params: Any, operands: Any, results: Any) -> Spec:
     return Spec((*stacked(2, shape, 2, 1), apart), (frozenset({1}),), flops)
 
 
-@operator("fft")
+def _row_major(x: jax.Array) -> jax.Array:
+    """`x`, laid out in memory with its last dimension innermost."""
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim)))) if x.ndim > 1 else x
+
+
+def _fourier_pieces(operands: list, layout: Pieces) -> list:
+    """Keeps operand and result row-major, forward and backward: XLA's CPU runtime refuses any other layout, which XLA chooses where
+    an operand is a transposed product."""
+    (x,) = operands
+    (result,) = layout.bind(_row_major(x))
+    return [_row_major(result)]
+
+
+@operator("fft", local=_fourier_pieces)
 def fourier(params: Any, operands: Any, results: Any) -> Spec:
     """A linear transform of the last dimensions."""
     return Spec(stacked(len(params["fft_lengths"]), operands[0].shape, 1, 1), (frozenset({0}),), 10.0 * prod(results[0].shape))

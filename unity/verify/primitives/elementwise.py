@@ -41,7 +41,10 @@ INTEGER: Mapping[str, Callable[..., Array]] = {  # of known operands; numpy wrap
 }
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 TOTAL = ("eq_to", "lt_to", "le_to")  # orders in which NaN and both zeros have their places: among numbers the usual ones
-SAME = "copy copy_p name optimization_barrier stop_gradient sharding_constraint device_put random_clone reshard constrain"
+SAME = (
+    "copy copy_p name optimization_barrier stop_gradient sharding_constraint layout_constraint device_put random_clone reshard"
+    " constrain"
+)
 
 
 @meaning(*SAME.split())
