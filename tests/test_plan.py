@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import checkify
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import unity
 from unity import cache
@@ -88,6 +89,60 @@ def test_arguments_that_lie_elsewhere_are_moved_with_one_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plan(params, batch)
+
+
+def elsewhere() -> dict[str, Any]:
+    """Where arguments may lie but not as the plan wants them: on one device, on some, on all in other orders."""
+    devices = np.asarray(jax.devices())
+    rows, table = PartitionSpec("a"), Mesh(devices[:8].reshape(2, 4), ("a", "b"))
+    return {
+        "one": devices[0],
+        "another": devices[3],
+        "some": NamedSharding(Mesh(devices[:4], "a"), rows),
+        "reversed": NamedSharding(Mesh(devices[:8][::-1], "a"), rows),
+        "two axes": NamedSharding(table, PartitionSpec(("b", "a"))),
+        "other axis": NamedSharding(table, PartitionSpec("b")),
+    }
+
+
+TRANSFORMATIONS: dict[str, Callable[[Any], Callable[[Any, Any], Any]]] = {
+    "value": lambda f: f,
+    "grad": jax.grad,
+    "value_and_grad": lambda f: jax.value_and_grad(f, argnums=(0, 1)),
+    "vjp": lambda f: lambda w, x: jax.vjp(f, w, x)[1](jnp.float32(2)),
+    "jvp": lambda f: lambda w, x: jax.jvp(f, (w, x), (w, x)),
+    "linearize": lambda f: lambda w, x: jax.linearize(f, w, x)[1](w, x),
+    "second": lambda f: lambda w, x: jax.grad(lambda w: (jax.grad(f)(w, x) ** 2).sum())(w),
+    "closed over": lambda f: lambda w, x: jax.jit(jax.value_and_grad(lambda w: f(w, x)))(np.asarray(w)),
+}
+
+
+@pytest.mark.parametrize("place", elsewhere())
+def test_committed_arguments_are_moved_wherever_jax_says_where_they_lie(place: str) -> None:
+    def fn(w: Any, x: Any) -> Any:
+        return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+    rng = np.random.default_rng(0)
+    here = [jnp.asarray(rng.normal(size=s) / 4, jnp.float32) for s in ((16, 16), (64, 16))]
+    there = jax.device_put(here, elsewhere()[place])
+    for name, transformed in TRANSFORMATIONS.items():
+        plan = unity.optimize(fn, *here, machine=MACHINE, progress=False)
+        with pytest.warns(UserWarning, match=r"plan\.shard"):
+            found = transformed(plan)(*there)
+        wanted = transformed(fn)(*here)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), found, wanted)
+        if name in ("grad", "value_and_grad"):  # gradients lie where the weights do, so an eager step goes on there
+            gradient = found if name == "grad" else found[1][0]
+            jax.block_until_ready(there[0] - gradient)
+
+
+def test_inside_of_a_jit_jax_refuses_devices_that_differ_and_the_way_out_is_in_its_error() -> None:
+    """It compiles one program for the devices of its arguments, and tells nobody which these are: no plan can move them there."""
+    plan, (params, batch) = planned(), jax.device_put(arguments(), jax.devices()[3])
+    for run in (jax.jit(plan), jax.jit(jax.grad(plan))):
+        with pytest.raises(ValueError, match=r"incompatible devices.*placed_by_plan_shard"):
+            run(params, batch)
+        jax.tree.map(np.testing.assert_array_equal, run(*plan.shard(params, batch)), run(*plan.shard(*arguments())))
 
 
 def test_a_mesh_that_the_user_has_set_is_no_plans(tmp_path: Path) -> None:

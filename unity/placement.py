@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.core
 import numpy as np
+from jax import lax
 from jax.sharding import NamedSharding
 
 from unity.calling import differences, refuse_others
@@ -104,14 +106,24 @@ class Placement:
         return found
 
     def leaves(self, leaves: Sequence[Any], depth: int = 3) -> list:
-        """All leaves. Those that lie elsewhere are moved, at a cost that the user should know of. `depth`: of the user's line."""
-        if not all(map(is_global, leaves)):
-            self._compare(leaves)
+        """Returns all leaves, those that lie elsewhere moved, at a cost that the user should know of.
+
+        A leaf that is differentiated is moved too, and its gradient back to where the leaf lies. A leaf that `jax.jit` traces
+        stays: JAX does not say where it lies.
+
+        Args:
+            leaves: arrays, or what JAX's transformations make of them.
+            depth: the user's line, as `warnings.warn` counts.
+        """
+        values = [lax.stop_gradient(x) if isinstance(x, jax.core.Tracer) else x for x in leaves]
+        known = [not isinstance(value, jax.core.Tracer) for value in values]
+        if all(known) and not all(map(is_global, values)):
+            self._compare(values)
         moved, placed = 0, []
-        for x, sharding in zip(leaves, self.shardings, strict=True):
-            here = isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim)
+        for x, value, sharding, concrete in zip(leaves, values, self.shardings, known, strict=True):
+            here = not concrete or (isinstance(value, jax.Array) and value.sharding.is_equivalent_to(sharding, value.ndim))
             moved += 0 if here else 1
-            placed.append(x if here else place(x, sharding))
+            placed.append(x if here else _moved(x, value, sharding))
         if moved and self.shardings[0].mesh.size > 1 and ("told",) not in self.known:
             self.known.add(("told",))
             warnings.warn(
@@ -127,6 +139,14 @@ class Placement:
         if several() and ("whole", *paths) not in self.known:
             check_whole(leaves, paths)
             self.known.add(("whole", *paths))
+
+
+def _moved(x: Any, value: Any, sharding: NamedSharding) -> Any:
+    """Returns a leaf where the plan wants it; `value` is what JAX's transformations have made `x` of."""
+    if x is not value:  # its gradient goes back
+        return jax.device_put(x, sharding, src=value.sharding)
+    with jax.ensure_compile_time_eval():  # closed over by a function that is jitted, it is moved while that is traced
+        return place(x, sharding)
 
 
 def _check_structure(what: str, given: Any, planned: Any, at: str) -> None:

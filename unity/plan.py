@@ -259,10 +259,8 @@ class Plan:
         """
         captured = self._made.captured
         args = by_position(self._made.fn, args, named) if named else args
-        leaves = self._checked(args)
+        leaves = self._placement.leaves(self._checked(args))
         weak = self._weak_results(tuple(map(is_weak, jax.tree.leaves(args))))
-        if not any(isinstance(x, jax.core.Tracer) for x in leaves):
-            leaves = self._placement.leaves(leaves)
         with in_reverse(self.__name__):
             # a gradient is weakly typed as its argument is, which JAX knows where that is converted
             results = self._running(*(with_weak_type(x, False) for x in leaves), *captured.consts)

@@ -66,9 +66,13 @@ def program(graph: PCG, mesh: Mesh) -> Callable[..., tuple]:
     out = tuple(spec_of(v.type, graph.axes, v.tensor.ndim) for v in graph.outputs)
     mapped = jax.shard_map(lambda *pieces: tuple(run_graph(graph, pieces)), mesh=mesh, in_specs=into, out_specs=out)
 
+    def placed_by_plan_shard(leaves: Sequence[Any]) -> list[Any]:
+        # The constraint names real devices: arguments that lie on one would otherwise keep the whole program there.
+        # JAX refuses arguments of `jax.jit` that are committed to others, in an error that names this function: the way out.
+        return [lax.with_sharding_constraint(x, NamedSharding(mesh, s)) for x, s in zip(leaves, into, strict=True)]
+
     def call(*leaves: Any) -> tuple:
-        # the constraint names real devices: arguments that lie on one would otherwise keep the whole program there
-        placed = (lax.with_sharding_constraint(x, NamedSharding(mesh, s)) for x, s in zip(leaves, into, strict=True))
+        placed = placed_by_plan_shard(leaves)
         with own(mesh):
             return mapped(*placed)
 
