@@ -194,6 +194,48 @@ def test_a_pipeline(tmp_path: Path) -> None:
     agrees(plan, path, arrays(model.params), arrays(model.batch))
 
 
+def dropped(p: Any, batch: Any) -> Any:
+    x, key = batch
+
+    def step(h: Any, own: Any) -> Any:
+        w, key = own
+        return h + jnp.where(jax.random.bernoulli(key, 0.8, h.shape), jnp.tanh(h @ w) / 0.8, 0), None
+
+    return (lax.scan(step, x, (p, jax.random.split(key, 4)))[0] ** 2).mean()
+
+
+def masked(p: Any, batch: Any) -> Any:
+    x, mask = batch
+
+    def step(h: Any, w: Any) -> Any:
+        scores = jnp.where(mask[:, None, :], jnp.einsum("bqd,bkd->bqk", h @ w, h), -1e9)
+        return h + jax.nn.softmax(scores) @ h, None
+
+    return (lax.scan(step, x, p)[0] ** 2).mean()
+
+
+@pytest.mark.parametrize("kind", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("loss", [dropped, masked])
+def test_pipelines_hand_on_what_has_no_gradient(loss: Any, kind: str, tmp_path: Path) -> None:
+    """Their backward passes are handed it as well, and read none of it: nothing in the file says so, and nothing differs."""
+    params, path = arrays(f(4, 16, 16)), tmp_path / "stages.py"
+    batch = (
+        (arrays(f(16, 16)), jax.random.key(0))
+        if loss is dropped
+        else (arrays(f(16, 8, 16)), jnp.arange(128).reshape(16, 8) % 5 > 0)
+    )
+    plan = unity.optimize(loss, params, batch, machine=FOUR, pipelines=(2, 4, kind), progress=False)
+    assert any(n.kind == "pipeline" for n in plan.pcg.nodes)
+    plan.export(path)
+    well_written(path)
+    placed = plan.shard(params, batch)
+    (wanted, sent), (found, sends) = step(plan, *placed), step(imported(path)["fn"], *placed)
+    # the file's 1F1B has the gradients of all that it reads, also of a batch of which nobody wants them
+    assert sent == sends if kind == "gpipe" else sent.keys() == sends.keys()
+    # XLA orders the additions of a loop by the order of its equations, which are others here
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-14), found, wanted)
+
+
 def test_branches_on_devices_of_their_own(tmp_path: Path) -> None:
     model = Small(towers, *towers_arguments())
     path, options = tmp_path / "apart.py", {"search": "captured", "branches": 2, "progress": False}

@@ -104,8 +104,12 @@ def _names(values: Sequence[Meaning]) -> list[str]:
 
 
 def _closed_over(values: Sequence[Meaning]) -> list[str]:
-    """In any order: which constant of a loop is first says nothing."""
+    """The operands of a checkpoint in any order: which is first says nothing."""
     return sorted({v.name for v in values if not v.constant})
+
+
+# The constants of a loop, and what branches read, are named where a body reads them. A body may have more of them that nothing in
+# it reads, such as a mask that the backward pass of a pipeline's stage is handed and needs not: these say nothing.
 
 
 def _scan(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
@@ -113,7 +117,7 @@ def _scan(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
     given = [*operands[:c], *symbols(len(operands) - c, depth)]
     step = meanings(nested_body(e), given, depth)
     how = [e.params[name] for name in ("length", "reverse", "unroll")]
-    return [k, *how, *_closed_over(operands[:c]), "in", *_names(operands[c:]), "step", *_names(step)]
+    return [k, *how, "in", *_names(operands[c:]), "step", *_names(step)]
 
 
 def _while(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
@@ -121,13 +125,12 @@ def _while(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
     carry = symbols(len(operands) - a - b, depth)
     test = meanings(close(e.params["cond_jaxpr"]), [*operands[:a], *carry], depth)
     step = meanings(close(e.params["body_jaxpr"]), [*operands[a : a + b], *carry], depth)
-    closed = [*_closed_over(operands[:a]), "and", *_closed_over(operands[a : a + b])]
-    return [*closed, "in", *_names(operands[a + b :]), "while", *_names(test), "step", *_names(step)]
+    return ["in", *_names(operands[a + b :]), "while", *_names(test), "step", *_names(step)]
 
 
 def _cond(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
     index, *rest = operands
-    found: list[object] = [index.name, *_closed_over(rest)]
+    found: list[object] = [index.name]
     for branch in branches(e):
         found += ["branch", *_names(meanings(branch, rest, depth))]
     return found
