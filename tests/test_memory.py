@@ -141,7 +141,7 @@ def test_a_step_of_a_scan_keeps_what_jax_stacks(fn: Any) -> None:
     assert len(left) == sum(found.operands) + sum(found.results) + sizes(found).count(FULL)
 
 
-def residual_network(remat: bool) -> Small:
+def residual_network(remat: bool, samples: int = 2048) -> Small:
     def block(p: Any, x: Any) -> Any:
         return x + jnp.tanh(x @ p["a"]) @ p["b"]
 
@@ -151,17 +151,17 @@ def residual_network(remat: bool) -> Small:
         return jnp.mean(x**2)
 
     layer = {"a": jax.ShapeDtypeStruct((64, 512), jnp.float32), "b": jax.ShapeDtypeStruct((512, 64), jnp.float32)}
-    return Small(loss, [layer] * 6, jax.ShapeDtypeStruct((2048, 64), jnp.float32))
+    return Small(loss, [layer] * 6, jax.ShapeDtypeStruct((samples, 64), jnp.float32))
 
 
 def test_one_of_several_remats_is_open_at_a_time() -> None:
-    found = [predicted(*made(residual_network(remat)), point(remat)) for remat in (False, True)]
-    hidden = 2048 * 512 * 4
+    """Of samples enough that the fastest plan divides them."""
+    samples, found = 1 << 16, []
+    for remat in (False, True):
+        captured, assembled = made(residual_network(remat, samples))
+        found.append(predicted(captured, assembled, Minimizer(assembled.problem).at([0.0])[0]))
+    hidden = samples * 512 * 4
     assert found[0].additive - found[1].additive >= 4 * hidden / 8
-
-
-def point(remat: bool) -> Point:
-    return Minimizer(made(residual_network(remat))[1].problem).at([0.0])[0]
 
 
 def test_in_a_remat_the_leanest_plan_partitions_what_is_computed_again() -> None:

@@ -28,6 +28,7 @@ from unity.pcg.pruning import deduplicated, extract, used
 from unity.pcg.scans import constants_and_carry
 from unity.pcg.solve import nested_body
 from unity.pcg.table import TABLE
+from unity.pcg.unread import without_unread
 from unity.pcg.uses import PLATFORM, constants, light
 from unity.pcg.weak_types import is_weak, struct_of
 
@@ -250,9 +251,10 @@ class _Capture:
 
     def __init__(self, bodies: Bodies, clustering: Clustering) -> None:
         self.bodies, self.clustering = bodies, clustering
+        self.looped = False  # in a loop of several steps
 
     def graph(self, body: Body, names: Sequence[str]) -> PCG:
-        body = deduplicated(body, light)
+        body = deduplicated(without_unread(body), light)
         inputs = tuple(
             Node("input", (), (body.tensors[v],), attributes={"index": k, "name": name})
             for k, (v, name) in enumerate(zip(body.inputs, names, strict=True))
@@ -298,8 +300,12 @@ class _Capture:
                 "length": params["length"], "reverse": params["reverse"], "consts": consts, "carry": carry,
                 "unroll": params["unroll"],
             }  # fmt: skip
-            return Node("scan", operands, tensors, None, self.graph(program, names), attributes, source=line, scope=scope)
-        attributes = {"prevent_cse": params["prevent_cse"]}
+            around, self.looped = self.looped, self.looped or params["length"] > params["unroll"]
+            inside = self.graph(program, names)
+            self.looped = around
+            return Node("scan", operands, tensors, None, inside, attributes, source=line, scope=scope)
+        # Where no loop is between both passes, a compiler would take some of the first one's values again, and some not.
+        attributes = {"prevent_cse": params["prevent_cse"] or not self.looped}
         inside = self.graph(program, [f"operand {k}" for k in range(len(operands))])
         policy = params.get("policy")
         if policy is not None:

@@ -87,9 +87,9 @@ class Names:
 
 
 def _handed_on(node: Node) -> bool:
-    """Whether an operator does nothing but stop the gradient."""
-    names = [e.name for e in node.body.equations] if node.body is not None else []
-    return names == ["stop_gradient"] and node.types[0] == node.operands[0].type
+    """Whether an operator does nothing but stop the gradient, or name a value for policies."""
+    names = {e.name for e in node.body.equations} if node.body is not None else set()
+    return bool(names) and names <= {"stop_gradient", "name"} and node.types[0] == node.operands[0].type
 
 
 def _change(node: Node) -> Hashable:
@@ -108,12 +108,13 @@ def _read(body: Body, variable: int) -> bool:
 
 @lru_cache(maxsize=65536)
 def summand_of(body: Body, variable: int) -> int:
-    """The last sum that a variable goes into without being used in any other way that a gradient comes back."""
+    """The last sum that a variable goes into, perhaps under another name, without being used in any other way that a gradient comes
+    back."""
     wanted = wanted_by(body, (True,) * len(body.outputs))
     while variable not in body.outputs:
         users = [e for e in body.equations for a in e.operands if a == variable and not wanted.isdisjoint(e.results)]
         users = [e for e in users if e.name != "stop_gradient"]
-        if len(users) != 1 or users[0].name not in ("add", "add_any"):
+        if len(users) != 1 or users[0].name not in ("add", "add_any", "name"):
             return variable
         variable = users[0].results[0]
     return variable

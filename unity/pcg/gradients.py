@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from unity.pcg.body import Body
-from unity.pcg.graph import LOOPS, PCG, Node, Value, carried_by
+from unity.pcg.graph import LOOPS, PCG, Node, Value, recurrent
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _needed(node: Node, marks: tuple[bool, ...], wanted: set[tuple[int, int]]) -
         return [True] * len(node.operands)
     if node.kind not in LOOPS:
         return _backward(node.inside, list(marks), wanted)
-    carried = carried_by(node)
+    carried = recurrent(node)
     ends = list(marks)
     while True:
         operands = _backward(node.inside, ends, wanted)
@@ -109,7 +109,7 @@ def _nested(node: Node, operands: list[bool], flows: dict[tuple[int, int], bool]
     inside = dict(enumerate(operands))
     if node.kind not in LOOPS:
         return _forward(node.inside, inside, flows)
-    carried = carried_by(node)
+    carried = recurrent(node)
     while True:  # what the carry gains on one step is there on the next
         results = _forward(node.inside, inside, flows)
         grown = {p: inside[p] or results[k] for k, p in enumerate(carried)}

@@ -122,6 +122,12 @@ def carried_by(loop: Node) -> range:
     return range(first, first + int(loop.attributes["carry"]))
 
 
+def recurrent(loop: Node) -> range:
+    """The carried operands, if a step finds in them what the step before has left: a single step finds the start alone."""
+    single = loop.kind == "scan" and int(loop.attributes["length"]) == 1
+    return range(0) if single else carried_by(loop)
+
+
 @dataclass(frozen=True, eq=False)
 class PCG:
     """A graph: its inputs in order, its outputs, and (if it is parallel) the axes that its types speak of."""

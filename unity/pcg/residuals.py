@@ -63,6 +63,7 @@ SLACK = 1.1
 REDUCTIONS = ("reduce_", "dot_general", "conv_general_dilated", "cumsum")
 CUSTOM_VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
 CUSTOM = ("custom_jvp_call", *CUSTOM_VJP)
+BRANCHING = ("cond", "scan")
 
 
 @cache
@@ -107,6 +108,16 @@ def residuals(body: Body, differentiated: tuple[bool, ...], stacked: bool = Fals
     return Residuals(tuple(v in chosen for v in body.inputs), results, inner + tuple(reading.more))
 
 
+@lru_cache(maxsize=65536)
+def read_backward(body: Body, differentiated: tuple[bool, ...], stacked: bool = False) -> frozenset[int]:
+    """Returns the variables that must be there for the gradients of the operands marked, wherever they come from."""
+    reading = _Reading(body, stacked)
+    live = {v for v, flag in zip(body.inputs, differentiated, strict=True) if flag}
+    reading.differentiate(live)
+    inside = {v for e in body.equations if e.name in BRANCHING for v in e.results if v in live}  # what these keep is made in them
+    return frozenset(reading.read_atoms | inside | {v for v, _ in reading.more})
+
+
 def recomputable(body: Body, kept: Residuals) -> bool:
     """Whether the inner values that an operator keeps follow from operands that it keeps anyway, and it keeps no results."""
     maker = {v: e for e in body.equations for v in e.results}
@@ -128,6 +139,7 @@ class _Reading:
         self.body, self.stacked, self.rule = body, stacked, rule
         self.maker = {v: e for e in body.equations for v in e.results}
         self.needed: dict[int, None] = {}
+        self.read_atoms: set[int] = set()  # the same, but not the first of those that are equal
         self.elementwise: set[int] = set()  # those that are not needed by reductions alone
         self.more: list[tuple[int, int]] = []  # kept beside the body's own values
         self.buffers = {v for e in body.equations if e.name.startswith(REDUCTIONS) for v in self.folded(e)}
@@ -161,7 +173,9 @@ class _Reading:
                 self.read(e, at)
 
     def need(self, atoms: Iterable[Atom], elementwise: bool = True) -> None:
-        found = [self.same[a] for a in atoms if isinstance(a, int) and a in self.varying]
+        read = [a for a in atoms if isinstance(a, int) and a in self.varying]
+        self.read_atoms.update(read)
+        found = [self.same[a] for a in read]
         self.needed.update(dict.fromkeys(found))
         self.elementwise.update(found if elementwise else ())
 

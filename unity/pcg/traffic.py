@@ -9,7 +9,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from unity.pcg.accumulation import added, backward, forward, held
-from unity.pcg.again import NOTHING, Again, everything_again, gathered_again
+from unity.pcg.again import Recomputation, recomputation
 from unity.pcg.branches import groups_of, weight_of
 from unity.pcg.equal import Names
 from unity.pcg.factors import Agreement
@@ -36,6 +36,7 @@ class Collective:
     itemsize: int
     count: int  # how often it runs in one step
     repeats: int  # runs among them that repeat a forward one in the backward pass
+    alone: int  # runs for a single reader, which no equal collective stands for
     direction: str
     node: Node  # the operator behind it: a parallelization operator, or a composite that reduces inside
     merged: bool = False  # the last of an argument's gradient: a compiler makes one collective of several such
@@ -59,21 +60,21 @@ def step_of(node: Node, axes: tuple) -> Step:
 def traffic(graph: PCG, differentiated: Collection[int] = ()) -> tuple[Collective, ...]:
     """All collectives of a parallel graph. `differentiated`: inputs that gradients are taken for (none: forward only)."""
     flow = gradients(graph, differentiated)
-    return tuple(_of_graph(graph, _Whole(flow, hoisted(graph)), 1, NOTHING, False, outermost=True))
+    return tuple(_of_graph(graph, _Whole(flow, hoisted(graph), recomputation(graph, flow)), 1, outermost=True))
 
 
 @dataclass(frozen=True)
 class _Whole:
-    """What is known of all graphs together: where gradients flow, and what scans make ahead."""
+    """What is known of all graphs together: where gradients flow, what scans make ahead, and what the backward pass makes again."""
 
     flow: Gradients
     hoisted: Mapping[int, int]
+    again: Recomputation
 
 
-def _of_graph(graph: PCG, whole: _Whole, times: int, again: Again, looped: bool, outermost: bool = False) -> Iterator[Collective]:
-    """`again`: what the backward pass computes again, inside a remat; `looped`: inside a scan."""
+def _of_graph(graph: PCG, whole: _Whole, times: int, outermost: bool = False) -> Iterator[Collective]:
     flow = whole.flow
-    context = _Context(graph, flow, times, again, gathered_again(graph, flow, looped), Names(graph), outermost, whole.hoisted)
+    context = _Context(graph, flow, times, Names(graph), outermost, whole)
     for node in graph.nodes:
         if node.kind in PARALLELIZATION and node.kind != "view":
             yield from _of_step(node, context)
@@ -81,16 +82,13 @@ def _of_graph(graph: PCG, whole: _Whole, times: int, again: Again, looped: bool,
             assert node.inside is not None
             if node.kind in (PIPELINE, TAIL):
                 yield from _sends(node, context)
-            inner = everything_again(node.inside, flow, True) if node in again else NOTHING
-            yield from _of_graph(node.inside, whole, times * runs_of(node, flow), inner, True)
+            yield from _of_graph(node.inside, whole, times * runs_of(node, flow))
         elif node.kind in (BRANCHES, STAGES):
             for k, group in enumerate(groups_of(node)):  # each a program of its own: what groups have in common each runs
-                for c in _of_graph(group.graph, whole, times, NOTHING, looped):
+                for c in _of_graph(group.graph, whole, times):
                     yield replace(c, part=weight_of(node), name=c.name and (id(node), k, c.name))
         elif node.inside is not None:
-            kept = node.attributes["prevent_cse"] or looped  # otherwise a compiler takes the first one's results again
-            inner = everything_again(node.inside, flow, looped) if kept or node in again else NOTHING
-            yield from _of_graph(node.inside, whole, times, inner, looped)
+            yield from _of_graph(node.inside, whole, times)
         elif node.body is not None:
             yield from _halos(node, context)
             yield from _inside(node, context)
@@ -98,26 +96,32 @@ def _of_graph(graph: PCG, whole: _Whole, times: int, again: Again, looped: bool,
 
 @dataclass(frozen=True)
 class _Context:
-    """What all nodes of a graph share. `times`: how often each runs; `again`, `gathered`: which run once more backward, in a remat,
-    and to gather what is not kept."""
+    """What all nodes of a graph share. `times`: how often each runs."""
 
     graph: PCG
     flow: Gradients
     times: int
-    again: Again
-    gathered: Again
     names: Names
     outermost: bool
-    hoisted: Mapping[int, int]
+    whole: _Whole
 
     def less(self, node: Node) -> int:
         """How many times less often than the graph a node runs forward."""
-        return self.hoisted.get(id(node), 1)
+        return self.whole.hoisted.get(id(node), 1)
 
-    def runs(self, node: Node) -> tuple[int, int]:
-        """How often a node runs in one step, and how many of these runs are for the backward pass."""
-        repeats = self.times * ((node in self.again) + (node in self.gathered))
-        return self.times // self.less(node) + repeats, repeats
+    def runs(self, node: Node, repeats: int | None = None) -> tuple[int, int, int]:
+        """How often a node runs in one step; how many of these runs are for the backward pass, and of these for a single reader.
+
+        `repeats`: how often a part of it runs again, if not as often as the node.
+        """
+        again = self.whole.again
+        first, repeats = self.times // self.less(node), self.times * (again.repeats(node) if repeats is None else repeats)
+        return first + repeats, repeats, self.times * again.alone(node) + (first if id(node) in again.fenced else 0)
+
+    @property
+    def once(self) -> tuple[int, int, int]:
+        """The same of what runs backward alone."""
+        return self.times, 0, 0
 
 
 def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
@@ -142,7 +146,7 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
             name = (BACKWARD, back, _moved(step, over), names.cotangent(Value(node)))
             merged = step.kind == "replicate" and context.outermost and _of_argument(node)
             size, turns = (full, backward(tensor.dtype, step.after, graph.axes).itemsize), turned(step, over)
-            yield Collective(back, over, *size, context.times, 0, BACKWARD, node, merged, name, turns)
+            yield Collective(back, over, *size, *context.once, BACKWARD, node, merged, name, turns)
 
 
 def _of_argument(node: Node) -> bool:
@@ -179,14 +183,14 @@ def _sends(node: Node, context: _Context) -> Iterator[Collective]:
         tensor = start.tensors[0]
         elements = tensor.nbytes // tensor.itemsize // copies(start.types[0], axes)
         size, (there, back) = (positions_of(node, axes), elements, tensor.itemsize), sends(node, p, context.flow)
-        times, repeats = context.runs(node)
+        times, repeats, _ = context.runs(node)
         if there:
-            yield Collective("collective-permute", *size, there * times, there * repeats, FORWARD, node)
+            yield Collective("collective-permute", *size, there * times, there * repeats, 0, FORWARD, node)
         if back:
-            yield Collective("collective-permute", *size, back * context.times, 0, BACKWARD, node)
+            yield Collective("collective-permute", *size, back * context.times, 0, 0, BACKWARD, node)
     over = scaled_over(node, context.flow)
     if over:
-        yield Collective("all-reduce", over, 1, node.tensors[0].itemsize, context.times, 0, BACKWARD, node)
+        yield Collective("all-reduce", over, 1, node.tensors[0].itemsize, *context.once, BACKWARD, node)
 
 
 def _halos(node: Node, context: _Context) -> Iterator[Collective]:
@@ -202,10 +206,11 @@ def _halos(node: Node, context: _Context) -> Iterator[Collective]:
         dtype, type_ = body.tensors[variable].dtype, tuple(UNUSED if s is None else s.seen(variable) for s in found)
         wires = (forward, backward) if x.edge.reach.halo.outside == "sum" else (held, held)
         there, back = (wire(dtype, type_, graph.axes).itemsize for wire in wires)
-        runs, less = context.runs(node), context.less(node)
+        again = max(context.whole.again.computed(node, v) for v in body.equations[x.edge.equation].results)
+        runs, less = context.runs(node, again), context.less(node)
         yield Collective("collective-permute", x.axes, x.elements, there, *runs, FORWARD, node, name=name, hoisted=less)
         if variable in carried:
-            yield Collective("collective-permute", x.axes, x.elements, back, context.times, 0, BACKWARD, node)
+            yield Collective("collective-permute", x.axes, x.elements, back, *context.once, BACKWARD, node)
 
 
 def _inside(node: Node, context: _Context) -> Iterator[Collective]:
@@ -229,7 +234,7 @@ def _inside(node: Node, context: _Context) -> Iterator[Collective]:
             if s is not None and s.states[variable].kind == "P":
                 elements //= axis.size
         kind = next((s.reduced[variable] for s in found if s is not None and variable in s.reduced), "")
-        runs = context.runs(node)
+        runs = context.runs(node, context.whole.again.computed(node, variable))
         if variable in over:
             axes = tuple(over[variable])
             itemsize = added(tensor.dtype, (graph.axes[k] for k in axes)).itemsize if kind == "sum" else tensor.itemsize
@@ -237,7 +242,7 @@ def _inside(node: Node, context: _Context) -> Iterator[Collective]:
         if flows if kind == "sum" else not kind and variable in carried:
             for axes in dict.fromkeys(map(tuple, again.get(variable, {}).values())):
                 itemsize = added(tensor.dtype, (graph.axes[k] for k in axes)).itemsize
-                yield Collective("all-reduce", axes, elements, itemsize, context.times, 0, BACKWARD, node)
+                yield Collective("all-reduce", axes, elements, itemsize, *context.once, BACKWARD, node)
     yield from _agreed(node, found, context)
 
 
@@ -254,8 +259,9 @@ def _agreed(node: Node, found: Placing, context: _Context) -> Iterator[Collectiv
                 agreed.setdefault((one, FORWARD), []).append(k)
             for one in backward_agreements(solution, moving):
                 agreed.setdefault((one, BACKWARD), []).append(k)
-    runs, repeats = context.runs(node)
+    runs = context.runs(node)
     for (one, direction), axes in agreed.items():
-        count = (one.times * runs, one.times * repeats) if direction == FORWARD else (one.times * context.times, 0)
+        every, repeats, alone = runs if direction == FORWARD else context.once
+        count = one.times * every, one.times * repeats, one.times * alone
         less = context.less(node) if direction == FORWARD else 1
         yield Collective("all-reduce", tuple(axes), 1, one.itemsize, *count, direction, node, hoisted=less)

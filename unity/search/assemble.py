@@ -68,7 +68,17 @@ class Assembled:
         node = self.opened.sites[s].node
         product = node is not None and node.kind in HEAVY
         key = _key(
-            text, port.gradient, port.kept, port.sole, port.again, port.argument, port.apart, product, self.training.backward
+            text,
+            port.gradient,
+            port.kept,
+            port.sole,
+            port.again,
+            port.repeats,
+            port.passed,
+            port.argument,
+            port.apart,
+            product,
+            self.training.backward,
         )
         made = self.costs[port.source] if self.runs_again(port.source) else None
         if made is not None:
@@ -78,7 +88,7 @@ class Assembled:
             pairs = first[:, None], second
             time, memory = time[:, *pairs], memory[:, *pairs]
             if made is not None:
-                once_more = replace(port, gradient=False, kept=0.0, again=False, hoisted=1)
+                once_more = replace(port, gradient=False, kept=0.0, again=False, repeats=0, passed=0, hoisted=1)
                 forward, _ = self.change(before, after, once_more, product)
                 maker = self.opened.sites[port.source]
                 small = sum(p.tensor.nbytes for k, p in enumerate(maker.ports) if not p.kept and k not in maker.instead)
@@ -134,7 +144,7 @@ class Assembled:
         """The same, wherever the change runs."""
         c, index = distinct_changes(self.machine, before, after, growth(port.tensor.dtype, self.machine.reduce_in))
         n, times, backward = port.tensor.nbytes, port.times, self.training.backward
-        runs = 1 / port.hoisted + (port.again and backward)
+        runs = 1 / port.hoisted + port.repeats
         time = runs * (c.forward[0] + c.forward[1] * n)
         if port.gradient and backward:
             time = time + c.backward[0] + c.backward[1] * n - (c.merged if port.argument else 0.0)
@@ -146,7 +156,8 @@ class Assembled:
         memory = np.where(held > 0, held, port.kept * n * unchanged)
         if not (product and c.gathered.any()):
             return time[index][None], memory[None]
-        more = 2 - 1 / port.hoisted if port.again else 1.0  # in a remat what is made again is not hoisted (`pcg.hoisting`)
+        # in a remat what is made again is not hoisted (`pcg.hoisting`), and a gradient needs it for its own operator alone
+        more = 2 + port.passed - 1 / port.hoisted - port.repeats if port.again else 1.0
         again = np.where(c.gathered, time + more * times * (c.forward[0] + c.forward[1] * n), np.inf)
         without = np.where(c.gathered[index], port.kept * n * unchanged, memory)
         return np.stack([time[index], again[index]]), np.stack([memory, without])
@@ -291,5 +302,5 @@ def _signature(site: Site, cs: tuple, rank: tuple[int, ...]) -> tuple:
     relative = tuple(order.index(r) for r in rank)
     flags = (site.kind, site.around, site.hoisted, site.flows, tuple(site.stored), site.inner, site.weight, site.step, site.whole)
     stages = (site.along, site.staged and site.staged.states, site.sends, site.returns)
-    again = (site.recomputable, site.reader is not None, site.instead)
+    again = (site.recomputable, site.reader is not None, site.instead, site.repeats, site.computed)
     return (body, ports, tuple(map(str, site.results)), tuple(c.states for c in cs), relative, flags, stages, again)

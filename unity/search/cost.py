@@ -74,7 +74,7 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     pieces = Pieces(work_shares(domain.choices, domain.picks, machine.axes), touched, sizes)
     shapes = shapes_of(site)
     forward, backward, _ = seconds(body, shapes, pieces, [flows and p.gradient for p in site.ports], machine)
-    runs = site.times * (1 / site.hoisted + (site.again and training.backward))
+    runs = site.times * (1 / site.hoisted + site.repeats)
     reduces = (_reduces(site, domain, machine, training) + _exchanges(site, domain, machine, training)) * site.times
     again = site.recomputable and training.backward and not dense_work(body)[0]
     saved = np.where(reduces > 0, 0.0, _inner(site, domain, machine)) if again else None
@@ -155,13 +155,13 @@ def _reduces(site: Site, domain: Domain, machine: Machine, training: Training) -
     bits = 1 << np.arange(len(machine.axes))
     sizes = np.array([a.size for a in machine.axes], float)
     every = [{r.variable: r for r in c.reduced} for c in domain.choices]
-    again = 1 if site.again and training.backward else 0
     for variable, r in {v: r for rs in every for v, r in rs.items()}.items():
         of_choice = [rs.get(variable) for rs in every]
         split = np.array([variable in c.partitions for c in domain.choices])[domain.picks]
         nbytes = _reduced_bytes(site, r, machine) * np.prod(np.where(split, 1 / sizes, 1.0), axis=1)
         over = np.array([x is not None and bool(x.kind) for x in of_choice])[domain.picks]
         mask = (over * bits).sum(axis=1)
+        again = next((n for v, n in site.computed if v == variable), 0)
         total += (1 / site.hoisted + again) * (alpha[mask] + beta[mask] * nbytes)
         masks: list[Array] = []  # users that find it replicated along the same axes share one all-reduce
         users = sorted({u for x in of_choice if x is not None for u in x.users})
@@ -210,14 +210,14 @@ def _exchanges(site: Site, domain: Domain, machine: Machine, training: Training)
     every = sorted({e for c in domain.choices for e in c.halos}, key=lambda e: (e.equation, e.reach.operand, e.reach.dim))
     if body is None or not every:
         return total
-    again = 1 if site.again and training.backward else 0
+    computed = dict(site.computed)
     carried = carrying(body, tuple(p.gradient for p in site.ports), site.flows) if training.backward else frozenset()
     for _, same in groupby(every, key=lambda e: (e.equation, e.reach.operand)):
         edges = tuple(same)
-        variable = edges[0].variable
-        tensor, runs = body.tensors[variable], 1 / site.hoisted + again
+        variable, tensor = edges[0].variable, body.tensors[edges[0].variable]
+        again = max(computed.get(v, 0) for v in body.equations[edges[0].equation].results)
         seconds = _sent(tensor, edges, domain, machine, tensor.itemsize)
-        total += runs * seconds
+        total += (1 / site.hoisted + again) * seconds
         if variable in carried:
             total += _sent_back(site, variable, seconds, edges, domain, machine)
     return total

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from unity.pcg import branches
+from unity.pcg.again import Place, Recomputation, recomputation
 from unity.pcg.body import Tensor
 from unity.pcg.choices import Choice
 from unity.pcg.gradients import Gradients, gradients
@@ -23,7 +24,7 @@ SHARING = frozenset({"dot_general", "conv_general_dilated"})  # users of a kind 
 def sites_of(graph: PCG, differentiated: Collection[int], training: bool) -> Sites:
     """Opens a serial graph. `differentiated`: the inputs that gradients are taken for (none count if not training)."""
     flow = gradients(graph, differentiated if training else ())
-    builder = _Builder(flow, frozenset(differentiated) if training else frozenset(), hoisted(graph))
+    builder = _Builder(flow, frozenset(differentiated) if training else frozenset(), hoisted(graph), recomputation(graph, flow))
     builder.top(graph)
     builder.keep()
     builder.pair()
@@ -34,9 +35,9 @@ def sites_of(graph: PCG, differentiated: Collection[int], training: bool) -> Sit
 class _Builder:
     """Walks graphs inside out, appending sites."""
 
-    def __init__(self, flow: Gradients, differentiated: frozenset[int], less: Mapping[int, int]) -> None:
-        """`less`: `pcg.hoisting.hoisted`."""
-        self.flow, self.differentiated, self.less = flow, differentiated, less
+    def __init__(self, flow: Gradients, differentiated: frozenset[int], less: Mapping[int, int], anew: Recomputation) -> None:
+        """`less`: `pcg.hoisting.hoisted`; `anew`: what the backward pass computes again."""
+        self.flow, self.differentiated, self.less, self.anew = flow, differentiated, less, anew
         self.sites: list[Site] = []
         self.of_node: dict[int, int] = {}
         self.operands: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -52,13 +53,15 @@ class _Builder:
         self.sites.append(site)
         return len(self.sites) - 1
 
-    def port(self, where: Where, around: Around, kept: bool = False) -> Port:
+    def port(self, where: Where, around: Around, kept: bool = False, places: Iterable[Place] = ()) -> Port:
+        """An operand that is read at these places of the graph."""
         site = self.sites[where[0]]
         tensor, gradient = site.results[where[1]], site.flows[where[1]]
         copied = site.kind == "free" and copies(site) and not site.step and site.ports[0].argument
         argument = around == Around() and (site.kind == "input" or copied)
         held = around.of(site.hoisted) if kept else 0.0
-        return Port(*where, tensor, around.times, gradient, held, again=around.again, argument=argument, hoisted=site.hoisted)
+        (repeats, passed), flags = self.anew.read(places), {"again": around.again, "argument": argument}
+        return Port(*where, tensor, around.times, gradient, held, **flags, repeats=repeats, passed=passed, hoisted=site.hoisted)
 
     def top(self, graph: PCG) -> None:
         given = []
@@ -72,10 +75,18 @@ class _Builder:
             self.outputs[id(graph), k] = (free,)
 
     def free(
-        self, where: Where, around: Around, step: str = "", whole: bool = False, tensor: Any = None, of: Node | None = None
+        self,
+        where: Where,
+        around: Around,
+        step: str = "",
+        whole: bool = False,
+        tensor: Any = None,
+        of: Node | None = None,
+        places: Iterable[Place] = (),
     ) -> int:
-        """A place where the type of a value may be chosen. `of`: the node that has it, where that is in another graph."""
-        port = self.port(where, around)
+        """A place where the type of a value may be chosen. `of`: the node that has it, where that is in another graph; `places`:
+        where the value is read."""
+        port = self.port(where, around, places=places)
         result, less = tensor or port.tensor, port.hoisted if of is None else self.less.get(id(of), 1)
         return self.add(Site("free", None, [port], (result,), around, (port.gradient,), step=step, whole=whole, hoisted=less))
 
@@ -189,12 +200,12 @@ class _Builder:
         if key not in copies:
             alike = [u for u, q in graph.users[id(v.node)] if u.kind == node.kind and u.operands[q] == v and q == p]
             users = [u for u in alike if self.groups.get(id(u)) == group]
-            copies[key] = self.free(where, around) if len(users) > 1 else -1
+            copies[key] = self.free(where, around, places=[(id(u), p) for u in users]) if len(users) > 1 else -1
         return None if copies[key] < 0 else copies[key]
 
     def mark(self, node: Node, where: Where, around: Around) -> list[Where]:
         """The same value, of a type that the user gave."""
-        site = self.of_node[id(node)] = self.free(where, around)
+        site = self.of_node[id(node)] = self.free(where, around, places=[(id(node), 0)])
         self.sites[site].mark = node
         return [(site, 0)]
 
@@ -203,12 +214,14 @@ class _Builder:
         flags = tuple(self.sites[s].flows[r] and any(flows) for s, r in operands)
         assert node.body is not None
         kept = residuals(node.body, flags, around.stacked)
-        ports = [self.port(w, around, k) for w, k in zip(operands, kept.operands, strict=True)]
+        read = zip(operands, kept.operands, strict=True)
+        ports = [self.port(w, around, k, [(id(node), p)]) for p, (w, k) in enumerate(read)]
         again = not around.again and recomputable(node.body, kept)
         less = self.less.get(id(node), 1)
         site = self.add(
             Site("operator", node, ports, node.tensors, around, flows, inner=kept.inner, recomputable=again, hoisted=less)
         )
+        self.sites[site].repeats, self.sites[site].computed = self.anew.repeats(node), self.anew.variables_of(node)
         self.of_node[id(node)] = site
         self.needed.update(((site, k), {around.times}) for k, flag in enumerate(kept.results) if flag)
         return [(site, k) for k in range(len(node.tensors))]
@@ -220,10 +233,12 @@ class _Builder:
         inner = around.scan(int(node.attributes["length"]))
         given: list[Where] = []
         for p, (where, n) in enumerate(zip(operands, inside.inputs, strict=True)):
-            free = self.free(where, around, step="in" if p >= c + k else "", tensor=n.tensors[0], of=n)
-            if c <= p < c + k:
+            free = self.free(where, around, step="in" if p >= c + k else "", tensor=n.tensors[0], of=n, places=[(id(node), p)])
+            flows = self.flow(Value(n))
+            if c <= p < c + k:  # what a single step leaves may have a gradient, and what it starts with none
                 self.sites[free].around = inner
-            self.sites[free].flows = (self.flow(Value(n)),)
+                flows = flows or self.flow(Value(node, p - c))
+            self.sites[free].flows = (flows,)
             self.of_node[id(n)] = free
             self.operands[id(node), p] = (*self.operands.get((id(node), p), ()), free)
             given.append((free, 0))
@@ -232,11 +247,11 @@ class _Builder:
         for q, where in enumerate(ends):
             if q < k:
                 carry = given[c + q][0]
-                self.sites[carry].ports.append(self.port(where, inner))
+                self.sites[carry].ports.append(self.port(where, inner, places=[(id(inside), q)]))
                 self.outputs[id(inside), q] = (carry,)
                 found.append((carry, 0))
             else:
-                free = self.free(where, inner, step="out", tensor=node.tensors[q], of=node)
+                free = self.free(where, inner, step="out", tensor=node.tensors[q], of=node, places=[(id(inside), q)])
                 self.outputs[id(inside), q] = (free,)
                 found.append((free, 0))
         self.results[id(node)] = tuple(found)
@@ -284,7 +299,7 @@ class _Builder:
         """The site of what the stages of a pipeline, or its tail, find of an operand."""
         assert node.inside is not None
         n = node.inside.inputs[p]
-        free = self.of_node[id(n)] = self.free(where, around, step=step, tensor=n.tensors[0], of=n)
+        free = self.of_node[id(n)] = self.free(where, around, step=step, tensor=n.tensors[0], of=n, places=[(id(node), p)])
         site = self.sites[free]
         site.flows = (self.flow(Value(n)),)
         site.staged = Choice("staged", (outside_state(node, p),), (inside_state(node, p),), 0, 0.0)

@@ -11,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
+from unity.pcg.again import Recomputation, recomputation
 from unity.pcg.body import Body
 from unity.pcg.branches import weight_of
 from unity.pcg.choices import choice_of, part_of_work
@@ -68,8 +69,8 @@ class Prediction:
 def predict(graph: PCG, machine: Machine, differentiated: Collection[int]) -> Prediction:
     """Prices a parallel graph. `differentiated`: the inputs that gradients are taken for; none means the forward pass alone."""
     flow = gradients(graph, differentiated)
-    whole = _Whole(flow, machine, hoisted(graph), bool(differentiated))
-    operators = tuple(_operators(graph, whole, 1, False))
+    whole = _Whole(flow, machine, hoisted(graph), recomputation(graph, flow), bool(differentiated))
+    operators = tuple(_operators(graph, whole, 1))
     collectives = tuple(CollectiveTerm(c, _seconds(c, machine)) for c in traffic(graph, differentiated))
     return Prediction(operators, collectives)
 
@@ -86,21 +87,22 @@ class _Whole:
     flow: Gradients
     machine: Machine
     hoisted: Mapping[int, int]
+    again: Recomputation
     training: bool
 
 
-def _operators(graph: PCG, whole: _Whole, times: int, again: bool) -> Iterator[OperatorTerm]:
-    """`again`: the graph is inside of a remat."""
+def _operators(graph: PCG, whole: _Whole, times: int) -> Iterator[OperatorTerm]:
     for node in graph.nodes:
         if node.inside is not None:
             inner = times * (runs_of(node, whole.flow) if node.kind in LOOPS else 1)
             part = weight_of(node) if node.kind in (BRANCHES, STAGES) else 1.0
-            for term in _operators(node.inside, whole, inner, again or node.kind == "remat"):
+            for term in _operators(node.inside, whole, inner):
                 yield replace(term, forward=part * term.forward, backward=part * term.backward)
         elif node.body is not None and node.kind not in PARALLELIZATION:
             forward, backward, how = operator_seconds(node, node.body, graph, whole.flow, whole.machine)
             first = times // whole.hoisted.get(id(node), 1)
-            runs = first + (times if (again or node.attributes.get("again")) and whole.training else 0)
+            marked = bool(node.attributes.get("again")) and whole.training
+            runs = first + times * (whole.again.repeats(node) - whole.again.alone(node) + marked)
             yield OperatorTerm(node, times, forward * runs, backward * times, how, first, runs)
 
 

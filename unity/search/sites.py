@@ -61,7 +61,8 @@ class Port:
     """An operand of a site: result `index` of site `source`.
 
     `times`: how often the change of type runs, forward so many times less often than `hoisted` says (`pcg.hoisting`). `again`: it
-    runs once more in the backward pass, inside a remat.
+    is inside of a remat, and runs `repeats` times more in the backward pass, `passed` of them to compute a result anew, and not for
+    a gradient alone (`pcg.again`).
     """
 
     source: int
@@ -72,6 +73,8 @@ class Port:
     kept: float = 0.0  # how many of the operands are held at once for the backward pass, as the site sees them
     sole: bool = False  # nobody else needs it, so that before it is changed it is not kept
     again: bool = False
+    repeats: int = 0
+    passed: int = 0
     argument: bool = False  # an argument of the program, or a copy of one
     hoisted: int = 1
     apart: tuple[str, ...] = ()  # axes whose devices are not all there where the change runs: along these there is none
@@ -101,6 +104,8 @@ class Site:
     whole: bool = False  # crosses the program's boundary: most major digits only, nothing partial
     mark: Node | None = None  # the node of `unity.constrain` whose value it is
     hoisted: int = 1  # how many times less often than others around its readers it is made, forward (`pcg.hoisting`)
+    repeats: int = 0  # how often it runs once more in the backward pass, inside of remats (`pcg.again`)
+    computed: tuple[tuple[int, int], ...] = ()  # how often these variables of its program do, if not never
 
     @property
     def end(self) -> int:
@@ -119,7 +124,7 @@ class Site:
 
     @property
     def again(self) -> bool:
-        """Whether it runs once more in the backward pass."""
+        """Whether it is inside of a remat."""
         return self.around.again
 
 

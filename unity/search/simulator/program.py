@@ -222,7 +222,7 @@ class _Region:
         return after
 
     def again(self, after: Names) -> None:
-        """What a remat computes again once its cotangents are there."""
+        """What a remat, or a loop's step in one, computes again once its cotangents are there."""
         done: dict[Value, Names] = {Value(n): after for n in self.graph.inputs}
         for node in self.graph.nodes:
             if node.kind == "input":
@@ -238,6 +238,7 @@ class _Region:
         step.forward()
         forward = {i.name for i in step.made}
         step.made.clear()
+        step.again(())  # inside of a remat
         step.backward({v: () for v in step.graph.outputs if self.costs.flow(v)})
         return [replace(i, before=tuple(n for n in i.before if n not in forward)) for i in step.made]
 
