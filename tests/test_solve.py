@@ -123,8 +123,12 @@ def test_scalars_and_zeros_pass_partial_sums_as_they_may():
     assert partial in legal(body_of(lambda x: 3 * x, x))
     assert partial in legal(body_of(lambda x: x + 0.0, x))
     assert partial in legal(body_of(lambda x: jnp.concatenate([x, jnp.zeros((4, 1))], 1), x))
-    assert partial not in legal(body_of(lambda x: x + 1.0, x))
-    assert partial not in legal(body_of(lambda x: jnp.concatenate([x, jnp.ones((4, 1))], 1), x))
+    for fn in (lambda x: x + 1.0, lambda x: jnp.concatenate([x, jnp.ones((4, 1))], 1)):
+        body = body_of(fn, x)
+        assert partial in legal(body)
+        found = along_axis(body, *partial)
+        assert found is not None
+        assert found.contributed, "a constant is one device's"
     assert partial not in legal(body_of(lambda x: jnp.where(x > 0, x, 0.0), x))
 
 

@@ -1,4 +1,4 @@
-"""The space that is searched is whole: equal programs have equal plans, however they are written, and these compute what they do."""
+"""The space that is searched is whole: equal programs have equal plans, however they are written, and they compute what they do."""
 
 from collections.abc import Callable
 from typing import Any

@@ -108,10 +108,9 @@ def operand_states(body: Body) -> Iterator[tuple[State, ...]]:
 def _useful(solution: Solution) -> bool:
     """Whether a solution is a choice: where it only reduces an operand, the neighbour's Reduce before does the same on less. Not so
     where that is added to what is summed here, and something else is reduced."""
-    divided = any(s.kind == "P" for s in solution.operands)
-    if solution.contributed or (solution.reduced and PARTIAL in solution.operands):
-        return divided and PARTIAL in solution.results
-    return True
+    if not solution.reduced or PARTIAL not in solution.operands:
+        return True
+    return PARTIAL in solution.results and any(s.kind == "P" for s in solution.operands)
 
 
 def _solutions(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Solution]:
@@ -119,35 +118,41 @@ def _solutions(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Solution]:
     if any(e.name in INVARIANT for e in body.equations):
         return
     found: list[Solution] = []
-    for known in _seeds(body, seeds):
-        if any(all(s.states.get(v) == state for v, state in known.items()) for s in found):
-            continue
-        try:
-            solution = solve_either(body, known)
-            solution = along_axis(body, solution.operands, solution.results)  # what will run is found from the ends
-        except Unmatched:
-            continue
-        if solution is not None and solution.matches:  # else it is unused or replicated after all
-            found.append(solution)
-            yield solution
-    for one in tuple(found):
-        for results in _summed(body, one):
+
+    def settled(known: Mapping[int, State]) -> Iterator[Solution]:
+        """The solution with these states, if there is a new one, and those that differ where nothing said what."""
+        waiting = [known]
+        while waiting:
+            known = waiting.pop()
+            if any(all(s.states.get(v) == state for v, state in known.items()) for s in found):
+                continue
             try:
-                solution = along_axis(body, one.operands, results)
+                first = solve_either(body, known)
             except Unmatched:
                 continue
-            if solution is not None and solution.matches:
-                found.append(solution)
-                yield solution
-    for one, other in _pairs(found):
+            waiting += [{**known, **other} for other in first.open if all(known.get(v, s) == s for v, s in other.items())]
+            yield from ending(first.operands, first.results)
+
+    def ending(operands: tuple[State, ...], results: tuple[State, ...]) -> Iterator[Solution]:
+        """The solution with these ends: what will run is found from them."""
         try:
-            solution = solve_either(body, {v: s for v, s in zip(body.inputs, _joined(one, other), strict=True) if s.kind == "P"})
-            solution = along_axis(body, solution.operands, solution.results)
+            solution = along_axis(body, operands, results)
         except Unmatched:
-            continue
-        if solution and solution.matches and all(s.operands + s.results != solution.operands + solution.results for s in found):
+            return
+        if solution is None or not solution.matches:  # it is unused or replicated after all
+            return
+        if all((s.operands, s.results) != (solution.operands, solution.results) for s in found):
             found.append(solution)
             yield solution
+
+    for known in _seeds(body, seeds):
+        yield from settled(known)
+    for one in tuple(found):
+        for results in _summed(body, one):
+            yield from ending(one.operands, results)
+    for one, other in _pairs(found):
+        both = zip(body.inputs, _joined(one, other), strict=True)
+        yield from settled({v: s for v, s in both if s.kind == "P"})
 
 
 def _summed(body: Body, solution: Solution) -> Iterator[tuple[State, ...]]:

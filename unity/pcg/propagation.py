@@ -25,7 +25,7 @@ class Solution:
 
     What is reduced is the same on every device, and so is what is computed of such values alone: in `unused` are those that are
     made so. Other equations find both kinds replicated for use (`users`). `contributed`: operands, by equation and position, that
-    are whole where they are made and partial sums to this equation.
+    are whole where they are made and partial sums to this equation. `open`: what else could have been, where nothing said what.
     """
 
     states: Mapping[int, State]
@@ -35,6 +35,7 @@ class Solution:
     results: tuple[State, ...]
     unused: frozenset[int] = frozenset()
     contributed: frozenset[Place] = frozenset()
+    open: tuple[Mapping[int, State], ...] = ()
 
     @property
     def communicates(self) -> bool:
@@ -78,10 +79,10 @@ class Solution:
 
 class Conflict(Exception):
     """No choice of an equation agrees with the states around it; `variable` could be reduced first, or what is at these `places`
-    contributed."""
+    contributed. `summed`: it is to make a partial sum."""
 
-    def __init__(self, variable: int | None, places: Iterable[Place] = ()) -> None:
-        self.variable, self.places = variable, frozenset(places)
+    def __init__(self, variable: int | None, places: Iterable[Place] = (), summed: bool = False) -> None:
+        self.variable, self.places, self.summed = variable, frozenset(places), summed
 
 
 class Unmatched(Exception):
@@ -109,6 +110,7 @@ class Propagation:
         self.matches: list[Match | None] = [None] * len(body.equations)
         self.constants = constants(body)
         self.queue: list[int] = []
+        self.open: list[Mapping[int, State]] = []  # what other choices would have been where the first was taken
         self.later: set[int] = set()  # those with programs inside: what these allow is asked when the most is known around them
         for v, s in known.items():
             self.set(v, s)
@@ -160,10 +162,14 @@ class Propagation:
         found = self.candidates(i)
         if not found:
             partial = self.partial_operand(i)
-            raise Conflict(self.partial_result(i) if partial is None else partial, self.beside(i))
+            summed = any(self.states.get(v) == PARTIAL for v in self.body.equations[i].results)
+            raise Conflict(self.partial_result(i) if partial is None else partial, self.beside(i), summed)
         if not default and (len(found) > 1 or self.may_reduce(i) or self.may_contribute(i, found[0])):
             return
-        self.take(i, found[-1] if default and found[-1].name == "replicated" else found[0])
+        whole = default and found[-1].name == "replicated"
+        if not whole:
+            self.open += [dict(self.ends(i, match)) for match in found[1:]]
+        self.take(i, found[-1] if whole else found[0])
 
     def take(self, i: int, match: Match) -> None:
         e = self.body.equations[i]
@@ -209,6 +215,14 @@ class Propagation:
             fits = all(known.get(p, s) == s for p, s in enumerate(match.states) if p not in whole)
             if match.results[0] == PARTIAL and fits:
                 yield from ((i, p) for p in whole)
+
+    def ends(self, i: int, match: Match) -> Iterator[tuple[int, State]]:
+        """The states of the variables of an equation that a choice of it has."""
+        e = self.body.equations[i]
+        for p, (a, s) in enumerate(zip(e.operands, match.operands, strict=True)):
+            if isinstance(a, int) and a not in self.reduced and (i, p) not in self.contributed:
+                yield a, s
+        yield from zip(e.results, match.results, strict=True)
 
     def may_contribute(self, i: int, match: Match) -> bool:
         """Whether a value that would have to be a partial sum may turn out to be whole where it is made, and be contributed."""
@@ -260,7 +274,7 @@ class Propagation:
             raise Unmatched
         results = tuple(self.output(a) for a in self.body.outputs)
         matches = tuple(m for m in self.matches if m)
-        return Solution(self.states, self.reduced, matches, operands, results, contributed=self.contributed)
+        return Solution(self.states, self.reduced, matches, operands, results, contributed=self.contributed, open=tuple(self.open))
 
     def output(self, atom: Atom) -> State:
         """A reduced output is the same on every device and JAX knows it: unused."""

@@ -60,7 +60,7 @@ def solve(body: Body, known: Mapping[int, State], contributing: bool = False) ->
                 continue
             variable = conflict.variable
             if variable is None or variable in reduced or variable in body.inputs:
-                raise Unmatched(not contributing and (bool(conflict.places) or PARTIAL in known.values())) from None
+                raise Unmatched(not contributing and (bool(conflict.places) or conflict.summed)) from None
             reduced[variable] = "sum"
 
 
