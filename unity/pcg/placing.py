@@ -34,7 +34,10 @@ def along_axis(body: Body, operands: tuple[State, ...], results: tuple[State, ..
     solution = solve_either(body, known)
     summed = zip(body.outputs, results, solution.results, strict=True)
     whole = {a: REPLICATED for a, s, t in summed if isinstance(a, int) and s == UNUSED and t == PARTIAL}
-    return _with_unused(body, solve_either(body, known | whole) if whole else solution, operands, results)
+    if whole:
+        other = solve_either(body, known | whole)
+        solution = solution if any(a in other.reduced for a in whole) else other  # an operator does not reduce what it gives
+    return _with_unused(body, solution, operands, results)
 
 
 def _with_unused(body: Body, solution: Solution, operands: tuple[State, ...], results: tuple[State, ...]) -> Solution:

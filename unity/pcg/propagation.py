@@ -209,11 +209,11 @@ class Propagation:
         e, known = self.body.equations[i], self.view(i)
         partial = {p: s for p, s in known.items() if s == PARTIAL}
         operands = range(len(e.operands))
-        for match in self.allows(self.body, e, partial) if any(p in operands for p in partial) else ():
+        for match in self.allows(self.body, e, partial) if partial else ():
             others = [p for p in operands if p not in partial and match.operands[p] == PARTIAL]
             whole = [p for p in others if known.get(p) == REPLICATED or not self.allowed(e.operands[p], PARTIAL)]
             fits = all(known.get(p, s) == s for p, s in enumerate(match.states) if p not in whole)
-            if match.results[0] == PARTIAL and fits:
+            if match.results[0] == PARTIAL and fits and len(whole) < match.operands.count(PARTIAL):
                 yield from ((i, p) for p in whole)
 
     def ends(self, i: int, match: Match) -> Iterator[tuple[int, State]]:

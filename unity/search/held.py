@@ -9,7 +9,7 @@ from unity.pcg.slots import is_part
 from unity.pcg.state import Type, copies
 
 ARGUMENTS, GRADIENTS, SLOTS, RESULTS = "arguments", "gradients", "optimizer slots", "results"
-NOTHING_MOVES = ("replicate", "view")
+NOTHING_MOVES = ("replicate", "unreplicate", "view")
 NOTHING_RUNS = ((CONSTRAIN,), ("stop_gradient",))  # programs
 KEPT, CHANGED, AGAIN, WORKING = "kept for the backward pass", "changed copies", "computed again", "working set"
 COTANGENTS = "cotangents"
