@@ -53,8 +53,10 @@ def test_every_equation_of_a_solution_is_a_legal_match(name):
         if not solution.matches:  # replicated
             continue
         for i, (e, match) in enumerate(zip(body.equations, solution.matches, strict=True)):
-            given = [isinstance(a, Literal) or (i, k) in solution.contributed for k, a in enumerate(e.operands)]
-            operands = [match.operands[k] if given[k] else solution.seen(a) for k, a in enumerate(e.operands)]
+            operands = [
+                match.operands[k] if isinstance(a, Literal) or (i, k) in solution.contributed else solution.seen(a)
+                for k, a in enumerate(e.operands)
+            ]
             made = [solution.states[v] for v in e.results]
             assert (tuple(operands), tuple(made)) == (match.operands, match.results), (name, e.name)
             known = dict(enumerate([*operands, *made]))

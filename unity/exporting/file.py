@@ -86,7 +86,7 @@ def _written(module: Module, graph: PCG, paths: list[str]) -> tuple[bool, ...]:
     about = '    """One device\'s part: `w` has its pieces of the arguments, by their paths."""'
     module.functions.append(["def program(w):", about, *block.lines, *returned([sequence(results)], 4)])
     if any(f"{CAST}.bind(" in line for f in module.functions for line in f):
-        module.functions.insert(0, DEFINED.strip().splitlines())
+        module.functions.insert(0, [*DEFINED.strip().splitlines()])
     space = run(module)
     pieces = [piece(Value(n), graph.axes) for n in graph.inputs]
     try:

@@ -221,9 +221,11 @@ def _inside(node: Node, context: _Context) -> Iterator[Collective]:
     over: dict[int, list[int]] = {}
     again: dict[int, dict[int, list[int]]] = {}  # of each variable and user, the axes along which that finds it replicated for use
     for k, solution in enumerate(found):
-        for variable, users in solution.users(body).items() if solution else ():
-            if variable in solution.reduced:
-                over.setdefault(variable, []).append(k)
+        if solution is None:
+            continue
+        for variable in solution.reduced:
+            over.setdefault(variable, []).append(k)
+        for variable, users in solution.users(body).items():
             for user in users:
                 again.setdefault(variable, {}).setdefault(user, []).append(k)
     flows, carried = any(map(flow, node.results)) and any(map(flow, node.operands)), carrying_in(node, flow)
