@@ -1,0 +1,5 @@
+"""`python -m benchmarks.fuzz`: see `benchmarks.fuzz.run`."""
+
+from benchmarks.fuzz.run import main
+
+main()

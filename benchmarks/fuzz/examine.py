@@ -1,0 +1,194 @@
+"""One program of the fuzzer: its plans compiled and run, and what was wrong with them."""
+
+from __future__ import annotations
+
+import random
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from benchmarks.fuzz.data import drawn
+from benchmarks.fuzz.plans import Trial, captured_of, machine_of, random_trials
+from benchmarks.fuzz.programs import Program, draw_program
+from benchmarks.fuzz.verdict import QUICK, Reference
+from unity.exec.lowering import mesh_of, program
+from unity.pcg.errors import UnityError
+
+TOGETHER = 8  # plans in one compiled program
+PLANS = 12  # of a program on one machine
+MACHINES = 2
+
+
+@dataclass
+class Finding:
+    """A plan that is wrong, or a crash on the way to one."""
+
+    fault: str  # "wrong", "crash", "refused"
+    kind: str  # of plan
+    machine: str
+    words: str
+    where: str = ""  # the innermost line of unity, of a crash
+    number: int = -1  # of the plan among those of its machine
+
+
+@dataclass
+class Outcome:
+    """What came of one program."""
+
+    seed: int
+    kinds: tuple[str, ...] = ()
+    primitives: list[str] = field(default_factory=list)
+    depth: int = 0
+    dtype: str = ""
+    order: int = 0
+    plans: Counter[str] = field(default_factory=Counter)  # by kind
+    devices: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+    source: str = ""
+    skipped: str = ""
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def examine(seed: int, say: Callable[[str], None] = lambda at: None) -> Outcome:
+    """Draws a program and some of its plans, and compares."""
+    started = time.process_time()
+    outcome = Outcome(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        say("drawing")
+        drawing = draw_program(seed)
+        outcome.kinds, outcome.depth, outcome.source = drawing.kinds, drawing.depth, drawing.source
+        with jax.enable_x64(drawing.x64):
+            _examine(drawing, outcome, say)
+    outcome.seconds = time.process_time() - started
+    return outcome
+
+
+def reference_of(drawing: Program, order: int = 1) -> Reference:
+    args = drawn(drawing)
+    reference = Reference(drawing.function, args, [a.name for a in drawing.arguments], drawing.seed, order)
+    reference.settle()
+    return reference
+
+
+def _examine(drawing: Program, outcome: Outcome, say: Callable[[str], None]) -> None:
+    rng = random.Random(drawing.seed + 1)
+    order = 2 if rng.random() < 0.06 else 1
+    say("the function itself")
+    try:
+        reference = reference_of(drawing, order)
+        _ = reference.whole
+    except Exception as error:  # JAX or XLA cannot run the function
+        outcome.skipped = f"{type(error).__name__}: {str(error)[:200]}"
+        return
+    outcome.order = reference.order
+    outcome.dtype = str(reference.kinds[0])
+    for trials in batches(drawing, reference, outcome, rng, say):
+        for start in range(0, len(trials), TOGETHER):
+            judge(trials[start : start + TOGETHER], start, reference, outcome, say)
+
+
+def batches(
+    drawing: Program, reference: Reference, outcome: Outcome, rng: random.Random, say: Callable[[str], None]
+) -> Iterator[list[Trial]]:
+    """Lists of plans, each for one machine."""
+    with guarded(outcome, "capture", "") as ok:
+        say("capture")
+        captured = captured_of(drawing.function, reference.args)
+        outcome.primitives = sorted({e.name for e in captured.body.equations})
+    if not ok:
+        return
+    for _ in range(MACHINES):
+        machine = machine_of(rng)
+        trials: list[Trial] = []
+        with guarded(outcome, "random", machine.name):
+            say(f"plans for {machine.name}")
+            for one in random_trials(rng, drawing.function, captured, machine, PLANS):
+                trials.append(one)
+        yield trials
+
+
+class guarded:
+    """Notes what is raised: refusals of unity are counted, all else are findings. False in a condition if anything was."""
+
+    def __init__(self, outcome: Outcome, kind: str, machine: str) -> None:
+        self.outcome, self.kind, self.machine, self.good = outcome, kind, machine, True
+
+    def __bool__(self) -> bool:
+        return self.good
+
+    def __enter__(self) -> guarded:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        if error is None:
+            return True
+        if not isinstance(error, Exception):
+            return False
+        self.good = False
+        if isinstance(error, UnityError):
+            self.outcome.refused[f"{self.kind}: {type(error).__name__}: {str(error)[:300]}"] += 1
+        else:
+            self.outcome.findings.append(crash(error, self.kind, self.machine))
+        return True
+
+
+def crash(error: BaseException, kind: str, machine: str, number: int = -1) -> Finding:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/unity/" in f.filename]
+    where = " < ".join(f"{f.filename.rpartition('/unity/')[2]}:{f.lineno} {f.name}" for f in reversed(frames[-3:]))
+    return Finding("crash", kind, machine, f"{type(error).__name__}: {str(error)[:600]}", where, number)
+
+
+def judge(trials: Sequence[Trial], start: int, reference: Reference, outcome: Outcome, say: Callable[[str], None]) -> None:
+    """Compiles plans together, runs them, and compares each; one by one where that raises."""
+    if not trials:
+        return
+    say(f"{len(trials)} {trials[0].kind} plans from number {start} on {trials[0].machine.name}")
+    try:
+        results = run(trials, reference)
+    except Exception as error:
+        if len(trials) > 1:
+            for k, one in enumerate(trials):
+                judge([one], start + k, reference, outcome, say)
+            return
+        if isinstance(error, UnityError):
+            outcome.refused[f"run: {type(error).__name__}: {str(error)[:300]}"] += 1
+        else:
+            outcome.findings.append(crash(error, trials[0].kind, trials[0].machine.name, start))
+        return
+    for k, (one, arrays) in enumerate(zip(trials, results, strict=True)):
+        outcome.plans[one.kind] += 1
+        outcome.devices[one.machine.name] += 1
+        wrong = reference.differences(arrays)
+        if wrong:
+            words = "; ".join(map(str, wrong))
+            outcome.findings.append(Finding("wrong", one.kind, one.machine.name, words, one.note, start + k))
+
+
+def run(trials: Sequence[Trial], reference: Reference) -> list[list[Any]]:
+    """The steps of plans for one machine, in one program. All share arguments, which lie on every device: between other placements
+    XLA's partitioner would have to move them, and it ends the process on some ways to do that."""
+    mesh = mesh_of(trials[0].machine.axes, jax.devices())
+    steps = [reference.step(_called(one, program(one.graph, mesh))) for one in trials]
+    together = lambda args, cotangents: [step(args, cotangents) for step in steps]  # noqa: E731
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    lowered: Any = jax.jit(together, in_shardings=everywhere).lower(reference.args, reference.cotangents)
+    return jax.block_until_ready(lowered.compile(compiler_options=QUICK)(reference.args, reference.cotangents))
+
+
+def _called(one: Trial, lowered: Callable[..., tuple]) -> Callable[..., Any]:
+    captured = one.captured
+    return lambda *args: jax.tree.unflatten(captured.out_tree, lowered(*args, *captured.consts))
+
+

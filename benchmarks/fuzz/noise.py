@@ -1,0 +1,146 @@
+"""Rounding errors of a program, learned by perturbing it: stochastic arithmetic, as in CESTAC or Monte Carlo arithmetic.
+
+A program is evaluated several times, each inexact result moved by an ulp or two. What that changes is how far a program that rounds
+elsewhere, such as a plan, may be from it. The perturbation is a hash of the value, so that what is equal stays equal (ties in a
+maximum, a value minus itself); values on a coarse binary grid, such as small integers, are computed exactly and stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core
+
+from unity.pcg.scans import constants_and_carry
+
+EXACT = frozenset(
+    "neg abs sign max min select_n reshape broadcast_in_dim transpose squeeze expand_dims slice dynamic_slice dynamic_update_slice"
+    " concatenate pad rev gather copy copy_p stop_gradient convert_element_type reduce_max reduce_min argmax argmin sort top_k"
+    " cummax cummin iota floor ceil round clamp is_finite real imag conj complex bitcast_convert_type split tile device_put"
+    " optimization_barrier scatter reduce_window_max reduce_window_min select_and_gather_add select_and_scatter_add reduce_precision"
+    " random_bits random_wrap random_unwrap random_seed random_split random_fold_in threefry2x32 nextafter copysign name unstack"
+    " eq ne lt le gt ge and or not xor reduce_and reduce_or stack".split()
+)
+WIDENED = frozenset({"dot_general", "conv_general_dilated", "reduce_sum", "cumsum", "reduce_window_sum", "ragged_dot_general"})
+CALLS = {"pjit": "jaxpr", "jit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr",
+         "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr", "remat": "jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr"}  # fmt: skip
+GRIDS = {53: (2.0**10, 2.0**40), 24: (2.0**6, 2.0**14), 11: (2.0**3, 2.0**5), 8: (2.0, 2.0**4)}
+
+
+def moved(x: Any, salt: Any) -> Any:
+    """A value of floats, each element multiplied by `1 + k eps`, k in -2..2, by a hash of its bits."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return lax.complex(moved(lax.real(x), salt), moved(lax.imag(x), salt))
+    info = jnp.finfo(x.dtype)
+    if not jnp.issubdtype(x.dtype, jnp.floating) or info.bits < 16:
+        return x
+    bits = lax.bitcast_convert_type(x, f"uint{info.bits}")
+    bits = bits.astype("uint32") if info.bits <= 32 else (bits ^ (bits >> 32)).astype("uint32")
+    h = (bits ^ salt) * jnp.uint32(0x9E3779B1)
+    h = (h ^ (h >> 15)) * jnp.uint32(0x85EBCA77)
+    h = h ^ (h >> 13)
+    k = ((h >> 8) % 5).astype(jnp.int32) - 2
+    factor = (1 + k.astype(x.dtype) * jnp.asarray(info.eps, x.dtype)).astype(x.dtype)
+    grid, most = GRIDS.get(info.nmant + 1, (1.0, 4.0))
+    on_grid = (jnp.round(x * jnp.asarray(grid, x.dtype)) == x * jnp.asarray(grid, x.dtype)) & (jnp.abs(x) < most)
+    return jnp.where(on_grid, x, x * factor)
+
+
+def noisy(closed: Any) -> Callable[..., list[Any]]:
+    """A jaxpr as a function of a salt and its arguments, with rounding errors at random."""
+    return lambda salt, *args: _run(closed.jaxpr, closed.consts, args, salt)
+
+
+def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], salt: Any) -> list[Any]:
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
+
+    def read(v: Any) -> Any:
+        return v.val if isinstance(v, core.Literal) else env[v]
+
+    for e in jaxpr.eqns:
+        results = _equation(e, [read(v) for v in e.invars], salt)
+        env.update(zip(e.outvars, results, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _closed(inner: Any, operands: Sequence[Any], salt: Any) -> list[Any]:
+    jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
+    return _run(jaxpr, consts, operands, salt)
+
+
+def _equation(e: Any, operands: list[Any], salt: Any) -> list[Any]:
+    name, params = e.primitive.name, e.params
+    if name in CALLS:
+        return _closed(params[CALLS[name]], operands, salt)
+    if name == "cond":
+        index, *rest = operands
+        return list(lax.switch(index, [lambda *x, b=b: _closed(b, x, salt) for b in params["branches"]], *rest))
+    if name == "while":
+        c, b = params["cond_nconsts"], params["body_nconsts"]
+        first, second, carry = operands[:c], operands[c : c + b], operands[c + b :]
+        go = lambda x: _closed(params["cond_jaxpr"], [*first, *x], salt)[0]  # noqa: E731
+        return list(lax.while_loop(go, lambda x: _closed(params["body_jaxpr"], [*second, *x], salt), list(carry)))
+    if name == "scan":
+        return _scan(params, operands, salt)
+    if name == "convert_element_type":
+        return [_converted(e, operands[0], salt)]
+    floats = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in e.outvars]
+    if name in EXACT or not any(floats):
+        return _bound(e, operands)
+    shapes = {v.aval.shape for v in (*e.invars, *e.outvars)} - {()}
+    if len(shapes) > 1 or name in WIDENED or (len(shapes) == 1 and all(v.aval.shape == () for v in e.outvars)):
+        operands, narrow = _widened(e, operands)
+        operands = [moved(x, salt) if jnp.issubdtype(x.dtype, jnp.inexact) else x for x in operands]
+        results = _bound(e, operands, narrow)
+    else:
+        results = _bound(e, operands)
+    return [moved(x, salt) if is_float else x for x, is_float in zip(results, floats, strict=True)]
+
+
+def _scan(params: dict[str, Any], operands: list[Any], salt: Any) -> list[Any]:
+    c, k = constants_and_carry(params)
+    consts, carry, xs = operands[:c], operands[c : c + k], operands[c + k :]
+
+    def step(carry: Any, xs: Any) -> Any:
+        out = _closed(params["jaxpr"], [*consts, *carry, *xs], salt)
+        return out[:k], out[k:]
+
+    carry, ys = lax.scan(step, list(carry), list(xs), params["length"], params["reverse"])
+    return [*carry, *ys]
+
+
+def _widened(e: Any, operands: list[Any]) -> tuple[list[Any], bool]:
+    """Operands of sums that accumulate in float32, in float32."""
+    if e.primitive.name in WIDENED and all(v.aval.dtype.itemsize == 2 and jnp.issubdtype(v.aval.dtype, jnp.floating) for v in e.invars[:1]):
+        return [x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in operands], True
+    return operands, False
+
+
+def _bound(e: Any, operands: list[Any], widened: bool = False) -> list[Any]:
+    params = dict(e.params)
+    if widened and params.get("preferred_element_type") is not None:
+        params["preferred_element_type"] = np.dtype(np.float32)
+    out = e.primitive.bind(*operands, **params)
+    out = list(out) if e.primitive.multiple_results else [out]
+    return [x.astype(v.aval.dtype) if widened else x for x, v in zip(out, e.outvars, strict=True)]
+
+
+def _converted(e: Any, x: Any, salt: Any) -> Any:
+    (result,) = _bound(e, [x])
+    both = jnp.issubdtype(x.dtype, jnp.inexact) and jnp.issubdtype(result.dtype, jnp.floating)
+    return moved(result, salt) if both and result.dtype.itemsize < x.dtype.itemsize else result
+
+
+def draws(step: Callable[..., Any], args: Sequence[Any], count: int, options: dict[str, Any]) -> list[list[np.ndarray]]:
+    """The results of perturbed evaluations of a step."""
+    leaves, tree = jax.tree.flatten(args)
+    closed = jax.make_jaxpr(lambda *flat: jax.tree.leaves(step(*jax.tree.unflatten(tree, flat))))(*leaves)
+    run: Any = jax.jit(noisy(closed)).lower(np.uint32(1), *leaves).compile(compiler_options=options)
+    return [run(np.uint32(0x1234567 * (k + 1) % 2**32), *leaves) for k in range(count)]
+
+

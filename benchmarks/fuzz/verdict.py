@@ -1,0 +1,214 @@
+"""The verdict: whether a plan's values and gradients are the function's, up to what rounding explains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from benchmarks.fuzz.noise import draws
+
+QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+DRAWS, MORE = 6, 40  # perturbed evaluations, before anybody is accused and before it is certain
+TIMES, PART = 12.0, 0.02  # allowed: of an element's own spread; of the largest in the array
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One array of a plan that differs from the function's. `where`: "result 0", "gradient of a1"."""
+
+    where: str
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.words}"
+
+
+def leaves_of(fn: Callable[..., Any]) -> Callable[..., list[Any]]:
+    return lambda *args: [jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in jax.tree.leaves(fn(*args))]
+
+
+@dataclass
+class Reference:
+    """A function at one point: its results, its gradients for random cotangents, and their conditioning."""
+
+    fn: Callable[..., Any]
+    args: Sequence[Any]
+    names: Sequence[str]
+    seed: int
+    order: int = 1
+    cotangents: list[Any] = field(init=False)
+    floating: list[int] = field(init=False)
+    differentiable: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        shapes = jax.eval_shape(leaves_of(self.fn), *self.args)
+        self.floating = [k for k, x in enumerate(self.args) if jnp.issubdtype(x.dtype, jnp.inexact)]
+        self.differentiable = [k for k, s in enumerate(shapes) if jnp.issubdtype(s.dtype, jnp.inexact)]
+        rng = np.random.default_rng([self.seed, 77])
+        self.cotangents = [self._normal(rng, shapes[k]) for k in self.differentiable]
+        self.outputs = len(shapes)
+        if not self.floating or not self.differentiable:
+            self.order = 0
+
+    @staticmethod
+    def _normal(rng: np.random.Generator, s: Any) -> Any:
+        x = rng.normal(size=s.shape) + (1j * rng.normal(size=s.shape) if jnp.issubdtype(s.dtype, jnp.complexfloating) else 0)
+        return np.asarray(x).astype(s.dtype)
+
+    def step(self, fn: Callable[..., Any]) -> Callable[..., list[Any]]:
+        """The results of `fn` and its gradients, and gradients of these where the order is 2."""
+        run = leaves_of(fn)
+
+        def first(floats: Sequence[Any], args: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            def chosen(*floats: Any) -> tuple[list[Any], list[Any]]:
+                whole = list(args)
+                for k, x in zip(self.floating, floats, strict=True):
+                    whole[k] = x
+                out = run(*whole)
+                return [out[k] for k in self.differentiable], out
+
+            _, pull, out = jax.vjp(chosen, *floats, has_aux=True)
+            return out, list(pull(list(cotangents)))
+
+        def step(args: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+            floats = [args[k] for k in self.floating]
+            if self.order == 0:
+                return run(*args)
+            if self.order == 1:
+                out, gradients = first(floats, args, cotangents)
+                return [*out, *gradients]
+
+            def twice(*floats: Any) -> tuple[Any, Any]:
+                out, gradients = first(floats, args, cotangents)
+                return gradients, out
+
+            gradients, pull, out = jax.vjp(twice, *floats, has_aux=True)
+            return [*out, *gradients, *pull([jnp.cos(jnp.arange(g.size).reshape(g.shape)).astype(g.dtype) for g in gradients])]
+
+        return step
+
+    def settle(self) -> None:
+        """Lowers the order to what JAX can differentiate of the function itself."""
+        while self.order:
+            try:
+                jax.eval_shape(self.step(self.fn), self.args, self.cotangents)
+                return
+            except Exception:  # whatever JAX raises: of the function itself
+                self.order -= 1
+
+    @cached_property
+    def whole(self) -> list[np.ndarray]:
+        """Results and gradients of the function."""
+        run: Any = jax.jit(self.step(self.fn)).lower(self.args, self.cotangents).compile(compiler_options=QUICK)
+        return [plain(x) for x in run(self.args, self.cotangents)]
+
+    @cached_property
+    def kinds(self) -> list[Any]:
+        return [x.dtype for x in jax.eval_shape(self.step(self.fn), self.args, self.cotangents)]
+
+    def where(self, k: int) -> str:
+        """What an array of a step is, in words."""
+        if k < self.outputs:
+            return f"result {k}"
+        k -= self.outputs
+        n = len(self.floating)
+        return ("gradient of " if k < n else "second derivative of ") + self.names[self.floating[k % n]]
+
+    def perturbed(self, count: int) -> list[list[np.ndarray]]:
+        if len(self._known) < count:
+            self._known[:] = [[plain(x) for x in one] for one in draws(self.step(self.fn), (self.args, self.cotangents), count, QUICK)]
+        return self._known
+
+    @cached_property
+    def _known(self) -> list[list[np.ndarray]]:
+        return []
+
+    def differences(self, results: Sequence[Any]) -> list[Difference]:
+        """Where results of a plan's step differ from the function's by more than rounding explains."""
+        found = [k for k, (x, y) in enumerate(zip(results, self.whole, strict=True)) if not near(plain(x), y, self.kinds[k])]
+        wrong = []
+        for k, (x, dtype) in enumerate(zip(results, self.kinds, strict=True)):
+            if x.dtype != dtype:
+                wrong.append(Difference(self.where(k), f"{x.dtype} in the place of {dtype}"))
+        for count in (DRAWS, MORE):
+            if found:
+                spread = self.perturbed(count)
+                found = [k for k in found if self.words(k, plain(results[k]), spread)]
+        return wrong + [Difference(self.where(k), self.words(k, plain(results[k]), self.perturbed(MORE))) for k in found]
+
+    def words(self, k: int, x: np.ndarray, spread: list[list[np.ndarray]]) -> str:
+        """What is wrong with an array, in words; nothing if it may be so."""
+        y, dtype = self.whole[k], self.kinds[k]
+        others = np.stack([one[k] for one in spread])
+        if x.shape != y.shape:
+            return f"shape {x.shape} in the place of {y.shape}"
+        if not jnp.issubdtype(dtype, jnp.inexact):
+            free = (others != y).any(0)
+            bad = (x != y) & ~free
+            return _shown(x, y, bad, "") if bad.any() else ""
+        if np.iscomplexobj(y) or np.iscomplexobj(x):
+            parts = [self._real(f(x), f(y), f(others), dtype) for f in (np.real, np.imag)]
+            return " and ".join(p for p in parts if p)
+        return self._real(x, y, others, dtype)
+
+    def _real(self, x: np.ndarray, y: np.ndarray, others: np.ndarray, dtype: Any) -> str:
+        with np.errstate(all="ignore"):
+            classes = classified(y)
+            free = (classified(others) != classes).any(0)  # where rounding alone may overflow, or make a NaN
+            bad = (classified(x) != classes) & ~free
+            if bad.any():
+                return _shown(x, y, bad, " (finite or not)")
+            finite = np.isfinite(y) & np.isfinite(x) & ~free
+            away = np.abs(np.where(finite, others - y, 0)).max(0)
+            info = jnp.finfo(dtype)
+            scale = float(np.max(np.where(np.isfinite(y) & ~free, np.abs(away), 0), initial=0))
+            ulps = float(info.eps) * np.abs(y) * (8 if info.bits >= 32 else 2) + 4 * float(info.smallest_subnormal)
+            allowed = TIMES * away + PART * scale + ulps + float(info.tiny) * (info.bits >= 32)
+            bad = finite & (np.abs(x - y) > allowed)
+            if bad.any():
+                return _shown(x, y, bad, f", allowed {np.where(bad, allowed, 0).max():.2g}")
+        return ""
+
+
+def _shown(x: np.ndarray, y: np.ndarray, bad: np.ndarray, more: str) -> str:
+    with np.errstate(all="ignore"):
+        size = np.abs(np.where(bad, np.nan_to_num(x.astype(float)) - np.nan_to_num(y.astype(float)), -1)) if x.dtype != bool else bad
+        where = tuple(int(i) for i in np.unravel_index(int(np.argmax(np.where(bad, size, -1))), bad.shape)) if bad.ndim else ()
+    return f"{int(bad.sum())} of {bad.size} elements, at {list(where)} {x[where]} in the place of {y[where]}{more}"
+
+
+def classified(x: np.ndarray) -> np.ndarray:
+    """0 of finite elements, 1 of NaN, 2 and 3 of infinities."""
+    return np.where(np.isnan(x), 1, np.where(np.isposinf(x), 2, np.where(np.isneginf(x), 3, 0)))
+
+
+def plain(x: Any) -> np.ndarray:
+    """An array as numpy computes with it: narrow floats as float64."""
+    x = np.asarray(x)
+    if x.dtype.kind == "V" or x.dtype in (ml_dtypes.bfloat16, np.float16) or "float8" in str(x.dtype):
+        return x.astype(np.float64)
+    return x.astype(np.float64) if x.dtype == np.float32 else x
+
+
+def near(x: np.ndarray, y: np.ndarray, dtype: Any) -> bool:
+    """Whether arrays are equal up to a few ulps, so that nobody need look closer."""
+    if x.shape != y.shape:
+        return False
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return bool(np.array_equal(x, y))
+    with np.errstate(all="ignore"):
+        same = (x == y) | (np.isnan(x) & np.isnan(y))
+        if same.all():
+            return True
+        if not (np.isfinite(x) & np.isfinite(y) | same).all():
+            return False
+        eps = float(jnp.finfo(dtype).eps)
+        size = np.abs(np.where(np.isfinite(y), y, 0))
+        return bool((same | (np.abs(x - y) <= 8 * eps * size + 0.5 * eps * size.max(initial=0))).all())
