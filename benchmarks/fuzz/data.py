@@ -38,7 +38,9 @@ def array(a: Argument, rng: np.random.Generator) -> Any:
         return jax.random.split(key, a.shape) if a.shape else key
     dtype = jnp.dtype(a.dtype)
     if a.dtype == "bool":
-        return np.asarray({"half": rng.random(a.shape) < 0.5, "all": np.ones(a.shape, bool), "none": np.zeros(a.shape, bool)}[a.kind])
+        return np.asarray(
+            {"half": rng.random(a.shape) < 0.5, "all": np.ones(a.shape, bool), "none": np.zeros(a.shape, bool)}[a.kind]
+        )
     if jnp.issubdtype(dtype, jnp.integer):
         return integers(a, dtype, rng)
     if jnp.issubdtype(dtype, jnp.complexfloating):

@@ -8,22 +8,22 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+import unity
 from benchmarks.fuzz.data import drawn
-from benchmarks.fuzz.plans import Trial, captured_of, machine_of, random_trials
+from benchmarks.fuzz.minimize import minimized
+from benchmarks.fuzz.plans import Trial, captured_of, machine_of, random_trials, source_of, sources
 from benchmarks.fuzz.programs import Program, draw_program
 from benchmarks.fuzz.verdict import QUICK, Reference
-from unity.exec.lowering import mesh_of, program
+from unity.exec.lowering import mesh_of
 from unity.pcg.errors import UnityError
 
 TOGETHER = 8  # plans in one compiled program
-PLANS = 12  # of a program on one machine
-MACHINES = 2
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Outcome:
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return vars(self) | {"findings": [vars(f) for f in self.findings]}
 
 
 def examine(seed: int, say: Callable[[str], None] = lambda at: None) -> Outcome:
@@ -109,12 +109,12 @@ def batches(
         outcome.primitives = sorted({e.name for e in captured.body.equations})
     if not ok:
         return
-    for _ in range(MACHINES):
+    for kind, source in sources(rng, drawing, reference.args, captured):
         machine = machine_of(rng)
         trials: list[Trial] = []
-        with guarded(outcome, "random", machine.name):
-            say(f"plans for {machine.name}")
-            for one in random_trials(rng, drawing.function, captured, machine, PLANS):
+        with guarded(outcome, kind, machine.name):
+            say(f"{kind} plans for {machine.name}")
+            for one in source(machine):
                 trials.append(one)
         yield trials
 
@@ -180,15 +180,49 @@ def run(trials: Sequence[Trial], reference: Reference) -> list[list[Any]]:
     """The steps of plans for one machine, in one program. All share arguments, which lie on every device: between other placements
     XLA's partitioner would have to move them, and it ends the process on some ways to do that."""
     mesh = mesh_of(trials[0].machine.axes, jax.devices())
-    steps = [reference.step(_called(one, program(one.graph, mesh))) for one in trials]
+    steps = [reference.step(one.plan) for one in trials]
     together = lambda args, cotangents: [step(args, cotangents) for step in steps]  # noqa: E731
     everywhere = NamedSharding(mesh, PartitionSpec())
     lowered: Any = jax.jit(together, in_shardings=everywhere).lower(reference.args, reference.cotangents)
     return jax.block_until_ready(lowered.compile(compiler_options=QUICK)(reference.args, reference.cotangents))
 
 
-def _called(one: Trial, lowered: Callable[..., tuple]) -> Callable[..., Any]:
-    captured = one.captured
-    return lambda *args: jax.tree.unflatten(captured.out_tree, lowered(*args, *captured.consts))
+def wrong_plans(fn: Callable[..., Any], args: Sequence[Any], machine: unity.Machine, count: int = 24, seed: int = 0) -> list[str]:
+    """What is wrong with random plans of a function, in words."""
+    reference = Reference(fn, list(args), [f"argument {k}" for k in range(len(args))], seed)
+    reference.settle()
+    outcome = Outcome(seed)
+    with guarded(outcome, "random", machine.name):
+        captured = captured_of(fn, args)
+        trials = list(random_trials(random.Random(seed), fn, captured, machine, count))
+        for start in range(0, len(trials), TOGETHER):
+            judge(trials[start : start + TOGETHER], start, reference, outcome, lambda at: None)
+    return [f"{f.fault}: {f.words} {f.where}" for f in outcome.findings]
 
 
+def smallest(drawing: Program, finding: Finding) -> tuple[Program, unity.Machine]:
+    """A program with a wrong plan, minimized: by random plans of it, or by plans of the finding's own kind where these have none."""
+    nodes, devices = map(int, finding.machine.rpartition("-")[2].split("x"))
+    machine = unity.Machine.grid(nodes, devices)
+    kinds = ("random", finding.kind) if finding.kind != "random" else ("random",)
+
+    def fails(program: Program, kind: str) -> bool:
+        outcome = Outcome(program.seed)
+        with warnings.catch_warnings(), jax.enable_x64(program.x64):
+            warnings.simplefilter("ignore")
+            with guarded(outcome, kind, machine.name):
+                reference = reference_of(program)
+                captured = captured_of(program.function, reference.args)
+                rng = random.Random(program.seed)
+                trials = list(source_of(kind, rng, program, reference.args, captured)(machine))
+                for start in range(0, len(trials), TOGETHER):
+                    if outcome.findings:
+                        break
+                    judge(trials[start : start + TOGETHER], start, reference, outcome, lambda at: None)
+        return any(
+            f.fault == finding.fault and f.words[:15] == finding.words[:15] or f.fault == finding.fault == "wrong"
+            for f in outcome.findings
+        )
+
+    kind = next((k for k in kinds if fails(drawing, k)), None)
+    return (drawing if kind is None else minimized(drawing, lambda p: fails(p, kind))), machine

@@ -116,7 +116,9 @@ def _scan(params: dict[str, Any], operands: list[Any], salt: Any) -> list[Any]:
 
 def _widened(e: Any, operands: list[Any]) -> tuple[list[Any], bool]:
     """Operands of sums that accumulate in float32, in float32."""
-    if e.primitive.name in WIDENED and all(v.aval.dtype.itemsize == 2 and jnp.issubdtype(v.aval.dtype, jnp.floating) for v in e.invars[:1]):
+    if e.primitive.name in WIDENED and all(
+        v.aval.dtype.itemsize == 2 and jnp.issubdtype(v.aval.dtype, jnp.floating) for v in e.invars[:1]
+    ):
         return [x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in operands], True
     return operands, False
 
@@ -142,5 +144,3 @@ def draws(step: Callable[..., Any], args: Sequence[Any], count: int, options: di
     closed = jax.make_jaxpr(lambda *flat: jax.tree.leaves(step(*jax.tree.unflatten(tree, flat))))(*leaves)
     run: Any = jax.jit(noisy(closed)).lower(np.uint32(1), *leaves).compile(compiler_options=options)
     return [run(np.uint32(0x1234567 * (k + 1) % 2**32), *leaves) for k in range(count)]
-
-

@@ -114,7 +114,13 @@ def comparison(d: Draw) -> None:
 @operation(1.2)
 def logic(d: Draw) -> None:
     x = d.pick("b")
-    d.add(d.rng.choice(("{0} & {1}", "{0} ^ {1}", "jnp.logical_or({0}, {1})", "~{0}", "jnp.logical_xor({0}, {1})", "jnp.where({0}, {1}, {0})")), x, d.beside(x, "b"))
+    d.add(
+        d.rng.choice(
+            ("{0} & {1}", "{0} ^ {1}", "jnp.logical_or({0}, {1})", "~{0}", "jnp.logical_xor({0}, {1})", "jnp.where({0}, {1}, {0})")
+        ),
+        x,
+        d.beside(x, "b"),
+    )
 
 
 @operation(4)
@@ -131,7 +137,20 @@ def selection(d: Draw) -> None:
 @operation(3.5)
 def conversion(d: Draw) -> None:
     x = d.pick("fib")
-    kinds = ["float32", "float64", "bfloat16", "float16", "int32", "int8", "uint8", "int64", "bool", "float8_e4m3fn", "float8_e5m2", d.main]
+    kinds = [
+        "float32",
+        "float64",
+        "bfloat16",
+        "float16",
+        "int32",
+        "int8",
+        "uint8",
+        "int64",
+        "bool",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        d.main,
+    ]
     weights = [4, 3 if d.main == "float64" else 0.5, 3, 2.5, 2, 1, 1, 1, 1, 0.7, 0.4, 4]
     text = "{0}.astype('<dtype>')" if d.rng.random() < 0.9 else "lax.convert_element_type({0}, '<dtype>')"
     d.add(text, x, dtype=d.rng.choices(kinds, weights)[0])
@@ -150,7 +169,17 @@ def complex_numbers(d: Draw) -> None:
         d.add(d.rng.choice(("{0} * (1 + 2j)", "lax.complex({0}, {0} * 2)", "jnp.exp(1j * {0})", "{0} + 1j")), d.pick())
         return
     x = d.pick("c", fresh=0.1)
-    texts = ["jnp.real({0})", "jnp.imag({0})", "jnp.abs({0})", "jnp.conj({0})", "{0} * jnp.conj({0})", "jnp.angle({0} + 3)", "{0} * {1}", "jnp.exp({0})", "jnp.sum({0}, -1)"]
+    texts = [
+        "jnp.real({0})",
+        "jnp.imag({0})",
+        "jnp.abs({0})",
+        "jnp.conj({0})",
+        "{0} * jnp.conj({0})",
+        "jnp.angle({0} + 3)",
+        "{0} * {1}",
+        "jnp.exp({0})",
+        "jnp.sum({0}, -1)",
+    ]
     d.add(d.rng.choice(texts), x, d.beside(x, "c"))
 
 
@@ -160,7 +189,19 @@ def complex_numbers(d: Draw) -> None:
 @operation(9)
 def reduction(d: Draw) -> None:
     x = d.pick(least=1)
-    texts = ["jnp.sum", "jnp.sum", "jnp.mean", "jnp.mean", "jnp.max", "jnp.min", "jnp.prod", "jnp.var", "jnp.std", "jax.nn.logsumexp", "jnp.linalg.norm"]
+    texts = [
+        "jnp.sum",
+        "jnp.sum",
+        "jnp.mean",
+        "jnp.mean",
+        "jnp.max",
+        "jnp.min",
+        "jnp.prod",
+        "jnp.var",
+        "jnp.std",
+        "jax.nn.logsumexp",
+        "jnp.linalg.norm",
+    ]
     texts += ["jnp.nansum", "jnp.nanmax", "jnp.nanmean", "jnp.median", "jnp.ptp", "jax.scipy.special.logsumexp"]
     name = d.rng.choices(texts, [4, 4, 4, 4, 3, 2, 1, 2, 1, 3, 0.7, 0.5, 0.5, 0.5, 0.4, 0.5, 0.7])[0]
     keep = ", keepdims=True" if d.rng.random() < 0.4 and name not in ("jnp.ptp",) else ""
@@ -185,7 +226,11 @@ def reduction_of_others(d: Draw) -> None:
     x = d.pick("i", least=1)
     names = ["jnp.sum", "jnp.max", "jnp.min", "jnp.prod", "jnp.mean", "jnp.any"]
     axis = d.axis(x)
-    text = f"{d.rng.choice(names)}({{0}}, axis={d.axes(x)})" if d.rng.random() < 0.7 else f"lax.reduce_{d.rng.choice(('and', 'or', 'xor'))}({{0}}, ({axis},))"
+    text = (
+        f"{d.rng.choice(names)}({{0}}, axis={d.axes(x)})"
+        if d.rng.random() < 0.7
+        else f"lax.reduce_{d.rng.choice(('and', 'or', 'xor'))}({{0}}, ({axis},))"
+    )
     d.add(text, x)
 
 
@@ -199,9 +244,18 @@ def argument_of_extremum(d: Draw) -> None:
 def monoid(d: Draw) -> None:
     x = d.pick(least=1)
     a = d.axis(x)
-    texts = ["lax.reduce({0}, jnp.zeros((), {0}.dtype), lax.add, (<a>,))", "lax.reduce({0}, jnp.asarray(-jnp.inf, {0}.dtype), lax.max, (<a>,))"]
-    texts += ["lax.reduce(lax.stop_gradient({0}), jnp.ones((), {0}.dtype), lambda p, q: p * q, (<a>,))", "lax.associative_scan(jnp.add, {0}, axis=<a>)"]
-    texts += ["lax.associative_scan(jnp.maximum, {0}, axis=<a>, reverse=True)", "lax.associative_scan(lambda p, q: p * q, {0}, axis=<a>)"]
+    texts = [
+        "lax.reduce({0}, jnp.zeros((), {0}.dtype), lax.add, (<a>,))",
+        "lax.reduce({0}, jnp.asarray(-jnp.inf, {0}.dtype), lax.max, (<a>,))",
+    ]
+    texts += [
+        "lax.reduce(lax.stop_gradient({0}), jnp.ones((), {0}.dtype), lambda p, q: p * q, (<a>,))",
+        "lax.associative_scan(jnp.add, {0}, axis=<a>)",
+    ]
+    texts += [
+        "lax.associative_scan(jnp.maximum, {0}, axis=<a>, reverse=True)",
+        "lax.associative_scan(lambda p, q: p * q, {0}, axis=<a>)",
+    ]
     d.add(d.rng.choice(texts), x, a=a)
 
 
@@ -211,9 +265,29 @@ def along(d: Draw) -> None:
     n = d.of(x).shape
     a = d.axis(x)
     k = max(1, min(n[a], d.rng.randint(1, 3)))
-    texts = ["jnp.cumsum({0}, <a>)", "jnp.cumprod({0}, <a>)", "lax.cummax({0}, <a>)", "lax.cummin({0}, <a>, reverse=True)", "lax.cumlogsumexp({0}, <a>)", "lax.cumsum({0}, <a>, reverse=True)"]
-    texts += ["jnp.sort({0}, <a>)", "jnp.argsort({0}, <a>)", "jnp.sort({0}, <a>, descending=True)", "lax.top_k({0}, <k>)", "lax.approx_max_k({0}, <k>)[0]", "jnp.diff({0}, axis=<a>)"]
-    texts += ["lax.sort(({0}, {0} * 2), dimension=<a>, num_keys=1)", "jnp.gradient({0}, axis=<a>)", "jnp.trapezoid({0}, axis=<a>)", "jnp.quantile({0}, 0.3, axis=<a>)", "jnp.argpartition({0}, 0, axis=<a>)"]
+    texts = [
+        "jnp.cumsum({0}, <a>)",
+        "jnp.cumprod({0}, <a>)",
+        "lax.cummax({0}, <a>)",
+        "lax.cummin({0}, <a>, reverse=True)",
+        "lax.cumlogsumexp({0}, <a>)",
+        "lax.cumsum({0}, <a>, reverse=True)",
+    ]
+    texts += [
+        "jnp.sort({0}, <a>)",
+        "jnp.argsort({0}, <a>)",
+        "jnp.sort({0}, <a>, descending=True)",
+        "lax.top_k({0}, <k>)",
+        "lax.approx_max_k({0}, <k>)[0]",
+        "jnp.diff({0}, axis=<a>)",
+    ]
+    texts += [
+        "lax.sort(({0}, {0} * 2), dimension=<a>, num_keys=1)",
+        "jnp.gradient({0}, axis=<a>)",
+        "jnp.trapezoid({0}, axis=<a>)",
+        "jnp.quantile({0}, 0.3, axis=<a>)",
+        "jnp.argpartition({0}, 0, axis=<a>)",
+    ]
     text = d.rng.choice(texts)
     if "top_k" in text or "_k(" in text:
         k = max(1, min(n[-1], k))
@@ -258,9 +332,16 @@ def moved(d: Draw) -> None:
     elif way == 5:
         d.add(d.rng.choice(("jnp.expand_dims({0}, <a>)", "jnp.squeeze({0})", "jnp.atleast_2d({0})", "jnp.ravel({0})")), x, a=a)
     elif way == 6:
-        d.add(d.rng.choice(("jnp.flip({0}, <a>)", "jnp.roll({0}, <k>, <a>)", "lax.rev({0}, (<a>,))", "jnp.rot90({0})")), x, a=a, k=d.rng.randint(-3, 3))
+        d.add(
+            d.rng.choice(("jnp.flip({0}, <a>)", "jnp.roll({0}, <k>, <a>)", "lax.rev({0}, (<a>,))", "jnp.rot90({0})")),
+            x,
+            a=a,
+            k=d.rng.randint(-3, 3),
+        )
     elif way == 7:
-        d.add(d.rng.choice(("jnp.repeat({0}, 2, axis=<a>)", "jnp.tile({0}, 2)", "jnp.tile({0}, (2,) + (1,) * <m>)")), x, a=a, m=n - 1)
+        d.add(
+            d.rng.choice(("jnp.repeat({0}, 2, axis=<a>)", "jnp.tile({0}, 2)", "jnp.tile({0}, (2,) + (1,) * <m>)")), x, a=a, m=n - 1
+        )
     elif way == 8:
         m = d.rng.choice((2, 3, 6))
         d.add("jnp.broadcast_to({0}, <new>)", x, new=(m, *shape))
@@ -281,7 +362,16 @@ def sliced(d: Draw) -> None:
     lo = d.rng.randint(0, max(size - 1, 0))
     hi = d.rng.randint(lo, size)
     before = ":, " * a
-    options = ["{0}[<b><lo>:<hi>]", "{0}[<b><lo>:<hi>]", "{0}[<b>::2]", "{0}[<b>::-1]", "{0}[<b>-1]", "{0}[<b>:<half>]", "{0}[<b><half>:]", "{0}[..., None, :]"]
+    options = [
+        "{0}[<b><lo>:<hi>]",
+        "{0}[<b><lo>:<hi>]",
+        "{0}[<b>::2]",
+        "{0}[<b>::-1]",
+        "{0}[<b>-1]",
+        "{0}[<b>:<half>]",
+        "{0}[<b><half>:]",
+        "{0}[..., None, :]",
+    ]
     options += [f"jnp.split({{0}}, {k}, axis=<a>)" for k in (2, 3) if size and size % k == 0] * 2
     options += ["jnp.array_split({0}, 2, axis=<a>)"] if size > 1 else []
     options += ["lax.slice_in_dim({0}, <lo>, <hi>, axis=<a>)", "jnp.unstack({0}, axis=<a>)" if 0 < size <= 4 else "{0}[<b>1:]"]
@@ -310,8 +400,17 @@ def joined(d: Draw) -> None:
     a = d.axis(x)
     y = d.pick(shape=d.of(x).shape, dtype=dtype_name(d.of(x).dtype))
     texts = ["jnp.concatenate([{0}, {1}], axis=<a>)"] * 3 + ["jnp.stack([{0}, {1}], axis=<a>)"] * 2
-    texts += ["jnp.concatenate([{0}, {1}, {0}], axis=<a>)", "jnp.concatenate([{0}, jnp.zeros_like({1})], axis=<a>)", "jnp.hstack([{0}, {1}])", "jnp.stack([{0}, {1}]).sum(0)"]
-    texts += ["jnp.concatenate([-{0}, {1}[..., :1]], axis=-1)", "jnp.append({0}, {1})", "jnp.meshgrid({0}.ravel()[:4], {1}.ravel()[:3])"]
+    texts += [
+        "jnp.concatenate([{0}, {1}, {0}], axis=<a>)",
+        "jnp.concatenate([{0}, jnp.zeros_like({1})], axis=<a>)",
+        "jnp.hstack([{0}, {1}])",
+        "jnp.stack([{0}, {1}]).sum(0)",
+    ]
+    texts += [
+        "jnp.concatenate([-{0}, {1}[..., :1]], axis=-1)",
+        "jnp.append({0}, {1})",
+        "jnp.meshgrid({0}.ravel()[:4], {1}.ravel()[:3])",
+    ]
     d.add(d.rng.choice(texts), x, y, a=a)
 
 
@@ -319,8 +418,20 @@ def joined(d: Draw) -> None:
 def created(d: Draw) -> None:
     x = d.pick("f", least=1)
     n = d.of(x).shape[-1]
-    texts = ["{0} + jnp.arange(<n>, dtype={0}.dtype)", "{0} * (jnp.arange(<n>) % 2)", "jnp.where(jnp.arange(<n>) < <k>, {0}, 0)", "{0} + jnp.linspace(0, 1, <n>, dtype={0}.dtype)", "{0} @ jnp.eye(<n>, dtype={0}.dtype)"]
-    texts += ["{0} + lax.broadcasted_iota({0}.dtype, {0}.shape, 0)", "jnp.where(jnp.tril(jnp.ones({0}.shape[-2:], bool)), {0}, -1e9)", "{0} + jnp.zeros_like({0})", "jnp.full_like({0}, 2) * {0}", "{0} - np.arange(<n>)"]
+    texts = [
+        "{0} + jnp.arange(<n>, dtype={0}.dtype)",
+        "{0} * (jnp.arange(<n>) % 2)",
+        "jnp.where(jnp.arange(<n>) < <k>, {0}, 0)",
+        "{0} + jnp.linspace(0, 1, <n>, dtype={0}.dtype)",
+        "{0} @ jnp.eye(<n>, dtype={0}.dtype)",
+    ]
+    texts += [
+        "{0} + lax.broadcasted_iota({0}.dtype, {0}.shape, 0)",
+        "jnp.where(jnp.tril(jnp.ones({0}.shape[-2:], bool)), {0}, -1e9)",
+        "{0} + jnp.zeros_like({0})",
+        "jnp.full_like({0}, 2) * {0}",
+        "{0} - np.arange(<n>)",
+    ]
     d.add(d.rng.choice(texts), x, n=n, k=n // 2)
 
 
@@ -337,26 +448,45 @@ def product(d: Draw) -> None:
     if way <= 3:
         d.add("{0} @ {1}", x, d.pick(shape=(k, m), dtype=dtype, fresh=0.5))
     elif way == 4:
-        d.add("jnp.dot({0}, {1}, preferred_element_type='<p>')", x, d.pick(shape=(k, m), dtype=dtype, fresh=0.5), p=d.rng.choice(("float32", d.main)))
+        d.add(
+            "jnp.dot({0}, {1}, preferred_element_type='<p>')",
+            x,
+            d.pick(shape=(k, m), dtype=dtype, fresh=0.5),
+            p=d.rng.choice(("float32", d.main)),
+        )
     elif way == 5 and len(shape) >= 2:
         d.add(d.rng.choice(("{0} @ jnp.swapaxes({0}, -1, -2)", "jnp.einsum('...ij,...ik->...jk', {0}, {0})")), x)
     elif way == 6 and len(shape) >= 2:
         y = d.pick(shape=shape, dtype=dtype)
-        texts = ["jnp.einsum('...ij,...ij->...i', {0}, {1})", "jnp.einsum('...ij,...kj->...ik', {0}, {1})", "jnp.einsum('...ij,...ij->...', {0}, {1})", "jnp.vdot({0}, {1})", "jnp.tensordot({0}, {1}, axes=<n>)"]
+        texts = [
+            "jnp.einsum('...ij,...ij->...i', {0}, {1})",
+            "jnp.einsum('...ij,...kj->...ik', {0}, {1})",
+            "jnp.einsum('...ij,...ij->...', {0}, {1})",
+            "jnp.vdot({0}, {1})",
+            "jnp.tensordot({0}, {1}, axes=<n>)",
+        ]
         d.add(d.rng.choice(texts), x, y, n=len(shape))
     elif way == 7 and len(shape) == 3:
         d.add("jnp.einsum('bij,bjk->bik', {0}, {1})", x, d.pick(shape=(shape[0], k, m), dtype=dtype, fresh=0.5))
     elif way == 8:
-        d.add(d.rng.choice(("jnp.outer({0}, {1})", "jnp.inner({0}, {0})", "jnp.kron({0}, {1})")), x, d.pick(shape=(m,), dtype=dtype))
+        d.add(
+            d.rng.choice(("jnp.outer({0}, {1})", "jnp.inner({0}, {0})", "jnp.kron({0}, {1})")), x, d.pick(shape=(m,), dtype=dtype)
+        )
     else:
-        d.add("lax.dot_general({0}, {1}, ((({n},), (0,)), ((), ())))".replace("{n}", str(len(shape) - 1)), x, d.pick(shape=(k, m), dtype=dtype, fresh=0.5))
+        d.add(
+            "lax.dot_general({0}, {1}, ((({n},), (0,)), ((), ())))".replace("{n}", str(len(shape) - 1)),
+            x,
+            d.pick(shape=(k, m), dtype=dtype, fresh=0.5),
+        )
 
 
 @operation(0.8)
 def product_of_others(d: Draw) -> None:
     x = d.pick("ib", least=1)
     k = d.of(x).shape[-1]
-    d.add("{0} @ {1}", x, d.pick(kind_of(d.of(x).dtype), shape=(k, d.rng.choice((2, 4))), dtype=dtype_name(d.of(x).dtype), fresh=0.5))
+    d.add(
+        "{0} @ {1}", x, d.pick(kind_of(d.of(x).dtype), shape=(k, d.rng.choice((2, 4))), dtype=dtype_name(d.of(x).dtype), fresh=0.5)
+    )
 
 
 @operation(1.2)
@@ -387,10 +517,25 @@ def convolution(d: Draw) -> None:
     y = d.pick(shape=(out, shape[1] // groups, *window), dtype=dtype_name(d.of(x).dtype), fresh=0.9)
     strides = tuple(rng.choice((1, 1, 2)) for _ in window)
     padding = rng.choice(("'SAME'", "'VALID'", "'SAME'", str([(rng.randint(0, 2), rng.randint(0, 2)) for _ in window])))
-    more = rng.choice(("", "", f", rhs_dilation={tuple(rng.choice((1, 2)) for _ in window)}", f", lhs_dilation={tuple(rng.choice((1, 2)) for _ in window)}"))
+    more = rng.choice(
+        (
+            "",
+            "",
+            f", rhs_dilation={tuple(rng.choice((1, 2)) for _ in window)}",
+            f", lhs_dilation={tuple(rng.choice((1, 2)) for _ in window)}",
+        )
+    )
     if padding.startswith("'SAME") and "lhs" in more:
         more = ""
-    d.add("lax.conv_general_dilated({0}, {1}, <s>, <p>, feature_group_count=<g><more>)", x, y, s=strides, p=padding, g=groups, more=more)
+    d.add(
+        "lax.conv_general_dilated({0}, {1}, <s>, <p>, feature_group_count=<g><more>)",
+        x,
+        y,
+        s=strides,
+        p=padding,
+        g=groups,
+        more=more,
+    )
 
 
 @operation(2)
@@ -401,7 +546,15 @@ def window(d: Draw) -> None:
     sizes = tuple(rng.choice((1, 2, 3)) if k >= len(shape) - 2 else 1 for k in range(len(shape)))
     strides = tuple(rng.choice((1, s)) for s in sizes)
     start, fn = rng.choice((("-jnp.inf", "lax.max"), ("jnp.inf", "lax.min"), ("0.0", "lax.add"), ("0.0", "lax.add")))
-    d.add("lax.reduce_window({0}, jnp.asarray(<i>, {0}.dtype), <fn>, <w>, <s>, '<p>')", x, i=start, fn=fn, w=sizes, s=strides, p=rng.choice(("SAME", "VALID")))
+    d.add(
+        "lax.reduce_window({0}, jnp.asarray(<i>, {0}.dtype), <fn>, <w>, <s>, '<p>')",
+        x,
+        i=start,
+        fn=fn,
+        w=sizes,
+        s=strides,
+        p=rng.choice(("SAME", "VALID")),
+    )
 
 
 # Indices
@@ -435,7 +588,14 @@ def gather(d: Draw) -> None:
     elif way == 3:
         d.add("jnp.take({0}, {1}, axis=<a>, mode='<m>')", x, i, a=a, m=mode if mode != "promise_in_bounds" else "fill")
     elif way == 4:
-        d.add("{0}.at[<b>{1}].get(mode='<m>'<fill>)", x, i, b=before, m=mode, fill=d.rng.choice((", fill_value=0", "")) if mode == "fill" else "")
+        d.add(
+            "{0}.at[<b>{1}].get(mode='<m>'<fill>)",
+            x,
+            i,
+            b=before,
+            m=mode,
+            fill=d.rng.choice((", fill_value=0", "")) if mode == "fill" else "",
+        )
     elif way == 5:
         own = list(shape)
         own[a] = d.rng.choice((1, 2, 3, n))
@@ -460,7 +620,24 @@ def scatter(d: Draw) -> None:
     dtype, letter = dtype_name(d.of(x).dtype), kind_of(d.of(x).dtype)
     n = shape[0]
     rows = d.rng.choice((2, 4, 6, 3))
-    way = d.rng.choice(("add", "add", "add", "set", "set", "subtract", "max", "min", "multiply", "apply", "update", "segment", "add columns", "power"))
+    way = d.rng.choice(
+        (
+            "add",
+            "add",
+            "add",
+            "set",
+            "set",
+            "subtract",
+            "max",
+            "min",
+            "multiply",
+            "apply",
+            "update",
+            "segment",
+            "add columns",
+            "power",
+        )
+    )
     mode = d.rng.choice(("", "", ", mode='drop'", ", mode='clip'", ", mode='promise_in_bounds'"))
     if way == "apply":
         d.add("{0}.at[{1}].apply(lambda v: v * 3 + 1)", x, indices(d, n, (rows,), True))
@@ -493,14 +670,31 @@ def looked_up(d: Draw) -> None:
         d.add("jax.nn.one_hot({0}, <n>, dtype='<t>')", indices(d, n), n=n, t=d.main)
     elif way == 3:
         table = d.pick(ndim=2, fits=lambda s: s.shape[0] > 0)
-        d.add("jax.nn.one_hot({1}, <n>, dtype={0}.dtype) @ {0}", table, indices(d, d.of(table).shape[0], (d.rng.choice((2, 4)),)), n=d.of(table).shape[0])
+        d.add(
+            "jax.nn.one_hot({1}, <n>, dtype={0}.dtype) @ {0}",
+            table,
+            indices(d, d.of(table).shape[0], (d.rng.choice((2, 4)),)),
+            n=d.of(table).shape[0],
+        )
     elif way == 4:
         d.add(d.rng.choice(("jnp.searchsorted(jnp.sort({0}), {1})", "jnp.digitize({1}, jnp.sort({0}))")), d.pick(ndim=1), d.pick())
     elif way == 5:
         d.add("jnp.interp({0}, jnp.arange(3.0), {1})", d.pick(), d.pick(shape=(3,)))
     else:
         i = indices(d, n, (d.rng.choice((4, 6, 12)),))
-        d.add(d.rng.choice(("jnp.bincount(jnp.abs({0}), length=<n>)", "jnp.unique({0}, size=4, fill_value=0)", "jnp.nonzero({0}, size=3)", "jnp.histogram({0}, bins=3)[0]", "jnp.isin({0}, jnp.array([0, 2]))")), i, n=n)
+        d.add(
+            d.rng.choice(
+                (
+                    "jnp.bincount(jnp.abs({0}), length=<n>)",
+                    "jnp.unique({0}, size=4, fill_value=0)",
+                    "jnp.nonzero({0}, size=3)",
+                    "jnp.histogram({0}, bins=3)[0]",
+                    "jnp.isin({0}, jnp.array([0, 2]))",
+                )
+            ),
+            i,
+            n=n,
+        )
 
 
 # Random numbers
@@ -511,9 +705,28 @@ def random_numbers(d: Draw) -> None:
     key = d.pick("k", fresh=0.3, shape=())
     shape = d.shape(d.rng.choice((1, 2, 2, 3)))
     t = d.main
-    texts = ["jax.random.normal({0}, <s>, '<t>')", "jax.random.uniform({0}, <s>, '<t>')", "jax.random.bernoulli({0}, 0.7, <s>)", "jax.random.randint({0}, <s>, 0, 9)", "jax.random.bits({0}, <s>, 'uint32')"]
-    texts += ["jax.random.gumbel({0}, <s>, '<t>')", "jax.random.truncated_normal({0}, -1, 1, <s>, '<t>')", "jax.random.exponential({0}, <s>, '<t>')", "jax.random.laplace({0}, <s>, '<t>')", "jax.random.rademacher({0}, <s>, '<t>')"]
-    texts += ["jax.random.split({0}, 4)", "jax.random.split({0})", "jax.random.fold_in({0}, 3)", "jax.random.cauchy({0}, <s>, '<t>')", "jax.random.permutation({0}, 6)", "jax.random.clone({0})"]
+    texts = [
+        "jax.random.normal({0}, <s>, '<t>')",
+        "jax.random.uniform({0}, <s>, '<t>')",
+        "jax.random.bernoulli({0}, 0.7, <s>)",
+        "jax.random.randint({0}, <s>, 0, 9)",
+        "jax.random.bits({0}, <s>, 'uint32')",
+    ]
+    texts += [
+        "jax.random.gumbel({0}, <s>, '<t>')",
+        "jax.random.truncated_normal({0}, -1, 1, <s>, '<t>')",
+        "jax.random.exponential({0}, <s>, '<t>')",
+        "jax.random.laplace({0}, <s>, '<t>')",
+        "jax.random.rademacher({0}, <s>, '<t>')",
+    ]
+    texts += [
+        "jax.random.split({0}, 4)",
+        "jax.random.split({0})",
+        "jax.random.fold_in({0}, 3)",
+        "jax.random.cauchy({0}, <s>, '<t>')",
+        "jax.random.permutation({0}, 6)",
+        "jax.random.clone({0})",
+    ]
     d.add(d.rng.choice(texts), key, s=shape, t=t)
 
 
@@ -521,11 +734,18 @@ def random_numbers(d: Draw) -> None:
 def random_of_data(d: Draw) -> None:
     x = d.pick(least=1)
     key = d.pick("k", fresh=0.3, shape=())
-    texts = ["jnp.where(jax.random.bernoulli({1}, 0.8, {0}.shape), {0} / 0.8, 0)"] * 3 + ["{0} + jax.random.normal({1}, {0}.shape, {0}.dtype)", "{0} * jax.random.bernoulli({1}, 0.5, {0}.shape[-1:])"]
+    texts = ["jnp.where(jax.random.bernoulli({1}, 0.8, {0}.shape), {0} / 0.8, 0)"] * 3 + [
+        "{0} + jax.random.normal({1}, {0}.shape, {0}.dtype)",
+        "{0} * jax.random.bernoulli({1}, 0.5, {0}.shape[-1:])",
+    ]
     texts += ["jax.random.categorical({1}, {0})", "jax.random.permutation({1}, {0})", "jax.random.choice({1}, {0}, (3,))"]
     if d.rng.random() < 0.25 and d.of(x).shape[0]:
         keys = d.pick("k", shape=d.of(x).shape[:1], fresh=0.6)
-        vmapped = ["jax.vmap(lambda x, k: x + jax.random.normal(k, x.shape, x.dtype))({0}, {1})", "jax.vmap(lambda x, k: jnp.where(jax.random.bernoulli(k, 0.7, x.shape), x, 0))({0}, {1})", "jax.vmap(jax.random.fold_in)({1}, jnp.arange({1}.shape[0]))"]
+        vmapped = [
+            "jax.vmap(lambda x, k: x + jax.random.normal(k, x.shape, x.dtype))({0}, {1})",
+            "jax.vmap(lambda x, k: jnp.where(jax.random.bernoulli(k, 0.7, x.shape), x, 0))({0}, {1})",
+            "jax.vmap(jax.random.fold_in)({1}, jnp.arange({1}.shape[0]))",
+        ]
         d.add(d.rng.choice(vmapped), x, keys)
     else:
         d.add(d.rng.choice(texts), x, key)
@@ -553,7 +773,11 @@ def attention(d: Draw) -> None:
     q = d.pick(ndim=4, wish=(b, s, h, k), fits=lambda t: np.prod(t.shape) > 0)
     shape, dtype = d.of(q).shape, dtype_name(d.of(q).dtype)
     keys, values = d.pick(shape=shape, dtype=dtype), d.pick(shape=shape, dtype=dtype)
-    texts = ["jax.nn.dot_product_attention({0}, {1}, {2})", "jax.nn.dot_product_attention({0}, {1}, {2}, is_causal=True)", "jnp.einsum('bhqk,bkhd->bqhd', jax.nn.softmax(jnp.einsum('bqhd,bkhd->bhqk', {0}, {1})), {2})"]
+    texts = [
+        "jax.nn.dot_product_attention({0}, {1}, {2})",
+        "jax.nn.dot_product_attention({0}, {1}, {2}, is_causal=True)",
+        "jnp.einsum('bhqk,bkhd->bqhd', jax.nn.softmax(jnp.einsum('bqhd,bkhd->bhqk', {0}, {1})), {2})",
+    ]
     d.add(d.rng.choice(texts), q, keys, values)
 
 
@@ -569,8 +793,15 @@ def loss(d: Draw) -> None:
     shape = d.of(x).shape
     if d.rng.random() < 0.35:
         y = indices(d, shape[-1], shape[:-1])
-        texts = ["optax.softmax_cross_entropy_with_integer_labels({0}, {1})", "-jnp.take_along_axis(jax.nn.log_softmax({0}), {1}[..., None], -1)[..., 0]", "optax.losses.multiclass_hinge_loss({0}, {1})", "(jnp.argmax({0}, -1) == {1}).mean()"]
-        texts += ["jnp.sum(jnp.where({1} >= 0, optax.softmax_cross_entropy_with_integer_labels({0}, jnp.maximum({1}, 0)), 0)) / jnp.maximum(jnp.sum({1} >= 0), 1)"]
+        texts = [
+            "optax.softmax_cross_entropy_with_integer_labels({0}, {1})",
+            "-jnp.take_along_axis(jax.nn.log_softmax({0}), {1}[..., None], -1)[..., 0]",
+            "optax.losses.multiclass_hinge_loss({0}, {1})",
+            "(jnp.argmax({0}, -1) == {1}).mean()",
+        ]
+        texts += [
+            "jnp.sum(jnp.where({1} >= 0, optax.softmax_cross_entropy_with_integer_labels({0}, jnp.maximum({1}, 0)), 0)) / jnp.maximum(jnp.sum({1} >= 0), 1)"
+        ]
         d.add(d.rng.choice(texts), x, y)
         return
     d.add(d.rng.choice(LOSSES_OF), x, d.pick(shape=shape, dtype=dtype_name(d.of(x).dtype)))
@@ -628,7 +859,9 @@ def layers(d: Draw) -> None:
     x = d.pick(ndim=2, wish=(b, m), fits=lambda s: s.shape[0] >= 2 and s.shape[1] > 0)
     m = d.of(x).shape[1]
     w = d.argument((n, m, m), dtype_name(d.of(x).dtype), "normal")
-    body = d.rng.choice(("jnp.tanh({h} @ {w})", "{h} + jnp.tanh({h} @ {w})", "jax.nn.softmax({h} @ {w})", "{h} + jax.nn.gelu({h} @ {w}) @ {w}.T"))
+    body = d.rng.choice(
+        ("jnp.tanh({h} @ {w})", "{h} + jnp.tanh({h} @ {w})", "jax.nn.softmax({h} @ {w})", "{h} + jax.nn.gelu({h} @ {w}) @ {w}.T")
+    )
     h, own = d.name("h"), d.name("w")
     r = d.name("v")
     step = Step((r,), body.replace("{h}", "{0}").replace("{w}", "{1}"), (h, own))
@@ -674,7 +907,15 @@ def remat(d: Draw) -> None:
     inner = d.inner([p], d.rng.randint(1, 4))
     last = inner.values[-1][0]
     f = inner.function(inner, [p[0]], "{0}", [last])
-    policy = d.rng.choice(("", "", ", policy=jax.checkpoint_policies.dots_saveable", ", policy=jax.checkpoint_policies.everything_saveable", ", prevent_cse=False"))
+    policy = d.rng.choice(
+        (
+            "",
+            "",
+            ", policy=jax.checkpoint_policies.dots_saveable",
+            ", policy=jax.checkpoint_policies.everything_saveable",
+            ", prevent_cse=False",
+        )
+    )
     d.add("jax.checkpoint({f0}<policy>)({0})", x, functions=[f], policy=policy)
 
 
@@ -685,7 +926,19 @@ def vmapped(d: Draw) -> None:
     p = parameter(d, "x", s.shape[1:], s.dtype)
     inner = d.inner([p], d.rng.randint(1, 4))
     f = inner.function(inner, [p[0]], "{0}", [inner.values[-1][0]])
-    d.add(d.rng.choice(("jax.vmap({f0})({0})", "jax.vmap({f0})({0})", "jax.vmap({f0}, out_axes=-1)({0})", "lax.map({f0}, {0})", "jax.jit({f0})({0}[0])")), x, functions=[f])
+    d.add(
+        d.rng.choice(
+            (
+                "jax.vmap({f0})({0})",
+                "jax.vmap({f0})({0})",
+                "jax.vmap({f0}, out_axes=-1)({0})",
+                "lax.map({f0}, {0})",
+                "jax.jit({f0})({0}[0])",
+            )
+        ),
+        x,
+        functions=[f],
+    )
 
 
 @operation(1.5)
@@ -718,15 +971,39 @@ def custom_rule(d: Draw) -> None:
     x = d.pick(least=1)
     s = d.of(x)
     h = d.name("x")
-    text, rule = d.rng.choice((("jnp.sin({0})", "2 * g * jnp.cos(x)"), ("jnp.round({0})", "g"), ("{0} * 1", "jnp.clip(g, -0.1, 0.1)"), ("jnp.tanh({0})", "g * (1 - jnp.tanh(x) ** 2) * 3"), ("{0} + 0", "g / jnp.maximum(1, jnp.sqrt(jnp.sum(g * g)))")))
+    text, rule = d.rng.choice(
+        (
+            ("jnp.sin({0})", "2 * g * jnp.cos(x)"),
+            ("jnp.round({0})", "g"),
+            ("{0} * 1", "jnp.clip(g, -0.1, 0.1)"),
+            ("jnp.tanh({0})", "g * (1 - jnp.tanh(x) ** 2) * 3"),
+            ("{0} + 0", "g / jnp.maximum(1, jnp.sqrt(jnp.sum(g * g)))"),
+        )
+    )
     r = d.name("v")
     name = d.name("f")
     step = Step((r,), text, (h,))
     if d.rng.random() < 0.6:
-        f = Function(name, (h,), (step,), "{0}", (r,), wrap="jax.custom_vjp", tail=f"{name}.defvjp(lambda x: ({name}(x), x), lambda x, g: (({rule}).astype(x.dtype),))")
+        f = Function(
+            name,
+            (h,),
+            (step,),
+            "{0}",
+            (r,),
+            wrap="jax.custom_vjp",
+            tail=f"{name}.defvjp(lambda x: ({name}(x), x), lambda x, g: (({rule}).astype(x.dtype),))",
+        )
     else:
         rule = "dx * 2" if "sum" in rule or "clip" in rule else rule.replace("g", "dx")
-        f = Function(name, (h,), (step,), "{0}", (r,), wrap="jax.custom_jvp", tail=f"{name}.defjvps(lambda dx, ans, x: ({rule}).astype(x.dtype))")
+        f = Function(
+            name,
+            (h,),
+            (step,),
+            "{0}",
+            (r,),
+            wrap="jax.custom_jvp",
+            tail=f"{name}.defjvps(lambda dx, ans, x: ({rule}).astype(x.dtype))",
+        )
     del s
     d.add("{f0}({0})", x, functions=[f])
 
@@ -755,4 +1032,16 @@ def constrained(d: Draw) -> None:
     d.add(d.rng.choice(("constrain({0}, P('device'))", "constrain({0}, P(None, 'device'))", "constrain({0}, P())")), x)
 
 
-NESTED = ("scan", "layers", "while loop", "branch", "remat", "vmapped", "micro batches", "gradient", "custom rule", "branches", "constrained")
+NESTED = (
+    "scan",
+    "layers",
+    "while loop",
+    "branch",
+    "remat",
+    "vmapped",
+    "micro batches",
+    "gradient",
+    "custom rule",
+    "branches",
+    "constrained",
+)

@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 import unity
+from benchmarks.fuzz.programs import Program
 from unity.made import Made
 from unity.pcg.capture import Captured, capture
-from unity.pcg.check import check
-from unity.pcg.graph import PCG
-from unity.pcg.parallelize import Assignment, parallelize
 from unity.plan import Plan
 from unity.search.assemble import Assembled
 from unity.search.cost import Training
 from unity.search.problem import Alternatives, Point
 from unity.search.session import Candidate, Search
+from unity.substitutions.axioms import default_library
+from unity.substitutions.forms import closed, opened
+from unity.substitutions.occurrences import occurrences, patterns
+from unity.substitutions.reading import Reading
+from unity.substitutions.rewriting import rewritten
 
 MACHINES = ((1, 2), (2, 1), (1, 4), (2, 2), (1, 6), (2, 3), (3, 2), (1, 8), (2, 4), (4, 2), (1, 12), (2, 6), (1, 3), (3, 4))
 OFTEN = (40, 3, 6, 6, 8, 5, 3, 4, 4, 2, 2, 2, 3, 1)
 TRIES = 30
+PLANS, WORK = 24, 160  # plans of a program on one machine, at most; equations that these may have together
+EQUATIONS = 80  # of a rewritten program: some rewritings could go on for ever
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A parallel graph to be run. `plan` makes the whole plan of it, where that is looked at, too."""
+    """A plan to be run."""
 
     kind: str
     machine: unity.Machine
-    captured: Captured
-    graph: PCG
     plan: Plan
     note: str = ""
 
@@ -94,14 +98,6 @@ def _alternative(times: np.ndarray, rng: random.Random) -> int:
     return options[0] if rng.random() < 0.6 else rng.choice(options)
 
 
-def trial(kind: str, search: Search, made: Made, assignment: Assignment, note: str = "") -> Trial:
-    """A parallel graph, held against the checker."""
-    plan = Plan(made, Candidate(0.0, 0.0, assignment))
-    graph = parallelize(search.graph, assignment)
-    check(graph)
-    return Trial(kind, search.machine, made.captured, graph, plan, note)
-
-
 def argnums_of(args: Any) -> tuple[int, ...]:
     """The arguments that have a gradient."""
     return tuple(k for k, x in enumerate(args) if jnp.issubdtype(x.dtype, jnp.inexact))
@@ -112,23 +108,128 @@ def captured_of(fn: Any, args: Any) -> Captured:
     return capture(fn, *args, argnums=weights)
 
 
-def random_trials(rng: random.Random, fn: Any, captured: Captured, machine: unity.Machine, count: int, kind: str = "random") -> Iterator[Trial]:
+Source = Callable[[unity.Machine], Iterator[Trial]]
+
+
+def sources(rng: random.Random, drawing: Program, args: Sequence[Any], captured: Captured) -> Iterator[tuple[str, Source]]:
+    """Ways to plans of a program, each for a machine of its own. Random assignments are by far the cheapest."""
+    kinds = ["random", *(["random"] if rng.random() < 0.6 else []), *(["rewritten"] if rng.random() < 0.35 else [])]
+    kinds += ["searched"] if rng.random() < 0.08 else []
+    if rng.random() < (0.6 if "layers" in drawing.kinds else 0.3 if "scan" in drawing.kinds else 0.0):
+        kinds.append(rng.choice(("pipeline 1f1b", "pipeline gpipe")))
+    kinds += ["branches"] if rng.random() < (0.6 if "branches" in drawing.kinds else 0.02) else []
+    for kind in kinds:
+        yield kind, source_of(kind, rng, drawing, args, captured)
+
+
+def source_of(kind: str, rng: random.Random, drawing: Program, args: Sequence[Any], captured: Captured) -> Source:
+    """The plans of one kind, for a machine."""
+    first, _, schedule = kind.partition(" ")
+    if first == "pipeline":
+        return lambda machine: pipelined_trials(rng, drawing, args, machine, schedule)
+    if first == "rewritten":
+        return lambda machine: rewritten_trials(rng, drawing.function, captured, machine)
+    if first == "branches":
+        return lambda machine: branched_trials(rng, drawing, args, machine)
+    if first == "random":
+        return lambda machine: random_trials(rng, drawing.function, captured, machine, count_of(captured))
+    return lambda machine: searched_trials(rng, drawing, args, machine)
+
+
+def count_of(captured: Captured) -> int:
+    """How many plans of a program are tried: fewer of a larger one, as compiling them takes longer."""
+    return max(3, min(PLANS, WORK // max(1, len(captured.body.equations))))
+
+
+def random_trials(
+    rng: random.Random, fn: Any, captured: Captured, machine: unity.Machine, count: int, kind: str = "random", note: str = ""
+) -> Iterator[Trial]:
     """Distinct parallel graphs of random assignments."""
     search = Search(captured.graph, captured.differentiated, machine, Training(bool(captured.differentiated), 2))
     made = Made(fn, captured, search, 0.0)
-    yield from assigned(rng, search, made, count, kind)
+    yield from assigned(rng, made, count, kind, note)
 
 
-def assigned(rng: random.Random, search: Search, made: Made, count: int, kind: str) -> Iterator[Trial]:
+def assigned(rng: random.Random, made: Made, count: int, kind: str, note: str = "") -> Iterator[Trial]:
+    """Random assignments of a search's program."""
     seen: set[str] = set()
-    assembled = search.assembled
+    assembled = made.search.assembled
     for _ in range(TRIES + count):
         if len(seen) >= count:
             return
         point = random_point(assembled, rng)
         if point is None:
             continue
-        one = trial(kind, search, made, assembled.assignment(point))
-        if one.graph.key not in seen:
-            seen.add(one.graph.key)
-            yield one
+        plan = Plan(made, Candidate(0.0, 0.0, assembled.assignment(point)))
+        if plan.pcg.key not in seen:
+            seen.add(plan.pcg.key)
+            yield Trial(kind, made.search.machine, plan, note)
+
+
+def rewritten_trials(rng: random.Random, fn: Any, captured: Captured, machine: unity.Machine) -> Iterator[Trial]:
+    """Random assignments of programs that rules of the library lead to, one to three steps away."""
+    body, rules = opened(captured.body), list[str]()
+    for _ in range(rng.randint(1, 3)):
+        reading = Reading(body)
+        options = [(o, p) for p in patterns(default_library().rules) for o in occurrences(reading, p)]
+        rng.shuffle(options)
+        for occurrence, pattern in options[:6]:
+            new = rewritten(body, occurrence)
+            if new is not None and len(new.equations) <= EQUATIONS:
+                body = new
+                rules.append(str(pattern))
+                break
+    if rules:
+        yield from random_trials(rng, fn, captured.of(closed(body)), machine, count_of(captured), "rewritten", "; ".join(rules))
+
+
+def asked(rng: random.Random, drawing: Program, args: Sequence[Any], machine: unity.Machine, **options: Any) -> Plan:
+    """`unity.optimize` with what a search may be told at random."""
+    options = {
+        "budget": rng.choice((0, 5)),
+        "objective": rng.choice(("time", "time", "memory")),
+        "pipelines": False,
+        "branches": False,
+    } | options
+    if not any(jnp.issubdtype(x.dtype, jnp.floating) for x in args):
+        options["training"] = False
+    return unity.optimize(drawing.function, *args, argnums=argnums_of(args) or 0, machine=machine, progress=False, **options)
+
+
+def searched_trials(rng: random.Random, drawing: Program, args: Sequence[Any], machine: unity.Machine) -> Iterator[Trial]:
+    """The best, the leanest, points of the frontier; under pins and memory limits."""
+    more: dict[str, Any] = {"pipelines": True, "branches": True} if rng.random() < 0.5 else {}
+    plan = asked(rng, drawing, args, machine, **more)
+    yield Trial("searched", machine, plan)
+    points = plan.frontier
+    for k in {0, len(points) - 1, rng.randrange(len(points))}:
+        yield Trial("frontier", machine, points[k], str(k))
+    if rng.random() < 0.5:
+        lean, fast = points[len(points) - 1].memory, points[0].memory
+        limit = lean + rng.random() * max(fast - lean, 0)
+        yield Trial("memory limit", machine, asked(rng, drawing, args, machine, memory_limit=limit, objective="time"))
+    ranked = [a for a in drawing.arguments if a.shape]
+    if ranked and rng.random() < 0.7:
+        a = rng.choice(ranked)
+        axes = [None] * len(a.shape)
+        axes[rng.randrange(len(a.shape))] = rng.choice(("device", "device", "node"))
+        pin = unity.pin(a.name, PartitionSpec(*axes))
+        yield Trial("pinned", machine, asked(rng, drawing, args, machine, constraints=[pin]), str(pin))
+
+
+def pipelined_trials(
+    rng: random.Random, drawing: Program, args: Sequence[Any], machine: unity.Machine, schedule: str
+) -> Iterator[Trial]:
+    """A pipeline of a scan, and random assignments of it."""
+    stages = rng.choice([n for n in (2, 3, 4) if machine.devices % n == 0])
+    plan = asked(rng, drawing, args, machine, pipelines=(stages, rng.choice((2, 4)), schedule))
+    kind = f"pipeline {schedule}"
+    yield Trial(kind, machine, plan)
+    yield from assigned(rng, plan._made, count_of(plan._made.captured), kind)
+
+
+def branched_trials(rng: random.Random, drawing: Program, args: Sequence[Any], machine: unity.Machine) -> Iterator[Trial]:
+    """Branches on groups of devices, and random assignments of them."""
+    plan = asked(rng, drawing, args, machine, branches=rng.choice([n for n in (2, 3, 4) if machine.devices % n == 0]))
+    yield Trial("branches", machine, plan)
+    yield from assigned(rng, plan._made, count_of(plan._made.captured), "branches")

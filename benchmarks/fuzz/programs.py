@@ -156,7 +156,11 @@ class Program:
 def struct(dtype: str, shape: Sequence[int]) -> jax.ShapeDtypeStruct:
     """An abstract array; of keys too."""
     if dtype.startswith("key:"):
-        return jax.eval_shape(lambda: jax.random.split(jax.random.key(0, impl=dtype[4:]), tuple(shape)) if shape else jax.random.key(0, impl=dtype[4:]))
+        return jax.eval_shape(
+            lambda: (
+                jax.random.split(jax.random.key(0, impl=dtype[4:]), tuple(shape)) if shape else jax.random.key(0, impl=dtype[4:])
+            )
+        )
     return jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))
 
 
@@ -325,7 +329,16 @@ class Draw:
         probe = Function("probe", tuple(reads), (step,), "{0}", ("r",)).compiled()
         try:
             shape = jax.eval_shape(probe, *(self.of(r) for r in reads))
-        except (TypeError, ValueError, NotImplementedError, IndexError, ZeroDivisionError, OverflowError, AssertionError, AttributeError) as error:
+        except (
+            TypeError,
+            ValueError,
+            NotImplementedError,
+            IndexError,
+            ZeroDivisionError,
+            OverflowError,
+            AssertionError,
+            AttributeError,
+        ) as error:
             raise Rejected(f"{text}: {type(error).__name__} {error}") from error
         leaves = jax.tree.leaves(shape)
         unpack = isinstance(shape, tuple | list)
@@ -424,7 +437,12 @@ def finished(seed: int, draw: Draw, x64: bool, rng: random.Random) -> Program:
         last = names
     floats = [n for n in last if kind_of(draw.of(n).dtype) == "f"]
     if floats and rng.random() < 0.3:
-        made = [draw.add(rng.choice(("jnp.sum({0})", "jnp.mean({0})", "jnp.sum({0} * {0})", "jnp.max({0})")), n)[0] if draw.of(n).size else n for n in floats]
+        made = [
+            draw.add(rng.choice(("jnp.sum({0})", "jnp.mean({0})", "jnp.sum({0} * {0})", "jnp.max({0})")), n)[0]
+            if draw.of(n).size
+            else n
+            for n in floats
+        ]
         last = [*made, *(n for n in last if n not in floats)]
     outputs = ", ".join(f"{{{k}}}" for k in range(len(last))) + ("," if len(last) == 1 else "")
     steps = pruned(draw.steps, last)

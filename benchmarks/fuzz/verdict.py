@@ -31,7 +31,9 @@ class Difference:
 
 
 def leaves_of(fn: Callable[..., Any]) -> Callable[..., list[Any]]:
-    return lambda *args: [jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in jax.tree.leaves(fn(*args))]
+    return lambda *args: [
+        jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in jax.tree.leaves(fn(*args))
+    ]
 
 
 @dataclass
@@ -123,7 +125,9 @@ class Reference:
 
     def perturbed(self, count: int) -> list[list[np.ndarray]]:
         if len(self._known) < count:
-            self._known[:] = [[plain(x) for x in one] for one in draws(self.step(self.fn), (self.args, self.cotangents), count, QUICK)]
+            self._known[:] = [
+                [plain(x) for x in one] for one in draws(self.step(self.fn), (self.args, self.cotangents), count, QUICK)
+            ]
         return self._known
 
     @cached_property
@@ -179,7 +183,9 @@ class Reference:
 
 def _shown(x: np.ndarray, y: np.ndarray, bad: np.ndarray, more: str) -> str:
     with np.errstate(all="ignore"):
-        size = np.abs(np.where(bad, np.nan_to_num(x.astype(float)) - np.nan_to_num(y.astype(float)), -1)) if x.dtype != bool else bad
+        size = (
+            np.abs(np.where(bad, np.nan_to_num(x.astype(float)) - np.nan_to_num(y.astype(float)), -1)) if x.dtype != bool else bad
+        )
         where = tuple(int(i) for i in np.unravel_index(int(np.argmax(np.where(bad, size, -1))), bad.shape)) if bad.ndim else ()
     return f"{int(bad.sum())} of {bad.size} elements, at {list(where)} {x[where]} in the place of {y[where]}{more}"
 
