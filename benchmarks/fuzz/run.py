@@ -3,7 +3,7 @@
     python -m benchmarks.fuzz --workers 2 --minutes 30 --seed 0       # programs 0, 1, 2, …
     python -m benchmarks.fuzz --resume FILE --plans 100000             # go on from the results in a file
     python -m benchmarks.fuzz --program 1234                           # one program, its source and what is wrong, minimized
-    python -m benchmarks.fuzz --rules 10000 --imported                 # mutants of the library's rules, and all imported ones
+    python -m benchmarks.fuzz --rules 10000 --imported FILE            # the library, its mutants, and imported rules
 
 A plan counts if it is a distinct parallel graph of its program that was compiled and run, and whose results and gradients were
 compared with the function's. A worker that ends, or needs too long for a program, is replaced, and its program is a finding.
@@ -23,6 +23,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -32,6 +33,8 @@ STUCK = 20  # seconds until XLA ends a process whose devices wait for each other
 CACHE = tempfile.mkdtemp(prefix="unity-fuzz-")
 RECYCLED = 150  # programs of one worker process
 FLAGS = f"--xla_force_host_platform_device_count={DEVICES} --xla_cpu_collective_call_terminate_timeout_seconds={STUCK}"
+if version("jaxlib").startswith("0.10."):  # of newer ones XLA ends the process at the first of these flags
+    FLAGS += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 FLAGS += f" --xla_cpu_collective_call_warn_stuck_timeout_seconds={STUCK // 2}"
 
 
@@ -290,8 +293,14 @@ def main() -> None:
     parser.add_argument("--resume", help="results to go on from")
     parser.add_argument("--record", action="store_true", help="also write benchmarks/results/fuzz.json")
     parser.add_argument("--program", type=int, help="the seed of one program")
+    parser.add_argument("--rules", type=int, metavar="MUTANTS", help="rules in the place of plans: the library's, and so many mutants")
+    parser.add_argument("--imported", nargs="*", default=[], metavar="FILE", help="with --rules: rules in TASO's files")
     options = parser.parse_args()
-    if options.program is None:
+    if options.rules is not None:
+        from benchmarks.fuzz.rules import main as rules
+
+        rules(options)
+    elif options.program is None:
         fuzz(options)
     elif "XLA_FLAGS" in os.environ and str(DEVICES) in os.environ["XLA_FLAGS"]:
         show(options.program)
