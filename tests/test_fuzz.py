@@ -1,4 +1,4 @@
-"""The fuzzer finds no fault in a few minutes, with a fresh seed each time; it finds planted ones, and accuses nobody of rounding."""
+"""The fuzzer finds no fault in a few minutes, with a fresh seed each time; it finds planted ones, and excuses rounding alone."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def test_sums_in_another_order_are_rounding_and_lost_terms_are_not(dtype: str, d
     with jax.enable_x64(True):
         x = jnp.asarray(data, dtype)
         reference = Reference(lambda x: jnp.tanh(jnp.sum(x) / 64), [x], ["x"], 0)
-        reversed_ = reference.step(lambda x: jnp.tanh((jnp.sum(x[::2]) + jnp.sum(x[1::2])) / 64) if dtype in ("float64", "float32") else jnp.tanh(jnp.sum(x[::-1]) / 64))
+        ends = slice(None, None, -1) if dtype in ("bfloat16", "float16") else slice(1, None, 2)
+        halves = slice(0, 0) if dtype in ("bfloat16", "float16") else slice(None, None, 2)
+        reversed_ = reference.step(lambda x: jnp.tanh((jnp.sum(x[halves]) + jnp.sum(x[ends])) / 64))
         lost = reference.step(lambda x: jnp.tanh((jnp.sum(x) - x[5] - 1) / 64))
         assert reference.differences(jax.jit(reversed_)(reference.args, reference.cotangents)) == []
         assert reference.differences(jax.jit(lost)(reference.args, reference.cotangents))
@@ -93,7 +95,8 @@ def test_ties_are_no_excuse() -> None:
 def test_where_the_function_is_finite_a_plan_must_be() -> None:
     x = jnp.array([60000.0, -60000.0, 100.0], jnp.float16)
     reference = Reference(lambda x: jnp.sum(x * 1), [x], ["x"], 0)
-    (difference, *_) = reference.differences(jax.jit(reference.step(lambda x: (x[0] + x[0]) - x[0] - x[0] + x[2]))(x[None], reference.cotangents))
+    overflowing = reference.step(lambda x: (x[0] + x[0]) - x[0] - x[0] + x[2])
+    (difference, *_) = reference.differences(jax.jit(overflowing)(reference.args, reference.cotangents))
     assert "finite or not" in difference.words
 
 

@@ -1,4 +1,4 @@
-"""Data of arguments: benign, and everything that programs meet in use: ties, NaN, infinities, indices out of range, cancelling sums."""
+"""Data of arguments: benign, and what programs meet in use: ties, NaN, infinities, indices out of range, cancelling sums."""
 
 from __future__ import annotations
 

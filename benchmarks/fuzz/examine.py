@@ -7,7 +7,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,8 +60,8 @@ class Outcome:
         return vars(self) | {"findings": [vars(f) for f in self.findings]}
 
 
-def examine(seed: int, say: Callable[[str], None] = lambda at: None) -> Outcome:
-    """Draws a program and some of its plans, and compares."""
+def examine(seed: int, say: Callable[[str], None] = lambda at: None, only: Collection[str] = ()) -> Outcome:
+    """Draws a program and some of its plans, and compares. `only`: operations, of which the program must have one."""
     started = time.process_time()
     outcome = Outcome(seed)
     with warnings.catch_warnings():
@@ -69,8 +69,11 @@ def examine(seed: int, say: Callable[[str], None] = lambda at: None) -> Outcome:
         say("drawing")
         drawing = draw_program(seed)
         outcome.kinds, outcome.depth, outcome.source = drawing.kinds, drawing.depth, drawing.source
-        with jax.enable_x64(drawing.x64):
-            _examine(drawing, outcome, say)
+        if only and not set(only) & set(drawing.kinds):
+            outcome.skipped = "without these operations"
+        else:
+            with jax.enable_x64(drawing.x64):
+                _examine(drawing, outcome, say)
     outcome.seconds = time.process_time() - started
     return outcome
 
@@ -219,10 +222,8 @@ def smallest(drawing: Program, finding: Finding) -> tuple[Program, unity.Machine
                     if outcome.findings:
                         break
                     judge(trials[start : start + TOGETHER], start, reference, outcome, lambda at: None)
-        return any(
-            f.fault == finding.fault and f.words[:15] == finding.words[:15] or f.fault == finding.fault == "wrong"
-            for f in outcome.findings
-        )
+        alike = [f for f in outcome.findings if f.fault == finding.fault]
+        return any(f.fault == "wrong" or f.words[:15] == finding.words[:15] for f in alike)
 
     kind = next((k for k in kinds if fails(drawing, k)), None)
     return (drawing if kind is None else minimized(drawing, lambda p: fails(p, kind))), machine

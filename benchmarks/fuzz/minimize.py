@@ -1,4 +1,4 @@
-"""Delta debugging of a program that has a wrong plan: fewer results, fewer steps, plainer data, as long as some plan stays wrong."""
+"""Delta debugging of a program that has a wrong plan: fewer results and steps, plainer data, as long as a plan stays wrong."""
 
 from __future__ import annotations
 

@@ -19,16 +19,95 @@ from jax.extend import core
 from unity.pcg.scans import constants_and_carry
 
 EXACT = frozenset(
-    "neg abs sign max min select_n reshape broadcast_in_dim transpose squeeze expand_dims slice dynamic_slice dynamic_update_slice"
-    " concatenate pad rev gather copy copy_p stop_gradient convert_element_type reduce_max reduce_min argmax argmin sort top_k"
-    " cummax cummin iota floor ceil round clamp is_finite real imag conj complex bitcast_convert_type split tile device_put"
-    " optimization_barrier scatter reduce_window_max reduce_window_min select_and_gather_add select_and_scatter_add reduce_precision"
-    " random_bits random_wrap random_unwrap random_seed random_split random_fold_in threefry2x32 nextafter copysign name unstack"
-    " eq ne lt le gt ge and or not xor reduce_and reduce_or stack".split()
+    {
+        "neg",
+        "abs",
+        "sign",
+        "max",
+        "min",
+        "select_n",
+        "reshape",
+        "broadcast_in_dim",
+        "transpose",
+        "squeeze",
+        "expand_dims",
+        "slice",
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "concatenate",
+        "pad",
+        "rev",
+        "gather",
+        "copy",
+        "stop_gradient",
+        "convert_element_type",
+        "reduce_max",
+        "reduce_min",
+        "argmax",
+        "argmin",
+        "sort",
+        "top_k",
+        "cummax",
+        "cummin",
+        "iota",
+        "floor",
+        "ceil",
+        "round",
+        "clamp",
+        "is_finite",
+        "real",
+        "imag",
+        "conj",
+        "complex",
+        "bitcast_convert_type",
+        "split",
+        "tile",
+        "device_put",
+        "optimization_barrier",
+        "scatter",
+        "reduce_window_max",
+        "reduce_window_min",
+        "select_and_gather_add",
+        "select_and_scatter_add",
+        "reduce_precision",
+        "random_bits",
+        "random_wrap",
+        "random_unwrap",
+        "random_seed",
+        "random_split",
+        "random_fold_in",
+        "threefry2x32",
+        "nextafter",
+        "copysign",
+        "name",
+        "unstack",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "and",
+        "or",
+        "not",
+        "xor",
+        "reduce_and",
+        "reduce_or",
+        "stack",
+    }
 )
 WIDENED = frozenset({"dot_general", "conv_general_dilated", "reduce_sum", "cumsum", "reduce_window_sum", "ragged_dot_general"})
-CALLS = {"pjit": "jaxpr", "jit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr",
-         "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr", "remat": "jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr"}  # fmt: skip
+CALLS = {
+    "pjit": "jaxpr",
+    "jit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+}
 GRIDS = {53: (2.0**10, 2.0**40), 24: (2.0**6, 2.0**14), 11: (2.0**3, 2.0**5), 8: (2.0, 2.0**4)}
 
 

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (templates are lines of programs)
 """The operations that programs are made of: JAX's public functions, as templates and as small functions that draw a step."""
 
 from __future__ import annotations
@@ -547,7 +548,7 @@ def window(d: Draw) -> None:
     strides = tuple(rng.choice((1, s)) for s in sizes)
     start, fn = rng.choice((("-jnp.inf", "lax.max"), ("jnp.inf", "lax.min"), ("0.0", "lax.add"), ("0.0", "lax.add")))
     d.add(
-        "lax.reduce_window({0}, jnp.asarray(<i>, {0}.dtype), <fn>, <w>, <s>, '<p>')",
+        "lax.reduce_window({0}, <i>, <fn>, <w>, <s>, '<p>')",
         x,
         i=start,
         fn=fn,
@@ -579,10 +580,7 @@ def gather(d: Draw) -> None:
     mode = d.rng.choice(("clip", "fill", "wrap", "promise_in_bounds", "clip"))
     way = d.rng.randrange(9)
     before = ":, " * a
-    if mode == "promise_in_bounds":
-        i = d.argument(d.shape(d.rng.choice((0, 1, 2))), "int32", f"index {n}")
-    else:
-        i = indices(d, n)
+    i = d.argument(d.shape(d.rng.choice((0, 1, 2))), "int32", f"index {n}") if mode == "promise_in_bounds" else indices(d, n)
     if way <= 2:
         d.add("{0}[<b>{1}]", x, i, b=before)
     elif way == 3:
@@ -825,6 +823,27 @@ def linear_algebra(d: Draw) -> None:
     d.add(d.rng.choice(ALGEBRA_OF), a, b, n=n)
 
 
+RARE = """lax.igammac(lax.stop_gradient(jnp.abs({0}) + 0.5), jnp.abs({0}) + 0.5)|lax.zeta(lax.stop_gradient(jnp.abs({0}) + 2), lax.stop_gradient(jnp.abs({0}) + 0.5))
+lax.reduce_precision({0}, 8, 7)|jnp.arctanh(0.9 * jnp.tanh({0}))|jnp.ldexp(*jnp.frexp(lax.stop_gradient({0})))|lax.random_gamma_grad(jnp.abs({0}) + 1, jnp.abs({0}) + 1)
+jax.grad(lambda a: jnp.sum(lax.igamma(a, jnp.abs({0}) + 0.5)))(lax.stop_gradient(jnp.abs({0}) + 0.5))|jax.ad_checkpoint.checkpoint_name(jnp.sin({0}), 'sine')
+jax.checkpoint(lambda x: jax.ad_checkpoint.checkpoint_name(jnp.sin(x), 'sine') ** 2, policy=jax.checkpoint_policies.save_only_these_names('sine'))({0})
+{0} * jax.random.bernoulli(jax.random.key(3), 0.5, {0}.shape)|{0} + jax.random.uniform(jax.random.wrap_key_data(jnp.array([1, 2], 'uint32')), {0}.shape, {0}.dtype)
+jax.random.key_data(jax.vmap(jax.random.key)(jnp.arange(6))) * {0}.size|jnp.linalg.eigvals(lax.stop_gradient({0}[..., :2, :2]))|jnp.linalg.qr(lax.stop_gradient({0}), mode='raw')[1]
+lax.linalg.householder_product(lax.stop_gradient({0}[..., :2]), lax.stop_gradient({0}[..., 0, :2]))|lax.linalg.lu({0}[..., :2, :2] + 3 * jnp.eye(2, dtype={0}.dtype))[0]
+jax.scipy.linalg.lu_solve(jax.scipy.linalg.lu_factor({0}[:2, :2] + 3 * jnp.eye(2, dtype={0}.dtype)), {0}[:2])|jax.random.multivariate_normal(jax.random.key(1), {0}.ravel()[:2], jnp.eye(2, dtype={0}.dtype))
+jax.grad(lambda x: jnp.sum(lax.reduce_window(x, -jnp.inf, lax.max, (1,) * (x.ndim - 1) + (2,), (1,) * (x.ndim - 1) + (2,), 'VALID') ** 2))({0})
+jax.jvp(lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1,) * (x.ndim - 1) + (2,), (1,) * (x.ndim - 1) + (2,), 'VALID'), ({0},), ({0},))[1]
+lax.with_sharding_constraint({0} * 2, jax.sharding.SingleDeviceSharding(jax.devices()[0]))|jax.jit(lambda x: x * 2, inline=False)({0})|lax.custom_root(lambda y: y - jnp.tanh({0}), {0}, lambda f, g: jnp.tanh({0}), lambda g, y: y)
+jax.random.dirichlet(jax.random.key(0), jnp.ones(3, {0}.dtype)) * jnp.sum({0})|lax.map(lambda x: jnp.sum(x * x), {0}, batch_size=2)|jnp.vectorize(lambda a, b: jnp.dot(a, b), signature='(n),(n)->()')({0}, {0})"""
+RARE_OF = [t for line in RARE.split("\n") for t in line.split("|")]
+
+
+@operation(2.5)
+def rare(d: Draw) -> None:
+    """What few programs have: primitives that nothing else here leads to."""
+    d.add(d.rng.choice(RARE_OF), d.pick(least=1))
+
+
 # Functions inside
 
 
@@ -945,7 +964,7 @@ def vmapped(d: Draw) -> None:
 def micro_batches(d: Draw) -> None:
     """A loss summed over micro-batches by a scan, or its gradients."""
     x = d.pick(ndim=2, wish=(8, 4), fits=lambda s: s.shape[0] in (4, 6, 8, 12) and s.shape[1] > 0)
-    n, m = d.of(x).shape
+    m = d.of(x).shape[1]
     w = d.pick(shape=(m, d.rng.choice((2, 4))), dtype=dtype_name(d.of(x).dtype), fresh=0.7)
     k = 2
     sums = "lax.scan(lambda c, b: (c + jnp.mean(jnp.tanh(b @ {1})), None), jnp.zeros((), {0}.dtype), {0}.reshape(<k>, -1, <m>))[0]"

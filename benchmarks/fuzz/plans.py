@@ -1,4 +1,4 @@
-"""Plans of a program: parallel graphs of random assignments, of what searches choose, of rewritten programs, of pipelines and branches."""
+"""Plans of a program: random assignments, what searches choose, plans of rewritten programs, pipelines and branches."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ class Draw:
         if outer is None:
             self.arguments: list[Argument] = []
             self.counter = 0
-            self.special = rng.random() < 0.35  # whether data may be anything
+            self.special = rng.random() < 0.45  # whether data may be anything
             self.kinds: list[str] = []
 
     # what there is
@@ -273,6 +273,9 @@ class Draw:
             )
 
         names = [n for n, s in self.visible if good(s)]
+        made = [n for n in names if not n.startswith("a")]
+        if made and self.rng.random() < 0.75:
+            return self.rng.choice(made[-2:])
         if names and (self.rng.random() >= fresh):
             at = len(names) - 1 - int(abs(self.rng.gauss(0, 2)))
             return names[max(at, 0)] if self.rng.random() < 0.8 else self.rng.choice(names)
@@ -414,7 +417,7 @@ def draw_program(seed: int, most: int = 12) -> Program:
     with jax.enable_x64(x64):
         while True:
             draw = Draw(rng, main)
-            steps = min(most, 1 + int(rng.expovariate(1 / 3.0)))
+            steps = min(most, 1 + int(rng.expovariate(1 / 3.5)))
             for _ in range(rng.choice((1, 1, 2))):
                 shape = draw.shape()
                 draw.argument(shape, draw.dtype("f"))

@@ -1,4 +1,4 @@
-"""Rules on the fuzzer's data, in every float type: both sides of the library's rules, of imported ones, and of mutants that are proved.
+"""Rules on the fuzzer's data, in every float type: sides of the library's rules, of imported ones, and of mutants that are proved.
 
 A rule is proved over the reals; here both sides run, with gradients, on ties, infinities, NaN, large and cancelling values, in
 narrow types too. A difference is one that the left side's own rounding does not explain (`verdict`). A mutant that is proved but
@@ -51,8 +51,8 @@ def differences(instance: Instance, dtype: str, seed: int = 0) -> Iterator[tuple
 
     def data(kind: str) -> list[Any]:
         rng = np.random.default_rng(seed)
-        given = [Argument(n, t.shape, t.dtype, kind if t.dtype == dtype else "index 3 outside" if t.dtype.startswith("int") else "half") for n, t in types.items()]
-        return [array(a, rng) for a in given]
+        others = {"int32": "index 3 outside", "bool": "half"}
+        return [array(Argument(n, t.shape, t.dtype, others.get(t.dtype, kind)), rng) for n, t in types.items()]
 
     with jax.enable_x64(True):
         shapes = data("normal")
@@ -81,7 +81,8 @@ def examined(rules: Iterator[tuple[str, Rule]], types: tuple[str, ...] = TYPES) 
                 try:
                     for kind, words in differences(instance, dtype):
                         counts[f"different in {dtype}"] += 1
-                        found.append({"rule": name, "type": dtype, "data": kind, "words": words[:300], "text": print_body(instance.rule)})
+                        row = {"rule": name, "type": dtype, "data": kind, "words": words[:300]}
+                        found.append(row | {"text": print_body(instance.rule)})
                 except (TypeError, ValueError, UnityError, NotImplementedError) as error:
                     counts[f"does not run in {dtype}: {type(error).__name__}: {str(error)[:60]}"] += 1
     return counts, found
