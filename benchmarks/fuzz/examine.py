@@ -106,11 +106,12 @@ def batches(
     drawing: Program, reference: Reference, outcome: Outcome, rng: random.Random, say: Callable[[str], None]
 ) -> Iterator[list[Trial]]:
     """Lists of plans, each for one machine."""
-    with guarded(outcome, "capture", "") as ok:
+    captured = None
+    with guarded(outcome, "capture", ""):
         say("capture")
         captured = captured_of(drawing.function, reference.args)
         outcome.primitives = sorted({e.name for e in captured.body.equations})
-    if not ok:
+    if captured is None:
         return
     for kind, source in sources(rng, drawing, reference.args, captured):
         machine = machine_of(rng)
@@ -204,7 +205,7 @@ def wrong_plans(fn: Callable[..., Any], args: Sequence[Any], machine: unity.Mach
 
 
 def smallest(drawing: Program, finding: Finding) -> tuple[Program, unity.Machine]:
-    """A program with a wrong plan, minimized: by random plans of it, or by plans of the finding's own kind where these have none."""
+    """A program with a wrong plan, minimized: by random plans, or by the finding's own kind where these have none."""
     nodes, devices = map(int, finding.machine.rpartition("-")[2].split("x"))
     machine = unity.Machine.grid(nodes, devices)
     kinds = ("random", finding.kind) if finding.kind != "random" else ("random",)

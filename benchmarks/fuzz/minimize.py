@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.fuzz.data import drawn
@@ -135,7 +136,7 @@ def as_test(program: Program, name: str, nodes: int, devices: int, words: str) -
 
 def literal(x: Any) -> str:
     """An array as source."""
-    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         impl = dtype_name(x.dtype)[4:]
         return f"jax.random.wrap_key_data(jnp.array({np.asarray(jax.random.key_data(x)).tolist()}, 'uint32'), impl='{impl}')"
     values = np.asarray(x)

@@ -211,7 +211,7 @@ def searched_trials(rng: random.Random, drawing: Program, args: Sequence[Any], m
     ranked = [a for a in drawing.arguments if a.shape]
     if ranked and rng.random() < 0.7:
         a = rng.choice(ranked)
-        axes = [None] * len(a.shape)
+        axes: list[str | None] = [None] * len(a.shape)
         axes[rng.randrange(len(a.shape))] = rng.choice(("device", "device", "node"))
         pin = unity.pin(a.name, PartitionSpec(*axes))
         yield Trial("pinned", machine, asked(rng, drawing, args, machine, constraints=[pin]), str(pin))

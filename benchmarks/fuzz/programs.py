@@ -356,12 +356,10 @@ class Draw:
 
     # inner functions
 
-    def inner(self, parameters: Sequence[tuple[str, jax.ShapeDtypeStruct]], steps: int, closed: bool = True) -> Draw:
-        """The draw of a function inside: of some parameters, and, if `closed`, of what is around it."""
+    def inner(self, parameters: Sequence[tuple[str, jax.ShapeDtypeStruct]], steps: int) -> Draw:
+        """The draw of a function inside, of some parameters and of what is around it."""
         draw = Draw(self.rng, self.main, self)
         draw.values = list(parameters)
-        if not closed:
-            draw.hidden = True
         draw.fill(steps)
         return draw
 
@@ -371,9 +369,9 @@ class Draw:
         for _ in range(steps):
             draw_step(self)
 
-    def fitted(self, shape: Sequence[int], dtype: Any, avoid: Sequence[str] = ()) -> str:
+    def fitted(self, shape: Sequence[int], dtype: Any) -> str:
         """A value of exactly this shape and type, made from a recent one if there is none."""
-        own = [n for n, s in self.values if tuple(s.shape) == tuple(shape) and s.dtype == dtype and n not in avoid]
+        own = [n for n, s in self.values if tuple(s.shape) == tuple(shape) and s.dtype == dtype]
         own_made = [n for n in own if any(n in s.results for s in self.steps)]
         if own_made:
             return own_made[-1]

@@ -57,10 +57,14 @@ def worker() -> None:
 
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what others print
+
+    def say(at: str) -> None:
+        out.write(json.dumps({"at": at}) + "\n")
+
     gc.disable()  # tracing makes millions of objects that live on
     for number, line in enumerate(sys.stdin):
         only = set(os.environ.get(ONLY, "").split(",")) - {""}
-        outcome = examine(int(line), lambda at: out.write(json.dumps({"at": at}) + "\n") and None, only)
+        outcome = examine(int(line), say, only)
         out.write(json.dumps({"outcome": outcome.to_json()}) + "\n")
         if number % 8 == 7:
             gc.collect()
@@ -123,7 +127,10 @@ class Tally:
         data = json.loads(path.read_text())
         data = data["rows"][0] if "rows" in data else data
         counters = {k for k, v in vars(cls(0, 0)).items() if isinstance(v, Counter)}
-        return cls(**{k: Counter(v) if k in counters else v for k, v in data.items() if k in vars(cls(0, 0))})
+        tally = cls(data["seed"], data["next"])
+        for key in vars(tally):
+            setattr(tally, key, Counter(data[key]) if key in counters else data[key])
+        return tally
 
     @property
     def total(self) -> int:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from jax import lax
+
+from unity.pcg.body import close
 from unity.pcg.factors import Factor, Slot, Spec, operator
 from unity.pcg.table.elementwise import every_dimension
+from unity.pcg.varying import aligned
 
 REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_or": "or", "reduce_and": "and"}
 
@@ -33,7 +38,22 @@ for _name, _kind in REDUCTIONS.items():
 operator("reduce_prod", "argmax", "argmin", "reduce_xor")(reduction(""))
 
 
-@operator("reduce")
+def by_function(operands: Sequence[Any], layout: Any) -> list:
+    """Reduces by the function traced anew: JAX does not differentiate, on several devices, one that was traced for a single one."""
+    n, program = len(layout.results), close(layout.params["jaxpr"])
+
+    def combine(x: Sequence[Any], y: Sequence[Any]) -> tuple[Any, ...]:
+        values: dict[int, Any] = dict(zip(program.inputs, (*x, *y), strict=True))
+        for e in program.equations:
+            given = aligned([values[a] if isinstance(a, int) else a.value for a in e.operands])
+            results = e.primitive.bind(*given, **e.params)
+            values.update(zip(e.results, results if e.primitive.multiple_results else [results], strict=True))
+        return tuple(values[a] if isinstance(a, int) else a.value for a in program.outputs)
+
+    return list(lax.reduce(tuple(operands[:n]), tuple(operands[n:]), combine, layout.params["dimensions"]))
+
+
+@operator("reduce", local=by_function)
 def general_reduction(params: Any, operands: Any, results: Any) -> Spec:
     """Operands, then their initial values (scalars), and any function: what is reduced is blocked."""
     kept = [i for i in range(operands[0].ndim) if i not in params["dimensions"]]
