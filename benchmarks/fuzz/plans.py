@@ -15,8 +15,10 @@ import unity
 from benchmarks.fuzz.programs import Program
 from unity.made import Made
 from unity.pcg.capture import Captured, capture
+from unity.pcg.state import PARTIAL
 from unity.plan import Plan
 from unity.search.assemble import Assembled
+from unity.search.configurations import Domain
 from unity.search.cost import Training
 from unity.search.problem import Alternatives, Point
 from unity.search.session import Candidate, Search
@@ -59,14 +61,16 @@ def random_point(assembled: Assembled, rng: random.Random) -> Point | None:
     possible = {id(e.cost): np.isfinite(e.cost.time).any(0) for e in problem.edges}
     allowed = [np.isfinite(cost.time).any(0) for cost in problem.unary]
     values: list[int | None] = [None] * n
-    lazy = rng.random() < 0.2  # whether most things should be left alone
+    taste = rng.choices(("any", "idle", "partial"), (5, 2, 3))[0]  # what most sites should be: left alone, or partial sums
     for s in range(n):
         options = np.flatnonzero(allowed[s]).tolist()
         if not options:
             return None
         rng.shuffle(options)
-        if lazy and rng.random() < 0.7:
+        if taste == "idle" and rng.random() < 0.7:
             options.sort()
+        elif taste == "partial" and rng.random() < 0.8:
+            options.sort(key=_partial_sums(assembled.domains[s]).__getitem__, reverse=True)
         for value in options:
             after, good = [], True
             for other, edge, second in joined[s]:
@@ -91,6 +95,12 @@ def random_point(assembled: Assembled, rng: random.Random) -> Point | None:
     unary = [_alternative(cost.time[:, v], rng) for cost, v in zip(problem.unary, chosen, strict=True)]
     edges = [_alternative(e.cost.time[:, chosen[e.first], chosen[e.second]], rng) for e in problem.edges]
     return Point(0.0, 0.0, tuple(chosen), Alternatives(tuple(unary), tuple(edges)), False)
+
+
+def _partial_sums(domain: Domain) -> list[int]:
+    """For every value of a site, along how many axes its operands and results are partial sums."""
+    of_choice = np.array([c.states.count(PARTIAL) for c in domain.choices])
+    return of_choice[domain.picks].sum(1).tolist()
 
 
 def _alternative(times: np.ndarray, rng: random.Random) -> int:
