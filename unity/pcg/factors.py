@@ -12,9 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from unity.pcg.state import PARTIAL, REPLICATED, State, partitioned
+
+if TYPE_CHECKING:
+    from unity.pcg.table.sliding import Window
 
 
 @dataclass(frozen=True)
@@ -81,14 +84,15 @@ class Spec:
 
     `linear` lists groups of operands in which the operator is jointly linear: if all of a group are partial sums, and the
     other operands are replicated, the results are partial sums. `flops` counts the whole application, forward. `blocked`: of the
-    first operand's dimensions, those along which windows move and that are no factor, and why. `matched`
-    remembers what `matching` found: propagation asks the same of an equation from every side.
+    first operand's dimensions, those along which windows move and that are no factor, and why. `windows`: how they move, along
+    all dimensions. `matched` remembers what `matching` found: propagation asks the same of an equation from every side.
     """
 
     factors: tuple[Factor, ...]
     linear: tuple[frozenset[int], ...] = ()
     flops: float = 0.0
     blocked: tuple[tuple[int, str], ...] = ()
+    windows: tuple[Window, ...] = ()
     matched: dict[tuple, tuple[Match, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property

@@ -73,10 +73,10 @@ def convolution(params: Any, operands: Any, results: Any) -> Spec:
         *(params["rhs_dilation"], params["lhs_dilation"]),
         strict=True,
     )
-    windows = (
+    windows = [
         (d, Window(image.shape[d], results[0].shape[r], kernel.shape[k], *moves), (Slot(d), None), (Slot(r),))
         for d, k, r, *moves in space
-    )
+    ]
     spatial, blocked = sliding(windows, "sum")
     factors = (
         Factor("n", image.shape[n], (Slot(n), None), (Slot(rn),)),
@@ -84,4 +84,4 @@ def convolution(params: Any, operands: Any, results: Any) -> Spec:
         Factor("o", kernel.shape[o] // groups, (None, Slot(o, groups)), (Slot(ro, groups),)),
         Factor("c", kernel.shape[i], (Slot(c, groups), Slot(i)), (None,), "sum"),
     )
-    return Spec((*(f for f in factors if f.size > 1), *spatial), bilinear(operands), flops, blocked)
+    return Spec((*(f for f in factors if f.size > 1), *spatial), bilinear(operands), flops, blocked, tuple(w for _, w, *_ in windows))

@@ -30,6 +30,10 @@ class Window:
         """How many indices it covers from its first to its last."""
         return (self.size - 1) * self.dilation + 1
 
+    def least(self, windows: int) -> int:
+        """How many indices it takes for so many windows to lie inside, one stride after the other, none of them in the padding."""
+        return -(-((windows - 1) * self.stride + self.span - 1) // self.base) + 1
+
 
 def reach(window: Window, outside: str) -> Halo | str:
     """The halo of equal slices; or why the dimension is blocked."""

@@ -20,13 +20,13 @@ def _spec(params: Any, operands: Any, results: Any, before: Shape, after: Shape,
         *(before, after, params["window_dimensions"], params["window_strides"], map(tuple, params["padding"])),
         *(params.get("window_dilation") or one, params.get("base_dilation") or one),
     )
-    windows = (
+    windows = [
         (i, Window(*figures), tuple(Slot(i) if o.ndim else None for o in operands), (Slot(i),) * len(results))
         for i, figures in enumerate(zip(*lists, strict=True))
-    )
+    ]
     factors, blocked = sliding(windows, outside)
     flops = prod(after) * prod(params["window_dimensions"])
-    return Spec(factors, (frozenset({0}),) if linear else (), flops, blocked)
+    return Spec(factors, (frozenset({0}),) if linear else (), flops, blocked, tuple(w for _, w, *_ in windows))
 
 
 def windowed(outside: str | None = None, linear: bool = False) -> Any:
