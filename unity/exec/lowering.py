@@ -72,9 +72,8 @@ def program(graph: PCG, mesh: Mesh) -> Callable[..., tuple]:
         return [lax.with_sharding_constraint(x, NamedSharding(mesh, s)) for x, s in zip(leaves, into, strict=True)]
 
     def call(*leaves: Any) -> tuple:
-        placed = placed_by_plan_shard(leaves)
         with own(mesh):
-            return mapped(*placed)
+            return mapped(*placed_by_plan_shard(leaves))
 
     return call
 
