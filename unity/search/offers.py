@@ -7,7 +7,7 @@ operator next to a tensor that is partitioned at an inner digit offers that digi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from unity.pcg.choices import Choice, choices
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State, partitioned
@@ -131,23 +131,47 @@ def _few(present: tuple[Choice, ...], wanted: list[tuple[int, State]]) -> tuple[
 def _reachable(sites: Sequence[Site], found: Offers) -> Offers:
     """Drops choices of which no operand is a partial sum before it is made one, and replication where it means nothing."""
     kept = [tuple(c for c in cs if _sensible(site, c)) for site, cs in zip(sites, found, strict=True)]
-    partial: set[tuple[int, int]] = set()  # results that may be partial sums
-    grown = True
-    while grown:
+    made, partial = _partial(sites, kept, _all_made), _partial(sites, kept, _fed)
+    return [
+        tuple(c for c in cs if (_all_made(site, c, made) if _heavy(site) else _fed(site, c, partial)))
+        for site, cs in zip(sites, kept, strict=True)
+    ]
+
+
+Results = set[tuple[int, int]]  # of sites
+
+
+def _partial(sites: Sequence[Site], found: Offers, rule: Callable[[Site, Choice, Results], bool]) -> Results:
+    """The results that may be partial sums, if a rule says which choices may be, given those."""
+    partial: Results = set()
+    before = -1
+    while len(partial) > before:
         before = len(partial)
-        for s, (site, cs) in enumerate(zip(sites, kept, strict=True)):
+        for s, (site, cs) in enumerate(zip(sites, found, strict=True)):
             for c in (*cs, *([site.staged] if site.staged is not None else [])):
-                if _fed(site, c, partial):
+                if rule(site, c, partial):
                     partial.update((s, k) for k, state in enumerate(c.results) if state == PARTIAL)
-        grown = len(partial) > before
-    return [tuple(c for c in cs if _fed(site, c, partial)) for site, cs in zip(sites, kept, strict=True)]
+    return partial
 
 
-def _fed(site: Site, choice: Choice, partial: set[tuple[int, int]]) -> bool:
+def _taken(site: Site, choice: Choice) -> list[tuple[int, int]]:
+    return [(p.source, p.index) for s, p in zip(choice.operands, site.ports, strict=True) if s == PARTIAL]
+
+
+def _all_made(site: Site, choice: Choice, partial: Results) -> bool:
+    """Whether all partial sums that a choice takes are made as such. Heavy work is not repeated for what was contributed."""
+    return partial.issuperset(_taken(site, choice))
+
+
+def _fed(site: Site, choice: Choice, partial: Results) -> bool:
     """Whether one of the partial sums that a choice takes, if it takes any, is made as one, or they are added to what is summed
     here over what is partitioned. Others become such for free."""
-    taken = [(p.source, p.index) for s, p in zip(choice.operands, site.ports, strict=True) if s == PARTIAL]
+    taken = _taken(site, choice)
     return not taken or not partial.isdisjoint(taken) or any(s.kind == "P" for s in choice.operands)
+
+
+def _heavy(site: Site) -> bool:
+    return site.node is not None and site.node.kind in HEAVY
 
 
 def _sensible(site: Site, choice: Choice) -> bool:
@@ -160,4 +184,4 @@ def _sensible(site: Site, choice: Choice) -> bool:
         return False
     if choice.name != "replicated" or not site.ports or site.node is None:
         return True
-    return site.node.kind not in HEAVY and any(p.gradient for p in site.ports)
+    return not _heavy(site) and any(p.gradient for p in site.ports)
