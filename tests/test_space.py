@@ -1,6 +1,8 @@
 """The space that is searched is whole: equal programs have equal plans, however they are written, and they compute what they do."""
 
+import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,9 +12,14 @@ import pytest
 from small_models import random_point
 
 from unity.made import Made
+from unity.pcg.body import Body, close
 from unity.pcg.capture import capture
 from unity.pcg.choices import choices
+from unity.pcg.clustering import Cluster, restored
+from unity.pcg.graph import PCG, UNCHANGED
+from unity.pcg.parallelize import parallelize
 from unity.pcg.state import PARTIAL, UNUSED, partitioned
+from unity.pcg.uses import constants
 from unity.plan import Plan
 from unity.search.assemble import assemble
 from unity.search.cost import Training
@@ -134,3 +141,85 @@ def test_plans_with_contributed_sums_compute_what_the_function_does(form: str) -
                 lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), jax.value_and_grad(plan)(*args), wanted
             )
             assert plan.check().agrees()
+
+
+def test_two_sums_are_divided_each_in_its_own_way() -> None:
+    body = close(jax.make_jaxpr(lambda x, y: x.mean() + y.mean())(f(4, 8), f(4, 8)))
+    found = {c.operands for c in choices(body)}
+    assert found >= {(partitioned(i), partitioned(j)) for i in (0, 1) for j in (0, 1)}
+
+
+ONE = {
+    "exp": jnp.exp,
+    "tanh": jnp.tanh,
+    "neg": jnp.negative,
+    "scale": lambda x: 0.5 * x,
+    "shift": lambda x: x + 1.0,
+    "square": jnp.square,
+    "logsumexp": lambda x: jax.nn.logsumexp(x, -1, keepdims=True) if x.ndim else x,
+    "rows": lambda x: x.sum(-1, keepdims=True) if x.ndim else x,
+    "columns": lambda x: x.mean(0, keepdims=True) if x.ndim else x,
+    "norm": lambda x: x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5) if x.ndim else x,
+    "total": lambda x: x.sum() if x.ndim else x,
+    "softmax": lambda x: jax.nn.softmax(x) if x.ndim else x,
+    "centre": lambda x: x - x.mean(-1, keepdims=True) if x.ndim else x,
+}
+TWO = {"add": jnp.add, "mul": jnp.multiply, "sub": jnp.subtract}
+
+
+def drawn(seed: int) -> Callable[..., Any]:
+    """A loss of a product and of another tensor, by some functions of what was there before."""
+    rng = random.Random(seed)
+    steps: list[tuple[Any, list[int]]] = []
+    for k in range(rng.randint(3, 6)):
+        several = rng.random() < 0.35
+        steps.append((rng.choice(list((TWO if several else ONE).values())), [rng.randrange(2 + k) for _ in range(1 + several)]))
+
+    def loss(w: Any, x: Any, y: Any) -> Any:
+        values = [x @ w, y]
+        for fn, of in steps:
+            values.append(fn(*(values[k] for k in of)))
+        return values[-1].mean() + (values[-2].mean() if seed % 2 else 0.0)
+
+    return loss
+
+
+def alone(body: Body, constant: Any = None) -> list[Cluster]:
+    """Every equation an operator of its own."""
+    constant = constants(body) if constant is None else constant
+    numbers = [k for k, e in enumerate(body.equations) if not (e.results and e.results[0] in constant)]
+    return restored(body, constant, [[k] for k in numbers])
+
+
+def beyond_joining(graph: PCG) -> bool:
+    """Whether a plan of single equations does what operators of several never do inside: it gathers what it computed, or puts
+    pieces among zeros, which other than here costs memory and work; or it reads one value in two types."""
+    types: dict[tuple[int, int], set] = {}
+    for node, _ in graph.walk():
+        before = node.operands[0].type if node.operands else ()
+        if node.kind in ("combine", "combine_replicate") and node.operands[0].node.kind != "input":
+            return True
+        if node.kind == "contribute" and any(s.kind == "P" != t.kind for s, t in zip(before, node.types[0], strict=True)):
+            return True
+        for v in node.operands if node.kind not in UNCHANGED else ():
+            split = tuple(s if s.kind == "P" else None for s in v.type)
+            while v.node.kind in UNCHANGED:
+                v = v.node.operands[0]
+            types.setdefault((id(v.node), v.index), set()).add(split)
+    return any(len(found) > 1 for found in types.values())
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_operators_of_several_equations_lose_nothing(block: int) -> None:
+    """On a machine whose memory costs nothing, so that what is communicated and multiplied decides."""
+    machines = [Machine.grid(1, 2, "h100"), Machine.grid(2, 2, "a100")]
+    machines = [replace(m, device=replace(m.device, bandwidth=1e19, launch=1e-15)) for m in machines]
+    args = f(512, 2048), f(4096, 512), f(4096, 2048)
+    for seed in range(50 * block, 50 * block + 50):
+        loss, machine = drawn(seed), machines[seed % 2]
+        joined, single = capture(loss, *args), capture(loss, *args, clustering=alone)
+        ours = Search(joined.graph, joined.differentiated, machine, Training()).fastest
+        search = Search(single.graph, single.differentiated, machine, Training())
+        if ours.time > 1.01 * search.fastest.time:
+            assembled, point = search.fastest_point
+            assert beyond_joining(parallelize(single.graph, assembled.assignment(point))), seed
