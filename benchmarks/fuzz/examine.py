@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import unity
 from benchmarks.fuzz.data import drawn
+from benchmarks.fuzz.lives import lives
 from benchmarks.fuzz.minimize import minimized
 from benchmarks.fuzz.plans import Trial, captured_of, machine_of, random_trials, source_of, sources
 from benchmarks.fuzz.programs import Program, draw_program
@@ -24,6 +25,7 @@ from unity.exec.lowering import mesh_of
 from unity.pcg.errors import UnityError
 
 TOGETHER = 8  # plans in one compiled program
+SAMPLE = 0.06  # of lists of plans, one of which is saved, exported and so on
 
 
 @dataclass
@@ -50,6 +52,7 @@ class Outcome:
     order: int = 0
     plans: Counter[str] = field(default_factory=Counter)  # by kind
     devices: Counter[str] = field(default_factory=Counter)
+    lives: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
     source: str = ""
@@ -100,6 +103,19 @@ def _examine(drawing: Program, outcome: Outcome, say: Callable[[str], None]) -> 
     for trials in batches(drawing, reference, outcome, rng, say):
         for start in range(0, len(trials), TOGETHER):
             judge(trials[start : start + TOGETHER], start, reference, outcome, say)
+        if trials and rng.random() < SAMPLE:
+            live(rng.choice(trials), reference, outcome, say)
+
+
+def live(one: Trial, reference: Reference, outcome: Outcome, say: Callable[[str], None]) -> None:
+    """Puts one plan to its other uses, and notes what is wrong then."""
+    for name, use in lives(one, reference):
+        say(f"{name} plan on {one.machine.name}")
+        with guarded(outcome, name, one.machine.name):
+            wrong = use()
+            outcome.lives[name] += 1
+            if wrong:
+                outcome.findings.append(Finding("check" if name == "check" else "wrong", name, one.machine.name, wrong, one.kind))
 
 
 def batches(

@@ -99,6 +99,7 @@ class Tally:
     types: Counter[str] = field(default_factory=Counter)
     depths: Counter[str] = field(default_factory=Counter)
     orders: Counter[str] = field(default_factory=Counter)
+    lives: Counter[str] = field(default_factory=Counter)  # plans run eagerly, loaded, exported, checked
     refused: Counter[str] = field(default_factory=Counter)
     skips: Counter[str] = field(default_factory=Counter)
     findings: list[dict[str, Any]] = field(default_factory=list)
@@ -110,7 +111,7 @@ class Tally:
         if outcome["skipped"]:
             self.skipped += 1
             self.skips[outcome["skipped"][:120]] += 1
-        for name in ("plans", "devices", "refused"):
+        for name in ("plans", "devices", "lives", "refused"):
             getattr(self, name).update(outcome[name])
         for name, key in (("types", "dtype"), ("depths", "depth"), ("orders", "order")):
             getattr(self, name)[str(outcome[key])] += n
@@ -258,7 +259,7 @@ def report(tally: Tally) -> None:
     from unity.pcg.table import TABLE
 
     print(tally.line)
-    for name in ("plans", "devices", "types", "depths", "orders", "operations"):
+    for name in ("plans", "lives", "devices", "types", "depths", "orders", "operations"):
         print(f"plans by {name}: " + ", ".join(f"{k} {n}" for k, n in getattr(tally, name).most_common()))
     never = sorted(set(TABLE) - set(tally.primitives))
     print(f"{len(TABLE) - len(never)} of {len(TABLE)} entries of the operator table, never: {', '.join(never)}")

@@ -1,0 +1,56 @@
+"""A plan's other uses, on a sample: run eagerly, saved and loaded, exported as source, its collectives checked."""
+
+from __future__ import annotations
+
+import runpy
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import unity
+from benchmarks.fuzz.plans import Trial, argnums_of
+from benchmarks.fuzz.verdict import QUICK, Reference
+
+MORE, FEWER = 0.02, 0.25  # collectives than predicted, in elements
+
+
+def lives(one: Trial, reference: Reference) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Names of what may be done with a plan, and how: what is wrong then, in words."""
+    yield "eager", lambda: words(reference, reference.step(one.plan)(reference.args, reference.cotangents))
+    if one.kind != "rewritten":  # whose rewriting is by hand, and no part of the plan
+        yield "loaded", lambda: loaded(one, reference)
+    yield "exported", lambda: exported(one, reference)
+    yield "check", lambda: checked(one)
+
+
+def words(reference: Reference, results: list[Any]) -> str:
+    return "; ".join(map(str, reference.differences(results)))
+
+
+def loaded(one: Trial, reference: Reference) -> str:
+    """Saves the plan and loads it: the same parallel graph must come back."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.json"
+        one.plan.save(path)
+        again = unity.load(path, reference.fn, *reference.args, argnums=argnums_of(reference.args) or 0)
+    return "" if again.pcg.key == one.plan.pcg.key else "another parallel graph is loaded than was saved"
+
+
+def exported(one: Trial, reference: Reference) -> str:
+    """Exports the plan and runs the source."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "exported.py"
+        one.plan.export(path)
+        fn = runpy.run_path(str(path), run_name="exported")["fn"]
+    compiled: Any = jax.jit(reference.step(fn)).lower(reference.args, reference.cotangents).compile(compiler_options=QUICK)
+    return words(reference, compiled(reference.args, reference.cotangents))
+
+
+def checked(one: Trial) -> str:
+    """Compares the collectives of the compiled program with those that the plan predicts. Of small tensors XLA merges some."""
+    total = (found := one.plan.check()).total
+    good = (1 - FEWER) * total.predicted <= total.compiled <= (1 + MORE) * total.predicted
+    return "" if good else str(found).partition("\nmemory")[0]
