@@ -310,3 +310,11 @@ def gathered_again(v: Value) -> bool:
     while v.node.kind in PARALLELIZATION and not v.node.attributes.get("again"):
         v = v.node.operands[0]
     return v.node.kind in PARALLELIZATION
+
+
+def test_a_product_in_groups_is_planned_with_what_follows_it() -> None:
+    def turned(y, x):
+        return lax.ragged_dot(x, y, jnp.array([6, 0], "int32")).T
+
+    shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((2, 4, 4), (6, 4))]
+    assert optimize(turned, *shapes, machine=Machine.grid(1, 2), progress=False).memory > 0

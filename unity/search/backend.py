@@ -118,7 +118,8 @@ class Backend:
 
     def _grouped(self, node: Node, local: Callable[[Value], float]) -> Extra:
         assert node.body is not None
-        groups = node.body.tensor(node.body.equations[-1].operands[2]).shape[0]
+        product = next(e for e in node.body.equations if e.name == RAGGED)  # what follows it may be in the same operator
+        groups = node.body.tensor(product.operands[2]).shape[0]
         given, made = groups * local(node.operands[0]), groups * local(node.results[0])
         return Extra(given, 2 * made) if self.eager else Extra(working=given + 2 * made)
 
