@@ -34,7 +34,6 @@ PATTERNS = patterns(LIBRARY.rules)
 NOT_FOUND = {
     "add-scale-scale.is.scale-add.2 (backward)",
     "concat-embedding-embedding.is.embedding-concat.4 (backward)",
-    "conv2d-enlarge.is.conv2d (backward)",
     "scale-scale.is.scale-mul (backward)",
     "split-embedding-concat-split-embedding-concat.is.embedding-embedding.2",
 }

@@ -84,4 +84,6 @@ def convolution(params: Any, operands: Any, results: Any) -> Spec:
         Factor("o", kernel.shape[o] // groups, (None, Slot(o, groups)), (Slot(ro, groups),)),
         Factor("c", kernel.shape[i], (Slot(c, groups), Slot(i)), (None,), "sum"),
     )
-    return Spec((*(f for f in factors if f.size > 1), *spatial), bilinear(operands), flops, blocked, tuple(w for _, w, *_ in windows))
+    return Spec(
+        (*(f for f in factors if f.size > 1), *spatial), bilinear(operands), flops, blocked, tuple(w for _, w, *_ in windows)
+    )
