@@ -51,7 +51,6 @@ def _unreplicated(x, *, axes):
     known = x.manual_axis_type
     return x.update(manual_axis_type=known.update(varying=known.varying - set(axes)))
 """
-NEEDED = ("from jax.extend.core import Primitive", "from jax.interpreters import mlir")
 
 COMMUNICATION: Mapping[str, Printer] = {
     CAST: lambda e: call(f"{CAST}.bind", e.codes[0], axes=literal(tuple(e["axes"]))),

@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Iterable
 
-from unity.exporting.collectives import NEEDED
 from unity.exporting.module import Module
 from unity.exporting.primitives import CHECKPOINT_NAME, LAID_OUT, LAYOUT
 from unity.exporting.random import PRIMITIVES_BY_NAME
@@ -33,8 +32,10 @@ def imports(module: Module) -> tuple[list[str], list[str]]:
     bound = re.search(rf"\b{PRIMITIVES_BY_NAME}\.\w+_p\.bind\(", text)
     others += [f"from jax.ad_checkpoint import {CHECKPOINT_NAME}"] if f"{CHECKPOINT_NAME}(" in text else []
     others += [f"from jax.experimental.layout import {LAYOUT}, {LAID_OUT}"] if f"{LAID_OUT}(" in text else []
-    others += [f"from jax.extend.core import {PRIMITIVES_BY_NAME}"] if bound else []
-    others += NEEDED if f"{CAST}.bind(" in text else []
+    cast = f"{CAST}.bind(" in text
+    core = [*(["Primitive"] if cast else []), *([PRIMITIVES_BY_NAME] if bound else [])]
+    others += [f"from jax.extend.core import {', '.join(core)}"] if core else []
+    others += ["from jax.interpreters import mlir"] if cast else []
     return _in_order(standard), _in_order(others)
 
 
