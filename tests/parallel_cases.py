@@ -19,7 +19,7 @@ from unity.exec.hlo import collectives
 from unity.exec.walker import run_body
 from unity.pcg.axis import Axis
 from unity.pcg.body import Body, close
-from unity.pcg.choices import Choice, choices
+from unity.pcg.choices import AGREED, Choice, choices
 from unity.pcg.halos import exchanges
 from unity.pcg.placing import placing
 from unity.pcg.state import UNUSED, Type, misfit, partitioned
@@ -45,8 +45,19 @@ class Combination:
 
     @property
     def reduces(self) -> int:
-        """Several axes' Reduces of one kind at one variable are one."""
-        return len({(r.variable, r.kind) for c in self.choices for r in c.reduced})
+        """Several axes' Reduces of one kind at one variable are one. What is only replicated inside, of no kind, moves backward alone."""
+        return len({(r.variable, r.kind) for c in self.choices for r in c.reduced if r.kind})
+
+    @property
+    def duals(self) -> int:
+        """All-reduces of cotangents, at most: for every variable one along each set of axes along which users find it replicated."""
+        over: dict[Any, dict[int, list[int]]] = {}
+        for k, c in enumerate(self.choices):
+            for r in c.reduced:
+                users = over.setdefault((r.variable, r.kind if r.kind == AGREED else ""), {})
+                for user in r.users or (0,):  # those in programs inside are not named
+                    users.setdefault(user, []).append(k)
+        return sum(len(set(map(tuple, users.values()))) for users in over.values())
 
     def messages(self, body: Body, axes: Sequence[Axis]) -> int:
         """What neighbours send each other for halos."""
@@ -205,12 +216,14 @@ class Application:
             raise AssertionError(f"{what} as {'; '.join(map(str, type_))}: {error}\n{show(self.body)}") from None
 
     def check_collectives(self, every: list[Combination], operands: Any, lowered: str, compiled: str) -> None:
-        """Forward: the Reduces inside and what halos need, and nothing else. Backward: at most their duals. XLA adds nothing."""
-        reduces = sum(c.reduces for c in every)
+        """Forward: the Reduces inside and what halos need, and nothing else. Backward: at most their duals, and those of what is
+        replicated inside. XLA adds nothing."""
+        reduces, duals = sum(c.reduces for c in every), sum(c.duals for c in every)
         messages = sum(c.messages(self.body, self.axes) for c in every)
         declared = +Counter({"all_reduce": reduces, "collective_permute": messages})
         both = count(lowered)
-        assert declared <= both <= declared + declared, (both, declared)
+        backward = Counter({"all_reduce": duals, "collective_permute": messages})
+        assert declared <= both <= declared + backward, (both, declared, backward)
         if declared:
             forward = jax.jit(partial(self.on_pieces, every)).lower(operands)
             assert count(forward.as_text()) == declared, [(str(c), c.reduces, c.messages(self.body, self.axes)) for c in every]
