@@ -45,12 +45,12 @@ class Combination:
 
     @property
     def reduces(self) -> int:
-        """Several axes' Reduces of one kind at one variable are one. What is only replicated inside, of no kind, moves backward alone."""
+        """Several axes' Reduces of one kind at one variable are one. What has no kind is only replicated."""
         return len({(r.variable, r.kind) for c in self.choices for r in c.reduced if r.kind})
 
     @property
     def duals(self) -> int:
-        """All-reduces of cotangents, at most: for every variable one along each set of axes along which users find it replicated."""
+        """All-reduces of cotangents, at most: one of a variable along each set of axes along which users find it replicated."""
         over: dict[Any, dict[int, list[int]]] = {}
         for k, c in enumerate(self.choices):
             for r in c.reduced:
