@@ -40,19 +40,21 @@ def alternated(pair: Pair, operands: Sequence[Any]) -> list[Any]:
         return sums.results, [found.get(k) for k in real]
 
     def backward(found: list[Any], cotangents: Arrays) -> tuple[list[Any], None]:
-        return scaled(found, cotangents[pair.loss]), None
+        return scaled(found, cotangents[pair.loss], pair.repeated), None
 
     call.defvjp(forward, backward, symbolic_zeros=True)
     return list(call([operands[k] for k in real], others))
 
 
-def scaled(found: Sequence[Any], by: Any) -> list[Any]:
-    """Gradients (None: not wanted) times a number. JAX may take it to differ where it is the same on all devices: along axes on
-    which some gradient is known to be the same, one device's is taken."""
+def scaled(found: Sequence[Any], by: Any, over: tuple[str, ...]) -> list[Any]:
+    """Gradients (None: not wanted) times a number, which is a partial sum along the axes `over`. JAX may take it to differ where it
+    is the same on all devices: along axes on which some gradient is known to be the same, one device's is taken."""
     if isinstance(by, SymbolicZero):
         return [None] * len(found)
-    alike = sorted({name for g in found if g is not None for name in varying(by) - varying(g)})
+    alike = sorted({name for g in found if g is not None for name in varying(by) - varying(g)}.difference(over))
     if alike:
         first = sum(lax.axis_index(name) for name in alike) == 0
-        by = lax.psum(jnp.where(first, by, 0), tuple(alike))
+        by = jnp.where(first, by, 0)
+    if alike or over:
+        by = lax.psum(by, (*alike, *over))
     return [None if g is None else g * vary(by, varying(g)).astype(g.dtype) for g in found]

@@ -29,10 +29,12 @@ from jax import lax
 
 from unity.exec import loops
 from unity.exec.guarded import Pullback, Zeros, taken_in, zeros_of
+from unity.exec.parallel import contribute
 from unity.exec.pipeline import Arrays, Step, own_of, parts_of, put, shifted, stage_of, taken
 from unity.pcg.gradients import gradients
 from unity.pcg.graph import PCG, Node, Value
 from unity.pcg.stages import Schedule, ends_of, entering, names_of
+from unity.pcg.state import REPLICATED
 from unity.pcg.timetable import HALVES, back, coming, forth, going, home, pairs
 from unity.pcg.varying import vary, varying
 
@@ -50,6 +52,13 @@ class Pair:
     def loss(self) -> int:
         """Which of the tail's results has a gradient."""
         return int(self.tail.attributes["loss"])
+
+    @property
+    def repeated(self) -> tuple[str, ...]:
+        """The mesh axes along which the loss is replicated for use: its gradient is a partial sum there."""
+        assert self.tail.inside is not None
+        types = zip(self.tail.inside.axes, self.tail.types[self.loss], strict=True)
+        return tuple(axis.name for axis, state in types if state == REPLICATED)
 
     @property
     def operands(self) -> tuple[Value, ...]:
@@ -367,7 +376,8 @@ class Loop:
 
         loss, pull, results = jax.vjp(differentiable, inner.of(found), read.of(item), chosen.of(fixed), has_aux=True)
         self.results = [zeros_of(x) for x in results]
-        a, b, c = pull(vary(jnp.ones(loss.shape, loss.dtype), varying(loss)))
+        one = vary(jnp.ones(loss.shape, loss.dtype), varying(loss))
+        a, b, c = pull(contribute(one, self.pair.repeated))
         return results, a, b, c
 
 

@@ -258,7 +258,7 @@ class _Local:
         found = loop.gradients(sums)
         order = sorted(self.flowing[0])
         before = pullback.together(flight.kept, dict(enumerate(_held(flight.batch, flight.read))))
-        (weights,) = before(scaled([found[k] for k in order], by))
+        (weights,) = before(scaled([found[k] for k in order], by, self.pair.repeated))
         more = dict(zip((self.cut.read[k] for k in own), direct, strict=True))
         return results, tuple(g + more[k] if k in more else g for k, g in zip(self.weights, weights, strict=True))
 

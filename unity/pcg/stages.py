@@ -210,8 +210,9 @@ def in_flight(node: Node, position: int, flow: Callable[[Value], bool]) -> int:
 
 
 def scaled_over(node: Node, flow: Callable[[Value], bool]) -> tuple[int, ...]:
-    """The axes, by position, along which the loss of a tail is a partial sum, though something that it, or its pipeline, is
-    differentiated by is the same on all devices: there these must agree on the loss's gradient. (They do, but JAX cannot know.)"""
+    """The axes, by position, along which devices must agree on the gradient of the loss of a tail: where it is replicated for use,
+    as its gradient is a partial sum; and where it is a partial sum, though something that it, or its pipeline, is differentiated by
+    is the same on all devices. (There they do agree, but JAX cannot know.)"""
     if node.kind != TAIL or not any(map(flow, node.results)):
         return ()
     ends = ends_of(node)
@@ -219,7 +220,10 @@ def scaled_over(node: Node, flow: Callable[[Value], bool]) -> tuple[int, ...]:
     read = (*pipeline.operands, *(node.operands[p] for p in range(ends.carried.start)))
     loss = node.types[int(node.attributes["loss"])]
     moving = [v for v in read if flow(v)]
-    return tuple(k for k, s in enumerate(loss) if s != UNUSED and any(v.type[k] == UNUSED for v in moving))
+    return tuple(
+        k for k, s in enumerate(loss)
+        if moving and (s == REPLICATED or (s != UNUSED and any(v.type[k] == UNUSED for v in moving)))
+    )  # fmt: skip
 
 
 def outside_state(node: Node, position: int) -> State:

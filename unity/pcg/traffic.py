@@ -190,7 +190,9 @@ def _sends(node: Node, context: _Context) -> Iterator[Collective]:
             yield Collective("collective-permute", *size, back * context.times, 0, 0, BACKWARD, node)
     over = scaled_over(node, context.flow)
     if over:
-        yield Collective("all-reduce", over, 1, node.tensors[0].itemsize, *context.once, BACKWARD, node)
+        loss = int(node.attributes["loss"])
+        itemsize = held(node.tensors[loss].dtype, node.types[loss], axes).itemsize
+        yield Collective("all-reduce", over, 1, itemsize, *context.once, BACKWARD, node)
 
 
 def _halos(node: Node, context: _Context) -> Iterator[Collective]:
