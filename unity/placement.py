@@ -143,8 +143,8 @@ class Placement:
 
 def _moved(x: Any, value: Any, sharding: NamedSharding) -> Any:
     """Returns a leaf where the plan wants it; `value` is what JAX's transformations have made `x` of."""
-    if x is not value:  # its gradient goes back
-        return jax.device_put(x, sharding, src=value.sharding)
+    if x is not value:  # its gradient goes back; what is numpy's lies nowhere
+        return jax.device_put(x, sharding, src=value.sharding if isinstance(value, jax.Array) else None)
     with jax.ensure_compile_time_eval():  # closed over by a function that is jitted, it is moved while that is traced
         return place(x, sharding)
 
