@@ -17,6 +17,7 @@ from pieces import differing, dual, join, mesh_of, normal, stack_spec, take
 
 from unity.exec.hlo import collectives
 from unity.exec.walker import run_body
+from unity.pcg.accumulation import held
 from unity.pcg.axis import Axis
 from unity.pcg.body import Body, close
 from unity.pcg.choices import AGREED, Choice, choices
@@ -170,15 +171,17 @@ class Application:
 
     def local(self, found: Combination, pieces: Sequence[Any]) -> list:
         results = run_body(self.body, pieces, found.operands, found.results, self.axes)
-        ends = zip(results, found.results, strict=True)
-        return [vary(x, [a.name for a in differing(t, self.axes)])[None] for x, t in ends]
+        ends = zip(results, self.results, found.results, strict=True)
+        own = [(x.astype(held(whole.dtype, t, self.axes)) if whole.floating else x, t) for x, whole, t in ends]
+        return [vary(x, [a.name for a in differing(t, self.axes)])[None] for x, t in own]
 
     def pieces(self, whole: Any, type_: Type) -> Any:
+        """Stacked pieces as devices hold them."""
         if is_key(whole):
             data = plain(whole)
             stacked = jnp.asarray(take(data, type_, self.axes, self.rng, extra=data.ndim - whole.ndim))
             return jax.random.wrap_key_data(stacked, impl=jax.random.key_impl(whole))
-        return take(whole, type_, self.axes, self.rng)
+        return take(whole, type_, self.axes, self.rng).astype(held(whole.dtype, type_, self.axes))
 
     def check(self) -> list[Combination]:
         """Compares values, gradients and collectives of every combination with the whole operator's."""

@@ -11,10 +11,12 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from unity.exec.walker import is_key, run_body
+from unity.exec.walker import is_key, run_body, varied
+from unity.pcg.accumulation import held
 from unity.pcg.axis import Axis
 from unity.pcg.body import Body, Literal, Tensor
 from unity.pcg.custom import as_function
+from unity.pcg.layout import Placed
 from unity.pcg.solve import dual
 from unity.pcg.state import UNUSED, Type, local_shape
 from unity.pcg.varying import vary
@@ -79,7 +81,8 @@ def local_function(body: Body, operands: Types, results: Types, axes: tuple[Axis
 
     def run(*pieces: Any) -> list:
         found = run_body(body, pieces, operands, results, axes)
-        return [vary(jnp.asarray(x), used(t, axes)) for x, t in zip(found, results, strict=True)]
+        ends = (Placed(t.shape, t.dtype, type_, axes) for t, type_ in zip(map(body.tensor, body.outputs), results, strict=True))
+        return varied([jnp.asarray(x) for x in found], list(ends))
 
     return run
 
@@ -99,7 +102,7 @@ def traced(body: Body, run: Function, tensors: Sequence[Tensor]) -> core.ClosedJ
 def traced_locally(
     body: Body, run: Function, tensors: Sequence[Tensor], operands: Types, results: Types, axes: tuple[Axis, ...]
 ) -> core.ClosedJaxpr:
-    """A function of pieces as one device's program: `[1, *piece]` in and out."""
+    """A function of pieces as one device's program: `[1, *piece]` in and out, in the types in which devices hold them."""
 
     def local(*pieces: Any) -> tuple:
         found = run(*(x[0] for x in pieces))
@@ -113,7 +116,7 @@ def traced_locally(
         devices = 1
         for name in used(t, axes):
             devices *= sizes[name]
-        stacked.append(jax.ShapeDtypeStruct((devices, *local_shape(tensor.shape, t, axes)), tensor.dtype))
+        stacked.append(jax.ShapeDtypeStruct((devices, *local_shape(tensor.shape, t, axes)), held(tensor.dtype, t, axes)))
     with wide(body):
         return _inside(jax.make_jaxpr(jax.shard_map(local, mesh=mesh, in_specs=into, out_specs=out))(*stacked))
 
