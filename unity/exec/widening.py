@@ -25,6 +25,7 @@ from unity.pcg.layout import Layout, Placed
 from unity.pcg.varying import vary, varying
 
 Arrays = Sequence[Any]
+UNDIFFERENTIABLE = (NotImplementedError, TypeError, ValueError)  # how JAX says that it has no derivative by an operand
 
 
 class Summand(IntEnum):
@@ -55,6 +56,8 @@ def applied(local: Local, operands: Arrays, layout: Layout, exact: bool = False,
         value: a program on pieces as they are held, for the results; by default they follow from the local program.
     """
 
+    moving, refused = _differentiable(local, [x.astype(p.dtype) for x, p in zip(operands, layout.operands, strict=True)])
+
     @jax.custom_vjp
     def call(*pieces: Any) -> list:
         return forward(*pieces)[0]
@@ -74,47 +77,76 @@ def applied(local: Local, operands: Arrays, layout: Layout, exact: bool = False,
 
     def backward(values: list, cotangents: list) -> tuple:
         plain = [x.astype(p.dtype) for x, p in zip(values, layout.operands, strict=True)]
-        real = [k for k, p in enumerate(layout.operands) if floating(p)]
         given = [(g, p) for g, p in zip(cotangents, layout.results, strict=True) if floating(p)]
 
         def pulled(plain: list, narrow_cotangents: list) -> tuple:
-            def moving(*some: Any) -> list:
-                found = local([dict(zip(real, some, strict=True)).get(k, x) for k, x in enumerate(plain)])
-                return [y for y, p in zip(found, layout.results, strict=True) if floating(p)]
-
-            return jax.vjp(moving, *(plain[k] for k in real))[1](narrow_cotangents)
+            run = _by(local, plain, moving)
+            return jax.vjp(run, *(plain[k] for k in moving))[1](narrow_cotangents)
 
         marked = [(x, Summand.PARTIAL if _is(p, "S") else Summand.NONE) for x, p in zip(values, layout.operands, strict=True)]
         rounded = [g.astype(p.dtype) for g, p in given]
         for (g, p), own in zip(given, rounded, strict=True):
             marked.append((g, Summand.PARTIAL) if _is(p, "R") else (own, Summand.FACTOR))
         found = iter(evaluated(jax.make_jaxpr(pulled)(plain, rounded), marked))
-        return tuple(next(found)[0].astype(p.held) if floating(p) else None for p in layout.operands)
+        return tuple(next(found)[0].astype(p.held) if k in moving else None for k, p in enumerate(layout.operands))
+
+    def handed(k: int, x: Any) -> Any:
+        if k in refused:
+            return _refusing(x, refused[k])
+        return x if k in moving else lax.stop_gradient(x)  # JAX takes what has a rule for differentiable: a loop may refuse that
 
     call.defvjp(forward, backward)
-    if not _moves(local, [x.astype(p.dtype) for x, p in zip(operands, layout.operands, strict=True)]):
-        operands = [lax.stop_gradient(x) for x in operands]  # JAX takes what has a rule for differentiable: a loop may refuse that
-    return call(*operands)
+    return call(*(handed(k, x) for k, x in enumerate(operands)))
 
 
-def _moves(local: Local, plain: list) -> bool:
-    """Whether any result of an operator has a derivative."""
+def _by(local: Local, plain: Arrays, some: Sequence[int]) -> Callable[..., list]:
+    """The floating-point results of an operator as a function of some of its operands."""
+
+    def run(*given: Any) -> list:
+        changed = dict(zip(some, given, strict=True))
+        return [y for y in local([changed.get(k, x) for k, x in enumerate(plain)]) if floating(y)]
+
+    return run
+
+
+def _differentiable(local: Local, plain: Arrays) -> tuple[list[int], dict[int, Exception]]:
+    """The operands by which an operator has a derivative that is not zero; and those by which JAX has none, with what it says."""
     real = [k for k, x in enumerate(plain) if floating(x)]
+    try:
+        return (real if _moves(local, plain, real) else []), {}
+    except UNDIFFERENTIABLE:
+        moving, refused = list[int](), dict[int, Exception]()
+    for k in real:
+        try:
+            moving += [k] if _moves(local, plain, [k]) else []
+        except UNDIFFERENTIABLE as error:
+            refused[k] = error
+    return moving, refused
 
-    def moved(some: list, tangents: list) -> list:
-        def run(*some: Any) -> list:
-            found = local([dict(zip(real, some, strict=True)).get(k, x) for k, x in enumerate(plain)])
-            return [y for y in found if floating(y)]
 
-        return jax.jvp(run, tuple(some), tuple(tangents))[1]
-
-    values = [plain[k] for k in real]
-    jaxpr = jax.make_jaxpr(moved)(values, values).jaxpr
-    moving = set(jaxpr.invars[len(real) :])
+def _moves(local: Local, plain: Arrays, some: Sequence[int]) -> bool:
+    """Whether any result of an operator has a derivative by some of its operands."""
+    values = [plain[k] for k in some]
+    jaxpr = jax.make_jaxpr(lambda xs, ts: jax.jvp(_by(local, plain, some), tuple(xs), tuple(ts))[1])(values, values).jaxpr
+    moving = set(jaxpr.invars[len(some) :])
     for eqn in jaxpr.eqns:
         if any(a in moving for a in eqn.invars if not isinstance(a, core.Literal)):
             moving.update(eqn.outvars)
     return any(a in moving for a in jaxpr.outvars if not isinstance(a, core.Literal))
+
+
+def _refusing(x: Any, error: Exception) -> Any:
+    """An operand by which there is no derivative: JAX asks for one only where it is wanted, and says so then."""
+
+    @jax.custom_jvp
+    def same(x: Any) -> Any:
+        return x
+
+    @same.defjvp
+    def derivative(primals: Any, tangents: Any) -> Any:
+        raise error
+
+    return same(x)
 
 
 def _is(placed: Placed, kinds: str) -> bool:
@@ -224,7 +256,7 @@ def sent(collective: Callable[[Any], Any], x: Any, there: Any, back: Any, own: A
         return (found.astype(own) if whole else found).astype(result)
 
     def backward(_: None, g: Any) -> tuple[Any]:
-        (found,) = jax.linear_transpose(collective, vary(jnp.zeros(shape, back), names))(g.astype(back))
+        (found,) = jax.vjp(collective, vary(jnp.zeros(shape, back), names))[1](g.astype(back))  # it may have a rule of its own
         return (found.astype(held),)
 
     call.defvjp(lambda x: (call(x), None), backward)
