@@ -52,7 +52,8 @@ class Walk:
         self.replicated: dict[tuple[int, tuple[str, ...]], Any] = {}  # variables made to vary along some axes
 
     def operand(self, number: int, position: int) -> Placed:
-        """An operand of an equation, as that finds it: a variable that was reduced is whole, and zero may stand in a sum."""
+        """An operand of an equation, as that finds it: a variable that was reduced is whole, and zero may stand in a sum. A literal
+        is held in its own type, as it has no cotangent."""
         atom = self.body.equations[number].operands[position]
 
         def state(s: Solution | None) -> State:
@@ -64,7 +65,8 @@ class Walk:
                 return s.seen(atom)
             return s.matches[number].operands[position] if s.matches else REPLICATED
 
-        return self.placed(atom, tuple(map(state, self.placing)))
+        found = self.placed(atom, tuple(map(state, self.placing)))
+        return found if isinstance(atom, int) else replace(found, axes=narrowly(self.axes))
 
     def result(self, variable: int) -> Placed:
         """A variable as its equation makes it."""
@@ -123,12 +125,16 @@ class Walk:
                 x = rounded(x, made.dtype)
         return x
 
+    def layout(self, number: int) -> Layout:
+        """How the operands and results of an equation lie."""
+        equation = self.body.equations[number]
+        operands = tuple(self.operand(number, position) for position in range(len(equation.operands)))
+        return Layout(equation.primitive, equation.params, operands, tuple(map(self.result, equation.results)))
+
     def equation(self, number: int) -> list:
         """The results of an equation."""
-        equation = self.body.equations[number]
-        places = tuple(self.operand(number, position) for position in range(len(equation.operands)))
-        layout = Layout(equation.primitive, equation.params, places, tuple(map(self.result, equation.results)))
-        pieces = (as_held(self.seen(a, number), p) for a, p in zip(equation.operands, places, strict=True))
+        equation, layout = self.body.equations[number], self.layout(number)
+        pieces = (as_held(self.seen(a, number), p) for a, p in zip(equation.operands, layout.operands, strict=True))
         operands = aligned([self.contributed(number, position, x) for position, x in enumerate(pieces)])
         nested = NESTED.get(equation.name)
         entry = TABLE.get(equation.name)
@@ -220,7 +226,9 @@ def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[
         return _custom_vjp(equation, operands, layout, axes)
     body, rule = nested_body(equation), jvp_body(equation)
     types, results = _types(layout.operands), _types(layout.results)
-    if widens(layout):  # its rule would be run on tangents and transposed, which what is widened cannot be
+    tangent_types = tuple(t for t, f in zip(types, rule.floating, strict=True) if f)
+    ruled = Walk(rule.body, placing(rule.body, types + tangent_types, results * 2, len(axes)), axes)
+    if widens(layout) or _moves_widened(ruled, set(rule.body.inputs[len(types) :])):  # what is widened cannot be transposed
         own = narrowly(axes)
         ends = (tuple(replace(p, axes=own) for p in part) for part in (layout.operands, layout.results))
         inner = Layout(layout.primitive, layout.params, *ends)
@@ -230,7 +238,6 @@ def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[
             layout,
             value=lambda pieces: varied(run_body(body, pieces, types, results, axes), layout.results),
         )
-    tangent_types = tuple(t for t, f in zip(types, rule.floating, strict=True) if f)
 
     @jax.custom_jvp
     def call(*primals: Any) -> Any:
@@ -244,6 +251,17 @@ def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[
         return out[: len(results)], out[len(results) :]
 
     return call(*operands)
+
+
+def _moves_widened(walk: Walk, moved: set[int]) -> bool:
+    """Whether an equation that depends on some variables has narrow operands or results that are partial sums, or whose
+    cotangents are."""
+    for number, equation in enumerate(walk.body.equations):
+        if not moved.isdisjoint(a for a in equation.operands if isinstance(a, int)):
+            moved = moved.union(equation.results)
+            if widens(walk.layout(number)):
+                return True
+    return False
 
 
 def _custom_vjp(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
