@@ -815,7 +815,7 @@ def fell_and_solved(a, b):
 
 case("solve", lambda a, b: jnp.linalg.solve(a + 4 * jnp.eye(3), b), n(6, 3, 3), n(6, 3, 2))
 case("solve, of one matrix", lambda a, b: jnp.linalg.solve(a + 4 * jnp.eye(3), b), n(3, 3), n(3, 6))
-case("solve, with a report", lambda a, b: fell_and_solved(a @ a.mT + 4 * jnp.eye(2), b), n(4, 2, 2), n(4, 2))
+case("solve, with a report", lambda a, b: fell_and_solved(a @ a.mT + 4 * jnp.eye(2, dtype=a.dtype), b), n(4, 2, 2), n(4, 2))
 case("solve by factors", jax.vmap(lambda a, b: jax.scipy.linalg.lu_solve(jax.scipy.linalg.lu_factor(a), b)), n(4, 2, 2), n(4, 2))
 case("log of determinant", lambda a: jnp.linalg.slogdet(a + 4 * jnp.eye(3)), n(6, 3, 3))
 case("triangular_solve, of rows", lambda a, b: lax.linalg.triangular_solve(a + 4 * jnp.eye(3), b, lower=True), n(3, 3), n(6, 3))
