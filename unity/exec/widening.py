@@ -20,7 +20,7 @@ from jax.extend import core
 
 from unity.pcg.accumulation import WIDE, accumulator, narrow, partial
 from unity.pcg.body import INLINED
-from unity.pcg.jaxprs import NESTING, Program, called, floating
+from unity.pcg.jaxprs import LINEAR_SOLVE, NESTING, Program, called, floating
 from unity.pcg.layout import Layout, Placed
 from unity.pcg.varying import vary, varying
 
@@ -176,8 +176,11 @@ def _results(eqn: core.JaxprEqn, operands: Sequence[Marked], mark: Summand) -> l
     values = [x for x, _ in operands]
     if mark == Summand.NONE:
         return [(x, Summand.NONE) for x in _bound(eqn, values)]
-    if eqn.primitive.name in NESTING or called(eqn.params) is not None:
+    solved = eqn.primitive.name == LINEAR_SOLVE and mark == Summand.PARTIAL  # linear in what is summed, and its programs too
+    if not solved and (eqn.primitive.name in NESTING or called(eqn.params) is not None):
         found = _bound(eqn, [_rounded(x, a) for x, a in zip(values, eqn.invars, strict=True)])
+    elif "mantissa_bits" in eqn.params and mark == Summand.PARTIAL:
+        found = values  # rounding, which comes after the sum
     elif "new_dtype" in eqn.params:
         found = [values[0].astype(accumulator(eqn.params["new_dtype"]))]
     elif "preferred_element_type" in eqn.params and mark == Summand.FACTOR:
@@ -185,7 +188,7 @@ def _results(eqn: core.JaxprEqn, operands: Sequence[Marked], mark: Summand) -> l
         found = eqn.primitive.bind(*own, **eqn.params | _wide_result(eqn))
     else:
         wide = [x.astype(WIDE) if narrow(_type(a).dtype) else x for x, a in zip(map(jnp.asarray, values), eqn.invars, strict=True)]
-        params = {k: _widened(v) if isinstance(v, Program) else v for k, v in eqn.params.items()} | _wide_result(eqn)
+        params = {k: _widened(v) for k, v in eqn.params.items()} | _wide_result(eqn)
         found = eqn.primitive.bind(*wide, **params)
     found = found if isinstance(found, list | tuple) else [found]
     return [
@@ -221,9 +224,13 @@ def _bound(eqn: core.JaxprEqn, values: Arrays) -> list:
 
 
 def _widened(program: Any) -> Any:
-    """A program that a primitive applies to elements, on wide numbers."""
+    """A program that a primitive applies to elements, or several, on wide numbers; what is no program as it is."""
+    if isinstance(program, tuple) and any(isinstance(p, Program) for p in program):
+        return getattr(program, "_make", tuple)(map(_widened, program))
+    if not isinstance(program, Program):
+        return program
     closed = program if isinstance(program, core.ClosedJaxpr) else core.ClosedJaxpr(program, ())
-    elements = [jax.ShapeDtypeStruct(_type(v).shape, accumulator(_type(v).dtype)) for v in closed.jaxpr.invars]
+    elements = [_type(v).update(dtype=accumulator(_type(v).dtype)) for v in closed.jaxpr.invars]
     found = jax.make_jaxpr(lambda *xs: [y for y, _ in evaluated(closed, [(x, Summand.PARTIAL) for x in xs])])(*elements)
     return found if isinstance(program, core.ClosedJaxpr) else found.jaxpr
 
