@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from rerun_models import EVERY
+from rerun_models import enter
 from small_models import Small, f, i
 
 POLICIES: dict[str, Any] = {
@@ -100,4 +100,4 @@ MODELS: dict[str, Callable[[], Small]] = {
     "nested": partial(nested, True),
     "nested, written out": partial(nested, False),
 }
-EVERY.update(MODELS)
+enter(MODELS)

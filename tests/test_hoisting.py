@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
-from rerun_models import EVERY, drawn, named, right
+from rerun_models import drawn, enter, named, right
 from small_models import MACHINE, Small, counted, f
 
 from unity.optimize import optimize
@@ -83,7 +83,7 @@ def cast(length: int = 3, b: int = 8, d: int = 16) -> Small:
     return Small(loss, {"a": f(d, d)}, f(length, b, d))
 
 
-EVERY.update({"shared": shared, "shared, again": shared_again, "nested": nested, "cast": cast})
+enter({"shared": shared, "shared, again": shared_again, "nested scans": nested, "cast": cast})
 
 
 def found(model: Small) -> dict[str, list[int]]:
@@ -130,7 +130,7 @@ def test_programs_send_what_is_said(name: str) -> None:
     right(name, seeds[:2])
 
 
-NAMES = ["shared", "shared, again", "nested", "cast"]
+NAMES = ["shared", "shared, again", "nested scans", "cast"]
 
 
 @given(name=st.sampled_from(NAMES), seed=st.integers(0, 2**32 - 1))
@@ -172,7 +172,7 @@ def test_what_is_computed_again_is_kept_for_its_own_step() -> None:
     assert not inside & set(kept_once(graph))
 
 
-@given(name=st.sampled_from(["shared", "shared, again", "nested"]), seed=st.integers(0, 2**32 - 1))
+@given(name=st.sampled_from(["shared", "shared, again", "nested scans"]), seed=st.integers(0, 2**32 - 1))
 def test_a_simulated_loop_takes_what_is_predicted(name: str, seed: int) -> None:
     """One step of a loop is simulated, with its part of what runs before all of them."""
     captured, _, _, graph = drawn(name, seed)

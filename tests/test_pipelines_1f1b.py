@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from jax import lax
 from pipelined_models import LAYERS, NEAR, TREE, WIDTH, WORDS, close, language, layers, loss, planned, scored, structs
+from small_models import random_point
+from stepped import stepped
 
 import unity
 from unity.exec.alternating import scaled
@@ -16,7 +18,7 @@ from unity.pcg.capture import capture
 from unity.pcg.check import check
 from unity.pcg.errors import InfeasibleError, ParallelTypeError
 from unity.pcg.graph import PCG, PIPELINE, TAIL, Node, Value
-from unity.pcg.stages import GPIPE, ONE_F_ONE_B, SCHEDULES, Mixed, Schedule
+from unity.pcg.stages import GPIPE, ONE_F_ONE_B, SCHEDULES, TWO_BW, Mixed, Schedule
 from unity.pcg.state import REPLICATED, UNUSED, partitioned
 from unity.pcg.traffic import traffic
 from unity.pipelining import Program, pipelined
@@ -265,7 +267,7 @@ def test_what_is_the_same_on_all_devices_stays_so_when_it_is_scaled():
     mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
 
     def run(x):
-        same, own = scaled([jnp.ones(2), x], 0 * x.sum() + 3)
+        same, own = scaled([jnp.ones(2), x], 0 * x.sum() + 3, ())
         return same, own
 
     spec = jax.sharding.PartitionSpec("d")
@@ -274,8 +276,31 @@ def test_what_is_the_same_on_all_devices_stays_so_when_it_is_scaled():
     np.testing.assert_array_equal(own, 3 * np.arange(8.0))
 
 
+@pytest.mark.parametrize("kind", [ONE_F_ONE_B, TWO_BW])
+def test_of_a_replicated_loss_the_gradient_is_a_partial_sum(kind):
+    """What goes back through sums inside of stages is the gradient of the one loss, not of every device's copy."""
+    args = arguments(batch=16)
+    plan = planned(loss, args, 2, 4, kind=kind)
+    search = plan._made.search
+    drawn = (search.candidate(search.assembled, random_point(search.assembled, np.random.default_rng(k))) for k in range(200))
+    plans = [one for one in (Plan(plan._made, c) for c in drawn) if REPLICATED in next(tails(one)).types[0]][:2]
+    assert len(plans) == 2
+    wanted = jax.jit(jax.value_and_grad(lambda *a: 3 * loss(*a)))(*args)
+    for one in plans:
+        if kind == TWO_BW:
+            found, _ = stepped(one, *args)
+            close(jax.tree.map(lambda g: 3 * g, found), wanted)
+        else:
+            close(jax.jit(jax.value_and_grad(lambda *a, one=one: 3 * one(*a)))(*args), wanted)
+            exact(one)
+
+
+def tails(plan):
+    return (node for node in plan.pcg.nodes if node.kind == TAIL)
+
+
 def test_gradients_that_are_not_wanted_are_not_made():
-    found = scaled([None, jnp.ones(3)], jnp.float32(2.0))
+    found = scaled([None, jnp.ones(3)], jnp.float32(2.0), ())
     assert found[0] is None
     assert (found[1] == 2).all()
 
