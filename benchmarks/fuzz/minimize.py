@@ -142,4 +142,5 @@ def literal(x: Any) -> str:
     values = np.asarray(x)
     text = repr(values.astype(np.float64).tolist() if values.dtype.kind not in "biuc" else values.tolist())
     text = text.replace("nan", "np.nan").replace("inf", "np.inf")
-    return f"jnp.array({text}, '{values.dtype}')"
+    shape = "" if values.size else f".reshape({values.shape})"
+    return f"jnp.array({text}, '{values.dtype}'){shape}"

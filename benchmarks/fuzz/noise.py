@@ -217,9 +217,13 @@ def _converted(e: Any, x: Any, salt: Any) -> Any:
     return moved(result, salt) if both and result.dtype.itemsize < x.dtype.itemsize else result
 
 
-def draws(step: Callable[..., Any], args: Sequence[Any], count: int, options: dict[str, Any]) -> list[list[np.ndarray]]:
-    """The results of perturbed evaluations of a step."""
+def perturber(step: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Callable[..., list[list[Any]]]:
+    """Compiles perturbed evaluations of a step: a function of arguments like these and of how many evaluations there should be."""
     leaves, tree = jax.tree.flatten(args)
     closed = jax.make_jaxpr(lambda *flat: jax.tree.leaves(step(*jax.tree.unflatten(tree, flat))))(*leaves)
     run: Any = jax.jit(noisy(closed)).lower(np.uint32(1), *leaves).compile(compiler_options=options)
-    return [run(np.uint32(0x1234567 * (k + 1) % 2**32), *leaves) for k in range(count)]
+
+    def draws(args: Sequence[Any], count: int) -> list[list[Any]]:
+        return [run(np.uint32(0x1234567 * (k + 1) % 2**32), *jax.tree.leaves(args)) for k in range(count)]
+
+    return draws

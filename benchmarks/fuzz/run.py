@@ -16,6 +16,7 @@ import gc
 import json
 import os
 import queue
+import re
 import subprocess
 import sys
 import tempfile
@@ -247,11 +248,27 @@ def fuzz(options: argparse.Namespace) -> None:
         print(f"{tally.wall:.0f} s: {tally.line}", flush=True)
 
     pool.run(started + 60 * options.minutes, options.plans, save)
+    shorten(tally, options.minimize)
     save()
     report(tally)
     if options.record:
         command = f"python -m benchmarks.fuzz --workers {options.workers} --seed {tally.seed}"
         record("fuzz", [tally.to_json()], command=command, seeds=[tally.seed, tally.next])
+
+
+def shorten(tally: Tally, most: int) -> None:
+    """Minimizes one program of each fault, in a process of its own, and keeps it as a test, in the finding's row."""
+    seen = {row["fault"] for row in tally.findings if row.get("test")}
+    for row in tally.findings:
+        row["fault"] = " ".join((row["findings"][0]["fault"], re.sub(r"[\d.\[\]]+", "", row["findings"][0]["words"])[:60]))
+        if len(seen) < most and row["fault"] not in seen:
+            seen.add(row["fault"])
+            command = [sys.executable, "-m", "benchmarks.fuzz", "--program", str(row["seed"])]
+            try:
+                said = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=False).stdout
+            except subprocess.TimeoutExpired:
+                continue
+            row["test"] = said.partition("\ndef test_")[2] and "def test_" + said.partition("\ndef test_")[2]
 
 
 def report(tally: Tally) -> None:
@@ -266,6 +283,8 @@ def report(tally: Tally) -> None:
     print(
         f"{tally.skipped} programs that JAX itself does not run: " + "; ".join(f"{n}x {k}" for k, n in tally.skips.most_common(4))
     )
+    for row in tally.findings:
+        print(f"python -m benchmarks.fuzz --program {row['seed']}: {row['findings'][0]['words'][:160]}\n{row.get('test', '')}")
     for text, n in tally.refused.most_common(8):
         print(f"refused {n}x: {text[:250]}")
 
@@ -301,6 +320,7 @@ def main() -> None:
     parser.add_argument("--out", default="benchmarks/results/fuzz.partial.json")
     parser.add_argument("--resume", help="results to go on from")
     parser.add_argument("--record", action="store_true", help="also write benchmarks/results/fuzz.json")
+    parser.add_argument("--minimize", type=int, default=4, help="faults of which a program is minimized")
     parser.add_argument("--only", default="", help="operations, with commas: programs without any of them are left out")
     parser.add_argument("--program", type=int, help="the seed of one program")
     parser.add_argument(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from benchmarks.fuzz.noise import draws
+from benchmarks.fuzz.noise import perturber
 
 QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 DRAWS, MORE = 6, 40  # perturbed evaluations, before anybody is accused and before it is certain
@@ -124,11 +124,15 @@ class Reference:
         return ("gradient of " if k < n else "second derivative of ") + self.names[self.floating[k % n]]
 
     def perturbed(self, count: int) -> list[list[np.ndarray]]:
+        """Results and gradients of so many perturbed evaluations."""
         if len(self._known) < count:
-            self._known[:] = [
-                [plain(x) for x in one] for one in draws(self.step(self.fn), (self.args, self.cotangents), count, QUICK)
-            ]
+            self._known[:] = [[plain(x) for x in one] for one in self.perturber((self.args, self.cotangents), count)]
         return self._known
+
+    @cached_property
+    def perturber(self) -> Callable[..., list[list[Any]]]:
+        """Perturbed evaluations of the step, compiled."""
+        return perturber(self.step(self.fn), (self.args, self.cotangents), QUICK)
 
     @cached_property
     def _known(self) -> list[list[np.ndarray]]:
