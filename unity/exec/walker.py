@@ -330,7 +330,7 @@ def _while(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis,
     def again(carry: Any) -> Any:
         return varied(run_body(step, (*operands[a : a + b], *carry), types[a:], results, axes), layout.results)
 
-    return list(loops.while_loop(more, again, varied(operands[a + b :], layout.operands[a + b :])))
+    return list(loops.while_loop(more, again, varied(operands[a + b :], layout.results)))
 
 
 def _scan(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
@@ -344,7 +344,7 @@ def _scan(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, 
         out = run_body(body, (*operands[:c], *carry, *xs), steps_in, steps_out, axes)
         return varied(out[:k], layout.results[:k]), out[k:]
 
-    carry = varied(operands[c : c + k], layout.operands[c : c + k])
+    carry = varied(operands[c : c + k], layout.results[:k])
     carry, ys = loops.scan(step, carry, operands[c + k :], params["length"], params["reverse"], params["unroll"])
     return [*carry, *ys]
 
