@@ -193,6 +193,8 @@ def stacked(args, fn=small_dlrm, **options):
 
 
 def test_tables_are_stacked_where_only_together_they_spread_over_the_devices():
+    """Apart, with zeros behind them, they spread as well: the devices' parts are partial sums, to which what is read beside them is
+    contributed, so that one sum is taken of all. What stacking saves is time: one gather for four."""
     args = dlrm_args([16 * (n - n % 8) + n % 8 for n in ROWS])
     plan, times = stacked(args)
     apart, _ = stacked(args, search="captured")
@@ -201,8 +203,8 @@ def test_tables_are_stacked_where_only_together_they_spread_over_the_devices():
     assert (str(plan.joining), str(apart.joining)) == (
         "4 weights joined once, in 1 array", "4 weights joined once, in 4 arrays, 4 with zeros behind",
     )  # fmt: skip
-    assert plan.time < 0.7 * apart.time < 0.7 * plain.time
-    assert plan.memory < 0.6 * apart.memory < 0.4 * plain.memory
+    assert plan.time < 0.8 * apart.time < 0.7 * plain.time
+    assert max(plan.memory, apart.memory) < 0.2 * plain.memory
 
 
 @pytest.mark.parametrize("mode", ["clip", "promise_in_bounds"])
