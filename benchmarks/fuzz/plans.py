@@ -58,7 +58,7 @@ def random_point(assembled: Assembled, rng: random.Random) -> Point | None:
     for edge in problem.edges:
         joined[edge.first].append((edge.second, edge, False))
         joined[edge.second].append((edge.first, edge, True))
-    possible = {id(e.cost): np.isfinite(e.cost.time).any(0) for e in problem.edges}
+    possible: dict[int, np.ndarray] = {id(e.cost): np.any(np.isfinite(e.cost.time), axis=0) for e in problem.edges}
     allowed = [np.isfinite(cost.time).any(0) for cost in problem.unary]
     values: list[int | None] = [None] * n
     taste = rng.choices(("any", "idle", "partial"), (5, 2, 3))[0]  # what most sites should be: left alone, or partial sums

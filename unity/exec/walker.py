@@ -146,8 +146,12 @@ class Walk:
         if nested is not None:
             return as_function(equation)(*operands)
         operands = self.extended(equation, operands, layout)
-        local = (lambda pieces: entry.local(pieces, layout)) if entry and entry.local else (lambda pieces: layout.bind(*pieces))
-        return applied(local, operands, layout, bool(entry and entry.exact)) if widens(layout) else local(operands)
+        own, exact = (entry.local, entry.exact) if entry is not None else (None, False)
+
+        def local(pieces: list) -> list:
+            return layout.bind(*pieces) if own is None else own(pieces, layout)
+
+        return applied(local, operands, layout, exact) if widens(layout) else local(operands)
 
     def alone(self, body: Body, operands: Sequence[Any]) -> list:
         """The results of a body that every device runs for itself."""

@@ -60,8 +60,19 @@ class _Builder:
         copied = site.kind == "free" and copies(site) and not site.step and site.ports[0].argument
         argument = around == Around() and (site.kind == "input" or copied)
         held = around.of(site.hoisted) if kept else 0.0
-        (repeats, passed), flags = self.anew.read(places), {"again": around.again, "argument": argument}
-        return Port(*where, tensor, around.times, gradient, held, **flags, repeats=repeats, passed=passed, hoisted=site.hoisted)
+        repeats, passed = self.anew.read(places)
+        return Port(
+            *where,
+            tensor,
+            around.times,
+            gradient,
+            held,
+            again=around.again,
+            repeats=repeats,
+            passed=passed,
+            argument=argument,
+            hoisted=site.hoisted,
+        )
 
     def top(self, graph: PCG) -> None:
         given = []
