@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -60,14 +61,22 @@ class Narrow(Application):
         every = (c.choices[0] for c in self.summing)
         return any(PARTIAL in c.results and PARTIAL not in c.operands for c in every)
 
-    def data(self, c: Combination) -> list[Any]:
-        """Operands, the first of which cancels between devices along what the axis divides."""
-        given, done = list(self.args), False
-        for k, (x, t) in enumerate(zip(given, c.operands, strict=True)):
-            if t[0].kind == "P" and t[0].outer == 1 and not done and _real(x):
-                first, second = np.split(np.asarray(x, np.float64), 2, axis=t[0].dim)
-                given[k] = np.concatenate([LARGE * first, second - LARGE * first], axis=t[0].dim).astype(x.dtype)
-                done = True
+    def cancelling(self, c: Combination) -> tuple[int, int] | None:
+        """The first operand that an axis divides, and the dimension; None if there is none."""
+        found = (
+            (k, t[0].dim)
+            for k, (x, t) in enumerate(zip(self.args, c.operands, strict=True))
+            if t[0].kind == "P" and t[0].outer == 1 and _real(x)
+        )
+        return next(found, None)
+
+    def data(self, cancelling: tuple[int, int] | None) -> list[Any]:
+        """Operands, of which one cancels between devices along the dimension that the axis divides."""
+        given = list(self.args)
+        if cancelling is not None:
+            k, dim = cancelling
+            first, second = np.split(np.asarray(given[k], np.float64), 2, axis=dim)
+            given[k] = np.concatenate([LARGE * first, second - LARGE * first], axis=dim).astype(given[k].dtype)
         return given
 
     def parts(self, whole: Any, type_: Type, rng: np.random.Generator) -> np.ndarray:
@@ -84,25 +93,33 @@ class Narrow(Application):
         """Of every result and gradient of every choice: its name, and what the function, the plan and float64 say."""
         rng = np.random.default_rng(1)
         every = self.summing
-        if not every:
+        if not every or not any(_real(x) for x in (*self.args, *self.cotangents)):
             return []
-        data = [self.data(c) for c in every]
-        operands = [[self.parts(x, t, rng) for x, t in zip(d, c.operands, strict=True)] for d, c in zip(data, every, strict=True)]
+        kinds = list(dict.fromkeys(map(self.cancelling, every)))  # what the function says of equal operands is computed once
+        number, data = [kinds.index(self.cancelling(c)) for c in every], [self.data(kind) for kind in kinds]
+        ends = [zip(data[k], c.operands, strict=True) for k, c in zip(number, every, strict=True)]
+        operands = [[self.parts(x, t, rng) for x, t in end] for end in ends]
         types = [[dual(c.results[i]) for i in self.differentiable] for c in every]
         given = [[self.parts(g, t, rng) for g, t in zip(self.cotangents, ts, strict=True)] for ts in types]
-        whole = [self.cotangents] * len(every)
-        run = jax.jit(lambda d, g: self.steps(lambda xs: [jax.tree.leaves(self.fn(*x)) for x in xs], d, g))
+        whole = [self.cotangents] * len(data)
         quick: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-        plan = jax.jit(lambda d, g: self.steps(partial(self.on_pieces, every), d, g)).lower(operands, given)
-        ours, theirs = plan.compile(compiler_options=quick)(operands, given), run(data, whole)
+
+        def compiled(fn: Any, *given: Any) -> Any:
+            lowered = jax.jit(lambda d, g: self.steps(fn, d, g)).lower(*given)
+            return lowered.compile(compiler_options=quick)(*given)
+
+        def function(xs: Any) -> list[Any]:
+            return [jax.tree.leaves(self.fn(*x)) for x in xs]
+
+        ours, theirs = compiled(partial(self.on_pieces, every), operands, given), compiled(function, data, whole)
         exact_data = [[_wide(x) for x in d] for d in data]
-        kinds = [r.dtype for r in jax.eval_shape(lambda a: jax.tree.leaves(self.fn(*a)), exact_data[0]) if _floats(r)]
-        right = run(exact_data, [[np.asarray(g, k) for g, k in zip(w, kinds, strict=True)] for w in whole])
+        wide = [r.dtype for r in jax.eval_shape(lambda a: jax.tree.leaves(self.fn(*a)), exact_data[0]) if _floats(r)]
+        right = compiled(function, exact_data, [[np.asarray(g, k) for g, k in zip(w, wide, strict=True)] for w in whole])
         found = []
         for k, c in enumerate(every):
             ends = [(f"{c}: result {i}", t) for i, t in enumerate(c.results)]
             ends += [(f"{c}: gradient {i}", dual(c.operands[i])) for i in self.floating]
-            columns = ([*r[0][k], *r[1][k]] for r in (ours, theirs, right))
+            columns = ([*r[0][n], *r[1][n]] for r, n in ((ours, k), (theirs, number[k]), (right, number[k])))
             for (name, t), a, b, r in zip(ends, *columns, strict=True):
                 if _real(b):
                     found.append((name, np.asarray(b), _summed(np.asarray(a), np.asarray(b), t, self.axes), np.asarray(r)))
@@ -161,8 +178,18 @@ def check(found: list[tuple[str, np.ndarray, np.ndarray, np.ndarray]], inside: f
             assert np.abs(plan - right)[good].max() <= allowed + 1e-30, f"{name}: {np.abs(plan - right)[good].max()} > {allowed}"
 
 
-@pytest.mark.parametrize("dtype", NARROW)
-@pytest.mark.parametrize("name", sorted(CASES))
+SUMMED = """
+    attention; batch norm; bf16 matmul; conv, 2-D; conv, stride two; conv, transposed; cosine similarity; cross entropy;
+    custom_vjp, reduction; dot_general; dot_general, batch; dot_general, preferred type; embedding; embedding, filled with zeros;
+    embedding, then a product; gather of pairs; gradient of an embedding; labels; logsumexp; masked mean; mean over one dimension;
+    one_hot, contracted; ragged_dot; ragged_dot, with gradients; scan, of a number that begins with zero; scatter-add into zeros;
+    segment_sum; sum of two partial sums; sum over all; sum, then a product; take_along_axis; two convs of one image;
+    var over one dimension; while, of a number that begins with zero
+"""  # what makes partial sums, each kind once: all else differs between narrow types in nothing that bfloat16 does not show
+LIMITED = [(name, dtype) for name in re.split(r";\s+", SUMMED.strip()) for dtype in NARROW[1:]]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [*((name, "bfloat16") for name in sorted(CASES)), *LIMITED])
 def test_what_is_summed_over_devices_is_rounded_once(name: str, dtype: str) -> None:
     with jax.enable_x64(True), np.errstate(all="ignore"):
         try:
@@ -176,8 +203,7 @@ def test_what_is_summed_over_devices_is_rounded_once(name: str, dtype: str) -> N
             pytest.skip(f"JAX has no such operator for {dtype}: {error}")
         if any(is_key(x) for x in operator.args):
             pytest.skip("random numbers are drawn, not summed")
-        if dtype != "bfloat16" and not operator.sums:
-            pytest.skip("nothing is summed over devices forward; bfloat16 stands for the rest")
+        assert dtype == "bfloat16" or operator.sums
         check(operator.errors(), operator.rounds)
 
 
