@@ -133,13 +133,16 @@ def crossing(graph: PCG) -> list[str]:
     return found
 
 
+WHOLE = ("layers by gpipe", "layers by 1f1b", "branches of towers")  # frontiers that are made in a few seconds
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_whatever_the_search_can_choose_reaches_all_its_devices(name: str) -> None:
-    """Of plans from all over a frontier, and of plans that are drawn whatever they cost."""
+    """Of both ends of a frontier, or all of it, and of plans that are drawn whatever they cost."""
     plan = PLANS[name]()
-    points = plan.frontier
-    graphs = [point.pcg for point in [*points[:: max(1, len(points) // 8)], points[-1]]]
     search = plan._made.search
+    ends = [Plan(plan._made, candidate) for candidate in (search.fastest, search.leanest)]
+    graphs = [point.pcg for point in (plan.frontier if name in WHOLE else ends)]
     for seed in range(6):
         found = search.assembled.assignment(random_point(search.assembled, np.random.default_rng(seed)))
         graphs.append(parallelize(plan.serial, found))
@@ -441,7 +444,7 @@ def test_a_saved_plan_that_hangs_is_refused(tmp_path: Path, monkeypatch: pytest.
         drawn = (random_point(search.assembled, np.random.default_rng(seed)) for seed in range(12))
         plans = (Plan(plan._made, search.candidate(search.assembled, point)) for point in drawn)
         next(plan for plan in plans if crossing(plan.pcg)).save(tmp_path / "plan.json")
-    with pytest.raises(unity.PlanError, match=r"plan.json is damaged, or cannot be used here.*wait for the others for ever"):
+    with pytest.raises(unity.PlanError, match=r"plan.json .*cannot be used here.*wait for the others for ever"):
         unity.load(tmp_path / "plan.json", language, *structs)
 
 
