@@ -15,7 +15,7 @@ from unity.pcg.gradients import wanted_by
 from unity.pcg.graph import CONSTRAIN, PCG, UNCHANGED, Node, Value
 from unity.pcg.placing import placing
 from unity.pcg.propagation import Solution
-from unity.pcg.state import REPLICATED, UNUSED, State
+from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State
 
 
 class Names:
@@ -55,7 +55,7 @@ class Names:
                 return (id(v.node), v.index, *changes)
             node, position = use
             if node.kind in UNCHANGED:
-                if node.kind not in ("reduce", "view", CONSTRAIN):  # a sum's cotangent is that of each summand
+                if not _hands_back(node):
                     changes.append(_change(node))
                 v = Value(node)
                 continue
@@ -72,7 +72,7 @@ class Names:
         carrier = summand_of(body, variable)
         parts = parts_of(body, carrier)
         found = placing(body, tuple(v.type for v in node.operands), node.types, self.n_axes)
-        if any(s is not None and any(_state(s, v) != _state(s, variable) for v in (carrier, *parts)) for s in found):
+        if any(s is not None and any(not _alike(s, variable, v) for v in (carrier, *parts)) for s in found):
             return None
         if parts:
             return ("parts", body.tensors[carrier].shape, *(self.part(node, body, p) for p in parts))
@@ -92,6 +92,14 @@ def _handed_on(node: Node) -> bool:
     return bool(names) and names <= {"stop_gradient", "name"} and node.types[0] == node.operands[0].type
 
 
+def _hands_back(node: Node) -> bool:
+    """Whether the cotangent of a change's operand is that of its result: a sum's is that of each summand, and of a value that every
+    device has and one contributes."""
+    if node.kind == "contribute":
+        return all(s in (t, UNUSED) for s, t in zip(node.operands[0].type, node.types[0], strict=True))
+    return node.kind in ("reduce", "view", CONSTRAIN)
+
+
 def _change(node: Node) -> Hashable:
     """A change of type, without what is replicated for use: that is the same value."""
     types = (node.operands[0].type, node.types[0])
@@ -100,6 +108,13 @@ def _change(node: Node) -> Hashable:
 
 def _state(solution: Solution, variable: int) -> State:
     return UNUSED if variable in solution.unused else solution.states[variable]
+
+
+def _alike(solution: Solution, variable: int, other: int) -> bool:
+    """Whether devices hold cotangents of two variables alike. That of a partial sum is the same everywhere, as is that of a value
+    which is the same everywhere and contributed to the sum."""
+    states = _state(solution, variable), _state(solution, other)
+    return states[0] == states[1] or (bool(solution.contributed) and states == (UNUSED, PARTIAL))
 
 
 def _read(body: Body, variable: int) -> bool:
