@@ -1,4 +1,4 @@
-"""The fuzzer finds no fault in a few minutes, with a fresh seed each time; it finds planted ones, and excuses rounding alone."""
+"""The fuzzer finds no fault in a few minutes, with a fresh seed outside of CI. Planted faults it finds, and it excuses rounding."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ from unity.pcg.factors import Entry
 from unity.pcg.table import TABLE
 from unity.pcg.table.elementwise import elementwise
 
-MINUTES = float(os.environ.get("UNITY_FUZZ_MINUTES", "2.5"))
+# A gate must say the same of the same code every time, so it draws the same programs; by hand, every run draws new ones.
+CI = "CI" in os.environ
+MINUTES = float(os.environ.get("UNITY_FUZZ_MINUTES", "1" if CI else "2.5"))
 PAIR = unity.Machine.grid(1, 2)
 
 
 def test_random_plans_of_random_programs_compute_what_the_programs_do(tmp_path: Path) -> None:
-    seed, out = int(time.time()) % 10**9 * 1000, tmp_path / "fuzz.json"
+    seed, out = 50000 if CI else int(time.time()) % 10**9 * 1000, tmp_path / "fuzz.json"
     command = [sys.executable, "-m", "benchmarks.fuzz", "--workers", "2", "--minutes", str(MINUTES), "--seed", str(seed)]
     subprocess.run([*command, "--out", str(out)], check=True, cwd=Path(__file__).parent.parent)
     tally = Tally.read(out)

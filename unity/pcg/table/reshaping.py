@@ -91,7 +91,7 @@ def reverse(params: Any, operands: Any, results: Any) -> Spec:
 
 def _slice_pieces(operands: list[jax.Array], layout: Layout) -> list:
     whole, here = layout.operands[0].shape, operands[0].shape
-    scale = [n // m for n, m in zip(whole, here, strict=True)]
+    scale = [n // m if m else 1 for n, m in zip(whole, here, strict=True)]
     start = tuple(s // k for s, k in zip(layout.params["start_indices"], scale, strict=True))
     limit = tuple(s // k for s, k in zip(layout.params["limit_indices"], scale, strict=True))
     return layout.bind(*operands, start_indices=start, limit_indices=limit)
