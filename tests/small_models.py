@@ -25,7 +25,7 @@ MACHINE = Machine.grid(2, 4, "a100")
 def widens() -> bool:
     """Whether XLA computes products of bfloat16 in float32 here: that depends on its version and on the processor."""
     shape = jax.ShapeDtypeStruct((128, 128), jnp.bfloat16)
-    return "f32[128,128]" in jax.jit(lambda x: x @ x).lower(shape).compile().as_text()
+    return "f32[128,128]" in str(jax.jit(lambda x: x @ x).lower(shape).compile().as_text())
 
 
 @dataclass(frozen=True)
