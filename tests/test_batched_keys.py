@@ -15,7 +15,7 @@ from test_pipelines_dropout import TREE, planned
 import unity
 from unity.pcg.stages import SCHEDULES, Mixed
 
-IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
+IMPLS = ("rbg", "unsafe_rbg")  # of threefry, each key draws its own: the operators' own tests divide its batches
 MACHINE = unity.Machine.grid(1, 4, "v100")
 RNG = np.random.default_rng(0)
 
@@ -128,7 +128,8 @@ def held(fn, *args, at):
         np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-5, atol=1e-6)
 
 
-DRAWS = [(name, impl) for name in BATCHED for impl in IMPLS if name != "poisson" or impl == "threefry2x32"]  # JAX has no others
+DRAWS = [(name, impl) for name in BATCHED for impl in IMPLS if name != "poisson"]
+DRAWS += [("poisson", "threefry2x32")]  # JAX has no others
 
 
 @pytest.mark.parametrize(("name", "impl"), DRAWS)

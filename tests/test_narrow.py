@@ -316,7 +316,7 @@ def test_a_rule_that_computes_nothing_new_keeps_what_is_finite(pattern: Pattern)
     if not contained(pattern.rule, pattern.backward):
         pytest.skip("not applied in types of a smaller range")
     with np.errstate(all="ignore"):
-        for seed, instance in enumerate(small_instances(pattern.rule, (), small_sizes(pattern.rule, 2), 3)):
+        for seed, instance in enumerate(small_instances(pattern.rule, (), small_sizes(pattern.rule, 2), 1)):
             rng = np.random.default_rng(seed)
             kinds = {n: t.dtype.replace("float32", "float16") for n, t in instance.types.items()}
             known = {n: type(t)(t.shape, t.states, kinds[n]) for n, t in instance.types.items()}
