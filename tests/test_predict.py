@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import MACHINE, MODELS, counted, named, random_point
+from small_models import MACHINE, MODELS, Small, counted, made, named, random_point
 
 from unity.pcg.capture import Captured
 from unity.pcg.parallelize import parallelize
 from unity.search.assemble import Assembled
+from unity.search.machine import Machine
 from unity.search.minimizer import Minimizer
 from unity.search.predict import predict
 from unity.search.problem import Point
@@ -35,3 +42,33 @@ def test_where_nothing_is_shared_it_counts_exactly_that(name: str) -> None:
     assert (
         fastest.time == pytest.approx(counted(assembled, fastest, "time")) == pytest.approx(predicted(captured, assembled, fastest))
     )
+
+
+def normed() -> Small:
+    """Layers whose norms are reduced inside, and read by several, with numbers of two types."""
+
+    def loss(params: Any, x: Any) -> Any:
+        for w in params:
+            y = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-3)
+            x = x + jnp.tanh(y @ w["up"]) @ w["down"]
+            x = x - jax.nn.log_softmax(x, 0)
+        return jnp.mean(jax.nn.log_softmax(x, -1)).astype(jnp.float32)
+
+    layer = {"up": jax.ShapeDtypeStruct((16, 32), "bfloat16"), "down": jax.ShapeDtypeStruct((32, 16), "bfloat16")}
+    return Small(loss, [layer] * 2, jax.ShapeDtypeStruct((32, 16), "bfloat16"))
+
+
+@cache
+def normed_on(machine: Machine) -> tuple[Captured, Assembled]:
+    return made(normed(), machine)
+
+
+@settings(max_examples=60)
+@given(reduce_in=st.sampled_from(["", "bfloat16"]), seed=st.integers(0, 2**32 - 1))
+def test_sums_of_narrow_numbers_are_counted_as_they_are_sent(reduce_in: str, seed: int) -> None:
+    """Both of what travels between operators and of what is reduced, or replicated, inside of them."""
+    machine = replace(MACHINE, reduce_in=reduce_in)
+    captured, assembled = normed_on(machine)
+    point = random_point(assembled, np.random.default_rng(seed))
+    graph = parallelize(captured.graph, assembled.assignment(point))
+    assert counted(assembled, point, "time") >= predict(graph, machine, captured.differentiated).time * (1 - 1e-9)

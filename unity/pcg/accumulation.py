@@ -42,22 +42,27 @@ def accumulator(dtype: Any) -> Any:
     return WIDE if narrow(dtype) else dtype
 
 
+def widened(dtype: Any, reduce_in: str = "") -> bool:
+    """Whether partial sums of a type are added in a wider one. `reduce_in`: the type whose sums are not, as of an axis."""
+    return narrow(dtype) and reduce_in not in (dtype.name, OWN)
+
+
 def growth(dtype: Any, reduce_in: str = "") -> float:
-    """The ratio of the sizes of a partial sum and of what it is the sum of. `reduce_in`: as of an axis."""
-    return WIDE.itemsize / dtype.itemsize if narrow(dtype) and dtype.name != reduce_in else 1.0
+    """The size of a partial sum, as a multiple of the size of what it is the sum of."""
+    return WIDE.itemsize / dtype.itemsize if widened(dtype, reduce_in) else 1.0
 
 
 def added(dtype: Any, over: Iterable[Axis]) -> Any:
     """The type in which a sum over axes is made."""
-    return accumulator(dtype) if any(str(dtype) != a.reduce_in for a in over) else dtype
+    return accumulator(dtype) if any(widened(dtype, a.reduce_in) for a in over) else dtype
 
 
 def partial(dtype: Any, type_: Type, axes: Sequence[Axis], kinds: str = "S") -> bool:
     """Whether a tensor is a partial sum that is wider than the tensor, or (R) its cotangent is one."""
     if not narrow(dtype):
         return False
-    wide = (s.kind in kinds and a.name != TIME for s, a in zip(type_, axes, strict=True) if a.reduce_in not in (dtype.name, OWN))
-    return any(wide)
+    along = zip(type_, axes, strict=True)
+    return any(s.kind in kinds and a.name != TIME and widened(dtype, a.reduce_in) for s, a in along)
 
 
 def narrowly(axes: Iterable[Axis]) -> tuple[Axis, ...]:

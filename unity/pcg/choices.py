@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 
-from unity.pcg.accumulation import growth
-from unity.pcg.body import Atom, Body, Equation, Tensor
+from unity.pcg.body import Atom, Body, Equation
 from unity.pcg.factors import Match, Slot
 from unity.pcg.halos import Edge, edges
 from unity.pcg.inside import handed_on, nested_agreements
@@ -28,7 +27,8 @@ class Reduced:
     """A partial value that is reduced inside a body, or one that is replicated there. `split[c]` is kept by `Choice.partitions`."""
 
     variable: int | tuple[int, ...]  # one of the body, or the way to one of a program inside
-    nbytes: int  # of the whole tensor, as it is reduced
+    nbytes: int  # of the whole tensor
+    dtype: Any  # in whose accumulator sums of it, and of its cotangents, are made
     kind: str  # "sum", "max", ...; AGREED; nothing of what is the same on every device and only replicated there
     users: tuple[int, ...] = ()  # that find it replicated for use (`Solution.users`): its cotangents are added up
 
@@ -248,15 +248,11 @@ def choice_of(body: Body, solution: Solution) -> Choice:
         names += [match.name] if match.divided else []
     used = solution.users(body)
     inside = ((v, solution.reduced.get(v, ""), users) for v, users in used.items() if v in solution.reduced or users)
-    reduced = tuple(Reduced(v, _reduced_bytes(body.tensors[v], kind), kind, users) for v, kind, users in inside)
-    reduced += tuple(Reduced(a.where, a.itemsize, AGREED) for a in nested_agreements(solution))
+    reduced = tuple(Reduced(v, body.tensors[v].nbytes, body.tensors[v].dtype, kind, users) for v, kind, users in inside)
+    reduced += tuple(Reduced(a.where, a.itemsize, np.dtype(bool), AGREED) for a in nested_agreements(solution))
     name = names[0] if len(body.equations) == 1 and names else _name(solution)
     divided = divided_by(body, zip(body.equations, solution.matches, strict=True))
     return Choice(name, solution.operands, solution.results, size, divided, reduced, halos=edges(body, solution))
-
-
-def _reduced_bytes(tensor: Tensor, kind: str) -> int:
-    return int(tensor.nbytes * growth(tensor.dtype)) if kind == "sum" else tensor.nbytes
 
 
 def divided_by(body: Body, matched: Iterable[tuple[Equation, Match]]) -> float:

@@ -10,7 +10,6 @@ import numpy as np
 
 from unity.pcg.accumulation import accumulator, growth
 from unity.pcg.body import Body, Tensor
-from unity.pcg.choices import Reduced
 from unity.pcg.gradients import carrying
 from unity.pcg.halos import Edge, sent
 from unity.search.collectives import table
@@ -157,39 +156,32 @@ def _reduces(site: Site, domain: Domain, machine: Machine, training: Training) -
     every = [{r.variable: r for r in c.reduced} for c in domain.choices]
     for variable, r in {v: r for rs in every for v, r in rs.items()}.items():
         of_choice = [rs.get(variable) for rs in every]
+        kind = next((x.kind for x in of_choice if x is not None and x.kind), "")
         split = np.array([variable in c.partitions for c in domain.choices])[domain.picks]
-        nbytes = _reduced_bytes(site, r, machine) * np.prod(np.where(split, 1 / sizes, 1.0), axis=1)
+        nbytes = r.nbytes * np.prod(np.where(split, 1 / sizes, 1.0), axis=1)
+        summed = nbytes * growth(r.dtype, machine.reduce_in)
         over = np.array([x is not None and bool(x.kind) for x in of_choice])[domain.picks]
         mask = (over * bits).sum(axis=1)
         again = next((n for v, n in site.computed if v == variable), 0)
-        total += (1 / site.hoisted + again) * (alpha[mask] + beta[mask] * nbytes)
+        total += (1 / site.hoisted + again) * (alpha[mask] + beta[mask] * (summed if kind == "sum" else nbytes))
         masks: list[Array] = []  # users that find it replicated along the same axes share one all-reduce
         users = sorted({u for x in of_choice if x is not None for u in x.users})
-        for user in users if _added_up(site, variable, r, training) else ():
+        for user in users if _added_up(site, variable, kind, training) else ():
             along = np.array([x is not None and user in x.users for x in of_choice])[domain.picks]
             mask = (along * bits).sum(axis=1)
             new = np.all([mask != other for other in masks], axis=0) if masks else np.True_
-            total += np.where(new, alpha[mask] + beta[mask] * nbytes, 0.0)
+            total += np.where(new, alpha[mask] + beta[mask] * summed, 0.0)
             masks.append(mask)
     return total
 
 
-def _added_up(site: Site, variable: int | tuple[int, ...], r: Reduced, training: Training) -> bool:
-    """Whether there are cotangents of what an operator reduces, or replicates, inside."""
+def _added_up(site: Site, variable: int | tuple[int, ...], kind: str, training: Training) -> bool:
+    """Whether there are cotangents of what an operator reduces, or only replicates, inside."""
     assert site.node is not None
-    if not training.backward or r.kind or not isinstance(variable, int):
-        return training.backward and r.kind == "sum" and any(p.gradient for p in site.ports)
+    if not training.backward or kind or not isinstance(variable, int):
+        return training.backward and kind == "sum" and any(p.gradient for p in site.ports)
     assert site.node.body is not None
     return variable in carrying(site.node.body, tuple(p.gradient for p in site.ports), site.flows)
-
-
-def _reduced_bytes(site: Site, r: Reduced, machine: Machine) -> float:
-    """Bytes of a value that is reduced inside, where sums of its type may be made in it."""
-    body = site.node.body if site.node is not None else None
-    if not machine.reduce_in or r.kind not in ("sum", "") or body is None or not isinstance(r.variable, int):
-        return r.nbytes
-    tensor = body.tensors[r.variable]
-    return tensor.nbytes * growth(tensor.dtype, machine.reduce_in)
 
 
 def _sends(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
