@@ -52,7 +52,7 @@ def refuse_machine(machine: Any, memory_limit: Any, optimizer_slots: Any) -> Non
 
 
 def refuse_type(reduce_in: Any) -> None:
-    """Raises OptionError for what is no type narrower than float32."""
+    """Raises OptionError unless `reduce_in` is None or names a type narrower than float32."""
     if reduce_in is not None and not (isinstance(reduce_in, str) and reduce_in in NARROW):
         raise OptionError(
             f"reduce_in={reduce_in!r}: expected None or one of {', '.join(map(repr, NARROW))} (docs: numerics#reduce_in)"

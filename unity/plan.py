@@ -267,7 +267,7 @@ class Plan:
         return jax.tree.unflatten(captured.out_tree, map(with_weak_type, results, weak))
 
     def _weak_results(self, weak: tuple[bool, ...]) -> tuple[bool, ...]:
-        """Which results are weakly typed where these leaves of the arguments are.
+        """Returns which results are weakly typed, given which leaves of the arguments are.
 
         Raises PlanError where the function then computes in other types than were planned.
         """

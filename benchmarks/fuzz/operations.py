@@ -892,13 +892,12 @@ def layers(d: Draw) -> None:
 def while_loop(d: Draw) -> None:
     x = d.pick()
     s = d.of(x)
-    p, k = parameter(d, "c", s.shape, s.dtype), d.name("k")
+    p = parameter(d, "c", s.shape, s.dtype)
     inner = d.inner([p], d.rng.randint(1, 3))
     out = inner.fitted(s.shape, s.dtype)
     f = inner.function(inner, [p[0]], "{0}", [out])
     way = d.rng.choice(("lax.fori_loop(0, 3, lambda i, c: {f0}(c), {0})", "lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, {f0}(c[1])), (0, lax.stop_gradient({0})))[1]",
                         "lax.while_loop(lambda c: (c[0] < 4) & (jnp.sum(c[1]) < 20), lambda c: (c[0] + 1, {f0}(c[1])), (0, lax.stop_gradient({0})))[1]"))  # fmt: skip
-    del k
     d.add(way, x, functions=[f])
 
 
@@ -988,7 +987,6 @@ def gradient(d: Draw) -> None:
 @operation(1.5)
 def custom_rule(d: Draw) -> None:
     x = d.pick(least=1)
-    s = d.of(x)
     h = d.name("x")
     text, rule = d.rng.choice(
         (
@@ -1002,28 +1000,11 @@ def custom_rule(d: Draw) -> None:
     r = d.name("v")
     name = d.name("f")
     step = Step((r,), text, (h,))
-    if d.rng.random() < 0.6:
-        f = Function(
-            name,
-            (h,),
-            (step,),
-            "{0}",
-            (r,),
-            wrap="jax.custom_vjp",
-            tail=f"{name}.defvjp(lambda x: ({name}(x), x), lambda x, g: (({rule}).astype(x.dtype),))",
-        )
-    else:
+    wrap, tail = "jax.custom_vjp", f"{name}.defvjp(lambda x: ({name}(x), x), lambda x, g: (({rule}).astype(x.dtype),))"
+    if d.rng.random() < 0.4:
         rule = "dx * 2" if "sum" in rule or "clip" in rule else rule.replace("g", "dx")
-        f = Function(
-            name,
-            (h,),
-            (step,),
-            "{0}",
-            (r,),
-            wrap="jax.custom_jvp",
-            tail=f"{name}.defjvps(lambda dx, ans, x: ({rule}).astype(x.dtype))",
-        )
-    del s
+        wrap, tail = "jax.custom_jvp", f"{name}.defjvps(lambda dx, ans, x: ({rule}).astype(x.dtype))"
+    f = Function(name, (h,), (step,), "{0}", (r,), wrap=wrap, tail=tail)
     d.add("{f0}({0})", x, functions=[f])
 
 

@@ -78,17 +78,17 @@ def disagreements(text: str, inputs: Sequence[Labels | None] = ()) -> list[Disag
 
 
 def argument_labels(compiled: Any) -> list[Labels | None]:
-    """Which devices hold the same part of each argument of a compiled program (`jax.stages.Compiled`)."""
-    found: list[Labels | None] = []
+    """Labels the devices that hold equal parts of each argument of a compiled program (`jax.stages.Compiled`)."""
+    labels: list[Labels | None] = []
     for sharding in jax.tree.leaves(compiled.input_shardings):
         if isinstance(sharding, NamedSharding):
             names = [n for part in sharding.spec if part for n in (part if isinstance(part, tuple) else (part,))]
             shape = tuple(sharding.mesh.shape.values())
             over = [k for k, name in enumerate(sharding.mesh.axis_names) if name in names]
-            found.append(_labels(tuple(at[k] for k in over) for at in np.ndindex(*shape)))
+            labels.append(_labels(tuple(at[k] for k in over) for at in np.ndindex(*shape)))
         else:
-            found.append((0,) * sharding.num_devices if sharding.is_fully_replicated else None)
-    return found
+            labels.append((0,) * sharding.num_devices if sharding.is_fully_replicated else None)
+    return labels
 
 
 def _labels(keys: Iterable[Any]) -> Labels:
@@ -126,7 +126,7 @@ Value = Any  # a `_Value`, or a tuple of values: what an HLO type is
 
 @dataclass(frozen=True)
 class _Context:
-    """Which devices run a computation together, and where they parted last."""
+    """The devices that run a computation together, and the instruction at which they last parted."""
 
     labels: Labels
     control: str
@@ -145,7 +145,7 @@ def _of(value: Value) -> Labels | None:
 
 
 def _joined(a: Value, b: Value) -> Value:
-    """What is known of a value that is the one or the other."""
+    """Joins what is known of two values, either of which may be taken."""
     if isinstance(a, tuple) and isinstance(b, tuple):
         return tuple(map(_joined, a, b))
     if a == b:
@@ -268,7 +268,7 @@ class _Interpreter:
         return _Value(_labels(row.tobytes() for row in np.ascontiguousarray(numbers)), numbers)
 
     def loop(self, i: Instruction, start: Value, context: _Context) -> Value:
-        """What a loop ends with, and what is inside of it."""
+        """Interprets a loop to its fixed point, and returns its result."""
         test, body = (self.module.computations[loop_part(i, part)] for part in ("condition", "body"))
         now = start
         while True:
@@ -281,7 +281,7 @@ class _Interpreter:
             now = after
 
     def conditional(self, i: Instruction, operands: tuple[Value, ...], context: _Context) -> Value:
-        """What a conditional gives, and what is inside of its branches."""
+        """Interprets every branch of a conditional, and returns the joined result."""
         predicate, names = operands[0], _called(i)
         taken = None if predicate.numbers is None else self.taken(predicate.numbers, len(names))
         found = []
@@ -293,7 +293,7 @@ class _Interpreter:
         return _refined(reduce(_joined, found), predicate.labels)
 
     def taken(self, predicate: Numbers, branches: int) -> list[int]:
-        """Which branch each device takes: of two the first if it is true; of several the last where there is none of its number."""
+        """Returns the branch of each device: the first of two if a predicate is true, the last if an index is out of range."""
         if predicate.dtype == bool:
             return [0 if yes else 1 for yes in predicate]
         return [int(k) if 0 <= k < branches else branches - 1 for k in predicate]

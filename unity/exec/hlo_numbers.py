@@ -31,11 +31,11 @@ _PLAIN: dict[str, Callable[..., Numbers]] = {
 
 def array_of(type_: str) -> tuple[np.dtype, tuple[int, ...]] | None:
     """The element type and shape of a small array of integers or truth values; None for any other type."""
-    found = _ARRAY.match(type_)
-    if found is None or found[1] not in _INTEGERS:
+    match = _ARRAY.match(type_)
+    if match is None or match[1] not in _INTEGERS:
         return None
-    shape = tuple(map(int, found[2].split(","))) if found[2] else ()
-    return (np.dtype(_INTEGERS[found[1]]), shape) if prod(shape) <= MOST else None
+    shape = tuple(map(int, match[2].split(","))) if match[2] else ()
+    return (np.dtype(_INTEGERS[match[1]]), shape) if prod(shape) <= MOST else None
 
 
 def constant(instruction: Instruction, devices: int) -> Numbers | None:
@@ -56,26 +56,26 @@ def computed(instruction: Instruction, operands: Sequence[Numbers], devices: int
     dtype, shape = kind
     opcode, goal = instruction.opcode, (devices, *shape)
     if opcode in _PLAIN and len({x.shape for x in operands}) == 1:
-        found = _PLAIN[opcode](*operands)
+        value = _PLAIN[opcode](*operands)
     elif opcode == "compare":
-        found = _COMPARE[instruction.attribute(r"direction=(\w+)") or ""](*operands)
+        value = _COMPARE[instruction.attribute(r"direction=(\w+)") or ""](*operands)
     elif opcode in ("divide", "remainder"):
-        found = _divided(opcode, *operands)
+        value = _divided(opcode, *operands)
     elif opcode.startswith("shift-"):
-        found = _shifted(opcode, *operands)
+        value = _shifted(opcode, *operands)
     elif opcode in ("convert", "reshape") or (opcode == "bitcast" and operands[0].dtype == dtype):
-        found = operands[0].astype(dtype).reshape(goal)
+        value = operands[0].astype(dtype).reshape(goal)
     elif opcode == "broadcast":
-        found = _broadcast(operands[0], instruction, goal)
+        value = _broadcast(operands[0], instruction, goal)
     elif opcode == "dynamic-slice":
-        found = _sliced(operands[0], operands[1:], shape)
+        value = _sliced(operands[0], operands[1:], shape)
     elif opcode == "iota":
         dim = int(instruction.attribute(r"iota_dimension=(\d+)") or 0)
         along = np.arange(shape[dim] if shape else 1).reshape([-1 if d == dim else 1 for d in range(max(len(shape), 1))])
-        found = _on_all(np.broadcast_to(along, shape), devices)
+        value = _on_all(np.broadcast_to(along, shape), devices)
     else:
         return None
-    return None if found is None or found.shape != goal else found.astype(dtype)
+    return None if value is None or value.shape != goal else value.astype(dtype)
 
 
 def _on_all(value: np.ndarray, devices: int) -> Numbers:

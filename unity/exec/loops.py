@@ -58,8 +58,8 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
     axes: list[frozenset[str]] = []
 
     def alike(branch: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*given: Any) -> Any:
-            leaves, tree = jax.tree.flatten(branch(*given))
+        def run(*arguments: Any) -> Any:
+            leaves, tree = jax.tree.flatten(branch(*arguments))
             own = [varying(x) for x in leaves]
             if not axes:
                 axes.extend(own)
@@ -85,11 +85,11 @@ def cond(test: Any, then: Callable[..., Any], otherwise: Callable[..., Any], *op
 def _as_before(after: Any, before: Any) -> Any:
     """A carry after a step, varying as before it. Raises _Wider if it varies over more axes."""
     leaves, tree = jax.tree.flatten(after)
-    wanted = [varying(x) for x in jax.tree.leaves(before)]
-    missing = [varying(x) - names for x, names in zip(leaves, wanted, strict=True)]
+    assumed = [varying(x) for x in jax.tree.leaves(before)]
+    missing = [varying(x) - names for x, names in zip(leaves, assumed, strict=True)]
     if any(missing):
         raise _Wider(missing)
-    return jax.tree.unflatten(tree, map(vary, leaves, wanted))
+    return jax.tree.unflatten(tree, map(vary, leaves, assumed))
 
 
 def _widened(run: Callable[[Any], Any], carry: Any) -> Any:

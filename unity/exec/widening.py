@@ -29,7 +29,7 @@ UNDIFFERENTIABLE = (NotImplementedError, TypeError, ValueError)  # how JAX says 
 
 
 class Summand(IntEnum):
-    """What a value is to the partial sums that are made of it."""
+    """The role of a value in the partial sums that are computed from it."""
 
     NONE = 0  # nothing is summed that depends on it
     FACTOR = 1  # a narrow number; what is computed from it is summed
@@ -77,18 +77,18 @@ def applied(local: Local, operands: Arrays, layout: Layout, exact: bool = False,
 
     def backward(values: list, cotangents: list) -> tuple:
         plain = [x.astype(p.dtype) for x, p in zip(values, layout.operands, strict=True)]
-        given = [(g, p) for g, p in zip(cotangents, layout.results, strict=True) if floating(p)]
+        real = [(g, p) for g, p in zip(cotangents, layout.results, strict=True) if floating(p)]
 
         def pulled(plain: list, narrow_cotangents: list) -> tuple:
             run = _by(local, plain, moving)
             return jax.vjp(run, *(plain[k] for k in moving))[1](narrow_cotangents)
 
         marked = [(x, Summand.PARTIAL if _is(p, "S") else Summand.NONE) for x, p in zip(values, layout.operands, strict=True)]
-        rounded = [g.astype(p.dtype) for g, p in given]
-        for (g, p), own in zip(given, rounded, strict=True):
+        rounded = [g.astype(p.dtype) for g, p in real]
+        for (g, p), own in zip(real, rounded, strict=True):
             marked.append((g, Summand.PARTIAL) if _is(p, "R") else (own, Summand.FACTOR))
-        found = iter(evaluated(jax.make_jaxpr(pulled)(plain, rounded), marked))
-        return tuple(next(found)[0].astype(p.held) if k in moving else None for k, p in enumerate(layout.operands))
+        results = iter(evaluated(jax.make_jaxpr(pulled)(plain, rounded), marked))
+        return tuple(next(results)[0].astype(p.held) if k in moving else None for k, p in enumerate(layout.operands))
 
     def handed(k: int, x: Any) -> Any:
         if k in refused:
@@ -102,8 +102,8 @@ def applied(local: Local, operands: Arrays, layout: Layout, exact: bool = False,
 def _by(local: Local, plain: Arrays, some: Sequence[int]) -> Callable[..., list]:
     """The floating-point results of an operator as a function of some of its operands."""
 
-    def run(*given: Any) -> list:
-        changed = dict(zip(some, given, strict=True))
+    def run(*arguments: Any) -> list:
+        changed = dict(zip(some, arguments, strict=True))
         return [y for y in local([changed.get(k, x) for k, x in enumerate(plain)]) if floating(y)]
 
     return run
@@ -136,7 +136,7 @@ def _moves(local: Local, plain: Arrays, some: Sequence[int]) -> bool:
 
 
 def _refusing(x: Any, error: Exception) -> Any:
-    """An operand by which there is no derivative: JAX asks for one only where it is wanted, and says so then."""
+    """Wraps an operand that has no derivative: JAX raises `error` where, and only where, one is asked for."""
 
     @jax.custom_jvp
     def same(x: Any) -> Any:
@@ -178,29 +178,29 @@ def _results(eqn: core.JaxprEqn, operands: Sequence[Marked], mark: Summand) -> l
         return [(x, Summand.NONE) for x in _bound(eqn, values)]
     solved = eqn.primitive.name == LINEAR_SOLVE and mark == Summand.PARTIAL  # linear in what is summed, and its programs too
     if not solved and (eqn.primitive.name in NESTING or called(eqn.params) is not None):
-        found = _bound(eqn, [_rounded(x, a) for x, a in zip(values, eqn.invars, strict=True)])
+        results = _bound(eqn, [_rounded(x, a) for x, a in zip(values, eqn.invars, strict=True)])
     elif "mantissa_bits" in eqn.params and mark == Summand.PARTIAL:
-        found = values  # rounding, which comes after the sum
+        results = values  # rounding, which comes after the sum
     elif "new_dtype" in eqn.params:
-        found = [values[0].astype(accumulator(eqn.params["new_dtype"]))]
+        results = [values[0].astype(accumulator(eqn.params["new_dtype"]))]
     elif "preferred_element_type" in eqn.params and mark == Summand.FACTOR:
         own = [_rounded(x, a) for x, a in zip(values, eqn.invars, strict=True)]
-        found = eqn.primitive.bind(*own, **eqn.params | _wide_result(eqn))
+        results = eqn.primitive.bind(*own, **eqn.params | _wide_result(eqn))
     else:
         wide = [x.astype(WIDE) if narrow(_type(a).dtype) else x for x, a in zip(map(jnp.asarray, values), eqn.invars, strict=True)]
         params = {k: _widened(v) for k, v in eqn.params.items()} | _wide_result(eqn)
-        found = eqn.primitive.bind(*wide, **params)
-    found = found if isinstance(found, list | tuple) else [found]
+        results = eqn.primitive.bind(*wide, **params)
+    results = results if isinstance(results, list | tuple) else [results]
     return [
         (x.astype(accumulator(_type(v).dtype)), Summand.PARTIAL) if floating(_type(v)) else (x, Summand.NONE)
-        for x, v in zip(found, eqn.outvars, strict=True)
+        for x, v in zip(results, eqn.outvars, strict=True)
     ]
 
 
 def _wide_result(eqn: core.JaxprEqn) -> dict[str, Any]:
-    """The parameter by which a product is asked for a result that is not rounded."""
-    asked = "preferred_element_type" in eqn.params and narrow(_type(eqn.outvars[0]).dtype)
-    return {"preferred_element_type": WIDE} if asked else {}
+    """Returns the parameter that makes a narrow product keep its wide result."""
+    is_narrow_product = "preferred_element_type" in eqn.params and narrow(_type(eqn.outvars[0]).dtype)
+    return {"preferred_element_type": WIDE} if is_narrow_product else {}
 
 
 def _type(atom: Any) -> Any:
@@ -215,8 +215,8 @@ def _rounded(x: Any, atom: Any) -> Any:
 def _bound(eqn: core.JaxprEqn, values: Arrays) -> list:
     """The results of an equation as it stands."""
     if eqn.primitive.name not in NESTING and called(eqn.params) is None:
-        found = eqn.primitive.bind(*values, **eqn.params)
-        return list(found) if eqn.primitive.multiple_results else [found]
+        results = eqn.primitive.bind(*values, **eqn.params)
+        return list(results) if eqn.primitive.multiple_results else [results]
     operands: list[Any] = [core.Var(_type(v)) for v in eqn.invars]
     unnamed = core.DebugInfo(eqn.primitive.name, "", None, None)
     jaxpr = core.Jaxpr((), operands, eqn.outvars, [eqn.replace(invars=operands)], debug_info=unnamed)
@@ -224,15 +224,15 @@ def _bound(eqn: core.JaxprEqn, values: Arrays) -> list:
 
 
 def _widened(program: Any) -> Any:
-    """A program that a primitive applies to elements, or several, on wide numbers; what is no program as it is."""
+    """Widens the programs in a parameter, such as the function of a reduction. Returns any other parameter unchanged."""
     if isinstance(program, tuple) and any(isinstance(p, Program) for p in program):
         return getattr(program, "_make", tuple)(map(_widened, program))
     if not isinstance(program, Program):
         return program
     closed = program if isinstance(program, core.ClosedJaxpr) else core.ClosedJaxpr(program, ())
     elements = [_type(v).update(dtype=accumulator(_type(v).dtype)) for v in closed.jaxpr.invars]
-    found = jax.make_jaxpr(lambda *xs: [y for y, _ in evaluated(closed, [(x, Summand.PARTIAL) for x in xs])])(*elements)
-    return found if isinstance(program, core.ClosedJaxpr) else found.jaxpr
+    wide = jax.make_jaxpr(lambda *xs: [y for y, _ in evaluated(closed, [(x, Summand.PARTIAL) for x in xs])])(*elements)
+    return wide if isinstance(program, core.ClosedJaxpr) else wide.jaxpr
 
 
 @partial_arguments(jax.custom_vjp, nondiff_argnums=(1,))
@@ -245,26 +245,26 @@ rounded.defvjp(lambda x, dtype: (rounded(x, dtype), None), lambda dtype, _, g: (
 
 
 def sent(collective: Callable[[Any], Any], x: Any, there: Any, back: Any, own: Any, result: Any, whole: bool) -> Any:
-    """A collective on a narrow piece, in one type forward and in another backward.
+    """Runs a collective on a narrow piece, in one type forward and in another backward.
 
     Args:
         collective: linear.
         there, back: the types in which the value and its cotangent travel.
-        own: the tensor's type, to which what is no partial sum is rounded.
+        own: the tensor's type, to which a whole result is rounded.
         result: the type in which the result is held.
-        whole: whether the result is no partial sum.
+        whole: whether the result is a whole value, not a partial sum.
     """
 
     shape, held, names = x.shape, x.dtype, varying(x)
 
     @jax.custom_vjp
     def call(x: Any) -> Any:
-        found = collective(x.astype(there))
-        return (found.astype(own) if whole else found).astype(result)
+        moved = collective(x.astype(there))
+        return (moved.astype(own) if whole else moved).astype(result)
 
     def backward(_: None, g: Any) -> tuple[Any]:
-        (found,) = jax.vjp(collective, vary(jnp.zeros(shape, back), names))[1](g.astype(back))  # it may have a rule of its own
-        return (found.astype(held),)
+        (cotangent,) = jax.vjp(collective, vary(jnp.zeros(shape, back), names))[1](g.astype(back))  # it may have a rule of its own
+        return (cotangent.astype(held),)
 
     call.defvjp(lambda x: (call(x), None), backward)
     return call(x)

@@ -49,8 +49,9 @@ Place = tuple[int, int]  # an operand: id(node) and position; a variable: id(nod
 
 @dataclass(frozen=True)
 class Recomputation:
-    """What the backward pass adds to one run of the graph around a node: a set of numbers, one for each remat, or operator with
-    marked operands, whose backward pass runs it again.
+    """The runs that the backward pass adds to one run of the graph around a node.
+
+    Each entry is a set of numbers, one for each remat, or operator with marked operands, whose backward pass runs it again.
 
     nodes: by id(node), of nodes that run.
     variables: of variables that are computed and reduced.
@@ -101,7 +102,7 @@ class Recomputation:
 
 
 def recomputation(graph: PCG, flow: Gradients) -> Recomputation:
-    """What the backward pass runs again of a graph, serial or parallel, and of the graphs inside of it."""
+    """Finds what the backward pass recomputes of a graph, serial or parallel, and of the graphs nested in it."""
     found = Recomputation()
     for number, (run, marked) in enumerate(_runs(graph, flow, _Around())):
         found.marked.update([number] if marked else [])
@@ -112,7 +113,7 @@ def recomputation(graph: PCG, flow: Gradients) -> Recomputation:
 
 @dataclass(frozen=True)
 class _Around:
-    """What a graph is inside of: a loop; a remat in a loop; remats with these policies."""
+    """The surroundings of a nested graph: whether it is in a loop, or a remat in a loop, and the policies of remats around it."""
 
     looped: bool = False
     fenced: bool = False
@@ -243,8 +244,8 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Needed:
-    """What some variables of a body need: the variables that are read, those among them that are reduced again where a sum is
-    taken over devices, and whether any equation runs."""
+    """The variables of a body that others depend on: those read, those reduced again if a sum over devices is taken, and whether
+    any equation runs."""
 
     values: frozenset[int]
     reduced: frozenset[int]

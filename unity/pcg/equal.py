@@ -15,7 +15,7 @@ from unity.pcg.gradients import wanted_by
 from unity.pcg.graph import CONSTRAIN, PCG, UNCHANGED, Node, Value
 from unity.pcg.placing import placing
 from unity.pcg.propagation import Solution
-from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State
+from unity.pcg.state import REPLICATED, UNUSED, State
 
 
 class Names:
@@ -72,7 +72,7 @@ class Names:
         carrier = summand_of(body, variable)
         parts = parts_of(body, carrier)
         found = placing(body, tuple(v.type for v in node.operands), node.types, self.n_axes)
-        if any(s is not None and any(not _alike(s, variable, v) for v in (carrier, *parts)) for s in found):
+        if any(s is not None and any(_state(s, v) != _state(s, variable) for v in (carrier, *parts)) for s in found):
             return None
         if parts:
             return ("parts", body.tensors[carrier].shape, *(self.part(node, body, p) for p in parts))
@@ -108,13 +108,6 @@ def _change(node: Node) -> Hashable:
 
 def _state(solution: Solution, variable: int) -> State:
     return UNUSED if variable in solution.unused else solution.states[variable]
-
-
-def _alike(solution: Solution, variable: int, other: int) -> bool:
-    """Whether devices hold cotangents of two variables alike. That of a partial sum is the same everywhere, as is that of a value
-    which is the same everywhere and contributed to the sum."""
-    states = _state(solution, variable), _state(solution, other)
-    return states[0] == states[1] or (bool(solution.contributed) and states == (UNUSED, PARTIAL))
 
 
 def _read(body: Body, variable: int) -> bool:

@@ -50,10 +50,10 @@ def _with_unused(body: Body, solution: Solution, operands: tuple[State, ...], re
     if not given <= unused:
         raise Unmatched
 
-    def end(k: int, found: State) -> State:
-        if found == UNUSED:  # what is the same on every device may be called replicated, too
+    def end(k: int, state: State) -> State:
+        if state == UNUSED:  # what is the same on every device may be called replicated, too
             return REPLICATED if results[k] == REPLICATED else UNUSED
-        return UNUSED if body.outputs[k] in unused else found
+        return UNUSED if body.outputs[k] in unused else state
 
     ends = tuple(end(k, found) for k, found in enumerate(solution.results))
     return replace(solution, operands=operands, results=ends, unused=unused)
@@ -85,18 +85,18 @@ def contributions(body: Body, solution: Solution) -> list[int]:
 
 def same(body: Body, solution: Solution, given: Collection[int]) -> set[int]:
     """The variables that can be computed the same on every device: of what is reduced, and of these inputs."""
-    found = {*solution.reduced, *given}
+    alike = {*solution.reduced, *given}
     for e, match in zip(body.equations, solution.matches, strict=True):
-        if all(s == REPLICATED for s in match.states) and all(isinstance(a, Literal) or a in found for a in e.operands):
-            found.update(e.results)
-    return found
+        if all(s == REPLICATED for s in match.states) and all(isinstance(a, Literal) or a in alike for a in e.operands):
+            alike.update(e.results)
+    return alike
 
 
 def leading(body: Body, solution: Solution, ends: Collection[int]) -> Iterator[int]:
-    """These variables, and what they are computed of behind what is reduced."""
-    wanted = set(ends).difference(solution.reduced)
+    """Yields variables, and those they are computed from after the last reduce."""
+    needed = set(ends).difference(solution.reduced)
     for e in reversed(body.equations):
-        if not wanted.isdisjoint(e.results):
-            wanted.update(e.results)
-            wanted.update(a for a in e.operands if isinstance(a, int) and a not in solution.reduced)
-    yield from wanted
+        if not needed.isdisjoint(e.results):
+            needed.update(e.results)
+            needed.update(a for a in e.operands if isinstance(a, int) and a not in solution.reduced)
+    yield from needed

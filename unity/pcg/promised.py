@@ -20,7 +20,7 @@ PROMISED = "promised"
 
 
 def kept(rows: jax.Array, ids: jax.Array, *, size: int) -> jax.Array:
-    """The same in JAX's terms: a linear solve of the identity, whose transpose drops what comes for indices outside.
+    """Expresses `promised` in JAX's own terms: a linear solve of the identity, whose transpose drops cotangents of indices outside.
 
     Args:
         rows: what was read, shape `[*ids, h]`.
@@ -28,10 +28,10 @@ def kept(rows: jax.Array, ids: jax.Array, *, size: int) -> jax.Array:
         size: the number of the table's rows.
     """
     inside = (ids >= 0) & (ids <= jnp.asarray(size - 1, ids.dtype))
-    given = lax.broadcast_in_dim(inside, rows.shape, range(ids.ndim))
+    spread = lax.broadcast_in_dim(inside, rows.shape, range(ids.ndim))
 
     def dropped(_: Any, cotangent: jax.Array) -> jax.Array:
-        return lax.select(given, cotangent, jnp.zeros_like(cotangent))
+        return lax.select(spread, cotangent, jnp.zeros_like(cotangent))
 
     return lax.custom_linear_solve(lambda x: x, rows, lambda _, x: x, dropped)
 

@@ -65,7 +65,7 @@ def solve(body: Body, known: Mapping[int, State], contributing: bool = False) ->
 
 
 def solve_either(body: Body, known: Mapping[int, State]) -> Solution:
-    """A solution, in which nothing is contributed to partial sums unless there is no other."""
+    """Solves a body, contributing values to partial sums only where there is no other solution."""
     try:
         return solve(body, known)
     except Unmatched as problem:

@@ -65,7 +65,7 @@ def traffic(graph: PCG, differentiated: Collection[int] = ()) -> tuple[Collectiv
 
 @dataclass(frozen=True)
 class _Whole:
-    """What is known of all graphs together: where gradients flow, what scans make ahead, and what the backward pass makes again."""
+    """Facts shared by a graph and its nested graphs: gradient flow, values hoisted out of scans, recomputation."""
 
     flow: Gradients
     hoisted: Mapping[int, int]
@@ -96,7 +96,7 @@ def _of_graph(graph: PCG, whole: _Whole, times: int, outermost: bool = False) ->
 
 @dataclass(frozen=True)
 class _Context:
-    """What all nodes of a graph share. `times`: how often each runs."""
+    """Facts shared by the nodes of one graph. `times`: how often each runs."""
 
     graph: PCG
     flow: Gradients
@@ -120,7 +120,7 @@ class _Context:
 
     @property
     def once(self) -> tuple[int, int, int]:
-        """The same of what runs backward alone."""
+        """Returns the runs of a collective that is part of the backward pass alone."""
         return self.times, 0, 0
 
 

@@ -141,7 +141,7 @@ class Assembled:
         return time, memory
 
     def priced(self, before: Types, after: Types, port: Port, product: bool) -> tuple[np.ndarray, np.ndarray]:
-        """The same, wherever the change runs."""
+        """Seconds and bytes of all changes, were all devices there."""
         c, index = distinct_changes(self.machine, before, after, growth(port.tensor.dtype, self.machine.reduce_in))
         n, times, backward = port.tensor.nbytes, port.times, self.training.backward
         runs = 1 / port.hoisted + port.repeats

@@ -25,7 +25,7 @@ SAID = ("mode", "fill_value")  # what look-ups say of indices outside
 
 
 def manner(mode: Mode) -> str:
-    """What look-ups in a mode say of indices outside, as text."""
+    """Returns, as text, how look-ups in a mode treat indices outside of the table."""
     return params_key(dict(zip(SAID, (mode, None), strict=True)))
 
 

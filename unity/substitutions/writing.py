@@ -83,7 +83,7 @@ class _Writer:
         return [laid(x) for x in (results if isinstance(results, list) else [results])]
 
     def promised(self, x: Laid, look_up: Term) -> Laid:
-        """What takes the place of a promised look-up, where that does of one that clamps."""
+        """Writes the replacement of a promised look-up, given that of the clamping one."""
         assert isinstance(look_up, Apply)
         table, ids = look_up.operands
         return laid(promised(x.value, self.of(ids).value, self.occurrence.types[table].shape[0]))

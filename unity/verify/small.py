@@ -100,7 +100,7 @@ def _of_attributes(
 def _instances(
     rule: Rule, chosen: Mapping[str, Attribute], axes: tuple[Axis, ...], possible: Mapping[str, Sequence[TensorType]], room: bool
 ) -> Iterator[Instance]:
-    """The same, in order: an operator is looked at as soon as its operands have types. `room`: whether its windows need it."""
+    """Yields instances in order, typing an operator as soon as its operands have types. `room`: whether windows need it."""
     order = list(subterms(rule.sides))
     found: dict[Term, TensorType] = {}
 

@@ -222,7 +222,7 @@ class _Region:
         return after
 
     def again(self, after: Names) -> None:
-        """What a remat, or a loop's step in one, computes again once its cotangents are there."""
+        """Issues the recomputation of a remat, or of a loop's step in one, once its cotangents have arrived."""
         done: dict[Value, Names] = {Value(n): after for n in self.graph.inputs}
         for node in self.graph.nodes:
             if node.kind == "input":
