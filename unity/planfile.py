@@ -22,7 +22,7 @@ from unity.made import Made
 from unity.options import refuse_machine
 from unity.pcg import atomic
 from unity.pcg.capture import Captured, capture
-from unity.pcg.errors import ParallelTypeError, PlanError, UnityError
+from unity.pcg.errors import PlanError, UnityError
 from unity.pipelining import from_json as pipelined_again
 from unity.plan import Plan
 from unity.rewriting import derivation_of, library_of
@@ -80,7 +80,7 @@ def reading(path: str | Path, part: str) -> Iterator[None]:
         yield
     except UnityError as error:
         what = f"{path} is damaged, or cannot be used here, at $.{part}"
-        raise PlanError(f"{what}: {error}. Plan again with unity.optimize.") from error
+        raise PlanError(f"{what}: {error}\n    Plan again with unity.optimize.") from error
     except DAMAGED as error:
         raise PlanError(f"{path} is damaged at $.{part}: {type(error).__name__}: {error}") from error
 
@@ -196,8 +196,6 @@ def load(
         with reading(path, "parallelization"):
             steps = Parallelization.from_json(data.get("parallelization"))
         check_parallelization(plan.serial, plan.pcg, steps, default_library())
-    except ParallelTypeError as error:
-        raise PlanError(f"{path} is refused, because its parallel graph is none: {error}") from None
     except PlanError as error:
         raise PlanError(f"{path} is refused, because its derivation does not replay: {error}") from None
     return plan

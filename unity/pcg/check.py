@@ -37,9 +37,8 @@ def check(graph: PCG) -> None:
     _graph(graph, {})
 
 
-Apart = Mapping[
-    int, Node
-]  # axes, by position, along which devices do not run a graph together; and the operator that it is inside of
+# Axes, by position, along which devices do not run a graph together, and the operator that the graph is nested in.
+Apart = Mapping[int, Node]
 
 
 def _graph(graph: PCG, apart: Apart) -> None:

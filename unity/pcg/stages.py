@@ -220,10 +220,8 @@ def scaled_over(node: Node, flow: Callable[[Value], bool]) -> tuple[int, ...]:
     read = (*pipeline.operands, *(node.operands[p] for p in range(ends.carried.start)))
     loss = node.types[int(node.attributes["loss"])]
     moving = [v for v in read if flow(v)]
-    return tuple(
-        k for k, s in enumerate(loss)
-        if moving and (s == REPLICATED or (s != UNUSED and any(v.type[k] == UNUSED for v in moving)))
-    )  # fmt: skip
+    alike = [any(v.type[k] == UNUSED for v in moving) for k in range(len(loss))]
+    return tuple(k for k, s in enumerate(loss) if moving and (s == REPLICATED or (s != UNUSED and alike[k])))
 
 
 def outside_state(node: Node, position: int) -> State:
