@@ -201,8 +201,8 @@ REDUCERS: Mapping[str, Callable[[Any, tuple[str, ...]], Any]] = {
 
 
 def as_held(x: Any, placed: Placed) -> Any:
-    """A piece in the type of numbers in which a device holds it."""
-    return x.astype(placed.held) if x.dtype != placed.held else x
+    """A piece in the type of numbers in which a device holds it. (The tangent of an integer is of no such type, and stays.)"""
+    return x.astype(placed.held) if narrow(placed.dtype) and x.dtype != placed.held else x
 
 
 def _types(placed: Sequence[Placed]) -> tuple[Type, ...]:
