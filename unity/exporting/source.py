@@ -6,7 +6,7 @@ import builtins
 import keyword
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,7 +16,8 @@ ATOM, POWER, UNARY, TIMES, PLUS, SHIFT, AND, XOR, OR, COMPARE, NOT, TUPLE = rang
 
 @dataclass(frozen=True)
 class Code:
-    """An expression: its text on one line, how tightly it binds, and the parts of a call or a collection, which may be broken."""
+    """An expression: its text on one line, how tightly it binds, and the parts of a call or a collection at its end, which may be
+    broken."""
 
     text: str
     level: int = ATOM
@@ -52,12 +53,16 @@ def literal(x: object) -> Code:
     return Code(text, UNARY if text.startswith("-") else ATOM)
 
 
+def _after(before: str, x: Code) -> Code:
+    """An expression behind a keyword, a key or an operator."""
+    return replace(x, text=before + x.text, level=TUPLE, head=before + x.head if x.items else "")
+
+
 def call(function: str, *arguments: object, **named: object) -> Code:
     """A call. Arguments that are no expressions are written as literals."""
     items = [code(a) for a in arguments]
     for key, value in named.items():
-        c = code(value)
-        items.append(Code(f"{key}={c.text}", TUPLE, f"{key}={c.head}" if c.items else "", c.items, c.close, c.collection))
+        items.append(_after(f"{key}=", code(value)))
     return Code(f"{function}({', '.join(i.text for i in items)})", ATOM, f"{function}(", tuple(items), ")")
 
 
@@ -82,14 +87,15 @@ def first_of(x: Code) -> Code:
 
 def mapping(pairs: Iterable[tuple[str, Code]]) -> Code:
     """A dictionary, from the text of keys."""
-    items = [Code(f"{k}: {c.text}", TUPLE, f"{k}: {c.head}" if c.items else "", c.items, c.close, c.collection) for k, c in pairs]
+    items = [_after(f"{k}: ", c) for k, c in pairs]
     return Code("{" + ", ".join(i.text for i in items) + "}", ATOM, "{", tuple(items), "}", True)
 
 
 def infix(left: Code, operator: str, right: Code, level: int) -> Code:
     """Two operands and an operator between them; of equal levels the left is first."""
     above = level + 1 if level == COMPARE else level  # comparisons would chain
-    return Code(f"{left.within(above)} {operator} {right.within(level + 1)}", level)
+    last = right if right.level > level else Code(right.within(level + 1))
+    return replace(_after(f"{left.within(above)} {operator} ", last), level=level)
 
 
 def prefix(operator: str, x: Code) -> Code:

@@ -254,7 +254,7 @@ class _Capture:
         self.looped = False  # in a loop of several steps
 
     def graph(self, body: Body, names: Sequence[str]) -> PCG:
-        body = deduplicated(without_unread(body), light)
+        body = without_unread(deduplicated(body, light))  # the zeros for an unread operand are not those that others read
         inputs = tuple(
             Node("input", (), (body.tensors[v],), attributes={"index": k, "name": name})
             for k, (v, name) in enumerate(zip(body.inputs, names, strict=True))

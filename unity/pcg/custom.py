@@ -22,6 +22,7 @@ from unity.pcg.errors import CaptureError
 from unity.pcg.foreign import chosen_of, first_order, merged, outside, with_foreign
 from unity.pcg.jaxprs import equations, floating
 from unity.pcg.kernels import KERNEL
+from unity.pcg.pruning import used
 from unity.pcg.weak_types import struct_of
 
 Flags = tuple[bool, ...]
@@ -141,7 +142,7 @@ def jvp_body(equation: Equation, differentiated: Flags | None = None) -> JvpRule
 
     made = _traced(equation, rule, structs, chosen_of(floating, structs))
     foreign = with_foreign(made) or _moves_kernels(made.jaxpr, made.jaxpr.invars[len(structs) :])
-    return JvpRule(close(first_order(made)), floating, foreign)
+    return JvpRule(used(close(first_order(made))), floating, foreign)
 
 
 def _moves_kernels(program: core.Jaxpr, tangents: Sequence[core.Var]) -> bool:
