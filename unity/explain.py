@@ -26,6 +26,7 @@ from unity.search.predict import CollectiveTerm, OperatorTerm, Prediction, predi
 from unity.search.profiles.lookup import ROOFLINE
 from unity.search.session import Candidate
 from unity.substitutions.text import print_side
+from unity.undivided import Undivided, headline, undivided
 from unity.wording import duration, line_behind, pattern, short, size
 
 if TYPE_CHECKING:
@@ -52,8 +53,13 @@ def explain(plan: Plan, file: Any = None) -> None:
         f"{size(plan.memory)} on each device; {len(plan.serial)} operators, {made.searched}"
     )
     ways = (*_pipelining(plan), *_branching(plan))
+    whole = undivided(plan, found)
+    if whole:
+        console.print(headline(whole), style="yellow")
     for line in (*_constraints(plan), *_rewriting(plan), *ways, *_applications(plan), *_tried(plan)):
         console.print(line)
+    if whole:
+        console.print(_undivided(whole))
     console.print(_arguments(plan))
     console.print(_memory(predict_memory(plan.pcg, differentiated, made.search.training, backend_of(plan.machine))))
     console.print(_operators(found, plan.pcg.axes))
@@ -166,6 +172,13 @@ def _operators(found: Prediction, axes: tuple[Axis, ...]) -> Table:
 
     rows = _grouped((key(t), t.forward + t.backward) for t in found.operators)
     return _cut(table, [(k[0], str(n), k[1], duration(s) + k[3], k[2]) for k, n, s in rows], "kinds of operators")
+
+
+def _undivided(rows: Sequence[Undivided]) -> Table:
+    columns = ("operator", "×", "of the computing", "forward + backward", "why", "line")
+    table = Table(*columns, title="computed whole by every device", title_justify="left")
+    cells = [(r.kind, str(r.count), f"{r.part:.1%}", duration(r.seconds), r.reason, r.line) for r in rows]
+    return _cut(table, cells, "kinds of operators")
 
 
 def _collectives(found: Prediction, axes: tuple[Axis, ...]) -> Table:

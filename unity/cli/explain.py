@@ -80,13 +80,14 @@ def data(summary: Summary) -> dict[str, Any]:
 def more(plan: Plan, about: str | None) -> dict[str, Any] | list[dict[str, Any]]:
     """What is known with the model, too: who holds memory, what could not be split; or about one thing, why it is as it is."""
     from unity.explain import blocked
+    from unity.undivided import undivided
     from unity.why import answers
 
     if about is not None:
         return answers(plan, about)
     memory = predict_memory(plan.pcg, differentiated_in(plan), plan._made.search.training, backend_of(plan.machine))
     held = [{"why": h.why, "made_by": h.node.kind, "line": line_behind(h.node), "nbytes": h.nbytes} for h in memory.held]
-    return {**data(summary_of(plan)), "held": held, "blocked": blocked(plan)}
+    return {**data(summary_of(plan)), "held": held, "undivided": [asdict(row) for row in undivided(plan)], "blocked": blocked(plan)}
 
 
 def document(summary: Summary) -> Document:

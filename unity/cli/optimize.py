@@ -108,6 +108,7 @@ def planned(which: str, model: Model, asked: dict[str, Any]) -> Plan:
 
 def said(plan: Plan, path: Path | None) -> str:
     """A plan in a few lines."""
+    from unity.undivided import headline, undivided
     from unity.wording import duration, size
 
     lines = [
@@ -120,6 +121,8 @@ def said(plan: Plan, path: Path | None) -> str:
         lines.append(f"a pipeline: {plan.pipelining}")
     if plan.branching is not None:
         lines.append(f"branches: {plan.branching}")
+    if whole := undivided(plan):
+        lines.append(f"{headline(whole)}; `unity explain` says where")
     return "\n".join([*lines, *([f"saved in {path}"] if path is not None else [])])
 
 

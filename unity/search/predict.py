@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 
 import numpy as np
 
@@ -32,7 +33,7 @@ class OperatorTerm:
     """One operator: how often it runs, the seconds of all its runs on one device, and how they are known (`profiles.lookup`).
 
     `first`: its runs in the forward pass, fewer where they are made before a scan (`pcg.hoisting`). `runs`: forward, those that the
-    backward pass repeats included. `forward` is of all of them.
+    backward pass repeats included. `forward` is of all of them. `share`: the part of the work that one device does.
     """
 
     node: Node
@@ -42,6 +43,7 @@ class OperatorTerm:
     how: str
     first: int
     runs: int
+    share: float
 
 
 @dataclass(frozen=True)
@@ -96,14 +98,16 @@ def _operators(graph: PCG, whole: _Whole, times: int) -> Iterator[OperatorTerm]:
         if node.inside is not None:
             inner = times * (runs_of(node, whole.flow) if node.kind in LOOPS else 1)
             part = weight_of(node) if node.kind in (BRANCHES, STAGES) else 1.0
+            share = 1 / prod(a.size for a in graph.axes if a.name in str(node.attributes.get("along", "")).split())
             for term in _operators(node.inside, whole, inner):
-                yield replace(term, forward=part * term.forward, backward=part * term.backward)
+                yield replace(term, forward=part * term.forward, backward=part * term.backward, share=share * term.share)
         elif node.body is not None and node.kind not in PARALLELIZATION:
             forward, backward, how = operator_seconds(node, node.body, graph, whole.flow, whole.machine)
             first = times // whole.hoisted.get(id(node), 1)
             marked = bool(node.attributes.get("again")) and whole.training
             runs = first + times * (whole.again.repeats(node) - whole.again.alone(node) + marked)
-            yield OperatorTerm(node, times, forward * runs, backward * times, how, first, runs)
+            share = work_share(node, node.body, graph)
+            yield OperatorTerm(node, times, forward * runs, backward * times, how, first, runs, share)
 
 
 def operator_seconds(node: Node, body: Body, graph: PCG, flow: Gradients, machine: Machine) -> tuple[float, float, str]:
