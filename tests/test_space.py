@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -141,6 +142,24 @@ def test_plans_with_contributed_sums_compute_what_the_function_does(form: str) -
                 lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), jax.value_and_grad(plan)(*args), wanted
             )
             assert plan.check().agrees()
+
+
+def test_between_a_maximum_and_where_its_gradient_stops_anything_may_be_done() -> None:
+    """The classes of a soft-max may be divided, whatever is done to its maximum before it is subtracted."""
+    between = {
+        "nothing": lambda m: m, "transpose": lambda m: m.T, "neg": lambda m: -m, "scale": lambda m: 2.0 * m,
+        "exp": lambda m: jnp.exp(m), "reshape": lambda m: m.reshape(m.shape[::-1]), "pad": lambda m: jnp.pad(m, 1)[1:-1, 1:-1],
+        "sort": lambda m: jnp.sort(m), "select": lambda m: jnp.where(m > 0, m, 0.0), "cumsum": lambda m: jnp.cumsum(m),
+    }  # fmt: skip
+
+    def shifted(x: Any, fn: Callable[..., Any], stop: Callable[..., Any]) -> Any:
+        return jnp.exp(x - stop(fn(x.max(-1, keepdims=True)).sum()))
+
+    for name, fn in between.items():
+        for stop, reduces in ((jax.lax.stop_gradient, True), (lambda m: m, False)):
+            body = close(jax.make_jaxpr(partial(shifted, fn=fn, stop=stop))(f(4, 8)))
+            found = [c for c in choices(body) if c.operands == (partitioned(1),)]
+            assert any(r.kind == "max" for c in found for r in c.reduced) == reduces, name
 
 
 def test_two_sums_are_divided_each_in_its_own_way() -> None:

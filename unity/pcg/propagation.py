@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from unity.pcg.body import Atom, Body, Equation, Literal
 from unity.pcg.factors import Match
+from unity.pcg.gradients import wanted_by
 from unity.pcg.jaxprs import NESTING
 from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State
 
@@ -283,26 +284,9 @@ class Propagation:
         return self.states[atom]
 
 
-PASSING = frozenset(
-    {"max", "broadcast_in_dim", "reshape", "convert_element_type", "select_n", "squeeze", "expand_dims", "is_finite"}
-)
-
-
 def stopped(body: Body, variable: int) -> bool:
     """Whether no gradient flows back through a variable: a maximum over devices has none (ties would be counted twice)."""
-    if not body.tensors[variable].floating:
-        return True
-    if variable in body.outputs:
-        return False
-    users = [e for e in body.equations if variable in e.operands]
-    return all(e.name == "stop_gradient" or _passes_none(body, e) for e in users)
-
-
-def _passes_none(body: Body, equation: Equation) -> bool:
-    """Whether no gradient of its results flows through an equation."""
-    results = equation.results
-    discrete = not any(body.tensors[v].floating for v in results)  # such as a comparison's
-    return discrete or (equation.name in PASSING and all(stopped(body, v) for v in results))
+    return variable not in wanted_by(body, (True,) * len(body.outputs))
 
 
 @dataclass(frozen=True)
