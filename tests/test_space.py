@@ -242,3 +242,64 @@ def test_operators_of_several_equations_lose_nothing(block: int) -> None:
         if ours.time > 1.01 * search.fastest.time:
             assembled, point = search.fastest_point
             assert beyond_joining(parallelize(single.graph, assembled.assignment(point))), seed
+
+
+STEPS = 4
+
+
+def vmapped(loss: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda w, xs, ys: jax.vmap(loss, (None, 0, 0))(w, xs, ys).sum()
+
+
+def mapped(loss: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda w, xs, ys: jax.lax.map(lambda batch: loss(w, *batch), (xs, ys)).sum()
+
+
+def in_turn(loss: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda w, xs, ys: sum(loss(w, xs[i], ys[i]) for i in range(STEPS))
+
+
+def indexed(loss: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda w, xs, ys: jax.lax.fori_loop(0, STEPS, lambda i, total: total + loss(w, xs[i], ys[i]), 0.0)
+
+
+def nested(loss: Callable[..., Any]) -> Callable[..., Any]:
+    def outer(total: Any, batches: Any) -> Any:
+        return jax.lax.scan(lambda total, batch: (total + loss(batches[0], *batch), None), total, batches[1:])[0], None
+
+    def summed(w: Any, xs: Any, ys: Any) -> Any:
+        halves = (x.reshape(2, STEPS // 2, *x.shape[1:]) for x in (xs, ys))
+        return jax.lax.scan(lambda total, both: outer(total, (w, *both)), 0.0, tuple(halves))[0]
+
+    return summed
+
+
+MICRO_BATCHES = {"vmap": vmapped, "map": mapped, "carried": carried, "in turn": in_turn, "indexed": indexed, "nested": nested}
+
+
+def squared(w: Any, x: Any, y: Any) -> Any:
+    return ((jnp.tanh(x @ w) - y) ** 2).mean()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_micro_batches_send_and_multiply_the_same_in_every_form(seed: int) -> None:
+    """Where launches, memory and latency cost nothing, no form is slower than another: no gradient is reduced, no weight gathered
+    and no batch kept whole in every step."""
+    machine = (Machine.grid(1, 2, "h100"), Machine.grid(2, 2, "a100"), Machine.grid(1, 8, "a100"))[seed % 3]
+    levels = tuple(replace(level, latency=1e-15) for level in machine.levels)
+    machine = replace(machine, levels=levels, device=replace(machine.device, bandwidth=1e19, launch=1e-15))
+    samples, width, classes = ((4096, 512, 2048), (256, 2048, 4096), (1024, 1024, 1024))[seed // 3 % 3]
+    args = f(width, classes), f(STEPS, samples, width), f(STEPS, samples, classes)
+    loss = drawn(seed) if seed else squared
+    times = {name: search(form(loss), args, machine).fastest.time for name, form in MICRO_BATCHES.items()}
+    assert max(times.values()) <= 1.01 * min(times.values()) + 1e-9, times
+
+
+@pytest.mark.parametrize("machine", [Machine.grid(1, 8, "a100"), Machine.preset("dgx-h100-4x8")], ids=["8", "32"])
+def test_steps_of_a_loop_cost_their_launches_more(machine: Machine) -> None:
+    """Two operators and a sum of what they leave: each is launched there and back in every step, and the weight is read again."""
+    args = f(1024, 1024), f(STEPS, 8192, 1024), f(STEPS, 8192, 1024)
+    best, *others = (search(form(squared), args, machine).fastest.time for form in (vmapped, mapped, carried, indexed))
+    launches = (STEPS - 1) * 2 * 2 + 3
+    weight = (STEPS - 1) * 3 * args[0].size * 4 / machine.device.bandwidth
+    assert max(others) <= 1.02 * best + launches * machine.device.launch + weight

@@ -22,7 +22,7 @@ from unity.search.predict import with_gradient, work_share
 from unity.search.profiles.lookup import kind_of
 from unity.search.profiles.profile import Content, Measurement, Profile, Where
 from unity.search.profiles.store import Store
-from unity.search.roofline import dense_work
+from unity.search.roofline import dense_work, touches
 
 ROOM = 8  # how many times an operator's own bytes a program that measures it may hold
 
@@ -50,6 +50,13 @@ class Task:
         body = self.operator.body
         atoms = (*body.inputs, *body.outputs)
         return sum(prod(shape) * body.tensor(a).itemsize for a, shape in zip(atoms, self.operator.shapes, strict=True))
+
+    @property
+    def touched(self) -> float:
+        """Bytes of these that it touches."""
+        body = self.operator.body
+        atoms = zip((*body.inputs, *body.outputs), self.operator.shapes, touches(body), strict=True)
+        return sum(prod(shape) * body.tensor(a).itemsize * part for a, shape, part in atoms)
 
 
 def of_graph(graph: PCG, differentiated: Collection[int]) -> Wanted:
@@ -130,5 +137,5 @@ def measurement(task: Task, found: Timing) -> Measurement:
     body = task.operator.body
     flops, dtype = dense_work(body)
     key, shapes, flags = task.content
-    size = flops * task.share, dtype, task.nbytes
+    size = flops * task.share, dtype, task.touched
     return Measurement(key, kind_of(body), shapes, flags, *size, found.forward, found.backward, found.spread)

@@ -85,7 +85,9 @@ class Spec:
     `linear` lists groups of operands in which the operator is jointly linear: if all of a group are partial sums, and the
     other operands are replicated, the results are partial sums. `flops` counts the whole application, forward. `blocked`: of the
     first operand's dimensions, those along which windows move and that are no factor, and why. `windows`: how they move, along
-    all dimensions. `matched` remembers what `matching` found: propagation asks the same of an equation from every side.
+    all dimensions. `reads`: the part of the first operand that it reads, and whose gradient it adds to. `view`: each result is
+    the first operand seen in another shape, or a block of it, so that nothing runs. `matched` remembers what `matching` found:
+    propagation asks the same of an equation from every side.
     """
 
     factors: tuple[Factor, ...]
@@ -93,6 +95,8 @@ class Spec:
     flops: float = 0.0
     blocked: tuple[tuple[int, str], ...] = ()
     windows: tuple[Window, ...] = ()
+    reads: float = 1.0
+    view: bool = False
     matched: dict[tuple, tuple[Match, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property

@@ -14,7 +14,7 @@ from unity.pcg.branches import groups_of, weight_of
 from unity.pcg.equal import Names
 from unity.pcg.factors import Agreement
 from unity.pcg.gradients import Gradients, carrying_in, gradients
-from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, UNCHANGED, Node, Value
+from unity.pcg.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value
 from unity.pcg.halos import exchanges
 from unity.pcg.hoisting import hoisted
 from unity.pcg.inside import backward_agreements, nested_agreements
@@ -22,6 +22,7 @@ from unity.pcg.placing import Placing, placing
 from unity.pcg.resharding import Step, absolute, turned
 from unity.pcg.stages import ends_of, positions_of, runs_of, scaled_over, sends
 from unity.pcg.state import UNUSED, copies
+from unity.pcg.views import of_argument
 
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -144,16 +145,9 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
                 full //= graph.axes[i].size if step.before[i].kind == "R" else 1
         if over:
             name = (BACKWARD, back, _moved(step, over), names.cotangent(Value(node)))
-            merged = step.kind == "replicate" and context.outermost and _of_argument(node)
+            merged = step.kind == "replicate" and context.outermost and of_argument(node)
             size, turns = (full, backward(tensor.dtype, step.after, graph.axes).itemsize), turned(step, over)
             yield Collective(back, over, *size, *context.once, BACKWARD, node, merged, name, turns)
-
-
-def _of_argument(node: Node) -> bool:
-    """Whether what a parallelization operator changes is an argument."""
-    while node.kind in UNCHANGED:
-        node = node.operands[0].node
-    return node.kind == "input"
 
 
 def _moved(step: Step, over: tuple[int, ...]) -> Hashable:

@@ -75,7 +75,7 @@ class Assembled:
             port.again,
             port.repeats,
             port.passed,
-            port.argument,
+            port.last,
             port.apart,
             product,
             self.training.backward,
@@ -147,7 +147,7 @@ class Assembled:
         runs = 1 / port.hoisted + port.repeats
         time = runs * (c.forward[0] + c.forward[1] * n)
         if port.gradient and backward:
-            time = time + c.backward[0] + c.backward[1] * n - (c.merged if port.argument else 0.0)
+            time = time + c.backward[0] + c.backward[1] * n - (c.merged if port.last else 0.0)
         time = time * times
         if not (port.kept and backward):
             return time[index][None], np.zeros((1, *index.shape))

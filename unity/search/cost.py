@@ -12,13 +12,14 @@ from unity.pcg.accumulation import accumulator, growth
 from unity.pcg.body import Body, Tensor
 from unity.pcg.gradients import carrying
 from unity.pcg.halos import Edge, sent
+from unity.pcg.views import costs_nothing
 from unity.search.collectives import table
 from unity.search.configurations import Domain, shapes_of, work_shares
 from unity.search.held import NOTHING_RUNS
 from unity.search.machine import Machine
 from unity.search.profiles.lookup import ROOFLINE, Piece, lookup
 from unity.search.profiles.profile import Shapes
-from unity.search.roofline import dense_work, roofline
+from unity.search.roofline import dense_work, roofline, touches
 from unity.search.sites import Site
 
 Array = np.ndarray
@@ -65,9 +66,8 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     body = site.node.body if site.node is not None else None
     if body is None:
         return SiteCost(zero, zero, _sends(site, domain, machine, training), memory, zero)
-    touched = sum(
-        (t.nbytes * fraction(domain, k, machine) for k, t in enumerate([*(p.tensor for p in site.ports), *site.results])), zero
-    )
+    tensors = zip((*(p.tensor for p in site.ports), *site.results), touches(body), strict=True)
+    touched = sum((t.nbytes * part * fraction(domain, k, machine) for k, (t, part) in enumerate(tensors)), zero)
     flows = training.backward and any(site.flows)
     sizes = None if machine.profile is None else local_sizes(site, domain, machine)
     pieces = Pieces(work_shares(domain.choices, domain.picks, machine.axes), touched, sizes)
@@ -105,7 +105,7 @@ def seconds(
     `shapes`: of its operands and results; `differentiated`: which operands have a gradient. There are many ways, but few
     different pieces: each is looked up once.
     """
-    if body.primitives in NOTHING_RUNS:
+    if body.primitives in NOTHING_RUNS or costs_nothing(body):
         nothing = np.zeros(len(pieces.share))
         return nothing, nothing, (ROOFLINE,) * len(nothing)
     flops, dtype = dense_work(body)

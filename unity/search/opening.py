@@ -16,6 +16,7 @@ from unity.pcg.hoisting import hoisted
 from unity.pcg.residuals import recomputable, residuals
 from unity.pcg.stages import TWO_BW, ends_of, in_flight, inside_state, names_of, outside_state, runs_of, schedule_of, sends, staged
 from unity.pcg.state import PARTIAL, REPLICATED
+from unity.pcg.views import is_view
 from unity.search.sites import Around, Port, Site, Sites, Where, copies, small
 
 SHARING = frozenset({"dot_general", "conv_general_dilated"})  # users of a kind that take one converted copy together
@@ -59,6 +60,9 @@ class _Builder:
         tensor, gradient = site.results[where[1]], site.flows[where[1]]
         copied = site.kind == "free" and copies(site) and not site.step and site.ports[0].argument
         argument = around == Around() and (site.kind == "input" or copied)
+        seen = site.kind == "free" and copies(site) and not site.step and site.ports[0].last
+        seen = seen or (site.node is not None and site.node.body is not None and is_view(site.node.body) and site.ports[0].last)
+        last = around == Around() and (site.kind == "input" or seen)
         held = around.of(site.hoisted) if kept else 0.0
         repeats, passed = self.anew.read(places)
         return Port(
@@ -71,6 +75,7 @@ class _Builder:
             repeats=repeats,
             passed=passed,
             argument=argument,
+            last=last,
             hoisted=site.hoisted,
         )
 

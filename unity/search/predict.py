@@ -26,6 +26,7 @@ from unity.pcg.traffic import Collective, traffic
 from unity.search.collectives import collective
 from unity.search.cost import Pieces, seconds
 from unity.search.machine import Machine
+from unity.search.roofline import touches
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def _operators(graph: PCG, whole: _Whole, times: int) -> Iterator[OperatorTerm]:
 
 def operator_seconds(node: Node, body: Body, graph: PCG, flow: Gradients, machine: Machine) -> tuple[float, float, str]:
     """Seconds forward and backward of one run of an operator, and how they are known."""
-    share, touched = (np.array([f]) for f in (work_share(node, body, graph), local_bytes(node, graph)))
+    share, touched = (np.array([f]) for f in (work_share(node, body, graph), local_bytes(node, body, graph)))
     sizes = np.array([[n for shape in local_shapes(node, graph) for n in shape]], int)
     shapes = [v.tensor.shape for v in (*node.operands, *node.results)]
     forward, backward, how = seconds(body, shapes, Pieces(share, touched, sizes), with_gradient(node, flow), machine)
@@ -141,7 +142,7 @@ def work_share(node: Node, body: Body, graph: PCG) -> float:
     return share
 
 
-def local_bytes(node: Node, graph: PCG) -> float:
-    """Bytes of an operator's operands and results on one device."""
+def local_bytes(node: Node, body: Body, graph: PCG) -> float:
+    """Bytes of an operator's operands and results that one device touches."""
     values: list[Value] = [*node.operands, *node.results]
-    return sum(v.tensor.nbytes / copies(v.type, graph.axes) for v in values)
+    return sum(v.tensor.nbytes * part / copies(v.type, graph.axes) for v, part in zip(values, touches(body), strict=True))

@@ -31,6 +31,22 @@ def dense_work(body: Body) -> tuple[float, str]:
     return total, dtype
 
 
+@lru_cache(maxsize=65536)
+def touches(body: Body) -> tuple[float, ...]:
+    """The part of each operand, and then of each result, that a body touches: slices of an operand, if it reads nothing else of it.
+
+    XLA joins a slice with what reads it, and its gradient is added in its place: nothing goes through the whole operand.
+    """
+    parts = dict.fromkeys(body.inputs, 0.0)
+    for e in body.equations:
+        spec = spec_of(body, e)
+        for position, a in enumerate(e.operands):
+            if isinstance(a, int) and a in parts:
+                parts[a] += spec.reads if spec is not None and position == 0 else 1.0
+    parts |= {a: 1.0 for a in body.outputs if isinstance(a, int) and a in parts}
+    return (*(min(part, 1.0) or 1.0 for part in parts.values()), *(1.0 for _ in body.outputs))
+
+
 def roofline(
     device: Device, work: Array | float, dtype: str, touched: Array | float, differentiated: int, launched: bool = True
 ) -> tuple[Array, Array]:

@@ -76,6 +76,7 @@ class Port:
     repeats: int = 0
     passed: int = 0
     argument: bool = False  # an argument of the program, or a copy of one
+    last: bool = False  # of its gradient nothing but a sum with others is left to do: of an argument, a copy or a view of one
     hoisted: int = 1
     apart: tuple[str, ...] = ()  # axes whose devices are not all there where the change runs: along these there is none
 

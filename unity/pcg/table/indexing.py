@@ -14,6 +14,7 @@ from unity.pcg.factors import Factor, Place, Slot, Spec, operator
 from unity.pcg.layout import Layout
 from unity.pcg.promised import PROMISED, kept
 from unity.pcg.state import PARTIAL
+from unity.pcg.table.reshaping import is_block, part_of
 
 Mode = lax.GatherScatterMode
 
@@ -27,7 +28,8 @@ def dynamic_slice(params: Any, operands: Any, results: Any) -> Spec:
     """Operand and one index for each dimension. Dimensions taken whole are parallel."""
     shape, rest = operands[0].shape, (None,) * (len(operands) - 1)
     whole = [i for i, (n, m) in enumerate(zip(shape, results[0].shape, strict=True)) if n == m and n > 1]
-    return Spec(tuple(Factor(f"d{i}", shape[i], (Slot(i), *rest), (Slot(i),)) for i in whole), (frozenset({0}),))
+    factors = tuple(Factor(f"d{i}", shape[i], (Slot(i), *rest), (Slot(i),)) for i in whole)
+    return Spec(factors, (frozenset({0}),), reads=part_of(results[0].shape, shape), view=is_block(results[0].shape, shape))
 
 
 @operator("dynamic_update_slice")

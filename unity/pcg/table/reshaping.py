@@ -28,7 +28,7 @@ def broadcast(params: Any, operands: Any, results: Any) -> Spec:
         own = i in source and operands[0].shape[source[i]] == n
         if n > 1:
             factors.append(Factor(f"d{i}", n, (Slot(source[i]) if own else None,), (Slot(i),)))
-    return Spec(tuple(factors), LINEAR)
+    return Spec(tuple(factors), LINEAR, view=prod(shape) == prod(operands[0].shape))
 
 
 def common_digits(before: Shape, after: Shape) -> list[tuple[int, Slot, Slot]]:
@@ -65,22 +65,23 @@ def reshape(params: Any, operands: Any, results: Any) -> Spec:
     if params.get("dimensions") is not None:
         return Spec((), LINEAR)
     found = common_digits(operands[0].shape, results[0].shape)
-    return Spec(tuple(Factor(f"d{k}", size, (x,), (y,)) for k, (size, x, y) in enumerate(found)), LINEAR)
+    return Spec(tuple(Factor(f"d{k}", size, (x,), (y,)) for k, (size, x, y) in enumerate(found)), LINEAR, view=True)
 
 
 @operator("squeeze")
 def squeeze(params: Any, operands: Any, results: Any) -> Spec:
     """Dimensions of size one go; the rest keep their order."""
     found = common_digits(operands[0].shape, results[0].shape)
-    return Spec(tuple(Factor(f"d{k}", size, (x,), (y,)) for k, (size, x, y) in enumerate(found)), LINEAR)
+    return Spec(tuple(Factor(f"d{k}", size, (x,), (y,)) for k, (size, x, y) in enumerate(found)), LINEAR, view=True)
 
 
 @operator("transpose")
 def transpose(params: Any, operands: Any, results: Any) -> Spec:
-    """Result dimension k is operand dimension `permutation[k]`."""
+    """Result dimension k is operand dimension `permutation[k]`. Where only dimensions of size one move, no element does."""
     shape = operands[0].shape
-    pairs = enumerate(params["permutation"])
-    return Spec(tuple(Factor(f"d{i}", shape[i], (Slot(i),), (Slot(k),)) for k, i in pairs if shape[i] > 1), LINEAR)
+    moving = [i for i in params["permutation"] if shape[i] > 1]
+    factors = (Factor(f"d{i}", shape[i], (Slot(i),), (Slot(k),)) for k, i in enumerate(params["permutation"]) if shape[i] > 1)
+    return Spec(tuple(factors), LINEAR, view=moving == sorted(moving))
 
 
 @operator("rev")
@@ -106,7 +107,18 @@ def slice_(params: Any, operands: Any, results: Any) -> Spec:
     for i, (n, m, start, stride) in enumerate(zip(shape, result, params["start_indices"], strides, strict=True)):
         if m > 1 and n % m == 0 and start % m == 0 and stride == 1:
             factors.append(Factor(f"d{i}", m, (Slot(i, n // m),), (Slot(i),)))
-    return Spec(tuple(factors), LINEAR)
+    return Spec(tuple(factors), LINEAR, reads=part_of(result, shape), view=is_block(result, shape))
+
+
+def part_of(result: Shape, operand: Shape) -> float:
+    """The part of an operand that a slice of it reads."""
+    return prod(result) / max(1, prod(operand))
+
+
+def is_block(result: Shape, operand: Shape) -> bool:
+    """Whether the elements of a slice follow each other in its operand: it is cut along one dimension, and none before has two."""
+    cut = [i for i, (n, m) in enumerate(zip(operand, result, strict=True)) if n != m]
+    return not cut or max(result[: cut[-1]], default=1) <= 1
 
 
 def _split_pieces(operands: list[jax.Array], layout: Layout) -> list:
@@ -122,7 +134,7 @@ def split(params: Any, operands: Any, results: Any) -> Spec:
     sizes = set(params["sizes"])
     if len(sizes) == 1 and max(sizes) > 1:
         factors.append(Factor(f"d{axis}", max(sizes), (Slot(axis, len(results)),), (Slot(axis),) * len(results)))
-    return Spec(tuple(factors), LINEAR)
+    return Spec(tuple(factors), LINEAR, view=len(results) == 1 or max(shape[:axis], default=1) <= 1)
 
 
 @operator("concatenate")
@@ -150,7 +162,8 @@ def unstack(params: Any, operands: Any, results: Any) -> Spec:
     """The dimension that is taken apart is blocked."""
     axis, shape = params["axis"], operands[0].shape
     pairs = ((i, i - (i > axis)) for i, n in enumerate(shape) if n > 1 and i != axis)
-    return Spec(tuple(Factor(f"d{i}", shape[i], (Slot(i),), (Slot(k),) * len(results)) for i, k in pairs), LINEAR)
+    factors = tuple(Factor(f"d{i}", shape[i], (Slot(i),), (Slot(k),) * len(results)) for i, k in pairs)
+    return Spec(factors, LINEAR, view=len(results) == 1 or max(shape[:axis], default=1) <= 1)
 
 
 @operator("tile")

@@ -25,6 +25,7 @@ from unity.pcg.solve import Solution
 from unity.pcg.uses import constants, light
 from unity.search.cost import Pieces, seconds
 from unity.search.machine import Machine
+from unity.search.roofline import touches
 
 Cut = tuple[Choice, int]  # a way to split an operator, and in how many parts
 
@@ -66,7 +67,8 @@ def seconds_of(
         share = prod(_share(body, part, solution, degree) for solution, degree in solved)
         touched = (*part.reads, *part.makes)
         local = [_local(body.tensors[v].shape, v, solved) for v in touched]
-        nbytes = sum(prod(shape) * body.tensors[v].itemsize for v, shape in zip(touched, local, strict=True))
+        portions = zip(touched, local, touches(part.body), strict=True)
+        nbytes = sum(prod(shape) * body.tensors[v].itemsize * portion for v, shape, portion in portions)
         piece = Pieces(np.array([float(share)]), np.array([float(nbytes)]), np.array([[n for shape in local for n in shape]], int))
         marks = [v in flows and not flows.isdisjoint(part.makes) for v in part.reads]
         there, back, _ = seconds(part.body, [body.tensors[v].shape for v in touched], piece, marks, machine)

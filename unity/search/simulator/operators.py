@@ -16,7 +16,7 @@ from unity.pcg.graph import PCG, Node
 from unity.pcg.parallelize import Assignment, parallelize
 from unity.search.cost import Pieces, seconds
 from unity.search.predict import predict, with_gradient
-from unity.search.roofline import dense_work
+from unity.search.roofline import dense_work, touches
 from unity.search.simulator.configs import ParallelConfig, check_degrees, check_placed
 from unity.search.simulator.grids import groups
 from unity.search.simulator.layer import is_layer, seconds_of
@@ -188,7 +188,7 @@ class Operators:
             return seconds_of(node.body, cuts, flags, [self.flow(v) for v in node.results], machine)
         tensors = [*(v.tensor for v in node.operands), *node.tensors]
         shapes = [slices(node, degrees, p).local for p in range(len(tensors))]
-        touched = sum(prod(shape) * t.itemsize for shape, t in zip(shapes, tensors, strict=True))
+        touched = sum(prod(shape) * t.itemsize * part for shape, t, part in zip(shapes, tensors, touches(node.body), strict=True))
         pieces = Pieces(
             np.array([share(node, degrees)]), np.array([float(touched)]), np.array([[n for s in shapes for n in s]], int)
         )
