@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from unity.search.compiled import compiled, pays
@@ -44,12 +46,18 @@ def twins(table: Array) -> tuple[Array, Array]:
     """Representatives of the classes of equal `table[:, i]`, and the class of every i."""
     count = table.shape[1]
     # Equal rows have equal fingerprints; the converse is checked, for every weight.
-    shades = np.random.default_rng(0).random(table.shape[2])
+    shades = _shades(table.shape[2])
     fingerprint = (np.where(np.isfinite(table[0]), table[0], -1.0) * shades).sum(1)
     _, first, group = np.unique(fingerprint, return_index=True, return_inverse=True)
     if len(first) == count or any(not np.array_equal(x, x[first[group]]) for x in table):
         return np.arange(count), np.arange(count)
     return first, group
+
+
+@lru_cache(maxsize=1024)
+def _shades(count: int) -> Array:
+    """Random factors, the same every time."""
+    return np.random.default_rng(0).random(count)
 
 
 def _grouped(a: Array, middle: Array, b: Array) -> tuple[Array, Array]:
