@@ -83,8 +83,8 @@ def search(fn: Callable[..., Any], args: tuple, machine: Machine) -> Search:
 
 
 def test_the_same_loss_has_the_same_plan_however_it_is_written() -> None:
-    """Where the log of the soft-max is asked for, the log of the sum is subtracted from every class before one is taken: its gradient
-    is a sum over the classes, and one all-reduce more where these are divided."""
+    """Where the log of the soft-max is asked for, the log of the sum is subtracted from every class before one is taken: its
+    gradient is a sum over the classes, and one all-reduce more where these are divided."""
     machine, args = Machine.preset("dgx-h100-4x8"), (f(1024, 32000), f(8192, 1024), f(8192, dtype="int32"))
     times = [search(fn, args, machine).fastest.time for fn in (by_logsumexp, by_vmap, by_one_hot, by_log_softmax)]
     assert max(times[:3]) <= 1.01 * min(times)
