@@ -21,7 +21,7 @@ from small_models import MODELS, Small, arrays, counted, made, random_point
 import unity
 from unity.constraints.bound import bound
 from unity.constraints.conflicts import smallest
-from unity.constraints.kinds import Constraint, from_json
+from unity.constraints.kinds import Constraint, OperatorPin, from_json
 from unity.constraints.paths import matching
 from unity.pcg.capture import Captured, capture
 from unity.pcg.check import check
@@ -30,6 +30,7 @@ from unity.pcg.marks import marks
 from unity.pcg.parallelize import parallelize
 from unity.pcg.state import degrees
 from unity.pcg.traffic import traffic
+from unity.pcg.wanted import wanted
 from unity.search.assemble import Assembled
 from unity.search.cost import Training
 from unity.search.memory import predict_memory
@@ -295,6 +296,84 @@ def test_rewriting_goes_around_marks() -> None:
         same_as(two, p, *arrays(args))
 
 
+# Operators
+
+
+def scoped(params: Any, batch: Any) -> Any:
+    def layer(x: Any, w: Any) -> tuple[Any, None]:
+        with jax.named_scope("up"):
+            x = jnp.tanh(x @ w)
+        with jax.named_scope("down"):
+            return x @ w.T, None
+
+    x, _ = jax.lax.scan(jax.checkpoint(layer), batch, params)
+    return (x**2).mean()
+
+
+SCOPED = jax.ShapeDtypeStruct((3, 32, 64), "float32"), jax.ShapeDtypeStruct((16, 32), "float32")
+LINE = scoped.__code__.co_firstlineno + 3  # of the first product
+BY_NAME = {
+    "dot_general": ("up", "down"),
+    f"dot_general at test_constraints.py:{LINE}": ("up",),
+    "dot_general at up": ("up",),
+    "dot_general at down": ("down",),
+}
+
+
+@pytest.mark.parametrize(("name", "scopes"), BY_NAME.items())
+@pytest.mark.parametrize("spec", [P("node", "device"), P("device", "node"), P(None, 4), P()])
+def test_pinned_operators_have_their_type_wherever_they_are(name: str, scopes: tuple[str, ...], spec: P) -> None:
+    plan = planned(scoped, *SCOPED, constraints=[unity.pin(name, spec)])
+    products = [node for node, _ in plan.pcg.walk() if node.kind == "dot_general" and node.scope in scopes]
+    assert len(products) == len(scopes)
+    for node in products:
+        for dim, entry in enumerate((*spec, None)[:2] if len(spec) else (None, None)):
+            names = [a.name for a, s in zip(FOUR.axes, node.types[0], strict=True) if s.kind == "P" and s.dim == dim]
+            assert obeys(entry, names, FOUR)
+    assert plan.time >= planned(scoped, *SCOPED).time * (1 - 1e-9)
+    assert plan.check().agrees()
+    same_as(scoped, plan, *arrays(SCOPED))
+
+
+def test_a_program_without_a_pinned_operator_is_not_taken() -> None:
+    def two(params: Any, x: Any) -> Any:
+        return ((x @ params["a"] @ params["b"]) ** 2).mean()
+
+    args = {"a": f32(64, 256), "b": f32(256, 8)}, f32(4096, 64)
+    machine = unity.Machine.grid(1, 8, "v100")
+    assert planned(two, *args, search="unity", machine=machine).rewriting is not None
+    plan = planned(two, *args, search="unity", machine=machine, constraints=[unity.pin("dot_general", P("device"))])
+    captured = [node.tensors for node, _ in plan.original.walk() if node.kind == "dot_general"]
+    assert [node.tensors for node, _ in plan.pcg.walk() if node.kind == "dot_general"] == captured
+    same_as(two, plan, *arrays(args))
+
+
+def test_pinned_operators_are_spoken_of_like_other_constraints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pin = unity.pin("dot_general at up", P("node", "device"))
+    plan = planned(scoped, *SCOPED, constraints=[pin])
+    plan.explain("dot_general at up")
+    assert f"constrained by {pin}" in capsys.readouterr().out
+    plan.save(tmp_path / "plan.json")
+    again = unity.load(tmp_path / "plan.json", scoped, *SCOPED)
+    assert (again.time, again.pcg.key) == (plan.time, plan.pcg.key)
+    with pytest.raises(unity.UnityError, match="constrains the function"):
+        planned(scoped, *SCOPED, constraints=[pin], pipelines=(2, 2))
+
+
+def test_what_no_operator_can_be_is_refused_by_name() -> None:
+    def refused(*constraints: Constraint) -> str:
+        with pytest.raises((unity.ConstraintError, unity.InfeasibleError)) as error:
+            planned(scoped, *SCOPED, constraints=constraints)
+        return str(error.value)
+
+    assert "no operator the name; the nearest operators are dot_general at up" in refused(unity.pin("dot_general at upp", P()))
+    assert "3 entries, for a tensor of 2 dimensions" in refused(unity.pin("dot_general at up", P(None, None, "node")))
+    assert "dimension 0 of size 16 is not divisible by 32" in refused(unity.pin("dot_general at up", P(32)))
+    together = refused(unity.pin("dot_general at up", P("node")), unity.only("tensor", across="node"))
+    assert "unity.pin(\"dot_general at up\", P('node'))" in together
+    assert "unity.only" in together
+
+
 # Outside of plans a mark is the value
 
 
@@ -488,6 +567,7 @@ def test_on_fewer_devices_too() -> None:
         unity.only("samples", across="node"),
         unity.forbid(("batch['x']", 1), across="device"),
         unity.without_rules("a", "b-*"),
+        OperatorPin("dot_general at up", wanted(P("node", 4)), ("float32[16,64]",)),
     ],
 )
 def test_json(constraint: Constraint) -> None:

@@ -27,7 +27,7 @@ from unity.search.dimensions import Dimensions
 from unity.search.memory import Held, predict_memory
 from unity.search.offers import offered
 from unity.search.predict import CollectiveTerm, Prediction, predict
-from unity.wording import duration, pattern, short, size
+from unity.wording import duration, pattern, short, size, spoken
 
 if TYPE_CHECKING:
     from unity.plan import Plan
@@ -102,8 +102,7 @@ def meant(plan: Plan, path: str) -> list[Twin]:
 
 def _spoken(node: Node) -> tuple[str, ...]:
     """What an operator may be called by."""
-    line = short(node.source).partition(" (")[0]
-    return node.kind, line, label(node), node.scope
+    return *spoken(node), label(node)
 
 
 def grouped(plan: Plan, found: Iterable[Twin]) -> list[list[Twin]]:

@@ -34,6 +34,12 @@ def line_behind(node: Node) -> str:
     return short(node.source) or pattern(str(node.attributes.get("name", "")))
 
 
+def spoken(node: Node) -> tuple[str, ...]:
+    """The names that users may call an operator by: its kind, its line, its scope, and its kind at either."""
+    places = (short(node.source).partition(" (")[0], node.scope)
+    return (node.kind, *places, *(f"{node.kind} at {place}" for place in places if place))
+
+
 def short(source: str) -> str:
     """A source line without its folders and column: `model.py:42 (block)`."""
     found = re.match(r"(.*?):(\d+)(?::\d+)?(.*)", source)

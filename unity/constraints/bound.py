@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unity.constraints.ground import Ground
-from unity.constraints.kinds import Across, Constraint, Marked, Pin, WithoutRules, from_json, marked_by
-from unity.constraints.paths import Spellings, matched, matching, spellings
+from unity.constraints.kinds import Across, Constraint, Marked, OperatorPin, Pin, WithoutRules, from_json, marked_by, results_of
+from unity.constraints.paths import Spellings, matching, nearest, spellings
 from unity.pcg.capture import Captured
 from unity.pcg.errors import ConstraintError, OptionError, PlanError
 from unity.pcg.graph import CONSTRAIN, PCG
@@ -21,7 +22,7 @@ from unity.search.machine import Machine
 from unity.search.masks import Mask, names_of
 from unity.search.offers import offered
 from unity.search.opening import sites_of
-from unity.wording import short
+from unity.wording import short, spoken
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +81,11 @@ class Bound:
                 node = parallel.inputs[k]
                 if not met(constraint.wanted.slices(node.tensors[0].ndim, names), node.types[0], axes):
                     yield self.paths[k][0]
+        elif isinstance(constraint, OperatorPin):
+            for node in (n for n, _ in parallel.walk() if constraint.means(n)):
+                for tensor, type_ in zip(node.tensors, node.types, strict=True):
+                    if not met(constraint.wanted.slices(tensor.ndim, names), type_, axes):
+                        yield f"{node.kind} at {short(node.source)}"
         elif isinstance(constraint, Marked):
             for node in (n for n, _ in parallel.walk() if n.kind == CONSTRAIN and mark_of(n) == constraint.wanted):
                 if not met(constraint.wanted.slices(node.tensors[0].ndim, names), node.types[0], axes):
@@ -118,7 +124,7 @@ def bound(constraints: Iterable[Constraint], captured: Captured, fn: Callable[..
     """
     given = tuple(constraints)
     for c in given:
-        if not isinstance(c, (Pin, Across, WithoutRules)):
+        if not isinstance(c, (Pin, OperatorPin, Across, WithoutRules)):
             raise OptionError(f"constraints={list(given)!r}: {c!r} is none; give unity.pin, forbid, only, require or without_rules")
     lost = next(hidden(captured.graph), None)
     if lost is not None:
@@ -129,14 +135,27 @@ def bound(constraints: Iterable[Constraint], captured: Captured, fn: Callable[..
     marked = tuple(dict.fromkeys(map(marked_by, marks(captured.graph))))
     paths = [str(node.attributes["name"]) for node in captured.graph.inputs]
     known = spellings(fn, paths)
-    for c in given:
-        if isinstance(c, Pin):
-            matched(c.path, known)
+    given = tuple(_of_operators(c, known, captured) if isinstance(c, Pin) else c for c in given)
     weights = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     count = max((int(path[5 : path.index("]")]) for path in captured.paths), default=-1) + 1
     starts = tuple(f"args[{i % count}]" for i in weights) if count else ()
     learned = frozenset(k for k, path in enumerate(captured.paths) if path.startswith(starts))
     return Bound(given, marked, known, learned)
+
+
+def _of_operators(pin: Pin, known: Spellings, captured: Captured) -> Pin | OperatorPin:
+    """The pin, of operators if its path is that of no argument. Raises ConstraintError if it is neither's."""
+    if matching(pin.path, known):
+        return pin
+    operators = [node for node, _ in captured.graph.walk() if node.body is not None]
+    unbound = OperatorPin(pin.path, pin.wanted, ())
+    named = [node for node in operators if unbound.means(node)]
+    if not named:
+        near = difflib.get_close_matches(pin.path, {s for node in operators for s in spoken(node) if s}, 3)
+        hint = f"; the nearest operators are {', '.join(near)}" if near else ""
+        arguments = f"no argument has the path {pin.path}{nearest(pin.path, known)}"
+        raise ConstraintError(f"{arguments}, and no operator the name{hint} (docs: constraints#paths)")
+    return replace(unbound, results=results_of(named))
 
 
 def restored(data: Any, captured: Captured, fn: Callable[..., Any]) -> Bound:

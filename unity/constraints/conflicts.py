@@ -7,13 +7,13 @@ from dataclasses import replace
 from math import inf
 
 from unity.constraints.bound import Bound
-from unity.constraints.kinds import Constraint, Marked, Pin
+from unity.constraints.kinds import Constraint, Marked, OperatorPin, Pin
 from unity.constraints.paths import matching
 from unity.pcg.errors import InfeasibleError
 from unity.pcg.wanted import degree
 from unity.search.masks import names_of
 from unity.search.session import Search
-from unity.wording import size
+from unity.wording import short, size
 
 
 def possible(search: Search) -> bool:
@@ -61,7 +61,7 @@ def conflict(bound: Bound, search: Search, limit: float = inf) -> str | None:
 def _note(constraint: Constraint, bound: Bound, search: Search) -> str:
     """What does not divide, if that is all that is wrong."""
     axes, names = search.machine.axes, names_of(search.machine)
-    if not isinstance(constraint, (Pin, Marked)):
+    if not isinstance(constraint, (Pin, OperatorPin, Marked)):
         return ""
     for name, shape in _shapes(constraint, bound, search):
         for dim, want in enumerate(constraint.wanted.slices(len(shape), names)):
@@ -82,10 +82,14 @@ def _degrees(sizes: Sequence[int]) -> set[int]:
     return found
 
 
-def _shapes(constraint: Pin | Marked, bound: Bound, search: Search) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _shapes(constraint: Pin | OperatorPin | Marked, bound: Bound, search: Search) -> Iterator[tuple[str, tuple[int, ...]]]:
     if isinstance(constraint, Pin):
         for k in matching(constraint.path, bound.paths):
             yield bound.paths[k][0], search.graph.inputs[k].tensors[0].shape
+    elif isinstance(constraint, OperatorPin):
+        for node, _ in search.graph.walk():
+            if constraint.means(node):
+                yield f"{node.kind} at {short(node.source)}", node.tensors[0].shape
     else:
         for node, _ in search.graph.walk():
             if node.kind == "constrain":

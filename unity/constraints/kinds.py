@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from unity.constraints.ground import KINDS, Dimension, Ground, splits
 from unity.constraints.paths import matched
 from unity.pcg.errors import ConstraintError
-from unity.pcg.graph import Node
+from unity.pcg.graph import CONSTRAIN, Node
 from unity.pcg.marks import mark_of
 from unity.pcg.wanted import Wanted, wanted
 from unity.search.masks import Pinned, Rule
-from unity.wording import short
+from unity.wording import short, spoken
 
 
 class Constraint(ABC):
@@ -50,6 +50,50 @@ class Pin(Constraint):
 
     def __str__(self) -> str:
         return f'unity.pin("{self.path}", {self.wanted})'
+
+
+@dataclass(frozen=True)
+class OperatorPin(Constraint):
+    """Operators whose results are sharded as the user says.
+
+    Args:
+        name: the operators' kind, line, scope, or a kind at one of these (`wording.spoken`).
+        wanted: the sharding of every result.
+        results: the results of these operators in the captured program, in words, sorted. A rewritten program in which the name
+            means others is not the one that the user speaks of, and is not taken.
+    """
+
+    name: str
+    wanted: Wanted
+    results: tuple[str, ...]
+
+    def rules(self, ground: Ground) -> Iterator[tuple[int, Rule]]:
+        sites = ground.dimensions.opened.sites
+        named = [(s, site, site.node) for s, site in enumerate(sites) if site.node is not None and self.means(site.node)]
+        results = results_of(node for *_, node in named)
+        if results != self.results:
+            raise ConstraintError(f"{self}: the operators of this name give {results}, those captured {self.results}")
+        for s, site, node in named:
+            for k, result in enumerate(site.results):
+                try:
+                    yield s, Pinned(len(site.ports) + k, self.wanted.slices(result.ndim, ground.names))
+                except ConstraintError as error:
+                    raise ConstraintError(f"{self}: the result {result} at {short(node.source)}: {error}") from None
+
+    def means(self, node: Node) -> bool:
+        """Whether a node is one of the operators."""
+        return node.body is not None and node.kind != CONSTRAIN and self.name in spoken(node)
+
+    def to_json(self) -> list[Any]:
+        return ["operators", self.name, self.wanted.to_json(), list(self.results)]
+
+    def __str__(self) -> str:
+        return f'unity.pin("{self.name}", {self.wanted})'
+
+
+def results_of(nodes: Iterable[Node]) -> tuple[str, ...]:
+    """The results of operators in words, sorted."""
+    return tuple(sorted(str(tensor) for node in nodes for tensor in node.tensors))
 
 
 @dataclass(frozen=True)
@@ -139,6 +183,8 @@ def from_json(data: list[Any]) -> Constraint:
     word, *rest = data
     if word == "pin":
         return Pin(str(rest[0]), Wanted.from_json(rest[1]))
+    if word == "operators":
+        return OperatorPin(str(rest[0]), Wanted.from_json(rest[1]), tuple(map(str, rest[2])))
     if word == "without_rules":
         return WithoutRules(tuple(map(str, rest)))
     dimension, level = rest
@@ -146,18 +192,20 @@ def from_json(data: list[Any]) -> Constraint:
 
 
 def pin(path: str, spec: Any) -> Constraint:
-    """Arguments whose sharding is given: how weights are stored, how the batch is loaded.
+    """Fixes the sharding of arguments (how weights are stored, how the batch is loaded) or of operators' results.
 
     Args:
         path: the arguments, as `plan.explain()` prints them, or with the function's own names: `params['layers'][*]['w']`.
-            `*` stands for anything in one pair of brackets, `**` for anything at all.
+            `*` stands for anything in one pair of brackets, `**` for anything at all. Or operators: their kind
+            ("dot_general"), their line ("model.py:42"), their scope ("decoder/mlp"), or a kind at one of these
+            ("dot_general at model.py:42").
         spec: a `jax.sharding.PartitionSpec`. A name is a level of the machine ("node", "device") or one of its mesh axes
             ("d0"); a number is so many slices over whatever axes; UNCONSTRAINED leaves a dimension open. Dimensions that are
             not mentioned are whole.
 
     Raises:
-        ConstraintError: the specification says nothing that is known. Whether there are such arguments is known only when a
-            function is planned.
+        ConstraintError: the specification says nothing that is known. Whether there are such arguments or operators is known
+            only when a function is planned.
     """
     return Pin(path, wanted(spec))
 
