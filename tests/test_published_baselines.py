@@ -2,10 +2,14 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from small_models import MODELS
 
 from benchmarks.models import tiny
@@ -79,6 +83,47 @@ def test_data_parallelism_stores_weights_whole_and_reduces_their_gradients_alone
     assert set(found) <= {("all-reduce", "backward"), ("all-reduce", "forward")}
     assert found["all-reduce", "backward"] == len(weights)
     assert found["all-reduce", "forward"] == 1  # the mean of the loss
+
+
+@st.composite
+def micro_batches(draw: st.DrawFn) -> tuple[Callable[..., Any], jax.ShapeDtypeStruct, int]:
+    """A loss over micro-batches in loops: the function, the argument, and the argument's dimension of samples."""
+    loops, remat, carried = draw(st.integers(0, 2)), draw(st.booleans()), draw(st.booleans())
+    sizes = [*(2, 3)[:loops], 16, 8]  # steps, samples, features
+    order = draw(st.permutations(range(len(sizes) - 1)))  # where the argument has them, features last
+    joined = loops > 0 and draw(st.booleans())  # the samples of all steps are one dimension, which the function cuts
+
+    def one(w: Any, x: Any) -> Any:
+        return (jnp.tanh(x @ w) ** 2).mean()
+
+    def looped(w: Any, x: Any, depth: int) -> Any:
+        if not depth:
+            return (jax.checkpoint(one) if remat else one)(w, x)
+        if carried:
+            return jax.lax.scan(lambda total, part: (total + looped(w, part, depth - 1), None), 0.0, x)[0]
+        return jax.lax.map(lambda part: looped(w, part, depth - 1), x).sum()
+
+    def loss(w: Any, x: Any) -> Any:
+        stacked = x.reshape(sizes) if joined else jnp.transpose(x, (*map(order.index, range(len(order))), len(order)))
+        return looped(w, stacked, loops)
+
+    shape = (math.prod(sizes[:-1]), sizes[-1]) if joined else (*(sizes[k] for k in order), sizes[-1])
+    return loss, f(*shape), 0 if joined else order.index(loops)
+
+
+@settings(max_examples=20)
+@given(micro_batches())
+def test_the_samples_of_micro_batches_are_split_and_not_their_steps(
+    case: tuple[Callable[..., Any], jax.ShapeDtypeStruct, int],
+) -> None:
+    loss, x, samples = case
+    search = search_of(loss, f(8, 8), x)
+    candidate = algorithm("data-parallel")(search, ROOMY)
+    _, (given_,) = stored(search, candidate)
+    assert {(s.kind, s.dim) for s in given_} == {("P", samples)}
+    graph = parallelize(search.graph, candidate.assignment)
+    (product,) = (node for node, _ in graph.walk() if node.kind == "dot_general")
+    assert {(s.kind, s.dim) for s in product.types[0]} == {("P", 0)}
 
 
 def test_fsdp_stores_weights_in_pieces_gathers_them_and_scatters_their_gradients() -> None:

@@ -39,8 +39,8 @@ class Ground:
     def follows(self, dimension: Dimension) -> Callable[[int, int], bool]:
         """Whether what a site splits (by its number, and that of a dimension of the program) is a dimension of this kind.
 
-        Samples: the first dimension of every argument that is no weight, wherever it goes. Weights: what is made of weights
-        alone, split in any other dimension. Tensor: everything else.
+        Samples: the first dimension of every argument that is no weight, after the steps of a loop, wherever it goes. Weights:
+        what is made of weights alone, split in any other dimension. Tensor: everything else.
         """
         d = self.dimensions
         if isinstance(dimension, tuple):

@@ -214,9 +214,9 @@ def forbid(dimension: Dimension, *, across: str) -> Constraint:
     """A dimension that is not split across a level of the machine.
 
     Args:
-        dimension: "samples" (the first dimension of the arguments that are no weights, wherever it goes), "weights" (weights
-            stored in pieces, along any other dimension), "tensor" (operators and values split in anything but samples), or a
-            pair of a path and a number: that dimension of those arguments, wherever it goes.
+        dimension: "samples" (the first dimension of the arguments that are no weights, after the steps of a loop, wherever it
+            goes), "weights" (weights stored in pieces, along any other dimension), "tensor" (operators and values split in
+            anything but samples), or a pair of a path and a number: that dimension of those arguments, wherever it goes.
         across: the level ("node": between nodes), or a mesh axis.
     """
     return _across("forbid", dimension, across)

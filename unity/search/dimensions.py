@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from unity.pcg.state import State
+from unity.pcg.state import State, partitioned
 from unity.search.offers import Offers
 from unity.search.sites import Sites
 
@@ -22,19 +22,36 @@ class Dimensions:
 
     @cached_property
     def samples(self) -> frozenset[int]:
-        """The dimensions of samples: the first of every argument that is no weight."""
-        return self.of_data(lambda dim: dim == 0)
+        """The dimensions of samples: the first of every argument that is no weight, after those that loops step through."""
+        return self.of_data(
+            lambda dims: next((ranks for ranks in dims if not ranks <= self.steps), dims[0] if dims else frozenset())
+        )
 
     @cached_property
     def data(self) -> frozenset[int]:
         """The dimensions of all arguments that are no weights: samples, sequence, image."""
-        return self.of_data(lambda dim: True)
+        return self.of_data(lambda dims: frozenset().union(*dims))
 
-    def of_data(self, wanted: Callable[[int], bool]) -> frozenset[int]:
-        """Those dimensions of arguments that are no weights whose positions are wanted."""
-        given = [s for s, site in enumerate(self.opened.sites) if site.kind == "input" and not self.weight(s)]
-        pairs = ((c.results[0], r) for s in given for c, r in zip(self.found[s], self.rank[s], strict=True))
-        return frozenset(r for state, r in pairs if state.kind == "P" and wanted(state.dim))
+    def of_data(self, chosen: Callable[[Sequence[frozenset[int]]], frozenset[int]]) -> frozenset[int]:
+        """The dimensions chosen of every argument that is no weight. Each of an argument's dimensions may be several of the
+        program, where a reshape cuts it: micro-batches, and the samples in each."""
+        arguments = [s for s, site in enumerate(self.opened.sites) if site.kind == "input" and not self.weight(s)]
+        digits = {s: dict[int, set[int]]() for s in arguments}
+        for (s, _, state), rank in self.of_slot.items():
+            if s in digits:
+                digits[s].setdefault(state.dim, set()).add(rank)
+        return frozenset[int]().union(*(chosen([frozenset(dims[d]) for d in sorted(dims)]) for dims in digits.values()))
+
+    @cached_property
+    def steps(self) -> frozenset[int]:
+        """The dimensions that loops step through: of what they take a step of, and of what they stack."""
+        slots: list[tuple[int, int, State]] = []
+        for s, site in enumerate(self.opened.sites):
+            if site.step == "in":
+                slots.append((site.ports[0].source, site.ports[0].index, partitioned(0)))
+            elif site.step == "out":
+                slots.append((s, 0, partitioned(0)))
+        return frozenset(self.of_slot[slot] for slot in slots if slot in self.of_slot)
 
     @cached_property
     def weights(self) -> tuple[bool, ...]:
