@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,19 @@ from unity.constraints.bound import bound
 from unity.constraints.conflicts import smallest
 from unity.constraints.kinds import Constraint, OperatorPin, from_json
 from unity.constraints.paths import matching
+from unity.pcg.axis import Axis
 from unity.pcg.capture import Captured, capture
 from unity.pcg.check import check
+from unity.pcg.choices import Choice
 from unity.pcg.graph import PCG
 from unity.pcg.marks import marks
 from unity.pcg.parallelize import parallelize
-from unity.pcg.state import degrees
+from unity.pcg.state import UNUSED, Type, degrees, misfit, partitioned
 from unity.pcg.traffic import traffic
-from unity.pcg.wanted import wanted
+from unity.pcg.wanted import met, wanted
 from unity.search.assemble import Assembled
 from unity.search.cost import Training
+from unity.search.masks import Pinned
 from unity.search.memory import predict_memory
 from unity.search.minimizer import Minimizer
 from unity.search.predict import predict
@@ -303,7 +306,7 @@ def scoped(params: Any, batch: Any) -> Any:
     def layer(x: Any, w: Any) -> tuple[Any, None]:
         with jax.named_scope("up"):
             x = jnp.tanh(x @ w)
-        with jax.named_scope("down"):
+        with jax.named_scope("down"), jax.named_scope("product"):
             return x @ w.T, None
 
     x, _ = jax.lax.scan(jax.checkpoint(layer), batch, params)
@@ -317,6 +320,7 @@ BY_NAME = {
     f"dot_general at test_constraints.py:{LINE}": ("up",),
     "dot_general at up": ("up",),
     "dot_general at down": ("down",),
+    "down/product": ("down",),
 }
 
 
@@ -324,7 +328,7 @@ BY_NAME = {
 @pytest.mark.parametrize("spec", [P("node", "device"), P("device", "node"), P(None, 4), P()])
 def test_pinned_operators_have_their_type_wherever_they_are(name: str, scopes: tuple[str, ...], spec: P) -> None:
     plan = planned(scoped, *SCOPED, constraints=[unity.pin(name, spec)])
-    products = [node for node, _ in plan.pcg.walk() if node.kind == "dot_general" and node.scope in scopes]
+    products = [node for node, _ in plan.pcg.walk() if node.kind == "dot_general" and node.scope.split("/")[0] in scopes]
     assert len(products) == len(scopes)
     for node in products:
         for dim, entry in enumerate((*spec, None)[:2] if len(spec) else (None, None)):
@@ -372,6 +376,62 @@ def test_what_no_operator_can_be_is_refused_by_name() -> None:
     together = refused(unity.pin("dot_general at up", P("node")), unity.only("tensor", across="node"))
     assert "unity.pin(\"dot_general at up\", P('node'))" in together
     assert "unity.only" in together
+
+
+# Inner digits
+
+
+def indices(type_: Type, axes: Sequence[Axis], where: Sequence[int], size: int) -> set[int]:
+    """Which indices of the only dimension the device at a place of the mesh holds: by the definition of digits."""
+    rest = set(range(size))
+    for outer in {s.outer for s in type_ if s.kind == "P"}:
+        parts, part = 1, 0
+        for state, axis, place in zip(type_, axes, where, strict=True):
+            if state == partitioned(0, outer):
+                parts, part = parts * axis.size, part * axis.size + place
+        rest &= {i for i in range(size) if i // (size // (outer * parts)) % parts == part}
+    return rest
+
+
+def test_what_is_wanted_is_met_by_every_type_of_that_layout_and_no_other() -> None:
+    axes, size = (Axis("a", 2, 0), Axis("b", 3, 0), Axis("c", 2, 0)), 24
+    states = [UNUSED, *(partitioned(0, outer) for outer in (1, 2, 3, 4, 6))]
+    types = [t for t in product(states, repeat=3) if misfit((size,), t, axes) is None]
+    places = list(product(*(range(a.size) for a in axes)))
+    choices = [Choice(str(s), (), (s,), 0, 0.0) for s in states]
+    picks = np.array([[states.index(s) for s in t] for t in types], np.int16)
+    wants = [frozenset(k for k in range(3) if bits >> k & 1) for bits in range(8)]
+    for want in (*wants, 1, 2, 3, 4, 6, 12):
+        rule = Pinned(0, (want,), tuple(a.size for a in axes))
+        left_ = rule.left(choices, picks, axes)
+        for t, flag in zip(types, left_, strict=True):
+            held = {where: indices(t, axes, where, size) for where in places}
+            if isinstance(want, int):
+                width = size // want
+                right = {frozenset(h) for h in held.values()} == {frozenset(range(k, k + width)) for k in range(0, size, width)}
+            else:
+                plain = tuple(partitioned(0) if k in want else UNUSED for k in range(3))
+                right = held == {where: indices(plain, axes, where, size) for where in places}
+            assert flag == met((want,), t, axes) == right, (want, t)
+            assert not right or all(rule.usable(choices[states.index(s)], k) for k, s in enumerate(t))
+
+
+@pytest.mark.parametrize("marked_", [False, True])
+def test_a_dimension_that_a_reshape_cuts_is_pinned_over_more_devices_than_its_first_part_has(marked_: bool) -> None:
+    def grouped(w: Any, x: Any) -> Any:
+        groups = jnp.tanh(x.reshape(4, 4, 16, 8) @ w)
+        with jax.named_scope("residual"):
+            y = groups.reshape(4, 64, 8) + x
+        y = unity.constrain(y, P(None, "device")) if marked_ else y
+        return ((y @ w + jax.nn.softmax(y) @ w) ** 2).mean()
+
+    args = f32(8, 8), f32(4, 64, 8)
+    pins = [] if marked_ else [unity.pin("residual", P(None, "device"))]
+    plan = planned(grouped, *args, machine=EIGHT, constraints=pins)
+    (node,) = marks(plan.pcg) if marked_ else [n for n, _ in plan.pcg.walk() if n.scope == "residual"]
+    assert degrees(node.types[0], EIGHT.axes, 3) == (1, 8, 1)
+    assert plan.check().agrees()
+    same_as(grouped, plan, *arrays(args))
 
 
 # Outside of plans a mark is the value

@@ -35,9 +35,10 @@ def line_behind(node: Node) -> str:
 
 
 def spoken(node: Node) -> tuple[str, ...]:
-    """The names that users may call an operator by: its kind, its line, its scope, and its kind at either."""
-    places = (short(node.source).partition(" (")[0], node.scope)
-    return (node.kind, *places, *(f"{node.kind} at {place}" for place in places if place))
+    """The names that users may call an operator by: its kind, its line, the scopes that it is in, and its kind at any of these."""
+    names = node.scope.split("/") if node.scope else []
+    places = [short(node.source).partition(" (")[0], *("/".join(names[: k + 1]) for k in range(len(names)))]
+    return (node.kind, *(place for place in places if place), *(f"{node.kind} at {place}" for place in places if place))
 
 
 def short(source: str) -> str:

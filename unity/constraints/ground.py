@@ -10,10 +10,10 @@ from unity.constraints.paths import Spellings, matched
 from unity.pcg.choices import Choice
 from unity.pcg.errors import ConstraintError
 from unity.pcg.state import State, partitioned
-from unity.pcg.wanted import Names, axes_of
+from unity.pcg.wanted import Names, Wanted, axes_of
 from unity.search.dimensions import Dimensions
 from unity.search.machine import Machine
-from unity.search.masks import Along, names_of
+from unity.search.masks import Along, Pinned, names_of
 
 Dimension = str | tuple[str, int]  # one of `KINDS`, or a dimension of the arguments with a path
 KINDS = ("samples", "tensor", "weights")
@@ -35,6 +35,10 @@ class Ground:
     def level(self, name: str) -> tuple[int, ...]:
         """The axes of a level (or of an axis). Raises ConstraintError if there is none of that name."""
         return axes_of(name, self.names)
+
+    def pinned(self, position: int, wanted: Wanted, rank: int) -> Pinned:
+        """The rule for an operand or result of this rank. Raises ConstraintError where it cannot be as is wanted."""
+        return Pinned(position, wanted.slices(rank, self.names), tuple(axis.size for axis in self.machine.axes))
 
     def follows(self, dimension: Dimension) -> Callable[[int, int], bool]:
         """Whether what a site splits (by its number, and that of a dimension of the program) is a dimension of this kind.

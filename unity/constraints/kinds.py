@@ -13,7 +13,7 @@ from unity.pcg.errors import ConstraintError
 from unity.pcg.graph import CONSTRAIN, Node
 from unity.pcg.marks import mark_of
 from unity.pcg.wanted import Wanted, wanted
-from unity.search.masks import Pinned, Rule
+from unity.search.masks import Rule
 from unity.wording import short, spoken
 
 
@@ -41,7 +41,7 @@ class Pin(Constraint):
             site = ground.inputs[k]
             rank = ground.dimensions.opened.sites[site].results[0].ndim
             try:
-                yield site, Pinned(0, self.wanted.slices(rank, ground.names))
+                yield site, ground.pinned(0, self.wanted, rank)
             except ConstraintError as error:
                 raise ConstraintError(f"{self}: {ground.paths[k][0]}: {error}") from None
 
@@ -76,7 +76,7 @@ class OperatorPin(Constraint):
         for s, site, node in named:
             for k, result in enumerate(site.results):
                 try:
-                    yield s, Pinned(len(site.ports) + k, self.wanted.slices(result.ndim, ground.names))
+                    yield s, ground.pinned(len(site.ports) + k, self.wanted, result.ndim)
                 except ConstraintError as error:
                     raise ConstraintError(f"{self}: the result {result} at {short(node.source)}: {error}") from None
 
@@ -108,7 +108,7 @@ class Marked(Constraint):
             if site.mark is None or marked_by(site.mark) != self:
                 continue
             try:
-                yield s, Pinned(len(site.ports), self.wanted.slices(site.results[0].ndim, ground.names))
+                yield s, ground.pinned(len(site.ports), self.wanted, site.results[0].ndim)
             except ConstraintError as error:
                 raise ConstraintError(f"{self}: {error}") from None
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from unity.pcg.axis import Axis
 from unity.pcg.errors import ConstraintError
-from unity.pcg.state import Type
+from unity.pcg.state import Type, digits
 
 # Of one dimension: the axes or levels that slice it (none: it is whole), or a number of slices, over whatever axes, or anything.
 Entry = tuple[str, ...] | int | None
@@ -108,14 +108,17 @@ def axes_of(name: str, names: Names) -> tuple[int, ...]:
 
 
 def met(slices: Slices, type_: Type, axes: Sequence[Axis]) -> bool:
-    """Whether a type is as wanted: sliced so at its most major digits, and not otherwise."""
+    """Whether a type is as wanted: every dimension in slices that follow each other, nested in the order of the mesh, or for a
+    number of slices in any order."""
+    places = digits(type_, axes)
     for dim, want in enumerate(slices):
-        on = [k for k, s in enumerate(type_) if s.kind == "P" and s.dim == dim]
+        starts = {k: d.outer for k, d in enumerate(places) if d is not None and d.dim == dim}
         if want is None:
             continue
-        if any(type_[k].outer > 1 for k in on):
-            return False
-        if (prod(axes[k].size for k in on) if isinstance(want, int) else frozenset(on)) != want:
+        if isinstance(want, int):
+            if prod(axes[k].size for k in starts) != want or any(start * axes[k].size > want for k, start in starts.items()):
+                return False
+        elif starts != {k: prod(axes[j].size for j in want if j < k) for k in want}:
             return False
     return True
 

@@ -46,33 +46,46 @@ NOTHING: Mask = ()
 
 @dataclass(frozen=True)
 class Pinned:
-    """An operand or result that is sliced as it is said, and not otherwise."""
+    """An operand or result that is sliced as a user wants it, and not otherwise. `sizes`: of the mesh's axes.
+
+    Inner digits count by the layout that they give: where a reshape cuts a dimension into [4, 1024], two of three axes slice the
+    first part and one an inner digit, and together that is 8 slices.
+    """
 
     position: int
     slices: Slices
+    sizes: tuple[int, ...]
 
     def usable(self, choice: Choice, axis: int) -> bool:
         state = choice.states[self.position]
         for dim, want in enumerate(self.slices):
             here = state.kind == "P" and state.dim == dim
-            if want is not None and ((here and state.outer > 1) or (isinstance(want, frozenset) and here != (axis in want))):
+            if isinstance(want, frozenset) and (here != (axis in want) or (here and self.before(want, axis) % state.outer)):
+                return False
+            if isinstance(want, int) and here and want % (state.outer * self.sizes[axis]):
                 return False
         return True
 
+    def before(self, want: frozenset[int], axis: int) -> int:
+        """Into how many slices a dimension is cut by the axes before one."""
+        return prod(self.sizes[k] for k in want if k < axis)
+
     def left(self, choices: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
         states = [c.states[self.position] for c in choices]
-        sizes = np.array([a.size for a in axes], int)
         good = np.ones(len(picks), bool)
         for dim, want in enumerate(self.slices):
             if want is None:
                 continue
-            here = np.array([s.kind == "P" and s.dim == dim for s in states])[picks]
-            inner = np.array([s.outer > 1 for s in states])[picks]
-            good &= ~(here & inner).any(1)
+            outers = np.array([s.outer if s.kind == "P" and s.dim == dim else 0 for s in states])[picks]
+            here, starts = outers > 0, outers.copy()  # starts: how many slices the digits before each axis' make
+            for k, size in enumerate(self.sizes):
+                starts[:, k + 1 :] *= np.where(outers[:, k + 1 :] == outers[:, k, None], size, 1)
             if isinstance(want, int):
-                good &= np.where(here, sizes, 1).prod(1) == want
+                degree = np.where(here, self.sizes, 1).prod(1)
+                good &= (degree == want) & ((starts * self.sizes).max(1, initial=1) <= want)
             else:
-                good &= (here == np.isin(np.arange(len(axes)), list(want))).all(1)
+                needed = np.array([self.before(want, k) if k in want else 0 for k in range(len(self.sizes))])
+                good &= (starts == needed).all(1)
         return good
 
 
@@ -138,9 +151,9 @@ Restrict = Callable[[Dimensions, Machine], Mapping[int, Mask]]  # the sites of a
 
 def marked(dimensions: Dimensions, machine: Machine) -> Mapping[int, Mask]:
     """What is said in the program itself: masks of the values that `unity.constrain` marks."""
-    names, sites = names_of(machine), dimensions.opened.sites
+    names, sites, sizes = names_of(machine), dimensions.opened.sites, tuple(axis.size for axis in machine.axes)
     return {
-        s: (Pinned(len(site.ports), mark_of(site.mark).slices(site.results[0].ndim, names)),)
+        s: (Pinned(len(site.ports), mark_of(site.mark).slices(site.results[0].ndim, names), sizes),)
         for s, site in enumerate(sites)
         if site.mark is not None
     }
