@@ -11,6 +11,7 @@ import pytest
 from benchmarks import models
 from benchmarks.models import Model
 from benchmarks.models.llama import _rotate
+from benchmarks.models.mixtral import mixture
 from benchmarks.models.recurrent import lstm
 from benchmarks.models.transformer import causal, self_attention
 
@@ -23,10 +24,12 @@ PUBLISHED = {
     "inception_v3": 23_834_568,  # torchvision, less the auxiliary head
     "lenet5": 61_706,
     "llama3_8b": 8_030_261_248,
+    "mixtral_8x7b": 46_702_792_704,
     "resnet101": 44_549_160,  # torchvision, as the next four
     "resnet50": 25_557_032,
     "resnext50": 25_028_904,
     "vgg16": 138_357_544,
+    "vit_large": 304_326_632,  # torchvision, patches of 16
     "wide_resnet50": 68_883_240,
 }
 ROUNDED = {  # published in millions, or in GiB of float32
@@ -41,6 +44,7 @@ EPSILON = 2.0**-23  # of float32
 DEPTH = 100  # roundings that follow each other in a tiny transformer's step, to within a factor of two
 EVERY_KIND_OF_LAYER = (
     *("mlp_unity", "lenet5", "inception_v3_unity", "resnext50", "gpt2", "llama3_8b", "bert_large", "bert_unity"),
+    *("mixtral_8x7b", "vit_large"),
     *("dlrm", "dlrm_kaggle", "candle_uno", "rnnlm", "rnntc", "nmt"),
 )
 
@@ -91,6 +95,7 @@ def test_gradient_reaches_every_parameter(name: str) -> None:
     ("name", "classes"),
     [
         *(("lenet5", 10), ("resnet50", 10), ("gpt2", 61), ("llama3_8b", 61), ("bert_large", 61)),
+        *(("mixtral_8x7b", 61), ("vit_large", 10)),
         *(("dlrm_kaggle", 2), ("mlp_unity", 32), ("nmt", 61), ("rnntc", 2)),
     ],
 )
@@ -162,6 +167,22 @@ def test_rotated_products_depend_on_distance_alone() -> None:
     # an angle of up to 12 radians is rounded before its sine is taken
     bound = 12 * EPSILON * float(jnp.linalg.norm(query) * jnp.linalg.norm(key))
     np.testing.assert_allclose(products[3:, 3:], products[:-3, :-3], rtol=0, atol=bound)
+
+
+def test_experts_with_room_for_all_tokens_are_two_experts_for_each() -> None:
+    tokens, width, inner = 16, 8, 12
+    keys = iter(jax.random.split(jax.random.key(0), 5))
+    shapes = {"router": (width, 4), "gate": (4, width, inner), "up": (4, width, inner), "down": (4, inner, width)}
+    params = {name: {"weight": jax.random.normal(next(keys), shape)} for name, shape in shapes.items()}
+    x = jax.random.normal(next(keys), (2, tokens, width))
+    found = mixture(params, x, group=8, places=8)
+    router, gate, up, down = (np.asarray(params[name]["weight"]) for name in shapes)
+    for got, token in zip(np.asarray(found).reshape(-1, width), np.asarray(x).reshape(-1, width), strict=True):
+        scores = token @ router
+        first, second = np.argsort(scores)[:-3:-1]
+        share = 1 / (1 + np.exp(scores[second] - scores[first]))
+        each = [(g / (1 + np.exp(-g)) * (token @ up[e])) @ down[e] for e in (first, second) for g in [token @ gate[e]]]
+        np.testing.assert_allclose(got, share * each[0] + (1 - share) * each[1], rtol=1e-3, atol=1e-3)
 
 
 def test_lstm_is_its_equations() -> None:

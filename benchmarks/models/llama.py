@@ -32,14 +32,20 @@ def llama(
 
     def block(params: Tree, x: jax.Array) -> jax.Array:
         params = cast(params, dtype)
-        x += _grouped_attention(params["attention"], _rms_norm(params["norm1"], x), head)
-        return x + _swiglu(params["mlp"], _rms_norm(params["norm2"], x))
+        attended = grouped_attention(params["attention"], rms_norm(params["norm1"], x), head)
+        with jax.named_scope("residual"):
+            x = x + attended
+        mixed = _swiglu(params["mlp"], rms_norm(params["norm2"], x))
+        with jax.named_scope("residual"):
+            return x + mixed
 
     def loss(params: Tree, data: Tree) -> jax.Array:
-        x = params["token"]["table"].astype(dtype)[data["tokens"]]
+        with jax.named_scope("token"):
+            x = params["token"]["table"].astype(dtype)[data["tokens"]]
         x = stack.apply(jax.checkpoint(block) if remat else block, params["blocks"], x)
-        x = _rms_norm(cast(params["norm"], dtype), x)
-        logits = jnp.matmul(x, params["head"]["weight"].astype(dtype), preferred_element_type=jnp.float32)
+        x = rms_norm(cast(params["norm"], dtype), x)
+        with jax.named_scope("head"):
+            logits = jnp.matmul(x, params["head"]["weight"].astype(dtype), preferred_element_type=jnp.float32)
         return cross_entropy(logits, data["labels"])
 
     one = {
@@ -67,25 +73,31 @@ def llama(
     return Model("llama", loss, params, data, below={"tokens": vocab, "labels": vocab})
 
 
-def _rms_norm(params: Tree, x: jax.Array, epsilon: float = 1e-5) -> jax.Array:
+def rms_norm(params: Tree, x: jax.Array, epsilon: float = 1e-5) -> jax.Array:
     wide = x.astype(jnp.float32)
     power = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
     return (wide * lax.rsqrt(power + epsilon)).astype(x.dtype) * params["gain"]
 
 
-def _grouped_attention(params: Tree, x: jax.Array, head: int) -> jax.Array:
+def grouped_attention(params: Tree, x: jax.Array, head: int, rotary_base: float = ROTARY_BASE) -> jax.Array:
     """Several query heads share a key head. [batch, sequence, width] -> the same."""
-    query, key, value = ((x @ params[name]["weight"]).reshape(*x.shape[:2], -1, head) for name in ("query", "key", "value"))
+    query, key, value = (product(name, params, x).reshape(*x.shape[:2], -1, head) for name in ("query", "key", "value"))
     group = query.shape[2] // key.shape[2]
-    key, value = jnp.repeat(_rotate(key), group, axis=2), jnp.repeat(value, group, axis=2)
-    mixed = attend(_rotate(query), key, value, causal(x.shape[1]))
-    return mixed.reshape(*x.shape[:2], -1) @ params["out"]["weight"]
+    key, value = jnp.repeat(_rotate(key, rotary_base), group, axis=2), jnp.repeat(value, group, axis=2)
+    mixed = attend(_rotate(query, rotary_base), key, value, causal(x.shape[1]))
+    return product("out", params, mixed.reshape(*x.shape[:2], -1))
 
 
-def _rotate(x: jax.Array) -> jax.Array:
+def product(name: str, params: Tree, x: jax.Array) -> jax.Array:
+    """A product with a weight, in a scope of the weight's name."""
+    with jax.named_scope(name):
+        return x @ params[name]["weight"]
+
+
+def _rotate(x: jax.Array, base: float = ROTARY_BASE) -> jax.Array:
     """Rotary positions on [batch, sequence, heads, head width]: halves are the two coordinates of each rotation."""
     length, half = x.shape[1], x.shape[3] // 2
-    frequency = ROTARY_BASE ** -(jnp.arange(half, dtype=jnp.float32) / half)
+    frequency = base ** -(jnp.arange(half, dtype=jnp.float32) / half)
     angle = (jnp.arange(length, dtype=jnp.float32)[:, None] * frequency)[None, :, None, :]
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
@@ -94,5 +106,5 @@ def _rotate(x: jax.Array) -> jax.Array:
 
 
 def _swiglu(params: Tree, x: jax.Array) -> jax.Array:
-    gate = jax.nn.silu(x @ params["gate"]["weight"])
-    return (gate * (x @ params["up"]["weight"])) @ params["down"]["weight"]
+    gate = jax.nn.silu(product("gate", params, x))
+    return product("down", params, gate * product("up", params, x))

@@ -11,6 +11,7 @@ from .gpt import gpt
 from .inception import biased, inception_v3
 from .lenet import lenet5
 from .llama import llama
+from .mixtral import mixtral
 from .mlp import mlp, two_towers
 from .model import Model
 from .recommenders import dlrm, dlrm_kaggle, xdl
@@ -18,6 +19,7 @@ from .recurrent import nmt, rnnlm, rnntc
 from .resnet import resnet, resnext50_unity
 from .unrolled import nmt_unrolled, rnnlm_unrolled, rnntc_unrolled
 from .vgg import vgg16
+from .vit import vit
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ _MODELS: Mapping[str, _Entry] = {
     # TensorOpt gives 9.7 GiB of parameters and no sizes; these come to 9.8
     "transformer_tensoropt": _Entry(gpt, _TINY_GPT, {"hidden": 4096, "heads": 32, "seq": 256, "batch": 256}),
     "llama3_8b": _Entry(llama, {**_TINY_GPT, **_TINY_LLAMA}),
+    "mixtral_8x7b": _Entry(mixtral, {**_TINY_GPT, **_TINY_LLAMA, "experts": 4, "group": 8}),
+    "vit_large": _Entry(vit, {"layers": 2, "hidden": 32, "heads": 4, "image": 16, "patch": 4, "classes": 10, "batch": 8}),
     "bert_large": _Entry(bert, _TINY_GPT),
     "bert_unity": _Entry(attention_stack, {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "batch": 8}),
     "dlrm": _Entry(dlrm, {**_TINY_DLRM, "bottom": (4, 16, 8), "top": (16, 2)}),
