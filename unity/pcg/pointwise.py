@@ -62,12 +62,10 @@ def pointwise(e: Equation) -> str | None:
     literals = [a for a in e.operands if isinstance(a, Literal)]
     if any(prod(a.tensor.shape) != 1 for a in literals):
         return None
-    if e.name == DERIVED:  # max(x, 0) has another derivative at 0
-        return "jax.nn.relu" if _is_relu(e) else None
+    if e.name == DERIVED:
+        return "relu" if _is_relu(e) else None
     if e.name not in SINGLE:
         return None
-    if e.name == "max" and not np.any(np.asarray(literals[0].value)):
-        return "relu"
     if e.name in NAMED and e.params.get("accuracy") is None:
         return NAMED[e.name]
     given = [str(np.asarray(a.value).item()) if isinstance(a, Literal) else "x" for a in e.operands]

@@ -18,7 +18,8 @@ from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State, partitioned
 
 # Elementwise functions that rules can name. A variable in their place stands for every elementwise function.
 FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "relu": lambda x: jnp.maximum(x, 0),
+    # Not `jnp.maximum(x, 0)`, whose gradient at 0 is 1/2, so that relu(relu(x)) there has 1/4.
+    "relu": jax.nn.relu,
     "sigmoid": lax.logistic,
     "tanh": jnp.tanh,
     # Rectified at another place. What holds of relu and not of this (x relu(x) = relu(x)²) is an accident of zero.
