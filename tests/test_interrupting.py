@@ -60,12 +60,12 @@ def test_values_end_where_they_are_interrupted() -> None:
 
 def test_what_was_found_of_rewritings_is_planned_and_nothing_else_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = plan()
-    assert whole.rewriting is not None
+    assert whole.rewriting
     monkeypatch.setattr(unity.task, "best_pipeline", lambda *given: pytest.fail("it was interrupted before"))
     monkeypatch.setattr(unity.task, "best_branches", lambda *given: pytest.fail("it was interrupted before"))
     unfound, found = interrupted_after(monkeypatch, 0), interrupted_after(monkeypatch, 1)
-    assert unfound.rewriting is None
-    assert found.rewriting is not None
+    assert not unfound.rewriting
+    assert found.rewriting
     assert unfound.time > found.time == whole.time
 
 

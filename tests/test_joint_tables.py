@@ -188,7 +188,7 @@ def dlrm_args(rows, samples=512, width=5):
 def stacked(args, fn=small_dlrm, **options):
     """The plan with weights packed, and how often it stacks two tables."""
     plan = unity.optimize(fn, *args, machine=EIGHT, progress=False, branches=False, pack=True, **options)
-    applied = {} if plan.rewriting is None else {str(w): n for w, n in plan.rewriting.applied}
+    applied = {str(w): n for w, n in plan.rewriting.applied}
     return plan, applied.get(f"{STACK} (backward)", 0)
 
 

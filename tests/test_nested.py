@@ -63,7 +63,7 @@ def plan(fn, args, **options):
 @EACH
 def test_what_is_inside_is_rewritten_and_computes_the_same(fn, args):
     found = plan(fn, args)
-    assert found.rewriting is not None
+    assert found.rewriting
     ((rule, times),) = found.rewriting.applied
     assert times == 1
     assert str(rule) == "matmul-matmul.is.matmul-matmul"

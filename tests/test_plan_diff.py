@@ -56,7 +56,7 @@ def own_diff() -> PlanDiff:
 
 def test_the_rules_are_those_of_the_derivation_with_the_lines_that_they_rewrote() -> None:
     plan, found = planned(), own_diff()
-    assert plan.rewriting is not None
+    assert plan.rewriting
     steps = [(step.rule, step.backward) for step in plan.check_derivation()]
     said = [use.rule for mark, use in found.rules for _ in range(use.times) if mark == "+"]
     assert sorted(said) == sorted(f"{rule}{' (backward)' if backward else ''}" for rule, backward in steps)

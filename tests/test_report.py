@@ -243,7 +243,7 @@ def test_steps_lead_from_the_captured_program_to_the_plan(of: Any) -> None:
     steps = steps_of(of_plan(plan))
     assert steps[0].frame.graph.key == plan.original.key
     assert steps[-1].frame.graph.key == plan.pcg.key
-    assert plan.rewriting is not None
+    assert plan.rewriting
     assert [u.rule for s in steps[1:-1] for u in s.frame.uses] == [str(use.applied) for use in plan.rewriting.uses]
     assert sum(u.times for s in steps[1:-1] for u in s.frame.uses) == len(plan.check_derivation())
     assert steps[-2].frame.graph.key == plan.serial.key
@@ -259,7 +259,7 @@ def test_steps_lead_from_the_captured_program_to_the_plan(of: Any) -> None:
 
 def test_a_program_that_is_written_anew_without_a_rule_has_no_steps() -> None:
     rewriting = planned_layers().rewriting
-    assert rewriting is not None
+    assert rewriting
     assert list(_applied(replace(rewriting, ways={}), ())) == []
 
 

@@ -19,7 +19,7 @@ def check_derivation(plan: Plan) -> tuple[Step, ...]:
     Raises DerivationError, naming the step that is wrong.
     """
     rewriting = plan.rewriting
-    if rewriting is not None:
+    if rewriting:
         rewriting.check(rewriting.derivation)
     if plan.pipelining is not None:
         plan.pipelining.check()
@@ -31,4 +31,4 @@ def check_derivation(plan: Plan) -> tuple[Step, ...]:
     if erased(plan.pcg).key != plan.serial.key:
         raise DerivationError("the parallel graph without its parallelization operators is not the graph that was derived")
     plan.check_parallelization()
-    return rewriting.derivation.every if rewriting is not None else ()
+    return rewriting.derivation.every

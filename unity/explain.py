@@ -77,7 +77,7 @@ def _constraints(plan: Plan) -> list[str]:
 
 def _rewriting(plan: Plan) -> list[str]:
     """How the captured program was rewritten, rule by rule."""
-    if plan.rewriting is None:
+    if not plan.rewriting:
         return []
     library = plan.rewriting.library
     lines = [f"rewritten by proved rules: {len(plan.original)} operators were captured"]

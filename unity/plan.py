@@ -94,9 +94,9 @@ class Plan:
         return self._made.captured.graph
 
     @property
-    def rewriting(self) -> Rewriting | None:
-        """How the captured program was rewritten before it was parallelized; nothing if it was not."""
-        return self._made.rewriting
+    def rewriting(self) -> Rewriting:
+        """How the captured program was rewritten before it was parallelized; false, and without rules, if it was not."""
+        return self._made.rewriting or Rewriting.none(self._made.original)
 
     @property
     def pipelining(self) -> Pipelining | None:

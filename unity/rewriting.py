@@ -64,16 +64,29 @@ Taken = tuple[tuple[Body, Occurrence], ...]  # of each step, the program that it
 
 @dataclass(frozen=True, eq=False)
 class Rewriting:
-    """A captured function before and after. `ways` has for every different segment that was changed, by key, what was done."""
+    """A captured function before and after. `ways` has for every different segment that was changed, by key, what was done.
+
+    A rewriting in which no rule was applied is false.
+    """
 
     before: Captured
     after: Captured
     ways: dict[str, tuple[Way, ...]]
     library: Library
 
+    @classmethod
+    def none(cls, captured: Captured) -> Rewriting:
+        """The rewriting that leaves a captured function as it is."""
+        return cls(captured, captured, {}, Library(()))
+
+    def __bool__(self) -> bool:
+        return bool(self.ways)
+
     @cached_property
     def derivation(self) -> Derivation:
         """Every application of a rule, from the captured program to the rewritten one."""
+        if not self:
+            return Derivation()
         whole = program(self.before.body, self.before.differentiated)
         found = {key: path_of(part, self.ways[key], self.library) for key, part in programs_of(whole, self.ways).items()}
         ends = {key: end_of(part, found[key]) for key, part in programs_of(whole, self.ways).items()}
@@ -86,6 +99,8 @@ class Rewriting:
     @cached_property
     def applied(self) -> tuple[tuple[Applied, int], ...]:
         """The rules that were applied, and in how many places: equal segments count each, what runs several times counts once."""
+        if not self:
+            return ()
         often: dict[Applied, int] = {}
         for one, _ in program(self.before.body, self.before.differentiated).walk():
             for part in one.segments:
@@ -96,6 +111,8 @@ class Rewriting:
     @cached_property
     def uses(self) -> tuple[Use, ...]:
         """The rules in the order in which they were applied, segment by segment. Of equal segments, one's lines."""
+        if not self:
+            return ()
         found: list[Use] = []
         whole = program(self.before.body, self.before.differentiated)
         often = Counter(part.key for one, _ in whole.walk() for part in one.segments)

@@ -172,8 +172,6 @@ def _costs(found: Prediction, graph: PCG) -> tuple[tuple[Work, ...], tuple[Talk,
 
 
 def _rules(plan: Plan) -> tuple[RuleUse, ...]:
-    if plan.rewriting is None:
-        return ()
     found = []
     for use in plan.rewriting.uses:
         rule = plan.rewriting.library[use.applied.rule].rule

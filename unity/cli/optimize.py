@@ -115,7 +115,7 @@ def said(plan: Plan, path: Path | None) -> str:
         f"{plan.__name__} on {plan.machine}",
         f"{duration(plan.time)} a step, {size(plan.memory)} on each device (predicted); {plan._made.searched}",
     ]
-    if plan.rewriting is not None:
+    if plan.rewriting:
         lines.append(f"rewritten by {', '.join(f'{times} × {way}' for way, times in plan.rewriting.applied)}")
     if plan.pipelining is not None:
         lines.append(f"a pipeline: {plan.pipelining}")
@@ -128,7 +128,6 @@ def said(plan: Plan, path: Path | None) -> str:
 
 def data(plan: Plan, path: Path | None, frontier: bool) -> dict[str, Any]:
     """The same, for other tools."""
-    rewriting = () if plan.rewriting is None else plan.rewriting.applied
     found = {
         "name": plan.__name__,
         "machine": plan.machine.name,
@@ -137,7 +136,7 @@ def data(plan: Plan, path: Path | None, frontier: bool) -> dict[str, Any]:
         "memory": plan.memory,
         "search_seconds": plan.search_seconds,
         "interrupted": plan._made.interrupted,
-        "rules": {str(way): times for way, times in rewriting},
+        "rules": {str(way): times for way, times in plan.rewriting.applied},
         "pipeline": None if plan.pipelining is None else str(plan.pipelining),
         "branches": None if plan.branching is None else str(plan.branching),
         "file": None if path is None else str(path),

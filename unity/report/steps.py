@@ -26,7 +26,7 @@ MOST = 16  # steps by rules: of more, several that follow each other are one
 
 def steps_of(plan: Plan, uses: Sequence[RuleUse]) -> tuple[Frame, ...]:
     """The steps between the captured program and the parallel one. `uses`: the rules that rewrote it, as a summary has them."""
-    found = [] if plan.rewriting is None else list(_applied(plan.rewriting, uses))
+    found = list(_applied(plan.rewriting, uses)) if plan.rewriting else []
     made = (plan.pipelining, plan.branching, plan.joining)
     found += [Frame(title, f"{says}: {m}.", m.after.graph) for (title, says), m in zip(MADE, made, strict=True) if m is not None]
     return tuple(found)
