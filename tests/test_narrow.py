@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from functools import partial
 from typing import Any
@@ -16,13 +17,14 @@ from parallel_cases import Application, Combination, fits, is_key
 from pieces import dual, indices, normal, places
 
 import unity
+from benchmarks.random_programs import computed
 from unity.pcg.accumulation import exact, held, narrow
 from unity.pcg.choices import choices
 from unity.pcg.state import PARTIAL, REPLICATED, Type
 from unity.pcg.traffic import traffic
 from unity.rewriting import library_of
 from unity.substitutions.occurrences import Pattern, patterns
-from unity.substitutions.term import Variable, subterms
+from unity.substitutions.term import Variable, applications, subterms
 from unity.substitutions.typecheck import typecheck
 from unity.verify.intermediates import contained
 from unity.verify.meaning import local_function
@@ -337,6 +339,57 @@ def test_a_rule_that_computes_nothing_new_keeps_what_is_finite(pattern: Pattern)
                 for a, b in zip(*((new, old) if pattern.backward else (old, new)), strict=True):
                     finite = np.isfinite(np.asarray(found[a]))
                     assert np.isfinite(np.asarray(found[b])[finite]).all(), (str(pattern), scale)
+
+
+@pytest.mark.parametrize("pattern", USABLE, ids=str)
+def test_operands_of_one_size_stay_finite_where_a_rule_applies(pattern: Pattern) -> None:
+    """Up to the largest power of two at which all that is replaced is finite, gradients included, so is what takes its place."""
+    instance = small_instances(pattern.rule, (), small_sizes(pattern.rule, 2), 6)[-1]
+    sides = (instance.rule.left, instance.rule.right)
+    old, new = (_with_gradients(terms, instance.types) for terms in (sides[::-1] if pattern.backward else sides))
+    rng, floats = np.random.default_rng(0), [t.dtype.startswith("float") for t in instance.types.values()]
+    signs = np.array(list(itertools.product((1.0, -1.0), repeat=sum(floats) + 1)), np.float32)  # the last is the cotangents'
+    drawn = iter(signs.T[:-1])
+    data = []
+    for t, floating in zip(instance.types.values(), floats, strict=True):
+        full = np.broadcast_to(next(drawn).reshape(-1, *[1] * len(t.shape)), (len(signs), *t.shape)) if floating else None
+        mixed = rng.choice([-1.0, 1.0], (len(signs), *t.shape)).astype(np.float32)
+        ids = rng.integers(0, 2, (2 * len(signs), *t.shape)).astype(np.int32)
+        data.append(ids if full is None else np.concatenate([full, mixed]))
+    cotangents = np.concatenate([signs[:, -1], signs[:, -1]])
+
+    def finite(side: Any, size: float) -> bool:
+        given = [x * np.float32(size) if floating else x for x, floating in zip(data, floats, strict=True)]
+        return all(np.isfinite(np.asarray(x)).all() for x in side(cotangents * np.float32(size), *given))
+
+    largest = max((k for k in range(128) if finite(old, 2.0**k)), default=None)
+    assert largest is not None
+    assert finite(new, 2.0**largest)
+    assert not finite(old, 2.0**127) or all(a.operator in ("concat", "split", "map") for a in applications(instance.rule.sides))
+
+
+def _with_gradients(terms: Any, types: Any) -> Any:
+    """Results and gradients of terms at many operands, for cotangents of one size."""
+    side = computed(terms, types)
+
+    def one(size: Any, *args: Any) -> list[Any]:
+        floats = [k for k, x in enumerate(args) if jnp.issubdtype(x.dtype, jnp.floating)]
+
+        def of(*chosen: Any) -> list[Any]:
+            given = dict(zip(floats, chosen, strict=True))
+            return side(*(given.get(k, x) for k, x in enumerate(args)))
+
+        out, pull = jax.vjp(of, *(args[k] for k in floats))
+        return [*out, *pull([jnp.full(x.shape, size, x.dtype) for x in out])]
+
+    return jax.jit(jax.vmap(one))
+
+
+def test_numbers_of_very_different_sizes_may_overflow_where_products_are_regrouped() -> None:
+    """What `docs/numerics.md` says is not promised."""
+    x, a, b = (jnp.full((1, 1), size, jnp.float32) for size in (1e-20, 1e20, 1e20))
+    assert np.isfinite((x @ a) @ b).all()
+    assert not np.isfinite(x @ (a @ b)).any()
 
 
 def test_rules_that_regroup_compute_something_new() -> None:

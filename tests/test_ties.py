@@ -165,3 +165,28 @@ def rounded(x: Any) -> Any:
 def test_divided_operators_have_the_derivatives_of_whole_ones_at_ties(name: str) -> None:
     fn, args = CASES[name]
     Application(fn, [rounded(a() if callable(a) else a) for a in args], (2,)).check()
+
+
+@pytest.mark.parametrize("function", [jnp.sqrt, jnp.log, jnp.cbrt, lambda x: 1 / x], ids=["sqrt", "log", "cbrt", "reciprocal"])
+@pytest.mark.parametrize("parts", [(slice(2),), (slice(2, None),), (slice(2), slice(2, None))], ids=["first", "last", "both"])
+def test_no_rewriting_differentiates_functions_of_elements_that_nothing_reads(
+    function: Callable[[Any], Any], parts: tuple[slice, ...]
+) -> None:
+    """The function is applied to what is not zero, and its derivative at the zeros is infinite."""
+
+    def fn(x: Any, y: Any) -> list[Any]:
+        return [function(x[part] @ y if k else x[part]) for k, part in enumerate(parts)]
+
+    x, y = np.ones((4, 2)), np.ones((2, 2))
+    x[2:] = 0.0 if len(parts) == 1 and parts[0].start is None else 1.0
+    x[:2] = 0.0 if len(parts) == 1 and parts[0].start else 1.0
+    with jax.enable_x64(True):
+        body = opened(used(program_of(jax.make_jaxpr(fn)(x, y))[0]))
+        before, reading = derivatives(fn)(x, y), Reading(body)
+        assert all(np.isfinite(a).all() for a in before)
+        for pattern in patterns(default_library().rules):
+            for occurrence in occurrences(reading, pattern):
+                new = rewritten(body, occurrence)
+                for one in (new, closed(new)) if new is not None else ():
+                    for a, b in zip(before, derivatives(partial(run, one))(x, y), strict=True):
+                        np.testing.assert_allclose(b, a, rtol=1e-9, atol=1e-9, err_msg=str(pattern))

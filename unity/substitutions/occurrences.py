@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from unity.verify.intermediates import contained
 
 COMMUTATIVE = frozenset({"add", "mul"})  # the library's rules add.is.add and mul.is.mul
 REARRANGING = frozenset({"transpose", "merge", "unmerge"})
+LINEAR = REARRANGING | {"add", "sub", "bias", "concat", "split", "sum", "embedding"}  # no derivative depends on an operand
 DEPTH = 3  # of elementwise operators through which a root is seen as a product is
 
 
@@ -65,12 +66,24 @@ class Pattern:
             and attribute_variables(self.right).keys() <= attribute_variables(self.left).keys()
             and not self.commutes
             and not self.inflates
+            and not self.discards
         )
 
     @property
     def inflates(self) -> bool:
         """Whether what takes the place contains what was there, and more: it would apply for ever, and to no end."""
         return any(t in self.left for root in self.right for t in subterms((root,)) if t != root)
+
+    @property
+    def discards(self) -> bool:
+        """Whether it computes a product or a function of more elements than before, and takes one part of the results.
+
+        The other part has a cotangent of zero, which is NaN times an infinite derivative, such as that of a square root at 0.
+        """
+        before, after = set(subterms(self.left)), set(subterms(self.right))
+        splits = [t for t in after if isinstance(t, Apply) and t.operator == "split" and t.operands[0] not in before]
+        alone = [t.operands for t in splits if replace(t, result=1 - t.result) not in after]
+        return any(a.operator not in LINEAR for operands in alone for a in applications(operands))
 
     @property
     def commutes(self) -> bool:
