@@ -21,7 +21,17 @@ from unity.substitutions.promises import PROMISED, counts
 from unity.substitutions.reading import READABLE, Application, Reading, Viewed, clamping
 from unity.substitutions.rearrangement import Rearrangement, after, kept, resized
 from unity.substitutions.rule import Rule
-from unity.substitutions.term import Apply, Attribute, Term, Variable, applications, attribute_variables, subterms, variables
+from unity.substitutions.term import (
+    Apply,
+    Attribute,
+    Term,
+    Variable,
+    applications,
+    attribute_variables,
+    subterms,
+    transform,
+    variables,
+)
 from unity.substitutions.typecheck import Seam, TensorType, typecheck
 from unity.substitutions.vocabulary import VOCABULARY
 from unity.verify.instances import at_attributes, satisfies
@@ -66,7 +76,6 @@ class Pattern:
             and attribute_variables(self.right).keys() <= attribute_variables(self.left).keys()
             and not self.commutes
             and not self.inflates
-            and not self.discards
         )
 
     @property
@@ -74,16 +83,25 @@ class Pattern:
         """Whether what takes the place contains what was there, and more: it would apply for ever, and to no end."""
         return any(t in self.left for root in self.right for t in subterms((root,)) if t != root)
 
-    @property
-    def discards(self) -> bool:
-        """Whether it computes a product or a function of more elements than before, and takes one part of the results.
+    @cached_property
+    def dropped(self) -> tuple[Apply, ...]:
+        """The products and functions that only the new side computes whole, to take one part of the results.
 
         The other part has a cotangent of zero, which is NaN times an infinite derivative, such as that of a square root at 0.
         """
         before, after = set(subterms(self.left)), set(subterms(self.right))
         splits = [t for t in after if isinstance(t, Apply) and t.operator == "split" and t.operands[0] not in before]
-        alone = [t.operands for t in splits if replace(t, result=1 - t.result) not in after]
-        return any(a.operator not in LINEAR for operands in alone for a in applications(operands))
+        alone = [t.operands[0] for t in splits if replace(t, result=1 - t.result) not in after]
+        return tuple(t for t in alone if isinstance(t, Apply) and any(a.operator not in LINEAR for a in applications((t,))))
+
+    @cached_property
+    def rest(self) -> tuple[Term, ...]:
+        """What is looked for, of the other part of everything that is split."""
+
+        def other(term: Term) -> Term:
+            return replace(term, result=1 - term.result) if isinstance(term, Apply) and term.operator == "split" else term
+
+        return transform(self.left, other)
 
     @property
     def commutes(self) -> bool:
@@ -171,9 +189,23 @@ def occurrences(reading: Reading, pattern: Pattern) -> Iterator[Occurrence]:
         if any((place, order) in seen for order in orders):
             continue
         found = _typed(reading.body, pattern, roots, binding)
-        if found is not None:
+        if found is not None and _reads_all(reading, pattern, binding):
             seen.add((place, orders[0]))
             yield found
+
+
+def _reads_all(reading: Reading, pattern: Pattern, binding: _Binding) -> bool:
+    """Whether the program computes all that the new side does, whole or of the rest, or drops nothing."""
+    wanted = (*pattern.dropped, *pattern.rest) if pattern.dropped else ()
+    places = (
+        (term, Viewed(v, view))
+        for term in wanted
+        if isinstance(term, Apply)
+        for application in reading.by_operator.get(term.operator, ())
+        for k, v in enumerate(application.results)
+        for view in views_of(reading, application, k, DEPTH)
+    )
+    return not wanted or any(next(_match(reading, term, x, binding.copy()), None) is not None for term, x in places)
 
 
 def _roots(
