@@ -22,7 +22,7 @@ from benchmarks.alternate import alternate, ratio
 from benchmarks.models import get
 from benchmarks.models.model import concrete
 from benchmarks.record import record, show
-from unity.exec.entangled import can_run
+from unity.exec.compiled.entangled import can_run
 
 ROUNDS = 7
 WAYS: dict[str, dict[str, Any]] = {

@@ -21,9 +21,9 @@ import jax
 
 from benchmarks import models
 from benchmarks.packages import MODELS, Packaged
-from unity.pcg.body import program_of
-from unity.pcg.capture import capture, unparallelized
-from unity.pcg.repetition import repeated
+from unity.pcg.capture.capture import capture, unparallelized
+from unity.pcg.capture.repetition import repeated
+from unity.pcg.ir.program import program_of
 
 RESULTS = Path(__file__).parent / "results" / "capture.json"
 OWN = ("gpt2", "bert_large", "llama3_8b", "resnet50", "inception_v3", "nmt", "dlrm_summit", "candle_uno")

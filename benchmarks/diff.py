@@ -17,17 +17,17 @@ from typing import Any
 import unity
 from benchmarks.models import get
 from benchmarks.record import asked, record, show
-from unity.difference import PlanDiff
-from unity.difference.files import formatted
-from unity.pcg.capture import capture
-from unity.pcg.diff import apply, diff
-from unity.pcg.diff.data import to_json
-from unity.pcg.graph import PCG
-from unity.pcg.parallelize import parallelize
-from unity.search.assemble import assemble
-from unity.search.cost import Training
-from unity.search.minimizer import Minimizer
-from unity.summary import Summary
+from unity.diff import PlanDiff
+from unity.diff.files import formatted
+from unity.diff.graphs import apply, diff
+from unity.diff.graphs.data import to_json
+from unity.pcg.capture.capture import capture
+from unity.pcg.ir.graph import PCG
+from unity.pcg.parallel.parallelize import parallelize
+from unity.plan.summary import Summary
+from unity.search.cost.assembly import assemble
+from unity.search.cost.cost import Training
+from unity.search.solver.minimizer import Minimizer
 
 MACHINES = {"8 devices": (1, 8, "a100"), "192 devices": (32, 6, "v100")}
 TARGET, TIMES = 1.0, 5

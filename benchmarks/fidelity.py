@@ -22,7 +22,7 @@ from benchmarks.models import tiny
 from benchmarks.models.gpt import gpt
 from benchmarks.models.model import Model
 from benchmarks.record import RESULTS, record, show
-from unity.exec.check import Check
+from unity.exec.compiled.check import Check
 
 TOLERANCE = 0.02
 

@@ -20,13 +20,13 @@ import jax.numpy as jnp
 import unity
 from benchmarks.fused import Restricted, algebra_first
 from benchmarks.record import asked, record, show
-from unity.pcg.capture import capture
-from unity.pcg.graph import PCG
-from unity.pcg.parallelize import parallelize
-from unity.pcg.traffic import traffic
-from unity.search.cost import Training
-from unity.search.hardware import Device
-from unity.search.machine import Machine
+from unity.machine.hardware import Device
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import capture
+from unity.pcg.ir.graph import PCG
+from unity.pcg.parallel.parallelize import parallelize
+from unity.pcg.parallel.traffic import traffic
+from unity.search.cost.cost import Training
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:

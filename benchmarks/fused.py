@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from unity.pcg.capture import Captured
-from unity.pcg.choices import Choice
-from unity.pcg.graph import Node
-from unity.pcg.state import PARTIAL
-from unity.rewriting import Rewriter, budget_of
-from unity.search.cost import Training
-from unity.search.dimensions import Dimensions
-from unity.search.machine import Machine
-from unity.search.masks import Along, Mask
-from unity.search.pricing import Prices
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import Captured
+from unity.pcg.ir.graph import Node
+from unity.pcg.propagation.choices import Choice
+from unity.pcg.types.parallel_type import PARTIAL
+from unity.search.cost.cost import Training
+from unity.search.joint.pricing import Prices
 from unity.search.session import Search
+from unity.search.space.dimensions import Dimensions
+from unity.search.space.masks import Along, Mask
+from unity.transforms.rewriting import Rewriter, budget_of
 
 PRODUCTS = {"dot_general", "conv_general_dilated"}
 ELEMENTS = {"max", "custom_jvp_call", "tanh", "logistic", "erf", "relu", "gelu"}  # primitives, or what an operator is called

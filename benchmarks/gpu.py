@@ -36,12 +36,12 @@ from benchmarks.models.recommenders import dlrm
 from benchmarks.models.registry import tiny
 from benchmarks.models.resnet import resnet
 from benchmarks.record import RESULTS, record, show
+from unity.exec.measure.local_machine import where
+from unity.machine.machine import Machine
+from unity.machine.profiles.profile import Profile
+from unity.machine.profiles.store import Store
 from unity.profiling import profile, wanted
-from unity.search.local import where
-from unity.search.machine import Machine
-from unity.search.predict import predict
-from unity.search.profiles.profile import Profile
-from unity.search.profiles.store import Store
+from unity.search.cost.prediction import predict
 
 ERROR = 0.1  # target: |predicted - measured| / measured
 ROUNDS = 7

@@ -4,7 +4,7 @@
 of an edge (pairs whose costs are equal throughout count as one), tied together so that pairs agree with values; it is an integer
 where an edge has alternatives, of which a limit on memory would else take a mixture. Without a limit on memory the search must find
 the optimum; with one, it looks on the hull of the frontier and between its points, and the table says what that loses. Memory is
-what the tables add up; what a second search with other values finds (`unity.search.refine`) is not part of the comparison.
+what the tables add up; what a second search with other values finds (`unity.search.cost.refinement`) is not part of the comparison.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from scipy.sparse import coo_array
 from benchmarks.models import get
 from benchmarks.models.model import Model
 from benchmarks.record import asked, record, show
-from unity.pcg.capture import capture
-from unity.search.cost import Training
-from unity.search.frontier import frontier_under
-from unity.search.machine import Machine
-from unity.search.problem import Array, Problem
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import capture
+from unity.search.cost.cost import Training
 from unity.search.session import Search
+from unity.search.solver.frontier import frontier_under
+from unity.search.solver.problem import Array, Problem
 
 SECONDS = 240  # for one integer program
 GAP = 1e-7  # at which HiGHS may stop

@@ -42,8 +42,8 @@ def one(kind: str, path: str) -> dict[str, Any]:
 def derived(kind: str, path: str) -> dict[str, Any]:
     """How many of a file's true rules follow from our library by rewriting (parallelization an operator like others)."""
     from unity.substitutions import importing
-    from unity.substitutions.axioms import default_library
-    from unity.verify.first_order import Prover
+    from unity.substitutions.language.axioms import default_library
+    from unity.verify.proofs.first_order import Prover
 
     found = (importing.import_taso if kind == "taso" else importing.import_flexflow)(path)
     prover = Prover(default_library().rules, values=False)

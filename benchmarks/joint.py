@@ -21,9 +21,9 @@ from benchmarks.fused import Restricted, algebra_first
 from benchmarks.models import get
 from benchmarks.models.model import Model
 from benchmarks.record import asked, record, show
-from unity.pcg.capture import capture
-from unity.search.cost import Training
-from unity.search.machine import Machine
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import capture
+from unity.search.cost.cost import Training
 
 BATCH = {  # samples for each device (Unity, section 6.1)
     "candle_uno": 256,

@@ -32,19 +32,21 @@ from benchmarks.optimum.depth_first import NODES, DepthFirst
 from benchmarks.optimum.layers import WIDTH, Layers
 from benchmarks.record import asked, record, show
 from benchmarks.simulator import Clock
-from unity.pcg.capture import Clustering, capture
-from unity.pcg.clustering import clusters
-from unity.pcg.errors import UnityError
-from unity.search.cost import Training
-from unity.search.machine import Machine
+from unity.base.errors import UnityError
+from unity.base.gc_pause import uncollected
+from unity.baselines.flexflow import explored, initial, layers
+from unity.baselines.flexflow.mcmc import Found
+from unity.baselines.flexflow.mesh import options, starts
+from unity.baselines.flexflow.oracle import Configs
+from unity.baselines.flexflow.strategy.configs import every_config
+from unity.baselines.flexflow.strategy.operators import Operators, operators
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import Clustering, capture
+from unity.pcg.capture.clustering import clusters
+from unity.search.cost.cost import Training
 from unity.search.published import Asked, algorithm, names
-from unity.search.published.flexflow import explored, initial, layers
-from unity.search.published.flexflow.mcmc import Found
-from unity.search.published.flexflow.mesh import options, starts
-from unity.search.published.flexflow.oracle import Configs
 from unity.search.session import Search
-from unity.search.simulator import Operators, Topology, every_config, operators
-from unity.uncollected import uncollected
+from unity.search.simulator import Topology
 
 SAMPLES = 64  # for each device
 NETWORKS: dict[str, Callable[..., Model]] = {

@@ -29,13 +29,13 @@ from benchmarks.models import concrete, get
 from benchmarks.models.model import Model, Tree
 from benchmarks.record import record, show
 from unity.exec import lowering
-from unity.exec.hlo import collectives, total_bytes
-from unity.pcg.axis import Axis
-from unity.pcg.capture import capture
-from unity.pcg.choices import Choice, choices
-from unity.pcg.graph import PCG, Node, Value
-from unity.pcg.parallelize import Assignment, parallelize
-from unity.pcg.state import REPLICATED, UNUSED, State, Type, partitioned
+from unity.exec.compiled.hlo import collectives, total_bytes
+from unity.pcg.capture.capture import capture
+from unity.pcg.ir.graph import PCG, Node, Value
+from unity.pcg.parallel.parallelize import Assignment, parallelize
+from unity.pcg.propagation.choices import Choice, choices
+from unity.pcg.types.axis import Axis
+from unity.pcg.types.parallel_type import REPLICATED, UNUSED, State, Type, partitioned
 
 RUN, TRACE = 1.03, 2.0  # targets
 DEVICES = 8

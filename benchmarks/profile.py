@@ -53,17 +53,17 @@ from benchmarks.models.model import Model
 from benchmarks.models.recommenders import dlrm
 from benchmarks.models.recurrent import rnnlm
 from benchmarks.record import RESULTS, record, show
-from unity.plan import Plan
+from unity.baselines.by_hand import usual
+from unity.exec.measure.local_machine import where
+from unity.machine.machine import Machine
+from unity.machine.profiles.store import Store
+from unity.plan.plan import Plan
 from unity.profiling import profile
-from unity.search.assemble import Assembled
-from unity.search.local import where
-from unity.search.machine import Machine
-from unity.search.minimizer import Minimizer
-from unity.search.predict import Prediction, predict
-from unity.search.problem import Point
-from unity.search.profiles.store import Store
-from unity.search.published.baselines import usual
+from unity.search.cost.assembly import Assembled
+from unity.search.cost.prediction import Prediction, predict
 from unity.search.session import Candidate
+from unity.search.solver.minimizer import Minimizer
+from unity.search.solver.problem import Point
 
 KENDALL, ERROR, CHOSEN = 0.8, 0.25, 1.05  # targets
 APART = 1.025  # the least ratio of two predicted times

@@ -18,14 +18,14 @@ import numpy as np
 from benchmarks.models import get
 from benchmarks.models.model import Model
 from benchmarks.record import asked, record, show
-from unity.pcg.capture import Captured, capture
-from unity.search.assemble import Assembled, assemble
-from unity.search.configurations import EXACT, Limits, fits, made, shapes_of
-from unity.search.cost import Training, site_cost
-from unity.search.machine import Machine
-from unity.search.minimizer import minimize
-from unity.search.problem import Point
-from unity.search.refine import refined
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import Captured, capture
+from unity.search.cost.assembly import Assembled, assemble
+from unity.search.cost.cost import Training, site_cost
+from unity.search.cost.refinement import refined
+from unity.search.solver.minimizer import minimize
+from unity.search.solver.problem import Point
+from unity.search.space.configurations import EXACT, Limits, fits, made, shapes_of
 
 VARIANTS: dict[str, tuple[Limits, ...] | None] = {
     "2 choices, waste 2": (Limits(2, 2, 2.0),),

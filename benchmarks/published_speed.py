@@ -28,17 +28,19 @@ from benchmarks.record import asked, record, show
 from benchmarks.seeds.cases import AS_TABLE_1
 from benchmarks.seeds.published import FLEXFLOW_SECONDS, OPTCNN_SECONDS, TRACKING, TRACKING_TARGETS
 from benchmarks.simulator import MACHINES, NETWORKS, Clock, loaded, price
-from unity.pcg.capture import capture
-from unity.search.assemble import assemble
-from unity.search.cost import Training
-from unity.search.machine import Machine
-from unity.search.published.flexflow import Stop, explored, initial, layers
-from unity.search.published.optcnn import optimal
-from unity.search.published.optcnn_space import layerwise, light
-from unity.search.published.tensoropt import TensorOpt
+from unity.base.gc_pause import uncollected
+from unity.baselines.flexflow import Stop, explored, initial, layers
+from unity.baselines.flexflow.strategy.operators import operators
+from unity.baselines.flexflow.strategy.strategy import Strategy
+from unity.baselines.optcnn import optimal
+from unity.baselines.optcnn_space import layerwise, light
+from unity.baselines.tensoropt import TensorOpt
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import capture
+from unity.search.cost.assembly import assemble
+from unity.search.cost.cost import Training
 from unity.search.session import Search
-from unity.search.simulator import Strategy, Topology, makespan, operators
-from unity.uncollected import uncollected
+from unity.search.simulator import Topology, makespan
 
 SAMPLES = 32  # of OptCNN's, for each GPU
 TURNS, MOST = 10, 60.0

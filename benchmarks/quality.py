@@ -18,16 +18,16 @@ from typing import Any
 from benchmarks.models import get
 from benchmarks.models.model import Model
 from benchmarks.record import record, show
-from unity.pcg.capture import capture
-from unity.search.assemble import Assembled
-from unity.search.cost import Training
-from unity.search.machine import Machine
-from unity.search.minimizer import Minimizer
-from unity.search.problem import Point
-from unity.search.published.baselines import Mesh, on_mesh
-from unity.search.published.baselines import mixtures as baselines
-from unity.search.published.restricted import Structure
+from unity.baselines.by_hand import Mesh, on_mesh
+from unity.baselines.by_hand import mixtures as baselines
+from unity.baselines.restricted import Structure
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import capture
+from unity.search.cost.assembly import Assembled
+from unity.search.cost.cost import Training
 from unity.search.session import Search
+from unity.search.solver.minimizer import Minimizer
+from unity.search.solver.problem import Point
 
 MACHINES = {8: Machine.grid(1, 8, "a100"), 64: Machine.grid(8, 8, "a100"), 192: Machine.grid(32, 6, "v100")}
 MODELS: dict[str, dict[str, Any]] = {  # sizes, and samples for each device

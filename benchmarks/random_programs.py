@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unity.substitutions.axioms import default_library
-from unity.substitutions.rule import Rule
-from unity.substitutions.term import Term, Variable
-from unity.substitutions.typecheck import TensorType, concrete, typecheck
-from unity.substitutions.vocabulary import VOCABULARY
-from unity.verify.small import Instance, small_instances
+from unity.substitutions.language.axioms import default_library
+from unity.substitutions.language.rule import Rule
+from unity.substitutions.language.term import Term, Variable
+from unity.substitutions.language.typecheck import TensorType, concrete, typecheck
+from unity.substitutions.language.vocabulary import VOCABULARY
+from unity.verify.proofs.small_instances import Instance, small_instances
 
 SIZES, INSTANCES = (2, 4), 6  # dimensions of a rule's operands, and how many of its small instances are drawn from
 EARLIER = 0.6  # how often an operand is an earlier value, where there is one of its shape

@@ -21,19 +21,19 @@ import numpy as np
 
 from benchmarks.random_programs import program
 from benchmarks.record import record, show
-from unity.pcg.body import Body, program_of
-from unity.pcg.capture import graph_of
-from unity.pcg.check import check
-from unity.pcg.parallelize import parallelize
-from unity.pcg.pruning import used
-from unity.search.cost import Training
-from unity.search.machine import Machine
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import graph_of
+from unity.pcg.ir.dead_code import used
+from unity.pcg.ir.program import Body, program_of
+from unity.pcg.parallel.check import check
+from unity.pcg.parallel.parallelize import parallelize
+from unity.search.cost.cost import Training
 from unity.search.session import Search
-from unity.substitutions.axioms import default_library
-from unity.substitutions.forms import closed, opened
-from unity.substitutions.occurrences import Occurrence, occurrences, patterns
-from unity.substitutions.reading import Reading
-from unity.substitutions.rewriting import rewritten
+from unity.substitutions.language.axioms import default_library
+from unity.substitutions.rewriting.forms import closed, opened
+from unity.substitutions.rewriting.occurrences import Occurrence, occurrences, patterns
+from unity.substitutions.rewriting.reading import Reading
+from unity.substitutions.rewriting.rewriting import rewritten
 
 MACHINE = Machine.grid(1, 4)
 MOST = 60  # equations: some rewritings could go on for ever

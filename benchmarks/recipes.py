@@ -29,11 +29,11 @@ import unity
 from benchmarks.models import get
 from benchmarks.models.model import Model
 from benchmarks.record import asked, record, show
+from unity.base.formatting import duration
 from unity.constraints import Constraint, forbid, pin, require
-from unity.difference.regions import Cost
-from unity.plan import Plan
-from unity.search.hardware import Level
-from unity.wording import duration
+from unity.diff.regions import Cost
+from unity.machine.hardware import Level
+from unity.plan.plan import Plan
 
 NEARLY = 1e-6  # a recipe that is faster by less is as fast
 SHOWN = 0.01  # a plan that is faster by less is not explained on the terminal

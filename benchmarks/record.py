@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from unity.pcg.atomic import write
+from unity.base.atomic_files import write
 
 VERSIONS = ("jax", "numpy", "scipy", "numba")
 RESULTS = Path(__file__).parent / "results"

@@ -22,20 +22,20 @@ import unity
 from benchmarks.models import concrete, tiny
 from benchmarks.numerics import WIDE, cast, distances
 from benchmarks.record import asked, record, show
-from unity.made import Made
-from unity.pcg.capture import capture
-from unity.plan import Plan
-from unity.search.backtracking import Found, backtrack
-from unity.search.cost import Training
-from unity.search.pricing import Prices
+from unity.pcg.capture.capture import capture
+from unity.plan.plan import Plan
+from unity.plan.plan_family import Made
+from unity.search.cost.cost import Training
+from unity.search.joint.backtracking import Found, backtrack
+from unity.search.joint.pricing import Prices
 from unity.search.session import Search
-from unity.substitutions.axioms import default_library
-from unity.substitutions.derivation import Derivation
-from unity.substitutions.forms import closed, opened
-from unity.substitutions.occurrences import patterns
-from unity.substitutions.recording import step_of
-from unity.verify.normal import normal
-from unity.verify.replay import check
+from unity.substitutions.language.axioms import default_library
+from unity.substitutions.language.derivation import Derivation
+from unity.substitutions.rewriting.forms import closed, opened
+from unity.substitutions.rewriting.occurrences import patterns
+from unity.substitutions.rewriting.recording import step_of
+from unity.verify.derivations.canonical_form import normal
+from unity.verify.derivations.replay import check
 
 CASES = (
     *("gpt2_padded", "resnet50", "dlrm", "rnnlm"),  # the examples

@@ -22,17 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import record, show
-from unity.pcg.errors import RuleError
-from unity.substitutions.axioms import axioms, default_library
+from unity.base.errors import RuleError
 from unity.substitutions.generator.families import FAMILIES
 from unity.substitutions.generator.generate import generate
-from unity.substitutions.rule import Rule
-from unity.substitutions.term import Apply, Term, Variable, applications, transform
-from unity.substitutions.text import print_body
-from unity.substitutions.vocabulary import VOCABULARY
-from unity.verify.bounded import executed
-from unity.verify.first_order import Prover
-from unity.verify.library import verified, verify
+from unity.substitutions.language.axioms import axioms, default_library
+from unity.substitutions.language.rule import Rule
+from unity.substitutions.language.term import Apply, Term, Variable, applications, transform
+from unity.substitutions.language.text import print_body
+from unity.substitutions.language.vocabulary import VOCABULARY
+from unity.verify.proofs.bounded import executed
+from unity.verify.proofs.first_order import Prover
+from unity.verify.proofs.library import verified, verify
 
 Row = dict[str, Any]
 

@@ -23,11 +23,11 @@ import unity
 from benchmarks.models import get
 from benchmarks.models.model import Model
 from benchmarks.record import record, show
-from unity.pcg.capture import capture
-from unity.search.assemble import assemble
-from unity.search.cost import Training
-from unity.search.machine import Machine
-from unity.search.minimizer import Minimizer
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import capture
+from unity.search.cost.assembly import assemble
+from unity.search.cost.cost import Training
+from unity.search.solver.minimizer import Minimizer
 
 FROM_CACHE, MEMORY = 0.1, 2e9  # targets: part of the cold time, bytes
 

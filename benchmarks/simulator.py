@@ -30,33 +30,22 @@ from benchmarks.models import get
 from benchmarks.models.model import Model
 from benchmarks.models.unrolled import nmt_unrolled, rnnlm_unrolled, rnntc_unrolled
 from benchmarks.record import asked, record, show
-from unity.pcg.capture import capture
-from unity.pcg.parallelize import parallelize
-from unity.search.assemble import Assembled, assemble
-from unity.search.compiled import load
-from unity.search.cost import Training
-from unity.search.machine import Machine
-from unity.search.minimizer import Minimizer
-from unity.search.minplus import product
-from unity.search.problem import Alternatives, Point
-from unity.search.simulator import (
-    Change,
-    Delta,
-    Operators,
-    ParallelConfig,
-    Strategy,
-    TaskGraph,
-    Topology,
-    blocks,
-    data_parallel,
-    drawn,
-    makespan,
-    on_one,
-    operators,
-    simulate,
-)
-from unity.search.simulator.configs import possible
-from unity.uncollected import uncollected
+from unity.base.compiled_loops import load
+from unity.base.gc_pause import uncollected
+from unity.baselines.flexflow.strategy import blocks
+from unity.baselines.flexflow.strategy.configs import ParallelConfig, data_parallel, drawn, on_one, possible
+from unity.baselines.flexflow.strategy.delta import Delta
+from unity.baselines.flexflow.strategy.operators import Operators, operators
+from unity.baselines.flexflow.strategy.strategy import Strategy
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import capture
+from unity.pcg.parallel.parallelize import parallelize
+from unity.search.cost.assembly import Assembled, assemble
+from unity.search.cost.cost import Training
+from unity.search.simulator import Change, TaskGraph, Topology, makespan, simulate
+from unity.search.solver.minimizer import Minimizer
+from unity.search.solver.minplus import product
+from unity.search.solver.problem import Alternatives, Point
 
 PROPOSALS = {4: 100, 64: 20}
 LEAST = {4: 3.0, 64: 7.0}  # targets: times as fast as full

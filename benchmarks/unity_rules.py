@@ -17,9 +17,9 @@ import unity
 from benchmarks.joint import BATCH, MACHINES, model_for
 from benchmarks.models.model import Model
 from benchmarks.record import asked, record, show
-from unity.plan import Plan
-from unity.search.machine import Machine
-from unity.search.unity_rules.fitting import CANDIDATES
+from unity.machine.machine import Machine
+from unity.plan.plan import Plan
+from unity.search.substitution.fitting import CANDIDATES
 
 CASES = {f"{name} at {n}": (name, n) for n in (8, 96) for name in BATCH if n == 8 or name != "gpt2_padded"}
 

@@ -1,17 +1,18 @@
 """unity: finds, proves and runs the best way to train a JAX model on many devices."""
 
+from unity.base.errors import CaptureError, ConstraintError, InfeasibleError, ParallelTypeError, PlanError, UnityError
+from unity.base.installation import VERSION
 from unity.constraints import Constraint, constrain, forbid, only, pin, require, without_rules
-from unity.frontier import Frontier
 from unity.kernel import Kernel, kernel
+from unity.machine.machine import Device, Level, Machine, MachineError
 from unity.optimize import optimize
-from unity.pcg.errors import CaptureError, ConstraintError, InfeasibleError, ParallelTypeError, PlanError, UnityError
-from unity.pcg.kernels import KernelError
-from unity.plan import Plan
-from unity.planfile import load
-from unity.search.machine import Device, Level, Machine, MachineError
-from unity.stream import Flight, Stream
+from unity.pcg.operators.kernel_primitive import KernelError
+from unity.plan.frontier import Frontier
+from unity.plan.plan import Plan
+from unity.plan.plan_file import load
+from unity.plan.stream import Flight, Stream
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "CaptureError",
     "Constraint",

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from unity.halves import differences
-from unity.pcg.kernels import Dimensions, Function, KernelError, bind
-from unity.pcg.varying import varying
+from unity.pcg.operators.kernel_primitive import Dimensions, Function, KernelError, bind
+from unity.pcg.operators.kernel_trials import differences
+from unity.pcg.types.varying_axes import varying
 
 Flops = Callable[..., float] | float
 

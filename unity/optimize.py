@@ -7,24 +7,24 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from unity import cache
+from unity.base.errors import OptionError
+from unity.base.gc_pause import uncollected
+from unity.base.processes import several
 from unity.constraints.bound import bound
 from unity.constraints.kinds import Constraint, WithoutRules
 from unity.constraints.rules import without
-from unity.exec.hosts.talk import several
-from unity.options import obeyed, refuse, refuse_machine, refuse_type
-from unity.pcg.capture import capture
-from unity.pcg.errors import OptionError
-from unity.pcg.gradients import losses
-from unity.pcg.meshes import apart
-from unity.pcg.stages import TWO_BW
-from unity.plan import Plan
-from unity.rewriting import Rewriter, budget_of, library_of
-from unity.search.cost import Training
-from unity.search.machine import Machine
-from unity.search.unity_rules.fitting import CANDIDATES
-from unity.task import Task, Ways
-from unity.uncollected import uncollected
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import capture
+from unity.pcg.ir.gradient_flow import losses
+from unity.pcg.jaxprs.mesh_context import apart
+from unity.pcg.parallel.stages import TWO_BW
+from unity.plan import cache
+from unity.plan.options import obeyed, refuse, refuse_machine, refuse_type
+from unity.plan.plan import Plan
+from unity.planning.task import Task, Ways
+from unity.search.cost.cost import Training
+from unity.search.substitution.fitting import CANDIDATES
+from unity.transforms.rewriting import Rewriter, budget_of, library_of
 
 
 def optimize(
@@ -62,7 +62,7 @@ def optimize(
         optimizer_slots: values that the optimizer keeps for each weight (Adam: 2), counted as memory.
         search: "unity": algebra and parallelization together, over proved rules; "captured": the graph is left as it is. For
             comparison, "sequential": algebra first, for one device, then parallelization; "unity-rules": parallelization by
-            substitutions alone, as Unity published it; and what else was published, by the names in `unity.search.published`,
+            substitutions alone, as Unity published it; and what else was published, by the names in `unity.baselines`,
             each with its own objective.
         budget: how long to look for rewritings: a number of programs (int; the same plan every time), or seconds (float). For a
             published algorithm, its own steps or seconds.

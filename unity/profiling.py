@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unity.exec.profile_plan import Task, Wanted, fill, missing, of_domains, of_graph
+from unity.exec.measure.local_machine import where
+from unity.exec.measure.plan_profile import Task, Wanted, fill, missing, of_domains, of_graph
+from unity.machine.machine import Machine
+from unity.machine.profiles.store import Store
 from unity.optimize import optimize
-from unity.plan import Plan
-from unity.search.assemble import assemble
-from unity.search.local import where
-from unity.search.machine import Machine
-from unity.search.profiles.store import Store
+from unity.plan.plan import Plan
+from unity.search.cost.assembly import assemble
 
 ROUNDS = 3  # what is measured changes which plans are best, and so what is to be measured
 

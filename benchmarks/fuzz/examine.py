@@ -21,8 +21,8 @@ from benchmarks.fuzz.minimize import minimized
 from benchmarks.fuzz.plans import Trial, captured_of, machine_of, random_trials, source_of, sources
 from benchmarks.fuzz.programs import Program, draw_program
 from benchmarks.fuzz.verdict import QUICK, Reference
+from unity.base.errors import UnityError
 from unity.exec.lowering import mesh_of
-from unity.pcg.errors import UnityError
 
 TOGETHER = 8  # plans in one compiled program
 SAMPLE = 0.06  # of lists of plans, one of which is saved, exported and so on

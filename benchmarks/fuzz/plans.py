@@ -13,20 +13,20 @@ from jax.sharding import PartitionSpec
 
 import unity
 from benchmarks.fuzz.programs import Program
-from unity.made import Made
-from unity.pcg.capture import Captured, capture
-from unity.pcg.state import PARTIAL
-from unity.plan import Plan
-from unity.search.assemble import Assembled
-from unity.search.configurations import Domain
-from unity.search.cost import Training
-from unity.search.problem import Alternatives, Point
+from unity.pcg.capture.capture import Captured, capture
+from unity.pcg.types.parallel_type import PARTIAL
+from unity.plan.plan import Plan
+from unity.plan.plan_family import Made
+from unity.search.cost.assembly import Assembled
+from unity.search.cost.cost import Training
 from unity.search.session import Candidate, Search
-from unity.substitutions.axioms import default_library
-from unity.substitutions.forms import closed, opened
-from unity.substitutions.occurrences import occurrences, patterns
-from unity.substitutions.reading import Reading
-from unity.substitutions.rewriting import rewritten
+from unity.search.solver.problem import Alternatives, Point
+from unity.search.space.configurations import Domain
+from unity.substitutions.language.axioms import default_library
+from unity.substitutions.rewriting.forms import closed, opened
+from unity.substitutions.rewriting.occurrences import occurrences, patterns
+from unity.substitutions.rewriting.reading import Reading
+from unity.substitutions.rewriting.rewriting import rewritten
 
 MACHINES = ((1, 2), (2, 1), (1, 4), (2, 2), (1, 6), (2, 3), (3, 2), (1, 8), (2, 4), (4, 2), (1, 12), (2, 6), (1, 3), (3, 4))
 OFTEN = (40, 3, 6, 6, 8, 5, 3, 4, 4, 2, 2, 2, 3, 1)

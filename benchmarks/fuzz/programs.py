@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from unity.pcg.marks import constrain
+from unity.pcg.parallel.marks import constrain
 
 NAMESPACE = {"jax": jax, "jnp": jnp, "np": np, "lax": lax, "optax": optax, "constrain": constrain, "P": jax.sharding.PartitionSpec}
 HEADER = """import jax

@@ -24,14 +24,14 @@ from benchmarks.fuzz.programs import Argument
 from benchmarks.fuzz.verdict import QUICK, Reference, near, plain
 from benchmarks.random_programs import computed
 from benchmarks.rules import mutated
-from unity.pcg.errors import UnityError
-from unity.substitutions.axioms import axioms, default_library
-from unity.substitutions.rule import Rule
-from unity.substitutions.text import print_body
-from unity.substitutions.typecheck import TensorType
-from unity.verify.first_order import Prover
-from unity.verify.library import verified
-from unity.verify.small import Instance, small_instances
+from unity.base.errors import UnityError
+from unity.substitutions.language.axioms import axioms, default_library
+from unity.substitutions.language.rule import Rule
+from unity.substitutions.language.text import print_body
+from unity.substitutions.language.typecheck import TensorType
+from unity.verify.proofs.first_order import Prover
+from unity.verify.proofs.library import verified
+from unity.verify.proofs.small_instances import Instance, small_instances
 
 TYPES = ("float64", "float32", "bfloat16", "float16")
 KINDS = ("normal", "small integers", "duplicates", "non-finite", "cancelling", "large", "denormal", "masked rows")

@@ -273,7 +273,7 @@ def shorten(tally: Tally, most: int) -> None:
 
 def report(tally: Tally) -> None:
     """Prints what was exercised, and what was not."""
-    from unity.pcg.table import TABLE
+    from unity.pcg.operators.table import TABLE
 
     print(tally.line)
     for name in ("plans", "lives", "devices", "types", "depths", "orders", "operations"):

@@ -1,6 +1,6 @@
 """FlexFlow's LSTM networks step by step (section 8.1: 40 unrolling steps), so that every step's layers are operators of their own.
 
-The same networks as in `recurrent`, which scans: `tests/test_simulator_models.py` compares their losses.
+The same networks as in `recurrent`, which scans: `tests/search/simulator/test_simulator_models.py` compares their losses.
 """
 
 from collections.abc import Iterator

@@ -10,12 +10,13 @@ from math import prod
 
 import numpy as np
 
-from unity.search.published.flexflow.oracle import ByDelta
-from unity.search.simulator import Operators, ParallelConfig, Strategy, on_one
-from unity.search.simulator.names import WAYS, said_by
-from unity.search.simulator.operators import Edge
-from unity.search.simulator.pieces import overlap, slices
-from unity.search.simulator.regions import Shared, shared
+from unity.baselines.flexflow.oracle import ByDelta
+from unity.baselines.flexflow.strategy.configs import ParallelConfig, on_one
+from unity.baselines.flexflow.strategy.names import WAYS, said_by
+from unity.baselines.flexflow.strategy.operators import Edge, Operators
+from unity.baselines.flexflow.strategy.pieces import overlap, slices
+from unity.baselines.flexflow.strategy.regions import Shared, shared
+from unity.baselines.flexflow.strategy.strategy import Strategy
 from unity.search.simulator.ticks import in_ticks
 
 May = Mapping[int, list[ParallelConfig]]  # by operator

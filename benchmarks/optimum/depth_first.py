@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.optimum.bound import ONE, Array, Bound, joined
-from unity.search.simulator import ParallelConfig
+from unity.baselines.flexflow.strategy.configs import ParallelConfig
 
 NODES = 200_000  # looked at, at most
 

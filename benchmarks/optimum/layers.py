@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 
 from benchmarks.optimum.bound import APART, Array, Bound, joined
-from unity.search.simulator import ParallelConfig
+from unity.baselines.flexflow.strategy.configs import ParallelConfig
 
 WIDTH = 60_000  # strategies so far, at most
 WAYS = 12  # matrices for what follows, of each configuration

@@ -19,10 +19,10 @@ from benchmarks.joint import BATCH
 from benchmarks.seeds.dimensions import ABLATION, PIPELINE
 from benchmarks.seeds.steps import BY_HAND, SEARCH, SIMULATED
 from benchmarks.seeds.table5 import PUBLISHED
-from unity.search.hardware import Level
-from unity.search.machine import Machine
-from unity.search.presets import LINKS
-from unity.task import sub_machines
+from unity.machine.hardware import Level
+from unity.machine.machine import Machine
+from unity.machine.presets import LINKS
+from unity.planning.task import sub_machines
 
 IN_TENSOROPT = "optcnn in tensoropt's space"
 # What is no algorithm of the registry: this project's own searches (`run.py` says what each is).

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from unity.pcg.choices import Choice
-from unity.search.configurations import domain
-from unity.search.cost import site_cost
-from unity.search.offers import HEAVY
-from unity.search.published.baselines import product_with_weight
-from unity.search.published.restricted import Space, Structure
-from unity.search.sites import Site
+from unity.baselines.by_hand import product_with_weight
+from unity.baselines.restricted import Space, Structure
+from unity.pcg.propagation.choices import Choice
+from unity.search.cost.cost import site_cost
+from unity.search.space.configurations import domain
+from unity.search.space.offers import HEAVY
+from unity.search.space.sites import Site
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from benchmarks.seeds.beside import beside
 from benchmarks.seeds.figures import drawn
 from benchmarks.seeds.results import Results
 from benchmarks.seeds.tables import tables
-from unity.pcg.atomic import write
+from unity.base.atomic_files import write
 
 ABOUT = (
     "Every system's search on this project's models, machines and price list: the seconds of a step are predicted ones, the "

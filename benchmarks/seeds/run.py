@@ -24,13 +24,13 @@ from benchmarks.seeds.cases import IN_TENSOROPT, OWN, Case, groups
 from benchmarks.seeds.dimensions import ABLATION, PIPELINE, space
 from benchmarks.seeds.steps import SIMULATED, simulated
 from benchmarks.seeds.table5 import PUBLISHED, as_published, layers
-from unity.pcg.errors import UnityError
-from unity.pcg.graph import PCG
-from unity.pcg.parallelize import parallelize
-from unity.search.problem import Point
-from unity.search.published.restricted import Structure
+from unity.base.errors import UnityError
+from unity.baselines.restricted import Structure
+from unity.pcg.ir.graph import PCG
+from unity.pcg.parallel.parallelize import parallelize
 from unity.search.simulator import Topology, simulate
 from unity.search.simulator.topology import sent
+from unity.search.solver.problem import Point
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,12 +45,12 @@ class Task:
 
     @cached_property
     def captured(self) -> Any:
-        from unity.pcg.capture import capture
+        from unity.pcg.capture.capture import capture
 
         return capture(self.model.loss, self.model.params, self.model.batch)
 
     def search(self) -> Any:
-        from unity.search.cost import Training
+        from unity.search.cost.cost import Training
         from unity.search.session import Search
 
         training = Training(True, self.case.slots)
@@ -62,7 +62,7 @@ class Task:
         `time`: what the search's price list says, which is the same for all. What is sent, and the time of computing, are of the
         graph that would run, where equal collectives are one (`search.predict`).
         """
-        from unity.search.predict import predict
+        from unity.search.cost.prediction import predict
 
         machine = self.case.machine
         found, total = predict(graph, machine, self.captured.differentiated), 0.0
@@ -120,8 +120,8 @@ def _own(task: Task, case: Case, search: Any) -> dict[str, Any]:
         case name if name == PIPELINE:
             return _optimized(task, case, "captured", pipelines=True)
         case "unity-rules":
-            from unity.search.joint import Budget
-            from unity.search.unity_rules.fitting import CANDIDATES, fitting
+            from unity.search.joint.joint import Budget
+            from unity.search.substitution.fitting import CANDIDATES, fitting
 
             found = fitting(search, case.limit, Budget(CANDIDATES))
             return _fits(task.strategy(search, found.candidate), case)
@@ -159,7 +159,7 @@ def _unbeaten(task: Task, search: Any, candidates: Iterable[Any]) -> list[list[f
 def _tracked(task: Task, search: Any, way: str) -> dict[str, Any]:
     """TensorOpt's frontier. Its seconds are those of frontier tracking; to list configurations and their costs, which the paper
     measures before, is told apart."""
-    from unity.search.published.tensoropt import TensorOpt
+    from unity.baselines.tensoropt import TensorOpt
 
     started, own = time.perf_counter(), time.process_time()
     found = TensorOpt(search, way="elimination" if way == "elimination" else "ldp")
@@ -177,9 +177,9 @@ def _tracked(task: Task, search: Any, way: str) -> dict[str, Any]:
 
 def _optcnn_in_tensoropt(search: Any) -> Any:
     """What OptCNN's algorithm finds among TensorOpt's strategies."""
-    from unity.search.published.optcnn import optimal, point_of
-    from unity.search.published.optcnn_space import light
-    from unity.search.published.tensoropt import TensorOpt
+    from unity.baselines.optcnn import optimal, point_of
+    from unity.baselines.optcnn_space import light
+    from unity.baselines.tensoropt import TensorOpt
 
     tensoropt = TensorOpt(search)
     problem = tensoropt.space.problem
@@ -193,8 +193,8 @@ def _sums(points: Iterable[Point]) -> list[list[float]]:
 
 
 def _mesh(task: Task, search: Any) -> dict[str, Any]:
-    from unity.search.problem import nondominated
-    from unity.search.published.tofu import mesh_frontier
+    from unity.baselines.tofu import mesh_frontier
+    from unity.search.solver.problem import nondominated
 
     every = [(space, point) for space, frontier in mesh_frontier(search) for point in frontier.points]
     kept = nondominated(point for _, point in every)
@@ -235,7 +235,7 @@ def group(some: list[Case], folder: str) -> list[str]:
 
 def keep(folder: Path, case: Case, result: dict[str, Any]) -> None:
     """A file is there as a whole, or not at all."""
-    from unity.pcg.atomic import write
+    from unity.base.atomic_files import write
 
     about = {
         "case": case.name,
@@ -254,7 +254,7 @@ def keep(folder: Path, case: Case, result: dict[str, Any]) -> None:
 
 def restore(folder: Path, rows: list[dict[str, Any]]) -> None:
     """Puts recorded results back where they came from, if there is nothing newer."""
-    from unity.pcg.atomic import write
+    from unity.base.atomic_files import write
 
     folder.mkdir(parents=True, exist_ok=True)
     for row in rows:

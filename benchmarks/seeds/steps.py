@@ -23,14 +23,16 @@ from itertools import combinations, pairwise
 from math import prod
 from typing import Any
 
-from unity.pcg.capture import Captured
-from unity.pcg.graph import Node
-from unity.search.machine import Machine
-from unity.search.published.flexflow import Stop, explored
-from unity.search.published.flexflow.oracle import Configs
-from unity.search.simulator import Operators, ParallelConfig, Strategy, Topology, data_parallel, makespan, operators
-from unity.search.simulator.configs import possible
-from unity.search.simulator.pieces import most, slices, split_shape
+from unity.baselines.flexflow import Stop, explored
+from unity.baselines.flexflow.oracle import Configs
+from unity.baselines.flexflow.strategy.configs import ParallelConfig, data_parallel, possible
+from unity.baselines.flexflow.strategy.operators import Operators, operators
+from unity.baselines.flexflow.strategy.pieces import most, slices, split_shape
+from unity.baselines.flexflow.strategy.strategy import Strategy
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import Captured
+from unity.pcg.ir.graph import Node
+from unity.search.simulator import Topology, makespan
 
 IN_A_NODE = 4  # GPUs, on both of FlexFlow's clusters
 SEARCH = "simulated flexflow"

@@ -14,9 +14,9 @@ from typing import Any
 
 from benchmarks.seeds import published as paper
 from benchmarks.seeds.results import Result, Results, Table, ratio, times, usable
-from unity.pcg.graph import PARALLELIZATION, PCG, UNCHANGED, Node
-from unity.search.machine import Machine
-from unity.search.predict import Prediction
+from unity.machine.machine import Machine
+from unity.pcg.ir.graph import PARALLELIZATION, PCG, UNCHANGED, Node
+from unity.search.cost.prediction import Prediction
 from unity.search.simulator.topology import sent
 
 PART, DEVICES, STUDIED = "flexflow6 p100", 4, ("nmt", "inception_v3")

@@ -9,15 +9,15 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.seeds.published import OPTCNN_VGG
-from unity.pcg.errors import InfeasibleError
-from unity.pcg.graph import PCG, Node
-from unity.pcg.state import Type, degrees
-from unity.search.machine import Axis
-from unity.search.minimizer import minimize
-from unity.search.offers import HEAVY
-from unity.search.published.optcnn import point_of
-from unity.search.published.optcnn_space import layerwise
+from unity.base.errors import InfeasibleError
+from unity.baselines.optcnn import point_of
+from unity.baselines.optcnn_space import layerwise
+from unity.machine.machine import Axis
+from unity.pcg.ir.graph import PCG, Node
+from unity.pcg.types.parallel_type import Type, degrees
 from unity.search.session import Candidate, Search
+from unity.search.solver.minimizer import minimize
+from unity.search.space.offers import HEAVY
 
 PUBLISHED = "as in table 5"
 

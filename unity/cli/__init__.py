@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from unity.base.errors import UnityError
 from unity.cli import check, completion, diff, explain, export, machine, optimize, profile, report, rules, show, simulate
 from unity.cli.formatting import Lines, Parser
-from unity.pcg.errors import UnityError
 
 COMMANDS: dict[str, ModuleType] = {
     "optimize": optimize,

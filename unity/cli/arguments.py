@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from unity.search.hardware import MachineError
-from unity.search.machine import Machine
-from unity.search.presets import CLUSTERS, DEVICES
+from unity.machine.hardware import MachineError
+from unity.machine.machine import Machine
+from unity.machine.presets import CLUSTERS, DEVICES
 
 UNITS = {"": 1, "b": 1} | {f"{k}{end}": one**n for end, one in (("b", 1000), ("ib", 1024)) for n, k in enumerate("kmgt", 1)}
 HERE = "local"

@@ -11,8 +11,8 @@ from unity.cli.model import add_plan, model_of
 from unity.cli.output import print_json, stage
 
 if TYPE_CHECKING:
-    from unity.exec.check import Check, Line
-    from unity.plan import Plan
+    from unity.exec.compiled.check import Check, Line
+    from unity.plan.plan import Plan
 
 HELP = "hold a saved plan against its compiled program"
 AGREES, DIFFERS, WRONG = 0, 1, 2

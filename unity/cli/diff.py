@@ -6,11 +6,11 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from unity.base.errors import PlanError
 from unity.cli.files import read, write
-from unity.difference import FORMATS, PlanDiff
-from unity.difference.files import ENDINGS, formatted
-from unity.pcg.errors import PlanError
-from unity.summary import Summary
+from unity.diff import FORMATS, PlanDiff
+from unity.diff.files import ENDINGS, formatted
+from unity.plan.summary import Summary
 
 HELP = "say what is different between two saved plans, or two graphs"
 SAME, DIFFERENT, WRONG = 0, 1, 2  # as `diff` says

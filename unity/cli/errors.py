@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
-from unity.pcg.errors import UnityError
+from unity.base.errors import UnityError
 
 
 class CommandError(UnityError):

@@ -9,21 +9,22 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unity.base.formatting import duration, pattern, size
 from unity.cli.arguments import add_json
 from unity.cli.errors import CommandError
 from unity.cli.files import read
 from unity.cli.model import METAVAR, model_of
 from unity.cli.output import print_json, stage
-from unity.difference.document import Document, Row, Table
-from unity.difference.text import show
-from unity.pcg.state import show as in_types
-from unity.search.backend import backend_of
-from unity.search.memory import predict_memory
-from unity.summary import RuleUse, Summary, differentiated_in, summary_of
-from unity.wording import duration, line_behind, pattern, size
+from unity.diff.document import Document, Row, Table
+from unity.diff.formats.text import show
+from unity.pcg.ir.user_lines import line_behind
+from unity.pcg.types.parallel_type import show as in_types
+from unity.plan.summary import RuleUse, Summary, differentiated_in, summary_of
+from unity.search.memory.backend import backend_of
+from unity.search.memory.memory import predict_memory
 
 if TYPE_CHECKING:
-    from unity.plan import Plan
+    from unity.plan.plan import Plan
 
 HELP = "say what a saved plan decided, and what it costs"
 ROWS = 40  # of a table, before the rest is counted only
@@ -79,9 +80,9 @@ def data(summary: Summary) -> dict[str, Any]:
 
 def more(plan: Plan, about: str | None) -> dict[str, Any] | list[dict[str, Any]]:
     """What is known with the model, too: who holds memory, what could not be split; or about one thing, why it is as it is."""
-    from unity.explain import blocked
-    from unity.undivided import undivided
-    from unity.why import answers
+    from unity.explain.tables import blocked
+    from unity.explain.undivided import undivided
+    from unity.explain.why import answers
 
     if about is not None:
         return answers(plan, about)

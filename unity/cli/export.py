@@ -31,7 +31,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Writes the file."""
-    from unity.exporting import write
+    from unity.export import write
 
     model = model_of(options.model)
     with stage("writing the program"):

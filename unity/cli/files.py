@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from unity.pcg import folded, serialize
-from unity.pcg.atomic import save
-from unity.pcg.errors import PlanError
-from unity.pcg.graph import PCG
-from unity.summary import Summary
+from unity.base.atomic_files import save
+from unity.base.errors import PlanError
+from unity.pcg.ir import compact_json as folded
+from unity.pcg.ir import graph_json as serialize
+from unity.pcg.ir.graph import PCG
+from unity.plan.summary import Summary
 
 
 def read(path: Path) -> tuple[Summary, ...]:
@@ -21,13 +22,13 @@ def read(path: Path) -> tuple[Summary, ...]:
     data = _json(path)
     mark = data.get("unity") if isinstance(data, dict) else None
     if mark == "plan":
-        from unity.planfile import read as plan
-        from unity.planfile import summaries
+        from unity.plan.plan_file import read as plan
+        from unity.plan.plan_file import summaries
 
         return summaries(path, plan(path))
     readers = {"graph": serialize.from_json, folded.MARK: folded.unfold}
     if not isinstance(mark, str) or mark not in readers:
-        raise PlanError(f"{path} is neither a plan nor a graph that unity saved (plan.save, unity.pcg.serialize.to_json)")
+        raise PlanError(f"{path} is neither a plan nor a graph that unity saved (plan.save, unity.pcg.ir.graph_json.to_json)")
     try:
         return (_unpriced(path, readers[mark](data)),)
     except PlanError as error:

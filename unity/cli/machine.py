@@ -15,7 +15,7 @@ from unity.cli.output import print_json, results, stage
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from unity.search.machine import Level, Machine
+    from unity.machine.machine import Level, Machine
 
 HELP = "list machines, show one, describe this one"
 
@@ -51,8 +51,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run_list(options: argparse.Namespace) -> int:
     """Prints the presets."""
-    from unity.search.machine import Machine
-    from unity.search.presets import CLUSTERS, DEVICES, LINKS
+    from unity.machine.machine import Machine
+    from unity.machine.presets import CLUSTERS, DEVICES, LINKS
 
     clusters = {name: Machine.preset(name) for name in CLUSTERS}
     if options.json:
@@ -91,7 +91,7 @@ def run_local(options: argparse.Namespace) -> int:
     """Prints the machine that is here, or writes it."""
     import jax
 
-    from unity.search.machine import Machine
+    from unity.machine.machine import Machine
 
     use_devices(options.devices)
     with stage("looking at this machine (measured once, which takes a minute or two)"):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from unity.cli.errors import CommandError, blamed
 
 if TYPE_CHECKING:
-    from unity.plan import Plan
+    from unity.plan.plan import Plan
 
 FORM = "expected MODULE:FUNCTION, a function that gives (fn, args) or (fn, args, options of unity.optimize)"
 METAVAR = "MODULE:FUNCTION"

@@ -22,10 +22,10 @@ from unity.cli.arguments import (
 from unity.cli.errors import CommandError
 from unity.cli.model import Model, add_model, model_of
 from unity.cli.output import print_json, stage
-from unity.options import OBJECTIVES, SEARCHES
+from unity.plan.options import OBJECTIVES, SEARCHES
 
 if TYPE_CHECKING:
-    from unity.plan import Plan
+    from unity.plan.plan import Plan
 
 HELP = "find the best plan for a model, and save it"
 # what the command line may say beside what the model's own options do, by its name in `unity.optimize`
@@ -108,8 +108,8 @@ def planned(which: str, model: Model, asked: dict[str, Any]) -> Plan:
 
 def said(plan: Plan, path: Path | None) -> str:
     """A plan in a few lines."""
-    from unity.undivided import headline, undivided
-    from unity.wording import duration, size
+    from unity.base.formatting import duration, size
+    from unity.explain.undivided import headline, undivided
 
     lines = [
         f"{plan.__name__} on {plan.machine}",

@@ -9,7 +9,7 @@ from typing import Any
 from unity.cli.arguments import add_devices, add_json, use_devices
 from unity.cli.model import Model, add_model, model_of
 from unity.cli.output import print_json, progress
-from unity.search.profiles.store import ProfileError, Store
+from unity.machine.profiles.store import ProfileError, Store
 
 HELP = "measure a model's operators on the devices that are here"
 
@@ -47,9 +47,9 @@ def run(options: argparse.Namespace) -> int:
 def _measure(model: Model, devices: list[Any], options: argparse.Namespace) -> int:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
+    from unity.exec.measure.local_machine import where
+    from unity.machine.machine import Machine
     from unity.profiling import profile
-    from unity.search.local import where
-    from unity.search.machine import Machine
 
     store, place, done, failed = Store.usual(), where(devices), 0, 0
     with progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as shown:

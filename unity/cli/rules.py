@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import platformdirs
 
+from unity.base.errors import RuleError
 from unity.cli.arguments import add_json, count
 from unity.cli.files import write
 from unity.cli.formatting import Lines
 from unity.cli.model import METAVAR, called
 from unity.cli.output import print_json, progress, results, stage
-from unity.pcg.errors import RuleError
-from unity.substitutions.axioms import axioms, library_path
-from unity.substitutions.library import Entry, Library, load
-from unity.substitutions.text import parse_rules, print_rule
+from unity.substitutions.language.axioms import axioms, library_path
+from unity.substitutions.language.library import Entry, Library, load
+from unity.substitutions.language.text import parse_rules, print_rule
 
 if TYPE_CHECKING:
     from unity.substitutions.generator.family import Family
-    from unity.verify.library import Result
+    from unity.verify.proofs.library import Result
 
 HELP = "generate, verify, show and import substitution rules"
 OPERATOR = "expected MODULE:FUNCTION, a function that gives (operator, *arguments)"
@@ -128,7 +128,7 @@ def run_verify(options: argparse.Namespace) -> int:
     """Proves a library again, or operators."""
     if options.operators is not None:
         return _verify_operators(options.operators, options.json)
-    from unity.verify.library import verify
+    from unity.verify.proofs.library import verify
 
     text = options.path.suffix == ".rules"
     rules = parse_rules(_read(options.path)) if text else load(options.path).rules
@@ -154,7 +154,7 @@ def _library(proved: Sequence[Result], path: Path) -> Library:
 
 
 def _verify_operators(which: str, as_data: bool) -> int:
-    from unity.verify.vocabulary import check_users, check_vocabulary
+    from unity.substitutions.generator.vocabulary_proofs import check_users, check_vocabulary
 
     with stage("proving"):
         verdicts = check_users(*called(which, OPERATOR)) if which else check_vocabulary()
@@ -179,7 +179,7 @@ def _read(path: Path) -> str:
 
 def run_show(options: argparse.Namespace) -> int:
     """Prints a rule, or those of a pattern."""
-    from unity.substitutions.draw import draw
+    from unity.substitutions.language.drawing import draw
 
     library = load(options.library)
     entries = [e for e in library.entries if fnmatch.fnmatchcase(e.rule.name, options.name)]

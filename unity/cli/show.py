@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from unity.cli.files import read, write
-from unity.pcg.dot import to_dot
-from unity.summary import Summary
+from unity.pcg.ir.dot import to_dot
+from unity.plan.summary import Summary
 
 HELP = "print the graph of a saved plan, or a graph"
 FORMATS = ("text", "json", "dot")
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _text(summary: Summary) -> str:
     """A line about the whole, the graph, and the rules that led to it."""
-    from unity.wording import duration, size
+    from unity.base.formatting import duration, size
 
     lines = [f"# {summary.name}, {len(summary.graph)} operators"]
     if summary.machine:

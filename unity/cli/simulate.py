@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
             "busy": dict(found.busy), "sent": dict(found.sent), "memory": _most(found),
         })  # fmt: skip
         return 0
-    from unity.wording import duration
+    from unity.base.formatting import duration
 
     console = results()
     console.print(f"{plan.__name__} on {plan.machine}")
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 def _busy(found: Simulation) -> Table:
     from rich.table import Table
 
-    from unity.wording import duration, size
+    from unity.base.formatting import duration, size
 
     table = Table("device or link", "busy", "of the step", "sent")
     rows = sorted(found.busy.items(), key=lambda row: -row[1])
@@ -82,7 +82,7 @@ def _busy(found: Simulation) -> Table:
 
 def _most(found: Simulation) -> dict[str, Any]:
     """The device that holds most, when it does, how much that is, and what holds it: why, which operator, of which line."""
-    from unity.wording import line_behind
+    from unity.pcg.ir.user_lines import line_behind
 
     name, memory = max(found.memory.items(), key=lambda row: row[1].peak)
     joined: dict[tuple[str, str, str], float] = {}
@@ -97,7 +97,7 @@ def _most(found: Simulation) -> dict[str, Any]:
 def _held(found: Simulation) -> Table:
     from rich.table import Table
 
-    from unity.wording import duration, size
+    from unity.base.formatting import duration, size
 
     most = _most(found)
     title = f"most memory: {size(most['peak'])} on {most['device']}, {duration(most['seconds'])} into the step"

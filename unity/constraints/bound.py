@@ -7,22 +7,23 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from unity.base.errors import ConstraintError, OptionError, PlanError
+from unity.base.formatting import short
 from unity.constraints.ground import Ground
 from unity.constraints.kinds import Across, Constraint, Marked, OperatorPin, Pin, WithoutRules, from_json, marked_by, results_of
 from unity.constraints.paths import Spellings, matching, nearest, spellings
-from unity.pcg.capture import Captured
-from unity.pcg.errors import ConstraintError, OptionError, PlanError
-from unity.pcg.graph import CONSTRAIN, PCG
-from unity.pcg.marks import hidden, mark_of, marks
-from unity.pcg.twins import twins
-from unity.pcg.wanted import met
-from unity.search.configurations import ranks
-from unity.search.dimensions import Dimensions
-from unity.search.machine import Machine
-from unity.search.masks import Mask, names_of
-from unity.search.offers import offered
-from unity.search.opening import sites_of
-from unity.wording import short, spoken
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import Captured
+from unity.pcg.ir.graph import CONSTRAIN, PCG
+from unity.pcg.ir.user_lines import spoken
+from unity.pcg.parallel.marks import hidden, mark_of, marks
+from unity.pcg.parallel.twins import twins
+from unity.pcg.parallel.wanted_types import met
+from unity.search.space.configurations import ranks
+from unity.search.space.dimensions import Dimensions
+from unity.search.space.masks import Mask, names_of
+from unity.search.space.offers import offered
+from unity.search.space.opening import sites_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
+from unity.base.errors import InfeasibleError
+from unity.base.formatting import short, size
 from unity.constraints.bound import Bound
 from unity.constraints.kinds import Constraint, Marked, OperatorPin, Pin
 from unity.constraints.paths import matching
-from unity.pcg.errors import InfeasibleError
-from unity.pcg.wanted import degree
-from unity.search.masks import names_of
+from unity.pcg.parallel.wanted_types import degree
 from unity.search.session import Search
-from unity.wording import short, size
+from unity.search.space.masks import names_of
 
 
 def possible(search: Search) -> bool:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from unity.base.errors import ConstraintError
 from unity.constraints.paths import Spellings, matched
-from unity.pcg.choices import Choice
-from unity.pcg.errors import ConstraintError
-from unity.pcg.state import State, partitioned
-from unity.pcg.wanted import Names, Wanted, axes_of
-from unity.search.dimensions import Dimensions
-from unity.search.machine import Machine
-from unity.search.masks import Along, Pinned, names_of
+from unity.machine.machine import Machine
+from unity.pcg.parallel.wanted_types import Names, Wanted, axes_of
+from unity.pcg.propagation.choices import Choice
+from unity.pcg.types.parallel_type import State, partitioned
+from unity.search.space.dimensions import Dimensions
+from unity.search.space.masks import Along, Pinned, names_of
 
 Dimension = str | tuple[str, int]  # one of `KINDS`, or a dimension of the arguments with a path
 KINDS = ("samples", "tensor", "weights")

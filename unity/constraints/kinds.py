@@ -7,14 +7,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from unity.base.errors import ConstraintError
+from unity.base.formatting import short
 from unity.constraints.ground import KINDS, Dimension, Ground, splits
 from unity.constraints.paths import matched
-from unity.pcg.errors import ConstraintError
-from unity.pcg.graph import CONSTRAIN, Node
-from unity.pcg.marks import mark_of
-from unity.pcg.wanted import Wanted, wanted
-from unity.search.masks import Rule
-from unity.wording import short, spoken
+from unity.pcg.ir.graph import CONSTRAIN, Node
+from unity.pcg.ir.user_lines import spoken
+from unity.pcg.parallel.marks import mark_of
+from unity.pcg.parallel.wanted_types import Wanted, wanted
+from unity.search.space.masks import Rule
 
 
 class Constraint(ABC):

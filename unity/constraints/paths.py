@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from unity.pcg.errors import ConstraintError
-from unity.wording import pattern as shortened
+from unity.base.errors import ConstraintError
+from unity.base.formatting import pattern as shortened
 
 Spellings = Sequence[tuple[str, ...]]  # of every argument, the ways to write its path
 

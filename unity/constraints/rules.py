@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from unity.base.errors import ConstraintError
 from unity.constraints.kinds import Constraint, WithoutRules
-from unity.pcg.errors import ConstraintError
-from unity.substitutions.library import Library
+from unity.substitutions.language.library import Library
 
 
 def without(library: Library, constraints: Iterable[Constraint]) -> Library:

@@ -21,15 +21,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unity.exec import loops
-from unity.exec.guarded import Pullback, Zeros, zeros_of
-from unity.pcg.accumulation import held
-from unity.pcg.axis import Axis
-from unity.pcg.branches import Group, groups_of, names_of, packed_of
-from unity.pcg.graph import PCG, Node, Value
-from unity.pcg.slots import is_part
-from unity.pcg.state import UNUSED, local_shape
-from unity.pcg.varying import vary, varying
+from unity.exec.pipelines.guarded import Pullback, Zeros, zeros_of
+from unity.pcg.capture.group_slots import is_part
+from unity.pcg.ir.graph import PCG, Node, Value
+from unity.pcg.local import varying_loops as loops
+from unity.pcg.parallel.branches import Group, groups_of, names_of, packed_of
+from unity.pcg.types.accumulation import held
+from unity.pcg.types.axis import Axis
+from unity.pcg.types.parallel_type import UNUSED, local_shape
+from unity.pcg.types.varying_axes import vary, varying
 
 Run = Callable[[PCG, Sequence[Any]], Sequence[Any]]  # a graph on one device's pieces
 Arrays = list[Any]

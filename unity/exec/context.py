@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from jax.sharding import AbstractMesh, AxisType, Mesh, get_abstract_mesh, use_abstract_mesh
 
-from unity.pcg.errors import PlanError
+from unity.base.errors import PlanError
 
 
 def own(mesh: Mesh | AbstractMesh) -> AbstractContextManager[object]:

@@ -13,22 +13,22 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from unity.exec import loops
-from unity.exec.alternating import alternated
 from unity.exec.branches import branched
 from unity.exec.context import own
-from unity.exec.halfticks import Pair
-from unity.exec.parallel import apply
-from unity.exec.pipeline import pipelined, summed
-from unity.exec.walker import run_body
-from unity.pcg.accumulation import held
-from unity.pcg.again import runs_again
-from unity.pcg.axis import Axis
-from unity.pcg.graph import BRANCHES, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value
-from unity.pcg.stages import FOLLOWED, ends_of, schedule_of
-from unity.pcg.state import UNUSED, Type
-from unity.pcg.traffic import step_of
-from unity.pcg.varying import vary
+from unity.exec.pipelines.gpipe import pipelined, summed
+from unity.exec.pipelines.half_ticks import Pair
+from unity.exec.pipelines.one_forward_one_backward import alternated
+from unity.pcg.analysis.rematerialization import runs_again
+from unity.pcg.ir.graph import BRANCHES, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value
+from unity.pcg.local import varying_loops as loops
+from unity.pcg.local.collectives import apply
+from unity.pcg.local.interpreter import run_body
+from unity.pcg.parallel.stages import FOLLOWED, ends_of, schedule_of
+from unity.pcg.parallel.traffic import step_of
+from unity.pcg.types.accumulation import held
+from unity.pcg.types.axis import Axis
+from unity.pcg.types.parallel_type import UNUSED, Type
+from unity.pcg.types.varying_axes import vary
 
 # Between the operator and the line in a name. An "@" would end the name in compiled programs, and hide what is inside of it.
 AT = " at "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from unity.pcg import atomic
+from unity.base import atomic_files as atomic
 from unity.report.content import Source, content, of_file, of_plan
 from unity.report.page import page
 

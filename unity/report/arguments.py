@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from unity.pcg.axis import Axis
-from unity.pcg.diff.words import words
-from unity.pcg.graph import PCG, Node, Value
-from unity.pcg.state import Type, degrees, digits, show
-from unity.search.memory import local
-from unity.wording import pattern, size
+from unity.base.formatting import pattern, size
+from unity.diff.graphs.words import words
+from unity.pcg.ir.graph import PCG, Node, Value
+from unity.pcg.types.axis import Axis
+from unity.pcg.types.parallel_type import Type, degrees, digits, show
+from unity.search.memory.memory import local
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unity.difference.compare import total
-from unity.pcg.erasing import erased
-from unity.pcg.graph import PCG, Node
+from unity.base.formatting import duration, size
+from unity.diff.compare import total
+from unity.machine.machine import Machine
+from unity.pcg.ir.graph import PCG, Node
+from unity.pcg.parallel.serial_view import erased
+from unity.plan.strategies import from_json
+from unity.plan.summary import RuleUse, Summary, captured_summary_of, summary_of
 from unity.report import arguments, costs
 from unity.report.drawing import Drawing, drawing_of
 from unity.report.frames import Told, frames_of, told
@@ -19,14 +23,10 @@ from unity.report.live import from_json as live_again
 from unity.report.picture import Legend, Rows, Said, Shared, legend_of, picture
 from unity.report.points import points_of
 from unity.report.timeline import on_page
-from unity.search.machine import Machine
 from unity.search.session import Candidate, unbeaten
-from unity.strategies import from_json
-from unity.summary import RuleUse, Summary, captured_summary_of, summary_of
-from unity.wording import duration, size
 
 if TYPE_CHECKING:
-    from unity.plan import Plan
+    from unity.plan.plan import Plan
 
 LIVE = "This plan's file does not hold it. With its function it is shown: unity report FILE MODULE:FUNCTION, or unity.load."
 
@@ -55,7 +55,7 @@ def of_plan(plan: Plan) -> Source:
 
 def of_file(path: str | Path) -> Source:
     """What `plan.save` wrote. The function is not needed. Raises PlanError if it is no plan, or damaged."""
-    from unity.planfile import read, reading, summaries
+    from unity.plan.plan_file import read, reading, summaries
 
     data = read(path)
     captured, planned = summaries(path, data)

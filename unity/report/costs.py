@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from unity.pcg.axis import Axis
-from unity.pcg.graph import Node
+from unity.base.formatting import duration, short, size
+from unity.pcg.ir.graph import Node
+from unity.pcg.ir.user_lines import line_behind
+from unity.pcg.types.axis import Axis
+from unity.plan.summary import RuleUse, Summary, Talk
 from unity.report.picture import Rows, Said
-from unity.search.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPrediction
-from unity.search.predict import CollectiveTerm, Prediction
-from unity.search.profiles.lookup import ROOFLINE
-from unity.summary import RuleUse, Summary, Talk
-from unity.wording import duration, line_behind, short, size
+from unity.search.cost.prediction import CollectiveTerm, Prediction
+from unity.search.cost.profile_lookup import ROOFLINE
+from unity.search.memory.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPrediction
 
 
 def exactly(found: Prediction, memory: MemoryPrediction, axes: Sequence[Axis]) -> Said:

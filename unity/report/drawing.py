@@ -1,19 +1,18 @@
 """What is drawn of a graph: its operators, boxes around scans, remats and layers that repeat, and what reads what.
 
-A layer that repeats is drawn once (`unity.pcg.repetition`): its first operators stand for those of the others, and its weights for
-theirs. So are arguments of one kind that one operator reads.
-"""
+A layer that repeats is drawn once (`unity.pcg.capture.repetition`): its first operators stand for those of the others, and its
+weights for theirs. So are arguments of one kind that one operator reads."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from unity.pcg.diff.skeleton import is_change
-from unity.pcg.graph import LOOPS, PCG, PIPELINE, Node, Value
-from unity.pcg.repetition import repeated
-from unity.pcg.stages import schedule_of
-from unity.wording import pattern
+from unity.base.formatting import pattern
+from unity.diff.graphs.skeleton import is_change
+from unity.pcg.capture.repetition import repeated
+from unity.pcg.ir.graph import LOOPS, PCG, PIPELINE, Node, Value
+from unity.pcg.parallel.stages import schedule_of
 
 OUTSIDE = 0  # the box that is the picture
 SOURCES = ("input", "constant")

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from unity.pcg.diff.matching import matching
-from unity.pcg.erasing import erased
-from unity.pcg.graph import BRANCHES, PCG, PIPELINE, Node
-from unity.summary import RuleUse, Summary
-from unity.wording import short
+from unity.base.formatting import short
+from unity.diff.graphs.matching import matching
+from unity.pcg.ir.graph import BRANCHES, PCG, PIPELINE, Node
+from unity.pcg.parallel.serial_view import erased
+from unity.plan.summary import RuleUse, Summary
 
 MADE = {PIPELINE: "A loop is a pipeline.", BRANCHES: "What does not need each other runs at the same time."}
 

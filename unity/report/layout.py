@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from unity.pcg.diff.skeleton import is_change
+from unity.diff.graphs.skeleton import is_change
 from unity.report.drawing import OUTSIDE, SOURCES, Drawing
 from unity.report.layers import Item, Link, Placed, Point, place
 

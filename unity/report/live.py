@@ -9,19 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from unity.pcg.errors import PlanFileError
-from unity.pcg.graph import PCG
+from unity.base.errors import PlanFileError
+from unity.pcg.ir.graph import PCG
+from unity.plan.summary import Summary, differentiated_in
 from unity.report import costs, steps
 from unity.report.frames import Frame
 from unity.report.picture import Rows, Shared
 from unity.report.timeline import on_page, timeline_of
-from unity.search.backend import backend_of
-from unity.search.memory import predict_memory
-from unity.search.predict import predict
-from unity.summary import Summary, differentiated_in
+from unity.search.cost.prediction import predict
+from unity.search.memory.backend import backend_of
+from unity.search.memory.memory import predict_memory
 
 if TYPE_CHECKING:
-    from unity.plan import Plan
+    from unity.plan.plan import Plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Live:
 
 def live_of(plan: Plan, planned: Summary) -> Live:
     """All of it, of a plan and its summary."""
-    from unity.explain import blocked
+    from unity.explain.tables import blocked
 
     differentiated = differentiated_in(plan)
     found = predict(plan.pcg, plan.machine, differentiated)

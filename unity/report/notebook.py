@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from unity.pcg.diff.words import words
+from unity.base.formatting import duration, size
+from unity.diff.graphs.words import words
 from unity.report.arguments import kinds
-from unity.wording import duration, size
 
 if TYPE_CHECKING:
-    from unity.plan import Plan
+    from unity.plan.plan import Plan
 
 ROWS = 12
 LEFT = "text-align:left"

@@ -6,7 +6,7 @@ import json
 from importlib.resources import files
 from typing import Any
 
-from unity.pcg.errors import UnityError
+from unity.base.errors import UnityError
 
 SCRIPTS = ("dom.js", "graph.js", "steps.js", "frontier.js", "timeline.js", "memory.js", "tables.js", "arguments.js", "main.js")
 

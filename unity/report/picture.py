@@ -12,15 +12,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unity.pcg.diff.skeleton import is_change
-from unity.pcg.diff.words import WHOLE, words
-from unity.pcg.graph import PCG, Node, Value
-from unity.pcg.state import local_shape, show
-from unity.pcg.traffic import TRAFFIC
+from unity.base.formatting import pattern, short, size
+from unity.diff.graphs.skeleton import is_change
+from unity.diff.graphs.words import WHOLE, words
+from unity.pcg.ir.graph import PCG, Node, Value
+from unity.pcg.ir.user_lines import line_behind
+from unity.pcg.parallel.traffic import TRAFFIC
+from unity.pcg.types.parallel_type import local_shape, show
 from unity.report.drawing import Drawing, Leaf
 from unity.report.layout import lay_out
-from unity.search.memory import local
-from unity.wording import line_behind, pattern, short, size
+from unity.search.memory.memory import local
 
 COLOURS = 8  # of parallelizations; those that are rarer share one more
 Rows = list[tuple[str, str]]  # what is said: term and text

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from unity.pcg.axis import Axis
-from unity.pcg.diff.words import words
-from unity.pcg.graph import PCG, Node
-from unity.pcg.state import Type
+from unity.base.formatting import duration, pattern, size
+from unity.diff.graphs.words import words
+from unity.pcg.ir.graph import PCG, Node
+from unity.pcg.types.axis import Axis
+from unity.pcg.types.parallel_type import Type
 from unity.report.picture import Shared
 from unity.search.session import Candidate
-from unity.wording import duration, pattern, size
 
 SAID = 8  # differences of a point that are said one by one
 

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from unity.pcg.folded import fold_all, unfold_all
+from unity.base.formatting import short
+from unity.pcg.ir.compact_json import fold_all, unfold_all
+from unity.plan.summary import RuleUse, read_use
 from unity.report.frames import Frame, by_rules
-from unity.rewriting import Rewriting, end_of, path_of, programs_of
-from unity.search.nested import program
-from unity.summary import RuleUse, read_use
-from unity.wording import short
+from unity.search.joint.nested import program
+from unity.transforms.rewriting import Rewriting, end_of, path_of, programs_of
 
 if TYPE_CHECKING:
-    from unity.plan import Plan
+    from unity.plan.plan import Plan
 
 MADE = (
     ("In stages", "A loop became a pipeline"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from unity.base.formatting import duration
 from unity.report.picture import Shared
 from unity.search.simulator import Simulation
-from unity.wording import duration
 
 ROWS, BARS = 64, 20_000  # of the picture: the busiest rows, the longest bars
 KINDS = ("compute", "link")

@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from unity.pcg.graph import PCG
-from unity.pcg.parallelize import Assignment, parallelize
-from unity.search.assemble import Assembled, Listed, assemble
-from unity.search.backend import backend_of
-from unity.search.cost import Training
-from unity.search.frontier import corners, fastest_fitting, frontier
-from unity.search.leanest import at_once, room
-from unity.search.machine import Machine
-from unity.search.masks import Restrict, marked
-from unity.search.memory import predict_memory
-from unity.search.minimizer import Minimizer, minimize
-from unity.search.problem import Point
-from unity.search.refine import Measure, around, refined
+from unity.machine.machine import Machine
+from unity.pcg.ir.graph import PCG
+from unity.pcg.parallel.parallelize import Assignment, parallelize
+from unity.search.cost.assembly import Assembled, Listed, assemble
+from unity.search.cost.cost import Training
+from unity.search.cost.refinement import Measure, around, refined
+from unity.search.memory.backend import backend_of
+from unity.search.memory.leanest import at_once, room
+from unity.search.memory.memory import predict_memory
+from unity.search.solver.frontier import corners, fastest_fitting, frontier
+from unity.search.solver.minimizer import Minimizer, minimize
+from unity.search.solver.problem import Point
+from unity.search.space.masks import Restrict, marked
 
 POINTS, FEW = 24, 12  # vertices of a frontier's hull; of what is soon found of it
 STEPS, SMALLER = 8, 0.7  # of what an operator may need at once

@@ -16,7 +16,7 @@ from unity.exec.liveness.copies import Task, Tasks
 from unity.exec.liveness.packing import aligned, packed
 from unity.exec.liveness.program import NOWHERE, Origin
 from unity.exec.liveness.schedule import scheduled
-from unity.pcg.body import Tensor
+from unity.pcg.ir.program import Tensor
 
 Key = tuple[int, int]  # a program's number, and a value's
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from unity.exec.liveness.fusion import Kernel, kernels
 from unity.exec.liveness.program import Op, Origin, Program
-from unity.pcg.body import Tensor
+from unity.pcg.ir.program import Tensor
 
 WRITING = ("dynamic-update-slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max")
 

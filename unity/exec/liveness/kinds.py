@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from unity.exec.liveness.program import Op
-from unity.pcg.body import Tensor
+from unity.pcg.ir.program import Tensor
 
 # JAX's collectives, as XLA calls them
 COLLECTIVES = {

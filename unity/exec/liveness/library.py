@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from unity.exec.liveness.program import Op, Program
-from unity.pcg.body import Tensor
+from unity.pcg.ir.program import Tensor
 
 UNARY = frozenset(
     {

@@ -8,9 +8,9 @@ from jax.extend import core
 from unity.exec.liveness.invariant import moved_out
 from unity.exec.liveness.lower import Lowering, Values, opened, tensors_of
 from unity.exec.liveness.program import Origin
-from unity.pcg.body import tensor_type
-from unity.pcg.capture import tensor_of
-from unity.pcg.scans import constants_and_carry
+from unity.pcg.capture.capture import tensor_of
+from unity.pcg.ir.program import tensor_type
+from unity.pcg.jaxprs.scan_operands import constants_and_carry
 
 INT = np.dtype(np.int32)
 

@@ -15,11 +15,11 @@ from jax.extend import core
 from unity.exec.liveness.kinds import ELEMENTWISE
 from unity.exec.liveness.program import NOWHERE, Builder, Origin, Program
 from unity.exec.lowering import AT
-from unity.pcg.body import Tensor, tensor_type
-from unity.pcg.capture import tensor_of
-from unity.pcg.jaxprs import called
-from unity.pcg.nesting import REMATERIALIZED
-from unity.search.backend import Backend
+from unity.pcg.capture.capture import tensor_of
+from unity.pcg.ir.program import Tensor, tensor_type
+from unity.pcg.jaxprs.jaxprs import called
+from unity.pcg.propagation.scan_programs import REMATERIALIZED
+from unity.search.memory.backend import Backend
 
 ALIKE = frozenset(
     {

@@ -9,7 +9,7 @@ from jax.extend import core
 
 from unity.exec.liveness.lower import Lowering, Values, tensors_of
 from unity.exec.liveness.program import Origin
-from unity.pcg.body import Tensor, tensor_type
+from unity.pcg.ir.program import Tensor, tensor_type
 
 INT = np.dtype(np.int32)
 

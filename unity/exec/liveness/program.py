@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from unity.pcg.body import Tensor
+from unity.pcg.ir.program import Tensor
 
 UNIQUE = frozenset({"barrier", "while", "rng", "input"})  # never made one with an equal one
 

@@ -13,9 +13,9 @@ from jax.extend import core
 
 from unity.exec.liveness.lower import Lowering, Values, tensors_of
 from unity.exec.liveness.program import Origin
-from unity.pcg.body import Tensor
-from unity.pcg.counters import bits, counted
-from unity.pcg.state import Shape
+from unity.pcg.ir.program import Tensor
+from unity.pcg.operators.counter_bits import bits, counted
+from unity.pcg.types.parallel_type import Shape
 
 PARITY = 0x1BD11BDA  # the third word of a key, with the others (Salmon et al., section 3.3)
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))

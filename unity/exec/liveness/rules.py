@@ -11,9 +11,9 @@ from unity.exec.liveness import loops, products, random
 from unity.exec.liveness.kinds import COLLECTIVES, ELEMENTWISE
 from unity.exec.liveness.lower import Lowering, Rule, Values, tensors_of
 from unity.exec.liveness.program import Origin, Program
-from unity.pcg.body import Tensor, tensor_type
-from unity.pcg.capture import tensor_of
-from unity.search.backend import Backend
+from unity.pcg.capture.capture import tensor_of
+from unity.pcg.ir.program import Tensor, tensor_type
+from unity.search.memory.backend import Backend
 
 RESHAPED = frozenset({"reshape", "squeeze", "expand_dims"})
 REDUCTIONS = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min"}

@@ -11,14 +11,14 @@ from unity.exec.liveness.rules import lowered
 from unity.exec.liveness.timeline import GAPS, WORKED_ON, Held, MemoryTimeline
 from unity.exec.liveness.trace import streamed, traced
 from unity.exec.lowering import AT, label
-from unity.pcg.cut import undrained
-from unity.pcg.gradients import losses
-from unity.pcg.graph import PCG
-from unity.search.backend import Backend, backend_of
-from unity.search.held import AGAIN, ARGUMENTS, FLIGHT, GRADIENTS, KEPT, RESULTS, SLOTS
+from unity.pcg.ir.gradient_flow import losses
+from unity.pcg.ir.graph import PCG
+from unity.pcg.parallel.pipeline_cut import undrained
+from unity.search.memory.backend import Backend, backend_of
+from unity.search.space.live_buffers import AGAIN, ARGUMENTS, FLIGHT, GRADIENTS, KEPT, RESULTS, SLOTS
 
 if TYPE_CHECKING:
-    from unity.plan import Plan
+    from unity.plan.plan import Plan
 
 POINTER = 8  # bytes in the table of results, one for each
 

@@ -11,9 +11,9 @@ from jax.extend import core
 from jax.sharding import AbstractMesh, AxisType
 
 from unity.exec.lowering import run_graph, spec_of
-from unity.exec.streamed import Streamed
-from unity.pcg.graph import PCG
-from unity.pcg.meshes import apart
+from unity.exec.two_buffered_weights import Streamed
+from unity.pcg.ir.graph import PCG
+from unity.pcg.jaxprs.mesh_context import apart
 
 
 def gradient_step(run: Callable[..., Any], count: int, weights: Sequence[int], ends: Sequence[int]) -> Callable[[list, list], Any]:

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from unity.search.compiled import compiled
+from unity.base.compiled_loops import compiled
 from unity.search.simulator.columns import Columns
 from unity.search.simulator.entry import ENTERED, FREE, FULL, USED, Register, Was, entered, was_of
 from unity.search.simulator.loop import NONE, Line, Table, Times, follow

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unity.search.compiled import compiled
+from unity.base.compiled_loops import compiled
 from unity.search.simulator.columns import GONE, Columns, Moments, Numbers
 from unity.search.simulator.loop import NONE, Counts, Table
 from unity.search.simulator.tasks import LARGEST

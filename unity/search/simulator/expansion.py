@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from unity.search.machine import Machine
+from unity.machine.machine import Machine
 from unity.search.simulator.full import full
 from unity.search.simulator.grids import groups
 from unity.search.simulator.program import Instruction, Loop, Program, Sent

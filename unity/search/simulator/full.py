@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from unity.base.gc_pause import uncollected
 from unity.search.simulator.schedule import Schedule
 from unity.search.simulator.tasks import TaskGraph
 from unity.search.simulator.timeline import Timeline, timeline
-from unity.uncollected import uncollected
 
 
 @uncollected()

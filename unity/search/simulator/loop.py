@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unity.search.compiled import compiled
+from unity.base.compiled_loops import compiled
 from unity.search.simulator.columns import GONE, Moments, Numbers
 
 Counts = NDArray[np.int32]  # places and numbers of tasks, of which many are looked at: half as long is a tenth faster

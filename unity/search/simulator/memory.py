@@ -16,16 +16,16 @@ from functools import cached_property
 
 import numpy as np
 
-from unity.pcg.again import runs_again
-from unity.pcg.gradients import Gradients, gradients
-from unity.pcg.graph import PARALLELIZATION, PCG, Node, Value
-from unity.search.backend import Backend
-from unity.search.cost import Training
-from unity.search.held import AGAIN, ARGUMENTS, COTANGENTS, GRADIENTS, RESULTS, SLOTS, WORKING, Held, local, unmoved
-from unity.search.memory import Keeping, ends_inside, keeping
+from unity.pcg.analysis.rematerialization import runs_again
+from unity.pcg.ir.gradient_flow import Gradients, gradients
+from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
+from unity.search.cost.cost import Training
+from unity.search.memory.backend import Backend
+from unity.search.memory.memory import Keeping, ends_inside, keeping
 from unity.search.simulator import program
 from unity.search.simulator.expansion import moments_on
 from unity.search.simulator.timeline import Timeline
+from unity.search.space.live_buffers import AGAIN, ARGUMENTS, COTANGENTS, GRADIENTS, RESULTS, SLOTS, WORKING, Held, local, unmoved
 
 Moment = tuple[float, float]  # from, until
 Array = np.ndarray

@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from unity.pcg.again import runs_again
-from unity.pcg.gradients import Gradients, gradients, losses
-from unity.pcg.graph import PARALLELIZATION, PCG, PIPELINE, TAIL, Node, Value
-from unity.pcg.stages import ends_of, runs_of, schedule_of
-from unity.pcg.traffic import FORWARD
-from unity.search.machine import Machine
-from unity.search.predict import CollectiveTerm, predict
+from unity.machine.machine import Machine
+from unity.pcg.analysis.rematerialization import runs_again
+from unity.pcg.ir.gradient_flow import Gradients, gradients, losses
+from unity.pcg.ir.graph import PARALLELIZATION, PCG, PIPELINE, TAIL, Node, Value
+from unity.pcg.parallel.stages import ends_of, runs_of, schedule_of
+from unity.pcg.parallel.traffic import FORWARD
+from unity.search.cost.prediction import CollectiveTerm, predict
 from unity.search.simulator.tasks import Names, union
 
 FORTH, AGAIN, BACK = range(3)  # the phases of a step

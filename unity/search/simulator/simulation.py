@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from unity.pcg.graph import PCG
-from unity.search.backend import CPU, backend_of
-from unity.search.cost import Training
-from unity.search.machine import Machine
+from unity.machine.machine import Machine
+from unity.pcg.ir.graph import PCG
+from unity.search.cost.cost import Training
+from unity.search.memory.backend import CPU, backend_of
 from unity.search.simulator.expansion import Target, expand
 from unity.search.simulator.full import full
 from unity.search.simulator.memory import MemoryOverTime, Step, memory_over_time
@@ -87,7 +87,7 @@ def simulate(
     """Simulates one step of a parallel graph.
 
     Args:
-        graph: what `unity.pcg.parallelize` gives.
+        graph: what `unity.pcg.parallel.parallelize` gives.
         machine: what it is for. Its formulas say what operators and collectives take.
         differentiated: the inputs that gradients are taken for; none means the forward pass alone.
         overlap: whether devices communicate while they compute, links being devices of their own. Default: they do on GPUs; a CPU's

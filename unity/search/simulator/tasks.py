@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import networkx as nx
 
-from unity.pcg.errors import UnityError
+from unity.base.errors import UnityError
 
 Names = tuple[int, ...]
 LARGEST = 2**63 - 1  # a name, and the smallest below zero

@@ -15,9 +15,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from unity.search.collectives import Linear, collective
-from unity.search.hardware import Device, Level, MachineError, check_not_negative, check_positive
-from unity.search.machine import Machine
+from unity.machine.collectives import Linear, collective
+from unity.machine.hardware import Device, Level, MachineError, check_not_negative, check_positive
+from unity.machine.machine import Machine
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from unity.pcg.atomic import save
+from unity.base.atomic_files import save
 from unity.search.simulator.memory import MemoryOverTime
 from unity.search.simulator.timeline import Timeline
 

@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unity.pcg.axis import Axis
-from unity.pcg.errors import IllTypedError
-from unity.pcg.state import Shape
+from unity.base.errors import IllTypedError
+from unity.pcg.types.axis import Axis
+from unity.pcg.types.parallel_type import Shape
 from unity.substitutions.generator.enumeration import Equal
 from unity.substitutions.generator.family import Family, Given
-from unity.substitutions.rule import Condition, Different, Placed, Rule
-from unity.substitutions.term import Apply, Attribute, Term, Variable, applications, transform, variables
-from unity.substitutions.text import parse_rule
-from unity.substitutions.typecheck import TensorType
-from unity.substitutions.vocabulary import VOCABULARY
-from unity.verify.first_order import Proof, Prover
-from unity.verify.instances import agree, at_attributes, equal_at, equalities, placed, resized, satisfies
-from unity.verify.small import VALUES
+from unity.substitutions.language.rule import Condition, Different, Placed, Rule
+from unity.substitutions.language.term import Apply, Attribute, Term, Variable, applications, transform, variables
+from unity.substitutions.language.text import parse_rule
+from unity.substitutions.language.typecheck import TensorType
+from unity.substitutions.language.vocabulary import VOCABULARY
+from unity.verify.proofs.first_order import Proof, Prover
+from unity.verify.proofs.instances import agree, at_attributes, equal_at, equalities, placed, resized, satisfies
+from unity.verify.proofs.small_instances import VALUES
 
 LOOKED_AT = 8  # instances whose values are compared
 NAMES = "xyzwuvst"

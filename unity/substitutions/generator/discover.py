@@ -12,10 +12,10 @@ import numpy as np
 from unity.substitutions.generator.candidates import Candidate, by_hand, candidate, confirmed, proved
 from unity.substitutions.generator.enumeration import Enumeration
 from unity.substitutions.generator.family import Family
-from unity.substitutions.matching import match
-from unity.substitutions.rule import Rule
-from unity.substitutions.term import Variable, applications, subterms
-from unity.verify.first_order import Prover
+from unity.substitutions.language.matching import match
+from unity.substitutions.language.rule import Rule
+from unity.substitutions.language.term import Variable, applications, subterms
+from unity.verify.proofs.first_order import Prover
 
 Report = Callable[[str], None]
 

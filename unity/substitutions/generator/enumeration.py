@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unity.pcg.errors import IllTypedError
+from unity.base.errors import IllTypedError
 from unity.substitutions.generator.family import Family, Instance
 from unity.substitutions.generator.pool import Array, Graphs, Group, Orders, shared, union
-from unity.substitutions.term import Apply, Term, applications
-from unity.substitutions.typecheck import TensorType, result_types
-from unity.substitutions.vocabulary import VOCABULARY
-from unity.verify.domains import Modular
-from unity.verify.meaning import apply, random_pieces
-from unity.verify.stacks import join
+from unity.substitutions.language.term import Apply, Term, applications
+from unity.substitutions.language.typecheck import TensorType, result_types
+from unity.substitutions.language.vocabulary import VOCABULARY
+from unity.verify.semantics.domains import Modular
+from unity.verify.semantics.meaning import apply, random_pieces
+from unity.verify.semantics.stacks import join
 
 PRIME = 2**31 - 1
 CHUNK = 1 << 16

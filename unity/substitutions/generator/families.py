@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from unity.pcg.axis import Axis
-from unity.pcg.state import PARTIAL, REPLICATED, UNUSED, State, partitioned
+from unity.pcg.types.axis import Axis
+from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
 from unity.substitutions.generator.family import Family, Given, Instance, Leaf
-from unity.substitutions.term import Attribute
-from unity.substitutions.typecheck import TensorType, tensor
+from unity.substitutions.language.term import Attribute
+from unity.substitutions.language.typecheck import TensorType, tensor
 
 A, B = Axis("a", 2, 0), Axis("b", 2, 0)
 

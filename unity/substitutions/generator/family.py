@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from unity.pcg.axis import Axis
-from unity.substitutions.term import Attribute
-from unity.substitutions.typecheck import TensorType
+from unity.pcg.types.axis import Axis
+from unity.substitutions.language.term import Attribute
+from unity.substitutions.language.typecheck import TensorType
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import unity
+from unity.base.installation import VERSION
 from unity.substitutions.generator.discover import Found, minimal
 from unity.substitutions.generator.family import Family
 from unity.substitutions.generator.naming import named
 from unity.substitutions.generator.work import Outcome, Proved, Task, Workers, prove, run
-from unity.substitutions.library import Entry, Library
-from unity.substitutions.rule import Rule
-from unity.substitutions.term import applications
-from unity.substitutions.text import parse_rule, print_body, print_rule
+from unity.substitutions.language.library import Entry, Library
+from unity.substitutions.language.rule import Rule
+from unity.substitutions.language.term import applications
+from unity.substitutions.language.text import parse_rule, print_body, print_rule
 
 Report = Callable[[str, float], None]  # what is done now, and the part of the whole that is done
 FIRST = 2  # families that the others build on
@@ -48,7 +48,7 @@ def generate(
         found = minimal(_together(outcomes), lambda text: report(text, 0.7))
         entries, rejected = _proved(workers, found, axioms, report)
     made = {
-        "by": f"unity {unity.__version__}",
+        "by": f"unity {VERSION}",
         "graphs": sum(o.counts.graphs for o in outcomes),
         "pairs": sum(o.counts.distinct for o in outcomes),
         "open": sorted({text for o in outcomes for text in o.opened} | set(rejected)),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from unity.substitutions.rule import Rule
-from unity.substitutions.term import Apply, Term
+from unity.substitutions.language.rule import Rule
+from unity.substitutions.language.term import Apply, Term
 
 WORDS = {"map": "", "reduce_partition": "reduce-partition", "combine_replicate": "combine-replicate"}
 

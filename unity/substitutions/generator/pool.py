@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 
 from unity.substitutions.generator.family import Family
-from unity.substitutions.term import Apply, Term, Variable
-from unity.substitutions.vocabulary import VOCABULARY
+from unity.substitutions.language.term import Apply, Term, Variable
+from unity.substitutions.language.vocabulary import VOCABULARY
 
 Array = np.ndarray
 

@@ -16,13 +16,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
-import unity
-from unity.pcg.atomic import write
+from unity.base.atomic_files import write
+from unity.base.installation import PACKAGE
 from unity.substitutions.generator.discover import Counts, discover
 from unity.substitutions.generator.family import Family
-from unity.substitutions.text import parse_rule, print_body
-from unity.verify.first_order import Prover
-from unity.verify.library import verified
+from unity.substitutions.language.text import parse_rule, print_body
+from unity.verify.proofs.first_order import Prover
+from unity.verify.proofs.library import verified
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -47,8 +47,7 @@ class Task:
 @cache
 def _code() -> str:
     """A hash of the code that the result depends on."""
-    package = Path(unity.__file__).parent
-    files = sorted(path for name in ("pcg", "substitutions", "verify") for path in (package / name).rglob("*.py"))
+    files = sorted(path for name in ("pcg", "substitutions", "verify") for path in (PACKAGE / name).rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 

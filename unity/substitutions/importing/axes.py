@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from unity.substitutions.importing.graphs import Node, Pair
-from unity.substitutions.rule import Rule
-from unity.substitutions.term import Apply, Term, Variable, substitute
-from unity.substitutions.vocabulary import VOCABULARY
+from unity.substitutions.language.rule import Rule
+from unity.substitutions.language.term import Apply, Term, Variable, substitute
+from unity.substitutions.language.vocabulary import VOCABULARY
 
 SLICES, COPIES, ADDENDS = "slices", "copies", "addends"
 NAMES = "abcdefgh"

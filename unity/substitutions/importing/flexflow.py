@@ -32,9 +32,9 @@ from unity.substitutions.importing.axes import Unsayable, with_axes
 from unity.substitutions.importing.graphs import Node, Pair, read_graphs
 from unity.substitutions.importing.sizes import Problem
 from unity.substitutions.importing.verdict import Case, Court, Imported, Refusal, Verdict
-from unity.substitutions.rule import Rule
-from unity.substitutions.term import Apply, Term, Variable
-from unity.substitutions.text import print_term
+from unity.substitutions.language.rule import Rule
+from unity.substitutions.language.term import Apply, Term, Variable
+from unity.substitutions.language.text import print_term
 
 REPLICA, SAMPLE, CHANNEL = 0, 1, 2
 DIMENSIONS = ("replica", "sample", "channel")

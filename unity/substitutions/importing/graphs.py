@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unity.pcg.errors import RuleError
+from unity.base.errors import RuleError
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from unity.pcg.errors import RuleError
+from unity.base.errors import RuleError
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 

@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from unity.substitutions.rule import EqualSizes
-from unity.substitutions.term import Apply, Attribute, Term, Variable, subterms
+from unity.substitutions.language.rule import EqualSizes
+from unity.substitutions.language.term import Apply, Attribute, Term, Variable, subterms
 
 Shapes = dict[str, tuple[int, ...]]
 FREE = 9  # dimensions that are varied; further ones keep the first size

@@ -18,8 +18,8 @@ from pathlib import Path
 from unity.substitutions.importing.protobuf import Operator, Released, read_rules
 from unity.substitutions.importing.sizes import Problem, fits
 from unity.substitutions.importing.verdict import Case, Court, Imported, Refusal, Verdict
-from unity.substitutions.rule import Rule
-from unity.substitutions.term import Apply, Term, Variable
+from unity.substitutions.language.rule import Rule
+from unity.substitutions.language.term import Apply, Term, Variable
 
 # fmt: off
 KINDS: tuple[str, ...] = ("input", "weight", "any", "conv2d", "dropout", "linear", "pool2d-max", "pool2d-avg", "relu",

@@ -14,19 +14,19 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from unity.pcg.axis import Axis
-from unity.pcg.errors import IllTypedError
-from unity.pcg.state import UNUSED
-from unity.substitutions.axioms import axioms
+from unity.base.errors import IllTypedError
+from unity.pcg.types.axis import Axis
+from unity.pcg.types.parallel_type import UNUSED
 from unity.substitutions.importing.sizes import Problem, Shapes, Sizing, Unfit, equal_sizes, fits, sizings
-from unity.substitutions.rule import EqualSizes, Rule
-from unity.substitutions.term import Term, substitute
-from unity.substitutions.text import print_condition, print_rule
-from unity.substitutions.typecheck import TensorType, tensor, typecheck
-from unity.verify.domains import Domain, Modular, Plain
-from unity.verify.first_order import Proof, Prover
-from unity.verify.instances import agree, equal_at
-from unity.verify.meaning import evaluate, random_pieces
+from unity.substitutions.language.axioms import axioms
+from unity.substitutions.language.rule import EqualSizes, Rule
+from unity.substitutions.language.term import Term, substitute
+from unity.substitutions.language.text import print_condition, print_rule
+from unity.substitutions.language.typecheck import TensorType, tensor, typecheck
+from unity.verify.proofs.first_order import Proof, Prover
+from unity.verify.proofs.instances import agree, equal_at
+from unity.verify.semantics.domains import Domain, Modular, Plain
+from unity.verify.semantics.meaning import evaluate, random_pieces
 
 INSTANCES = 3  # shapes at which a proved rule is executed
 SEARCH = 60  # shapes at which a counterexample is looked for

@@ -1,0 +1,33 @@
+"""What was used last is kept, as far as there is room for it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unity.base.lru_cache import Recent
+
+USES = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 5)), max_size=40)
+
+
+@given(uses=USES, most=st.integers(0, 12))
+def test_what_was_used_last_is_kept_as_far_as_there_is_room(uses: list[tuple[str, int]], most: int) -> None:
+    """Against a list of all that was used, the last use at its end."""
+    recent, listed = Recent[str, int](most, lambda n: n), list[tuple[str, int]]()
+    for key, n in uses:
+        if key in recent:
+            n = recent[key]
+        else:
+            recent[key] = n
+        listed = [(k, m) for k, m in listed if k != key] + [(key, n)]
+        while sum(m for _, m in listed) > most and len(listed) > 1:
+            listed.pop(0)
+        assert list(recent.items()) == listed
+        assert recent.held == sum(m for _, m in listed)
+
+
+def test_what_takes_the_place_of_something_takes_its_room_too() -> None:
+    recent = Recent[str, int](10, lambda n: n)
+    recent["a"], recent["b"] = 6, 4
+    recent["a"] = 3
+    assert (sorted(recent.items()), recent.held) == ([("a", 3), ("b", 4)], 7)

@@ -1,0 +1,65 @@
+"""`unity check`: a plan against its compiled program, and what is no answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cli_models
+import pytest
+
+import unity
+from unity.cli import main
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("check")
+    for name, nodes in (("plan", 1), ("large", 2)):
+        cli_models.saved(place, unity.Machine.grid(nodes, 8, "a100"), name)
+    return place
+
+
+def test_a_plan_agrees_with_its_program(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["check", str(folder / "plan.json"), "cli_models:small", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["agrees"]
+    total = found["collectives"][-1]
+    assert total["kind"] == "all"
+    assert total["predicted"] == total["compiled"] > 0
+    assert main(["check", str(folder / "plan.json"), "cli_models:small", "--forward"]) == 0
+    said = capsys.readouterr().out
+    assert "has the plan's collectives" in said
+    assert "derivation replays: 0 applications" in said
+
+
+def test_a_program_with_other_collectives_is_a_no(
+    folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from unity.exec.compiled import check
+
+    predicted = check.predicted_elements
+
+    def wrong(*args: Any) -> Mapping[str, int]:
+        return {kind: 2 * elements for kind, elements in predicted(*args).items()}
+
+    monkeypatch.setattr(check, "predicted_elements", wrong)
+    assert main(["check", str(folder / "plan.json"), "cli_models:small"]) == 1
+    assert "collectives are others" in capsys.readouterr().out
+    assert main(["check", str(folder / "plan.json"), "cli_models:small", "--tolerance", "2"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "named"),
+    [
+        ("none.json", "cli_models:small", "cannot be read"),
+        ("plan.json", "cli_models:other", "was made for other arguments"),
+        ("plan.json", "cli_models:nothing", "expected MODULE:FUNCTION"),
+        ("large.json", "cli_models:small", "(docs: plan#devices)"),
+    ],
+)
+def test_what_is_wrong_is_no_answer(folder: Path, capsys: pytest.CaptureFixture, name: str, model: str, named: str) -> None:
+    assert main(["check", str(folder / name), model]) == 2
+    assert named in capsys.readouterr().err

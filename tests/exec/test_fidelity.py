@@ -1,0 +1,39 @@
+"""What was predicted is what was compiled: collectives by kind, and what the plan computes is what the function computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from small_models import MODELS, Small, arrays
+
+import unity
+from unity.exec.compiled.check import predicted_elements
+from unity.plan.plan import Plan
+
+
+def spread(model: Small) -> list[Plan]:
+    """The fastest plan, one from the middle of the frontier, and the leanest."""
+    machine = unity.Machine.grid(1, 8, "a100")
+    frontier = unity.optimize(model.loss, model.params, model.batch, machine=machine, progress=False).frontier
+    return [frontier[k] for k in (0, len(frontier) // 2, -1)]
+
+
+@pytest.mark.usefixtures("as_users_compile")
+@pytest.mark.parametrize("name", ["gpt", "lstm"])
+def test_frontier_runs_as_predicted(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with jax.enable_x64(True):
+        model = MODELS[name]()
+        params, batch = arrays(model.params), arrays(model.batch)
+        wanted = jax.jit(jax.value_and_grad(model.loss))(params, batch)
+        plans = spread(model)
+        assert sum(predicted_elements(plans[-1].pcg, plans[-1]._made.captured.differentiated).values()) > 0
+        for plan in plans:
+            for gradient in (False, True) if plan is plans[0] else (True,):
+                found = plan.check(gradient=gradient)
+                assert found.agrees(0.02), f"{plan}, {'gradient' if gradient else 'forward'}\n{found}"
+            got = jax.jit(jax.value_and_grad(plan))(*plan.shard(params, batch))
+            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-10 * np.abs(y).max()), got, wanted)

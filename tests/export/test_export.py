@@ -1,0 +1,438 @@
+"""An exported plan is the plan: values and gradients to the last bit, the same collectives, in plain JAX that reads well."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import FLAGS
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend import core
+from layered_model import towers, towers_arguments
+from operator_cases import CASES
+from small_models import MODELS, Small, arrays, f, gpt, i, random_point
+
+import unity
+from unity.exec.compiled.hlo import collectives
+from unity.export import ExportError, write
+from unity.export.nested import NESTED
+from unity.export.primitives import PRIMITIVES
+from unity.export.public import FACES, HOMES
+from unity.export.source import Code
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import capture
+from unity.pcg.operators.promised_reads import PROMISED
+from unity.pcg.operators.table import TABLE
+from unity.plan.plan import Plan
+from unity.plan.plan_family import Made
+from unity.search.cost.assembly import assemble
+from unity.search.cost.cost import Training
+from unity.search.session import Candidate, Search
+
+PAIR, FOUR = Machine.grid(1, 2, "a100"), Machine.grid(2, 2, "a100")
+
+
+@contextmanager
+def in_64_bits() -> Iterator[None]:
+    """As the models are; an exported file switches it on for good."""
+    before = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        with jax.enable_x64(True):
+            yield
+    finally:
+        jax.config.update("jax_enable_x64", before)
+
+
+@pytest.fixture(autouse=True)
+def _in_64_bits() -> Iterator[None]:
+    with in_64_bits():
+        yield
+
+
+def planned(model: Small, machine: Machine, seed: int = 0) -> Plan:
+    """A plan with a strategy drawn at random."""
+    captured = capture(model.loss, model.params, model.batch)
+    assembled = assemble(captured.graph, captured.differentiated, machine, Training())
+    point = random_point(assembled, np.random.default_rng(seed))
+    search = Search(captured.graph, captured.differentiated, machine, Training())
+    return Plan(Made(model.loss, captured, search, 0.0), Candidate(0.0, 0.0, assembled.assignment(point)))
+
+
+def imported(path: Path) -> dict[str, Any]:
+    """The names of a file that is run here."""
+    names: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    return names
+
+
+def step(fn: Callable[..., Any], params: Any, batch: Any) -> tuple[Any, Counter]:
+    """The value and the gradients of a compiled step, and its collectives."""
+    compiled = jax.jit(jax.value_and_grad(fn)).lower(params, batch).compile()
+    found = Counter((c.kind, c.elements, c.count) for c in collectives(compiled.as_text() or ""))
+    return jax.tree.map(np.asarray, compiled(params, batch)), found
+
+
+def agrees(plan: Plan, path: Path, params: Any, batch: Any) -> None:
+    """The exported file computes what the plan does, and communicates alike."""
+    names = imported(path)
+    wanted, predicted = step(plan, *plan.shard(params, batch))
+    got, found = step(names["fn"], *jax.device_put((params, batch), names["in_shardings"]))
+    jax.tree.map(np.testing.assert_array_equal, got, wanted)
+    assert found == predicted
+
+
+def well_written(path: Path, own: Collection[str] = ()) -> None:
+    """It parses, needs nothing but JAX, numpy and one's own modules, and is as a formatter and a linter would have it."""
+    tree = ast.parse(path.read_text())
+    modules = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    modules |= {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert {m.partition(".")[0] for m in modules} <= {"jax", "numpy", "functools", "pathlib", "re", *own}
+    assert max(map(len, path.read_text().splitlines())) <= 120
+    ruff = [sys.executable, "-m", "ruff"]
+    how = ["--isolated", "--line-length", "120"]
+    subprocess.run([*ruff, "format", "--check", *how, path], check=True, capture_output=True)
+    subprocess.run([*ruff, "check", "--select", "E,F,W,I,B,UP", *how, path], check=True, capture_output=True)
+
+
+def mlp() -> Small:
+    def loss(p: Any, batch: Any) -> Any:
+        for one in p:
+            batch = jnp.tanh(batch @ one["w"] + one["b"])
+        return (batch**2).sum()
+
+    return Small(loss, [{"w": f(16, 16), "b": f(16)} for _ in range(4)], f(8, 16))
+
+
+def dlrm() -> Small:
+    def loss(p: Any, batch: Any) -> Any:
+        looked_up = [table[batch["ids"][:, k]] for k, table in enumerate(p["tables"])]
+        dense = jax.nn.relu(batch["x"] @ p["bottom"])
+        z = jnp.stack([dense, *looked_up], 1)
+        pairs = jnp.einsum("bif,bjf->bij", z, z).reshape(z.shape[0], -1)
+        logits = jnp.concatenate([dense, pairs], 1) @ p["top"]
+        return jnp.logaddexp(logits, 0.0).mean()
+
+    params = {"tables": [f(16, 8), f(24, 8)], "bottom": f(4, 8), "top": f(17, 1)}
+    return Small(loss, params, {"x": f(8, 4), "ids": i(8, 2)})
+
+
+EVERY = {**MODELS, "gpt": partial(gpt, d=16, s=8), "mlp": mlp, "dlrm": dlrm}
+
+
+QUICK = ("cnn", "dlrm", "mlp")
+
+
+@pytest.mark.parametrize("name", sorted(EVERY))
+def test_the_file_is_the_plan(name: str, tmp_path: Path) -> None:
+    model = EVERY[name]()
+    plan, path = planned(model, FOUR if name in QUICK else PAIR), tmp_path / "exported.py"
+    plan.export(path)
+    well_written(path)
+    agrees(plan, path, arrays(model.params), arrays(model.batch))
+
+
+@jax.custom_vjp
+def clipped(x: Any) -> Any:
+    return x * 2.0
+
+
+clipped.defvjp(lambda x: (x * 2.0, x > 0.5), lambda big, g: (jnp.where(big, 0.0, g * 3.0),))
+
+
+def special(p: Any, batch: Any) -> Any:
+    """Custom rules, branches, loops, random numbers, arrays closed over, and what a checkpoint saves."""
+    x = clipped(jax.nn.relu(batch["x"] @ p["w"]))
+    x = lax.cond(batch["n"][0] > 3, jnp.sin, lambda y: y * 0.5, x)
+    x = lax.switch(batch["n"][1], [jnp.cos, jnp.tanh, lambda y: y + 1.0], x)
+    size = lax.stop_gradient(jnp.abs(x).sum())
+    halvings, _ = lax.while_loop(lambda c: c[1] > 1.0, lambda c: (c[0] + 1.0, c[1] / 2.0), (0.0, size))
+    keep = jax.random.bernoulli(jax.random.fold_in(jax.random.key(0), batch["n"][0]), 0.5, x.shape)
+    x = jnp.where(keep, x, 0.0) @ TABLE_OF_NUMBERS + SHORT
+    saved = jax.checkpoint_policies.dots_saveable
+    x = jax.checkpoint(lambda x, w: jnp.sin(jnp.tanh(x @ w)) @ w, policy=saved)(x, p["w"].T @ p["w"])
+    x, _ = lax.scan(lambda h, row: (h * 0.5 + jnp.sin(row), None), x[0], x, reverse=True, unroll=2)
+    return (x * halvings).sum() + lax.fori_loop(0, 3, lambda k, total: total + k * x.mean(), 0.0)
+
+
+TABLE_OF_NUMBERS = np.arange(1024.0).reshape(32, 32) / 1024
+SHORT = np.linspace(0.0, 1.0, 32)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_has_a_program_inside(seed: int, tmp_path: Path) -> None:
+    model = Small(special, {"w": f(8, 32)}, {"x": f(4, 8), "n": i(2)})
+    plan, path = planned(model, PAIR, seed), tmp_path / "special.py"
+    plan.export(path)
+    well_written(path)
+    assert path.with_suffix(".npz").exists()
+    agrees(plan, path, arrays(model.params), arrays(model.batch))
+
+
+def test_a_pipeline(tmp_path: Path) -> None:
+    def loss(p: Any, x: Any) -> Any:
+        x, _ = lax.scan(lambda h, w: (h + jnp.tanh(h @ w), None), x, p)
+        return (x**2).mean()
+
+    model, path = Small(loss, f(4, 16, 16), f(16, 16)), tmp_path / "stages.py"
+    plan = unity.optimize(loss, model.params, model.batch, machine=FOUR, pipelines=(2, 4, "gpipe"), progress=False)
+    assert any(n.kind == "pipeline" for n in plan.pcg.nodes)
+    plan.export(path)
+    well_written(path)
+    agrees(plan, path, arrays(model.params), arrays(model.batch))
+
+
+def dropped(p: Any, batch: Any) -> Any:
+    x, key = batch
+
+    def step(h: Any, own: Any) -> Any:
+        w, key = own
+        return h + jnp.where(jax.random.bernoulli(key, 0.8, h.shape), jnp.tanh(h @ w) / 0.8, 0), None
+
+    return (lax.scan(step, x, (p, jax.random.split(key, 4)))[0] ** 2).mean()
+
+
+def masked(p: Any, batch: Any) -> Any:
+    x, mask = batch
+
+    def step(h: Any, w: Any) -> Any:
+        scores = jnp.where(mask[:, None, :], jnp.einsum("bqd,bkd->bqk", h @ w, h), -1e9)
+        return h + jax.nn.softmax(scores) @ h, None
+
+    return (lax.scan(step, x, p)[0] ** 2).mean()
+
+
+@pytest.mark.parametrize("kind", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("loss", [dropped, masked])
+def test_pipelines_hand_on_what_has_no_gradient(loss: Any, kind: str, tmp_path: Path) -> None:
+    """Their backward passes are handed it as well, and read none of it: nothing in the file says so, and nothing differs."""
+    params, path = arrays(f(4, 16, 16)), tmp_path / "stages.py"
+    batch = (
+        (arrays(f(16, 16)), jax.random.key(0))
+        if loss is dropped
+        else (arrays(f(16, 8, 16)), jnp.arange(128).reshape(16, 8) % 5 > 0)
+    )
+    plan = unity.optimize(loss, params, batch, machine=FOUR, pipelines=(2, 4, kind), progress=False)
+    assert any(n.kind == "pipeline" for n in plan.pcg.nodes)
+    plan.export(path)
+    well_written(path)
+    placed = plan.shard(params, batch)
+    (wanted, sent), (found, sends) = step(plan, *placed), step(imported(path)["fn"], *placed)
+    # the file's 1F1B has the gradients of all that it reads, also of a batch of which nobody wants them
+    assert sent == sends if kind == "gpipe" else sent.keys() == sends.keys()
+    # XLA orders the additions of a loop by the order of its equations, which are others here
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-14), found, wanted)
+
+
+def test_branches_on_devices_of_their_own(tmp_path: Path) -> None:
+    model = Small(towers, *towers_arguments())
+    path, options = tmp_path / "apart.py", {"search": "captured", "branches": 2, "progress": False}
+    plan = unity.optimize(model.loss, model.params, model.batch, machine=FOUR, **options)
+    assert any(n.kind == "branches" for n in plan.pcg.nodes)
+    plan.export(path)
+    well_written(path)
+    agrees(plan, path, arrays(model.params), arrays(model.batch))
+
+
+def test_bfloat16_and_results_in_a_tree(tmp_path: Path) -> None:
+    half = partial(jax.ShapeDtypeStruct, dtype="bfloat16")
+
+    def fn(p: Any, x: Any) -> Any:
+        y = jax.nn.gelu(x @ p) + np.arange(3000, dtype=jnp.bfloat16).reshape(100, 30).sum(0)
+        return {"mean": y.mean(), "parts": [y, (y.astype(jnp.float32).max(0), None)]}
+
+    model = Small(fn, half((8, 30)), half((4, 8)))
+    plan, path = planned(model, PAIR), tmp_path / "half.py"
+    plan.export(path)
+    well_written(path)
+    rng = np.random.default_rng(0)
+    p, x = jnp.asarray(rng.normal(size=(8, 30)), jnp.bfloat16), jnp.asarray(rng.normal(size=(4, 8)), jnp.bfloat16)
+    jax.tree.map(np.testing.assert_array_equal, imported(path)["fn"](p, x), plan(*plan.shard(p, x)))
+
+
+def test_layers_are_one_function(tmp_path: Path) -> None:
+    plan = planned(mlp(), Machine.grid(1, 1, "a100"))
+    path = tmp_path / "layers.py"
+    plan.export(path)
+    functions = [n for n in ast.parse(path.read_text()).body if isinstance(n, ast.FunctionDef)]
+    program = next(n for n in functions if n.name == "program")
+    assert sum(isinstance(n, ast.For) for n in ast.walk(program)) == 1
+    assert path.read_text().count("jnp.tanh(") == 2  # three equal layers, and the last, which is squared and summed at once
+
+
+class Weights(NamedTuple):
+    w: Any
+    b: Any
+
+
+def test_arguments_of_classes_of_ones_own(tmp_path: Path) -> None:
+    model = Small(lambda p, x: jnp.tanh(x @ p.w + p.b).sum(), Weights(f(4, 8), f(8)), f(4, 4))
+    plan, path = planned(model, PAIR), tmp_path / "own.py"
+    plan.export(path)
+    well_written(path)
+    names, (p, x) = imported(path), (arrays(model.params), arrays(model.batch))
+    assert "in_shardings" not in names
+    there, wanted = names["shardings"]({"p": p, "x": x}), plan.in_shardings
+    assert jax.tree.all(jax.tree.map(lambda a, b, c: a.is_equivalent_to(b, c.ndim), (there["p"], there["x"]), wanted, (p, x)))
+    np.testing.assert_array_equal(names["fn"](p, x), plan(*plan.shard(p, x)))
+
+
+def named() -> Small:
+    return Small(lambda w, x: (checkpoint_name(jnp.sin(x @ w), "hidden") ** 2).sum(), f(16, 16), f(8, 16))
+
+
+@pytest.mark.parametrize("model", [mlp, named])
+def test_it_runs_where_unity_is_not(model: Callable[[], Small], tmp_path: Path) -> None:
+    path = tmp_path / "alone.py"
+    planned(model(), PAIR).export(path)
+    well_written(path)
+    code = f"import runpy, sys; sys.modules['unity'] = None; runpy.run_path({str(path)!r}, run_name='__main__')"
+    env = {**os.environ, "XLA_FLAGS": FLAGS, "JAX_PLATFORMS": "cpu", "PYTHONPATH": ""}
+    run = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == "()"
+
+
+def test_every_operator_of_the_table_can_be_written_or_is_known_not_to_be() -> None:
+    refused = {"constrain", "kernel", "log2", "one_minus_square", "polynomial", "sharding_constraint"}
+    public = {p.name for module in HOMES.values() for p in vars(module).values() if isinstance(p, core.Primitive)}
+    assert refused <= set(TABLE)
+    runs_as_others = {PROMISED}  # its local program is written in JAX's own primitives
+    assert set(TABLE) - {*runs_as_others, *PRIMITIVES, *FACES, *NESTED, *(public - refused)} == refused
+
+
+def test_what_cannot_be_said_is_refused_by_name_and_line(tmp_path: Path) -> None:
+    def loss(w: Any, x: Any) -> Any:
+        y = jax.pure_callback(lambda x: 2 * x, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+        return w.sum() + y.sum()
+
+    with pytest.raises(ExportError, match=r"test_export\.py:\d+.*pure_callback"):
+        write(planned(Small(loss, f(4, 4), f(4)), PAIR), tmp_path / "never.py")
+    assert not list(tmp_path.iterdir())
+
+
+OPERATORS = (  # of which something was once written otherwise than it is
+    "dot_general, batch", "dynamic_slice in dim", "random integers", "random, vmapped keys", "random split, vmapped",
+    "random fold_in, vmapped", "random seed", "rng_bit_generator", "contrastive", "reduce of two", "random gamma", "while, vmapped",
+    "scan, of no steps", "frexp and ldexp", "pooling of complex numbers",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_are_written_as_they_are(name: str, tmp_path: Path) -> None:
+    fn, operands = CASES[name]
+    args = [make() if callable(make) else make for make in operands]
+    captured, without = capture(fn, *args, argnums=()), Training(False)
+    assembled = assemble(captured.graph, (), PAIR, without)
+    point = random_point(assembled, np.random.default_rng(0))
+    search = Search(captured.graph, frozenset(), PAIR, without)
+    write(Plan(Made(fn, captured, search, 0.0), Candidate(0.0, 0.0, assembled.assignment(point))), tmp_path / "operator.py")
+    well_written(tmp_path / "operator.py")
+
+
+def test_constants_are_computed_with_in_the_program(tmp_path: Path) -> None:
+    model = Small(lambda w, x: w[jnp.array([0, 1, 2]) + 1].sum() + x.sum(), f(4, 4), f(4))
+    planned(model, PAIR).export(tmp_path / "constants.py")
+    well_written(tmp_path / "constants.py")
+
+
+def test_a_file_that_would_compute_something_else_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PRIMITIVES, "tanh", PRIMITIVES["sin"])
+    with pytest.raises(ExportError, match="not be what the plan runs"):
+        write(planned(mlp(), PAIR), tmp_path / "never.py")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_does_not_run_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PRIMITIVES, "tanh", lambda e: Code("[].pop()"))
+    with pytest.raises(ExportError, match="as source it does not run"):
+        write(planned(mlp(), PAIR), tmp_path / "never.py")
+    assert not list(tmp_path.iterdir())
+
+
+def test_in_shardings_are_what_jit_and_optax_take() -> None:
+    model = gpt(d=16, s=8)
+    plan = planned(model, PAIR)
+    shardings, params = plan.in_shardings, arrays(model.params)
+    loss = jax.jit(plan, in_shardings=shardings)(params, arrays(model.batch))
+    assert np.isfinite(loss)
+    placed = plan.shard(params)
+    assert jax.tree.map(lambda x: x.sharding, placed) == shardings[0]
+    state = jax.jit(optax.adam(1e-3).init)(placed)
+    assert jax.tree.structure(state[0].mu) == jax.tree.structure(shardings[0])
+
+
+def test_pieces_with_one_sample(tmp_path: Path) -> None:
+    def loss(p: Any, x: Any) -> Any:
+        return jnp.einsum("bij,bjk->bik", jnp.tanh(x), jnp.broadcast_to(p, (2, 8, 4))).sum()
+
+    model, path = Small(loss, f(8, 4), f(2, 4, 8)), tmp_path / "one.py"
+    for seed in range(4):
+        plan = planned(model, PAIR, seed)
+        plan.export(path)
+    well_written(path)
+
+
+def alike(plan: Plan, path: Path, model: Small) -> None:
+    """The exported file computes what the plan does, and that is what the function computes."""
+    plan.export(path)
+    well_written(path)
+    p, x = arrays(model.params), arrays(model.batch)
+    wanted = plan(*plan.shard(p, x))
+    jax.tree.map(np.testing.assert_array_equal, imported(path)["fn"](p, x), wanted)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), wanted, model.loss(p, x))
+
+
+def test_a_row_beside_a_scalar_or_a_row_of_one_sample(tmp_path: Path) -> None:
+    def fn(p: Any, x: Any) -> Any:
+        early = jnp.arange(6)[None] <= x["t"]
+        rows = jnp.maximum(jnp.sin(p["v"])[None], p["u"][None])
+        return jnp.where(early, x["x"], -1e9).max(1), rows, x["x"] * (x["t"] - p["v"][None])
+
+    model = Small(fn, {"v": f(6), "u": f(6)}, {"x": f(2, 6), "t": f()})
+    for seed in range(2):
+        alike(planned(model, PAIR, seed), tmp_path / "row.py", model)
+
+
+def test_a_loop_whose_samples_end_apart(tmp_path: Path) -> None:
+    def one(x: Any, n: Any) -> Any:
+        return lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, jnp.tanh(c[1])), (0, x))[1]
+
+    def fn(w: Any, batch: Any) -> Any:
+        return jnp.sin(jax.vmap(one)(lax.stop_gradient(batch["x"]), batch["n"])) * w
+
+    model = Small(fn, f(4), {"x": f(3, 4), "n": i(3)})
+    plans = [planned(model, PAIR, seed) for seed in range(2)]
+    loops = [n for plan in plans for n in plan.pcg.nodes if n.kind == "while"]
+    assert {n.types[0][0].kind for n in loops} == {"U", "P"}  # whole on every device, and in pieces
+    for plan in plans:
+        alike(plan, tmp_path / "apart.py", model)
+
+
+@jax.custom_jvp
+def log_gamma(x: Any) -> Any:
+    return lax.lgamma(x)
+
+
+log_gamma.defjvps(lambda tangent, _, x: tangent * lax.digamma(x))
+
+
+def test_a_rule_whose_argument_is_a_constant(tmp_path: Path) -> None:
+    model = Small(lambda p, x: ((x["x"] @ p) ** 2).mean() + log_gamma(jnp.float64(1.5)) * p.mean(), f(8, 8), {"x": f(4, 8)})
+    for seed in range(4):
+        plan, path = planned(model, PAIR, seed), tmp_path / "constant.py"
+        plan.export(path)
+        agrees(plan, path, arrays(model.params), arrays(model.batch))

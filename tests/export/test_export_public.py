@@ -1,0 +1,217 @@
+"""What is exported by JAX's public names, whole on every device: linear algebra, Fourier transforms, solvers, reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import host_functions
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental.ode import odeint
+from small_models import Small, arrays, f
+from test_export import PAIR, agrees, in_64_bits, planned, well_written
+from test_held import rooted
+
+from unity.export import ExportError, write
+from unity.export.public import Unsaid, public, said
+
+
+@pytest.fixture(autouse=True)
+def _in_64_bits() -> Iterator[None]:
+    with in_64_bits():
+        yield
+
+
+def symmetric(w: Any) -> Any:
+    return w @ w.T + 6.0 * jnp.eye(4)
+
+
+DIFFERENTIABLE: dict[str, Callable[[Any], Any]] = {
+    "ragged_dot, of a batch": lambda w: jax.vmap(lax.ragged_dot)(
+        jnp.stack([w, w + 1.0]), jnp.stack([jnp.stack([w, 2 * w])] * 2), jnp.array([[3, 1], [2, 2]])
+    ),
+    "expm": lambda w: jax.scipy.linalg.expm(w),
+    "odeint": lambda w: odeint(lambda y, t, w: -w @ y * t, w[0], jnp.linspace(0.0, 1.0, 4), w),
+    "ragged_dot": lambda w: lax.ragged_dot(w, jnp.stack([w, 2 * w]), jnp.array([3, 1])),
+    "cholesky": lambda w: jnp.linalg.cholesky(symmetric(w)),
+    "svd": lambda w: jnp.linalg.svd(w, full_matrices=False)[0],
+    "singular values": lambda w: jnp.linalg.svd(w, compute_uv=False),
+    "eigh": lambda w: jnp.linalg.eigh(symmetric(w))[0],
+    "qr": lambda w: jnp.linalg.qr(w)[1],
+    "lu": lambda w: jax.scipy.linalg.lu(w)[2],
+    "determinant": lambda w: jnp.linalg.slogdet(w)[1],
+    "tridiagonal_solve": lambda w: lax.linalg.tridiagonal_solve(w[0], 6.0 + w[1], w[2], w),
+    "triangular_solve": lambda w: jax.scipy.linalg.solve_triangular(symmetric(w), w, lower=True),
+    "solve": lambda w: jnp.linalg.solve(symmetric(w), w),
+    "inverse": lambda w: jnp.linalg.inv(symmetric(w)),
+    "conjugate gradients": lambda w: jax.scipy.sparse.linalg.cg(symmetric(w), w[0])[0],
+    "rfft": lambda w: jnp.abs(jnp.fft.rfft(w)),
+    "irfft": lambda w: jnp.fft.irfft(jnp.fft.rfft2(w)),
+    "fft": lambda w: jnp.real(jnp.fft.ifft2(jnp.fft.fft2(w) * 2.0)),
+    "betainc": lambda w: jax.scipy.special.betainc(2.0, 3.0, jax.nn.sigmoid(w)),
+    "householder": lambda w: jnp.linalg.qr(w, mode="complete")[0],
+    "ldexp": lambda w: jnp.ldexp(w, jnp.arange(4)) * jnp.frexp(w)[0],
+    "interp": lambda w: jnp.interp(w, jnp.linspace(-1.0, 1.0, 4), w[0]),
+    "nonzero": lambda w: w[:, jnp.nonzero(w[0] > 0, size=4, fill_value=3)[0]],
+    "custom_root": rooted,
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_values_and_gradients_are_the_plans(name: str, tmp_path: Path) -> None:
+    run = DIFFERENTIABLE[name]
+    model, path = Small(lambda w, x: (run(w) ** 2).sum() + jnp.sin(x @ w).sum(), f(4, 4), f(4, 4)), tmp_path / "exported.py"
+    plan = planned(model, PAIR)
+    plan.export(path)
+    well_written(path)
+    agrees(plan, path, arrays(model.params), arrays(model.batch))
+
+
+def combined(w: Any) -> Any:
+    """The sum and the largest of rows at once, by a function of one's own."""
+    start = jnp.zeros((), w.dtype), jnp.array(-jnp.inf, w.dtype)
+    total, most = lax.reduce((w, w), start, lambda a, b: (a[0] + b[0] * 0.5, jnp.maximum(a[1], b[1])), (1,))
+    return total * most
+
+
+VALUES: dict[str, Callable[[Any], Any]] = {
+    "reduce": combined,
+    "reduce_window": lambda w: lax.reduce_window(w, jnp.ones((), w.dtype), lambda a, b: a * b, (2, 2), (1, 2), "VALID"),
+    "apply": lambda w: w.at[jnp.array([0, 2])].apply(jnp.sin).at[:, 1].apply(lambda x: jnp.where(x > 0, x * 2.0, 0.5)),
+    "polar": lambda w: jax.scipy.linalg.polar(w, method="qdwh")[0],
+    "rsf2csf": lambda w: jnp.abs(jax.scipy.linalg.rsf2csf(*jax.scipy.linalg.schur(w))[0]),
+    "eig": lambda w: jnp.abs(jnp.linalg.eig(w)[0]),
+    "schur": lambda w: jax.scipy.linalg.schur(w)[0],
+    "tridiagonal": lambda w: lax.linalg.tridiagonal(symmetric(w))[1],
+    "reflectors": lambda w: jnp.linalg.qr(w, mode="raw")[0],
+    "reflections": lambda w: lax.linalg.ormqr(w, w[0], w, transpose=True),
+    "approximately": lambda w: lax.approx_max_k(w, 2)[0],
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_are_the_plans_where_jax_has_no_gradient(name: str, tmp_path: Path) -> None:
+    run = VALUES[name]
+    model, path = Small(lambda w, x: run(lax.stop_gradient(w)).sum() + jnp.sin(x @ w).sum(), f(4, 4), f(4, 4)), tmp_path / "e.py"
+    plan = planned(model, PAIR)
+    plan.export(path)
+    well_written(path)
+    agrees(plan, path, arrays(model.params), arrays(model.batch))
+
+
+def test_functions_that_people_call_are_written_where_they_are_the_primitive(tmp_path: Path) -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.linalg.eigh(symmetric(w))[0].sum() + jnp.abs(jnp.fft.fft(x)).sum() + jnp.linalg.solve(symmetric(w), x[0]).sum()
+
+    write(planned(Small(loss, f(4, 4), f(4, 4)), PAIR), tmp_path / "named.py")
+    text = (tmp_path / "named.py").read_text()
+    for name in ("lax.linalg.eigh(", "lax.fft(", "lax.custom_linear_solve(", "lax.linalg.lu("):
+        assert name in text
+    assert "_p.bind" not in text
+
+
+def fresh(w: Any) -> Any:
+    return jax.random.split(jax.random.key(3), 4)[0], jnp.abs(w) + 0.5
+
+
+RANDOM: dict[str, Callable[[Any], Any]] = {
+    "gamma": lambda w: jax.random.gamma(*fresh(w), dtype=jnp.float32),
+    "loggamma": lambda w: jax.random.loggamma(*fresh(w)),
+    "gamma of several keys": lambda w: jax.vmap(jax.random.gamma)(jax.random.split(jax.random.key(3), 4), jnp.abs(w) + 0.5),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_numbers_of_the_gamma_family_are_the_plans(name: str, tmp_path: Path) -> None:
+    run = RANDOM[name]
+    model, path = Small(lambda w, x: (run(lax.stop_gradient(w)) * w).sum() + x.sum(), f(4, 4), f(4)), tmp_path / "exported.py"
+    plan = planned(model, PAIR)
+    plan.export(path)
+    well_written(path)
+    if name == "gamma":  # which takes seconds to compile
+        agrees(plan, path, arrays(model.params), arrays(model.batch))
+
+
+def on_the_host(call: Any, **how: Any) -> Callable[[Any, Any], Any]:
+    """A loss in which a function is called on the host."""
+
+    def loss(w: Any, x: Any) -> Any:
+        y = jax.pure_callback(call, jax.ShapeDtypeStruct(x.shape, x.dtype), x, **how)
+        return (w * y).sum()
+
+    return loss
+
+
+class Scales:
+    @staticmethod
+    def doubled(x: Any) -> Any:
+        return 2 * np.asarray(x)
+
+
+CALLED = {
+    "one of numpy's": (np.sin, "jax.pure_callback(np.sin, "),
+    "one of a module": (host_functions.shifted, "from host_functions import shifted"),
+    "one whose name is taken": (host_functions.shard_map, "from host_functions import shard_map"),
+    "one of a class": (Scales.doubled, "Scales.doubled"),
+}
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_functions_on_the_host_are_imported(name: str, tmp_path: Path) -> None:
+    call, text = CALLED[name]
+    model, path = Small(on_the_host(call, vmap_method="sequential"), f(4), f(4)), tmp_path / "exported.py"
+    plan = planned(model, PAIR)
+    plan.export(path)
+    assert text in path.read_text()
+    well_written(path, {"host_functions", __name__})
+    agrees(plan, path, arrays(model.params), arrays(model.batch))
+
+
+def test_functions_on_the_host_are_told_apart(tmp_path: Path) -> None:
+    def loss(w: Any, x: Any) -> Any:
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        one = jax.pure_callback(host_functions.shifted, shape, x)
+        two, three = jax.pure_callback(host_functions.both, (shape, shape), {"x": x}, by=one)
+        return (w * (two + three) * jax.pure_callback(np.sin, shape, x)).sum()
+
+    model, path = Small(loss, f(4), f(4)), tmp_path / "exported.py"
+    plan = planned(model, PAIR)
+    plan.export(path)
+    assert "from host_functions import both, shifted" in path.read_text()
+    agrees(plan, path, arrays(model.params), arrays(model.batch))
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda x: np.sin(x), "cannot import the function .*<lambda>.*top level of a module"),
+        (partial(np.add, 1.0), "cannot import the function"),
+        (host_functions.made(2.0), "cannot import the function host_functions.made.<locals>"),
+    ],
+    ids=["a lambda", "a partial", "a closure"],
+)
+def test_functions_on_the_host_that_have_no_name_are_refused(call: Any, why: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=rf"test_export_public\.py:\d+.*pure_callback cannot be exported: .*{why}"):
+        write(planned(Small(on_the_host(call), f(4), f(4)), PAIR), tmp_path / "never.py")
+    assert not list(tmp_path.iterdir())
+
+
+def test_functions_of_the_program_that_was_started_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_functions.shifted, "__module__", "__main__")
+    with pytest.raises(ExportError, match="put it in a module"):
+        write(planned(Small(on_the_host(host_functions.shifted), f(4), f(4)), PAIR), tmp_path / "never.py")
+
+
+def test_parameters_are_said_by_public_names() -> None:
+    for value in (lax.FftType.IRFFT, lax.linalg.SvdAlgorithm.QR, lax.ge_p, (1, (2.0, None)), np.dtype("int32"), jnp.float32, True):
+        found = eval(said(value).text, {"lax": lax, "jnp": jnp})
+        assert np.dtype(found) == np.dtype(value) if isinstance(value, type | np.dtype) else found == value
+    assert public(lax.linalg.svd_p) == "lax.linalg.svd_p"
+    with pytest.raises(Unsaid, match="no public name"):
+        said(object())

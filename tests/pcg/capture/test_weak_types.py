@@ -1,0 +1,129 @@
+"""Weak types are the function's own behind a plan: what is computed from its results, and from Python numbers, is promoted so."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from pipelined_models import TREE
+from pipelined_models import loss as layered_loss
+
+import unity
+from unity.base.errors import PlanError
+
+EIGHT = unity.Machine.grid(1, 8, "a100")
+W, X = jnp.ones((8, 8)) / 8, jnp.linspace(-1, 1, 64, dtype=jnp.bfloat16).reshape(8, 8)
+
+
+def planned(fn: Any, *args: Any, **options: Any) -> unity.Plan:
+    return unity.optimize(fn, *args, **{"machine": EIGHT, "search": "captured", "progress": False, **options})
+
+
+def kinds(tree: Any) -> list[tuple[Any, bool]]:
+    return [(x.dtype, x.weak_type) for x in map(jnp.asarray, jax.tree.leaves(tree))]
+
+
+def same(got: Any, wanted: Any) -> None:
+    assert kinds(got) == kinds(wanted)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=2e-2)
+
+
+RESULTS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "the number": lambda w, x, c: c,
+    "a number": lambda w, x, c: 2.5,
+    "a whole number": lambda w, x, c: 3,
+    "an array": lambda w, x, c: jnp.full((8,), 0.5),
+    "a counter": lambda w, x, c: lax.while_loop(lambda k: k < 5, lambda k: k + 1, 0),
+    "a carry": lambda w, x, c: lax.scan(lambda k, _: (k * 2, k), 1.0, None, 3),
+    "the number, changed": lambda w, x, c: jnp.sin(c) * 2,
+    "the number, scaled": lambda w, x, c: x * c,
+    "the number, by a rule": lambda w, x, c: jax.nn.relu(c) * x,
+    "the number in a branch": lambda w, x, c: lax.cond(w[0, 0] > 0, lambda c: c * 2, lambda c: c, c),
+    "weights": lambda w, x, c: w * c,
+    "a product": lambda w, x, c: x @ w.astype(x.dtype) * c,
+    "a sum": lambda w, x, c: (x * c).sum(),
+}
+
+
+@settings(max_examples=12)
+@given(st.lists(st.sampled_from(sorted(RESULTS)), min_size=1, max_size=5), st.booleans())
+def test_results_and_gradients_have_the_types_of_the_function(names: list[str], weak: bool) -> None:
+    def fn(w: Any, c: Any, x: Any) -> Any:
+        found = [RESULTS[name](w, x, c) for name in names]
+        return jnp.mean((x @ w) ** 2) * c, found
+
+    args = W, 0.5 if weak else jnp.float32(0.5), X
+    plan = planned(fn, *args, argnums=(0, 1))
+    same(plan(*args), jax.jit(fn)(*args))
+    same(jax.jit(plan)(*args), jax.jit(fn)(*args))
+    gradient = jax.value_and_grad(plan, (0, 1), has_aux=True), jax.value_and_grad(fn, (0, 1), has_aux=True)
+    same(jax.jit(gradient[0])(*args), jax.jit(gradient[1])(*args))
+    same(gradient[0](*args), gradient[1](*args))
+
+
+def everything(w: Any, c: Any, x: Any) -> Any:
+    return jnp.mean((x @ w) ** 2), {name: make(w, x, c) for name, make in sorted(RESULTS.items())}
+
+
+def exported(plan: unity.Plan, folder: Path) -> Any:
+    plan.export(folder / "exported.py")
+    spec = importlib.util.spec_from_file_location("exported", folder / "exported.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.fn
+
+
+@pytest.mark.parametrize("c", [0.5, jnp.float32(0.5)], ids=["weak", "strong"])
+def test_so_have_those_of_a_file_and_of_an_export(c: Any, tmp_path: Path) -> None:
+    plan = planned(everything, W, c, X)
+    plan.save(tmp_path / "plan.json")
+    again = unity.load(tmp_path / "plan.json", everything, W, c, X)
+    wanted = jax.jit(everything)(W, c, X)
+    same(again(W, c, X), wanted)
+    same(exported(plan, tmp_path)(W, c, X), wanted)
+
+
+def test_a_rewritten_plan_has_them_too(own_cache: Path) -> None:
+    for _ in range(2):  # searched for, and from the cache
+        plan = planned(everything, W, 0.5, X, search="unity", budget=4)
+        same(plan(W, 0.5, X), jax.jit(everything)(W, 0.5, X))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_pipelines_have_them_too(schedule: str) -> None:
+    def fn(params: Any, x: Any, y: Any, c: Any) -> Any:
+        return layered_loss(params, x, y), 2.5, c * 2, x[0].astype(jnp.bfloat16) * c
+
+    shapes = {"in": (8, 8), "layers": (4, 8, 8), "out": (8, 3)}
+    params = {name: jnp.full(s, 0.1, jnp.float32) for name, s in shapes.items()}
+    args = params, jnp.ones((16, 8)), jnp.ones((16, 3)), 0.5
+    plan = planned(fn, *args, machine=TREE, pipelines=(2, 4, schedule))
+    assert plan.pipelining is not None
+    run = lambda f: jax.jit(jax.value_and_grad(lambda *a: (f(*a)[0], f(*a)[1:]), has_aux=True))  # noqa: E731
+    same(run(plan)(*args), run(fn)(*args))
+
+
+def test_a_call_with_other_weak_types_is_the_function_or_is_refused() -> None:
+    scaled = lambda w, x, c: (jnp.mean((x @ w) ** 2), x * c)  # noqa: E731
+    plan = planned(scaled, W, X, jnp.float32(0.5))
+    with pytest.raises(PlanError, match=r"args\[2\]: planned as an array that is not weakly typed, given as weakly typed"):
+        plan(W, X, 0.5)
+    plan = planned(scaled, W, X, 0.5)
+    with pytest.raises(PlanError, match=r"args\[2\]: planned as weakly typed"):
+        jax.jit(plan)(W, X, jnp.float32(0.5))
+    doubled = lambda w, x, c: (jnp.mean((x @ w) ** 2) * c, c * 2)  # noqa: E731
+    plan = planned(doubled, W, X, jnp.float32(0.5))
+    for c in (jnp.float32(0.5), 0.5):
+        same(plan(W, X, c), jax.jit(doubled)(W, X, c))

@@ -1,0 +1,210 @@
+"""The operator table is right: every entry, every choice, on one axis and on two, against the operator on whole tensors.
+
+Values, gradients (in their dual types) and collectives: a body's only communication is the Reduces that its choice declares.
+"""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import sparse
+from operator_cases import CASES, UNKNOWN
+from parallel_cases import Application
+
+from unity.pcg.ir.program import Body, close, tensor_type
+from unity.pcg.jaxprs.jaxprs import LINEAR_SOLVE
+from unity.pcg.operators.table import TABLE
+from unity.pcg.operators.table.elementwise import elementwise, every_dimension
+from unity.pcg.operators.table.reduction import reduction
+from unity.pcg.operators.table.windows import windowed
+from unity.pcg.propagation import linear_solves as linear
+from unity.pcg.propagation.choices import choices
+from unity.pcg.propagation.solver import NESTED, nested_body, spec_of
+from unity.pcg.types.factors import Entry, Factor, Halo, Slot, Spec
+from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED
+
+
+@pytest.fixture(autouse=True)
+def exact():
+    with jax.enable_x64(True):
+        yield
+
+
+def application(name, sizes=(2, 3)):
+    fn, args = CASES[name]
+    return Application(fn, [a() if callable(a) else a for a in args], sizes)
+
+
+def equations(body: Body):
+    for e in body.equations:
+        yield body, e
+        if e.name == LINEAR_SOLVE:
+            inside = [linear.part_of(e, name) for name in linear.named(e)]
+        else:
+            inside = [nested_body(e)] if e.name in NESTED and e.name not in ("cond", "while") else []
+        for inner in inside:
+            yield from equations(inner)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_choice_computes_what_the_operator_does(name):
+    application(name).check()
+
+
+@pytest.mark.parametrize(
+    "name", ["conv, groups, many channels in each", "layer norm", "embedding", "dropout", "scan", "custom_vjp"]
+)
+@pytest.mark.parametrize("sizes", [(2, 4), (2, 2, 2)])
+def test_on_eight_devices_too(name, sizes):
+    application(name, sizes).check()
+
+
+def test_every_entry_is_exercised():
+    seen = set()
+    for fn, args in CASES.values():
+        jaxpr = jax.make_jaxpr(fn)(*(a() if callable(a) else a for a in args))
+        seen |= {e.name for _, e in equations(close(jaxpr))}
+    newer, older = {"frexp", "ldexp", "log2", "one_minus_square", "polynomial"}, {"le_to", "lt_to"}  # what JAX makes by version
+    other = newer if jax.__version_info__ < (0, 12) else older
+    assert set(TABLE) - other - {"kernel"} <= seen  # each kernel is another: test_kernels.py
+
+
+def test_every_factor_of_an_operator_is_a_choice():
+    for name in CASES:
+        body = application(name).body
+        (*rest, e) = body.equations
+        if rest or e.name not in TABLE or e.operands != body.inputs:
+            continue
+        found = [(c.operands, c.results) for c in choices(body)]
+        spec = spec_of(body, e)
+        assert spec is not None
+        for factor in spec.factors:
+            assert factor.reduction not in ("", "sum") or factor.states() in found, (name, factor)
+
+
+def test_every_choice_splits_dimensions_that_are_there():
+    for name in CASES:
+        body = application(name).body
+        shapes = [body.tensor(a).shape for a in (*body.inputs, *body.outputs)]
+        for c in choices(body):
+            assert all(s.kind != "P" or s.dim < len(shape) for s, shape in zip(c.states, shapes, strict=True)), (name, c)
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_nobody_described_runs_whole(name):
+    body = application(name).body
+    assert {s for c in choices(body) for s in c.states} <= {UNUSED, REPLICATED}
+
+
+def test_primitives_of_which_jax_may_not_know_that_results_differ_are_the_same_everywhere():
+    matrix = sparse.BCOO.fromdense(jnp.eye(4) + jnp.eye(4, k=1))
+    body = close(jax.make_jaxpr(lambda x: matrix @ x)(np.ones((4, 6))))
+    assert {s for c in choices(body) for s in c.states} == {UNUSED}
+
+
+def test_what_cannot_vary_is_left_alone():
+    assert [c.name for c in choices(application("regularized_incomplete_beta").body)] == ["unused"]
+
+
+def test_truth_values_have_no_partial_sums():
+    for name in ("select_n of bools", "any and all", "embedding of bools"):
+        assert all(PARTIAL not in c.states for c in choices(application(name).body))
+
+
+# A wrong table is found out
+
+
+def parallel_contraction(params, operands, results):
+    spec = TABLE_BEFORE["dot_general"].spec(params, operands, results)
+    return Spec(tuple(Factor(f.name, f.size, f.operands, f.results) for f in spec.factors))
+
+
+def unblocked(params, operands, results):
+    return Spec(every_dimension([operands[0].shape], results[0].shape))
+
+
+def plain_bits(operands, layout):
+    return layout.bind(*operands, shape=layout.results[0].local_shape[layout.operands[0].ndim :])
+
+
+def plain_rows(operands, layout):
+    sizes = zip(layout.params["slice_sizes"], layout.operands[0].local_shape, layout.operands[0].shape, strict=True)
+    return layout.bind(*operands, slice_sizes=tuple(m if n == whole else n for n, m, whole in sizes))
+
+
+def swapped_digits(params, operands, results):
+    """The second digit is said to be the first."""
+    spec = TABLE_BEFORE["reshape"].spec(params, operands, results)
+    (first, *rest) = spec.factors
+    return Spec((Factor(first.name, first.size, first.operands, (Slot(1),)), *rest))
+
+
+def shifted(params, operands, results):
+    """One more from before, and one less from after."""
+    spec = TABLE_BEFORE["conv_general_dilated"].spec(params, operands, results)
+    moved = (f.halo and Halo(f.halo.before + 1, f.halo.after - 1) for f in spec.factors)
+    return replace(spec, factors=tuple(replace(f, halo=h) for f, h in zip(spec.factors, moved, strict=True)))
+
+
+def isolated(params, operands, results):
+    """Windows see nothing of what neighbours hold."""
+    spec = TABLE_BEFORE["conv_general_dilated"].spec(params, operands, results)
+    return replace(spec, factors=tuple(replace(f, halo=None) for f in spec.factors))
+
+
+TABLE_BEFORE = dict(TABLE)
+MUTATIONS = {
+    "a sine is linear": ("sin", "sin", elementwise(linear=((0,),)), None),
+    "a sum is linear in each of its terms": ("add", "add", elementwise(linear=((0,), (1,))), None),
+    "a product is linear in both factors together": ("mul", "mul", elementwise(linear=((0, 1),)), None),
+    "integers are divided linearly": ("div of integers", "div", elementwise(linear=((0,),)), None),
+    "partial maxima are added": ("max over one dimension", "reduce_max", reduction("sum"), None),
+    "a contracted dimension is parallel": ("dot_general", "dot_general", parallel_contraction, None),
+    "a running sum may be cut": ("cumsum", "cumsum", unblocked, None),
+    "a reversed dimension may be cut": ("rev", "rev", unblocked, None),
+    "sorting may be cut": ("sort", "sort", unblocked, None),
+    "every device draws its own random numbers": ("random bits", "random_bits", None, plain_bits),
+    "every device has all rows": ("embedding, clipped", "gather", None, plain_rows),
+    "groups are not counted again": (
+        "conv, groups",
+        "conv_general_dilated",
+        None,
+        lambda operands, layout: layout.bind(*operands),
+    ),
+    "a reshape loses its digits": ("reshape, [2, 12] to [6, 4]", "reshape", swapped_digits, None),
+    "windows are a little off": ("conv, stride two", "conv_general_dilated", shifted, None),
+    "windows end where slices do": ("conv, both spatial dimensions", "conv_general_dilated", isolated, None),
+    "zeros are around what maxima are taken of": ("max pooling of negative numbers", "reduce_window_max", windowed("sum"), None),
+    "every slice is padded": (
+        "average pooling, both dimensions",
+        "reduce_window_sum",
+        None,
+        lambda operands, layout: layout.bind(*operands),
+    ),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_wrong_entry_is_noticed(mutation, monkeypatch):
+    case, name, spec, local = MUTATIONS[mutation]
+    entry = TABLE[name]
+    monkeypatch.setitem(TABLE, name, Entry(name, spec or entry.spec, local or entry.local))
+    with pytest.raises((AssertionError, ValueError, TypeError)):
+        application(case).check()
+
+
+def test_a_forgotten_all_reduce_is_noticed(monkeypatch):
+    from unity.pcg.local import interpreter as walker
+
+    monkeypatch.setattr(walker, "REDUCERS", {**walker.REDUCERS, "sum": lambda x, names: jax.lax.pmax(x, names)})
+    with pytest.raises((AssertionError, NotImplementedError)):
+        application("softmax").check()
+
+
+def test_a_random_word_costs_the_same_however_it_is_drawn() -> None:
+    words = tensor_type((96,), np.dtype(np.uint32))
+    drawn = TABLE["random_bits"].spec({}, [tensor_type((), words.dtype)], [words])
+    hashed = TABLE["threefry2x32"].spec({}, [words] * 4, [words] * 2)
+    assert drawn.flops == hashed.flops > words.shape[0]

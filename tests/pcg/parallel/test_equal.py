@@ -1,0 +1,82 @@
+"""Which values and cotangents are one, so that equal collectives of theirs are compiled to one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from small_models import f
+
+from unity.machine.machine import Machine
+from unity.optimize import optimize
+from unity.pcg.capture.capture import capture
+from unity.pcg.ir.graph import PCG, Value
+from unity.pcg.parallel.equal_values import Names, parts_of, summand_of
+
+
+def gates(params: Any, x: Any, other: int = 0) -> Any:
+    """Two products are split, and added part by part; `other`: a part of the second goes elsewhere, too, and is no part then."""
+    ours, theirs = jnp.split(x @ params["a"], 2, -1), jnp.split(jnp.cos(x) @ params["b"], 2, -1)
+    first, second = jnp.tanh(ours[0] + theirs[0]) @ params["c"], jnp.tanh(ours[1] + theirs[1]) @ params["d"]
+    return jnp.mean(jnp.cumsum(first, 0) * jnp.cumsum(second, 1)) + (jnp.mean(jnp.cumsum(theirs[1], 0)) if other else 0.0)
+
+
+def planned(other: int) -> PCG:
+    """Not rewritten: else the products are merged, and nothing is split."""
+    params, machine = {"a": f(16, 32), "b": f(16, 32), "c": f(16, 16), "d": f(16, 16)}, Machine.grid(1, 1, "a100")
+    loss = lambda p, x: gates(p, x, other)  # noqa: E731
+    return optimize(loss, params, f(8, 16), machine=machine, search="captured", progress=False).pcg
+
+
+@pytest.mark.parametrize("other", [0, 1])
+def test_cotangents_of_what_is_split_and_added_are_equal_if_all_parts_are(other: int) -> None:
+    graph = planned(other)
+    ours, theirs = (n for n in graph.nodes if n.kind == "dot_general" and n.tensors[0].shape == (8, 32))
+    names = Names(graph)
+    assert (names.cotangent(Value(ours)) == names.cotangent(Value(theirs))) == (not other)
+
+
+def critic(weights: Any, x: Any) -> Any:
+    return jnp.mean(jnp.tanh(jnp.tanh(x @ weights[0]) @ weights[1]))
+
+
+def adversaries(params: Any, noise: Any) -> Any:
+    """A critic's loss, which leaves what is made as it is, and that of what makes it, which leaves the critic."""
+    made = jnp.tanh(noise @ params["maker"])
+    return critic(params["critic"], lax.stop_gradient(made)) - critic(lax.stop_gradient(params["critic"]), made)
+
+
+def test_what_is_computed_twice_for_a_stopped_gradient_is_one_value() -> None:
+    params = {"maker": f(16, 32), "critic": [f(32, 64), f(64, 16)]}
+    alone, plan = (
+        optimize(adversaries, params, f(64, 16), machine=Machine.grid(1, n, "a100"), search="captured", progress=False)
+        for n in (1, 8)
+    )
+    names, products = Names(alone.pcg), [n for n in alone.pcg.nodes if n.kind == "dot_general" and n.tensors[0].shape == (64, 64)]
+    assert len(products) == 2
+    assert len({names.value(Value(n)) for n in products}) == 1
+    check = plan.frontier[-1].check()
+    assert {line.kind for line in check.lines} >= {"all-gather", "reduce-scatter"}
+    assert not any(line.difference for line in check.lines)
+
+
+def test_a_stopped_use_leaves_a_cotangent_with_the_other() -> None:
+    def summand(fn: Any) -> int:
+        body = capture(fn, f(4, 6)).body
+        return summand_of(body, body.inputs[0]) == body.outputs[0]
+
+    assert summand(lambda x: x + lax.stop_gradient(jnp.round(x)))
+    assert not summand(lambda x: x + jnp.sin(x))
+
+
+def test_parts_are_all_that_a_value_is_used_for() -> None:
+    def parts(fn: Any) -> int:
+        body = capture(fn, f(4, 6)).body
+        return len(parts_of(body, body.inputs[0]))
+
+    assert parts(lambda x: jnp.split(x, 2, 1)) == 2
+    assert parts(lambda x: (*jnp.split(x, 2, 1), x)) == 0
+    assert parts(lambda x: (*jnp.split(x, 2, 1), jnp.sin(x))) == 0
+    assert parts(lambda x: jnp.split(jnp.sin(x), 2, 1)) == 0

@@ -1,0 +1,74 @@
+"""Linear solves: a plan keeps what JAX knows of them, derivatives of any order included, and splits batches and right sides."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import unity
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import capture, unparallelized
+from unity.pcg.ir.program import close
+from unity.pcg.propagation.choices import choices
+from unity.pcg.types.parallel_type import partitioned
+
+
+def correlated(params, x, y):
+    """The likelihood of a batch of small Gaussian processes, its kernels made of features."""
+    features = jnp.tanh(x @ params["w"]).reshape(-1, 4, 5)
+    kernel = features @ features.mT + jnp.eye(4)
+    fit = jnp.sum(y * jnp.linalg.solve(kernel, y), (1, 2))
+    return jnp.mean(fit + jnp.linalg.slogdet(kernel)[1]) + jnp.mean(jnp.linalg.inv(kernel) ** 2)
+
+
+@pytest.fixture(scope="module")
+def plan_and_args():
+    rng = np.random.default_rng(0)
+    args = (
+        {"w": rng.normal(size=(6, 20)).astype(np.float32)},
+        rng.normal(size=(16, 6)).astype(np.float32),
+        rng.normal(size=(16, 4, 3)).astype(np.float32),
+    )
+    wanted = [unity.pin(path, P("device")) for path in ("args[1]", "args[2]")]
+    return unity.optimize(correlated, *args, machine=Machine.grid(1, 8), constraints=wanted), args
+
+
+def test_a_batch_of_solves_is_split(plan_and_args):
+    plan, (params, x, y) = plan_and_args
+    assert not unparallelized(capture(correlated, params, x, y).graph)
+    found = plan.check()
+    assert found.agrees()
+    assert {line.kind for line in found.lines if line.compiled} == {"all-reduce"}  # loss, gradient: every device solves its own
+
+
+def test_values_and_gradients_are_the_functions(plan_and_args):
+    plan, args = plan_and_args
+    value, gradient = jax.jit(jax.value_and_grad(plan))(*plan.shard(*args))
+    wanted, slope = jax.jit(jax.value_and_grad(correlated))(*args)
+    np.testing.assert_allclose(value, wanted, rtol=1e-5)
+    np.testing.assert_allclose(gradient["w"], slope["w"], rtol=1e-4, atol=1e-6)
+
+
+def test_a_second_derivative_is_that_of_a_solve(plan_and_args):
+    """The transposed solve of a gradient is differentiated as a solve again, not through factors that are held constant."""
+    plan, args = plan_and_args
+
+    def steepness(fn):
+        return lambda params, *rest: jnp.sum(jax.grad(fn)(params, *rest)["w"] ** 2)
+
+    found = jax.jit(jax.grad(steepness(plan)))(*plan.shard(*args))
+    np.testing.assert_allclose(found["w"], jax.grad(steepness(correlated))(*args)["w"], rtol=1e-3, atol=1e-5)
+
+
+def test_a_solve_of_which_nothing_is_known_does_not_hinder_the_rest():
+    """In a step of a scan, beside what is split."""
+
+    def walked(s, xs, a, inverse, b):
+        def step(s, x):
+            return s + x, jax.lax.custom_linear_solve(lambda v: a @ v, b, lambda _, v: inverse @ v, lambda _, v: v @ inverse)
+
+        return jax.lax.scan(step, s, xs)
+
+    body = close(jax.make_jaxpr(walked)(np.ones(4), np.ones((3, 4)), np.eye(2), np.eye(2), np.ones(2)))
+    assert any(c.states[0] == partitioned(0) for c in choices(body))

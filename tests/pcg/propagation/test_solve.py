@@ -1,0 +1,210 @@
+"""Solutions: every equation of a body uses an axis in a legal way, and its ends say what the inside does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from operator_cases import CASES
+from parallel_cases import inner_seeds
+
+from unity.pcg.ir.program import Literal, close
+from unity.pcg.jaxprs.jaxprs import NESTING
+from unity.pcg.propagation.agreements import nested_agreements
+from unity.pcg.propagation.choices import AGREED, choices
+from unity.pcg.propagation.placement import along_axis
+from unity.pcg.propagation.propagation import Unmatched, constants
+from unity.pcg.propagation.solver import NESTED, equation_matches, solve
+from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, partitioned
+
+P = partitioned
+x, w, v = np.zeros((4, 6)), np.zeros((6, 12)), np.zeros((12, 6))
+
+
+@pytest.fixture(autouse=True)
+def exact():
+    with jax.enable_x64(True):
+        yield
+
+
+def body_of(fn, *args):
+    return close(jax.make_jaxpr(fn)(*args))
+
+
+def legal(body):
+    """What a lone operator could do: (operands, results) of every choice but unused and replicated."""
+    return {(c.operands, c.results) for c in choices(body) if c.name not in ("unused", "replicated")}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_equation_of_a_solution_is_a_legal_match(name):
+    fn, args = CASES[name]
+    body = body_of(lambda *a: jax.tree.leaves(fn(*a)), *(a() if callable(a) else a for a in args))
+    for choice in choices(body, inner_seeds(body))[1:]:
+        solution = along_axis(body, choice.operands, choice.results)
+        assert solution is not None
+        assert (solution.operands, solution.results) == (choice.operands, choice.results)
+        agreed = {(a.where, AGREED) for a in nested_agreements(solution)}
+        assert {(r.variable, r.kind) for r in choice.reduced if r.kind} == {*solution.reduced.items(), *agreed}
+        used = {v: users for v, users in solution.users(body).items() if users}
+        assert {r.variable: r.users for r in choice.reduced if r.users} == used
+        for v, kind in solution.reduced.items():
+            assert v not in body.inputs
+            assert kind != "sum" or solution.states[v] == PARTIAL
+        if not solution.matches:  # replicated
+            continue
+        for i, (e, match) in enumerate(zip(body.equations, solution.matches, strict=True)):
+            operands = [
+                match.operands[k] if isinstance(a, Literal) or (i, k) in solution.contributed else solution.seen(a)
+                for k, a in enumerate(e.operands)
+            ]
+            made = [solution.states[v] for v in e.results]
+            assert (tuple(operands), tuple(made)) == (match.operands, match.results), (name, e.name)
+            known = dict(enumerate([*operands, *made]))
+            if e.name not in NESTED:
+                assert match.name in [m.name for m in equation_matches(body, e, known)]
+            for k, (a, s) in enumerate(zip(e.operands, match.operands, strict=True)):
+                added = isinstance(a, Literal) and s == PARTIAL and (a.zero or (i, k) in solution.contributed)
+                assert not isinstance(a, Literal) or s == REPLICATED or added
+            for k, (a, s) in enumerate(zip(e.operands, operands, strict=True)):
+                if (i, k) in solution.contributed:
+                    continue
+                constant = isinstance(a, int) and a in constants(body).constant
+                assert not (constant and s == PARTIAL) or a in constants(body).zero, "a constant is not the sum of its copies"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_solving_from_the_ends_finds_the_same(name):
+    fn, args = CASES[name]
+    body = body_of(lambda *a: jax.tree.leaves(fn(*a)), *(a() if callable(a) else a for a in args))
+    for choice in choices(body):
+        again = along_axis(body, choice.operands, choice.results)
+        assert again is None or (again.operands, again.results) == (choice.operands, choice.results)
+
+
+# What is expected of some composites
+
+
+def test_layers_of_a_perceptron():
+    found = legal(body_of(lambda x, w, v: jax.nn.relu(x @ w) @ v, x, w, v))
+    rows = ((P(0), REPLICATED, REPLICATED), (P(0),))
+    columns = ((REPLICATED, REPLICATED, P(1)), (P(1),))
+    hidden = ((REPLICATED, P(1), P(0)), (PARTIAL,))  # Megatron's
+    assert {rows, columns, hidden} <= found
+    linear_at_the_end = ((REPLICATED, REPLICATED, PARTIAL), (PARTIAL,))
+    assert linear_at_the_end in found
+    assert not any(PARTIAL in operands[:2] for operands, _ in found), "a relu is not linear"
+
+
+def test_a_bias_is_added_once():
+    found = legal(body_of(lambda x, w, b: x @ w + b, x, w, np.zeros(12)))
+    assert ((P(1), P(0), PARTIAL), (PARTIAL,)) in found
+    assert not any(operands[:2] == (P(1), P(0)) and operands[2] == REPLICATED for operands, _ in found)
+
+
+def test_softmax_over_a_partitioned_dimension_reduces_twice():
+    (choice,) = [c for c in choices(body_of(jax.nn.softmax, x)) if c.operands == (P(1),)]
+    assert sorted(r.kind for r in choice.reduced) == ["max", "sum"]
+    assert choice.results == (P(1),)
+    (other,) = [c for c in choices(body_of(jax.nn.softmax, x)) if c.operands == (P(0),)]
+    assert other.reduced == ()
+    assert {r.variable for r in choice.reduced} <= other.partitions, "its rows make the other's Reduces smaller"
+
+
+def test_a_mean_is_a_partial_sum():
+    (choice,) = [c for c in choices(body_of(lambda x: x.mean(1), x)) if c.operands == (P(1),)]
+    assert (choice.results, choice.reduced) == ((PARTIAL,), ())
+
+
+def test_a_maximum_that_is_differentiated_is_not_split():
+    assert not any(c.operands == (P(1),) for c in choices(body_of(lambda x: x.max(1), x)))
+    assert any(c.operands == (P(1),) and c.results == (UNUSED,) for c in choices(body_of(lambda x: x.max(1), x.astype(int))))
+
+
+def test_scalars_and_zeros_pass_partial_sums_as_they_may():
+    partial = ((PARTIAL,), (PARTIAL,))
+    assert partial in legal(body_of(lambda x: 3 * x, x))
+    assert partial in legal(body_of(lambda x: x + 0.0, x))
+    assert partial in legal(body_of(lambda x: jnp.concatenate([x, jnp.zeros((4, 1))], 1), x))
+    for fn in (lambda x: x + 1.0, lambda x: jnp.concatenate([x, jnp.ones((4, 1))], 1)):
+        body = body_of(fn, x)
+        assert partial in legal(body)
+        found = along_axis(body, *partial)
+        assert found is not None
+        assert found.contributed, "a constant is one device's"
+    assert partial not in legal(body_of(lambda x: jnp.where(x > 0, x, 0.0), x))
+
+
+def test_reshapes_follow_digits():
+    found = legal(body_of(lambda x: x.reshape(2, 6, 4, 3), np.zeros((2, 6, 12))))
+    assert {((P(2),), (P(2),)), ((P(2, 4),), (P(3),))} <= found
+    body = body_of(lambda x: x.reshape(8, 9), np.zeros((2, 36)))
+    assert {((P(0),), (P(0),)), ((P(1),), (P(0, 2),)), ((P(1, 4),), (P(1),))} <= legal(body)
+
+
+def test_seeds_add_inner_digits():
+    body = body_of(jnp.sin, np.zeros((4, 12)))
+    assert ((P(1, 3),), (P(1, 3),)) not in legal(body)
+    seeded = {(c.operands, c.results) for c in choices(body, [(0, P(1, 3))])}
+    assert ((P(1, 3),), (P(1, 3),)) in seeded
+    assert legal(body) <= seeded
+
+
+def test_custom_rules_decide_with_the_body():
+    """A rule that is not linear in the cotangent needs it whole: on partial sums, but not on slices or copies."""
+    fn, args = CASES["custom_vjp, not linear in the cotangent"]
+    assert [c.operands for c in choices(body_of(fn, *args))] == [(UNUSED,), (PARTIAL,)]
+    assert not any(REPLICATED in c.states for c in choices(body_of(lambda x: fn(jnp.sin(x)), *args)))
+
+
+@pytest.mark.parametrize("name", ["custom_vjp, gradients of two turned", "custom_jvp, gradients doubled"])
+def test_what_a_rule_hands_on_can_be_divided(name):
+    """No operator inside of it says so: by each dimension, into as many slices as that has rows, and that is all its work."""
+    fn, args = CASES[name]
+    found = {c.operands: (c.results, c.size, c.divided) for c in choices(body_of(fn, *args))}
+    rows, columns = (P(0),) * len(args), (P(1), *(REPLICATED for _ in args[1:]))
+    assert found[rows] == (rows, 4, 1.0)
+    assert found[columns] == (columns, 6, 1.0)
+    for k in range(len(args)):  # alone
+        assert tuple(P(0) if j == k else REPLICATED for j in range(len(args))) in found
+
+
+def test_a_rule_that_looks_at_values_runs_whole():
+    @jax.custom_jvp
+    def looking(x):
+        return jnp.sin(x)
+
+    @looking.defjvp
+    def _(primals, tangents):
+        return jnp.sin(primals[0]), tangents[0] * float(primals[0].sum())
+
+    assert {s for c in choices(body_of(looking, x)) for s in c.states} == {UNUSED}
+
+
+def test_a_branch_that_hands_on_does_not_hide_the_others_work():
+    body = body_of(lambda i, x: jax.lax.switch(i, [jnp.sin, lambda v: v], x), np.int32(1), x)
+    assert {c.operands[1] for c in choices(body) if c.divided} == {P(0), P(1)}
+
+
+def test_what_has_programs_inside_is_solved():
+    assert NESTED.keys() == NESTING
+
+
+def test_devices_agree_on_what_a_loop_looks_at():
+    body = body_of(lambda x: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c + 1, x), x)
+    assert legal(body) == {((P(d),), (P(d),)) for d in range(x.ndim)}
+    (first, *_) = (c for c in choices(body) if c.divided)
+    assert [r.kind for r in first.reduced] == [AGREED]
+    each = body_of(lambda x: jax.lax.while_loop(lambda c: c[0] < 9, lambda c: jnp.sort(c), x), x[0])
+    assert legal(each) == set()
+    assert ((P(0),), (P(0),)) in legal(body_of(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: jnp.sin(y), x), x))
+
+
+def test_illegal_states_are_refused():
+    body = body_of(lambda x, y: x + y, x, x)
+    a, b = body.inputs
+    with pytest.raises(Unmatched):
+        solve(body, {a: P(0), b: P(1)})
+    with pytest.raises(Unmatched):
+        solve(body, {a: PARTIAL, b: REPLICATED})
+    with pytest.raises(Unmatched):
+        solve(body_of(jnp.sin, x), {0: PARTIAL})

@@ -1,0 +1,127 @@
+"""The fuzzer finds no fault in a few minutes, with a fresh seed outside of CI. Planted faults it finds, and it excuses rounding."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import unity
+from benchmarks.fuzz.examine import Outcome, reference_of, wrong_plans
+from benchmarks.fuzz.minimize import as_test, minimized, runs
+from benchmarks.fuzz.programs import draw_program
+from benchmarks.fuzz.run import Tally
+from benchmarks.fuzz.verdict import Reference
+from unity.pcg.local import interpreter as walker
+from unity.pcg.operators.table import TABLE
+from unity.pcg.operators.table.elementwise import elementwise
+from unity.pcg.types.factors import Entry
+
+# A gate must say the same of the same code every time, so it draws the same programs; by hand, every run draws new ones.
+CI = "CI" in os.environ
+MINUTES = float(os.environ.get("UNITY_FUZZ_MINUTES", "1" if CI else "2.5"))
+PAIR = unity.Machine.grid(1, 2)
+
+
+def test_random_plans_of_random_programs_compute_what_the_programs_do(tmp_path: Path) -> None:
+    seed, out = 50000 if CI else int(time.time()) % 10**9 * 1000, tmp_path / "fuzz.json"
+    command = [sys.executable, "-m", "benchmarks.fuzz", "--workers", "2", "--minutes", str(MINUTES), "--seed", str(seed)]
+    subprocess.run([*command, "--out", str(out)], check=True, cwd=Path(__file__).parents[2])
+    tally = Tally.read(out)
+    again = "\n".join(f"python -m benchmarks.fuzz --program {row['seed']}" for row in tally.findings)
+    assert not tally.findings, f"{json.dumps(tally.findings, indent=1)}\nof {tally.total} plans; each again:\n{again}"
+    assert tally.total > 0
+
+
+def test_equal_seeds_draw_equal_programs() -> None:
+    first, second = ([draw_program(seed).to_json() for seed in range(12)] for _ in range(2))
+    assert first == second
+    assert len({p["source"] for p in first}) > 8
+
+
+def test_a_wrong_entry_of_the_operator_table_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fn(x, w):
+        return jnp.sin(x @ w)
+
+    args = [np.random.default_rng(k).normal(size=(4, 4)) for k in range(2)]
+    with jax.enable_x64(True):
+        assert wrong_plans(fn, args, PAIR) == []
+        monkeypatch.setitem(TABLE, "sin", Entry("sin", elementwise(linear=((0,),)), TABLE["sin"].local))
+        jax.clear_caches()
+        assert any("wrong" in words for words in wrong_plans(lambda x, w: fn(x, w) * 1, args, PAIR))
+
+
+def test_a_sum_that_is_not_taken_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walker, "REDUCERS", {**walker.REDUCERS, "sum": lambda x, names: jax.lax.pmax(x, names)})
+    with jax.enable_x64(True):
+        args = [np.random.default_rng(0).normal(size=(4, 6))]
+        assert wrong_plans(lambda x: jax.nn.softmax(x + 0.5), args, PAIR)
+
+
+CANCELLING = np.resize([1e8, -1e8], 64) + np.random.default_rng(0).normal(size=64)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("data", [np.random.default_rng(1).normal(size=64), CANCELLING * 1e-5], ids=["normal", "cancelling"])
+def test_sums_in_another_order_are_rounding_and_lost_terms_are_not(dtype: str, data: np.ndarray) -> None:
+    with jax.enable_x64(True):
+        x = jnp.asarray(data, dtype)
+        reference = Reference(lambda x: jnp.tanh(jnp.sum(x) / 64), [x], ["x"], 0)
+        ends = slice(None, None, -1) if dtype in ("bfloat16", "float16") else slice(1, None, 2)
+        halves = slice(0, 0) if dtype in ("bfloat16", "float16") else slice(None, None, 2)
+        reversed_ = reference.step(lambda x: jnp.tanh((jnp.sum(x[halves]) + jnp.sum(x[ends])) / 64))
+        lost = reference.step(lambda x: jnp.tanh((jnp.sum(x) - x[5] - 1) / 64))
+        assert reference.differences(jax.jit(reversed_)(reference.args, reference.cotangents)) == []
+        assert reference.differences(jax.jit(lost)(reference.args, reference.cotangents))
+
+
+def test_ties_are_no_excuse() -> None:
+    """The gradient of a maximum is shared by what is equal: perturbations leave that so, and another share is wrong."""
+    x = jnp.array([1.0, 3.0, 3.0, 0.5])
+    reference = Reference(lambda x: jnp.max(x), [x], ["x"], 0)
+    shared = reference.differences(jax.jit(reference.step(lambda x: jnp.max(x)))(reference.args, reference.cotangents))
+    first = reference.differences(jax.jit(reference.step(lambda x: x[jnp.argmax(x)]))(reference.args, reference.cotangents))
+    assert shared == []
+    assert [d.where for d in first] == ["gradient of x"]
+
+
+def test_where_the_function_is_finite_a_plan_must_be() -> None:
+    x = jnp.array([60000.0, -60000.0, 100.0], jnp.float16)
+    reference = Reference(lambda x: jnp.sum(x * 1), [x], ["x"], 0)
+    overflowing = reference.step(lambda x: (x[0] + x[0]) - x[0] - x[0] + x[2])
+    (difference, *_) = reference.differences(jax.jit(overflowing)(reference.args, reference.cotangents))
+    assert "finite or not" in difference.words
+
+
+def test_minimizing_leaves_what_fails() -> None:
+    """Failing stands for having a maximum; what is left is not much more than that."""
+    rng = random.Random(0)
+    programs = [p for p in map(draw_program, range(400)) if "jnp.max(" in p.source and len(p.body.steps) > 3]
+    program = rng.choice(programs)
+    smaller = minimized(program, lambda p: "jnp.max(" in p.source, 60)
+    assert runs(smaller)
+    assert len(smaller.body.steps) <= 2
+    text = as_test(smaller, "it", 1, 2, "nothing")
+    compile(text, "test", "exec")
+
+
+def test_what_is_drawn_runs() -> None:
+    """Most programs are some that JAX can run and differentiate, of all kinds of operations."""
+    orders, kinds = [], set()
+    for seed in range(60):
+        program = draw_program(seed)
+        with jax.enable_x64(program.x64):
+            orders.append(reference_of(program).order)
+        kinds |= set(program.kinds)
+    assert orders.count(1) > 30
+    assert len(kinds) > 25
+    assert json.dumps(Outcome(0).to_json())

@@ -1,0 +1,180 @@
+"""Programs as people write them, whole: mixtures of experts, alignment losses, differential equations, decoding."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.experimental.ode import odeint
+from small_models import arrays, f, i
+
+import unity
+from unity.base.errors import CaptureError
+from unity.pcg.types.parallel_type import UNUSED
+from unity.plan.plan import Plan
+
+DEVICE = unity.Device("slow", {"float32": 1e6, "float64": 1e6}, 10**9, 1e9, 0.5, 0.0)  # so that all that can be is shared
+MACHINE = replace(unity.Machine.grid(2, 4), device=DEVICE)
+
+
+def experts(p: Any, x: Any, y: Any) -> Any:
+    """Tokens sorted by expert, each group through the weights of its own; two experts for a token."""
+    chosen, which = lax.top_k(jax.nn.softmax(x @ p["router"]), 2)
+    order = jnp.argsort(which.reshape(-1))
+    sizes = jnp.bincount(which.reshape(-1), length=p["router"].shape[1])
+    h = jax.nn.gelu(lax.ragged_dot(x[order // 2], p["up"], sizes))
+    h = lax.ragged_dot(h, p["down"], sizes) * chosen.reshape(-1)[order][:, None]
+    return jnp.mean((jnp.zeros_like(x).at[order // 2].add(h) - y) ** 2)
+
+
+def aligned(p: Any, x: Any, labels: Any) -> Any:
+    logits = jax.nn.relu(x @ p["in"]) @ p["out"]
+    return optax.ctc_loss(logits, jnp.zeros(x.shape[:2]), labels, jnp.zeros(labels.shape)).mean()
+
+
+def flow(p: Any, x: Any, y: Any) -> Any:
+    """An equation solved with steps as large as they may be: its derivative rule solves another such equation."""
+    end = odeint(lambda h, _: jnp.tanh(h @ p["in"]) @ p["out"], x, jnp.array([0.0, 1.0], x.dtype), rtol=1e-3, atol=1e-3)[-1]
+    return jnp.mean((end @ p["head"] - y) ** 2)
+
+
+def decoded(p: Any, token: Any) -> Any:
+    """Twelve tokens, each the likeliest after those before it, whose keys and values are kept."""
+    kept = jnp.zeros((token.shape[0], 12, p["key"].shape[1]))
+
+    def step(c: Any) -> Any:
+        t, token, keys, values, said = c
+        h = p["table"][token]
+        keys = lax.dynamic_update_slice(keys, (h @ p["key"])[:, None], (0, t, 0))
+        values = lax.dynamic_update_slice(values, (h @ p["value"])[:, None], (0, t, 0))
+        scores = jnp.where(jnp.arange(12) <= t, jnp.einsum("bd,btd->bt", h, keys), -1e9)
+        h += jnp.einsum("bt,btd->bd", jax.nn.softmax(scores), values)
+        token = jnp.argmax(h @ p["table"].T, -1).astype(token.dtype)
+        return t + 1, token, keys, values, said.at[:, t].set(token)
+
+    return lax.while_loop(lambda c: c[0] < 12, step, (0, token, kept, kept, jnp.zeros((token.shape[0], 12), token.dtype)))[-1]
+
+
+def planned(fn: Callable[..., Any], *args: Any) -> tuple[Plan, str]:
+    """A plan, and what it says of itself."""
+    plan, said = unity.optimize(fn, *args, machine=MACHINE, budget=20), io.StringIO()
+    plan.explain(file=said)
+    return plan, said.getvalue()
+
+
+PROGRAMS = {
+    "experts": (experts, {"router": f(16, 4), "up": f(4, 16, 32), "down": f(4, 32, 16)}, f(48, 16), f(48, 16)),
+    "aligned": (aligned, {"in": f(8, 32), "out": f(32, 12)}, f(8, 10, 8), i(8, 3)),
+    "flow": (flow, {"in": f(4, 16), "out": f(16, 4), "head": f(4, 1)}, f(8, 4), f(8, 1)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values_and_gradients_are_the_programs(name: str) -> None:
+    fn, *shapes = PROGRAMS[name]
+    with jax.enable_x64(True):
+        args = tuple(arrays(s, seed) for seed, s in enumerate(shapes))
+        plan, _ = planned(fn, *args)
+        found = jax.jit(jax.value_and_grad(plan))(*plan.shard(*args))
+        wanted = jax.jit(jax.value_and_grad(fn))(*args)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), found, wanted)
+
+
+def test_rows_in_groups_are_split() -> None:
+    plan, said = planned(*PROGRAMS["experts"])
+    assert "ragged_dot_general" not in "".join(line for line in said.splitlines() if "whole" in line)
+    assert plan.check().agrees()
+
+
+def test_what_cannot_be_followed_into_is_reported() -> None:
+    _, said = planned(*PROGRAMS["flow"])
+    assert "runs whole on every device: no dimension can be followed through the program inside (test_programs.py" in said
+
+
+def test_integers_are_planned_without_a_backward_pass() -> None:
+    with jax.enable_x64(True):
+        args = arrays({"table": f(24, 16), "key": f(16, 16), "value": f(16, 16)}), np.arange(8, dtype=np.int32)
+        plan, _ = planned(decoded, *args)
+        np.testing.assert_array_equal(jax.jit(plan)(*plan.shard(*args)), jax.jit(decoded)(*args))
+        assert plan.check().agrees()
+
+
+def test_a_kernel_may_be_a_constant() -> None:
+    def smoothed(w: Any, x: Any) -> Any:
+        return jnp.mean(jax.vmap(lambda row: jnp.convolve(row, jnp.ones(3) / 3, "same"))(x @ w) ** 2)
+
+    plan, _ = planned(smoothed, f(16, 16), f(8, 16))
+    assert plan.check().agrees()
+
+
+def test_a_rule_that_uses_what_is_around_it_is_refused_by_line() -> None:
+    def scaled(w: Any, x: Any) -> Any:
+        doubled = 2 * x
+
+        @jax.custom_vjp
+        def product(w: Any) -> Any:
+            return doubled @ w
+
+        product.defvjp(lambda w: (product(w), ()), lambda _, g: (doubled.T @ g,))
+        return jnp.mean(product(w) ** 2)
+
+    with pytest.raises(CaptureError, match=r"test_programs.py.*custom_vjp uses a value that was\s+computed outside of it"):
+        planned(scaled, f(16, 16), f(8, 16))
+
+
+def test_a_rule_around_one_that_uses_what_is_around_it_is_enough() -> None:
+    """The order of JAX's `expn` may be traced only where nobody differentiates a `jax.jit` of it: before JAX 0.12 its rule closes
+    over it."""
+
+    @jax.custom_jvp
+    def integral(order: Any, x: Any) -> Any:
+        return jax.scipy.special.expn(order, x)
+
+    @integral.defjvp
+    def rule(primals: Any, tangents: Any) -> Any:
+        order, x = primals
+        return integral(order, x), -jax.scipy.special.expn(order - 1, x) * tangents[1]
+
+    def loss(w: Any, order: Any) -> Any:
+        return jnp.mean(integral(order, jnp.exp(w)))
+
+    w, order = arrays(f(16, 16)), np.arange(1, 17, dtype=np.int32)
+    plan, _ = planned(loss, w, order)
+    wanted = jax.jit(jax.value_and_grad(loss))(w, order)
+    found = jax.jit(jax.value_and_grad(plan))(*plan.shard(w, order))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, wanted)
+
+
+def test_a_rule_that_asks_what_is_differentiated_runs_whole() -> None:
+    """As those of Equinox' `filter_custom_vjp`: planned, all floating arguments are; run, JAX says what is."""
+
+    @jax.custom_vjp
+    def scaled(x: Any, times: Any) -> Any:
+        return jnp.tanh(x) * times.sum()
+
+    def forward(x: Any, times: Any) -> Any:
+        if times.perturbed:
+            raise RuntimeError("times cannot be differentiated")
+        return scaled(x.value, times.value), (x.value, times.value)
+
+    scaled.defvjp(forward, lambda r, g: (g * (1 - jnp.tanh(r[0]) ** 2) * r[1].sum(), None), symbolic_zeros=True)
+
+    def loss(w: Any, batch: Any) -> Any:
+        return jnp.mean(scaled(batch["x"] @ w, batch["times"]) ** 2)
+
+    shapes = f(16, 16), {"x": f(8, 16), "times": f(5)}
+    plan, (w, batch) = planned(loss, *shapes)[0], arrays(shapes)
+    (rule,) = (n for n in plan.pcg.nodes if n.body is not None and any(e.name.startswith("custom_vjp") for e in n.body.equations))
+    assert {s for t in rule.types for s in t} == {UNUSED}
+    wanted = jax.jit(jax.value_and_grad(loss))(w, batch)
+    found = jax.jit(jax.value_and_grad(plan))(*plan.shard(w, batch))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, wanted)

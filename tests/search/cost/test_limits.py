@@ -1,0 +1,68 @@
+"""With more memory a plan is never slower: whoever asks, and whatever was asked before."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from factor_graphs import problems
+from hypothesis import given, settings
+from small_models import MODELS
+
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import capture
+from unity.search.cost.cost import Training
+from unity.search.session import NEARLY, Candidate, Search
+from unity.search.solver.frontier import fastest_fitting, frontier_under
+from unity.search.solver.minimizer import Minimizer
+from unity.search.solver.problem import Point, Problem
+
+PARTS = (0.0, 0.1, 0.7, 1.0)
+
+
+@pytest.mark.parametrize("name", ["cnn", "gpt"])
+def test_more_memory_never_gives_a_slower_plan(name: str) -> None:
+    model = MODELS[name]()
+    captured = capture(model.loss, model.params, model.batch)
+
+    def search() -> Search:
+        return Search(captured.graph, captured.differentiated, Machine.grid(2, 4, "v100"), Training())
+
+    first = search()
+    lean, fast = first.leanest.memory, first.fastest.memory
+    limits = [lean + part * (fast - lean) for part in PARTS]
+    alone = [fitting(search(), limit) for limit in limits]
+    together = [fitting(first, limit) for limit in limits]
+    for found in (alone, together):
+        assert all(more.time <= less.time * (1 + 2 * NEARLY) for less, more in pairwise(found))
+    assert [f.time for f in alone] == [f.time for f in together]
+    assert first.under(lean * 0.999) is None
+
+
+@settings(max_examples=40)
+@given(problems())
+def test_of_any_problem_too_also_where_what_fits_has_nothing_to_do_with_its_memory(problem: Problem) -> None:
+    minimizer, odd = Minimizer(problem), np.random.default_rng(0)
+    extra: dict[Point, float] = {}
+
+    def needs(point: Point) -> float:
+        return extra.setdefault(point, point.memory + 20 * odd.random())
+
+    for measure in (needs, lambda point: point.memory):
+        found = [fastest_fitting(minimizer, (0.0, np.inf), within(measure, memory)) for memory in range(-1, 80, 4)]
+        times = [np.inf if point is None else point.time for point in found]
+        assert all(more <= less for less, more in pairwise(times))
+    for memory in range(-1, 60, 6):
+        known = frontier_under(problem, memory)
+        assert known is None or known.memory <= memory
+
+
+def within(measure: Callable[[Point], float], memory: float) -> Callable[[Point], bool]:
+    return lambda point: measure(point) <= memory
+
+
+def fitting(search: Search, limit: float) -> Candidate:
+    found = search.under(limit)
+    assert found is not None
+    assert found.memory <= limit
+    return found

@@ -1,0 +1,73 @@
+"""Predicted time: the search counts what the parallel graph costs, and no less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import MACHINE, MODELS, Small, counted, made, named, random_point
+
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import Captured
+from unity.pcg.parallel.parallelize import parallelize
+from unity.search.cost.assembly import Assembled
+from unity.search.cost.prediction import predict
+from unity.search.solver.minimizer import Minimizer
+from unity.search.solver.problem import Point
+
+
+def predicted(captured: Captured, assembled: Assembled, point: Point, machine: Machine = MACHINE) -> float:
+    return predict(parallelize(captured.graph, assembled.assignment(point)), machine, captured.differentiated).time
+
+
+@given(name=st.sampled_from(sorted(MODELS)), seed=st.integers(0, 2**32 - 1))
+def test_the_search_counts_no_less_than_it_costs(name: str, seed: int) -> None:
+    """More, where two operators change a value in the same way: the graph has that once."""
+    captured, assembled = named(name)
+    point = random_point(assembled, np.random.default_rng(seed))
+    assert counted(assembled, point, "time") >= predicted(captured, assembled, point) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("name", ["gpt", "lstm"])
+def test_where_nothing_is_shared_it_counts_exactly_that(name: str) -> None:
+    captured, assembled = named(name)
+    (fastest,) = Minimizer(assembled.problem).at([0.0])
+    assert (
+        fastest.time == pytest.approx(counted(assembled, fastest, "time")) == pytest.approx(predicted(captured, assembled, fastest))
+    )
+
+
+def normed() -> Small:
+    """Layers whose norms are reduced inside, and read by several, with numbers of two types."""
+
+    def loss(params: Any, x: Any) -> Any:
+        for w in params:
+            y = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-3)
+            x = x + jnp.tanh(y @ w["up"]) @ w["down"]
+            x = x - jax.nn.log_softmax(x, 0)
+        return jnp.mean(jax.nn.log_softmax(x, -1)).astype(jnp.float32)
+
+    layer = {"up": jax.ShapeDtypeStruct((16, 32), "bfloat16"), "down": jax.ShapeDtypeStruct((32, 16), "bfloat16")}
+    return Small(loss, [layer] * 2, jax.ShapeDtypeStruct((32, 16), "bfloat16"))
+
+
+@cache
+def normed_on(machine: Machine) -> tuple[Captured, Assembled]:
+    return made(normed(), machine)
+
+
+@settings(max_examples=60)
+@given(reduce_in=st.sampled_from(["", "bfloat16"]), seed=st.integers(0, 2**32 - 1))
+def test_sums_of_narrow_numbers_are_counted_as_they_are_sent(reduce_in: str, seed: int) -> None:
+    """Both of what travels between operators and of what is reduced, or replicated, inside of them."""
+    machine = replace(MACHINE, reduce_in=reduce_in)
+    captured, assembled = normed_on(machine)
+    point = random_point(assembled, np.random.default_rng(seed))
+    assert counted(assembled, point, "time") >= predicted(captured, assembled, point, machine) * (1 - 1e-9)

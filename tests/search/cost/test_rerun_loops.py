@@ -1,0 +1,66 @@
+"""What the steps of a scan keep inside of operators, and operators of theirs that a product reads, may be made again, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from rerun_models import drawn, named, right
+
+import unity
+from unity.machine.machine import Machine
+from unity.pcg.analysis.rematerialization import INNER, WHOLE
+from unity.pcg.ir.graph import PCG
+from unity.pcg.parallel.parallelize import parallelize
+from unity.search.solver.minimizer import Minimizer
+
+
+def again(graph: PCG, what: int) -> list[str]:
+    """The kinds of operators inside of the scan that are made again so."""
+    (scan,) = (node for node in graph.nodes if node.inside is not None)
+    assert scan.inside is not None
+    return [n.kind for n in scan.inside.nodes if n.body is not None and n.attributes.get("again") == what]
+
+
+@pytest.mark.parametrize(("name", "what"), [("scanned", WHOLE), ("bent", INNER)])
+def test_it_computes_and_sends_what_it_says(name: str, what: int) -> None:
+    right(name, [next(k for k in range(40) if again(drawn(name, k)[3], what))])
+
+
+@pytest.mark.usefixtures("as_users_compile")
+def test_the_compiled_program_does_not_keep_it() -> None:
+    def loss(params: Any, x: Any) -> Any:
+        def step(x: Any, p: Any) -> Any:
+            return x + jax.nn.softmax(jax.nn.gelu(x @ p["up"]) @ p["mid"]) @ p["down"], None
+
+        return jnp.mean(lax.scan(step, x, params)[0] ** 2)
+
+    layers, rows, d, wide = 6, 4096, 32, 512
+    shapes = {"up": (d, wide), "mid": (wide, wide), "down": (wide, d)}
+    params = {k: jax.ShapeDtypeStruct((layers, *s), "float32") for k, s in shapes.items()}
+    x = jax.ShapeDtypeStruct((rows, d), "float32")
+    machine = Machine.grid(1, 8, "a100")
+    plan, lean = (
+        unity.optimize(loss, params, x, machine=machine, progress=False, search="captured", objective=wanted, pipelines=False)
+        for wanted in ("time", "memory")
+    )
+    assert again(lean.pcg, INNER) + again(lean.pcg, WHOLE)
+    found, before = lean.check(), plan.check()
+    assert found.agrees(0.0)
+    for checked in (found, before):
+        assert abs(checked.timeline.step / checked.memory.total - 1) < 0.15
+    assert found.memory.temporaries < before.memory.temporaries / 2
+
+
+LEAN = [("scanned", WHOLE, "softmax"), ("scanned", WHOLE, "gelu"), ("bent", INNER, "gelu")]
+
+
+@pytest.mark.parametrize(("name", "what", "kind"), LEAN)
+def test_the_leanest_keeps_none_of_it(name: str, what: int, kind: str) -> None:
+    captured, assembled = named(name)
+    (point,) = Minimizer(assembled.problem).at([np.inf])
+    assert kind in again(parallelize(captured.graph, assembled.assignment(point)), what)

@@ -1,0 +1,256 @@
+"""What a backend holds that makes things ahead of their turn, and what it turns, pads and copies; against what is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+from small_models import Small, made, random_point, widens  # noqa: F401 (named in a condition)
+
+from unity.exec.compiled.check import compare
+from unity.machine.machine import Machine
+from unity.optimize import optimize
+from unity.pcg.capture.capture import capture
+from unity.pcg.ir.gradient_flow import gradients
+from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
+from unity.pcg.parallel.parallelize import parallelize
+from unity.plan.plan import Plan
+from unity.search.cost.cost import Training
+from unity.search.memory.backend import CPU, GPU
+from unity.search.memory.eager_forward import Ahead, Forward, moved
+from unity.search.memory.memory import MemoryPrediction, keeping, predict_memory
+from unity.search.memory.peak import Later
+from unity.search.memory.region import Region
+from unity.search.memory.residuals import Setting
+from unity.search.space.live_buffers import BACKEND, KEPT, NOTHING_MOVES, WIDENED, WORKING, Held, Lying, local
+
+TARGET = 0.2  # of all bytes, as the search adds them up: what the benchmark asks for
+
+
+def f(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def some_node() -> Node:
+    return capture(jnp.tanh, f(8)).graph.nodes[0]
+
+
+NODE = some_node()
+
+
+def held(nbytes: float) -> Held:
+    return Held(WORKING, NODE, nbytes)
+
+
+@st.composite
+def forwards(draw: st.DrawFn) -> Forward:
+    count = draw(st.integers(1, 12))
+    nbytes = st.sampled_from([1.0, 2.0, 3.0, 5.0, 8.0])
+    kept = draw(st.lists(st.lists(nbytes.map(held), max_size=3), min_size=count, max_size=count))
+    started = draw(st.lists(st.just([]) | st.lists(nbytes.map(held), max_size=2), min_size=count, max_size=count))
+    ahead = draw(st.lists(st.builds(Ahead, nbytes.map(held), st.integers(0, count - 1), st.integers(0, count)), max_size=8))
+    own = draw(st.dictionaries(st.integers(0, count - 1), nbytes, max_size=count))
+    later = draw(st.lists(st.builds(Later, nbytes, st.integers(-1, count - 1)), max_size=6))
+    return Forward(kept, started, ahead, own, sorted(later, key=lambda g: g.nbytes, reverse=True))
+
+
+@given(forwards())
+def test_most_is_held_before_the_backward_pass_where_a_look_at_every_operator_finds_it(found: Forward) -> None:
+    def here(at: int) -> float:
+        there = sum(h.nbytes for h in found.held(at)) + found.own.get(at, 0.0)
+        return there - sum(n for _, n in found.placed(at))
+
+    at, placed = found.highest()
+    assert placed == found.placed(at)
+    assert here(at) == max(map(here, [-1, *found.own]))
+
+
+def test_what_is_made_ahead_is_there_until_it_is_used() -> None:
+    found = Forward([[], [], []], [[], [], []], [Ahead(held(8.0), 1, 3), Ahead(held(2.0), 2, 3)], {0: 1.0, 1: 1.0, 2: 1.0}, [])
+    assert found.sizes() == {-1: 10.0, 0: 11.0, 1: 3.0, 2: 1.0}
+    assert found.highest() == (0, [])
+
+
+def planned(loss: Any, params: Any, x: Any) -> Plan:
+    return optimize(loss, params, x, machine=Machine.grid(1, 8, "a100"), progress=False)
+
+
+def predictions(plan: Plan) -> list[MemoryPrediction]:
+    graph: PCG = plan.pcg
+    return [predict_memory(graph, plan._made.captured.differentiated, Training(), backend) for backend in (GPU, CPU)]
+
+
+def layers(params: Any, x: Any) -> Any:
+    for up, down in params:
+        x = x + jnp.tanh(x @ up) @ down
+    return jnp.mean(x**2)
+
+
+def convolutions(activation: Any) -> Any:
+    def loss(kernels: Any, x: Any) -> Any:
+        for kernel in kernels:
+            x = activation(lax.conv_general_dilated(x, kernel, (1, 1), "SAME"))
+        return jnp.mean(x**2)
+
+    return loss
+
+
+KERNELS = [f(16, 16, 3, 3)] * 3
+
+
+@pytest.mark.usefixtures("as_users_compile")
+def test_gathered_weights_are_there_before_their_turn_where_that_is_scheduled_so() -> None:
+    """Plans that gather every weight for its use alone hold them all from the start."""
+    frontier = planned(layers, [(f(256, 256), f(256, 256))] * 4, f(2048, 256)).frontier
+    found = [predictions(plan) for plan in frontier]
+    more = [on_cpu.step - on_gpu.step for on_gpu, on_cpu in found]
+    assert max(more) >= 2 * 256 * 256 * 4
+    assert abs(compare(frontier[more.index(max(more))], True).searched.difference) <= TARGET
+
+
+def recurrent(params: Any, x: Any) -> Any:
+    """Two layers, each with one weight for all steps, in a lower precision."""
+
+    def step(c: Any, x: Any, w: Any) -> Any:
+        c = jnp.tanh(x + c @ w.astype(c.dtype))
+        return c, c
+
+    for w in params:
+        x = lax.scan(lambda c, x, w=w: step(c, x, w), x[0], x)[1]
+    return jnp.mean(x.astype(jnp.float32) ** 2)
+
+
+WIDENS = pytest.mark.skipif("not widens()", reason="the compiler has products of bfloat16 here")
+
+
+@pytest.mark.usefixtures("as_users_compile")
+@pytest.mark.parametrize("dtype", [jnp.float32, pytest.param(jnp.bfloat16, marks=WIDENS)])
+def test_scans_hold_what_is_compiled(dtype: Any) -> None:
+    """Their weights, gathered before the first step; and what their steps keep, as wide numbers where it is read so."""
+    frontier = planned(recurrent, [f(256, 256)] * 2, jax.ShapeDtypeStruct((16, 16, 256), dtype)).frontier
+    for plan in (frontier[0], frontier[-1]):
+        assert abs(compare(plan, True).searched.difference) <= TARGET
+
+
+def test_what_scans_gather_of_weights_is_there_from_the_start() -> None:
+    most: set[int] = set()
+    for plan in planned(recurrent, [f(256, 256)] * 2, f(16, 16, 256)).frontier:
+        nodes = [n for n in plan.pcg.nodes if n.kind != "input"]
+        inside = [n for scan in nodes if scan.inside for n in scan.inside.nodes]
+        gathered = {id(n) for n in inside if n.kind.startswith("combine") and n.attributes.get("again")}
+        assert gathered <= {id(a.held.node) for a in moved(nodes, Lying(plan.pcg), ())}
+        most = max(most, gathered, key=len)
+    assert len(most) == 2  # of each layer's weight
+
+
+def test_a_change_of_type_has_both_sides_while_it_runs_forward() -> None:
+    plan = planned(layers, [(f(256, 256), f(256, 256))] * 4, f(2048, 256)).frontier[-1]
+    flow = gradients(plan.pcg, plan._made.captured.differentiated)
+    region = Region(plan.pcg, Setting(plan.pcg, flow, True, CPU))
+    both = {
+        i: local(node.operands[0], plan.pcg) + local(Value(node), plan.pcg)
+        for i, node in enumerate(region.nodes)
+        if node.kind in PARALLELIZATION and node.kind not in NOTHING_MOVES and node.operands[0].node.kind != "input"
+    }
+    assert both
+    assert all(region.forward[i] >= nbytes for i, nbytes in both.items())
+
+
+def test_what_steps_keep_in_few_bits_is_there_in_many() -> None:
+    x = jax.ShapeDtypeStruct((16, 16, 256), jnp.bfloat16)
+    plan = optimize(recurrent, [f(256, 256)] * 2, x, machine=Machine.grid(1, 1, "a100"), progress=False)
+    on_gpu, on_cpu = predictions(plan)
+    assert WIDENED not in on_gpu.by_reason
+    assert on_cpu.by_reason[WIDENED] == on_cpu.by_reason[KEPT] == on_gpu.by_reason[KEPT]
+
+
+@pytest.mark.usefixtures("as_users_compile")
+@pytest.mark.parametrize("samples", [8, 32])
+@pytest.mark.parametrize("activation", [jnp.tanh, jax.nn.relu], ids=["tanh", "relu"])
+def test_convolutions_hold_what_is_compiled(activation: Any, samples: int) -> None:
+    """Also those of one sample on each device, whose images are copied though nothing but a dimension of size 1 moves."""
+    frontier = planned(convolutions(activation), KERNELS, f(samples, 16, 16, 16)).frontier
+    for plan in (frontier[0], frontier[-1]):
+        check = compare(plan, True)
+        assert abs(check.memory_lines[-1].difference) <= 0.15
+        assert abs(check.searched.difference) <= TARGET
+
+
+def test_an_image_is_kept_turned_beside_what_else_is_read() -> None:
+    """A tanh's gradient reads what it made, the convolution's after it reads that in another order."""
+    plan = planned(convolutions(jnp.tanh), KERNELS, f(32, 16, 16, 16))
+    on_gpu, on_cpu = predictions(plan)
+    image = 32 * 16 * 16 * 16 * 4 / 8
+    assert BACKEND not in on_gpu.by_reason
+    assert on_cpu.by_reason[BACKEND] >= 2 * image
+
+
+def classes(head: Any) -> Any:
+    """Three layers, and the cross-entropy of what `head` makes of them: logits are most of what is held."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        x, labels = batch
+        for weight in params["layers"]:
+            x = jnp.tanh(x @ weight)
+        chosen = jnp.take_along_axis(jax.nn.log_softmax(head(params, x)), labels[..., None], -1)
+        return -jnp.mean(chosen)
+
+    return loss
+
+
+def narrow(params: Any, x: Any) -> Any:
+    weight = params["out"].astype(jnp.bfloat16)
+    return jnp.matmul(x.astype(jnp.bfloat16), weight, preferred_element_type=jnp.float32)
+
+
+HEADS = {
+    "alone": lambda p, x: x @ p["out"],
+    "with a bias": lambda p, x: x @ p["out"] + p["bias"],
+    "converted": narrow,
+}
+
+
+@pytest.mark.usefixtures("as_users_compile")
+@pytest.mark.parametrize("name", sorted(HEADS))
+def test_a_cotangent_that_more_than_a_product_reads_is_not_made_turned(name: str) -> None:
+    """A bias's gradient sums it, a conversion reads it as it is. Else both orders that the product reads are there at once."""
+    params = {"layers": [f(256, 256)] * 3, "out": f(256, 512), "bias": f(512)}
+    batch = f(8, 64, 256), jax.ShapeDtypeStruct((8, 64), jnp.int32)
+    plan = optimize(classes(HEADS[name]), params, batch, machine=Machine.grid(1, 1, "a100"), progress=False)
+    check = compare(plan, True)
+    assert abs(check.searched.difference) <= (0.02 if name == "alone" else TARGET)
+    logits = 8 * 64 * 512 * 4
+    works = sum(h.nbytes for h in check.predicted.held if h.why == WORKING and h.node.kind == "log_softmax")
+    assert works == pytest.approx((3 if name == "alone" else 2) * logits, rel=0.01)
+
+
+def test_zeros_that_gradients_of_slices_are_written_to_wait_from_the_start_for_remats_too() -> None:
+    """Of a value that every device has, each takes its slice."""
+
+    def block(weight: Any, x: Any) -> Any:
+        return jnp.tanh(x @ weight)
+
+    def loss(weights: Any, x: Any) -> Any:
+        for weight in weights:
+            x = jax.checkpoint(block)(weight, x)
+        return jnp.mean(x**2)
+
+    captured, assembled = made(Small(loss, [f(64, 64)] * 3, f(128, 64)))
+    waiting = 0.0
+    for seed in range(8):
+        point = random_point(assembled, np.random.default_rng(seed))
+        graph = parallelize(captured.graph, assembled.assignment(point))
+        flow = gradients(graph, captured.differentiated)
+        for found in keeping(graph, captured.differentiated, Training(), CPU):
+            if (inside := found.node.inside) is not None:
+                slices = [n.operands[0] for n in inside.nodes if n.operands and CPU.pads(n) and flow(n.operands[0])]
+                zeros = sum(h.nbytes for h in found.kept if h.why == BACKEND)
+                assert zeros == sum(local(v, inside) for v in slices)
+                waiting += zeros
+    assert waiting > 0

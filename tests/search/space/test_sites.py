@@ -1,0 +1,81 @@
+"""The graph as the search sees it: a variable for every operator, and ports that join what belongs together."""
+
+import pytest
+from hypothesis import given
+from small_functions import Function, functions
+from small_models import MODELS
+
+from unity.pcg.capture.capture import capture
+from unity.search.space.opening import SHARING, sites_of
+
+
+def opened(model, training=True):
+    captured = capture(model.loss, model.params, model.batch)
+    return captured, sites_of(captured.graph, captured.differentiated, training)
+
+
+def follows_the_graph(captured, found):
+    """Every operator has its own site, whose ports and results are its operands and results."""
+    operators = [n for n, _ in captured.graph.walk() if n.kind not in ("input", "scan", "remat")]
+    assert sorted(found.of_node[id(n)] for n in operators) == [s for s, site in enumerate(found.sites) if site.kind == "operator"]
+    for node in operators:
+        site = found.sites[found.of_node[id(node)]]
+        assert site.node is node
+        assert [p.tensor for p in site.ports] == [v.tensor for v in node.operands]
+        assert site.results == node.tensors
+    for site in found.sites:
+        for port in site.ports:
+            assert found.sites[port.source].results[port.index] == port.tensor
+
+
+@given(functions)
+def test_every_operator_is_a_site(function: Function) -> None:
+    follows_the_graph(*opened(function))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_operator_is_a_site_in_scans_and_remats_too(name: str) -> None:
+    captured, found = opened(MODELS[name]())
+    follows_the_graph(captured, found)
+    times = {id(n): t for n, t in captured.graph.walk()}
+    for site in found.sites:
+        if site.kind == "operator":
+            assert site.times == times[id(site.node)]
+
+
+@given(functions)
+def test_products_share_one_copy_of_what_they_all_read(function: Function) -> None:
+    captured, found = opened(function)
+    for node in captured.graph.nodes:
+        for p, v in enumerate(node.operands):
+            alike = [u for u, q in captured.graph.users[id(v.node)] if u.kind == node.kind and q == p and u.operands[q] == v]
+            shares = (id(node), p) in found.operands
+            assert shares == (node.kind in SHARING and len(alike) > 1)
+            if shares:
+                assert len({found.operands[id(u), p] for u in alike}) == 1
+
+
+@given(functions)
+def test_without_training_nothing_has_a_gradient_or_is_kept(function: Function) -> None:
+    _, found = opened(function, training=False)
+    for site in found.sites:
+        assert not any(site.flows)
+        assert not any(site.stored)
+        assert not site.weight
+        assert not any(p.gradient or p.kept for p in site.ports)
+
+
+def test_a_remat_runs_again_and_a_scan_as_often_as_it_is_long() -> None:
+    _, found = opened(MODELS["gpt_scanned"](layers=3))
+    inside = [site for site in found.sites if site.kind == "operator" and site.times == 3]
+    assert inside
+    assert all(site.again for site in inside)
+    assert not any(site.again for site in found.sites if site.times == 1)
+
+
+def test_what_goes_round_a_scan_comes_out_as_it_went_in() -> None:
+    _, found = opened(MODELS["lstm"]())
+    carried = [site for site in found.sites if site.kind == "free" and len(site.ports) == 2]
+    assert len(carried) == 2  # h and c
+    for site in carried:
+        assert site.ports[0].tensor == site.ports[1].tensor == site.results[0]

@@ -1,0 +1,221 @@
+"""Parallelizations as rules that were applied: written down, replayed from the serial graph, refused where they are wrong."""
+
+import json
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+import small_models
+from operator_record import DEGREES, operator, proved_claims
+
+import unity
+from unity.base.errors import DerivationError, PlanError
+from unity.machine.hardware import Device
+from unity.machine.machine import Machine
+from unity.pcg.ir.program import close
+from unity.pcg.propagation.choices import choices
+from unity.pcg.types.axis import Axis
+from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, partitioned
+from unity.plan.plan_file import sealed
+from unity.substitutions.language.axioms import default_library
+from unity.substitutions.language.parallel_derivation import Parallelization
+from unity.verify.derivations.parallel import check_parallelization
+from unity.verify.proofs import claims as record
+from unity.verify.proofs.claims import claims, proved
+from unity.verify.proofs.operators import fits
+from unity.verify.proofs.splits import says, spelled_of
+
+SLOW = Device("slow", {"float32": 1e9, "float64": 1e9}, 10**9, 1e12, 1.0, 1e-6)
+FOUR = Machine.grid(2, 2, SLOW, intra=(1e9, 1e-5), inter=(2e8, 1e-5))
+AXIS = Axis("a", 2, 0)
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def f(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def mlp(params, x):
+    return jnp.mean((jax.nn.gelu(x @ params["up"]) @ params["down"]) ** 2)
+
+
+MLP = {"up": f(64, 256), "down": f(256, 64)}, f(16, 64)
+
+
+def plan(fn=mlp, args=MLP, machine=FOUR, search="captured", **options):
+    return unity.optimize(fn, *args, machine=machine, search=search, progress=False, **options)
+
+
+def replayed(found, changed=None):
+    return check_parallelization(found.serial, found.pcg, changed or found.parallelization, default_library())
+
+
+@pytest.mark.parametrize("name", sorted(small_models.MODELS))
+@pytest.mark.parametrize("search", ["captured", "unity-rules"])
+def test_a_plan_is_made_again_by_its_rules(name, search):
+    model = small_models.MODELS[name]()
+    found = plan(model.loss, (model.params, model.batch), search=search, budget=300)
+    report = replayed(found)
+    assert report.applications > 0
+    assert not report.unproved, str(report)
+    found.check_derivation()
+
+
+def test_a_leaner_plan_is_too():
+    """With weights that are gathered again in the backward pass, and inner values that are computed again."""
+    model = small_models.gpt(2)
+    found = plan(model.loss, (model.params, model.batch))
+    lean = found.frontier[-1]
+    assert any(c.again for row in lean.parallelization.rows for changes in row.changes for c in changes)
+    for point in found.frontier[:: max(1, len(found.frontier) // 4)]:
+        replayed(point)
+
+
+def test_products_are_split_by_rules_of_the_library():
+    report = replayed(plan(machine=Machine.grid(1, 2, SLOW, intra=(1e9, 1e-5), inter=(1e9, 1e-5))))
+    assert {name for name in report.by_rule if "matmul" in name}
+    assert "by rules of the library" in str(report)
+
+
+def test_what_is_written_down_is_read_again():
+    found = plan()
+    data = json.loads(json.dumps(found.parallelization.to_json()))
+    assert Parallelization.from_json(data) == found.parallelization
+    for wrong in (None, {}, {**data, "nodes": [99]}, {**data, "nodes": [-1]}, {**data, "types": ["Q"]}):
+        with pytest.raises(PlanError, match="missing or damaged"):
+            Parallelization.from_json(wrong)
+
+
+def test_equal_layers_are_written_once():
+    sizes = []
+    for layers in (4, 12):
+        model = small_models.gpt(layers)
+        found = plan(model.loss, (model.params, model.batch)).parallelization.to_json()
+        sizes.append(sum(len(json.dumps(found[k])) for k in ("types", "splits", "changes", "rows")))
+    assert sizes[1] < 1.5 * sizes[0]
+
+
+def at_product(found, change):
+    """The parallelization, where the row of the first product is changed."""
+    rows = list(found.parallelization.rows)
+    at = next(k for k, row in enumerate(rows) if row.splits and row.splits[0].operator == "dot_general")
+    rows[at] = change(rows[at])
+    return replace(found.parallelization, rows=tuple(rows))
+
+
+def with_split(row, **changes):
+    at = next(k for k, s in enumerate(row.splits) if s.rule)
+    splits = list(row.splits)
+    splits[at] = replace(splits[at], **changes)
+    return replace(row, splits=tuple(splits))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda row: with_split(row, hash="0" * 16), "has hash"),
+        (lambda row: with_split(row, rule="no-such-rule"), "has no rule"),
+        (lambda row: with_split(row, rule="matmul-replicate-replicate.is.replicate-matmul.2"), "hash"),
+        (lambda row: with_split(row, results=(PARTIAL,)), "does not say|allow"),
+        (lambda row: with_split(row, operands=(UNUSED, PARTIAL)), "not as its rule wants"),
+        (lambda row: replace(row, splits=row.splits[1:]), "rules on record"),
+        (lambda row: replace(row, changes=((), ())), "not as its rule wants|do not lead"),
+        (lambda row: replace(row, again=True), "do not lead"),
+    ],
+)
+def test_what_is_wrong_is_refused(change, message):
+    found = plan()
+    with pytest.raises(DerivationError, match=message):
+        replayed(found, at_product(found, change))
+
+
+def test_rows_that_lack_or_are_too_many_are_refused():
+    found = plan()
+    rows = found.parallelization.rows
+    for wrong, message in ((rows[:-1], "fewer rows"), ((*rows, rows[-1]), "more rows")):
+        with pytest.raises(DerivationError, match=message):
+            replayed(found, replace(found.parallelization, rows=wrong))
+
+
+def test_a_file_whose_parallelization_does_not_replay_is_refused(tmp_path):
+    path = tmp_path / "plan.json"
+    plan().save(path)
+    whole = json.loads(path.read_text())
+    assert unity.load(path, mlp, *MLP).check_derivation() == ()
+    data = whole["parallelization"]
+    at = next(k for k, s in enumerate(data["splits"]) if s[3])
+    edited = [[*s[:4], "0" * 16] if k == at else s for k, s in enumerate(data["splits"])]
+    for wrong, message in (({**data, "splits": edited}, "hash"), (None, "missing or damaged")):
+        path.write_text(json.dumps(sealed({**whole, "parallelization": wrong})))
+        with pytest.raises(PlanError, match=message):
+            unity.load(path, mlp, *MLP)
+
+
+def body_of(fn, *args):
+    return close(jax.make_jaxpr(fn)(*args))
+
+
+def test_rules_say_all_of_a_product():
+    """Samples, output channels, batches, contracted dimensions, and partial sums that pass through."""
+    body = body_of(lambda x, y: jnp.einsum("bij,bjk->bik", x, y), f(4, 6, 8), f(4, 8, 10))
+    rules = [e.rule for e in default_library().entries if e.rule.parallel]
+    found = {c.states for c in choices(body) if any(says(r, body, c.states, AXIS) for r in rules)}
+    p = partitioned
+    assert (p(1), REPLICATED, p(1)) in found
+    assert (REPLICATED, p(2), p(2)) in found
+    assert (p(0), p(0), p(0)) in found
+    assert (p(2), p(1), PARTIAL) in found
+    assert (PARTIAL, REPLICATED, PARTIAL) in found
+
+
+def test_no_rule_says_what_is_not_so():
+    """Whatever states a product is given: what some rule says is a choice of the operator table."""
+    every = (UNUSED, REPLICATED, PARTIAL, partitioned(0), partitioned(1))
+    body = body_of(jnp.matmul, f(4, 6), f(6, 8))
+    legal = {c.states for c in choices(body)}
+    rules = [e.rule for e in default_library().entries if e.rule.parallel]
+    said = {(a, b, c) for a in every for b in every for c in every if any(says(r, body, (a, b, c), AXIS) for r in rules)}
+    assert {s for s in said if any(x.kind in "PS" for x in s)} <= legal
+    assert len(said) >= 4
+
+
+def test_slices_that_are_no_slices_of_the_matrix_are_left_to_the_table():
+    body = body_of(lambda x, y: jnp.einsum("bsd,df->bsf", x, y), f(4, 6, 8), f(8, 10))
+    spelled = spelled_of(body)
+    assert spelled is not None
+    assert spelled.seen((partitioned(0), REPLICATED, partitioned(0))) is not None
+    assert spelled.seen((partitioned(1), REPLICATED, partitioned(1))) is None
+    assert proved(("dot_general", "P R → P"))
+
+
+@pytest.mark.parametrize("name", ["dot_general", "softmax", "bias", "reshape, [2, 12] to [6, 4]"])
+def test_the_record_has_what_is_proved(name):
+    with jax.enable_x64(True):
+        found = proved_claims(name)
+        body, _ = operator(name)
+    assert found
+    assert all(map(proved, found))
+    fitting = [c for c in choices(body) if any(fits(body, (c,), (n,)) for n in DEGREES)]
+    assert {c for choice in fitting for c in claims(body, choice.operands, choice.results)} <= found
+
+
+def test_the_record_is_of_the_table_as_it_is():
+    stale = [name for name, (entry, _) in record._record().items() if entry != record.source_of(name)]
+    assert not stale, "their entries have changed: python tests/support/operator_record.py proves them again"
+
+
+def test_what_is_not_on_record_is_said_by_operator(monkeypatch):
+    known = {k: v for k, v in record._record().items() if k != "tanh"}
+    monkeypatch.setattr(record, "_record", lambda: known)
+    found = plan(lambda w, x: jnp.sum(jnp.tanh(x @ w).sum()), (f(64, 64), f(4096, 64)), FOUR)
+    report = replayed(found)
+    assert any("tanh" in claim for _, claim in report.unproved)
+    assert "not proved" in str(report)
+
+
+def test_an_entry_that_was_edited_is_not_on_record(monkeypatch):
+    assert proved(("add", "P → P"))
+    monkeypatch.setattr(record, "source_of", lambda name: "0" * 16)
+    assert not proved(("add", "P → P"))

@@ -1,0 +1,1 @@
+"""Foundations that know nothing of graphs: errors, files, text, caches."""

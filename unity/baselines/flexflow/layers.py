@@ -1,0 +1,128 @@
+"""What FlexFlow counts as one operator: a layer, which is a contraction with the light work that follows it.
+
+FlexFlow's operators are layers of a framework (section 4, table 2): a convolution with its bias and activation, one step of an LSTM
+layer. Capture's operators are finer: a product, the sum of two of them, a bias and a cell's gates may each be split and placed on
+their own. To FlexFlow's search that is more to propose and more to simulate, while what it finds has them together.
+
+`layers` is a clustering for `capture`. Light work joins the last of the layers whose results it reads, if that has a contraction
+or a pooling window; so do products that nothing else reads, as their sum is one product. It stays apart where it makes more than
+the layer did (a concatenation), where a path from the one to the other would lead outside, and where the two together could not be
+split in a dimension in which each can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from unity.baselines.flexflow.strategy.pieces import splits_of
+from unity.pcg.capture.clustering import Cluster, clusters
+from unity.pcg.capture.heavy_operators import Uses, light
+from unity.pcg.capture.lossless import pattern
+from unity.pcg.ir.dead_code import extract
+from unity.pcg.ir.program import Body, Equation
+from unity.search.space.offers import HEAVY
+
+WINDOWS = frozenset({"reduce_window_sum", "reduce_window_max", "reduce_window_min"})
+
+
+def layers(body: Body, constant: Mapping[int, int]) -> list[Cluster]:
+    """The layers of a body: `clusters`, some of them joined. Operands before users."""
+    uses = Uses(body)
+    grown = _Grown(uses, constant)
+    for cluster in clusters(body, constant):
+        grown.add(cluster.members)
+    return [Cluster(tuple(some), uses.outputs(some, set(some))) for some in grown.ordered()]
+
+
+class _Grown:
+    """Layers, by number, while clusters are added one by one, operands before users."""
+
+    def __init__(self, uses: Uses, constant: Mapping[int, int]) -> None:
+        self.uses, self.constant = uses, constant
+        self.members: dict[int, list[int]] = {}
+        self.home: dict[int, int] = {}  # equation → layer
+        self.below: dict[int, int] = {}  # by layer, or what was one: those that it depends on, as bits
+        self.dims: dict[str, frozenset[int]] = {}  # by pattern of a program
+
+    def add(self, members: Sequence[int]) -> None:
+        """Adds a cluster: as a layer, or to one."""
+        layer, makers = len(self.below), self._makers(members)
+        self.members[layer] = list(members)
+        self.home.update(dict.fromkeys(members, layer))
+        self.below[layer] = self._with(makers)
+        if makers and self._light(members):
+            last = max(makers, key=lambda m: self.members[m][-1])
+            products = {m for m in makers if self._product(m, members)}
+            together = frozenset(products - {last} if last in products else ())
+            for also in dict.fromkeys((together, frozenset[int]())):
+                if self._join(layer, last, also):
+                    return
+
+    def ordered(self) -> list[list[int]]:
+        """The equations of every layer; one depends on less than those that depend on it."""
+        return [self.members[k] for k in sorted(self.members, key=lambda k: (self.below[k].bit_count(), self.members[k][-1]))]
+
+    def _equations(self, members: Sequence[int]) -> list[Equation]:
+        return [self.uses.body.equations[i] for i in members]
+
+    def _makers(self, members: Sequence[int]) -> set[int]:
+        """The layers whose results some equations read, beside their own."""
+        maker, inside = self.uses.maker, set(members)
+        read = {a for e in self._equations(members) for a in e.operands if isinstance(a, int) and a not in self.constant}
+        return {self.home[maker[a]] for a in read if a in maker and maker[a] not in inside}
+
+    def _with(self, numbers: set[int]) -> int:
+        """Layers and what they depend on, as bits."""
+        found = 0
+        for k in numbers:
+            found |= 1 << k | self.below[k]
+        return found
+
+    def _light(self, members: Sequence[int]) -> bool:
+        """Whether equations are light work on tensors: they look nothing up in a table, and give more than a number."""
+        tensors, equations = self.uses.body.tensors, self._equations(members)
+        looked_up = any(e.name == "gather" and tensors[e.results[0]].floating for e in equations)
+        made = self.uses.outputs(members, set(members))
+        return not looked_up and all(map(light, equations)) and any(tensors[v].shape for v in made)
+
+    def _product(self, layer: int, members: Sequence[int]) -> bool:
+        """Whether a layer is a contraction and nothing else, which these equations alone read."""
+        (first, *others), readers = self._equations(self.members[layer]), set(members)
+        read = all(v not in self.uses.ends and readers.issuperset(self.uses.users.get(v, ())) for v in first.results)
+        return first.name in HEAVY and not others and read
+
+    def _join(self, layer: int, into: int, also: frozenset[int]) -> bool:
+        """Makes a layer and others part of one, unless that has nothing that makes it a layer, or something would be lost."""
+        joined = {layer, into, *also}
+        members = sorted(i for k in joined for i in self.members[k])
+        outside = self._with({m for k in joined for m in self._makers(self.members[k])} - joined)
+        if all(e.name not in HEAVY | WINDOWS for e in self._equations(self.members[into])):
+            return False
+        if any(outside >> k & 1 for k in joined) or not self._alike(members, self.members[into], self.members[layer]):
+            return False
+        gone = sum(1 << k for k in joined - {into})
+        for k, below in self.below.items():
+            if below & (gone | 1 << into):
+                self.below[k] = below & ~gone | outside | 1 << into
+        self.below[into], self.members[into] = outside, members
+        self.home.update(dict.fromkeys(members, into))
+        for k in joined - {into}:
+            del self.members[k]
+        return True
+
+    def _alike(self, *members: Sequence[int]) -> bool:
+        """Whether a layer, with what joins it, makes what that made, no more than it made itself, and is split as both could be."""
+        programs = [extract(self.uses.body, m, self.uses.outputs(m, set(m)), self.constant)[0] for m in members]
+        shapes = [program.tensor(program.outputs[0]).shape for program in programs]
+        if shapes[0] != shapes[2] or prod(shapes[0]) > prod(shapes[1]):
+            return False
+        joined, into, alone = map(self._dimensions, programs)
+        return joined >= (alone & into if len(shapes[0]) == len(shapes[1]) else alone)
+
+    def _dimensions(self, program: Body) -> frozenset[int]:
+        """In which the first result of a program can be split."""
+        key = pattern(program)
+        if key not in self.dims:
+            self.dims[key] = frozenset(splits_of(program, len(program.inputs)))
+        return self.dims[key]

@@ -1,0 +1,1 @@
+"""FlexFlow's strategies as task graphs, and delta simulation of their changes."""

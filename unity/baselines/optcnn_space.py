@@ -1,0 +1,70 @@
+"""OptCNN's strategies among all that there are (Jia et al., ICML 2018, section 4), and what of a graph is no layer there.
+
+A layer is split along dimensions of its output alone: no operator makes a partial sum that another would have to add up. (A loss,
+which has no dimensions, is the sum of what the pieces of its largest operand give.) A layer's parameters are where the layer needs
+them: along an axis that splits the layer so that every device needs its own part of them, each has that part; along the others all
+devices have all, and synchronize. So nothing of a weight is ever gathered.
+
+In the paper's graph nodes are layers and edges are the tensors between them. Here arguments, results and light operators are
+variables too. Those of them at the rim, joined to one other variable alone, are part of the layer beside them, as parameters are
+there: what they cost at best is the layer's own cost (t_s, section 5.1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from unity.baselines.flexflow.strategy.pieces import reference, split_of
+from unity.baselines.restricted import without
+from unity.search.cost.assembly import Assembled
+from unity.search.cost.roofline import dense_work
+from unity.search.solver.problem import Array, Cost, Problem
+from unity.search.space.configurations import Domain
+from unity.search.space.sites import Site, Sites, copies
+
+
+def layerwise(assembled: Assembled) -> Problem:
+    """The problem with OptCNN's strategies alone: others take for ever."""
+    whole, opened = assembled.problem, assembled.opened
+    unary = list[Cost]()
+    for site, domain, cost in zip(opened.sites, assembled.domains, whole.unary, strict=True):
+        split = _splits_its_output(site, domain)
+        unary.append(cost if split.all() else Cost("", np.where(split, cost.time, np.inf), cost.memory))
+    parameters = _parameters(opened)
+    gathered = {e: _gathered(assembled, s, p) for e, (s, p) in enumerate(assembled.ports) if parameters[whole.edges[e].first]}
+    return without(replace(whole, unary=tuple(unary)), gathered)
+
+
+def light(opened: Sites) -> list[bool]:
+    """For every site, whether it has no dense work: no product or convolution."""
+    bodies = [site.node.body if site.node is not None else None for site in opened.sites]
+    return [body is None or not dense_work(body)[0] for body in bodies]
+
+
+def _splits_its_output(site: Site, domain: Domain) -> Array:
+    """Which values of an operator only split dimensions of its output; of what is no operator, all."""
+    if site.kind != "operator" or site.node is None:
+        return np.ones(len(domain), bool)
+    position = reference(site.node)
+    good = np.array([c.name == "unused" or split_of(c, position) is not None for c in domain.choices])
+    return np.all(good[domain.picks], axis=1)
+
+
+def _parameters(opened: Sites) -> list[bool]:
+    """For every site, whether it is a parameter as it is stored, or a copy of one."""
+    found: list[bool] = []
+    for site in opened.sites:
+        copied = copies(site) and found[site.ports[0].source]
+        found.append(site.weight if site.kind == "input" else copied)
+    return found
+
+
+def _gathered(assembled: Assembled, s: int, p: int) -> Array:
+    """Which pairs of values change the operand of a port along an axis that it is partitioned on, [maker's, user's]."""
+    port = assembled.opened.sites[s].ports[p]
+    before, first = assembled.domains[port.source].types[assembled.position(port)]
+    after, second = assembled.domains[s].types[p]
+    changed = np.array([[old.kind == "P" and old != new for new in after.states] for old in before.states], bool)
+    return np.any(changed[before.rows[:, None, :], after.rows[None, :, :]], axis=-1)[first[:, None], second]

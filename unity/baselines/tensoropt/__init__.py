@@ -1,0 +1,103 @@
+"""TensorOpt (Cai et al. 2020): the frontier of time and memory by frontier tracking, and its three options.
+
+Its space of strategies is in `space.py`, its algorithm in `frontiers.py` and `tracking.py`, and in `configurations.py` what is left
+out for it to take only seconds. Here are its options (section 4.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from unity.base.errors import InfeasibleError
+from unity.baselines.restricted import Space, Structure
+from unity.baselines.tensoropt.configurations import promising
+from unity.baselines.tensoropt.space import space
+from unity.baselines.tensoropt.tracking import LAST, MOST, Tracked, Way, track
+from unity.search.published import Asked
+from unity.search.session import Candidate, Search
+from unity.search.solver.problem import Point
+
+CLOSE = 2  # configurations that an operator has besides those of the hull, for each of some weights
+
+__all__ = ["TensorOpt", "mini_parallelism", "mini_time", "profiling"]
+
+
+@dataclass(frozen=True, eq=False)
+class TensorOpt:
+    """Frontier tracking of one search's graph on its machine. `most`, `cumulative`: see `tracking`. `of`: how many configurations
+    close to the hull an operator has besides those of the hull, see `configurations`; all, if None."""
+
+    search: Search
+    way: Way = "ldp"
+    most: int | None = MOST
+    cumulative: int | None = LAST
+    of: int | None = CLOSE
+
+    @cached_property
+    def space(self) -> Space:
+        return space(Structure(self.search))
+
+    @cached_property
+    def tracked(self) -> Tracked:
+        """The cost frontier."""
+        sites = self.space.assembled.opened.sites
+        given = [s for s, site in enumerate(sites) if site.kind == "input" and not site.weight]
+        first = next((u for u, site in enumerate(sites) if any(p.source == given[0] for p in site.ports)), 0) if given else 0
+        if self.of is None:
+            return track(self.space.problem, first, way=self.way, most=self.most, cumulative=self.cumulative)
+        some = promising(self.space, self.of)
+        found = track(some.problem, first, way=self.way, most=self.most, cumulative=self.cumulative)
+        return replace(found, points=some.strategy(found.points))
+
+    def candidate(self, point: Point) -> Candidate:
+        """A point of the frontier as a strategy."""
+        return self.search.candidate(self.space.assembled, point)
+
+    @cached_property
+    def frontier(self) -> tuple[Candidate, ...]:
+        """All strategies of the frontier, fastest first, with their predicted memory."""
+        return tuple(self.candidate(point) for point in self.tracked.points)
+
+    def fastest_under(self, limit: float) -> Candidate:
+        """The fastest strategy of the frontier that fits; the leanest if none does. Raises InfeasibleError if there is none at all.
+
+        What is tried of the frontier is halved with every try, as memory falls along it. What is held for a moment does not, so if
+        that finds nothing, all others whose sums fit are tried, the leanest first.
+        """
+        every = self.tracked.points
+        if not every:
+            raise InfeasibleError(f"TensorOpt: no strategy of its kind is possible for this graph on {self.search.machine.name}")
+        best, start, end = self.candidate(every[-1]), 0, len(every) - 1
+        while start < end:
+            middle = (start + end) // 2
+            found = self.candidate(every[middle])
+            best, start, end = (found, start, middle) if found.memory <= limit else (best, middle + 1, end)
+        if best.memory <= limit:
+            return best
+        others = (self.candidate(point) for point in reversed(every[:-1]) if point.memory <= limit)
+        return next((found for found in others if found.memory <= limit), best)
+
+
+def mini_time(search: Search, asked: Asked) -> Candidate:
+    """The fastest strategy under the memory limit (the option *mini-time*)."""
+    return TensorOpt(search).fastest_under(asked.limit)
+
+
+def profiling(searches: Iterable[Search], limit: float) -> tuple[tuple[int, Candidate], ...]:
+    """The fastest strategy on each number of devices (the option *profiling*), searches of the same graph on machines of several
+    sizes. Where a strategy has more memory than the limit, none fits."""
+    return tuple((search.machine.devices, TensorOpt(search).fastest_under(limit)) for search in searches)
+
+
+def mini_parallelism(searches: Iterable[Search], limit: float) -> tuple[Search, Candidate] | None:
+    """The fastest strategy on the fewest devices that fit it (the option *mini-parallelism*); None if it fits on none.
+
+    `searches`: of the same graph, on machines of several sizes, the smallest first.
+    """
+    for search in searches:
+        found = TensorOpt(search).fastest_under(limit)
+        if found.memory <= limit:
+            return search, found
+    return None

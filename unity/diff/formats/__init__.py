@@ -1,0 +1,1 @@
+"""A difference as text, Markdown, HTML, JSON or DOT."""

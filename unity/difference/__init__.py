@@ -1,5 +1,0 @@
-"""Plans compared: what is different between two programs as they run, in words, tables, pictures and data."""
-
-from unity.difference.compare import FORMATS, PlanDiff
-
-__all__ = ["FORMATS", "PlanDiff"]

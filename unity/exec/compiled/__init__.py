@@ -1,0 +1,1 @@
+"""Compiled programs, read and held against the plan."""

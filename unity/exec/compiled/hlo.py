@@ -1,0 +1,180 @@
+"""What a compiled program really does: its collectives and its memory, read from the compiled HLO.
+
+    compiled = jax.jit(step).lower(params, batch).compile()
+    for found in collectives(compiled.as_text()):
+        print(found.count, found.kind, found.nbytes, found.source)
+    print(memory(compiled))
+
+This is the witness for everything that the plan promises about communication, so it trusts nothing but the program
+that will run. Two things to know when figures are compared. XLA may widen an element type (its CPU backend reduces
+bf16 as f32), so elements are reported beside bytes. And it may combine several collectives in one: `parts` says how
+many there were, and sizes are sums.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from unity.exec.compiled.hlo_text import Computation, Groups, Instruction, Module, arrays, groups, nbytes, parse, split
+from unity.exec.compiled.trip_counts import loop_part, trip_count
+
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+    "ragged-all-to-all",
+)
+# Instructions whose computations run as part of the program; a reduction's `to_apply` is only a scalar function.
+_CALLERS = ("call", "fusion", "conditional", "async-start", "custom-call")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective instruction of a compiled program, as one device sees it.
+
+    kind: one of `KINDS`, XLA's names.
+    dtype: XLA's name of the element type as it travels ("f32"); "bf16+f32" where XLA combined several.
+    elements: of the full side on one device: the buffer of an all-reduce, all-to-all or permute, the output of an
+        all-gather, the input of a reduce-scatter; summed over the operands of a combined one.
+    nbytes: bytes of those elements.
+    groups: devices that communicate with each other, by position in the program's mesh; of a permute, the
+        (source, target) pairs.
+    count: how often it runs: the product of the trip counts of the loops around it. A branch of a conditional counts as
+        if it were taken.
+    trip_unknown: one of those loops has no trip count that the text tells; that loop counts as 1.
+    source: the user's "file.py:42", "" where the program does not say.
+    op_name: JAX's path of the operation, such as "jit(step)/shard_map/psum".
+    parts: how many collectives of the program as written XLA combined in this one.
+    """
+
+    kind: str
+    dtype: str
+    elements: int
+    nbytes: int
+    groups: Groups
+    count: int
+    trip_unknown: bool
+    source: str
+    op_name: str
+    parts: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device while the program runs, as XLA's buffer assignment has them.
+
+    `total` is arguments + outputs + temporaries - aliased: an aliased (donated) output lies in its argument's place.
+    XLA's own `peak_memory_in_bytes` is not used, because on CPUs it leaves the temporaries out. The program's code, and
+    buffers that were offloaded to the host, are not counted.
+    """
+
+    arguments: int
+    outputs: int
+    temporaries: int
+    aliased: int
+
+    @property
+    def total(self) -> int:
+        """Bytes that the device must have."""
+        return self.arguments + self.outputs + self.temporaries - self.aliased
+
+
+class Compiled(Protocol):
+    """What `memory` needs of `jax.stages.Compiled`."""
+
+    def memory_analysis(self) -> Any:
+        """None where the backend does not report memory."""
+        ...
+
+
+def collectives(text: str) -> list[Collective]:
+    """Every collective of a compiled program, in the order of execution; one inside a loop once, with its `count`.
+
+    text: `jax.jit(f).lower(...).compile().as_text()`. Point-to-point `send` and `recv` are not collectives and are not
+    listed. Raises ValueError where the text is not compiled HLO.
+    """
+    module = parse(text)
+    return list(_collectives(module, module.entry, 1, trip_unknown=False))
+
+
+def total_bytes(found: Iterable[Collective]) -> dict[str, int]:
+    """Bytes by kind, repetitions included: the sum of count * nbytes."""
+    total: Counter[str] = Counter()
+    for collective in found:
+        total[collective.kind] += collective.count * collective.nbytes
+    return dict(total)
+
+
+def memory(compiled: Compiled) -> Memory:
+    """Memory of a compiled program (`jax.jit(f).lower(...).compile()`), in bytes per device.
+
+    Raises NotImplementedError where the backend does not report it.
+    """
+    stats = compiled.memory_analysis()
+    if stats is None:
+        raise NotImplementedError(
+            "this backend reports no memory (compiled.memory_analysis() is None): compile for CPU, GPU or TPU instead"
+        )
+    return Memory(
+        arguments=stats.argument_size_in_bytes,
+        outputs=stats.output_size_in_bytes,
+        temporaries=stats.temp_size_in_bytes,
+        aliased=stats.alias_size_in_bytes,
+    )
+
+
+def _collectives(module: Module, computation: Computation, count: int, *, trip_unknown: bool) -> Iterator[Collective]:
+    """Those of a computation that runs `count` times, and of all that it calls."""
+    for instruction in computation.instructions.values():
+        # an asynchronous pair is its start: nothing else says where the data come from
+        kind = instruction.opcode.removesuffix("-start")
+        if kind in KINDS:
+            yield _collective(module, computation, instruction, kind, count, trip_unknown)
+        elif instruction.opcode == "while":
+            trips = trip_count(module, computation, instruction)
+            condition, body = (module.computations[loop_part(instruction, part)] for part in ("condition", "body"))
+            unknown = trip_unknown or trips is None
+            # the condition is asked once more than the body runs
+            rounds = (1, 1) if trips is None else (trips + 1, trips)
+            yield from _collectives(module, condition, count * rounds[0], trip_unknown=unknown)
+            yield from _collectives(module, body, count * rounds[1], trip_unknown=unknown)
+        elif instruction.opcode in _CALLERS:
+            for callee in instruction.callees():
+                yield from _collectives(module, module.computations[callee], count, trip_unknown=trip_unknown)
+
+
+def _collective(
+    module: Module, computation: Computation, instruction: Instruction, kind: str, count: int, trip_unknown: bool
+) -> Collective:
+    full = arrays(_full_side(computation, instruction, kind))
+    # the pieces of an all-to-all are operands too, one for each device: they are one tensor, not combined ones
+    one_tensor = kind in ("all-to-all", "ragged-all-to-all")
+    return Collective(
+        kind=kind,
+        dtype="+".join(sorted({dtype for dtype, _ in full})),
+        elements=sum(elements for _, elements in full),
+        nbytes=sum(nbytes(dtype, elements) for dtype, elements in full),
+        groups=groups(instruction, module.devices),
+        count=count,
+        trip_unknown=trip_unknown,
+        source=module.source(instruction),
+        op_name=instruction.attribute(r'op_name="((?:[^"\\]|\\.)*)"') or "",
+        parts=1 if one_tensor else len(instruction.operands),
+    )
+
+
+def _full_side(computation: Computation, instruction: Instruction, kind: str) -> str:
+    """The type, or types, of the side of a collective that has all of the data."""
+    if kind == "all-gather":
+        if instruction.opcode == "all-gather-start":  # (operands, results, ...)
+            return split(instruction.type[1:-1])[1]
+        return instruction.type
+    # behind a ragged all-to-all's input stand its output and offsets
+    operands = instruction.operands[:1] if kind == "ragged-all-to-all" else instruction.operands
+    return ", ".join(computation.instructions[operand].type for operand in operands)

@@ -1,0 +1,65 @@
+"""Which device stands where in a plan's mesh, so that the axes that it takes for slow ones are those that cross hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, TypeAlias
+
+from unity.base.errors import PlanError
+from unity.machine.machine import Machine
+
+JaxDevice: TypeAlias = Any  # jax.Device, which is no type to a type checker: jaxlib has no stubs
+
+
+def host_of(device: JaxDevice) -> int:
+    """The host that a device is in. On GPUs JAX calls it a slice, however many processes run there; of processors, which have
+    nothing faster than the network between processes, it is the process."""
+    found = getattr(device, "slice_index", None)
+    return device.process_index if found is None or device.platform == "cpu" else found
+
+
+def by_host(devices: Sequence[JaxDevice]) -> list[list[JaxDevice]]:
+    """The devices of each host, a process's together; else in the order in which JAX has them."""
+    hosts: dict[int, list[JaxDevice]] = {}
+    for device in sorted(devices, key=lambda d: (host_of(d), d.process_index)):
+        hosts.setdefault(host_of(device), []).append(device)
+    return list(hosts.values())
+
+
+def arranged(machine: Machine, devices: Sequence[JaxDevice]) -> list[JaxDevice]:
+    """The devices of a machine's mesh, in its order: levels are filled from the inside, and whole hosts are units of a level.
+
+    Raises PlanError where a link that the machine has inside of a unit would cross hosts, or a process would have no part.
+    """
+    hosts = by_host(devices)
+    if len(hosts) == 1:
+        chosen = hosts[0][: machine.devices]
+    else:
+        inside = _inside(machine, hosts)
+        chosen = [device for host in hosts for device in host[:inside]]
+    idle = sorted({d.process_index for d in devices} - {d.process_index for d in chosen})
+    if idle:
+        raise PlanError(
+            f"this plan is for {machine.devices} devices ({machine.name}), of {len(devices)} that there are: process"
+            f"{'es' * (len(idle) > 1)} {', '.join(map(str, idle))} would have none of them.\n    Start fewer processes, or plan for"
+            " all devices. (docs: hosts#machines)"
+        )
+    return chosen
+
+
+def _inside(machine: Machine, hosts: Sequence[Sequence[JaxDevice]]) -> int:
+    """How many devices of each host the mesh takes: those inside of the levels that cross hosts."""
+    sizes = [level.size for level in machine.levels]
+    room = min(len(host) for host in hosts)
+    # where a host has one device, it is as likely one of several processes of a host: all levels may cross them
+    for cut in range(1, len(sizes) + (room == 1)):
+        if prod(sizes[:cut]) == len(hosts) and prod(sizes[cut:]) <= room:
+            return prod(sizes[cut:])
+    levels = " > ".join(f"{level.size} {level.name}" for level in machine.levels)
+    raise PlanError(
+        f"this plan is for {machine.name} ({levels}), but here are {len(hosts)} hosts with {room} devices each: links that the plan"
+        " takes for those inside of a host would cross hosts, or the other way round.\n    Plan with"
+        f" machine=unity.Machine.local(), or unity.Machine.grid(nodes={len(hosts)}, devices_per_node={room}, ...)."
+        " (docs: hosts#machines)"
+    )

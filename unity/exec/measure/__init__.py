@@ -1,0 +1,1 @@
+"""Measurements of operators, collectives and whole plans on the devices at hand."""

@@ -1,0 +1,191 @@
+"""Measures collectives among the devices of this process: every kind, in groups of every size, with from few bytes to many.
+
+All groups of a size communicate at the same time, as they do in one program for all devices: where they share links, or a host's
+cores, the figures have that in them. Bytes are those of the full side on one device, as in `unity.machine.collectives`. All sizes
+take turns, and the median counts: plans depend on how they compare, and whatever else the host does meets all of them alike.
+
+A tensor that is gathered or scattered along another dimension than the first is turned on the way, which takes as long again, or
+several times as long: that is a curve of its own. An all-to-all is turned at one side or the other; its curve is the mean of both.
+
+Devices come to a collective from computing something, each a little earlier or later, and find nothing of it in their caches: on
+virtual devices that makes small ones two to four times as slow as one collective after another. So a product and a pass over memory
+stand before each, and what they take alone is taken off.
+
+A search prices all changes of types at once, by lines. So a line is drawn through each curve, so that it is off by the least parts
+of what was measured; how much it is off is kept beside it, with the points (TensorOpt, section 3.2, interpolates them instead).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from unity.base.processes import agreed
+from unity.exec.hosts.arrays import place
+from unity.exec.measure.timing import repetitions, seconds_of
+from unity.machine.hardware import Curve
+from unity.pcg.types.varying_axes import vary
+
+RINGS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}  # and how often a ring goes round for it
+ROUNDS = 3
+RUN, MOST = 0.003, 1 << 14  # seconds that a run should take, and repetitions at most
+LONG = 0.3  # seconds that a run need not exceed, whatever it shows
+SIZES = tuple(1 << i for i in (13, 16, 19, 22))  # bytes
+ROW = 64  # elements of a row, where rows are put together or cut up
+TOTAL = 1 << 29  # bytes of all devices together: there may be many virtual ones on a small host
+LEAST = 1e-6  # seconds: less is noise, where a busy host made what stands before a collective slower
+SHARE = 0.01  # of the least time that was measured: what few bytes take at least
+WIDTH, TOUCHED = 128, 1 << 18  # of the product that stands before a collective, and bytes that are passed over
+GROUP = "group"
+
+Run = Callable[[Sequence[int], bool], float]  # from how often each size is repeated, and whether it communicates, to seconds
+Collective = Callable[[Any], Any]
+
+
+def curves(
+    devices: Sequence[Any], sizes: Sequence[int] = SIZES, rounds: int = ROUNDS, units: int | None = None
+) -> tuple[Curve, ...]:
+    """Every collective in groups of every size that a level of so many units allows (default: of all `devices`).
+
+    Groups are of neighbours in `devices`, and so of every so many of them a level.
+    """
+    count, units = len(devices), units or len(devices)
+    chosen = [n for n in sizes if n * count <= TOTAL // 8] or [min(sizes)]
+    runs: dict[tuple[str, bool, int], list[Run]] = {}
+    for group in (g for g in range(2, units + 1) if units % g == 0):
+        mesh = Mesh(np.array(devices).reshape(-1, group), ("other", GROUP))
+        most = max(ROW * group, max(chosen) // 4)
+        x = place(np.ones((count, most), np.float32), NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
+        for (kind, turned), ways in COLLECTIVES.items():
+            runs[kind, turned, group] = [_run(mesh, way, chosen, kind == "all-gather", x) for way in ways]
+    times = {key: [_times(run, k, len(chosen)) for run in ways for k in range(len(chosen))] for key, ways in runs.items()}
+    found: dict[tuple[str, bool, int], list[list[float]]] = {key: [[] for _ in chosen] for key in runs}
+    for _ in range(rounds):
+        for key, ways in runs.items():
+            repeated = np.reshape(times[key], (len(ways), len(chosen))).tolist()
+            each = [_seconds(run, n) for run, n in zip(ways, repeated, strict=True)]
+            for k, seconds in enumerate(zip(*each, strict=True)):
+                found[key][k].append(sum(seconds) / len(seconds))
+    return tuple(
+        line(kind, group, [(n, median(x)) for n, x in zip(chosen, each, strict=True)], turned)
+        for (kind, turned, group), each in found.items()
+    )
+
+
+def _seconds(run: Run, times: Sequence[int]) -> list[float]:
+    """Seconds of one collective of every size, in one round."""
+    return [max(_added(run, k, n, len(times)) / n, LEAST) for k, n in enumerate(times)]
+
+
+def _added(run: Run, which: int, times: int, sizes: int) -> float:
+    """Seconds that a collective of one size adds to what stands before it, repeated so often."""
+    together, before = _both(run, which, times, sizes)
+    return together - before
+
+
+def _both(run: Run, which: int, times: int, sizes: int) -> tuple[float, float]:
+    """Seconds of a collective of one size with what stands before it, and of that alone."""
+    repeated = [times if k == which else 0 for k in range(sizes)]
+    return run(repeated, True), run(repeated, False)
+
+
+def line(kind: str, group: int, points: Sequence[tuple[int, float]], turned: bool = False) -> Curve:
+    """The line through points (bytes, seconds) that is off them by the least parts, and rises from above zero."""
+    kept = [(n, s) for n, s in points if s > 0]
+    if not kept:
+        raise ValueError(f"{kind} in groups of {group}: no time was measured")
+    nbytes, seconds = (np.array(x, float) for x in zip(*kept, strict=True))
+    terms = np.stack([1 / seconds, nbytes / seconds], axis=1)
+    alpha, beta = np.linalg.lstsq(terms, np.ones(len(kept)), rcond=None)[0].tolist() if len(kept) > 1 else (0.0, 0.0)
+    least = SHARE * float(seconds.min())
+    if alpha < least or beta <= 0:  # noise hides one of them: nearly all counts as transfer, too slow rather than infinitely fast
+        alpha, beta = least, float((terms[:, 1] * (1 - least * terms[:, 0])).sum() / (terms[:, 1] ** 2).sum())
+    error = float(np.sqrt(np.mean((alpha * terms[:, 0] + beta * terms[:, 1] - 1) ** 2)))
+    return Curve(kind, group, alpha, beta, error, tuple(kept), turned)
+
+
+def _run(mesh: Mesh, collective: Collective, sizes: Sequence[int], gathers: bool, x: jax.Array) -> Run:
+    """Runs a collective on the beginning of `x` at each size as often as it is told. What may be left out stands in a branch that
+    only an argument decides, so that the compiler can neither shorten the loop nor take anything out of it."""
+    names, group = mesh.axis_names, mesh.shape[GROUP]
+    spec = PartitionSpec(names)
+    unit = ROW * group  # elements that every way to cut divides
+    starts = [max(unit, n // 4 // (group if gathers else 1) // unit * unit) for n in sizes]
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=mesh, in_specs=(PartitionSpec(), PartitionSpec(), spec), out_specs=spec)
+    def run(communicates: Any, times: Any, x: Any) -> Any:
+        ends = []
+        matrix, touched = (vary(jnp.zeros(shape, x.dtype), names) for shape in ((WIDTH, WIDTH), (TOUCHED // 4,)))
+        for k, n in enumerate(starts):
+            piece = x[0, :n]
+            result = vary(jnp.zeros(jax.eval_shape(collective, piece).shape, x.dtype), names)
+            step = partial(_step, communicates, collective, piece, names)
+            ends.append(lax.fori_loop(0, times[k], step, (matrix, touched, result)))
+        return [end.reshape(1, -1)[:, :1] for loop in ends for end in loop]
+
+    program = run.lower(np.int32(1), np.zeros(len(sizes), np.int32), x).compile()
+
+    def seconds(times: Sequence[int], communicates: bool) -> float:
+        taken = seconds_of(lambda: program(np.int32(communicates), np.array(times, np.int32), x))
+        return taken if x.is_fully_addressable else agreed(taken)
+
+    for communicates in (True, False):  # what is touched first takes longer
+        seconds([1] * len(sizes), communicates)
+    return seconds
+
+
+def _step(communicates: Any, collective: Collective, piece: Any, names: Sequence[str], _: Any, before: Any) -> Any:
+    """A product, a pass over memory, and a collective of what depends on both."""
+    matrix, touched, result = before
+    matrix, touched = matrix @ matrix, touched + matrix[0, 0]
+    ready = piece + touched[0]
+    result = lax.cond(communicates > 0, lambda x, _: vary(collective(x), names), lambda _, old: old, ready, result)
+    return matrix, touched, result
+
+
+def _rows(x: Any) -> Any:
+    """Rows of which every device gets an equal part."""
+    return x.reshape(-1, ROW * lax.axis_size(GROUP))
+
+
+# By name, and whether it is turned; each in the ways that programs have it.
+COLLECTIVES: Mapping[tuple[str, bool], tuple[Collective, ...]] = {
+    ("all-reduce", False): (lambda x: lax.psum(x, GROUP),),
+    ("all-gather", False): (lambda x: lax.all_gather(x, GROUP, tiled=True),),
+    ("all-gather", True): (lambda x: lax.all_gather(x.reshape(-1, ROW), GROUP, axis=1, tiled=True),),
+    ("reduce-scatter", False): (lambda x: lax.psum_scatter(x, GROUP, tiled=True),),
+    ("reduce-scatter", True): (lambda x: lax.psum_scatter(_rows(x), GROUP, scatter_dimension=1, tiled=True),),
+    ("all-to-all", False): (
+        lambda x: lax.all_to_all(x.reshape(lax.axis_size(GROUP), -1), GROUP, 0, 0),
+        lambda x: lax.all_to_all(_rows(x), GROUP, 1, 0, tiled=True),
+    ),
+    ("collective-permute", False): (lambda x: lax.ppermute(x, GROUP, _next(lax.axis_size(GROUP))),),
+}
+
+
+def _next(devices: int) -> list[tuple[int, int]]:
+    """Every device of a group sends to the one after it."""
+    return [(k, (k + 1) % devices) for k in range(devices)]
+
+
+def _times(run: Run, which: int, sizes: int) -> int:
+    """How often a size is repeated to take as long as a run should.
+
+    What it adds to a run is a difference, which other work on the host may hide, however often it is repeated. So a run counts for
+    at least as much of what it should take as it takes of `LONG`, and none is asked for that takes far longer than that.
+    """
+
+    def seconds(times: int) -> float:
+        both = [_both(run, which, times, sizes) for _ in range(2)]
+        return max(min(a - b for a, b in both), RUN * min(both)[0] / LONG)
+
+    return repetitions(seconds, RUN, MOST)

@@ -1,0 +1,250 @@
+"""What a plan decided, as tables: operators, collectives with the user's line behind each, and what could not be split."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from unity.base.formatting import duration, pattern, short, size
+from unity.explain.undivided import Undivided, headline, undivided
+from unity.pcg.capture.capture import unparallelized
+from unity.pcg.ir.user_lines import line_behind
+from unity.pcg.parallel.stages import TWO_BW
+from unity.pcg.propagation.halos import kept_whole
+from unity.pcg.types.axis import Axis
+from unity.pcg.types.parallel_type import show
+from unity.search.cost.prediction import CollectiveTerm, OperatorTerm, Prediction, predict
+from unity.search.cost.profile_lookup import ROOFLINE
+from unity.search.memory.backend import backend_of
+from unity.search.memory.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPrediction, predict_memory
+from unity.search.session import Candidate
+from unity.substitutions.language.text import print_side
+from unity.transforms.pipelining import scans
+
+if TYPE_CHECKING:
+    from unity.plan.plan import Plan
+
+ROWS = 25  # of a table, before the rest is summed up
+AGAIN = ("", ", inner values again", ", again")  # beside an operator: what of it the backward pass computes again (`pcg.again`)
+APPLICATIONS = 100  # of rules
+UNDRAINED = "in plan.stream, where gradients are of the batch before, at weights one version older (docs: pipelines#2bw)"
+
+
+def explain(plan: Plan, file: Any = None) -> None:
+    """Prints everything there is to say of a plan."""
+    console = Console(file=file, markup=False, highlight=False)
+    console.width = max(console.width, 140)  # a type and a line number side by side
+    made = plan._made
+    differentiated = made.captured.differentiated if made.search.training.backward else ()
+    found = predict(plan.pcg, plan.machine, differentiated)
+    compute = sum(t.forward + t.backward for t in found.operators)
+    talk = sum(t.seconds for t in found.collectives)
+    console.print(f"{plan.__name__} on {plan.machine}", style="bold")
+    console.print(
+        f"one step: {duration(found.time)} predicted ({duration(compute)} computing, {duration(talk)} communicating), "
+        f"{size(plan.memory)} on each device; {len(plan.serial)} operators, {made.searched}"
+    )
+    ways = (*_pipelining(plan), *_branching(plan))
+    whole = undivided(plan, found)
+    if whole:
+        console.print(headline(whole), style="yellow")
+    for line in (*_constraints(plan), *_rewriting(plan), *ways, *_applications(plan), *_tried(plan)):
+        console.print(line)
+    if whole:
+        console.print(_undivided(whole))
+    console.print(_arguments(plan))
+    console.print(_memory(predict_memory(plan.pcg, differentiated, made.search.training, backend_of(plan.machine))))
+    console.print(_operators(found, plan.pcg.axes))
+    console.print(_collectives(found, plan.pcg.axes))
+    for line in blocked(plan):
+        console.print(line, style="yellow")
+
+
+def _constraints(plan: Plan) -> list[str]:
+    """What was constrained."""
+    bound = plan._made.bound
+    rows = [f"    {c}" for c in dict.fromkeys((*bound.given, *bound.marked))]
+    return ["constrained by:", *rows] if rows else []
+
+
+def _rewriting(plan: Plan) -> list[str]:
+    """How the captured program was rewritten, rule by rule."""
+    if not plan.rewriting:
+        return []
+    library = plan.rewriting.library
+    lines = [f"rewritten by proved rules: {len(plan.original)} operators were captured"]
+    for way, times in plan.rewriting.applied:
+        rule = library[way.rule].rule
+        left, right = map(print_side, (rule.right, rule.left) if way.backward else (rule.left, rule.right))
+        lines.append(f"    {times} × {way}:  {left}  →  {right}")
+    return lines
+
+
+def _pipelining(plan: Plan) -> list[str]:
+    """The pipeline, or why there can be none."""
+    if plan.pipelining is not None:
+        note = plan.pipelining.note
+        more = [f"    not by 1F1B: {note}"] if note else []
+        more += [f"    {UNDRAINED}"] if plan.pipelining.schedule.kind == TWO_BW else []
+        return [f"a pipeline: {plan.pipelining}; it idles {plan.pipelining.schedule.bubble:.0%} of the time", *more]
+    _, refused = scans(plan._made.captured)
+    return [f"no pipeline of {reason}" for reason in refused] if plan.machine.devices > 1 else []
+
+
+def _branching(plan: Plan) -> list[str]:
+    """Which branches are on devices of their own, or which weights are joined once."""
+    return [str(found) for found in (plan.branching, plan.joining) if found is not None]
+
+
+def _applications(plan: Plan) -> list[str]:
+    """The rules that parallelized a plan, in the order of their first use; equal ones at one line of the user's once."""
+    often = Counter(replace(a, source=short(a.source), operator=pattern(a.operator)) for a in plan.applications)
+    rows = [f"    {times} × {application}" for application, times in often.items()]
+    more = [f"    … and {len(rows) - APPLICATIONS} more"] if len(rows) > APPLICATIONS else []
+    return ["parallelized by rules, from the serial graph:", *rows[:APPLICATIONS], *more] if rows else []
+
+
+def _tried(plan: Plan) -> list[str]:
+    """The plans that this one was chosen from by running them."""
+    rows = [
+        f"    {duration(seconds)} a step ({duration(t.predicted)} predicted, {duration(t.simulated)} simulated), {size(t.memory)}"
+        for t in plan.tried
+        if (seconds := t.measured) is not None
+    ]
+    first = f"of {len(plan.tried)} plans that were simulated, {len(rows)} were run, and the first was taken:"
+    return [first, *rows] if rows else []
+
+
+def _cut(table: Table, rows: Sequence[tuple[str, ...]], what: str) -> Table:
+    for row in rows[:ROWS]:
+        table.add_row(*map(Text, row))  # as it is: types are written with brackets, as markup is
+    if len(rows) > ROWS:
+        table.add_row(f"… and {len(rows) - ROWS} more {what}", *("" for _ in table.columns[1:]))
+    return table
+
+
+def _grouped(rows: Iterable[tuple[Any, float]]) -> list[tuple[Any, int, float]]:
+    """Equal rows once, with how many there were and the sum of their times; the most expensive first."""
+    found: dict[Any, list[float]] = {}
+    for key, seconds in rows:
+        found.setdefault(key, []).append(seconds)
+    return sorted(((k, len(v), sum(v)) for k, v in found.items()), key=lambda row: -row[2])
+
+
+def _arguments(plan: Plan) -> Table:
+    columns = ("arguments", "tensors", "shape", "stored", "bytes on a device")
+    table = Table(*columns, title="where arguments live", title_justify="left")
+    axes = plan.pcg.axes
+    rows = []
+    for node in plan.pcg.inputs:
+        tensor = node.tensors[0]
+        piece = tensor.nbytes / prod(a.size for a, s in zip(axes, node.types[0], strict=True) if s.kind == "P")
+        rows.append(((pattern(str(node.attributes["name"])), str(tensor), show(node.types[0], axes, tensor.ndim)), piece))
+    return _cut(table, [(k[0], str(n), k[1], k[2], size(b)) for k, n, b in _grouped(rows)], "kinds of arguments")
+
+
+def _memory(found: MemoryPrediction) -> Table:
+    table = Table("held as", "made by", "bytes on a device", "line", title="memory when most is held", title_justify="left")
+    always = (ARGUMENTS, GRADIENTS, SLOTS)
+    for why in always:
+        table.add_row(why, "", size(found.by_reason.get(why, 0.0)), "")
+    others = (h for h in found.held if h.why not in always and h.nbytes)
+    rows = _grouped(((h.why, h.node.kind, line_behind(h.node)), h.nbytes) for h in others)
+    return _cut(table, [(k[0], k[1], size(b), k[2]) for k, _, b in rows], "holders")
+
+
+def _operators(found: Prediction, axes: tuple[Axis, ...]) -> Table:
+    """Where operators were measured, every time says how it is known (`unity.search.cost.profile_lookup`)."""
+    table = Table("operator", "×", "result on each device", "forward + backward", "line", title="operators", title_justify="left")
+    marked = any(t.how != ROOFLINE for t in found.operators)
+
+    def key(t: OperatorTerm) -> tuple[str, str, str, str]:
+        v, kind = t.node.results[0], t.node.kind + AGAIN[int(t.node.attributes.get("again", 0))]
+        return kind, f"{v.tensor} {show(v.type, axes, v.tensor.ndim)}", short(t.node.source), f" {t.how}" if marked else ""
+
+    rows = _grouped((key(t), t.forward + t.backward) for t in found.operators)
+    return _cut(table, [(k[0], str(n), k[1], duration(s) + k[3], k[2]) for k, n, s in rows], "kinds of operators")
+
+
+def _undivided(rows: Sequence[Undivided]) -> Table:
+    columns = ("operator", "×", "of the computing", "forward + backward", "why", "line")
+    table = Table(*columns, title="computed whole by every device", title_justify="left")
+    cells = [(r.kind, str(r.count), f"{r.part:.1%}", duration(r.seconds), r.reason, r.line) for r in rows]
+    return _cut(table, cells, "kinds of operators")
+
+
+def _collectives(found: Prediction, axes: tuple[Axis, ...]) -> Table:
+    table = Table("collective", "×", "over", "bytes", "time", "why", "line", title="collectives", title_justify="left")
+
+    def key(t: CollectiveTerm) -> tuple[str, str, str, str, str]:
+        c = t.collective
+        over = "·".join(axes[i].name for i in c.axes)
+        return c.kind, over, size(c.nbytes), f"{c.direction} of {c.node.kind}", line_behind(c.node)
+
+    rows = _grouped((key(t), t.seconds) for t in found.collectives)
+    if not rows:
+        table.caption = "none: no device needs anything of another"
+    return _cut(table, [(k[0], str(n), k[1], k[2], duration(s), k[3], k[4]) for k, n, s in rows], "kinds of collectives")
+
+
+def blocked(plan: Plan) -> list[str]:
+    """What could not be parallelized, and why: unknown primitives, what some windows slide along, what nothing divides."""
+    lines = [f"{node.kind} runs whole on every device: {why} ({short(node.source)})" for node, why in unparallelized(plan.serial)]
+    kept = Counter((node.kind, dim, why, short(node.source)) for node, dim, why in kept_whole(plan.serial))
+    lines += [f"{n} × {kind} stays whole along dimension {dim}: {why} ({line})" for (kind, dim, why, line), n in kept.items()]
+    smallest = min((a.size for a in plan.pcg.axes), default=1)
+    total = prod(a.size for a in plan.pcg.axes)
+    seen = set()
+    for node in plan.original.inputs:
+        for dim, n in enumerate(node.tensors[0].shape):
+            if n >= 16 and n % smallest and (n, dim) not in seen:
+                seen.add((n, dim))
+                nearest = -(-n // total) * total
+                lines.append(
+                    f"{node.attributes['name']}: no axis divides dimension {dim} of size {n}; the nearest size that all"
+                    f" {total} devices divide is {nearest}"
+                )
+    return lines
+
+
+def frontier_table(candidates: Sequence[Candidate], chosen: Candidate, exact: bool) -> Table:
+    """The frontier: one row a point."""
+    whole = "every point that no other beats" if exact else "the convex hull, and points found between"
+    title = f"time and memory on each device: {whole}"
+    table = Table("", "point", "time", "memory", title=title, title_justify="left", min_width=80)
+    for k, c in enumerate(candidates):
+        same = (c.time, c.memory) == (chosen.time, chosen.memory)
+        table.add_row("→" if same else "", str(k), duration(c.time), size(c.memory))
+    return table
+
+
+def rendered(table: Table) -> str:
+    """A table as plain text."""
+    console = Console(file=io.StringIO(), width=120)
+    console.print(table)
+    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def frontier_plot(candidates: Sequence[Candidate], chosen: Candidate, machine: str, path: str | Path | None) -> Any:
+    """The frontier as a figure: milliseconds against gigabytes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot()
+    memory, times = [c.memory / 1e9 for c in candidates], [c.time * 1e3 for c in candidates]
+    axes.step(memory, times, where="post", marker="o", label="frontier")
+    axes.plot(chosen.memory / 1e9, chosen.time * 1e3, "*", markersize=14, label="this plan")
+    axes.set(xlabel="memory on each device (GB)", ylabel="predicted time of a step (ms)", title=machine)
+    axes.legend()
+    if path is not None:
+        figure.savefig(path)
+    return figure

@@ -1,0 +1,96 @@
+"""Undivided computing: operators of a plan that every device runs whole, by line, and the reason where it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from unity.base.formatting import duration, short
+from unity.pcg.capture.capture import unparallelized
+from unity.pcg.ir.graph import PCG, Node
+from unity.pcg.propagation.choices import choices
+from unity.pcg.propagation.halos import kept_whole
+from unity.pcg.types.axis import Axis
+from unity.plan.summary import differentiated_in
+from unity.search.cost.prediction import Prediction, predict
+from unity.search.space.configurations import fits
+
+if TYPE_CHECKING:
+    from unity.plan.plan import Plan
+
+WORTH_SAYING = 0.05  # of the predicted computing
+
+
+@dataclass(frozen=True)
+class Undivided:
+    """Operators of one kind at one line of the user's that all devices run whole.
+
+    Args:
+        seconds: of all their runs on one device, forward and backward.
+        part: of the predicted computing.
+        reason: why they are not divided.
+    """
+
+    kind: str
+    line: str
+    count: int
+    seconds: float
+    part: float
+    reason: str
+
+
+def undivided(plan: Plan, prediction: Prediction | None = None) -> tuple[Undivided, ...]:
+    """Lists what every device of a plan computes whole, the most expensive first; nothing if it is too little to matter."""
+    prediction = prediction or predict(plan.pcg, plan.machine, differentiated_in(plan))
+    total = sum(t.forward + t.backward for t in prediction.operators)
+    if plan.machine.devices == 1 or not total:
+        return ()
+    reasons = _known_reasons(plan.pcg)
+    rows: dict[tuple[str, str, str], Undivided] = {}
+    for term in prediction.operators:
+        if term.share < 1:
+            continue
+        node, seconds = term.node, term.forward + term.backward
+        line = short(node.source)
+        reason = reasons.get(id(node)) or _reason(node, plan.pcg.axes)
+        row = rows.get((node.kind, line, reason), Undivided(node.kind, line, 0, 0.0, 0.0, reason))
+        row = replace(row, count=row.count + 1, seconds=row.seconds + seconds, part=row.part + seconds / total)
+        rows[node.kind, line, reason] = row
+    if sum(row.part for row in rows.values()) <= WORTH_SAYING:
+        return ()
+    return tuple(sorted(rows.values(), key=lambda row: -row.seconds))
+
+
+def headline(rows: tuple[Undivided, ...]) -> str:
+    """Says how much of the computing is not divided, in one line."""
+    part, seconds = sum(row.part for row in rows), sum(row.seconds for row in rows)
+    return f"not divided: every device does all of {part:.0%} of the computing ({duration(seconds)})"
+
+
+def _known_reasons(graph: PCG) -> Mapping[int, str]:
+    """Returns the reason of every operator that the operator table cannot divide, or not along its windows, by id(node)."""
+    windows = {id(node): f"windows along dimension {dim}: {why}" for node, dim, why in kept_whole(graph)}
+    return windows | {id(node): why for node, why in unparallelized(graph)}
+
+
+def _reason(node: Node, axes: tuple[Axis, ...]) -> str:
+    assert node.body is not None
+    shapes = [v.tensor.shape for v in (*node.operands, *node.results)]
+    if all(n == 1 for shape in shapes for n in shape):
+        return "single numbers"
+    dividing = [c for c in choices(node.body) if c.divided]
+    if not dividing:
+        return "none of its dimensions can be divided"
+    every = (*dividing, *(c for c in choices(node.body) if c.name == "unused"))
+    idle = len(every) - 1
+    picks = np.array([[c if k == a else idle for k in range(len(axes))] for c in range(idle) for a in range(len(axes))], int)
+    if not fits(every, shapes, picks, axes).any():
+        return "no axis divides its dimensions"
+    return f'no better plan divides it: explain("{node.kind}{f" at {_place(node)}" if node.source else ""}") prices those that do'
+
+
+def _place(node: Node) -> str:
+    return short(node.source).partition(" ")[0]

@@ -1,0 +1,1 @@
+"""Machines as data: devices, network levels, presets, measured profiles, prices of collectives."""

@@ -1,0 +1,203 @@
+"""What a machine is made of: one kind of device, and the levels of network that join the devices."""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from unity.base.errors import UnityError
+
+# What a device without units for a dtype computes it in, and at what part of that dtype's rate. Followed until a rate
+# is found; a dtype that is not listed runs at the float32 rate. Eight-bit floats are widened to bfloat16 where there
+# are no units for them, bfloat16 and float16 to float32; a device without a float64 figure is given the usual half.
+_COMPUTED_IN: Mapping[str, tuple[str, float]] = {
+    "float8_e4m3fn": ("bfloat16", 1.0),
+    "float8_e5m2": ("bfloat16", 1.0),
+    "bfloat16": ("float32", 1.0),
+    "float16": ("float32", 1.0),
+    "float64": ("float32", 0.5),
+    "complex128": ("float64", 1.0),
+}
+
+
+class MachineError(UnityError, ValueError):
+    """A machine's description is wrong, or a name, level or axis is not known. The message names it."""
+
+    docs = "machines"
+
+
+def check_positive(where: str, value: object, unit: str) -> None:
+    """Raises MachineError unless `value` is a finite number of `unit` above zero; `where` names the field."""
+    if not _is_finite(value) or value <= 0:  # pyright: ignore[reportOperatorIssue]
+        raise MachineError(f"{where} must be a finite number of {unit} above zero, got {value!r}")
+
+
+def check_not_negative(where: str, value: object, unit: str) -> None:
+    """Raises MachineError unless `value` is a finite number of `unit`, zero or above."""
+    if not _is_finite(value) or value < 0:  # pyright: ignore[reportOperatorIssue]
+        raise MachineError(f"{where} must be a finite number of {unit}, zero or above, got {value!r}")
+
+
+def check_count(where: str, value: object, unit: str) -> None:
+    """Raises MachineError unless `value` is an integer above zero."""
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise MachineError(f"{where} must be a whole number of {unit} above zero, got {value!r}")
+
+
+def check_name(where: str, value: object) -> None:
+    """Raises MachineError unless `value` is a name that starts with a lower-case letter (axes are named by it)."""
+    if not isinstance(value, str) or value[:1] not in set(string.ascii_lowercase):
+        raise MachineError(f"{where} must be a name that starts with a lower-case letter, got {value!r}")
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator, or one share of a host's cores.
+
+    Args:
+        name: what reports call it.
+        flops: peak FLOP/s of dense matrix products, by the dtype of the operands, as `jax.numpy` computes them by
+            default (float32 on an A100 means tensorfloat32). Must hold "float32".
+        memory: bytes that a program can use.
+        bandwidth: bytes/s of its memory, reading and writing counted together.
+        efficiency: part of the peak that a large dense matrix product reaches, above 0 and at most 1.
+        launch: seconds of fixed overhead per operator.
+
+    Raises:
+        MachineError: a figure is missing, not positive, or not finite.
+    """
+
+    name: str
+    # A mapping has no hash. Leaving it out of the device's keeps equal devices equal, and machines usable as cache
+    # keys.
+    flops: Mapping[str, float] = field(hash=False)
+    memory: int
+    bandwidth: float
+    efficiency: float
+    launch: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise MachineError(f"device.name must be a non-empty string, got {self.name!r}")
+        if not isinstance(self.flops, Mapping) or "float32" not in self.flops:
+            raise MachineError(f"device.flops must map dtype names to FLOP/s and hold 'float32', got {self.flops!r}")
+        for dtype, rate in self.flops.items():
+            check_positive(f"device.flops[{dtype!r}]", rate, "FLOP/s")
+        check_count("device.memory", self.memory, "bytes")
+        check_positive("device.bandwidth", self.bandwidth, "bytes/s")
+        check_positive("device.efficiency", self.efficiency, "parts of the peak")
+        if self.efficiency > 1:
+            raise MachineError(f"device.efficiency is a part of the peak and at most 1, got {self.efficiency!r}")
+        check_not_negative("device.launch", self.launch, "seconds")
+        object.__setattr__(self, "flops", dict(self.flops))  # a copy, so that the caller's dict cannot change a machine
+
+    def flops_of(self, dtype: object) -> float:
+        """Peak FLOP/s for operands of `dtype`: a name ("bfloat16"), a NumPy or JAX dtype, or a scalar type.
+
+        A dtype without a figure runs at the rate of the dtype that it is computed in: eight-bit floats as bfloat16,
+        bfloat16 and float16 as float32, float64 at half of float32, complex128 as float64, anything else as float32.
+        """
+        name, part = _dtype_name(dtype), 1.0
+        while name not in self.flops:
+            name, slower = _COMPUTED_IN.get(name, ("float32", 1.0))
+            part *= slower
+        return part * self.flops[name]
+
+
+def _dtype_name(dtype: object) -> str:
+    if isinstance(dtype, str):
+        return dtype
+    # JAX's extended dtypes (random keys) are no NumPy dtypes, but carry a name all the same.
+    name = getattr(dtype, "name", None)
+    return name if isinstance(name, str) else np.dtype(dtype).name  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A collective among groups of some size on one level, as measured while all groups of that size communicate at once.
+
+    Args:
+        kind: the collective, by XLA's name.
+        size: devices in a group.
+        alpha: seconds with few bytes.
+        beta: seconds of each byte more; of the full side on one device.
+        error: by how much the line `alpha + beta * nbytes` is off the points, relatively: the root of the mean square.
+        points: (bytes, seconds) as they were measured, for reports.
+        turned: along another dimension than the first, as `collectives` says.
+
+    Raises:
+        MachineError: a figure is missing, not positive, or not finite.
+    """
+
+    kind: str
+    size: int
+    alpha: float
+    beta: float
+    error: float = 0.0
+    points: tuple[tuple[int, float], ...] = field(default=(), hash=False)  # machines are looked up by hash all the time
+    turned: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str):
+            raise MachineError(f"a curve's kind must be a collective's name, got {self.kind!r}")
+        where = f"curve of {self.kind}"
+        check_count(f"{where}: size", self.size, "devices")
+        check_not_negative(f"{where} in groups of {self.size}: alpha", self.alpha, "seconds")
+        check_positive(f"{where} in groups of {self.size}: beta", self.beta, "seconds per byte")
+        check_not_negative(f"{where} in groups of {self.size}: error", self.error, "parts")
+        for nbytes, seconds in self.points:
+            check_count(f"{where} in groups of {self.size}: a point", nbytes, "bytes")
+            check_positive(f"{where} in groups of {self.size}: a point", seconds, "seconds")
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of the network: it joins `size` units of the next inner level, or `size` devices if it is the
+    innermost.
+
+    Args:
+        name: what it joins, in lower case ("node", "socket", "device"). Its first letter names the level's mesh axes.
+        size: how many units it joins.
+        bandwidth: bytes/s per *device*, in one direction, when all devices use the level at once. Several devices that
+            share a network card each count their share: one 12.5 GB/s card in a node of 8 devices is 1.5625e9. A group
+            that has m members in a node owns m shares of that node's cards (`collectives` says how they are used).
+        latency: seconds per message.
+        relative: for collectives that were measured one by one, (XLA's name, times as many seconds for few bytes, times as
+            many for each further byte) as the formulas of `collectives` say.
+        curves: collectives that were measured in groups of some size on this level alone. They go before `relative`.
+
+    Raises:
+        MachineError: a figure is missing, negative, or not finite.
+    """
+
+    name: str
+    size: int
+    bandwidth: float
+    latency: float
+    relative: tuple[tuple[str, float, float], ...] = ()
+    curves: tuple[Curve, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_name("level.name", self.name)
+        check_count(f"level {self.name!r}: size", self.size, "units")
+        check_positive(f"level {self.name!r}: bandwidth", self.bandwidth, "bytes/s")
+        check_not_negative(f"level {self.name!r}: latency", self.latency, "seconds")
+        for kind, alpha, beta in self.relative:
+            check_positive(f"level {self.name!r}: relative {kind}", alpha, "times")
+            check_positive(f"level {self.name!r}: relative {kind}", beta, "times")
+
+    def measured(self, kind: str) -> tuple[float, float]:
+        """What the seconds of a collective that the formulas give are to be multiplied by: for few bytes, and for each more."""
+        return next(((alpha, beta) for name, alpha, beta in self.relative if name == kind), (1.0, 1.0))
+
+    def curve(self, kind: str, size: int, turned: bool = False) -> Curve | None:
+        """What was measured of a collective in groups of so many devices."""
+        return next((c for c in self.curves if (c.kind, c.size, c.turned) == (kind, size, turned)), None)

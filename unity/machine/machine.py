@@ -1,0 +1,282 @@
+"""The machine that a plan is made for: a kind of device, levels of network, the mesh of prime axes that they span."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any, TypeVar
+
+from unity.base.atomic_files import write
+from unity.machine.hardware import Curve, Device, Level, MachineError, check_count
+from unity.machine.level_json import fields, level_json, level_of
+from unity.machine.presets import CLUSTERS, DEVICES, KINDS, LINKS, USUAL_LINKS
+from unity.machine.profiles.profile import Profile
+from unity.pcg.types.axis import Axis
+
+__all__ = ["SCHEMA", "Curve", "Device", "Level", "Machine", "MachineError", "device_name"]
+
+T = TypeVar("T")
+
+SCHEMA = 1  # of the JSON that `save` writes; raised whenever a field changes its meaning
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Devices of one kind, joined by levels of network, outermost (slowest) first.
+
+    Args:
+        name: what reports call it.
+        device: every device; there are `devices` of them.
+        levels: outermost first; the last one joins devices.
+        profile: what was measured of operators on such devices; where there is none, the roofline says what they take.
+        reduce_in: the narrow type whose partial sums are added in that type (`unity.optimize`).
+
+    Raises:
+        MachineError: there is no level, or two have the same name.
+    """
+
+    name: str
+    device: Device
+    levels: tuple[Level, ...]
+    profile: Profile | None = field(default=None, repr=False)
+    reduce_in: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.levels:
+            raise MachineError(f"machine {self.name!r}: levels is empty; one device alone is one level of size 1")
+        for name, times in Counter(level.name for level in self.levels).items():
+            if times > 1:
+                raise MachineError(f"machine {self.name!r}: {times} levels are named {name!r}; rename all but one")
+
+    @property
+    def devices(self) -> int:
+        """How many devices there are."""
+        return prod(level.size for level in self.levels)
+
+    @cached_property
+    def axes(self) -> tuple[Axis, ...]:
+        """The mesh axes: each level's size as primes, largest first, levels outermost first. Size 1 gives none.
+
+        An axis is named by the first letter of its level's name and a number: 32 nodes of 6 devices are n0 to n4 of
+        size 2, d0 of size 3 and d1 of size 2. Levels with the same first letter share the count.
+        """
+        axes: list[Axis] = []
+        named: Counter[str] = Counter()
+        for index, level in enumerate(self.levels):
+            letter = level.name[0]
+            for size in _primes(level.size):
+                axes.append(Axis(f"{letter}{named[letter]}", size, index, self.reduce_in))
+                named[letter] += 1
+        return tuple(axes)
+
+    def with_memory(self, nbytes: int) -> Machine:
+        """The same machine with `nbytes` bytes of memory on each device."""
+        return replace(self, device=replace(self.device, memory=nbytes))
+
+    @property
+    def alone(self) -> Machine:
+        """One of its devices."""
+        return replace(self, name=f"one device of {self.name}", levels=tuple(replace(level, size=1) for level in self.levels))
+
+    def with_profile(self, profile: Profile | None) -> Machine:
+        """The same machine, whose operators take what was measured.
+
+        Raises:
+            MachineError: the profile is of another kind of device, or of virtual devices in another number, which share a host's
+                cores otherwise.
+        """
+        if profile is None:
+            return replace(self, profile=None)
+        where, own = profile.where, f"machine {self.name!r} has {self.devices} x {self.device.name}"
+        if device_name(where.kind) != self.device.name:
+            raise MachineError(f"the profile was measured on {where}, {own}: measure there, with `unity profile`")
+        if where.kind not in KINDS and where.devices != self.devices:
+            raise MachineError(
+                f"the profile was measured on {where}, {own}: such devices share a host, and take another time when there are "
+                "more of them: measure as many, with `unity profile`"
+            )
+        return replace(self, profile=profile)
+
+    @classmethod
+    def grid(
+        cls,
+        nodes: int = 1,
+        devices_per_node: int = 8,
+        device: str | Device = "v100",
+        intra: str | Level | tuple[float, float] | None = None,
+        inter: str | Level | tuple[float, float] | None = None,
+        memory: int | None = None,
+        cards_per_node: int | None = None,
+    ) -> Machine:
+        """`nodes` equal nodes of `devices_per_node` devices: two levels, "node" and "device".
+
+        Args:
+            nodes: how many nodes.
+            devices_per_node: devices in each.
+            device: a preset's name (`unity.machine.presets.DEVICES`), or a Device.
+            intra: the link inside a node. A preset's name (`presets.LINKS`): every device has such a port of its own. A
+                Level, or a pair: (bytes/s per device in one direction, seconds per message). Default: the device's
+                usual.
+            inter: the link between nodes. A preset's name: network cards of that kind, which the node's devices share
+                (`Level.bandwidth`). A Level or a pair is taken as it is: per device. Default: the device's usual.
+            memory: bytes per device, if other than the device's own.
+            cards_per_node: network cards per node, for an `inter` given by name. Default: the device's usual: one per
+                device for A100 and newer, one per node for older devices and for a Device of your own.
+
+        Raises:
+            MachineError: a name is not known, a figure is not positive, or no link is usual for the device.
+        """
+        check_count("nodes", nodes, "nodes")
+        check_count("devices_per_node", devices_per_node, "devices")
+        chosen = device if isinstance(device, Device) else _known("device", device, DEVICES)
+        usual = USUAL_LINKS.get(chosen.name)
+        if usual is None and (intra is None or inter is None):
+            raise MachineError(
+                f"no link is usual for device {chosen.name!r}: give intra= and inter=, each one of "
+                f"{', '.join(sorted(LINKS))}, or (bytes/s per device, seconds per message)"
+            )
+        if cards_per_node is None:
+            cards_per_node = devices_per_node if usual and usual.card_per_device else 1
+        check_count("cards_per_node", cards_per_node, "network cards")
+        inner = _level("device", devices_per_node, intra if intra is not None or usual is None else usual.intra, 1.0)
+        share = cards_per_node / devices_per_node
+        outer = _level("node", nodes, inter if inter is not None or usual is None else usual.inter, share)
+        machine = cls(f"{chosen.name}-{nodes}x{devices_per_node}", chosen, (outer, inner))
+        return machine if memory is None else machine.with_memory(memory)
+
+    @classmethod
+    def preset(cls, name: str) -> Machine:
+        """A cluster of the papers, or of today: "summit-32x6", "flexflow-p100", "dgx-h100", "dgx-h100-4x8".
+
+        The name is one of `unity.machine.presets.CLUSTERS`, which has a usual number of nodes, and may end in another:
+        "-<nodes>x<devices per node>".
+
+        Raises:
+            MachineError: no cluster has that name, or its nodes have another number of devices.
+        """
+        base, nodes, per_node = name, None, None
+        if counted := re.fullmatch(r"(.+)-([1-9]\d*)x([1-9]\d*)", name):
+            base, nodes, per_node = counted[1], int(counted[2]), int(counted[3])
+        cluster = _known("machine", base, CLUSTERS)
+        inside = prod(level.size for level in cluster.inside)
+        if per_node not in (None, inside):
+            raise MachineError(f"machine {name!r}: its nodes have {inside} devices, not {per_node}; use Machine.grid")
+        between = replace(cluster.between, size=nodes or cluster.nodes)
+        return cls(f"{base}-{between.size}x{inside}", DEVICES[cluster.device], (between, *cluster.inside))
+
+    @classmethod
+    def local(cls, devices: Sequence[Any] | None = None) -> Machine:
+        """The machine that this process sees: known GPUs from the presets, others measured once and kept on disk.
+
+        Args:
+            devices: the jax.Devices to describe, all of one kind. Default: `jax.devices()`.
+
+        Raises:
+            MachineError: see `unity.exec.measure.local_machine.describe`.
+        """
+        # Imported here because it reads this module, and because planning for another machine needs neither JAX's
+        # devices nor what measures them.
+        from unity.exec.measure.local_machine import describe
+
+        return describe(devices)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the machine as JSON; the file is replaced as a whole, or not at all."""
+        write(path, json.dumps(self.to_json(), indent=2) + "\n")
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine as JSON data, what was measured included."""
+        found = {
+            "schema": SCHEMA,
+            "name": self.name,
+            "device": {name: getattr(self.device, name) for name in _DEVICE_FIELDS},
+            "levels": [level_json(level) for level in self.levels],
+        }
+        found |= {"reduce_in": self.reduce_in} if self.reduce_in else {}
+        return found if self.profile is None else found | {"profile": self.profile.to_json()}
+
+    @staticmethod
+    def from_json(data: Any) -> Machine:
+        """The machine that `to_json` described. Raises MachineError as `load` does."""
+        return _from_json(data)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Machine:
+        """Reads what `save` wrote, or what a user wrote by hand: fields as in Device and Level; others are ignored.
+
+        Raises:
+            MachineError: the file is no JSON, has another schema version, lacks a field, or a figure is not possible.
+            OSError: the file cannot be read.
+        """
+        try:
+            return _from_json(json.loads(Path(path).read_text()))
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise MachineError(f"{path}: not a machine's JSON: {error}") from error
+        except MachineError as error:
+            raise MachineError(f"{path}: {error}") from error
+
+    def __str__(self) -> str:
+        levels = " > ".join(f"{level.size} {level.name} {level.bandwidth / 1e9:.4g} GB/s" for level in self.levels)
+        fastest = max(self.device.flops, key=lambda dtype: self.device.flops[dtype])
+        return (
+            f"{self.name}: {self.devices} x {self.device.name} ({self.device.memory / 2**30:.4g} GiB, "
+            f"{self.device.flops[fastest] / 1e12:.4g} TFLOP/s {fastest}), {levels}"
+        )
+
+
+def device_name(kind: str) -> str:
+    """What a device of a kind that JAX names is called here: by the preset's name, or by JAX's own in lower case."""
+    return KINDS.get(kind) or re.sub(r"\s+", "-", kind.lower())
+
+
+_DEVICE_FIELDS = ("name", "flops", "memory", "bandwidth", "efficiency", "launch")
+
+
+def _from_json(data: Any) -> Machine:
+    schema, name, device, levels = fields(data, "the file", ("schema", "name", "device", "levels"))
+    if schema != SCHEMA:
+        raise MachineError(f"schema is version {schema!r}, this release reads {SCHEMA}: write it again (Machine.save)")
+    if not isinstance(name, str):
+        raise MachineError(f"name must be a string, got {name!r}")
+    if not isinstance(levels, list):
+        raise MachineError(f"levels must be a list, got {levels!r}")
+    made = tuple(level_of(level, f"levels[{index}]") for index, level in enumerate(levels))
+    profile = data.get("profile")
+    machine = Machine(name, Device(*fields(device, "device", _DEVICE_FIELDS)), made, reduce_in=str(data.get("reduce_in", "")))
+    return machine if profile is None else machine.with_profile(Profile.from_json(profile))
+
+
+def _known(what: str, name: str, table: Mapping[str, T]) -> T:
+    if name not in table:
+        raise MachineError(f"no {what} is named {name!r}; known are {', '.join(sorted(table))}")
+    return table[name]
+
+
+def _level(name: str, size: int, link: str | Level | tuple[float, float] | None, share: float) -> Level:
+    """A level of a grid. `share`: the part of a link given by name that each device has; others are per device."""
+    if isinstance(link, Level):
+        return replace(link, name=name, size=size)
+    if isinstance(link, tuple):
+        return Level(name, size, *link)
+    known = _known("link", link or "", LINKS)
+    return Level(name, size, known.bandwidth * share, known.latency)
+
+
+def _primes(size: int) -> list[int]:
+    """Prime factors, largest first."""
+    found, factor = [], 2
+    while factor * factor <= size:
+        while size % factor == 0:
+            found.append(factor)
+            size //= factor
+        factor += 1
+    if size > 1:
+        found.append(size)
+    return found[::-1]

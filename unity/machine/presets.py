@@ -1,0 +1,202 @@
+"""Known devices, links and clusters, as data. Every figure carries its source.
+
+Rates are the vendors' peaks for dense operands (without structured sparsity). Memory is what the board carries; what is
+left for a program is less (`Machine.with_memory`). A user who has measured better figures writes a machine of his own,
+as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from unity.machine.hardware import Device, Level
+
+_GIB = 2**30
+
+# Part of the peak that a large matrix product reaches. V100: 83 of 112.7 TFLOP/s (Markidis et al., NVIDIA Tensor Core
+# Programmability, Performance & Precision, IPDPSW 2018). A100: 271.2 of 312, H100: 792.1 of 989 (Bekman, Machine
+# Learning Engineering Open Book, "Maximum Achievable Matmul FLOPS"). H200: taken from the H100, whose processor it has.
+# K80, P100: assumed.
+_REACHED = {"k80": 0.8, "p100": 0.8, "v100": 0.74, "a100": 0.87, "h100": 0.80, "h200": 0.80}
+
+# Seconds of overhead per operator of a compiled program. Assumed: no vendor states it.
+_LAUNCH = 4e-6
+
+# Data sheet "Tesla V100", SXM2: 7.8 / 15.7 / 125 TFLOP/s in FP64 / FP32 / tensor (FP16), 900 GB/s, 16 or 32 GB. No
+# bfloat16 units.
+_V100 = {"float64": 7.8e12, "float32": 15.7e12, "float16": 125e12}
+# Data sheet "A100 Tensor Core GPU", SXM: FP64 tensor 19.5, TF32 156, BF16 and FP16 312, INT8 624 T(FL)OP/s.
+# float32 is the TF32 rate: JAX's default precision uses tensorfloat32 where there is any (docstring of
+# jax.lax.Precision).
+_A100 = {"float64": 19.5e12, "float32": 156e12, "bfloat16": 312e12, "float16": 312e12, "int8": 624e12}
+# Data sheets "H100" and "H200", SXM: FP64 tensor 67, TF32 494.7, BF16 and FP16 989.4, FP8 and INT8 1978.9
+# T(FL)OP/s dense (the sheets print twice that, with sparsity). float32 is the TF32 rate, as above.
+_HOPPER = {
+    "float64": 67e12,
+    "float32": 494.7e12,
+    "bfloat16": 989.4e12,
+    "float16": 989.4e12,
+    "float8_e4m3fn": 1978.9e12,
+    "float8_e5m2": 1978.9e12,
+    "int8": 1978.9e12,
+}
+
+
+def _gpu(name: str, flops: Mapping[str, float], gib: int, bandwidth: float) -> Device:
+    return Device(name, flops, gib * _GIB, bandwidth, _REACHED[name.split("-")[0]], _LAUNCH)
+
+
+DEVICES: Mapping[str, Device] = {
+    device.name: device
+    for device in (
+        # Data sheet "Tesla K80", one of the board's two GPUs, boost clocks: half of 2.91 / 8.74 TFLOP/s in FP64 /
+        # FP32, of 480 GB/s and of 24 GB.
+        _gpu("k80", {"float64": 1.455e12, "float32": 4.37e12}, 12, 240e9),
+        # Data sheet "Tesla P100", NVLink version: 5.3 / 10.6 / 21.2 TFLOP/s in FP64 / FP32 / FP16, 732 GB/s, 16 GB.
+        _gpu("p100", {"float64": 5.3e12, "float32": 10.6e12, "float16": 21.2e12}, 16, 732e9),
+        _gpu("v100", _V100, 16, 900e9),
+        _gpu("v100-32gb", _V100, 32, 900e9),
+        # Same data sheet: 1,555 GB/s with 40 GB, 2,039 GB/s with 80 GB.
+        _gpu("a100-40gb", _A100, 40, 1555e9),
+        _gpu("a100", _A100, 80, 2039e9),
+        # Same data sheets: 3.35 TB/s with 80 GB, 4.8 TB/s with 141 GB.
+        _gpu("h100", _HOPPER, 80, 3.35e12),
+        _gpu("h200", _HOPPER, 141, 4.8e12),
+    )
+}
+
+# `Device.device_kind` as JAX gives it, for the boards above and no others (a PCIe board has other clocks and links; it
+# is measured instead).
+KINDS: Mapping[str, str] = {
+    "Tesla K80": "k80",
+    "Tesla P100-SXM2-16GB": "p100",
+    "Tesla V100-SXM2-16GB": "v100",
+    "Tesla V100-SXM2-32GB": "v100-32gb",
+    "Tesla V100-SXM3-32GB": "v100-32gb",
+    "NVIDIA A100-SXM4-40GB": "a100-40gb",
+    "NVIDIA A100-SXM4-80GB": "a100",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H200": "h200",
+}
+
+
+@dataclass(frozen=True)
+class Link:
+    """A port or network card: bytes/s in one direction, seconds per message."""
+
+    bandwidth: float
+    latency: float
+
+
+# Seconds per ring step, LL128 protocol: NCCL's own model, table hwLat in src/graph/tuning.cc.
+_NVLINK_STEP, _PCIE_STEP, _NETWORK_STEP = 1.9e-6, 2.5e-6, 4.0e-6
+
+LINKS: Mapping[str, Link] = {
+    # All NVLinks of one GPU together: P100 4 x 20 GB/s, V100 6 x 25, A100 12 x 25, H100 and H200 18 x 25 (data sheets;
+    # they print the sum of both directions).
+    "nvlink1": Link(80e9, _NVLINK_STEP),
+    "nvlink2": Link(150e9, _NVLINK_STEP),
+    "nvlink3": Link(300e9, _NVLINK_STEP),
+    "nvlink4": Link(450e9, _NVLINK_STEP),
+    # 16 lanes of 8, 16 or 32 GT/s, 128b/130b coding (PCI-SIG base specifications 3.0, 4.0, 5.0).
+    "pcie3": Link(15.75e9, _PCIE_STEP),
+    "pcie4": Link(31.5e9, _PCIE_STEP),
+    "pcie5": Link(63.0e9, _PCIE_STEP),
+    # Between the two POWER9 of a node: 4 bytes at 16 GT/s (OLCF, Summit User Guide: X-Bus 64 GB/s). No published
+    # latency; taken as a PCIe step.
+    "xbus": Link(64e9, _PCIE_STEP),
+    # One 4x port: 56.25 Gb/s signalled with 64b/66b coding for FDR, 100, 200, 400 Gb/s of data (InfiniBand Trade
+    # Association roadmap).
+    "ib-fdr": Link(6.82e9, _NETWORK_STEP),
+    "ib-edr": Link(12.5e9, _NETWORK_STEP),
+    "ib-hdr": Link(25e9, _NETWORK_STEP),
+    "ib-ndr": Link(50e9, _NETWORK_STEP),
+}
+
+
+@dataclass(frozen=True)
+class Links:
+    """How nodes of a kind of device are usually built: the link inside, the network card, and one card for each device
+    or one that the whole node shares."""
+
+    intra: str
+    inter: str
+    card_per_device: bool
+
+
+# DGX A100 and DGX H100/H200 system user guides: one ConnectX card for each GPU in the compute fabric. The older ones as
+# in the papers' clusters below.
+USUAL_LINKS: Mapping[str, Links] = {
+    "k80": Links("pcie3", "ib-fdr", False),
+    "p100": Links("nvlink1", "ib-edr", False),
+    "v100": Links("nvlink2", "ib-edr", False),
+    "v100-32gb": Links("nvlink2", "ib-edr", False),
+    "a100-40gb": Links("nvlink3", "ib-hdr", True),
+    "a100": Links("nvlink3", "ib-hdr", True),
+    "h100": Links("nvlink4", "ib-ndr", True),
+    "h200": Links("nvlink4", "ib-ndr", True),
+}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster: its device, its usual number of nodes, the level between nodes (of any size), the levels inside."""
+
+    device: str
+    nodes: int
+    between: Level
+    inside: tuple[Level, ...]
+
+
+def _node(bandwidth: float) -> Level:
+    return Level("node", 1, bandwidth, _NETWORK_STEP)
+
+
+def _port(devices: int, link: str) -> Level:
+    return Level("device", devices, LINKS[link].bandwidth, LINKS[link].latency)
+
+
+def _dgx(device: str) -> Cluster:
+    links = USUAL_LINKS[device]
+    return Cluster(device, 1, _node(LINKS[links.inter].bandwidth), (_port(8, links.intra),))
+
+
+_EDR, _FDR = LINKS["ib-edr"].bandwidth, LINKS["ib-fdr"].bandwidth
+
+CLUSTERS: Mapping[str, Cluster] = {
+    # Unity, section 7: Summit, 32 nodes of 6 V100, three GPUs per CPU joined by NVLink, EDR 100 Gb/s. The Summit User
+    # Guide (OLCF) adds: two EDR rails per node, which 6 devices share; an X-Bus of 64 GB/s between the CPUs, which the
+    # 3 devices of a socket share; two NVLink bricks of 25 GB/s between each two GPUs of a socket, so 4 per GPU.
+    "summit": Cluster(
+        "v100",
+        32,
+        _node(2 * _EDR / 6),
+        (
+            Level("socket", 2, LINKS["xbus"].bandwidth / 3, LINKS["xbus"].latency),
+            Level("device", 3, 4 * 25e9, _NVLINK_STEP),
+        ),
+    ),
+    # OptCNN, section 6, and FlexFlow, section 8.1: 4 nodes of 4 P100, NVLink inside, EDR 100 Gb/s (the paper's "GB/s"
+    # is a slip) between, one card shared by 4.
+    "flexflow-p100": Cluster("p100", 4, _node(_EDR / 4), (_port(4, "nvlink1"),)),
+    # FlexFlow, section 8.1 and figure 5: 16 nodes of 4 K80; pairs on a PCIe switch of their own, whose one uplink to
+    # the shared switch 2 devices share; 56 Gb/s InfiniBand, shared by 4.
+    "flexflow-k80": Cluster(
+        "k80",
+        16,
+        _node(_FDR / 4),
+        (
+            Level("pair", 2, LINKS["pcie3"].bandwidth / 2, _PCIE_STEP),
+            _port(2, "pcie3"),
+        ),
+    ),
+    # TensorOpt, section 5: 2 machines of 8 V100 (16 GB), NVLink inside, RDMA over EDR 100 Gb/s between, shared by 8.
+    "tensoropt-v100": Cluster("v100", 2, _node(_EDR / 8), (_port(8, "nvlink2"),)),
+    # TensorOpt, section 5.1, figure 7 (b): without RDMA about half of that; with a DGX's four cards four times.
+    "tensoropt-v100-no-rdma": Cluster("v100", 2, _node(0.5 * _EDR / 8), (_port(8, "nvlink2"),)),
+    "tensoropt-v100-4x-rdma": Cluster("v100", 2, _node(4 * _EDR / 8), (_port(8, "nvlink2"),)),
+    "dgx-a100": _dgx("a100"),
+    "dgx-h100": _dgx("h100"),
+    "dgx-h200": _dgx("h200"),
+}

@@ -1,0 +1,163 @@
+"""What was measured of operators on one kind of device: an immutable value that a machine may carry."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+from unity.machine.hardware import MachineError
+
+SCHEMA = 2  # of a profile's JSON; another one too for another way of measuring, so that what was measured otherwise is not believed
+
+Shapes = tuple[tuple[int, ...], ...]
+Content = tuple[str, Shapes, tuple[bool, ...]]
+
+
+@dataclass(frozen=True)
+class Where:
+    """What a measurement holds for: devices, how many of them work at once, on how many cores, and the software.
+
+    Virtual devices share a host's cores, so their number and the cores' are part of it.
+    """
+
+    kind: str
+    devices: int
+    cores: int
+    jax: str
+    platform: str  # the driver's or the backend's own version
+
+    @cached_property
+    def key(self) -> str:
+        """Text that is equal for equal ones."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    def __str__(self) -> str:
+        return f"{self.devices} x {self.kind} ({self.cores} cores, jax {self.jax}, {self.platform})"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One operator on local shapes, as it was measured on all devices at once.
+
+    Args:
+        body: the hash of its program, which global shapes, dtypes and parameters are part of.
+        kind: what is measured alike, `lookup.kind_of`.
+        shapes: of its operands and then its results, on one device.
+        differentiated: for each operand, whether a gradient flows back to it.
+        work: FLOPs of products on one device.
+        dtype: that they are computed in.
+        nbytes: of operands and results on one device.
+        forward: seconds, with what is kept for the backward pass written out; a median.
+        backward: seconds from cotangents and what was kept to the gradients; a median. 0 where nothing is differentiated.
+        spread: interquartile range over the median, of both, the larger one.
+    """
+
+    body: str
+    kind: str
+    shapes: Shapes
+    differentiated: tuple[bool, ...]
+    work: float
+    dtype: str
+    nbytes: float
+    forward: float
+    backward: float
+    spread: float
+
+    def __post_init__(self) -> None:
+        for name in ("work", "nbytes", "forward", "backward", "spread"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+                raise MachineError(f"a measurement's {name} must be a finite number, zero or above, got {value!r}")
+
+    @property
+    def content(self) -> Content:
+        """What was measured."""
+        return self.body, self.shapes, self.differentiated
+
+    @cached_property
+    def key(self) -> str:
+        """A hash of what was measured, whatever came out."""
+        return hashlib.sha256(repr(self.content).encode()).hexdigest()[:32]
+
+    @property
+    def count(self) -> int:
+        """How many operands have a gradient."""
+        return sum(self.differentiated)
+
+    def to_json(self) -> list[Any]:
+        """The fields in order: a profile has hundreds of these."""
+        return list(asdict(self).values())
+
+    @staticmethod
+    def from_json(row: Any) -> Measurement:
+        """What `to_json` made. Raises MachineError."""
+        try:
+            body, kind, shapes, flags, work, dtype, nbytes, forward, backward, spread = row
+            local = tuple(tuple(int(n) for n in shape) for shape in shapes)
+            texts = str(body), str(kind), local, tuple(bool(f) for f in flags)
+            return Measurement(*texts, work, str(dtype), nbytes, forward, backward, spread)
+        except (TypeError, ValueError) as error:
+            raise MachineError(f"a profile's measurement is damaged: {error}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """All that was measured on some devices. Equal if the content is."""
+
+    where: Where
+    measurements: tuple[Measurement, ...] = field(repr=False)
+
+    @cached_property
+    def key(self) -> str:
+        """A hash of the content, in whatever order it was measured."""
+        rows = sorted(json.dumps(m.to_json()) for m in self.measurements)
+        return hashlib.sha256("\n".join([self.where.key, *rows]).encode()).hexdigest()[:32]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Profile) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __len__(self) -> int:
+        return len(self.measurements)
+
+    @cached_property
+    def exact(self) -> Mapping[Content, Measurement]:
+        """Measurements by what was measured."""
+        return {m.content: m for m in self.measurements}
+
+    @cached_property
+    def alike(self) -> Mapping[tuple[str, tuple[bool, ...]], tuple[Measurement, ...]]:
+        """Measurements of one program on several shapes, in an order of their own."""
+        found: dict[tuple[str, tuple[bool, ...]], list[Measurement]] = {}
+        for m in sorted(self.measurements, key=lambda m: (m.work, m.nbytes, m.shapes)):
+            found.setdefault((m.body, m.differentiated), []).append(m)
+        return {k: tuple(v) for k, v in found.items()}
+
+    def of(self, bodies: Collection[str]) -> Profile:
+        """The measurements of some programs alone."""
+        return Profile(self.where, tuple(m for m in self.measurements if m.body in bodies))
+
+    def to_json(self) -> dict[str, Any]:
+        """The profile as JSON data."""
+        return {"schema": SCHEMA, "where": asdict(self.where), "measurements": [m.to_json() for m in self.measurements]}
+
+    @staticmethod
+    def from_json(data: Any) -> Profile:
+        """What `to_json` made. Raises MachineError if it is none, damaged, or of another schema."""
+        if not isinstance(data, dict) or not {"schema", "where", "measurements"} <= set(data):
+            raise MachineError("a profile must be an object with schema, where, measurements")
+        if data["schema"] != SCHEMA:
+            raise MachineError(f"the profile's schema is version {data['schema']!r}, this release reads {SCHEMA}: measure again")
+        try:
+            where = Where(**data["where"])
+            rows = list(data["measurements"])
+        except TypeError as error:
+            raise MachineError(f"a profile's 'where' or 'measurements' is damaged: {error}") from error
+        return Profile(where, tuple(Measurement.from_json(row) for row in rows))

@@ -1,0 +1,232 @@
+"""The price of changing one type into another, for many pairs of types at once.
+
+All pairs are followed together through the sequence that `pcg.resharding.steps` gives for one: a pair is a column, and every step
+adds its collective's alpha and beta to the pairs that take part in it. Types are rows of codes, one for each axis: U, R, S, or
+P + name · OUTERS + the number of its outer, where names are those that `search.reshard` gives the dimensions of a pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, reduce
+
+import numpy as np
+
+from unity.machine.collectives import table
+from unity.machine.machine import Machine
+from unity.pcg.parallel.resharding import SLICING
+from unity.pcg.types.parallel_type import Digit
+
+Array = np.ndarray
+
+FIRST = 0  # the name of the first dimension
+U, R, S, P = range(4)
+UNPLACED = (U, R, S)
+KIND = {"U": U, "R": R, "S": S, "P": P}
+FROM = {"partition": (U, R), "reduce_partition": (S,), "combine_partition": (P,)}
+LATE = ("reduce_partition", "partition", "combine_partition")
+OUTERS = 1 << 10  # inner digits that a code can tell apart
+FIELDS = 7  # of a priced change
+NOWHERE = 1 << 30  # a level beyond all levels
+
+
+class Pricing:
+    """Follows all pairs through `pcg.resharding.steps`. A pair is a column; `rows` are the pairs that take part in a step.
+
+    `growth`: how many times larger partial sums are (`pcg.accumulation`).
+    """
+
+    def __init__(self, machine: Machine, outers: Sequence[int], old: Array, new: Array, pairs: Array, growth: float = 1.0) -> None:
+        self.machine, self.growth, axes = machine, growth, machine.axes
+        self.axes = range(len(axes))
+        self.pairs = pairs.shape[1]
+        self.sizes = np.array([a.size for a in axes], float)
+        self.levels = np.array([a.level for a in axes])
+        found = [_digits(codes, outers, [a.size for a in axes]) for codes in (old, new)]
+        places = np.unique(np.concatenate([d[d >= 0] for d in found]))
+        held, goal = (np.where(d >= 0, np.searchsorted(places, d), d).T for d in found)
+        self.held, self.goal = held.take(pairs[0], 1), goal.take(pairs[1], 1)  # what each axis is now, and what it shall be
+        self.start = self.held.copy()
+        self.turning = np.append(places >> 48 != FIRST, [False] * len(UNPLACED))
+        self.bits, self.clash = _bits(tuple(places.tolist()))
+        self.fraction = np.prod(np.where(self.held >= 0, 1 / self.sizes[:, None], 1.0), axis=0)
+        self.cost = {name: [np.zeros(self.pairs), np.zeros(self.pairs)] for name in ("forward", "backward")}
+        self.merged = np.zeros(self.pairs)
+        self.tables: dict[str, tuple[Array, Array]] = {}
+        self.gathered = np.zeros(self.pairs, bool)
+
+    def run(self) -> Array:
+        """The fields of `reshard.Changes`, [FIELDS, pairs]."""
+        rows = np.flatnonzero((self.held != self.goal).any(0))
+        everything = rows
+        while len(rows):
+            self.slice_all(rows)
+            rows = self.gather_what_is_in_the_way(rows)
+        self.finish(everything)
+        unused, replicated = ((_are(self.start, a) & _are(self.goal, b)) for a, b in ((U, R), (R, U)))
+        moved = (self.start != self.goal) & ~unused & ~replicated
+        size = np.where(moved.any(0), self.fraction, 0.0)
+        return np.stack([*(x for line in self.cost.values() for x in line), self.merged, size, self.gathered])
+
+    def slice_all(self, rows: Array) -> None:
+        """Slices, reduce-scatters and all-to-alls, as long as any pair has an axis that is free to move."""
+        while len(rows := rows[self.free(rows).any(0)]):
+            held, goal = self.held.take(rows, 1), self.goal.take(rows, 1) >= 0
+            sliced, summed = (self.outermost(_are(held, k) & goal) for k in (U, S))
+            late = sliced < np.where(summed == NOWHERE, -1, summed)
+            for chosen, order in ((rows[~late], SLICING), (rows[late], LATE)):
+                for name in order:
+                    self.slice(name, chosen)
+
+    def slice(self, name: str, rows: Array) -> None:
+        if not len(rows):
+            return
+        held = self.held.take(rows, 1)
+        chosen = self.free(rows) & reduce(np.logical_or, (_are(held, kind) for kind in FROM[name]))
+        some = np.flatnonzero(chosen.any(0))
+        rows, chosen = rows[some], chosen.take(some, 1)
+        if name == "partition":
+            replicated = _are(held.take(some, 1), R)
+            self.become(rows, chosen & replicated, P)
+            turned = self.turned(self.goal, rows, chosen & ~replicated)
+            self.add("backward", "all-gather", rows, chosen & ~replicated, turned)
+            self.become(rows, chosen & ~replicated, P)
+        elif name == "reduce_partition":
+            turned = self.turned(self.goal, rows, chosen)
+            self.add("forward", "reduce-scatter", rows, chosen, turned)
+            self.add("backward", "all-gather", rows, chosen, turned)
+            self.become(rows, chosen, P)
+        else:
+            self.add("forward", "all-to-all", rows, chosen)
+            self.add("backward", "all-to-all", rows, chosen)
+            self.become(rows, chosen, P)
+
+    def gather_what_is_in_the_way(self, rows: Array) -> Array:
+        """One gather for each pair that is stuck; those pairs."""
+        held, goal = self.held.take(rows, 1), self.goal.take(rows, 1)
+        done = held == goal
+        stuck = ~done & (held >= 0) & self.overlap(held, np.where(done, ~U, goal))
+        some = np.flatnonzero(stuck.any(0))
+        rows, stuck = rows[some], stuck.take(some, 1)
+        order = self.levels * len(self.levels) + np.array(self.axes)
+        last = np.argmax(np.where(stuck, order[:, None], -1), axis=0) if len(rows) else np.zeros(0, int)
+        chosen = np.arange(len(self.levels))[:, None] == last
+        goal = self.goal.take(rows, 1)
+        to_unused, to_sum = chosen & _are(goal, U), chosen & _are(goal, S)
+        self.gather(rows, to_unused, U)
+        self.gather(rows, chosen & ~to_unused & ~to_sum, R)
+        self.become(rows, to_sum, S)
+        return rows
+
+    def finish(self, rows: Array) -> None:
+        goal = self.goal.take(rows, 1)
+        chosen = _are(self.held.take(rows, 1), S) & ~_are(goal, S)
+        self.add("forward", "all-reduce", rows, chosen)
+        self.become(rows, chosen, U)
+        self.become(rows, _are(self.held.take(rows, 1), R) & _are(goal, U), U)
+        chosen = _are(self.held.take(rows, 1), U) & _are(goal, R)
+        self.merged[rows] += table(self.machine, "all-reduce")[0][self.mask(chosen)]
+        self.become(rows, chosen, R)
+        self.add("backward", "all-reduce", rows, chosen)
+        held = self.held.take(rows, 1) >= 0
+        to_r, to_u = held & _are(goal, R), held & _are(goal, U)
+        first = self.outermost(to_u) < self.outermost(to_r)
+        self.gather(rows, to_u & first, U)
+        self.gather(rows, to_r, R)
+        self.gather(rows, to_u & ~first, U)
+        self.become(rows, ~_are(self.held.take(rows, 1), S) & _are(goal, S), S)
+
+    def free(self, rows: Array) -> Array:
+        """`pcg.resharding.free` for every axis, [axes, rows]."""
+        held, goal = self.held.take(rows, 1), self.goal.take(rows, 1)
+        return (goal >= 0) & (held != goal) & ~self.overlap(goal, held)
+
+    def overlap(self, positions: Array, others: Array) -> Array:
+        """Whether slice positions overlap one of others in the same row, [axes, rows]."""
+        found = np.zeros(positions.shape, bool)
+        for single, clash in zip(self.bits, self.clash, strict=True):
+            found |= (clash[positions] & np.bitwise_or.reduce(single[others], axis=0)) != 0
+        return found
+
+    def outermost(self, chosen: Array) -> Array:
+        """The slowest level among the chosen axes of every pair."""
+        return np.where(chosen, self.levels[:, None], NOWHERE).min(0, initial=NOWHERE)
+
+    def add(self, name: str, kind: str, rows: Array, chosen: Array, turned: Array | bool = False) -> None:
+        """Adds a collective over the chosen axes of every row. `turned`: for each row, whether it is one that turns.
+
+        Forward it is called before what is held has changed where that is a partial sum; backward, after it has become replicated.
+        """
+        if not len(rows):
+            return
+        mask, turned = self.mask(chosen), np.asarray(turned, int)
+        alpha, beta = (column[turned, mask] for column in self.table(kind))
+        self.cost[name][0][rows] += alpha
+        if self.growth != 1:
+            summed = _are(self.held.take(rows, 1), S if name == "forward" else R).any(0)
+            beta = np.where(summed, self.growth * beta, beta)
+        self.cost[name][1][rows] += beta * self.fraction[rows]
+
+    def table(self, kind: str) -> tuple[Array, Array]:
+        """Alpha and beta of a collective, [turned, chosen axes]."""
+        if kind not in self.tables:
+            both = (table(self.machine, kind, turned) for turned in (False, True))
+            alpha, beta = map(np.stack, zip(*both, strict=True))
+            self.tables[kind] = alpha, beta
+        return self.tables[kind]
+
+    def turned(self, positions: Array, rows: Array, chosen: Array) -> Array:
+        """For each row, whether a chosen axis has its position along another dimension than the first: `resharding.turned`."""
+        return np.any(chosen & self.turning[positions.take(rows, 1)], axis=0)
+
+    def mask(self, chosen: Array) -> Array:
+        """The chosen axes of every pair as bits."""
+        return (chosen.astype(np.int64) << np.array(self.axes, np.int64)[:, None]).sum(0)
+
+    def become(self, rows: Array, chosen: Array, kind: int) -> None:
+        if not len(rows):
+            return
+        held, size = self.held.take(rows, 1), self.sizes[:, None]
+        change = np.where(chosen & (held < 0), 1 / size, 1.0) if kind == P else np.where(chosen & (held >= 0), size, 1.0)
+        self.fraction[rows] *= change.prod(0)
+        self.held[:, rows] = np.where(chosen, self.goal.take(rows, 1) if kind == P else ~kind, held)
+
+    def gather(self, rows: Array, chosen: Array, kind: int) -> None:
+        some = np.flatnonzero(chosen.any(0))
+        rows, chosen = rows[some], chosen.take(some, 1)
+        turned = self.turned(self.held, rows, chosen)
+        self.become(rows, chosen, kind)
+        self.add("forward", "all-gather", rows, chosen, turned)
+        if kind == R:
+            self.add("backward", "reduce-scatter", rows, chosen, turned)
+        self.gathered[rows] = True
+
+
+def _are(held: Array, kind: int) -> Array:
+    """Which axes are in a state: places are numbers from 0, and what has none is the complement of its kind."""
+    return held >= 0 if kind == P else held == ~kind
+
+
+def _digits(codes: Array, outers: Sequence[int], sizes: Sequence[int]) -> Array:
+    """Slice positions made absolute and packed into a number, or the complement of what is no position, [types, axes]."""
+    codes = codes.astype(np.int64)
+    name, outer = np.divmod(np.maximum(codes - P, 0), OUTERS)
+    absolute = np.array(outers, np.int64)[outer]
+    for k in range(codes.shape[1]):
+        for j in range(k):
+            absolute[:, k] *= np.where(codes[:, j] == codes[:, k], sizes[j], 1)
+    return np.where(codes >= P, name << 48 | absolute << 16 | np.array(sizes, np.int64), ~codes)
+
+
+@lru_cache(maxsize=64)
+def _bits(places: tuple[int, ...]) -> tuple[Array, Array]:
+    """Slice positions (packed) as sets of one, and the sets of those that they overlap; both [words, positions + UNPLACED]: what is
+    no position is last, and empty."""
+    found = [Digit(p >> 48, p >> 16 & 0xFFFFFFFF, p & 0xFFFF) for p in places]
+    words = len(found) // 64 + 1
+    single, clash = (np.zeros((words, len(found) + len(UNPLACED)), np.uint64) for _ in range(2))
+    for i in range(len(found)):
+        single[i // 64, i] = np.uint64(1 << i % 64)
+    for i, a in enumerate(found):
+        clash[:, i] = np.bitwise_or.reduce([single[:, j] for j, b in enumerate(found) if a.overlaps(b)], axis=0)
+    return single, clash

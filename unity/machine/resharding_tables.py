@@ -1,0 +1,273 @@
+"""What it costs to change types: the sequence of `pcg.resharding`, priced for all pairs of types at once.
+
+Every step is one collective whose time is alpha + beta · bytes, so a change costs a + b · (bytes of the whole tensor), with
+coefficients that depend on the two types only, and on them only up to the names of dimensions but the first: gathering dimension 1
+to slice dimension 2 costs what the reverse does. Changes that are the same but for that are priced once for a machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from unity.base.lru_cache import Recent
+from unity.machine.machine import Machine
+from unity.machine.resharding_prices import FIELDS, FIRST, KIND, OUTERS, P, Pricing
+from unity.pcg.parallel.resharding import stationary
+from unity.pcg.types.axis import Axis
+from unity.pcg.types.parallel_type import State, Type
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Types:
+    """A set of types: for each, the index of its state along every axis."""
+
+    states: tuple[State, ...]
+    rows: Array  # [types, axes]
+
+    @staticmethod
+    def of(types: Sequence[Type]) -> Types:
+        """The set that has these types, in this order."""
+        codes: dict[State, int] = {}
+        rows = [[codes.setdefault(s, len(codes)) for s in t] for t in types]
+        return Types(tuple(codes), np.array(rows, np.int16).reshape(len(types), len(types[0]) if types else 0))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def key(self) -> tuple[tuple[State, ...], tuple[int, ...], bytes]:
+        """Equal for equal sets."""
+        return self.states, self.rows.shape, np.ascontiguousarray(self.rows, np.int16).tobytes()
+
+    def parts(self, axes: Sequence[Axis]) -> Array:
+        """For each type, what part of a tensor one device holds."""
+        split = np.array([s.kind == "P" for s in self.states], bool)[self.rows]
+        return np.prod(np.where(split, [1 / a.size for a in axes], 1.0), axis=1)
+
+    def absolute(self, axes: Sequence[Axis], k: int) -> list[State]:
+        """For each type, the state along axis k with its slice position made absolute (`pcg.resharding.absolute`)."""
+        sizes = np.array([a.size for a in axes[:k]], int)
+        before = np.where(self.rows[:, :k] == self.rows[:, k, None], sizes, 1).prod(1)
+        states = (self.states[code] for code in self.rows[:, k])
+        return [s._replace(outer=s.outer * int(n)) if s.kind == "P" else s for s, n in zip(states, before, strict=True)]
+
+    def __getitem__(self, index: int) -> Type:
+        return tuple(self.states[s] for s in self.rows[index])
+
+
+@dataclass(frozen=True, eq=False)
+class Changes:
+    """Coefficients of changes, arrays of one shape. Seconds are `alpha + beta · nbytes` with the whole tensor's bytes."""
+
+    forward: tuple[Array, Array]
+    backward: tuple[Array, Array]
+    merged: Array  # seconds that backward has less where the tensor is an argument, as `search.collectives` says
+    size: Array  # what one device holds afterwards, as a fraction of the tensor; 0 where no new buffer is made
+    gathered: Array  # whether anything is gathered
+
+    def __getitem__(self, index: Array) -> Changes:
+        f, b = ((alpha[index], beta[index]) for alpha, beta in (self.forward, self.backward))
+        return Changes(f, b, self.merged[index], self.size[index], self.gathered[index])
+
+
+def changes(machine: Machine, before: Sequence[Type], after: Sequence[Type], growth: float = 1.0) -> Changes:
+    """The coefficients of all changes between two sets of types on a machine's axes, [before, after].
+
+    `growth`: how many times larger than the tensor its partial sums are (`pcg.accumulation`).
+    """
+    found, index = distinct_changes(machine, Types.of(before), Types.of(after), growth)
+    return found[index]
+
+
+def distinct_changes(machine: Machine, before: Types, after: Types, growth: float = 1.0) -> tuple[Changes, Array]:
+    """Every change between two sets of types once, and which of them leads from one type to another, [before, after]."""
+    return _book(machine, growth).changes(before, after)
+
+
+def stationary_pairs(before: Types, after: Types, axes: Sequence[Axis], over: Sequence[int]) -> Array:
+    """Whether a change leaves a tensor where it is along all axes `over`, as `pcg.resharding.stationary` says, [before, after]."""
+    good = np.ones((len(before), len(after)), bool)
+    for k in over:
+        rows, columns = before.absolute(axes, k), after.absolute(axes, k)
+        codes = {s: c for c, s in enumerate(dict.fromkeys((*rows, *columns)))}
+        table = np.array([[stationary(s, t) for t in codes] for s in codes], bool)
+        good &= table[np.ix_([codes[s] for s in rows], [codes[t] for t in columns])]
+    return good
+
+
+@lru_cache(maxsize=8)
+def _book(machine: Machine, growth: float) -> _Book:
+    return _Book(machine, growth)
+
+
+BLOCK = 1 << 15  # pairs that are priced at once: what is worked on meanwhile is some hundred bytes for each
+RECENT = 128_000_000  # bytes of changes between pairs of sets that are remembered
+FACTORS = np.random.default_rng(0).integers(1, 1 << 63, FIELDS, np.uint64) * np.uint64(2) + np.uint64(1)  # of fingerprints
+
+
+@dataclass(frozen=True, eq=False)
+class _Renamed:
+    """A set of types with dimensions renamed: the distinct ones' `codes` [types, axes] and `ids`, and which each has become."""
+
+    codes: Array
+    ids: Array
+    index: Array
+
+
+class _Book:
+    """All changes that were priced on a machine, for dimensions named as they appear: first in the old type, then in the new. The
+    first dimension keeps its name, 0, as what happens along others is turned.
+
+    Codes of types are those of `search.reshard_prices`.
+    """
+
+    def __init__(self, machine: Machine, growth: float) -> None:
+        self.machine, self.growth = machine, growth
+        self.outers: dict[int, int] = {}
+        self.ids: dict[bytes, int] = {}
+        self.recent = Recent[tuple, tuple[Changes, Array]](RECENT, lambda found: _nbytes(*found))
+        self.costs = np.zeros((0, FIELDS))  # of priced pairs, every different one once; and room for more
+        self.numbers: dict[bytes, int] = {}  # where each of these is
+        self.runs: list[tuple[Array, Array]] = []  # of priced pairs: keys, ascending, and which of the costs is each one's
+
+    def changes(self, before: Types, after: Types) -> tuple[Changes, Array]:
+        """Tensors of one kind have the same types all over a program: what was looked up last is remembered."""
+        key = (before.key, after.key)
+        if key not in self.recent:
+            self.recent[key] = self.found(before, after)
+        return self.recent[key]
+
+    def found(self, before: Types, after: Types) -> tuple[Changes, Array]:
+        old, new, naming = self.renamed(before, after)
+        rows, columns = old.index[:, None], new.index[naming]
+        present = np.zeros((len(old.ids), len(new.ids)), bool)
+        present[rows, columns] = True
+        pairs = np.stack(np.nonzero(present))
+        keys = old.ids[pairs[0]] << 32 | new.ids[pairs[1]]
+        which, known = self.look_up(keys)
+        if not known.all():
+            more = self.priced(old.codes, new.codes, pairs[:, ~known])
+            which[~known] = more
+            self.learn(keys[~known], more)
+        among = np.zeros(len(self.numbers), bool)
+        among[which] = True
+        used = np.flatnonzero(among)
+        own = np.empty(len(among), np.int32)
+        own[used] = np.arange(len(used))
+        number = np.zeros(present.shape, np.min_scalar_type(len(used)))
+        number[tuple(pairs)] = own[which]
+        f0, f1, b0, b1, merged, size, gathered = np.ascontiguousarray(self.costs[used].T)
+        return Changes((f0, f1), (b0, b1), merged, size, gathered > 0), number[rows, columns]
+
+    def look_up(self, keys: Array) -> tuple[Array, Array]:
+        """Which of the costs are those of pairs, and of which pairs that is known."""
+        which, known = np.zeros(len(keys), np.int32), np.zeros(len(keys), bool)
+        for own, numbers in self.runs:
+            at = np.minimum(np.searchsorted(own, keys), len(own) - 1)
+            found = own[at] == keys
+            which[found] = numbers[at[found]]
+            known |= found
+        return which, known
+
+    def priced(self, old: Array, new: Array, pairs: Array) -> Array:
+        """Which of the costs are those of pairs of two sets of types, that were not priced yet."""
+        outers = tuple(self.outers)
+        blocks = np.array_split(pairs, -(-pairs.shape[1] // BLOCK), axis=1)
+        made = (Pricing(self.machine, outers, old, new, block, self.growth) for block in blocks)
+        return np.concatenate([self.numbered(pricing.run()) for pricing in made])
+
+    def numbered(self, priced: Array) -> Array:
+        """Which of the costs are those of priced pairs, [FIELDS, pairs]; new ones are added."""
+        different, which = _different(priced)
+        rows, known = _rows(np.ascontiguousarray(different.T)), len(self.numbers)
+        new = {row: known + k for k, row in enumerate(row for row in rows if row not in self.numbers)}
+        numbers = np.array([new[row] if row in new else self.numbers[row] for row in rows], np.int32)
+        count = known + len(new)
+        if count > len(self.costs):
+            self.costs = np.concatenate([self.costs[:known], np.zeros((count, FIELDS))])  # twice as many, at least
+        self.costs[known:count] = different.T[numbers >= known]
+        self.numbers.update(new)  # last, so that all that have a number have costs, whenever Ctrl-C is pressed
+        return numbers[which]
+
+    def learn(self, keys: Array, numbers: Array) -> None:
+        """Adds a run; runs of about one length become one, so that nothing is moved often."""
+        order = np.argsort(keys)
+        self.runs.append((keys[order], numbers[order]))
+        while len(self.runs) > 1 and len(self.runs[-2][0]) <= 2 * len(self.runs[-1][0]):
+            (first, numbers), (second, more) = self.runs[-2:]
+            both = np.concatenate([first, second])
+            order = np.argsort(both, kind="stable")
+            self.runs[-2:] = [(both[order], np.concatenate([numbers, more])[order])]
+
+    def renamed(self, before: Types, after: Types) -> tuple[_Renamed, _Renamed, Array]:
+        """Both sets with dimensions named, the new one for every naming that old types give; and which each of them gives."""
+        dims = 1 + max(s.dim for s in (*before.states, *after.states, UNUSED_AT_0))
+        unnamed = np.full((len(before), dims), -1)
+        unnamed[:, 0] = FIRST
+        own = _named(unnamed, before)
+        namings, of = np.unique(own, axis=0, return_inverse=True)
+        every = _named(np.repeat(namings[:, None], len(after), axis=1), after)
+        return self.coded(before, own), self.coded(after, every), of.reshape(-1)
+
+    def coded(self, types: Types, names: Array) -> _Renamed:
+        kind, dim, outer = (np.array(column)[types.rows] for column in zip(*map(self.described, types.states), strict=True))
+        name = np.take_along_axis(names, np.broadcast_to(dim, (*names.shape[:-1], dim.shape[-1])), axis=-1)
+        codes = np.where(kind == P, P + name * OUTERS + outer, kind).astype(np.uint16)
+        local: dict[bytes, int] = {}
+        index = [local.setdefault(row, len(local)) for row in _rows(codes)]
+        ids = [self.ids.setdefault(row, len(self.ids)) for row in local]
+        distinct = np.frombuffer(b"".join(local), np.uint16).reshape(len(local), codes.shape[-1])
+        return _Renamed(distinct, np.array(ids, np.int64), np.array(index).reshape(names.shape[:-1]))
+
+    def described(self, state: State) -> tuple[int, int, int]:
+        number = self.outers.setdefault(state.outer, len(self.outers))
+        assert number < OUTERS, "more inner digits than a code can hold"
+        return KIND[state.kind], max(state.dim, 0), number
+
+
+def _nbytes(found: Changes, index: Array) -> int:
+    return FIELDS * found.merged.nbytes + index.nbytes
+
+
+def _different(priced: Array) -> tuple[Array, Array]:
+    """The columns that are different, bit by bit, and which of them each is.
+
+    They are told apart by fingerprints. Should different ones have the same (which was never seen), they are compared themselves.
+    """
+    words = np.ascontiguousarray(priced).view(np.uint64)
+    prints = np.zeros(words.shape[1], np.uint64)
+    for row, factor in zip(words, FACTORS, strict=True):
+        prints += (row ^ (row >> np.uint64(32))) * factor
+    _, first, which = np.unique(prints, return_index=True, return_inverse=True)
+    if not np.array_equal(words[:, first[which]], words):
+        _, first, which = np.unique(words, axis=1, return_index=True, return_inverse=True)
+    return priced[:, first], which.reshape(-1)
+
+
+UNUSED_AT_0 = State("U", 0)
+
+
+def _rows(codes: Array) -> list[bytes]:
+    """Every row of codes as bytes."""
+    width = codes.shape[-1] * codes.itemsize
+    count = codes.size // codes.shape[-1] if width else int(np.prod(codes.shape[:-1]))
+    return codes.reshape(count, -1).view(np.dtype((np.void, width))).ravel().tolist() if width else [b""] * count
+
+
+def _named(names: Array, types: Types) -> Array:
+    """Names dimensions that have none yet (-1), in the order of the axes: [..., types, dimensions]."""
+    dims = np.array([s.dim for s in types.states], int)[types.rows]
+    following = names.max(-1) + 1
+    rows = np.arange(len(types))
+    for axis in range(dims.shape[1]):
+        dim = dims[:, axis]
+        new = (dim >= 0) & (names[..., rows, dim] < 0)
+        names[..., rows, dim] = np.where(new, following, names[..., rows, dim])
+        following = following + new
+    return names

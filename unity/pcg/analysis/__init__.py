@@ -1,0 +1,1 @@
+"""Facts of a program that training depends on: gradients, residuals, rematerialization."""

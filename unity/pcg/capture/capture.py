@@ -1,0 +1,346 @@
+"""From any JAX function to a serial PCG: trace it on abstract arguments, inline its calls, and join equations to operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from inspect import unwrap
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.extend import core
+from jax.sharding import get_abstract_mesh
+
+from unity.base.errors import CaptureError
+from unity.pcg.capture.clustering import Cluster, clusters
+from unity.pcg.capture.heavy_operators import PLATFORM, constants, light
+from unity.pcg.capture.operator_names import calls, label
+from unity.pcg.capture.unread_operands import without_unread
+from unity.pcg.ir.dead_code import deduplicated, extract, used
+from unity.pcg.ir.graph import PCG, Node, Value
+from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, program_of
+from unity.pcg.jaxprs.jaxprs import NESTING
+from unity.pcg.jaxprs.mesh_context import apart, forgotten
+from unity.pcg.jaxprs.parameter_text import text_of
+from unity.pcg.jaxprs.scan_operands import constants_and_carry
+from unity.pcg.jaxprs.source_lines import owner
+from unity.pcg.jaxprs.weak_types import is_weak, struct_of
+from unity.pcg.operators.table import TABLE
+from unity.pcg.propagation.choices import choices
+from unity.pcg.propagation.scan_programs import REMATERIALIZED, SCANNED
+from unity.pcg.propagation.solver import nested_body
+
+VALUES = (  # what JAX raises where a program asks for a value that is not there yet
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerBoolConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+
+Weak = tuple[tuple[bool, ...], tuple[bool, ...]]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A captured function: its program, flat and as a graph, the values that it closed over (further inputs, last), and its
+    output's structure.
+    """
+
+    body: Body
+    graph: PCG
+    consts: tuple[Any, ...]
+    in_tree: Any
+    out_tree: Any
+    paths: tuple[str, ...]  # of every argument leaf, as the user would write it
+    differentiated: frozenset[int]  # leaves of `argnums`
+    weak: Weak  # which leaves of arguments are weakly typed, and which of results
+
+    def of(self, body: Body, known: Bodies | None = None) -> Captured:
+        """The same function, computed by another program. `known`: see `graph_of`."""
+        names = [str(node.attributes["name"]) for node in self.graph.inputs]
+        return replace(self, body=body, graph=graph_of(body, names, known))
+
+    @property
+    def bodies(self) -> Bodies:
+        """What its operators compute, as `graph_of` knows them."""
+        found = (node.body for node, _ in self.graph.walk() if node.body is not None)
+        return {(body.key, body.identity): body for body in found}
+
+
+Clustering = Callable[[Body, Mapping[int, int]], list[Cluster]]
+
+
+def capture(fn: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 0, clustering: Clustering = clusters) -> Captured:
+    """The graph of `fn(*args)`. Arguments are pytrees of arrays or `jax.ShapeDtypeStruct`s; nothing is computed.
+    `clustering`: how equations are joined to operators (`unity.plan.cache` remembers it).
+
+    Raises CaptureError when an argument is not an array, `argnums` names none that can be differentiated, or the function
+    cannot be traced because it looks at values, has side effects or leaks; with the reason and the place. What the function
+    itself raises passes through, with a note.
+    """
+    leaves, in_tree = jax.tree.flatten(args)
+    paths = tuple(_path(path) for path, _ in jax.tree_util.tree_flatten_with_path(args)[0])
+    structs = [_struct(x, p) for x, p in zip(leaves, paths, strict=True)]
+    differentiated = _differentiated(args, structs, argnums)
+    closed, shape = _traced(fn, jax.tree.unflatten(in_tree, structs))
+    with apart():
+        body, consts = program_of(closed)
+        body, names = used(body), (*paths, *(f"<constant {k}>" for k in range(len(consts))))
+        graph = graph_of(body, names, clustering=clustering)
+    return Captured(body, graph, consts, in_tree, jax.tree.structure(shape), paths, differentiated, _weak(closed))
+
+
+def _weak(closed: core.ClosedJaxpr) -> Weak:
+    return tuple(map(is_weak, closed.in_avals)), tuple(map(is_weak, closed.out_avals))
+
+
+def weak_results(fn: Callable[..., Any], captured: Captured, weak: Sequence[bool]) -> tuple[bool, ...] | None:
+    """Traces a captured function on arguments with other weak types, and returns which of its results are weakly typed then.
+
+    None if it computes something else then, as numbers are converted to other types.
+    """
+    tensors = [node.tensors[0].struct for node in captured.graph.inputs[: len(weak)]]
+    structs = [s.update(weak_type=True) if w else s for s, w in zip(tensors, weak, strict=True)]
+    closed, _ = _traced(fn, jax.tree.unflatten(captured.in_tree, structs))
+    with apart():
+        same = used(program_of(closed)[0]).key == captured.body.key
+    return _weak(closed)[1] if same else None
+
+
+def _traced(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[core.ClosedJaxpr, Any]:
+    try:
+        closed, shape = _outside(jax.make_jaxpr(fn, return_shape=True), args)
+    except CaptureError:
+        raise
+    except jax.errors.UnexpectedTracerError as error:
+        raise CaptureError(f"{_where(error) or _name(fn)}: {_name(fn)} {_LEAK}") from error
+    except Exception as error:
+        if isinstance(error, VALUES) or (isinstance(error, TypeError) and "of concrete values" in str(error)):
+            raise CaptureError(
+                f"{_where(error) or _name(fn)}: {_name(fn)} looks at a value that is not known while it is planned:"
+                f" {_first_line(error)}\n    Use jax.numpy.where, lax.cond or lax.scan there, or close over what is constant."
+                " (docs: capture#values)"
+            ) from error
+        if isinstance(error, ValueError) and "Non-hashable static arguments" in str(error):
+            raise CaptureError(
+                f"{_where(error) or _name(fn)}: a jax.jit takes as static what is not known while it is planned.\n    Numbers and"
+                " flags among the arguments are arrays, too: fix those that are static by functools.partial. (docs: capture#leaves)"
+            ) from error
+        if isinstance(error, TypeError) and "not a valid JAX type" in str(error) and "return" in str(error):
+            raise CaptureError(
+                f"{_name(fn)} returns something that is not an array: {_first_line(error)}\n    Return arrays only; leave strings,"
+                " functions and the like out of the result. (docs: capture#results)"
+            ) from error
+        error.add_note(f"This came from {_name(fn)} itself, while unity traced it on abstract arguments to plan it.")
+        raise
+    if any(isinstance(c, Tracer) for c in closed.consts):
+        raise CaptureError(f"{_name(fn)} {_LEAK}")
+    if closed.effects:
+        equations = program_of(closed)[0].equations
+        where = next((e.source for e in equations if e.origin is not None and e.origin.effects), _name(fn))
+        kinds = ", ".join(sorted({type(e).__name__ for e in closed.effects}))
+        raise CaptureError(
+            f"{where}: {_name(fn)} has side effects ({kinds}), which a plan would repeat on every device.\n    Take"
+            " jax.debug.print, callbacks and the like out of the planned function. (docs: capture#effects)"
+        )
+    return closed, shape
+
+
+def _outside(trace: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """A function's program outside of the mesh that the user has set, unless it says of that what lies where."""
+    try:
+        with apart():
+            return trace(*args)
+    except (RuntimeError, ValueError) as error:
+        if get_abstract_mesh().empty or "non-empty mesh" not in str(error):
+            raise
+    closed, shape = trace(*args)
+    return forgotten(closed), shape
+
+
+_LEAK = (
+    "uses a value of another trace: one left behind in a global, an attribute or a cache, or one of a jax.jit or jax.grad around"
+    " the planning.\n    Return such values and pass them in as arguments; plan outside of other transformations."
+    " (docs: capture#leaks)"
+)
+
+
+def _where(error: BaseException) -> str:
+    """The user's line that an exception came from: the innermost frame that is neither JAX's nor unity's."""
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if owner(code.co_filename) == "user" or (not found and owner(code.co_filename) == "library"):
+            found = f"{code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+def _differentiated(args: Sequence[Any], structs: Sequence[Any], argnums: int | Sequence[int]) -> frozenset[int]:
+    """The numbers of the leaves of `argnums`."""
+    wanted = tuple(argnums) if isinstance(argnums, Iterable) else (argnums,)
+    for i in wanted:
+        if not isinstance(i, int) or not -len(args) <= i < len(args):
+            raise CaptureError(
+                f"argnums={argnums!r} names argument {i!r}, but there are {len(args)} arguments.\n    Arguments are counted"
+                " from 0, as in jax.grad. (docs: capture#argnums)"
+            )
+    found = _leaves_of(args, {i % len(args) for i in wanted})
+    if found and not any(jnp.issubdtype(structs[k].dtype, jnp.inexact) for k in found):
+        kinds = ", ".join(sorted({str(structs[k].dtype) for k in found}))
+        raise CaptureError(
+            f"argnums={argnums!r} names arguments without a real number in them (only {kinds}): they have no gradient.\n"
+            "    Give the position of the weights, as in jax.grad. (docs: capture#argnums)"
+        )
+    return found
+
+
+def _leaves_of(args: Sequence[Any], wanted: set[int]) -> frozenset[int]:
+    found, start = set(), 0
+    for k, arg in enumerate(args):
+        count = len(jax.tree.leaves(arg))
+        found |= set(range(start, start + count)) if k in wanted else set()
+        start += count
+    return frozenset(found)
+
+
+def _struct(x: Any, path: str) -> jax.ShapeDtypeStruct:
+    try:
+        aval = jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
+        return struct_of(aval)
+    except TypeError:
+        what = f"{type(x).__name__} of {x.dtype}, no array of JAX" if hasattr(x, "dtype") else f"{type(x).__name__}, not an array"
+        raise CaptureError(
+            f"{path} is a {what}.\n    Pass arrays or jax.ShapeDtypeStruct as leaves; close over"
+            " everything else (functools.partial, or a lambda). (docs: capture#leaves)"
+        ) from None
+
+
+def _path(path: Any) -> str:
+    first, rest = path[0], path[1:]
+    return f"args[{first.idx}]{jax.tree_util.keystr(rest)}"
+
+
+def _name(fn: Any) -> str:
+    code = getattr(unwrap(fn), "__code__", None)  # of a jax.jit, too
+    where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+    return f"{getattr(fn, '__name__', type(fn).__name__)}{where}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
+
+
+Bodies = dict[tuple[str, tuple[int, ...]], Body]
+
+
+def graph_of(body: Body, names: Sequence[str], known: Bodies | None = None, clustering: Clustering = clusters) -> PCG:
+    """A body as a graph of operators; scans and remats get a graph inside.
+
+    Graphs made with one dictionary of `known` operators share them, and all that was derived of them.
+    """
+    return _Capture({} if known is None else known, clustering).graph(body, names)
+
+
+class _Capture:
+    """One capture. Operators that compute the same share their body, so that whatever is derived of it is derived once."""
+
+    def __init__(self, bodies: Bodies, clustering: Clustering) -> None:
+        self.bodies, self.clustering = bodies, clustering
+        self.looped = False  # in a loop of several steps
+
+    def graph(self, body: Body, names: Sequence[str]) -> PCG:
+        body = without_unread(deduplicated(body, light))  # the zeros for an unread operand are not those that others read
+        inputs = tuple(
+            Node("input", (), (body.tensors[v],), attributes={"index": k, "name": name})
+            for k, (v, name) in enumerate(zip(body.inputs, names, strict=True))
+        )
+        values: dict[int, Value] = {v: Value(n) for v, n in zip(body.inputs, inputs, strict=True)}
+        constant, sizes = constants(body), calls(body)
+        for cluster in self.clustering(body, constant):
+            first, made = body.equations[cluster.members[0]], cluster.outputs
+            if first.name in SCANNED + REMATERIALIZED:
+                made = first.results
+                node = self.nested(body, first, tuple(self.read(body, a, values, constant) for a in first.operands))
+            else:
+                part, order = extract(body, cluster.members, made, constant)
+                operands, tensors = tuple(values[v] for v in order), tuple(body.tensors[v] for v in made)
+                members = [body.equations[i] for i in cluster.members]
+                line, scope = _most_common(e.source for e in members), _most_common(e.scope for e in members)
+                node = Node(label(part, sizes), operands, tensors, self.shared(part), source=line, scope=scope)
+            values.update((v, Value(node, k)) for k, v in enumerate(made))
+        return PCG(inputs, tuple(self.read(body, a, values, constant) for a in body.outputs))
+
+    def shared(self, part: Body) -> Body:
+        return self.bodies.setdefault((part.key, part.identity), part)
+
+    def read(self, body: Body, atom: Atom, values: dict[int, Value], constant: Mapping[int, int]) -> Value:
+        """The value of an atom; a constant becomes a node of its own."""
+        if isinstance(atom, Literal):
+            return Value(Node("constant", (), (atom.tensor,), self.shared(Body((), (atom,), (), {}))))
+        if atom not in values:
+            part, _ = extract(body, [constant[atom]], [atom], constant)
+            values[atom] = Value(Node("constant", (), (body.tensor(atom),), self.shared(part)))
+        return values[atom]
+
+    def nested(self, body: Body, equation: Equation, operands: tuple[Value, ...]) -> Node:
+        """A scan or a remat, its program a graph inside."""
+        params, program = equation.params, used(nested_body(equation))
+        tensors = tuple(body.tensors[v] for v in equation.results)
+        line, scope = equation.source, equation.scope
+        if equation.name in SCANNED:
+            consts, carry = constants_and_carry(params)
+            names = [f"const {k}" for k in range(consts)] + [f"carry {k}" for k in range(carry)]
+            names += [f"step of {k}" for k in range(len(operands) - consts - carry)]
+            attributes = {
+                "length": params["length"], "reverse": params["reverse"], "consts": consts, "carry": carry,
+                "unroll": params["unroll"],
+            }  # fmt: skip
+            around, self.looped = self.looped, self.looped or params["length"] > params["unroll"]
+            inside = self.graph(program, names)
+            self.looped = around
+            return Node("scan", operands, tensors, None, inside, attributes, source=line, scope=scope)
+        # Where no loop is between both passes, a compiler would take some of the first one's values again, and some not.
+        attributes = {"prevent_cse": params["prevent_cse"] or not self.looped}
+        inside = self.graph(program, [f"operand {k}" for k in range(len(operands))])
+        policy = params.get("policy")
+        if policy is not None:
+            attributes["policy"] = text_of(policy, lambda value: None)
+        return Node("remat", operands, tensors, None, inside, attributes, source=line, scope=scope, policy=policy)
+
+
+def _most_common(texts: Iterable[str]) -> str:
+    """The text said most often (the last of those), if any says something."""
+    said = [t for t in texts if t]
+    return max(reversed(said), key=said.count) if said else ""
+
+
+def unparallelized(graph: PCG) -> list[tuple[Node, str]]:
+    """Operators of which no factor is known, or none can be followed through their programs: they run whole on every device."""
+    found = []
+    for node, _ in graph.walk():
+        if node.body is not None and node.kind != "constant":
+            unknown = sorted({e.name for e in node.body.equations if e.name not in TABLE and e.name not in STRUCTURED})
+            if unknown:
+                found.append((node, f"no entry for {', '.join(unknown)} in the operator table"))
+            elif opaque(node.body):
+                found.append((node, "no dimension can be followed through the program inside"))
+    return found
+
+
+def opaque(body: Body) -> bool:
+    """Whether a loop, branch or custom call of large tensors can be split in no way."""
+    inside = any(e.name in STRUCTURED for e in body.equations)
+    return inside and any(body.tensor(a).ndim for a in body.outputs) and not any(c.divided for c in choices(body))
+
+
+STRUCTURED = NESTING | {PLATFORM}
+
+
+def tensor_of(aval: Any) -> Tensor:
+    """An aval, array or ShapeDtypeStruct as a tensor."""
+    return Tensor(tuple(aval.shape), aval.dtype)

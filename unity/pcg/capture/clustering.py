@@ -1,0 +1,142 @@
+"""Which equations become one operator: composites are the light work between two heavy operators.
+
+People and rules think in operators such as soft-max, layer norm or dropout, not in the ten primitives each consists of. An
+equation joins the operator of its only user, if both are light; statistics join the operator that they are taken for, though
+others read them too. Nothing is lost: factors of a composite are derived from its body, and where joining would lose one,
+the equations stay apart. Two normalizations that meet in a sum stay two operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from unity.pcg.capture.heavy_operators import SMALL, Uses, constants, light
+from unity.pcg.capture.lossless import keeps
+from unity.pcg.capture.shared_work import LARGEST, Merging
+from unity.pcg.ir.program import Body, Equation
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Equations (by number) that make one operator, and their variables that others use."""
+
+    members: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def clusters(body: Body, constant: Mapping[int, int] | None = None) -> list[Cluster]:
+    """The operators of a body: a partition of its equations (those of constants left out), operands before users."""
+    constant = constants(body) if constant is None else constant
+    uses = Uses(body)
+    wanted = [i for i, e in enumerate(body.equations) if not (e.results and e.results[0] in constant)]
+    trees = [part for tree in _trees(uses, wanted, frozenset()) for part in _apart(uses, tree, constant)]
+    whole = [part for tree in trees for part in _lossless_parts(uses, tree, constant)]
+    return _with_outputs(uses, Merging(uses, whole, constant).run())
+
+
+def restored(body: Body, constant: Mapping[int, int], members: Sequence[Sequence[int]]) -> list[Cluster]:
+    """The operators of a body from the equations of each, as `clusters` found them. Raises ValueError if they are no partition."""
+    wanted = [i for i, e in enumerate(body.equations) if not (e.results and e.results[0] in constant)]
+    if sorted(i for some in members for i in some) != wanted:
+        raise ValueError(f"a partition of {len(wanted)} equations was expected")
+    return _with_outputs(Uses(body), members)
+
+
+def _with_outputs(uses: Uses, members: Iterable[Sequence[int]]) -> list[Cluster]:
+    return [Cluster(tuple(some), uses.outputs(some, set(some))) for some in members]
+
+
+def _trees(uses: Uses, numbers: Sequence[int], cut: frozenset[int]) -> list[list[int]]:
+    """Joins every equation to the cluster of its only user; a variable in `cut` ends its cluster. Each has one end, its last."""
+    body, ends = uses.body, uses.ends
+    inside = set(numbers)
+    home: dict[int, int] = {}  # equation → the last equation of its cluster
+    size: dict[int, int] = {}
+    for i in reversed(numbers):
+        e = body.equations[i]
+        readers = {u for v in e.results for u in uses.users.get(v, ())}
+        homes = {home[u] for u in readers if u in inside}
+        leaves = any(v in ends or v in cut for v in e.results) or not readers <= inside
+        target = i if leaves or len(homes) != 1 else homes.pop()
+        if target != i and not _may_join(body, e, target, size):
+            target = i
+        home[i] = target
+        size[target] = size.get(target, 0) + 1
+    members: dict[int, list[int]] = {}
+    for i in numbers:
+        members.setdefault(home[i], []).append(i)
+    return [members[target] for target in sorted(members)]
+
+
+def _may_join(body: Body, equation: Equation, target: int, size: Mapping[int, int]) -> bool:
+    last = body.equations[target]
+    if not (light(equation) and light(last)) or size[target] >= LARGEST:
+        return False
+    if last.name == "gather":  # index arithmetic only: a table is an operand that must be free to lie anywhere
+        return not any(body.tensors[v].floating for v in equation.results)
+    return equation.name != "gather" or not body.tensors[equation.results[0]].floating or _small_gather(equation)
+
+
+def _small_gather(equation: Equation) -> bool:
+    """Whether a gather picks scalars (labels from log-probabilities) rather than rows of an embedding table."""
+    return all(n == 1 for n in equation.params["slice_sizes"])
+
+
+def _apart(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[list[int]]:
+    """Cuts a tree where two branches meet that each reduce something, and have nothing in common: they are two operators.
+
+    A residual sum is an operator too, rather than part of the normalization that follows it where nothing else reads it.
+    """
+    body = uses.body
+    inside = set(tree)
+    roots = any(body.equations[i].name in ("rsqrt", "sqrt") for i in tree)
+    reads: dict[int, frozenset[int]] = {}  # variable made here → inputs that it depends on
+    reduces: set[int] = set()  # variables made here that depend on a reduction
+    cut: set[int] = set()
+    touched = (a for i in tree for a in (*body.equations[i].operands, *body.equations[i].results))
+    largest = max(body.tensors[a].nbytes for a in touched if isinstance(a, int))
+
+    def large(a: int) -> frozenset[int]:  # two norms may share a gain and stay two
+        return frozenset({a} if SMALL * body.tensors[a].nbytes > largest else ())
+
+    for i in tree:
+        e = body.equations[i]
+        operands = {a for a in e.operands if isinstance(a, int) and a not in constant}
+        for a in operands & uses.statistics.keys() - reads.keys():  # taken outside, of what is read here too
+            reads[a] = uses.statistics[a]
+            reduces.add(a)
+        branches = [a for a in operands if a in reduces]
+        apart = [(a, b) for a in branches for b in branches if reads[a] and reads[b] and reads[a].isdisjoint(reads[b])]
+        alone = {a for a in branches if len(branches) > 1 and all(a == b or (a, b) in apart for b in branches)}
+        cut |= alone
+        shapes = {body.tensors[a] for a in operands}
+        if roots and e.name == "add" and len(operands) == 2 and shapes == {body.tensors[e.results[0]]}:
+            cut |= {v for v in e.results if uses.often(v, inside)}
+        below = frozenset[int]().union(*(large(a) if a in alone or a not in reads else reads[a] for a in operands))
+        reads.update((v, below) for v in e.results)
+        if set(branches) - alone or (e.name.startswith("reduce_") and body.tensors[e.results[0]].floating):
+            reduces.update(e.results)
+    return _trees(uses, tree, frozenset(cut)) if cut else [tree]
+
+
+def _lossless_parts(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[list[int]]:
+    """The tree if it is lossless; otherwise its largest lossless end (found by bisection), and the parts of the rest."""
+    found: list[list[int]] = []
+    waiting = [tree]
+    while waiting:
+        members = waiting.pop()
+        last = uses.body.equations[members[-1]].results
+        start, lossy = len(members) - 1, -1
+        if keeps(uses, members, last, constant):
+            start = 0
+        while start - lossy > 1:
+            middle = (start + lossy) // 2
+            if keeps(uses, members[middle:], last, constant):
+                start = middle
+            else:
+                lossy = middle
+        found.append(members[start:])
+        if start:
+            waiting += _trees(uses, members[:start], frozenset())
+    return sorted(found, key=lambda members: members[-1])

@@ -1,0 +1,84 @@
+"""Who makes and who uses the variables of a body; which equations are light enough to be part of a composite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from unity.pcg.ir.program import Body, Equation
+from unity.pcg.operators.table import TABLE
+
+ALONE = frozenset({
+    "dot_general", "conv_general_dilated", "scatter", "scatter-add", "scatter_add", "sort", "top_k", "scan", "while", "cond",
+    "remat2", "checkpoint", "remat", "reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window", "cumsum",
+    "cumprod", "cummax", "cummin", "cumlogsumexp", "argmax", "argmin", "dynamic_slice", "dynamic_update_slice",
+    "optimization_barrier", "custom_vjp_call", "custom_vjp_call_jaxpr", "fft", "constrain", "kernel",
+})  # fmt: skip
+PLATFORM = "platform_index"  # which has no operands: a number that a `cond` tells platforms apart by
+REPEATED = 48  # equations of a constant that are computed again at every use; a larger one is an operator of its own
+SMALL = 8  # statistics are smaller than what they are taken of by at least this
+
+
+def light(equation: Equation) -> bool:
+    """Whether an equation may be part of a composite."""
+    return equation.name == "custom_jvp_call" or (equation.name not in ALONE and equation.name in TABLE)
+
+
+class Uses:
+    """Which equations use and make each variable of a body, found once."""
+
+    def __init__(self, body: Body) -> None:
+        self.body = body
+        self.ends = {a for a in body.outputs if isinstance(a, int)}
+        self.users: dict[int, list[int]] = {}
+        self.maker: dict[int, int] = {}
+        for i, e in enumerate(body.equations):
+            for a in e.operands:
+                if isinstance(a, int):
+                    self.users.setdefault(a, []).append(i)
+            self.maker.update((v, i) for v in e.results)
+        self.statistics = self._statistics()
+
+    def _statistics(self) -> dict[int, frozenset[int]]:
+        """Small variables that come from a reduction of something large, and what large variables those are taken of."""
+        tensors = self.body.tensors
+        found: dict[int, frozenset[int]] = {}
+        roots: dict[int, frozenset[int]] = {}  # of a variable used once: what its equation reads
+        for e in self.body.equations:
+            operands = [a for a in e.operands if isinstance(a, int)]
+            below = frozenset[int]().union(*(found.get(a) or roots.get(a) or {a} for a in operands)) if light(e) else frozenset()
+            largest = max((tensors[a].nbytes for a in operands), default=0)
+            reduces = e.name.startswith("reduce_") and all(SMALL * tensors[v].nbytes <= largest for v in e.results)
+            small = any(a in found for a in operands) and all(a in found or SMALL * tensors[a].nbytes <= largest for a in operands)
+            small = small or (bool(operands) and all(a in found for a in operands))
+            for v in e.results:
+                if light(e) and tensors[v].floating and (reduces or (small and tensors[v].nbytes <= largest)):
+                    found[v] = below
+                elif len(self.users.get(v, ())) == 1 and len(below) <= 8:
+                    roots[v] = below
+        return found
+
+    def often(self, v: int, inside: set[int]) -> bool:
+        """Whether a variable is used more than once in a cluster, as it is or in another precision."""
+        users = [u for u in self.users.get(v, ()) if u in inside]
+        if len(users) == 1 and self.body.equations[users[0]].name == "convert_element_type":
+            return self.often(self.body.equations[users[0]].results[0], inside)
+        return len(users) > 1
+
+    def outputs(self, members: Iterable[int], inside: set[int]) -> tuple[int, ...]:
+        """Variables made by `members` and used elsewhere. An operator without any still has its last equation's."""
+        made = [v for i in members for v in self.body.equations[i].results]
+        return tuple(v for v in made if v in self.ends or any(u not in inside for u in self.users.get(v, ())))
+
+
+def constants(body: Body) -> Mapping[int, int]:
+    """Variables that depend on no input and are cheap → the equation that makes them. They are computed wherever they are used."""
+    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
+    for i, e in enumerate(body.equations):
+        cheap = e.name == PLATFORM or (light(e) and e.name not in ("random_bits", "gather"))
+        if cheap and all(not isinstance(a, int) or a in found for a in e.operands):
+            size = 1 + sum(sizes[a] for a in e.operands if isinstance(a, int))
+            if size <= REPEATED:
+                found.update((v, i) for v in e.results)
+                sizes.update((v, size) for v in e.results)
+    return found

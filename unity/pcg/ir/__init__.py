@@ -1,0 +1,1 @@
+"""Programs and graphs as immutable values, and their JSON and DOT forms."""

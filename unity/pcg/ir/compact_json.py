@@ -1,0 +1,93 @@
+"""Graphs as small JSON data: what many nodes have in common is written once, as in the layers of a model.
+
+A node's content is all of its data but what it reads. Each different content is kept once; a node is the number of its content,
+and what it reads: the number of another node, or a pair of that and of the result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from unity.base.errors import PlanFileError
+from unity.pcg.ir.graph import PCG
+from unity.pcg.ir.graph_json import from_json, to_json
+
+MARK = "folded graph"
+SEVERAL = "folded graphs"
+
+
+def fold(graph: PCG) -> dict[str, Any]:
+    """A graph as data for `json.dumps`. Raises TypeError if an attribute is no plain value."""
+    return {**_alone(to_json(graph)), "unity": MARK}
+
+
+def fold_all(graphs: Iterable[PCG]) -> dict[str, Any]:
+    """Graphs that have much in common as data: what nodes of any of them have in common is written once."""
+    contents: dict[str, int] = {}
+    rows = [_rows(to_json(graph), contents) for graph in graphs]
+    return {"unity": SEVERAL, "contents": _listed(contents), "graphs": rows}
+
+
+def unfold(data: Any) -> PCG:
+    """The graph that `fold` described, with the same key. Raises PlanFileError if the data are anything else."""
+    if not isinstance(data, dict) or data.get("unity") != MARK:
+        raise PlanFileError(f"this is not a graph that unity saved: it lacks the mark 'unity: {MARK}'")
+    try:
+        whole = _unfolded(data)
+    except DAMAGED as error:
+        raise PlanFileError(f"this graph is damaged: {type(error).__name__}: {error}") from error
+    return from_json({**whole, "unity": "graph"})
+
+
+def unfold_all(data: Any) -> tuple[PCG, ...]:
+    """The graphs that `fold_all` described. Raises PlanFileError if the data are anything else."""
+    if not isinstance(data, dict) or data.get("unity") != SEVERAL:
+        raise PlanFileError(f"these are no graphs that unity saved: they lack the mark 'unity: {SEVERAL}'")
+    try:
+        contents = _contents(data["contents"])
+        whole = [_with_rows(graph, contents) for graph in data["graphs"]]
+    except DAMAGED as error:
+        raise PlanFileError(f"these graphs are damaged: {type(error).__name__}: {error}") from error
+    return tuple(from_json({**graph, "unity": "graph"}) for graph in whole)
+
+
+DAMAGED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+
+
+def _alone(data: dict[str, Any]) -> dict[str, Any]:
+    """A graph's data with the contents of its own nodes."""
+    contents: dict[str, int] = {}
+    return {**_rows(data, contents), "contents": _listed(contents)}
+
+
+def _rows(data: dict[str, Any], contents: dict[str, int]) -> dict[str, Any]:
+    """A graph's data with its nodes as rows. `contents` have their numbers, in which new ones get theirs."""
+    nodes = []
+    for node in data["nodes"]:
+        content = {k: v for k, v in node.items() if k != "operands"}
+        if "inside" in content:
+            content["inside"] = _alone(content["inside"])
+        reads = [number if index == 0 else [number, index] for number, index in node["operands"]]
+        nodes.append([contents.setdefault(json.dumps(content), len(contents)), *reads])
+    return {**data, "nodes": nodes}
+
+
+def _listed(contents: dict[str, int]) -> list[Any]:
+    return [json.loads(c) for c in contents]
+
+
+def _unfolded(data: dict[str, Any]) -> dict[str, Any]:
+    return _with_rows({k: v for k, v in data.items() if k != "contents"}, _contents(data["contents"]))
+
+
+def _contents(found: list[Any]) -> list[dict[str, Any]]:
+    return [{**c, "inside": _unfolded(c["inside"])} if "inside" in c else c for c in found]
+
+
+def _with_rows(data: dict[str, Any], contents: list[dict[str, Any]]) -> dict[str, Any]:
+    nodes = [
+        {**contents[content], "operands": [[r, 0] if isinstance(r, int) else r for r in reads]} for content, *reads in data["nodes"]
+    ]
+    return {**data, "nodes": nodes}

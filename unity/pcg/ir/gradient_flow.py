@@ -1,0 +1,146 @@
+"""Which values a gradient flows through."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from unity.pcg.ir.graph import LOOPS, PCG, Node, Value, recurrent
+from unity.pcg.ir.program import Body
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """For every value of a graph and of the graphs inside it: whether a cotangent is computed for it."""
+
+    flows: Mapping[tuple[int, int], bool]  # (id(node), result index)
+
+    def __call__(self, v: Value) -> bool:
+        return self.flows.get((id(v.node), v.index), False)
+
+
+def gradients(graph: PCG, inputs: Collection[int], outputs: Collection[int] | None = None) -> Gradients:
+    """Gradient flow from the outputs with these numbers (None: `losses`) to the inputs with these numbers.
+
+    Integers and stopped gradients carry none; nor does what reaches no such output.
+    """
+    flows: dict[tuple[int, int], bool] = {}
+    _forward(graph, {k: k in inputs for k in range(len(graph.inputs))}, flows)
+    wanted: set[tuple[int, int]] = set()
+    ends = losses(graph) if outputs is None else outputs
+    _backward(graph, [k in ends for k in range(len(graph.outputs))], wanted)
+    return Gradients({k: flag and k in wanted for k, flag in flows.items()})
+
+
+def losses(graph: PCG) -> tuple[int, ...]:
+    """The outputs that are differentiated: a first one that is a scalar (the rest is auxiliary, as in `jax.grad`), or all."""
+    floating = tuple(k for k, v in enumerate(graph.outputs) if v.tensor.floating)
+    scalar = floating[:1] == (0,) and graph.outputs[0].tensor.shape == ()
+    return (0,) if scalar else floating
+
+
+def _backward(graph: PCG, outputs: list[bool], wanted: set[tuple[int, int]]) -> list[bool]:
+    """Marks every value that a wanted output depends on differentiably; tells which inputs are."""
+    wanted.update((id(v.node), v.index) for v, flag in zip(graph.outputs, outputs, strict=True) if flag)
+    for node in reversed(graph.nodes):
+        marks = tuple((id(node), k) in wanted for k in range(len(node.tensors)))
+        if node.kind != "input" and any(marks):
+            operands = _needed(node, marks, wanted)
+            wanted.update((id(v.node), v.index) for v, flag in zip(node.operands, operands, strict=True) if flag)
+    return [(id(n), 0) in wanted for n in graph.inputs]
+
+
+def _needed(node: Node, marks: tuple[bool, ...], wanted: set[tuple[int, int]]) -> list[bool]:
+    """Which operands the marked results depend on."""
+    if node.body is not None:
+        return list(leading_to(node.body, marks))
+    if node.inside is None:
+        return [True] * len(node.operands)
+    if node.kind not in LOOPS:
+        return _backward(node.inside, list(marks), wanted)
+    carried = recurrent(node)
+    ends = list(marks)
+    while True:
+        operands = _backward(node.inside, ends, wanted)
+        grown = [e or operands[carried[k]] if k < len(carried) else e for k, e in enumerate(ends)]
+        if grown == ends:
+            return operands
+        ends = grown
+
+
+@lru_cache(maxsize=65536)
+def leading_to(body: Body, outputs: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Which inputs the outputs that are marked depend on differentiably."""
+    wanted = wanted_by(body, outputs)
+    return tuple(v in wanted for v in body.inputs)
+
+
+@lru_cache(maxsize=65536)
+def wanted_by(body: Body, outputs: tuple[bool, ...]) -> frozenset[int]:
+    """The variables that these outputs depend on differentiably."""
+    wanted = {a for a, flag in zip(body.outputs, outputs, strict=True) if flag and isinstance(a, int) and body.tensors[a].floating}
+    for e in reversed(body.equations):
+        if e.name != "stop_gradient" and wanted.intersection(e.results):
+            wanted.update(a for a in e.operands if isinstance(a, int) and body.tensors[a].floating)
+    return frozenset(wanted)
+
+
+def _forward(graph: PCG, inputs: Mapping[int, bool], flows: dict[tuple[int, int], bool]) -> list[bool]:
+    for k, node in enumerate(graph.inputs):
+        flows[id(node), 0] = inputs[k] and node.tensors[0].floating
+    for node in graph.nodes:
+        if node.kind == "input":
+            continue
+        operands = [flows[id(v.node), v.index] for v in node.operands]
+        if node.inside is not None:
+            results = _nested(node, operands, flows)
+        elif node.body is not None:
+            reach = reached(node.body, tuple(operands))
+            results = [r and t.floating for r, t in zip(reach, node.tensors, strict=True)]
+        else:
+            results = [any(operands) and t.floating for t in node.tensors]
+        flows.update({(id(node), k): r for k, r in enumerate(results)})
+    return [flows[id(v.node), v.index] for v in graph.outputs]
+
+
+def _nested(node: Node, operands: list[bool], flows: dict[tuple[int, int], bool]) -> list[bool]:
+    assert node.inside is not None
+    inside = dict(enumerate(operands))
+    if node.kind not in LOOPS:
+        return _forward(node.inside, inside, flows)
+    carried = recurrent(node)
+    while True:  # what the carry gains on one step is there on the next
+        results = _forward(node.inside, inside, flows)
+        grown = {p: inside[p] or results[k] for k, p in enumerate(carried)}
+        if all(inside[k] == v for k, v in grown.items()):
+            return results
+        inside |= grown
+
+
+@lru_cache(maxsize=65536)
+def carrying(body: Body, operands: tuple[bool, ...], outputs: tuple[bool, ...]) -> frozenset[int]:
+    """The variables that a gradient flows through, from the outputs to the operands that are marked."""
+    return frozenset(_live(body, operands) & wanted_by(body, outputs))
+
+
+def carrying_in(node: Node, flow: Gradients) -> frozenset[int]:
+    """The variables of an operator's program that a gradient flows through."""
+    assert node.body is not None
+    return carrying(node.body, tuple(map(flow, node.operands)), tuple(map(flow, node.results)))
+
+
+@lru_cache(maxsize=65536)
+def reached(body: Body, operands: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Which outputs depend differentiably on the operands that are marked."""
+    live = _live(body, operands)
+    return tuple(isinstance(a, int) and a in live for a in body.outputs)
+
+
+def _live(body: Body, operands: tuple[bool, ...]) -> set[int]:
+    """The variables that depend differentiably on these operands."""
+    live = {v for v, flag in zip(body.inputs, operands, strict=True) if flag}
+    for e in body.equations:
+        if e.name != "stop_gradient" and any(isinstance(a, int) and a in live for a in e.operands):
+            live.update(v for v in e.results if body.tensors[v].floating)
+    return live

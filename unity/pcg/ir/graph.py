@@ -1,0 +1,239 @@
+"""The parallel computation graph: immutable nodes that refer to their operands, hashed by content.
+
+A graph whose nodes have no types is serial: what capture gives. In a parallel graph every result has a type, and every change
+of type is a parallelization operator, an explicit node. Nodes are shared between graphs; nothing is changed in place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import networkx as nx
+
+from unity.pcg.ir.program import Body, Outline, Tensor
+from unity.pcg.types.axis import Axis
+from unity.pcg.types.parallel_type import Type, show
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One operator applied.
+
+    `kind` is its name: "input", a primitive's, a composite's ("softmax"), "scan", "pipeline", "tail", "branches", "stages"
+    and "remat" (with a graph inside), or a parallelization operator's ("partition", "combine", "replicate", "reduce" and their
+    fused forms).
+    """
+
+    kind: str
+    operands: tuple[Value, ...]
+    tensors: tuple[Tensor, ...]  # results
+    body: Body | None = None
+    inside: PCG | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    types: tuple[Type, ...] = ()  # of the results; empty in a serial graph
+    source: str = ""
+    scope: str = ""  # the model's own name for the place, "encoder/layer_3"
+    outline: Outline | None = None  # of the body, in a graph that was read from a file
+    policy: Any = None  # what a remat saves, as jax.checkpoint takes it: a function, so not part of the graph's data
+
+    @cached_property
+    def key(self) -> str:
+        """A hash of the operator and everything that it is computed from, the same whatever nodes are called."""
+        for node in _before(self):  # operands first, so that no hash recurses
+            _ = node.key
+        program = self.body or self.outline
+        parts = [
+            self.kind,
+            repr(sorted((k, v) for k, v in self.attributes.items() if k != "name")),
+            *(str(t) for t in self.tensors),
+            repr(self.types),
+            program.key if program else "",
+            self.inside.key if self.inside is not None else "",
+            *(f"{v.node.key}.{v.index}" for v in self.operands),
+        ]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+    @property
+    def results(self) -> tuple[Value, ...]:
+        if len(self.tensors) == 1:  # as nearly always, and this is asked for most often
+            return (Value(self),)
+        return tuple(Value(self, i) for i in range(len(self.tensors)))
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.key[:8]}>"
+
+
+def _before(node: Node) -> list[Node]:
+    """The nodes below this one whose hashes are not known, operands first."""
+    order: dict[int, Node] = {}
+    stack = [v.node for v in node.operands]
+    while stack:
+        last = stack[-1]
+        missing = [] if "key" in last.__dict__ or id(last) in order else [v.node for v in last.operands]
+        missing = [n for n in missing if "key" not in n.__dict__ and id(n) not in order]
+        if missing:
+            stack += missing
+        else:
+            stack.pop()
+            if "key" not in last.__dict__:
+                order[id(last)] = last
+    return list(order.values())
+
+
+@dataclass(frozen=True)
+class Value:
+    """One result of a node."""
+
+    node: Node
+    index: int = 0
+
+    @property
+    def tensor(self) -> Tensor:
+        return self.node.tensors[self.index]
+
+    @property
+    def type(self) -> Type:
+        return self.node.types[self.index]
+
+
+CONSTRAIN = "constrain"  # a value whose type the user gave; otherwise it is its operand
+PIPELINE = "pipeline"
+BRANCHES = "branches"
+STAGES = "stages"  # of a pipeline, where they are of different operators: a device runs its own
+TAIL = "tail"  # what follows a pipeline's last stage, micro-batch by micro-batch (`unity.pcg.parallel.stages`)
+THROUGH = frozenset({"remat", STAGES})  # whose inside finds operands as they are outside, and gives results so
+LOOPS = frozenset({"scan", PIPELINE, TAIL})  # whose inside runs `length` times on a device
+PARALLELIZATION = frozenset(
+    {
+        "partition", "combine", "replicate", "reduce", "reduce_partition", "combine_replicate", "combine_partition", "contribute",
+        "unreplicate", "view"
+    }
+)  # fmt: skip
+UNCHANGED = PARALLELIZATION | {CONSTRAIN}  # whose value is their operand's
+
+
+def carried_by(loop: Node) -> range:
+    """The operands of a scan or a pipeline that are carried from step to step, by position. Its first results are their ends."""
+    first = int(loop.attributes["consts"]) + int(loop.attributes.get("read", 0))
+    return range(first, first + int(loop.attributes["carry"]))
+
+
+def recurrent(loop: Node) -> range:
+    """The carried operands, if a step finds in them what the step before has left: a single step finds the start alone."""
+    single = loop.kind == "scan" and int(loop.attributes["length"]) == 1
+    return range(0) if single else carried_by(loop)
+
+
+@dataclass(frozen=True, eq=False)
+class PCG:
+    """A graph: its inputs in order, its outputs, and (if it is parallel) the axes that its types speak of."""
+
+    inputs: tuple[Node, ...]
+    outputs: tuple[Value, ...]
+    axes: tuple[Axis, ...] = ()
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """All nodes, operands before users, in the order of a depth-first walk from the outputs; inputs first."""
+        order: dict[int, Node] = {id(n): n for n in self.inputs}
+        stack: list[tuple[Node, Iterator[Node]]] = []
+        for root in (v.node for v in self.outputs):
+            if id(root) in order:
+                continue
+            stack.append((root, iter([v.node for v in root.operands])))
+            while stack:
+                node, rest = stack[-1]
+                following = next((n for n in rest if id(n) not in order), None)
+                if following is not None:
+                    stack.append((following, iter([v.node for v in following.operands])))
+                else:
+                    order[id(node)] = node
+                    stack.pop()
+        return tuple(order.values())
+
+    @cached_property
+    def key(self) -> str:
+        """The canonical hash: equal for graphs that differ only in the names or order of their nodes."""
+        for node in self.nodes:  # operands first, so that no hash recurses
+            _ = node.key
+        parts = [*(str(n.tensors) + repr(n.types) for n in self.inputs), *(f"{v.node.key}.{v.index}" for v in self.outputs)]
+        return hashlib.sha256("\n".join([repr(self.axes), *parts]).encode()).hexdigest()[:32]
+
+    @cached_property
+    def users(self) -> Mapping[int, tuple[tuple[Node, int], ...]]:
+        """For every node (by id): (user, operand position)."""
+        found: dict[int, list[tuple[Node, int]]] = {id(n): [] for n in self.nodes}
+        for node in self.nodes:
+            for position, v in enumerate(node.operands):
+                found[id(v.node)].append((node, position))
+        return {k: tuple(v) for k, v in found.items()}
+
+    def digraph(self) -> nx.DiGraph:
+        """The graph as networkx sees it: nodes are numbered as in `nodes`."""
+        number = {id(n): i for i, n in enumerate(self.nodes)}
+        graph = nx.DiGraph()
+        graph.add_nodes_from(range(len(self.nodes)))
+        graph.add_edges_from((number[id(v.node)], number[id(n)]) for n in self.nodes for v in n.operands)
+        return graph
+
+    def post_dominators(self) -> Mapping[int, int]:
+        """For every node number, the node through which all its paths to the outputs go next (-1: the end itself)."""
+        graph = self.digraph().reverse()
+        number = {id(n): i for i, n in enumerate(self.nodes)}
+        graph.add_edges_from((-1, number[id(v.node)]) for v in self.outputs)
+        found = nx.immediate_dominators(graph, -1)
+        return {n: d for n, d in found.items() if n != -1}
+
+    def walk(self) -> Iterator[tuple[Node, int]]:
+        """Every node, also inside scans and remats, with how often it runs."""
+        for node in self.nodes:
+            yield node, 1
+            if node.inside is not None:
+                times = int(node.attributes.get("length", 1))
+                for inner, n in node.inside.walk():
+                    yield inner, n * times
+
+    def __len__(self) -> int:
+        return sum(1 for node, _ in self.walk() if node.kind != "input")
+
+    def __bool__(self) -> bool:
+        return True  # without operators, too, it is a graph
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self, "", _Names()))
+
+
+class _Names:
+    """Short names for the values of a text form: `%12`, or `%12.1` for a second result."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, int] = {}
+
+    def of(self, v: Value) -> str:
+        number = self.numbers.setdefault(id(v.node), len(self.numbers))
+        return f"%{number}" if len(v.node.tensors) == 1 else f"%{number}.{v.index}"
+
+
+def _lines(graph: PCG, indent: str, names: _Names) -> Iterable[str]:
+    for node in graph.nodes:
+        results = ", ".join(f"{names.of(v)}: {v.tensor}{_type(v, graph)}" for v in node.results)
+        operands = ", ".join(names.of(v) for v in node.operands)
+        notes = ", ".join(f"{k}={_short(v)}" for k, v in node.attributes.items())
+        where = f"  # {node.source}" if node.source else ""
+        yield f"{indent}{results} = {node.kind}({operands}){f' [{notes}]' if notes else ''}{where}"
+        if node.inside is not None:
+            yield from _lines(node.inside, indent + "    ", names)
+    yield f"{indent}return {', '.join(names.of(v) for v in graph.outputs)}"
+
+
+def _type(v: Value, graph: PCG) -> str:
+    return " " + show(v.type, graph.axes, v.tensor.ndim) if v.node.types else ""
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) < 40 else text[:37] + "..."

@@ -1,0 +1,379 @@
+"""What an operator computes: a small straight-line program over JAX primitives, with nested calls inlined.
+
+Bodies are made from jaxprs at capture and read by the factor solver, the cost model and the lowering. They are plain
+immutable values; variables are integers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from unity.base.errors import CaptureError
+from unity.pcg.jaxprs.batched_loops import predicates, with_one_predicate
+from unity.pcg.jaxprs.foreign_primitives import adopted
+from unity.pcg.jaxprs.function_primitives import HELD, name_of
+from unity.pcg.jaxprs.jaxprs import RULED, floating
+from unity.pcg.jaxprs.parameter_text import array_text, identities, text_of
+from unity.pcg.jaxprs.source_lines import Place, place_of
+from unity.pcg.jaxprs.weak_types import changes_weak_type_alone
+from unity.pcg.types.parallel_type import Shape
+
+# calls that mean nothing but their body
+INLINED = frozenset({
+    "jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "composite", "custom_vmap_call", "xla_metadata_call",
+    "remat_opt",
+})  # fmt: skip
+UNSET = frozenset({"empty", "empty2"})  # of which no element is said: `lax.empty`, and what another branch would have kept
+REDUCTIONS: Mapping[str, Callable[..., jax.Array]] = {  # over an axis that `vmap` gave a name
+    "psum": lambda x, axes: jax.lax.reduce_sum(x, axes),
+    "pmax": lambda x, axes: jax.lax.reduce_max(x, axes),
+    "pmin": lambda x, axes: jax.lax.reduce_min(x, axes),
+}
+REFUSED: Mapping[str, str] = {  # what says itself which device computes what, and what changes its operands in place
+    "shard_map": "places its work on devices itself, as the plan would (so do jax.pmap, and plans that are called). Plan"
+    " the function without it; what must lie where can be said by constraints.",
+    "pallas_call": "is a kernel, of which only Pallas knows what it computes. Say by unity.kernel how devices may divide it.",
+}
+HOISTED = 4096  # bytes: a larger array inside a nested call becomes an input
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor's global shape and dtype (possibly an extended one, such as a PRNG key's)."""
+
+    shape: Shape
+    dtype: Any
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @cached_property
+    def floating(self) -> bool:
+        """Whether it can have a gradient."""
+        return floating(self)
+
+    @property
+    def itemsize(self) -> int:
+        return getattr(self.dtype, "itemsize", 8)
+
+    @cached_property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.itemsize
+
+    @property
+    def struct(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(self.shape, self.dtype)
+
+    @cached_property
+    def _text(self) -> str:
+        name = getattr(self.dtype, "name", str(self.dtype))
+        return f"{name}[{','.join(map(str, self.shape))}]"
+
+    def __str__(self) -> str:
+        return self._text
+
+
+@lru_cache(maxsize=65536)
+def tensor_type(shape: Shape, dtype: Any) -> Tensor:
+    """A tensor type, one object for all that are equal (and some sizes are numpy's)."""
+    return Tensor(tuple(map(int, shape)), dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Literal:
+    """A constant scalar or small array written into a body."""
+
+    value: Any
+    tensor: Tensor
+
+    @property
+    def zero(self) -> bool:
+        """Whether it may stand in a sum over devices without being counted several times."""
+        return self.tensor.floating and not np.any(np.asarray(self.value))
+
+    @cached_property
+    def key(self) -> str:
+        """Its type and value as text."""
+        scalar = not self.tensor.shape and not jnp.issubdtype(self.tensor.dtype, jax.dtypes.extended)
+        return f"{self.tensor}={np.asarray(self.value).item()!r}" if scalar else f"{self.tensor}={array_text(self.value)}"
+
+
+Atom = int | Literal
+
+
+@dataclass(frozen=True, eq=False)
+class Equation:
+    """One primitive applied. `group` names the nested calls (outermost first) that it came from, each with a number.
+
+    `source` is the user's line, `scope` the names that the model gave the place (`jax.named_scope`; Flax and Haiku modules).
+    """
+
+    primitive: core.Primitive
+    params: Mapping[str, Any]
+    operands: tuple[Atom, ...]
+    results: tuple[int, ...]
+    source: str
+    group: tuple[str, ...] = ()
+    origin: core.JaxprEqn | None = None
+    scope: str = ""
+    still: tuple[bool, ...] = ()  # of a call with a rule of its own: to which operands no gradient flows
+
+    @cached_property
+    def name(self) -> str:
+        """Its primitive's name, or that of the function that JAX keeps as one."""
+        return name_of(self.primitive.name, self.params)
+
+    @property
+    def motionless(self) -> bool:
+        """Whether it is a call that is never differentiated, as no gradient flows to any of its operands."""
+        return bool(self.still) and all(self.still)
+
+    @cached_property
+    def signature(self) -> str:
+        """The primitive and its parameters as text."""
+        still = f" still {[k for k, s in enumerate(self.still) if s]}" if any(self.still) else ""
+        return f"{self.name} {params_key(self.params)}{still}"
+
+    @cached_property
+    def identity(self) -> tuple[int, ...]:
+        """The ids of functions among the parameters, which the signature tells apart by their code alone."""
+        return tuple(identities(self.params)) if self.name in WITH_FUNCTIONS else ()
+
+    def reading(self, operands: tuple[Atom, ...]) -> Equation:
+        """The same of other operands. What was found out of its parameters is kept, which is worth a twentieth of a search."""
+        other = dataclasses.replace(self, operands=operands)
+        known = vars(self)
+        vars(other).update((name, known[name]) for name in ("signature", "identity") if name in known)
+        return other
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """A straight-line program: `equations` compute `outputs` from `inputs`; `tensors[v]` is the type of variable v."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[Atom, ...]
+    equations: tuple[Equation, ...]
+    tensors: Mapping[int, Tensor] = field(repr=False)
+
+    def tensor(self, atom: Atom) -> Tensor:
+        return atom.tensor if isinstance(atom, Literal) else self.tensors[atom]
+
+    @cached_property
+    def key(self) -> str:
+        """A hash of the content: equal for bodies that differ only in the numbering of variables."""
+        numbers: dict[int, int] = {v: k for k, v in enumerate(self.inputs)}
+        text = [f"in {[str(self.tensors[v]) for v in self.inputs]}"]
+        for e in self.equations:
+            names = [_atom_key(a, numbers) for a in e.operands]
+            for v in e.results:
+                numbers[v] = len(numbers)
+            text.append(f"{e.signature} {names} {[str(self.tensors[v]) for v in e.results]}")
+        text.append(f"out {[_atom_key(a, numbers) for a in self.outputs]}")
+        return hashlib.sha256("\n".join(text).encode()).hexdigest()[:32]
+
+    @cached_property
+    def identity(self) -> tuple[int, ...]:
+        """Two bodies of equal key and identity do the same in this process, even if their functions hide something."""
+        return tuple(i for e in self.equations for i in e.identity)
+
+    @cached_property
+    def touching(self) -> Mapping[int, Sequence[int]]:
+        """The equations, by index, that use or make each variable."""
+        found: dict[int, list[int]] = {}
+        for i, e in enumerate(self.equations):
+            for v in {*(a for a in e.operands if isinstance(a, int)), *e.results}:
+                found.setdefault(v, []).append(i)
+        return found
+
+    @property
+    def primitives(self) -> tuple[str, ...]:
+        """The names of its primitives, in order."""
+        return tuple(e.name for e in self.equations)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """All that a file keeps of a body: its hash, and the names of its primitives, in order."""
+
+    key: str
+    primitives: tuple[str, ...]
+
+
+WITH_FUNCTIONS = frozenset({
+    "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "pure_callback", "custom_partitioning", "kernel",
+    HELD,
+})  # fmt: skip
+
+
+def _atom_key(atom: Atom, numbers: Mapping[int, int]) -> str:
+    return atom.key if isinstance(atom, Literal) else str(numbers[atom])
+
+
+def params_key(params: Mapping[str, Any]) -> str:
+    """Parameters as text that is the same in every process: nested programs by content, functions by their code. Weak types say
+    nothing inside of a program (`weak_types.py`)."""
+    return ", ".join(f"{k}={text_of(v, _program_key)}" for k, v in sorted(params.items()) if k != "weak_type")
+
+
+def _program_key(value: Any) -> str | None:
+    if isinstance(value, Body):
+        return value.key
+    return _key_of_jaxpr(value) if isinstance(value, (core.ClosedJaxpr, core.Jaxpr)) else None
+
+
+@lru_cache(maxsize=16384)
+def _key_of_jaxpr(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> str:
+    return (close(jaxpr) if isinstance(jaxpr, core.ClosedJaxpr) else from_jaxpr(jaxpr)).key
+
+
+def close(closed: core.ClosedJaxpr) -> Body:
+    """A closed jaxpr as a body, its constants written into it as literals."""
+    body, consts = from_jaxpr(closed.jaxpr), closed.consts
+    if not consts:
+        return body
+    values = {v: Literal(c, body.tensors[v]) for v, c in zip(body.inputs, consts, strict=False)}
+
+    def replace(a: Atom) -> Atom:
+        return values.get(a, a) if isinstance(a, int) else a
+
+    equations = tuple(e.reading(tuple(map(replace, e.operands))) for e in body.equations)
+    return Body(body.inputs[len(consts) :], tuple(map(replace, body.outputs)), equations, body.tensors)
+
+
+class _Builder:
+    """Numbers variables and collects equations while nested calls are inlined."""
+
+    def __init__(self, hoist: bool = False) -> None:
+        self.hoist = hoist
+        self.tensors: dict[int, Tensor] = {}
+        self.equations: list[Equation] = []
+        self.hoisted: dict[int, tuple[int, Any]] = {}  # id of a large constant → its variable, itself
+        self.calls = 0
+        self.moving: set[int] = set()  # variables to which gradients may flow
+
+    def new(self, aval: Any, where: str = "") -> int:
+        number = len(self.tensors)
+        if not hasattr(aval, "dtype") or type(aval).__name__ == "AbstractRef":
+            raise CaptureError(
+                f"{where or 'an argument'} makes an {type(aval).__name__}, which is changed in place: a plan is a graph of values"
+                " only.\n    Use functional updates (x.at[...].set) instead of jax.Ref. (docs: capture#effects)"
+            )
+        self.tensors[number] = tensor_type(tuple(aval.shape), aval.dtype)
+        return number
+
+    def argument(self, aval: Any) -> int:
+        """An input, to which gradients flow where it has real numbers."""
+        number = self.new(aval)
+        if self.tensors[number].floating:
+            self.moving.add(number)
+        return number
+
+    def still(self, operands: Sequence[Atom]) -> tuple[bool, ...]:
+        """To which operands no gradient flows, whatever is differentiated."""
+        return tuple(a not in self.moving for a in operands)
+
+    def inline(self, jaxpr: core.Jaxpr, args: Sequence[Atom], group: tuple[str, ...], call: Place) -> tuple[Atom, ...]:
+        env: dict[Any, Atom] = dict(zip((*jaxpr.constvars, *jaxpr.invars), args, strict=True))
+
+        def read(atom: Any) -> Atom:
+            if isinstance(atom, core.Literal):
+                aval: Any = atom.aval
+                return Literal(atom.val, tensor_type(tuple(aval.shape), aval.dtype))
+            return env[atom]
+
+        for eqn in jaxpr.eqns:
+            operands = tuple(read(a) for a in eqn.invars)
+            inner = self.program(eqn, operands)
+            place = place_of(eqn.source_info, call, str(eqn.params.get("name", "")) if inner is not None else "")
+            if eqn.primitive.name in REFUSED:
+                where, name = place.line or "the function", eqn.primitive.name
+                raise CaptureError(f"{where}: {name} {REFUSED[name]} (docs: capture#devices-and-kernels)")
+            if inner is not None:
+                self.calls += 1
+                name = f"{eqn.params.get('name', eqn.primitive.name)}#{self.calls}"
+                closed = [self.constant(c) for c in inner.consts]
+                results = self.inline(inner.jaxpr, (*closed, *operands), (*group, name), place)
+                env.update(zip(eqn.outvars, results, strict=True))
+                continue
+            if eqn.primitive.name in REDUCTIONS and all(isinstance(a, int) for a in eqn.params["axes"]):
+                reduce = jax.make_jaxpr(partial(REDUCTIONS[eqn.primitive.name], axes=eqn.params["axes"]))
+                for x, v in zip(operands, eqn.outvars, strict=True):
+                    env[v] = self.inline(reduce(self.tensor(x).struct).jaxpr, (x,), group, place)[0]
+                continue
+            if eqn.primitive.name == "device_put" or changes_weak_type_alone(eqn):  # the plan says where values lie
+                env.update(zip(eqn.outvars, operands, strict=True))
+                continue
+            if predicates(eqn):
+                loop = jax.make_jaxpr(with_one_predicate(eqn))(*(v.aval for v in eqn.invars))
+                closed = [self.constant(c) for c in loop.consts]
+                env.update(zip(eqn.outvars, self.inline(loop.jaxpr, (*closed, *operands), group, place), strict=True))
+                continue
+            numbers = tuple(self.new(v.aval, place.line) for v in eqn.outvars)
+            env.update(zip(eqn.outvars, numbers, strict=True))
+            still = self.still(operands)
+            if eqn.primitive.name != "stop_gradient" and not all(still):
+                self.moving.update(v for v in numbers if self.tensors[v].floating)
+            what = eqn.primitive, eqn.params, operands, numbers
+            still = still if eqn.primitive.name in RULED else ()
+            self.equations.append(Equation(*what, place.line, group, eqn, place.scope, still))
+        return tuple(read(a) for a in jaxpr.outvars)
+
+    def program(self, eqn: core.JaxprEqn, operands: Sequence[Atom]) -> core.ClosedJaxpr | None:
+        """The program of a call that means nothing but its body, and of what may have any elements: it has zeros."""
+        made: Any = eqn.outvars[0].aval if eqn.outvars else None
+        if eqn.primitive.name in UNSET and not jnp.issubdtype(made.dtype, jax.dtypes.extended):
+            return _zeros(made)
+        if eqn.primitive.name not in INLINED:
+            return adopted(eqn, self.still(operands))
+        inner = next((eqn.params[k] for k in ("jaxpr", "call_jaxpr", "call", "fwd_jaxpr") if k in eqn.params), None)
+        # since JAX 0.12 both are one class, and every jaxpr has its constants
+        return inner if inner is None or isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
+
+    def tensor(self, atom: Atom) -> Tensor:
+        return atom.tensor if isinstance(atom, Literal) else self.tensors[atom]
+
+    def constant(self, value: Any) -> Atom:
+        aval = jax.typeof(value)
+        tensor = tensor_type(tuple(aval.shape), aval.dtype)
+        if not self.hoist or tensor.nbytes <= HOISTED:
+            return Literal(value, tensor)
+        if id(value) not in self.hoisted:
+            self.hoisted[id(value)] = self.new(aval), value
+        return self.hoisted[id(value)][0]
+
+
+def _zeros(aval: Any) -> core.ClosedJaxpr:
+    with jax.enable_x64(True):  # its type is said
+        return jax.make_jaxpr(lambda: jnp.zeros(aval.shape, aval.dtype))()
+
+
+@lru_cache(maxsize=4096)
+def from_jaxpr(jaxpr: core.Jaxpr) -> Body:
+    """The body of a jaxpr; its inputs are the jaxpr's constants and then its arguments."""
+    builder = _Builder()
+    inputs = tuple(builder.argument(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars))
+    outputs = builder.inline(jaxpr, inputs, (), Place())
+    return Body(inputs, outputs, tuple(builder.equations), builder.tensors)
+
+
+def program_of(closed: core.ClosedJaxpr) -> tuple[Body, tuple[Any, ...]]:
+    """A function's body and the arrays that it closes over, which are its last inputs (small ones are literals)."""
+    builder = _Builder(hoist=True)
+    arguments = tuple(builder.argument(v.aval) for v in closed.jaxpr.invars)
+    consts = [builder.constant(c) for c in closed.consts]
+    outputs = builder.inline(closed.jaxpr, (*consts, *arguments), (), Place())
+    hoisted = builder.hoisted.values()
+    body = Body((*arguments, *(v for v, _ in hoisted)), outputs, tuple(builder.equations), builder.tensors)
+    return body, tuple(value for _, value in hoisted)

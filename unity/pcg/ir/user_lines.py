@@ -1,0 +1,20 @@
+"""The line of a user's program that a node of a graph serves."""
+
+from __future__ import annotations
+
+from unity.base.formatting import pattern, short
+from unity.pcg.ir.graph import Node
+
+
+def line_behind(node: Node) -> str:
+    """The user's line that a parallelization operator serves (or the argument): its own, or that of what it changes."""
+    while not node.source and node.operands:
+        node = node.operands[0].node
+    return short(node.source) or pattern(str(node.attributes.get("name", "")))
+
+
+def spoken(node: Node) -> tuple[str, ...]:
+    """The names that users may call an operator by: its kind, its line, the scopes that it is in, and its kind at any of these."""
+    names = node.scope.split("/") if node.scope else []
+    places = [short(node.source).partition(" (")[0], *("/".join(names[: k + 1]) for k in range(len(names)))]
+    return (node.kind, *(place for place in places if place), *(f"{node.kind} at {place}" for place in places if place))

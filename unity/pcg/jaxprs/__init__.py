@@ -1,0 +1,1 @@
+"""JAX programs as they are read: equations, nested programs, primitives of other packages, source lines."""

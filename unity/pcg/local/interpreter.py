@@ -1,0 +1,395 @@
+"""Runs an operator's body on one device's pieces: what lowering, tests and proofs mean by an operator's local body.
+
+The body is walked, not re-bound: JAX's primitives want operands that vary over the same mesh axes, parameters that name shapes
+must name local ones, and custom derivative rules must be kept, on pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from unity.pcg.ir.program import Atom, Body, Equation, Literal, close
+from unity.pcg.jaxprs.jaxprs import LINEAR_SOLVE
+from unity.pcg.jaxprs.scan_operands import constants_and_carry
+from unity.pcg.local import replicated_calls as whole
+from unity.pcg.local import varying_loops as loops
+from unity.pcg.local.collectives import contribute
+from unity.pcg.local.halo_exchange import exchanged
+from unity.pcg.local.widening import applied, rounded, sent, widens
+from unity.pcg.operators.layout import Layout, Placed
+from unity.pcg.operators.table import TABLE
+from unity.pcg.propagation.agreements import agreements
+from unity.pcg.propagation.derivative_rules import as_function, jvp_body, vjp_bodies
+from unity.pcg.propagation.linear_solves import named, part_of, parts, symmetric
+from unity.pcg.propagation.placement import Placing, placing
+from unity.pcg.propagation.row_loops import rows_of
+from unity.pcg.propagation.solver import Solution, branches, nested_body, reversed_only, spec_of, vjp_solutions
+from unity.pcg.types.accumulation import backward, forward, narrow, narrowly, partial
+from unity.pcg.types.axis import Axis
+from unity.pcg.types.factors import Halo
+from unity.pcg.types.parallel_type import REPLICATED, UNUSED, State, Type
+from unity.pcg.types.varying_axes import aligned, vary
+
+Types = Sequence[Type]
+
+
+def run_body(body: Body, operands: Sequence[Any], types: Types, results: Types, axes: tuple[Axis, ...]) -> list:
+    """The results of a body on local pieces. `types` and `results` are those of its operands and results."""
+    return Walk(body, placing(body, tuple(types), tuple(results), len(axes)), axes).run(operands)
+
+
+class Walk:
+    """One run of a body on pieces: the environment, and where every variable lies."""
+
+    def __init__(self, body: Body, placing: Placing, axes: tuple[Axis, ...]) -> None:
+        self.body, self.placing, self.axes = body, placing, axes
+        self.env: dict[int, Any] = {}
+        self.replicated: dict[tuple[int, tuple[str, ...]], Any] = {}  # variables made to vary along some axes
+
+    def operand(self, number: int, position: int) -> Placed:
+        """An operand of an equation, as that finds it: a variable that was reduced is whole, and zero may stand in a sum. A literal
+        is held in its own type, as it has no cotangent."""
+        atom = self.body.equations[number].operands[position]
+
+        def state(s: Solution | None) -> State:
+            if s is None:
+                return UNUSED
+            if s.repeats(self.body.equations[number]):
+                return UNUSED
+            if isinstance(atom, int) and (number, position) not in s.contributed:
+                return s.seen(atom)
+            return s.matches[number].operands[position] if s.matches else REPLICATED
+
+        found = self.placed(atom, tuple(map(state, self.placing)))
+        return found if isinstance(atom, int) else replace(found, axes=narrowly(self.axes))
+
+    def result(self, variable: int) -> Placed:
+        """A variable as its equation makes it."""
+        made = (UNUSED if s is None or variable in s.unused else s.states.get(variable, REPLICATED) for s in self.placing)
+        return self.placed(variable, tuple(made))
+
+    def placed(self, atom: Atom, type_: Type) -> Placed:
+        tensor = self.body.tensor(atom)
+        return Placed(tensor.shape, tensor.dtype, type_, self.axes)
+
+    def read(self, atom: Atom) -> Any:
+        if isinstance(atom, int):
+            return self.env[atom]
+        return atom.value if is_key(atom) else jnp.asarray(atom.value, atom.tensor.dtype)
+
+    def seen(self, atom: Atom, user: int) -> Any:
+        """An atom as a user finds it (`Solution.replicates`): what is the same on every device may be replicated for use there."""
+        if not isinstance(atom, int):
+            return self.read(atom)
+        around = zip(self.axes, self.placing, strict=True)
+        names = tuple(a.name for a, s in around if s is not None and s.replicates(self.body, atom, user))
+        if names and (atom, names) not in self.replicated:
+            type_ = tuple(REPLICATED if a.name in names else UNUSED for a in self.axes)
+            piece = as_held(self.env[atom], self.placed(atom, type_))  # its cotangents are added up in that type
+            self.replicated[atom, names] = vary(piece, names)
+        return self.replicated[atom, names] if names else self.env[atom]
+
+    def contributed(self, number: int, position: int, x: Any) -> Any:
+        """An operand of an equation, zero but on the first device along the axes where it is contributed to a partial sum."""
+        around = zip(self.axes, self.placing, strict=True)
+        names = tuple(a.name for a, s in around if s is not None and (number, position) in s.contributed)
+        return contribute(x, names) if names else x
+
+    def run(self, operands: Sequence[Any]) -> list:
+        for v, x in zip(self.body.inputs, operands, strict=True):
+            self.env[v] = as_held(x, self.result(v))
+        for number, equation in enumerate(self.body.equations):
+            results = self.equation(number)
+            for v, x in zip(equation.results, results, strict=True):
+                self.env[v] = self.reduce(v, x)
+        return [self.seen(a, -1 - k) for k, a in enumerate(self.body.outputs)]
+
+    def reduce(self, variable: int, x: Any) -> Any:
+        """Puts partial results together where the solver put a Reduce inside the body."""
+        kinds: dict[str, list[str]] = {}
+        for axis, solution in zip(self.axes, self.placing, strict=True):
+            if solution is not None and variable in solution.reduced:
+                kinds.setdefault(solution.reduced[variable], []).append(axis.name)
+        made = self.result(variable)
+        summed = partial(made.dtype, tuple(UNUSED if s is None else s.seen(variable) for s in self.placing), self.axes)
+        for kind, names in kinds.items():
+            if kind != "sum" and narrow(made.dtype):
+                x = x.astype(made.dtype)
+            x = REDUCERS[kind](vary(x, names), tuple(names))
+            if x.dtype != made.dtype and not summed:
+                x = rounded(x, made.dtype)
+        return x
+
+    def layout(self, number: int) -> Layout:
+        """How the operands and results of an equation lie."""
+        equation = self.body.equations[number]
+        operands = tuple(self.operand(number, position) for position in range(len(equation.operands)))
+        return Layout(equation.primitive, equation.params, operands, tuple(map(self.result, equation.results)))
+
+    def equation(self, number: int) -> list:
+        """The results of an equation."""
+        equation, layout = self.body.equations[number], self.layout(number)
+        pieces = (as_held(self.seen(a, number), p) for a, p in zip(equation.operands, layout.operands, strict=True))
+        operands = aligned([self.contributed(number, position, x) for position, x in enumerate(pieces)])
+        nested = NESTED.get(equation.name)
+        entry = TABLE.get(equation.name)
+        program = whole.program(equation) if _unused(layout) else None
+        if program is not None:
+            return whole.call(equation, program, operands, self.alone)
+        if nested is not None and (equation.origin is None or not _unused(layout) or whole.asks(equation)):
+            return nested(equation, operands, layout, self.axes)  # of what was rewritten JAX has no program
+        if nested is not None:
+            return as_function(equation)(*operands)
+        operands = self.extended(equation, operands, layout)
+        own, exact = (entry.local, entry.exact) if entry is not None else (None, False)
+
+        def local(pieces: list) -> list:
+            return layout.bind(*pieces) if own is None else own(pieces, layout)
+
+        return applied(local, operands, layout, exact) if widens(layout) else local(operands)
+
+    def alone(self, body: Body, operands: Sequence[Any]) -> list:
+        """The results of a body that every device runs for itself."""
+        return Walk(body, (None,) * len(self.axes), self.axes).run(operands)
+
+    def extended(self, equation: Equation, operands: list, layout: Layout) -> list:
+        """Operands with what windows reach beyond this device's slices."""
+        spec, found = spec_of(self.body, equation), list(operands)
+        for position, dim, halo in spec.halos if spec is not None else ():
+            if layout.operands[position].along(dim):
+                found[position] = self.exchange(found[position], layout.operands[position], dim, halo)
+        return found
+
+    def exchange(self, x: Any, placed: Placed, dim: int, halo: Halo) -> Any:
+        """One operand with its halo along one dimension."""
+
+        def whole(x: Any) -> Any:
+            return exchanged(x, placed, dim, halo)
+
+        if placed.held == placed.dtype or halo.outside != "sum":
+            return whole(x)
+        there, back = (wire(placed.dtype, placed.type, placed.axes) for wire in (forward, backward))
+        return sent(whole, x, there, back, placed.dtype, placed.held, not partial(placed.dtype, placed.type, placed.axes))
+
+
+def is_key(atom: Literal) -> bool:
+    """Whether a literal is a PRNG key, which numpy cannot hold."""
+    return jnp.issubdtype(atom.tensor.dtype, jax.dtypes.extended)
+
+
+def _unused(layout: Layout) -> bool:
+    """Whether all devices do the same, so that a nested call can run as it stands."""
+    return all(s == UNUSED for p in layout.operands + layout.results for s in p.type)
+
+
+def _over_bits(collective: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, names: collective(x.astype(jnp.int8), names).astype(bool) if x.dtype == bool else collective(x, names)
+
+
+REDUCERS: Mapping[str, Callable[[Any, tuple[str, ...]], Any]] = {
+    "sum": lax.psum,
+    "max": lambda x, names: lax.pmax(lax.stop_gradient(x), names),
+    "min": lambda x, names: lax.pmin(lax.stop_gradient(x), names),
+    "or": _over_bits(lax.pmax),
+    "and": _over_bits(lax.pmin),
+}
+
+
+def as_held(x: Any, placed: Placed) -> Any:
+    """A piece in the type of numbers in which a device holds it. (The tangent of an integer is of no such type, and stays.)"""
+    return x.astype(placed.held) if narrow(placed.dtype) and x.dtype != placed.held else x
+
+
+def _types(placed: Sequence[Placed]) -> tuple[Type, ...]:
+    return tuple(p.type for p in placed)
+
+
+def varied(values: Sequence[Any], placed: Sequence[Placed]) -> list:
+    """Values as they are held, made to vary along every axis that their type uses."""
+    return [
+        vary(as_held(x, p), [a.name for a, s in zip(p.axes, p.type, strict=True) if s != UNUSED])
+        for x, p in zip(values, placed, strict=True)
+    ]
+
+
+def _value(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    """Of a call that is never differentiated."""
+    out = run_body(nested_body(equation), operands, _types(layout.operands), _types(layout.results), axes)
+    return varied(out, layout.results)
+
+
+def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    if equation.motionless:
+        return _value(equation, operands, layout, axes)
+    if reversed_only(equation):
+        return _custom_vjp(equation, operands, layout, axes)
+    body, rule = nested_body(equation), jvp_body(equation)
+    types, results = _types(layout.operands), _types(layout.results)
+    tangent_types = tuple(t for t, f in zip(types, rule.floating, strict=True) if f)
+    ruled = Walk(rule.body, placing(rule.body, types + tangent_types, results * 2, len(axes)), axes)
+    if widens(layout) or _moves_widened(ruled, set(rule.body.inputs[len(types) :])):  # what is widened cannot be transposed
+        own = narrowly(axes)
+        ends = (tuple(replace(p, axes=own) for p in part) for part in (layout.operands, layout.results))
+        inner = Layout(layout.primitive, layout.params, *ends)
+        return applied(
+            lambda pieces: _custom_jvp(equation, pieces, inner, own),
+            operands,
+            layout,
+            value=lambda pieces: varied(run_body(body, pieces, types, results, axes), layout.results),
+        )
+
+    @jax.custom_jvp
+    def call(*primals: Any) -> Any:
+        return varied(run_body(body, primals, types, results, axes), layout.results)
+
+    @call.defjvp
+    def derivative(primals: Any, tangents: Any) -> Any:
+        chosen = [t for t, f in zip(tangents, rule.floating, strict=True) if f]
+        out = run_body(rule.body, (*primals, *chosen), types + tangent_types, results + results, axes)
+        out = varied(out, layout.results * 2)
+        return out[: len(results)], out[len(results) :]
+
+    return call(*operands)
+
+
+def _moves_widened(walk: Walk, moved: set[int]) -> bool:
+    """Whether an equation that depends on some variables has narrow operands or results that are partial sums, or whose
+    cotangents are."""
+    for number, equation in enumerate(walk.body.equations):
+        if not moved.isdisjoint(a for a in equation.operands if isinstance(a, int)):
+            moved = moved.union(equation.results)
+            if widens(walk.layout(number)):
+                return True
+    return False
+
+
+def _custom_vjp(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    if equation.motionless:
+        return _value(equation, operands, layout, axes)
+    body, rule = nested_body(equation), vjp_bodies(equation)
+    types, results = _types(layout.operands), _types(layout.results)
+    n = len(results)
+    per_axis = [
+        None if all(t[k] == UNUSED for t in types + results) else vjp_solutions(
+            equation, tuple(t[k] for t in types), tuple(t[k] for t in results)
+        )
+        for k in range(len(axes))
+    ]  # fmt: skip
+    forward = Walk(rule.forward, tuple(s and s[0] for s in per_axis), axes)
+    names = [a.name for a, s in zip(axes, per_axis, strict=True) if s is not None]
+
+    @jax.custom_vjp
+    def call(*primals: Any) -> Any:
+        return varied(run_body(body, primals, types, results, axes), layout.results)
+
+    def first(*primals: Any) -> Any:
+        out = Walk(rule.forward, forward.placing, axes).run(primals)
+        return varied(out[:n], layout.results), out[n:]
+
+    def second(residuals: Any, cotangents: Any) -> Any:
+        back = Walk(rule.backward, tuple(s and s[1] for s in per_axis), axes)
+        given, real = iter(back.run((*residuals, *cotangents))), zip(rule.floating, layout.operands, strict=True)
+        return tuple(vary(as_held(next(given), p), names) if f else None for f, p in real)
+
+    call.defvjp(first, second)
+    return call(*operands)
+
+
+def _remat(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    body, types, results = nested_body(equation), _types(layout.operands), _types(layout.results)
+    run = jax.checkpoint(
+        lambda *x: run_body(body, x, types, results, axes),
+        prevent_cse=equation.params["prevent_cse"],
+        policy=equation.params["policy"],
+    )
+    return run(*operands)
+
+
+def _cond(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    types, results = _types(layout.operands[1:]), _types(layout.results)
+    programs = [lambda *x, b=b: varied(run_body(b, x, types, results, axes), layout.results) for b in branches(equation)]
+    return list(loops.switch(operands[0], programs, *operands[1:]))
+
+
+def _while(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    params = equation.params
+    test, step = close(params["cond_jaxpr"]), close(params["body_jaxpr"])
+    a, b = params["cond_nconsts"], params["body_nconsts"]
+    types, results = _types(layout.operands), _types(layout.results)
+    looked_at = tuple(tuple(UNUSED if s == UNUSED else REPLICATED for s in types[0]) for _ in test.outputs) if types else ()
+    rows = rows_of(equation)
+    going = placing(step, types[a:], results, len(axes))
+    apart = rows is not None and not any(s is not None and any(agreements(step, s)) for s in going)
+
+    def more(carry: Any) -> Any:
+        if rows is not None and apart:
+            return rows.more(carry)  # devices with other rows may go on
+        return run_body(test, (*operands[:a], *carry), (*types[:a], *types[a + b :]), looked_at, axes)[0]
+
+    def again(carry: Any) -> Any:
+        return varied(run_body(step, (*operands[a : a + b], *carry), types[a:], results, axes), layout.results)
+
+    return list(loops.while_loop(more, again, varied(operands[a + b :], layout.results)))
+
+
+def _scan(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    params = equation.params
+    body, (c, k) = nested_body(equation), constants_and_carry(params)
+    types, results = _types(layout.operands), _types(layout.results)
+    steps_in = (*types[: c + k], *(_one_step(t) for t in types[c + k :]))
+    steps_out = (*results[:k], *(_one_step(t) for t in results[k:]))
+
+    def step(carry: Any, xs: Any) -> Any:
+        out = run_body(body, (*operands[:c], *carry, *xs), steps_in, steps_out, axes)
+        return varied(out[:k], layout.results[:k]), out[k:]
+
+    carry = varied(operands[c : c + k], layout.results[:k])
+    carry, ys = loops.scan(step, carry, operands[c + k :], params["length"], params["reverse"], params["unroll"])
+    return [*carry, *ys]
+
+
+def _linear_solve(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    types, results = _types(layout.operands), _types(layout.results)
+    (closed, right), (closed_types, right_types) = parts(equation, operands), parts(equation, types)
+    n = len(right)
+
+    def local(name: str) -> Callable[..., Any]:
+        body = part_of(equation, name)
+        whole, taken = (right_types, n) if name == "matvec" else (results, len(results))
+
+        def run(*given: Any) -> Any:
+            found = run_body(body, (*closed[name], *given[-1]), (*closed_types[name], *right_types), whole, axes)
+            found = varied(found, layout.results[:taken])
+            return (found[:n], found[n:]) if taken > n else found
+
+        return run
+
+    backward = local("transpose_solve") if "transpose_solve" in named(equation) else None
+    found = lax.custom_linear_solve(
+        local("matvec"), right, local("solve"), backward, symmetric=symmetric(equation), has_aux=len(results) > n
+    )
+    return list(found) if len(results) == n else [*found[0], *found[1]]
+
+
+def _one_step(type_: Type) -> Type:
+    """The type of one step's slice of a stacked tensor."""
+    return tuple(State("P", s.dim - 1, s.outer) if s.kind == "P" else s for s in type_)
+
+
+NESTED: Mapping[str, Callable[[Equation, list, Layout, tuple[Axis, ...]], list]] = {
+    "custom_jvp_call": _custom_jvp,
+    "custom_vjp_call": _custom_vjp,
+    "custom_vjp_call_jaxpr": _custom_vjp,
+    "remat2": _remat,
+    "checkpoint": _remat,
+    "cond": _cond,
+    "while": _while,
+    "scan": _scan,
+    LINEAR_SOLVE: _linear_solve,
+}

@@ -1,0 +1,111 @@
+"""Where a device's piece lies in the whole tensor: what a local body may ask while it runs inside `shard_map`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from unity.pcg.types.accumulation import held
+from unity.pcg.types.axis import Axis
+from unity.pcg.types.parallel_type import Digit, Shape, Type, digits, local_shape
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A tensor's global shape and parallel type on a mesh."""
+
+    shape: Shape
+    dtype: Any
+    type: Type
+    axes: tuple[Axis, ...]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def held(self) -> Any:
+        """The type of numbers in which a device holds its piece."""
+        return held(self.dtype, self.type, self.axes)
+
+    @cached_property
+    def local_shape(self) -> Shape:
+        return local_shape(self.shape, self.type, self.axes)
+
+    @cached_property
+    def slices(self) -> tuple[tuple[str, Digit], ...]:
+        """(axis name, digit) of every partitioned axis, in mesh order."""
+        found = zip(self.axes, digits(self.type, self.axes), strict=True)
+        return tuple((axis.name, digit) for axis, digit in found if digit is not None)
+
+    def along(self, dim: int) -> tuple[tuple[str, Digit], ...]:
+        """The slices of one dimension."""
+        return tuple((a, d) for a, d in self.slices if d.dim == dim)
+
+    def coordinates(self, dim: int) -> jax.Array:
+        """Global indices along `dim` of this device's piece. Shape `[local size]`, int32."""
+        return self.cut(jnp.arange(self.shape[dim], dtype=jnp.int32), [(a, Digit(0, d.outer, d.size)) for a, d in self.along(dim)])
+
+    def find(self, indices: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
+        """Whether this device's piece has the given indices of `dim`, and where (anything where it has not)."""
+        here, n = jnp.ones(indices.shape, bool), self.shape[dim]
+        for axis, digit in sorted(self.along(dim), key=lambda found: -found[1].outer):  # the most minor digit is taken out first
+            inside = n // (digit.outer * digit.size)
+            here &= indices // inside % digit.size == lax.axis_index(axis)
+            indices = indices // (digit.size * inside) * inside + indices % inside
+            n //= digit.size
+        return here, indices
+
+    def piece(self, whole: jax.Array) -> jax.Array:
+        """This device's piece of a value that every device has computed whole."""
+        return self.cut(whole, self.slices)
+
+    def cut(self, x: jax.Array, slices: Sequence[tuple[str, Digit]]) -> jax.Array:
+        """This device's part of `x` at some of the slices."""
+        done: list[Digit] = []
+        for axis, digit in slices:
+            x = take_digit(x, digit, lax.axis_index(axis), done)
+            done.append(digit)
+        return x
+
+
+def outer_here(digit: Digit, done: Sequence[Digit]) -> int:
+    """How many indices lie before a digit in a piece that has already been cut at the digits in `done`."""
+    outer = digit.outer
+    for other in done:
+        if other.dim == digit.dim and other.outer < digit.outer:
+            outer //= other.size
+    return outer
+
+
+def take_digit(x: jax.Array, digit: Digit, index: Any, done: Sequence[Digit]) -> jax.Array:
+    """The slice of `x` at a digit, for a device whose index along the axis is `index`."""
+    outer = outer_here(digit, done)
+    n, before, after = x.shape[digit.dim], x.shape[: digit.dim], x.shape[digit.dim + 1 :]
+    if outer == 1:
+        size = n // digit.size
+        return lax.dynamic_slice_in_dim(x, index * size, size, digit.dim)
+    x = x.reshape(*before, outer, digit.size, n // (outer * digit.size), *after)
+    x = lax.dynamic_index_in_dim(x, index, digit.dim + 1, keepdims=False)
+    return x.reshape(*before, n // digit.size, *after)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One application of a primitive on local pieces."""
+
+    primitive: Any
+    params: Mapping[str, Any]
+    operands: tuple[Placed, ...]
+    results: tuple[Placed, ...]
+
+    def bind(self, *operands: jax.Array, **changes: Any) -> list:
+        """Runs the primitive on local pieces, with some parameters (those that name shapes) changed."""
+        out = self.primitive.bind(*operands, **{**self.params, **changes})
+        return list(out) if self.primitive.multiple_results else [out]

@@ -1,0 +1,86 @@
+"""Functions of one tensor, element by element: which equations are, and by what name two of them are the same function."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+
+from unity.pcg.ir.program import Equation, Literal, from_jaxpr
+from unity.pcg.types.parallel_type import Shape
+
+SINGLE = frozenset(
+    [
+        "abs",
+        "acos",
+        "acosh",
+        "asin",
+        "asinh",
+        "atan",
+        "atanh",
+        "cbrt",
+        "ceil",
+        "cos",
+        "cosh",
+        "div",
+        "erf",
+        "erf_inv",
+        "erfc",
+        "exp",
+        "exp2",
+        "expm1",
+        "floor",
+        "integer_pow",
+        "log",
+        "log1p",
+        "logistic",
+        "max",
+        "min",
+        "neg",
+        "pow",
+        "rsqrt",
+        "sign",
+        "sin",
+        "sinh",
+        "sqrt",
+        "square",
+        "tan",
+        "tanh",
+    ]
+)
+NAMED = {"tanh": "tanh", "logistic": "sigmoid"}  # as the rules' vocabulary calls them
+DERIVED = "custom_jvp_call"
+
+
+def pointwise(e: Equation) -> str | None:
+    """The name of the function of one tensor that an equation applies to every element; None if it is none."""
+    if sum(isinstance(a, int) for a in e.operands) != 1 or len(e.results) != 1:
+        return None
+    literals = [a for a in e.operands if isinstance(a, Literal)]
+    if any(prod(a.tensor.shape) != 1 for a in literals):
+        return None
+    if e.name == DERIVED:
+        return "relu" if _is_relu(e) else None
+    if e.name not in SINGLE:
+        return None
+    if e.name in NAMED and e.params.get("accuracy") is None:
+        return NAMED[e.name]
+    given = [str(np.asarray(a.value).item()) if isinstance(a, Literal) else "x" for a in e.operands]
+    return f"{e.signature.strip()}({', '.join(given)})"
+
+
+def _is_relu(e: Equation) -> bool:
+    """Whether an equation is `jax.nn.relu`, derivative included."""
+    if e.origin is None or len(e.operands) != 1:
+        return False
+    aval: Any = e.origin.invars[0].aval
+    return e.signature == _relu_signature(aval.shape, aval.dtype)
+
+
+@lru_cache(maxsize=4096)
+def _relu_signature(shape: Shape, dtype: Any) -> str:
+    (e,) = from_jaxpr(jax.make_jaxpr(jax.nn.relu)(jax.ShapeDtypeStruct(shape, dtype)).jaxpr).equations
+    return e.signature

@@ -1,0 +1,16 @@
+"""The operator table: one entry for each primitive, read by capture, costs, proofs and lowering alike."""
+
+from unity.pcg.operators.table import (  # noqa: F401 (they register)
+    contraction,
+    elementwise,
+    indexing,
+    kernels,
+    linear_algebra,
+    ragged,
+    reduction,
+    reshaping,
+    windows,
+)
+from unity.pcg.types.factors import TABLE
+
+__all__ = ["TABLE"]

@@ -1,0 +1,181 @@
+"""Operators that work element by element, and random bits: every dimension is a factor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import pi, prod, sqrt
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from unity.pcg.operators.counter_bits import bits, counted
+from unity.pcg.operators.layout import Layout
+from unity.pcg.types.accumulation import exact
+from unity.pcg.types.factors import Factor, Local, Place, Slot, Spec, operator
+from unity.pcg.types.parallel_type import Shape
+
+
+def aligned(shape: Shape, result: Shape) -> tuple[Place, ...]:
+    """For every dimension of the result, where an operand has it: nowhere if it is a scalar, or of size one there."""
+    if len(shape) != len(result):
+        return (None,) * len(result)
+    return tuple(Slot(i) if n == m else None for i, (n, m) in enumerate(zip(shape, result, strict=True)))
+
+
+def every_dimension(operands: list[Shape], result: Shape, n_results: int = 1, skip: tuple[int, ...] = ()) -> tuple[Factor, ...]:
+    """One parallel factor for each dimension of the result, shared by all operands that have it."""
+    places = [aligned(shape, result) for shape in operands]
+    return tuple(
+        Factor(f"d{i}", n, tuple(p[i] for p in places), (Slot(i),) * n_results)
+        for i, n in enumerate(result)
+        if n > 1 and i not in skip
+    )
+
+
+def elementwise(linear: tuple[tuple[int, ...], ...] = (), work: float = 1.0) -> Any:
+    """The specification of an elementwise operator, jointly linear in the given groups of operands."""
+
+    def spec(params: Any, operands: Any, results: Any) -> Spec:
+        shape = results[0].shape
+        factors = every_dimension([o.shape for o in operands], shape, len(results))
+        return Spec(factors, tuple(frozenset(g) for g in linear), work * prod(shape))
+
+    return spec
+
+
+NONLINEAR = (
+    "abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz cos cosh digamma eq eq_to erf"
+    " erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac integer_pow is_finite le le_to lgamma log log1p log2"
+    " logistic lt lt_to max min ne nextafter not one_minus_square or polygamma polynomial population_count pow reduce_precision rem"
+    " round rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square tan tanh xor zeta"
+)
+operator(*NONLINEAR.split())(elementwise())
+DRAW = 60.0  # of threefry: twenty rounds of an addition, a rotation and an exclusive or
+operator("threefry2x32")(elementwise(work=DRAW))
+
+
+def derived(function: Callable[[jax.Array], jax.Array], sign: float) -> Local:
+    """An error function with its derivative beside it: that of JAX 0.12 cannot be taken inside of a shard_map."""
+    own = jax.custom_jvp(function)
+    own.defjvps(lambda t, y, x: t * (sign * 2 / sqrt(pi)) * jnp.exp(-x * x))
+    return lambda operands, layout: [own(*operands)]
+
+
+# these two run otherwise
+operator("erf", local=derived(lax.erf, 1.0))(elementwise())
+operator("erfc", local=derived(lax.erfc, -1.0))(elementwise())
+# JAX's objects for these remember the shapes that they were made for
+operator("frexp", local=lambda operands, layout: list(jnp.frexp(*operands)))(elementwise())
+operator("ldexp", local=lambda operands, layout: [jnp.ldexp(*operands)])(elementwise())
+operator("neg", "copy", "name", "real", "imag", "conj", "stop_gradient")(elementwise(linear=((0,),)))
+PLACED = ("sharding_constraint", "constrain")
+operator(*PLACED, local=lambda operands, layout: list(operands))(elementwise(linear=((0,),)))
+operator("add", "sub", "add_any", "complex")(elementwise(linear=((0, 1),)))
+operator("mul")(elementwise(linear=((0,), (1,))))
+
+
+@operator("div")
+def divide(params: Any, operands: Any, results: Any) -> Spec:
+    """Linear in the dividend, but for integers: they are rounded."""
+    return elementwise(((0,),) if operands[0].floating else ())(params, operands, results)
+
+
+@operator("select_n")
+def select(params: Any, operands: Any, results: Any) -> Spec:
+    """`select_n(which, *cases)`: linear in all cases together."""
+    factors = every_dimension([o.shape for o in operands], results[0].shape)
+    return Spec(factors, (frozenset(range(1, len(operands))),), prod(results[0].shape))
+
+
+@operator("convert_element_type")
+def convert(params: Any, operands: Any, results: Any) -> Spec:
+    """Linear where nothing is rounded before it is added up: a sum of roundings is not the rounding of the sum."""
+    linear = exact(operands[0].dtype, results[0].dtype)
+    factors = every_dimension([operands[0].shape], results[0].shape)
+    return Spec(factors, (frozenset({0}),) if linear else (), prod(results[0].shape))
+
+
+@operator("bitcast_convert_type")
+def bitcast(params: Any, operands: Any, results: Any) -> Spec:
+    """Factors are the dimensions that both have: a change of width adds or removes a last dimension."""
+    rank = min(operands[0].ndim, results[0].ndim)
+    names = ((i, n) for i, n in enumerate(operands[0].shape[:rank]) if n > 1 and results[0].shape[i] == n)
+    return Spec(tuple(Factor(f"d{i}", n, (Slot(i),), (Slot(i),)) for i, n in names), (), 0.0)
+
+
+@operator("optimization_barrier")
+def barrier(params: Any, operands: Any, results: Any) -> Spec:
+    """Nothing is computed: whatever all operands share may be partitioned."""
+    if len({o.shape for o in operands}) != 1:
+        return Spec(())
+    return Spec(every_dimension([o.shape for o in operands], results[0].shape, len(results)))
+
+
+def by_key(dtype: Any) -> bool:
+    """Whether each key of a batch gives what it gives alone. Under `vmap`, other generators draw for all from the first one."""
+    return str(dtype) == "key<fry>"
+
+
+def random_pieces(operands: list[jax.Array], layout: Layout) -> list:
+    """Draws this device's part of the bits, of its keys, so that masks equal the unsharded ones.
+
+    A generator that does not go by the numbers of elements (`rbg`) has to draw all that its keys give, of which the part is kept.
+    """
+    keys, result = layout.operands[0], layout.results[0]
+    lead, shape = keys.ndim, result.shape[keys.ndim :]
+    rest = [(a, d) for a, d in result.slices if d.dim >= lead]
+    if rest and counted(keys.dtype):
+        positions = [result.coordinates(d) for d in range(lead, result.ndim)]
+        return [bits(operands[0], layout.params["bit_width"], shape, positions)]
+    return _kept(operands, layout, shape=shape)
+
+
+def _kept(operands: list[jax.Array], layout: Layout, **changed: Any) -> list:
+    """Computes what the keys here give, and keeps this device's part of what is not divided as they are."""
+    found = layout.bind(*operands, **changed)[0]
+    divided = {s for placed in layout.operands for s in placed.slices}
+    return [layout.results[0].cut(found, [s for s in layout.results[0].slices if s not in divided])]
+
+
+@operator("random_bits", local=random_pieces)
+def random_bits(params: Any, operands: Any, results: Any) -> Spec:
+    """Devices share the work if the generator goes by the numbers of elements."""
+    return _from_keys(operands, results, counted(operands[0].dtype))
+
+
+@operator("random_split", local=_kept)
+def split_keys(params: Any, operands: Any, results: Any) -> Spec:
+    """Every device splits a key as a whole."""
+    return _from_keys(operands, results, shared=False)
+
+
+def _from_keys(operands: Any, results: Any, shared: bool) -> Spec:
+    """Keys `[*k]`, result `[*k, *shape]`. `shared`: whether a device draws no more of what a key gives than its part."""
+    keys, shape = operands[0].shape, results[0].shape
+    lead = _of_keys(operands, keys)
+    own = ((i, n) for i, n in enumerate(shape) if i >= len(keys) and n > 1)
+    rest = tuple(Factor(f"d{i}", n, (None,), (Slot(i),), shared=shared) for i, n in own)
+    return Spec(lead + rest, (), DRAW * prod(shape))
+
+
+def _of_keys(operands: Any, batch: Shape) -> tuple[Factor, ...]:
+    """The dimensions of a batch of keys. If what they give depends on the batch, every device has all of it, and keeps its part."""
+    apart = by_key(operands[0].dtype)
+    places = [aligned(o.shape, batch) if apart else (None,) * len(batch) for o in operands]
+    return tuple(Factor(f"k{i}", n, tuple(p[i] for p in places), (Slot(i),), shared=apart) for i, n in enumerate(batch) if n > 1)
+
+
+@operator("random_fold_in", local=_kept)
+def fold_in(params: Any, operands: Any, results: Any) -> Spec:
+    """Keys, and a number for each or for all."""
+    return Spec(_of_keys(operands, results[0].shape))
+
+
+@operator("random_wrap", "random_unwrap", "random_seed", "random_clone")
+def keys(params: Any, operands: Any, results: Any) -> Spec:
+    """Keys as numbers, and numbers as keys: the leading dimensions of all operands and results are shared."""
+    rank = min(*(o.ndim for o in operands), results[0].ndim)
+    names = ((i, n) for i, n in enumerate(results[0].shape[:rank]) if n > 1 and all(o.shape[i] == n for o in operands))
+    return Spec(tuple(Factor(f"k{i}", n, (Slot(i),) * len(operands), (Slot(i),)) for i, n in names))

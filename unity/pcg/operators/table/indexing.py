@@ -1,0 +1,177 @@
+"""Gather, scatter and dynamic slices: what is indexed may be partitioned by rows, by columns, or by the indices."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from unity.pcg.operators.layout import Layout
+from unity.pcg.operators.promised_reads import PROMISED, kept
+from unity.pcg.operators.table.reshaping import is_block, part_of
+from unity.pcg.types.factors import Factor, Place, Slot, Spec, operator
+from unity.pcg.types.parallel_type import PARTIAL
+
+Mode = lax.GatherScatterMode
+
+
+def _window_pieces(operands: list[jax.Array], layout: Layout) -> list:
+    return layout.bind(*operands, slice_sizes=layout.results[0].local_shape)
+
+
+@operator("dynamic_slice", local=_window_pieces)
+def dynamic_slice(params: Any, operands: Any, results: Any) -> Spec:
+    """Operand and one index for each dimension. Dimensions taken whole are parallel."""
+    shape, rest = operands[0].shape, (None,) * (len(operands) - 1)
+    whole = [i for i, (n, m) in enumerate(zip(shape, results[0].shape, strict=True)) if n == m and n > 1]
+    factors = tuple(Factor(f"d{i}", shape[i], (Slot(i), *rest), (Slot(i),)) for i in whole)
+    return Spec(factors, (frozenset({0}),), reads=part_of(results[0].shape, shape), view=is_block(results[0].shape, shape))
+
+
+@operator("dynamic_update_slice")
+def dynamic_update_slice(params: Any, operands: Any, results: Any) -> Spec:
+    """Operand, update, indices. Dimensions replaced whole are parallel."""
+    shape, rest = operands[0].shape, (None,) * (len(operands) - 2)
+    whole = [i for i, (n, m) in enumerate(zip(shape, operands[1].shape, strict=True)) if n == m and n > 1]
+    return Spec(tuple(Factor(f"d{i}", shape[i], (Slot(i), Slot(i), *rest), (Slot(i),)) for i in whole), (frozenset({0, 1}),))
+
+
+Mode = lax.GatherScatterMode
+
+
+def _gather_pieces(operands: list[jax.Array], layout: Layout) -> list:
+    """Takes zeros for rows on other devices, so that the results are partial sums.
+
+    An index outside of the table that JAX clamps belongs to the device with the nearest row. If it was promised to lie inside, JAX
+    reads the nearest row, and gives it no gradient: so does the device's own look-up, for the index lies outside of its piece, too.
+    """
+    table, indices = operands
+    numbers, here, mode = layout.params["dimension_numbers"], layout.operands[0], layout.params["mode"]
+    whole = layout.params["slice_sizes"]
+    sizes = tuple(m if k == n else k for k, m, n in zip(whole, here.local_shape, here.shape, strict=True))
+    rows = [d for d in _looked_up(layout.params) if here.along(d)]
+    if not rows:
+        return layout.bind(table, indices, slice_sizes=sizes)
+    indices = indices.astype(jnp.int32 if indices.dtype.itemsize < 4 else indices.dtype)  # it must hold the table's size
+    fills, promises = mode == Mode.FILL_OR_DROP, mode == Mode.PROMISE_IN_BOUNDS
+    outside = ~jnp.zeros((), indices.dtype)  # -1, or the largest
+    valid = mine = jnp.ones(indices.shape[:-1], bool)
+    local = dict[int, jax.Array]()
+    for column, dim in enumerate(numbers.start_index_map):
+        index, last = indices[..., column], here.shape[dim] - whole[dim]
+        read = _as_filled(index) if fills else index
+        low, high, place = read < 0, read > last, jnp.clip(read, 0, last)
+        valid &= ~(low | high)
+        if dim in rows:
+            here_too, place = here.find(place, dim)
+            mine &= here_too
+        if promises:
+            local[column] = jnp.where(low, outside, jnp.where(high, here.local_shape[dim], place)) if dim in rows else index
+        else:
+            local[column] = place.astype(index.dtype) + (index - read.astype(index.dtype))
+    mine = mine & valid if fills else mine
+    others = jnp.zeros_like(outside) if promises else outside  # what is not promised is filled with zeros
+    for column, place in local.items():
+        indices = indices.at[..., column].set(jnp.where(mine, place, others))
+    changed = {} if promises else {"mode": Mode.FILL_OR_DROP, "fill_value": 0}
+    alike = {"indices_are_sorted": False, "unique_indices": False}  # an index of others' rows may occur often, and anywhere
+    out = layout.bind(table, indices, slice_sizes=sizes, **alike, **changed)[0]
+    spread = [i for i in range(out.ndim) if i not in numbers.offset_dims]
+    if promises:
+        out = jnp.where(lax.broadcast_in_dim(mine, out.shape, spread), out, jnp.zeros((), out.dtype))
+    if fills:  # one device alone supplies what is out of bounds
+        first = ~valid
+        for axis in {axis for dim in rows for axis, _ in here.along(dim)}:
+            first &= lax.axis_index(axis) == 0
+        out = jnp.where(lax.broadcast_in_dim(first, out.shape, spread), fill_value(layout.params, out.dtype), out)
+    return [out]
+
+
+def _as_filled(index: jax.Array) -> jax.Array:
+    """An index as JAX reads it where what lies outside is filled: of 64 bits the lower half. The gradient goes by all of them."""
+    return index.astype(jnp.int32) if index.dtype.itemsize > 4 else index
+
+
+def _looked_up(params: Any) -> list[int]:
+    """The dimensions of which an index picks one place, whether or not the result has what is left of them."""
+    return sorted(i for i in params["dimension_numbers"].start_index_map if params["slice_sizes"][i] == 1)
+
+
+def fill_value(params: Any, dtype: Any) -> jax.Array:
+    """What a gather reads out of bounds: as given, or NaN, or the extreme integer."""
+    value = params["fill_value"]
+    if value is None:
+        kind = np.dtype(dtype).kind if not jnp.issubdtype(dtype, jnp.inexact) else "f"
+        value = jnp.nan if kind == "f" else True if kind == "b" else (jnp.iinfo(dtype).min if kind == "i" else jnp.iinfo(dtype).max)
+    return jnp.asarray(value, dtype)
+
+
+@operator("gather", local=_gather_pieces, exact=True)
+def gather(params: Any, operands: Any, results: Any) -> Spec:
+    """Table and indices `[..., index]`. Columns, batching dimensions and indices are parallel, rows are a reduction."""
+    numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
+    table, indices = operands
+    factors: list[Factor] = []
+    offsets = [i for i in range(table.ndim) if i not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)]
+    for i, out in zip(offsets, numbers.offset_dims, strict=True):
+        if sizes[i] == table.shape[i]:
+            factors.append(Factor(f"w{i}", sizes[i], (Slot(i), None), (Slot(out),)))
+    batch_out = [i for i in range(results[0].ndim) if i not in numbers.offset_dims]
+    paired = dict(zip(numbers.start_indices_batching_dims, numbers.operand_batching_dims, strict=True))
+    for j, out in enumerate(batch_out):
+        own: Place = Slot(paired[j]) if j in paired else None
+        factors.append(Factor(f"i{j}", indices.shape[j], (own, Slot(j)), (Slot(out),)))
+    factors += [
+        Factor(f"r{i}", table.shape[i], (Slot(i), None), (None,), "or" if table.dtype == bool else "sum")
+        for i in _looked_up(params)
+        if not jnp.issubdtype(table.dtype, jax.dtypes.extended)  # keys have no sum
+    ]
+    # not linear in the table: a fill value would be added once for each device
+    fills = params["mode"] == lax.GatherScatterMode.FILL_OR_DROP and params["fill_value"] not in (None, 0)
+    linear = () if fills or not table.floating else (frozenset({0}),)
+    return Spec(tuple(f for f in factors if f.size > 1), linear, prod(results[0].shape))
+
+
+def scattering(adds: bool) -> Any:
+    """Operand, indices `[..., index]`, updates. Columns and batching dimensions are parallel; rows are blocked.
+
+    `adds`: what is there and what comes are added up. Then parts of the updates give partial sums, if the operand is one too. (The
+    parameters do not say so: a function that is applied to what is there may add, and be not linear.)
+    """
+
+    def spec(params: Any, operands: Any, results: Any) -> Spec:
+        numbers = params["dimension_numbers"]
+        operand, indices, updates = operands
+        windows = [i for i in range(operand.ndim) if i not in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)]
+        factors = []
+        for i, u in zip(windows, numbers.update_window_dims, strict=True):
+            if operand.shape[i] == updates.shape[u]:
+                factors.append(Factor(f"w{i}", operand.shape[i], (Slot(i), None, Slot(u)), (Slot(i),)))
+        spread = [i for i in range(updates.ndim) if i not in numbers.update_window_dims]
+        paired = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
+        for j, u in enumerate(spread):
+            if j in paired:
+                factors.append(Factor(f"b{j}", indices.shape[j], (Slot(paired[j]), Slot(j), Slot(u)), (Slot(paired[j]),)))
+            elif adds:
+                factors.append(Factor(f"i{j}", indices.shape[j], (PARTIAL, Slot(j), Slot(u)), (PARTIAL,), "sum"))
+        linear = (frozenset({0, 2}),) if adds else ()
+        return Spec(tuple(f for f in factors if f.size > 1), linear, prod(updates.shape))
+
+    return spec
+
+
+operator("scatter-add", "scatter-sub")(scattering(adds=True))
+operator("scatter", "scatter-mul", "scatter-min", "scatter-max")(scattering(adds=False))
+
+
+@operator(PROMISED, local=lambda operands, layout: [kept(*operands, **layout.params)])
+def promised_rows(params: Any, operands: Any, results: Any) -> Spec:
+    """Rows `[*ids, h]` and their indices. Linear in the rows, which only lose some of their gradient."""
+    rows, ids = operands[0].shape, operands[1].shape
+    places = ((Slot(i), Slot(i) if i < len(ids) else None) for i in range(len(rows)))
+    factors = tuple(Factor(f"d{i}", n, p, (Slot(i),)) for i, (n, p) in enumerate(zip(rows, places, strict=True)) if n > 1)
+    return Spec(factors, (frozenset({0}),), prod(rows))

@@ -1,0 +1,85 @@
+"""Reductions, arg-reductions, cumulative operators, sort and top-k."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from jax import lax
+
+from unity.pcg.ir.program import close
+from unity.pcg.operators.table.elementwise import every_dimension
+from unity.pcg.types.factors import Factor, Slot, Spec, operator
+from unity.pcg.types.varying_axes import aligned
+
+REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_or": "or", "reduce_and": "and"}
+
+
+def reduction(kind: str) -> Any:
+    """Reduction over `axes`: the reduced dimensions are reduction factors where pieces can be put together by `kind`.
+
+    Devices put truth values together by "or" and "and", but not the bits of integers.
+    """
+
+    def spec(params: Any, operands: Any, results: Any) -> Spec:
+        shape, axes = operands[0].shape, params["axes"]
+        kept = [i for i in range(len(shape)) if i not in axes]
+        factors = [Factor(f"d{i}", shape[i], (Slot(i),), (Slot(k),) * len(results)) for k, i in enumerate(kept) if shape[i] > 1]
+        if kind and (kind not in ("or", "and") or operands[0].dtype == bool):
+            factors += [Factor(f"r{i}", shape[i], (Slot(i),), (None,), kind) for i in axes if shape[i] > 1]
+        return Spec(tuple(factors), (frozenset({0}),) if kind == "sum" else (), prod(shape))
+
+    return spec
+
+
+for _name, _kind in REDUCTIONS.items():
+    operator(_name)(reduction(_kind))
+operator("reduce_prod", "argmax", "argmin", "reduce_xor")(reduction(""))
+
+
+def by_function(operands: Sequence[Any], layout: Any) -> list:
+    """Reduces by the function traced anew: JAX does not differentiate, on several devices, one that was traced for a single one."""
+    n, program = len(layout.results), close(layout.params["jaxpr"])
+
+    def combine(x: Sequence[Any], y: Sequence[Any]) -> tuple[Any, ...]:
+        values: dict[int, Any] = dict(zip(program.inputs, (*x, *y), strict=True))
+        for e in program.equations:
+            given = aligned([values[a] if isinstance(a, int) else a.value for a in e.operands])
+            results = e.primitive.bind(*given, **e.params)
+            values.update(zip(e.results, results if e.primitive.multiple_results else [results], strict=True))
+        return tuple(values[a] if isinstance(a, int) else a.value for a in program.outputs)
+
+    return list(lax.reduce(tuple(operands[:n]), tuple(operands[n:]), combine, layout.params["dimensions"]))
+
+
+@operator("reduce", local=by_function)
+def general_reduction(params: Any, operands: Any, results: Any) -> Spec:
+    """Operands, then their initial values (scalars), and any function: what is reduced is blocked."""
+    kept = [i for i in range(operands[0].ndim) if i not in params["dimensions"]]
+    n = len(results)
+    factors = (Factor(f"d{i}", operands[0].shape[i], (Slot(i),) * n + (None,) * n, (Slot(k),) * n) for k, i in enumerate(kept))
+    return Spec(tuple(f for f in factors if f.size > 1), (), prod(operands[0].shape))
+
+
+def along_one(parameter: str, linear: bool = False) -> Any:
+    """Operators that walk along one dimension, which is blocked."""
+
+    def spec(params: Any, operands: Any, results: Any) -> Spec:
+        blocked = params[parameter] % operands[0].ndim
+        factors = every_dimension([o.shape for o in operands], operands[0].shape, len(results), skip=(blocked,))
+        return Spec(factors, (frozenset({0}),) if linear else (), prod(operands[0].shape))
+
+    return spec
+
+
+operator("cumsum")(along_one("axis", linear=True))
+operator("cumprod", "cummax", "cummin", "cumlogsumexp")(along_one("axis"))
+operator("sort")(along_one("dimension"))
+
+
+@operator("top_k", "approx_top_k")
+def top_k(params: Any, operands: Any, results: Any) -> Spec:
+    """The dimension among whose elements the largest are looked for is blocked."""
+    blocked = params.get("axis", params.get("reduction_dimension", -1)) % operands[0].ndim
+    return Spec(every_dimension([operands[0].shape], operands[0].shape, 2, skip=(blocked,)), (), prod(operands[0].shape))

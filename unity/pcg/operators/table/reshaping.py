@@ -1,0 +1,194 @@
+"""Operators that move elements about: broadcast, reshape, transpose, slice, concatenate, pad, reverse, iota."""
+
+from __future__ import annotations
+
+from math import gcd, prod
+from typing import Any
+
+import jax
+
+from unity.pcg.operators.layout import Layout
+from unity.pcg.operators.table.elementwise import every_dimension
+from unity.pcg.types.factors import Factor, Slot, Spec, operator
+from unity.pcg.types.parallel_type import Shape
+
+LINEAR = (frozenset({0}),)
+
+
+def _broadcast_pieces(operands: list[jax.Array], layout: Layout) -> list:
+    return layout.bind(*operands, shape=layout.results[0].local_shape)
+
+
+@operator("broadcast_in_dim", local=_broadcast_pieces)
+def broadcast(params: Any, operands: Any, results: Any) -> Spec:
+    """Dimensions that the operand has are shared; along new or widened ones it is replicated for use."""
+    shape, source = results[0].shape, dict(zip(params["broadcast_dimensions"], range(operands[0].ndim), strict=True))
+    factors = []
+    for i, n in enumerate(shape):
+        own = i in source and operands[0].shape[source[i]] == n
+        if n > 1:
+            factors.append(Factor(f"d{i}", n, (Slot(source[i]) if own else None,), (Slot(i),)))
+    return Spec(tuple(factors), LINEAR, view=prod(shape) == prod(operands[0].shape))
+
+
+def common_digits(before: Shape, after: Shape) -> list[tuple[int, Slot, Slot]]:
+    """The factors that a reshape keeps: (size, where before, where after).
+
+    Both shapes are read as mixed-radix numbers from the most major digit; as long as the digits can be aligned, each common
+    one is a factor. [6, 4] → [4, 6] has one, of size 2; [b, s·d] → [b·s, d] has three.
+    """
+    found: list[tuple[int, Slot, Slot]] = []
+    left, right = [(i, n) for i, n in enumerate(before) if n > 1], [(i, n) for i, n in enumerate(after) if n > 1]
+    a = b = 0
+    outer_a = outer_b = 1
+    while a < len(left) and b < len(right):
+        (i, n), (j, m) = left[a], right[b]
+        size = gcd(n // outer_a, m // outer_b)
+        if size > 1:
+            found.append((size, Slot(i, outer_a), Slot(j, outer_b)))
+        outer_a, outer_b = outer_a * size, outer_b * size
+        ended_a, ended_b = outer_a == n, outer_b == m
+        if not (ended_a or ended_b):
+            break  # sizes such as 3 and 2: digits cannot be aligned from here on
+        a, outer_a = (a + 1, 1) if ended_a else (a, outer_a)
+        b, outer_b = (b + 1, 1) if ended_b else (b, outer_b)
+    return found
+
+
+def _reshape_pieces(operands: list[jax.Array], layout: Layout) -> list:
+    return layout.bind(*operands, new_sizes=layout.results[0].local_shape)
+
+
+@operator("reshape", local=_reshape_pieces)
+def reshape(params: Any, operands: Any, results: Any) -> Spec:
+    """Splitting and merging dimensions keep every digit that both shapes have."""
+    if params.get("dimensions") is not None:
+        return Spec((), LINEAR)
+    found = common_digits(operands[0].shape, results[0].shape)
+    return Spec(tuple(Factor(f"d{k}", size, (x,), (y,)) for k, (size, x, y) in enumerate(found)), LINEAR, view=True)
+
+
+@operator("squeeze")
+def squeeze(params: Any, operands: Any, results: Any) -> Spec:
+    """Dimensions of size one go; the rest keep their order."""
+    found = common_digits(operands[0].shape, results[0].shape)
+    return Spec(tuple(Factor(f"d{k}", size, (x,), (y,)) for k, (size, x, y) in enumerate(found)), LINEAR, view=True)
+
+
+@operator("transpose")
+def transpose(params: Any, operands: Any, results: Any) -> Spec:
+    """Result dimension k is operand dimension `permutation[k]`. Where only dimensions of size one move, no element does."""
+    shape = operands[0].shape
+    moving = [i for i in params["permutation"] if shape[i] > 1]
+    factors = (Factor(f"d{i}", shape[i], (Slot(i),), (Slot(k),)) for k, i in enumerate(params["permutation"]) if shape[i] > 1)
+    return Spec(tuple(factors), LINEAR, view=moving == sorted(moving))
+
+
+@operator("rev")
+def reverse(params: Any, operands: Any, results: Any) -> Spec:
+    """Reversed dimensions are blocked."""
+    return Spec(every_dimension([operands[0].shape], results[0].shape, skip=tuple(params["dimensions"])), LINEAR)
+
+
+def _slice_pieces(operands: list[jax.Array], layout: Layout) -> list:
+    whole, here = layout.operands[0].shape, operands[0].shape
+    scale = [n // m if m else 1 for n, m in zip(whole, here, strict=True)]
+    start = tuple(s // k for s, k in zip(layout.params["start_indices"], scale, strict=True))
+    limit = tuple(s // k for s, k in zip(layout.params["limit_indices"], scale, strict=True))
+    return layout.bind(*operands, start_indices=start, limit_indices=limit)
+
+
+@operator("slice", local=_slice_pieces)
+def slice_(params: Any, operands: Any, results: Any) -> Spec:
+    """Whole dimensions are parallel. One of several equal parts is too: each device takes its share of every part."""
+    shape, result = operands[0].shape, results[0].shape
+    strides = params["strides"] or (1,) * len(shape)
+    factors = []
+    for i, (n, m, start, stride) in enumerate(zip(shape, result, params["start_indices"], strides, strict=True)):
+        if m > 1 and n % m == 0 and start % m == 0 and stride == 1:
+            factors.append(Factor(f"d{i}", m, (Slot(i, n // m),), (Slot(i),)))
+    return Spec(tuple(factors), LINEAR, reads=part_of(result, shape), view=is_block(result, shape))
+
+
+def part_of(result: Shape, operand: Shape) -> float:
+    """The part of an operand that a slice of it reads."""
+    return prod(result) / max(1, prod(operand))
+
+
+def is_block(result: Shape, operand: Shape) -> bool:
+    """Whether the elements of a slice follow each other in its operand: it is cut along one dimension, and none before has two."""
+    cut = [i for i, (n, m) in enumerate(zip(operand, result, strict=True)) if n != m]
+    return not cut or max(result[: cut[-1]], default=1) <= 1
+
+
+def _split_pieces(operands: list[jax.Array], layout: Layout) -> list:
+    axis = layout.params["axis"]
+    return layout.bind(*operands, sizes=tuple(r.local_shape[axis] for r in layout.results))
+
+
+@operator("split", local=_split_pieces)
+def split(params: Any, operands: Any, results: Any) -> Spec:
+    """Like slices: equal parts may be partitioned, each device having its share of every part."""
+    axis, shape = params["axis"], operands[0].shape
+    factors = list(every_dimension([shape], shape, len(results), skip=(axis,)))
+    sizes = set(params["sizes"])
+    if len(sizes) == 1 and max(sizes) > 1:
+        factors.append(Factor(f"d{axis}", max(sizes), (Slot(axis, len(results)),), (Slot(axis),) * len(results)))
+    return Spec(tuple(factors), LINEAR, view=len(results) == 1 or max(shape[:axis], default=1) <= 1)
+
+
+@operator("concatenate")
+def concatenate(params: Any, operands: Any, results: Any) -> Spec:
+    """The joined dimension is blocked, unless all parts are of one size: then each device joins its shares."""
+    axis, shape = params["dimension"], results[0].shape
+    factors = [Factor(f"d{i}", n, (Slot(i),) * len(operands), (Slot(i),)) for i, n in enumerate(shape) if i != axis and n > 1]
+    sizes = {o.shape[axis] for o in operands}
+    if len(sizes) == 1 and max(sizes) > 1:
+        factors.append(Factor(f"d{axis}", max(sizes), (Slot(axis),) * len(operands), (Slot(axis, len(operands)),)))
+    return Spec(tuple(factors), (frozenset(range(len(operands))),))
+
+
+@operator("stack")
+def stack(params: Any, operands: Any, results: Any) -> Spec:
+    """The new dimension is blocked."""
+    axis, shape = params["axis"], operands[0].shape
+    pairs = ((i, i + (i >= axis)) for i, n in enumerate(shape) if n > 1)
+    factors = tuple(Factor(f"d{i}", shape[i], (Slot(i),) * len(operands), (Slot(k),)) for i, k in pairs)
+    return Spec(factors, (frozenset(range(len(operands))),))
+
+
+@operator("unstack")
+def unstack(params: Any, operands: Any, results: Any) -> Spec:
+    """The dimension that is taken apart is blocked."""
+    axis, shape = params["axis"], operands[0].shape
+    pairs = ((i, i - (i > axis)) for i, n in enumerate(shape) if n > 1 and i != axis)
+    factors = tuple(Factor(f"d{i}", shape[i], (Slot(i),), (Slot(k),) * len(results)) for i, k in pairs)
+    return Spec(factors, LINEAR, view=len(results) == 1 or max(shape[:axis], default=1) <= 1)
+
+
+@operator("tile")
+def tile(params: Any, operands: Any, results: Any) -> Spec:
+    """Each device repeats its share: along a repeated dimension, that is its share of every repetition."""
+    pairs = zip(operands[0].shape, params["reps"], strict=True)
+    return Spec(tuple(Factor(f"d{i}", n, (Slot(i),), (Slot(i, k),)) for i, (n, k) in enumerate(pairs) if n > 1), LINEAR)
+
+
+@operator("pad")
+def pad(params: Any, operands: Any, results: Any) -> Spec:
+    """Operand and padding value. Padded dimensions are blocked."""
+    kept = [i for i, c in enumerate(params["padding_config"]) if tuple(c) == (0, 0, 0)]
+    shape = operands[0].shape
+    factors = tuple(Factor(f"d{i}", shape[i], (Slot(i), None), (Slot(i),)) for i in kept if shape[i] > 1)
+    return Spec(factors, (frozenset({0, 1}),))
+
+
+def _iota_pieces(operands: list[jax.Array], layout: Layout) -> list:
+    result, dim = layout.results[0], layout.params["dimension"]
+    line = result.coordinates(dim).astype(layout.params["dtype"])
+    return [jax.lax.broadcast_in_dim(line, result.local_shape, (dim,))]
+
+
+@operator("iota", local=_iota_pieces)
+def iota(params: Any, operands: Any, results: Any) -> Spec:
+    """Every device counts its own piece."""
+    return Spec(every_dimension([], results[0].shape), (), prod(results[0].shape))

@@ -1,0 +1,53 @@
+"""Pooling and other windowed reductions: a dimension is a factor where slices of operand and result belong together."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import jax
+
+from unity.pcg.operators.layout import Layout
+from unity.pcg.operators.table.sliding import Window, sliding
+from unity.pcg.types.factors import Slot, Spec, operator
+from unity.pcg.types.parallel_type import Shape
+
+
+def _spec(params: Any, operands: Any, results: Any, before: Shape, after: Shape, outside: str | None, linear: bool) -> Spec:
+    """Windows over `before`, each of which makes one element of `after`. Operands and results have the same rank."""
+    one = (1,) * len(before)
+    lists = (
+        *(before, after, params["window_dimensions"], params["window_strides"], map(tuple, params["padding"])),
+        *(params.get("window_dilation") or one, params.get("base_dilation") or one),
+    )
+    windows = [
+        (i, Window(*figures), tuple(Slot(i) if o.ndim else None for o in operands), (Slot(i),) * len(results))
+        for i, figures in enumerate(zip(*lists, strict=True))
+    ]
+    factors, blocked = sliding(windows, outside)
+    flops = prod(after) * prod(params["window_dimensions"])
+    return Spec(factors, (frozenset({0}),) if linear else (), flops, blocked, tuple(w for _, w, *_ in windows))
+
+
+def windowed(outside: str | None = None, linear: bool = False) -> Any:
+    """`reduce_window` and its kin: one operand, or several alike. Without `outside`, windows must not reach beyond a slice."""
+    return lambda params, operands, results: _spec(params, operands, results, operands[0].shape, results[0].shape, outside, linear)
+
+
+def window_pieces(operands: list[jax.Array], layout: Layout) -> list:
+    """What lies around a slice has come from the neighbours, padding included."""
+    split = {d.dim for placed in layout.operands for _, d in placed.slices}
+    return layout.bind(*operands, padding=tuple((0, 0) if i in split else p for i, p in enumerate(layout.params["padding"])))
+
+
+operator("reduce_window_sum", local=window_pieces)(windowed("sum", linear=True))
+operator("reduce_window_max", local=window_pieces)(windowed("max"))
+operator("reduce_window_min", local=window_pieces)(windowed("min"))
+operator("reduce_window", "select_and_gather_add", local=window_pieces)(windowed())
+
+
+@operator("select_and_scatter_add", local=window_pieces)
+def select_and_scatter(params: Any, operands: Any, results: Any) -> Spec:
+    """Source `[windows]` and operand: what each window's source is added to lies in one device's slice."""
+    source, operand = operands
+    return _spec(params, operands, results, operand.shape, source.shape, None, False)

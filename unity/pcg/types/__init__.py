@@ -1,0 +1,1 @@
+"""Mesh axes, parallel types, and the factors from which legal types follow."""

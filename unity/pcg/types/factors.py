@@ -1,0 +1,258 @@
+"""The language of the operator table: factors, and the legal parallelizations that follow from them.
+
+An operator iterates over *factors*, as an einsum does. A factor names where it lies in every operand and result: a range of a
+dimension's digits. Put a mesh axis on a factor, and what each device holds follows: operands and results that have the factor
+are partitioned there, operands that lack it are replicated for use, results that lack it are partial.
+
+A factor may carry a *halo*: windows that move along a dimension reach beyond a device's slice of it, into its neighbours'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
+
+if TYPE_CHECKING:
+    from unity.pcg.operators.table.sliding import Window
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a factor lies in a tensor: dimension `dim` seen as `[outer, factor, rest]`."""
+
+    dim: int
+    outer: int = 1
+
+
+Place = Slot | State | None  # None: the tensor lacks the factor; a State: it must be in this one instead
+
+
+@dataclass(frozen=True)
+class Halo:
+    """What windows reach beyond a device's slice of a dimension: so many indices `before` it and `after` it.
+
+    Neighbours hold these. Beyond the tensor's border lies what changes nothing in a sum, max or min, as `outside` says.
+    """
+
+    before: int
+    after: int
+    outside: str = "sum"
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A range of iteration. `reduction` says how the pieces of results that lack the factor are put together.
+
+    With a `halo`, devices that follow each other along the axes must hold slices that do: only the most major digit is legal.
+    """
+
+    name: str
+    size: int
+    operands: tuple[Place, ...]
+    results: tuple[Place, ...]
+    reduction: str = ""  # "" (parallel), "sum", "max", "min", "or", "and"
+    halo: Halo | None = None  # of every operand that has the factor
+    shared: bool = True  # whether devices share the work along it; otherwise each does all, and keeps its part
+
+    def states(self, inner: int = 1) -> tuple[tuple[State, ...], tuple[State, ...]]:
+        """What operands and results are along an axis that is put on the factor's digit at `inner` (1: its most major)."""
+        return self._most_major if inner == 1 else self._states(inner)
+
+    @cached_property
+    def _most_major(self) -> tuple[tuple[State, ...], tuple[State, ...]]:
+        return self._states(1)
+
+    def _states(self, inner: int) -> tuple[tuple[State, ...], tuple[State, ...]]:
+        missing = PARTIAL if self.reduction else REPLICATED
+        operands = tuple(_state(p, inner, REPLICATED) for p in self.operands)
+        return operands, tuple(_state(p, inner, missing) for p in self.results)
+
+
+def _state(place: Place, inner: int, missing: State) -> State:
+    if isinstance(place, Slot):
+        return partitioned(place.dim, place.outer * inner)
+    return missing if place is None else place
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What is known of one application of an operator.
+
+    `linear` lists groups of operands in which the operator is jointly linear: if all of a group are partial sums, and the
+    other operands are replicated, the results are partial sums. `flops` counts the whole application, forward. `blocked`: of the
+    first operand's dimensions, those along which windows move and that are no factor, and why. `windows`: how they move, along
+    all dimensions. `reads`: the part of the first operand that it reads, and whose gradient it adds to. `view`: each result is
+    the first operand seen in another shape, or a block of it, so that nothing runs. `matched` remembers what `matching` found:
+    propagation asks the same of an equation from every side.
+    """
+
+    factors: tuple[Factor, ...]
+    linear: tuple[frozenset[int], ...] = ()
+    flops: float = 0.0
+    blocked: tuple[tuple[int, str], ...] = ()
+    windows: tuple[Window, ...] = ()
+    reads: float = 1.0
+    view: bool = False
+    matched: dict[tuple, tuple[Match, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def halos(self) -> tuple[Reach, ...]:
+        """Every halo, in the order in which devices exchange them."""
+        found = (
+            Reach(p, place.dim, f.halo)
+            for f in self.factors
+            if f.halo is not None
+            for p, place in enumerate(f.operands)
+            if isinstance(place, Slot)
+        )
+        return tuple(sorted(found, key=lambda r: (r.operand, r.dim)))
+
+
+class Reach(NamedTuple):
+    """A halo along a dimension of an operand (by position)."""
+
+    operand: int
+    dim: int
+    halo: Halo
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A single number that devices reduce together inside of the program of a call, a branch or a loop."""
+
+    where: tuple[int, ...]  # the way to its variable, through equations and their programs
+    itemsize: int
+    kind: str  # "or", "max", ...
+    times: int = 1  # how often they do when its equation runs once, as far as the steps of loops are known
+
+
+@dataclass(frozen=True)
+class Differentiated:
+    """What devices agree on where a derivative rule runs in the place of a program, forward and backward."""
+
+    forward: tuple[Agreement, ...] = ()
+    backward: tuple[Agreement, ...] = ()
+
+
+@dataclass(frozen=True)
+class Match:
+    """One legal way for one primitive to use one axis: the states of its operands and results."""
+
+    name: str
+    operands: tuple[State, ...]
+    results: tuple[State, ...]
+    size: int  # degrees on this choice must divide it; 0: any degree
+    divided: float  # the fraction of the work that the devices share
+    reduction: str = ""  # how partial results are put together
+    halo: bool = False  # devices exchange the edges of their slices
+    agreed: tuple[Agreement, ...] = ()  # what they agree on in its programs
+    ruled: Differentiated | None = None  # and where it is differentiated, if there are rules for that in it
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        return self.operands + self.results
+
+    @property
+    def communicates(self) -> bool:
+        """Whether devices along the axis communicate while the primitive runs, or while its derivative does."""
+        ruled = self.ruled is not None and (self.ruled.forward or self.ruled.backward)
+        return bool(self.halo or self.agreed or ruled)
+
+
+Specification = Callable[..., Spec]
+Local = Callable[..., list]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of the operator table: what is known of a primitive, and how it runs on one device's pieces."""
+
+    name: str
+    spec: Specification
+    local: Local | None = None  # None: the primitive is bound to the local pieces as it is
+    exact: bool = False  # whether of the summands of a partial sum all but one are zero, so that nothing is rounded
+
+
+class Table(dict[str, Entry]):
+    """The operator table. `version` counts its changes, for those who remember what followed from it."""
+
+    version = 0
+
+    def __setitem__(self, name: str, entry: Entry) -> None:
+        self.version += 1
+        super().__setitem__(name, entry)
+
+    def __delitem__(self, name: str) -> None:
+        self.version += 1
+        super().__delitem__(name)
+
+
+TABLE = Table()
+
+
+def operator(*names: str, local: Local | None = None, exact: bool = False) -> Callable[[Specification], Specification]:
+    """Registers a specification under primitive names. The specification takes `(params, operand avals, result avals)`."""
+
+    def register(spec: Specification) -> Specification:
+        for name in names:
+            TABLE[name] = Entry(name, spec, local, exact)
+        return spec
+
+    return register
+
+
+def matching(spec: Spec, known: Mapping[int, State], n_operands: int, n_results: int) -> tuple[Match, ...]:
+    """The choices that agree with the states known so far (position → state; results follow operands).
+
+    A factor's inner digit is found from the first partitioned position: `outer` relative to where the factor begins.
+    """
+    asked = (n_operands, n_results, *known.items())
+    if asked not in spec.matched:
+        spec.matched[asked] = tuple(_matching(spec, known, n_operands, n_results))
+    return spec.matched[asked]
+
+
+def _matching(spec: Spec, known: Mapping[int, State], n_operands: int, n_results: int) -> list[Match]:
+    found = []
+    for factor in spec.factors:
+        inner = _inner(factor, known)
+        if inner is not None:
+            operands, results = factor.states(inner)
+            if all((operands + results)[i] == s for i, s in known.items()):
+                size, halo = factor.size // inner, factor.halo is not None
+                found.append(Match(factor.name, operands, results, size, float(factor.shared), factor.reduction, halo))
+    if all(s.kind in "RS" for s in known.values()):
+        found += _linear(spec, known, n_operands, n_results)
+    if all(s == REPLICATED for s in known.values()):
+        found.append(Match("replicated", (REPLICATED,) * n_operands, (REPLICATED,) * n_results, 0, 0.0))
+    return found
+
+
+def _inner(factor: Factor, known: Mapping[int, State]) -> int | None:
+    places = factor.operands + factor.results
+    for position, state in known.items():
+        if state.kind != "P":
+            continue
+        place = places[position]
+        if not isinstance(place, Slot) or place.dim != state.dim or state.outer % place.outer:
+            return None
+        inner = state.outer // place.outer
+        if factor.halo is not None and inner > 1:
+            return None
+        return inner if inner < factor.size and factor.size % inner == 0 else None
+    return 1
+
+
+def _linear(spec: Spec, known: Mapping[int, State], n_operands: int, n_results: int) -> list[Match]:
+    found = []
+    for group in spec.linear:
+        operands = tuple(PARTIAL if i in group else REPLICATED for i in range(n_operands))
+        states = operands + (PARTIAL,) * n_results
+        if all(states[i] == s for i, s in known.items()):
+            name = "linear " + ",".join(map(str, sorted(group)))
+            found.append(Match(name, operands, (PARTIAL,) * n_results, 0, 0.0, "sum"))
+    return found

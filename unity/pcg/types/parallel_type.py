@@ -1,0 +1,129 @@
+"""What each device holds of a tensor: the one type that proofs, search, cost and the running program share (design section 2).
+
+Along every mesh axis a tensor is in one of four states. A *type* is a tuple of states, one for each axis of the mesh in mesh
+order. Degrees, replica dimensions and machine mappings are views of it.
+
+    UNUSED          every device along the axis holds, and computes, the same
+    Partitioned     device k along the axis holds the k-th slice of a dimension
+    REPLICATED      the same value, but its users along the axis differ: its gradient is a partial sum
+    PARTIAL         the value is the sum, over the axis, of what the devices hold
+
+A dimension can be partitioned at an inner *digit*: seen as `[outer, n / outer]`, its inner part is sliced. A fused
+query-key-value dimension of size 3·d is partitioned at outer=3, so that every device holds a slice of each of the three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from unity.pcg.types.axis import Axis
+
+
+class State(NamedTuple):
+    """The state of a tensor along one axis. Use the constants and `partitioned`. (Compared millions of times, so a tuple.)"""
+
+    kind: str  # "U", "P", "R" or "S"
+    dim: int = -1
+    outer: int = 1
+
+    def __str__(self) -> str:
+        if self.kind != "P":
+            return {"U": "unused", "R": "replicated", "S": "partial"}[self.kind]
+        return f"{self.dim}" if self.outer == 1 else f"{self.dim}/{self.outer}"
+
+
+UNUSED = State("U")
+REPLICATED = State("R")
+PARTIAL = State("S")
+
+Type = tuple[State, ...]
+Shape = tuple[int, ...]
+
+
+def partitioned(dim: int, outer: int = 1) -> State:
+    """The state of a tensor whose dimension `dim`, seen as `[outer, n / outer]`, is sliced along its inner part.
+
+    JAX has some numbers of dimensions as numpy's, which are equal to Python's but written otherwise.
+    """
+    return State("P", int(dim), int(outer))
+
+
+@dataclass(frozen=True)
+class Digit:
+    """A slice position made absolute: dimension `dim` seen as `[outer, size, rest]`, whose middle index is the device's."""
+
+    dim: int
+    outer: int
+    size: int
+
+    def overlaps(self, other: Digit) -> bool:
+        """Whether a tensor cannot be sliced at both: they share part of an index range, or one does not divide the other."""
+        first, second = (self, other) if self.outer <= other.outer else (other, self)
+        return self.dim == other.dim and second.outer % (first.outer * first.size) != 0
+
+
+def digits(type_: Type, axes: Sequence[Axis]) -> tuple[Digit | None, ...]:
+    """Each axis' absolute slice position (None unless partitioned). Axes on one slot nest in mesh order, first is major."""
+    taken: dict[State, int] = {}
+    result: list[Digit | None] = []
+    for state, axis in zip(type_, axes, strict=True):
+        if state.kind != "P":
+            result.append(None)
+            continue
+        already = taken.get(state, 1)
+        result.append(Digit(state.dim, state.outer * already, axis.size))
+        taken[state] = already * axis.size
+    return tuple(result)
+
+
+def degrees(type_: Type, axes: Sequence[Axis], rank: int) -> Shape:
+    """The number of slices of each dimension: the paper's degrees."""
+    result = [1] * rank
+    for state, axis in zip(type_, axes, strict=True):
+        if state.kind == "P":
+            result[state.dim] *= axis.size
+    return tuple(result)
+
+
+def local_shape(shape: Shape, type_: Type, axes: Sequence[Axis]) -> Shape:
+    """The shape of the piece that one device holds."""
+    return tuple(n // d for n, d in zip(shape, degrees(type_, axes, len(shape)), strict=True))
+
+
+def copies(type_: Type, axes: Sequence[Axis]) -> int:
+    """By how much one device's piece is smaller than the tensor."""
+    return prod(axis.size for state, axis in zip(type_, axes, strict=True) if state.kind == "P")
+
+
+def misfit(shape: Shape, type_: Type, axes: Sequence[Axis]) -> str | None:
+    """Why a tensor of this shape cannot have this type (None if it can): a dimension or a digit does not divide."""
+    by_dim: dict[int, dict[int, int]] = {}
+    for state, axis in zip(type_, axes, strict=True):
+        if state.kind == "P":
+            if not 0 <= state.dim < len(shape):
+                return f'axis "{axis.name}" partitions dimension {state.dim} of a tensor of rank {len(shape)}'
+            slots = by_dim.setdefault(state.dim, {})
+            slots[state.outer] = slots.get(state.outer, 1) * axis.size
+    for dim, slots in by_dim.items():
+        ends = [*sorted(slots)[1:], shape[dim]]
+        for (outer, degree), end in zip(sorted(slots.items()), ends, strict=True):
+            if end % (outer * degree):
+                nearest = -(-shape[dim] // (outer * degree)) * outer * degree
+                size = f"dimension {dim} of size {shape[dim]}"
+                return f"{size} is not divisible by {outer * degree} (the nearest that is: {nearest})"
+    return None
+
+
+def show(type_: Type, axes: Sequence[Axis], rank: int) -> str:
+    """A type in words as short as a PartitionSpec's: `[b0·n1, -, d0] +d1 *n0` (`+` partial sum, `*` replicated for use)."""
+    dims: list[list[str]] = [[] for _ in range(rank)]
+    marks = []
+    for state, axis in zip(type_, axes, strict=True):
+        if state.kind == "P":
+            dims[state.dim].append(axis.name if state.outer == 1 else f"{axis.name}/{state.outer}")
+        elif state.kind != "U":
+            marks.append(("*" if state.kind == "R" else "+") + axis.name)
+    return " ".join(["[" + ", ".join("·".join(d) or "-" for d in dims) + "]", *marks])

@@ -1,0 +1,34 @@
+"""Whether a plan follows from the captured program: every part of how it was made, done again or held against what it claims."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unity.base.errors import DerivationError
+from unity.pcg.parallel.check import check
+from unity.pcg.parallel.serial_view import erased
+
+if TYPE_CHECKING:
+    from unity.plan.plan import Plan
+    from unity.substitutions.language.derivation import Step
+
+
+def check_derivation(plan: Plan) -> tuple[Step, ...]:
+    """The steps in which the captured program was rewritten, after all of them, and what followed, were found to hold.
+
+    Raises DerivationError, naming the step that is wrong.
+    """
+    rewriting = plan.rewriting
+    if rewriting:
+        rewriting.check(rewriting.derivation)
+    if plan.pipelining is not None:
+        plan.pipelining.check()
+    if plan.branching is not None:
+        plan.branching.check()
+    if plan.joining is not None:
+        plan.joining.check()
+    check(plan.pcg)
+    if erased(plan.pcg).key != plan.serial.key:
+        raise DerivationError("the parallel graph without its parallelization operators is not the graph that was derived")
+    plan.check_parallelization()
+    return rewriting.derivation.every

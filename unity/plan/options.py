@@ -1,0 +1,141 @@
+"""What may be asked of `unity.optimize`, and what is said where it cannot be had."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from numbers import Real
+from typing import Any
+
+from unity.base.errors import OptionError
+from unity.base.formatting import size
+from unity.constraints.bound import Bound
+from unity.constraints.kinds import Across, Constraint, Pin, WithoutRules
+from unity.machine.machine import Machine
+from unity.pcg.parallel.stages import SCHEDULES
+from unity.pcg.types.accumulation import NARROW
+from unity.search.published import names
+from unity.search.session import Candidate
+from unity.transforms.pipelining.choose import ladders
+
+OBJECTIVES = ("time", "devices", "memory")
+SEARCHES = ("unity", "captured", "sequential", "unity-rules", *names())
+CONSTRAINED = ("unity", "captured")  # searches that obey constraints, and find pipelines
+
+
+def refuse(objective: str, search: str, pipelines: Any, branches: Any, constraints: Sequence[Constraint]) -> None:
+    """Raises OptionError for what is not known, or does not go together: it is never ignored."""
+    if objective not in OBJECTIVES:
+        raise OptionError(f"objective={objective!r} is not known; one of {', '.join(map(repr, OBJECTIVES))}")
+    if search not in SEARCHES:
+        raise OptionError(f"search={search!r} is not available; one of {', '.join(map(repr, SEARCHES))}")
+    if objective == "memory" and search in names():
+        raise OptionError(f"search={search!r} has an objective of its own: objective= may be 'time' or 'devices'")
+    _refuse_pipelines(pipelines, search, constraints)
+    _refuse_branches(branches, search, constraints)
+
+
+def refuse_machine(machine: Any, memory_limit: Any, optimizer_slots: Any) -> None:
+    """Raises OptionError for what is no machine, and for what cannot be a device's bytes or an optimizer's values."""
+    if machine is not None and not isinstance(machine, Machine):
+        raise OptionError(
+            f"machine={machine!r} is a {type(machine).__name__}: give a unity.Machine, such as unity.Machine.preset('dgx-h100') or"
+            " unity.Machine.grid(1, 8, 'a100') (docs: machines)"
+        )
+    if memory_limit is not None and not (_number(memory_limit) and memory_limit > 0):
+        raise OptionError(f"memory_limit={memory_limit!r}: expected bytes on one device, such as 16e9 (docs: memory)")
+    if not (_number(optimizer_slots) and optimizer_slots >= 0):
+        raise OptionError(
+            f"optimizer_slots={optimizer_slots!r}: expected how many values the optimizer keeps for each weight, such as 2 for Adam"
+            " (docs: optax)"
+        )
+
+
+def refuse_type(reduce_in: Any) -> None:
+    """Raises OptionError unless `reduce_in` is None or names a type narrower than float32."""
+    if reduce_in is not None and not (isinstance(reduce_in, str) and reduce_in in NARROW):
+        raise OptionError(
+            f"reduce_in={reduce_in!r}: expected None or one of {', '.join(map(repr, NARROW))} (docs: numerics#reduce_in)"
+        )
+
+
+def _number(x: Any) -> bool:
+    return isinstance(x, Real) and not isinstance(x, bool)
+
+
+def _refuse_pipelines(pipelines: Any, search: str, constraints: Sequence[Constraint]) -> None:
+    """A pipeline that is asked for is found, or refused."""
+    if isinstance(pipelines, bool):
+        return
+    numbers, schedule = (pipelines[:2], pipelines[2:]) if isinstance(pipelines, tuple) else ((), ())
+    if len(numbers) != 2 or not all(isinstance(n, int) and n > 0 for n in numbers):
+        raise OptionError(f"pipelines={pipelines!r}: expected True, False, or (stages, micro-batches), such as (4, 16)")
+    if len(schedule) > 1 or not set(schedule) <= set(SCHEDULES):
+        said = " or ".join(map(repr, SCHEDULES))
+        raise OptionError(f"pipelines={pipelines!r}: the schedule may be {said}, as in (4, 16, 'gpipe')")
+    if search not in CONSTRAINED:
+        raise OptionError(f"pipelines={pipelines!r}: search={search!r} finds none, use one of {', '.join(map(repr, CONSTRAINED))}")
+    other = next((c for c in constraints if not isinstance(c, (WithoutRules, Pin))), None)
+    if other is not None:
+        raise OptionError(f"pipelines={pipelines!r} and {other} do not go together: leave one out (docs: pipelines#which)")
+
+
+def _refuse_branches(branches: Any, search: str, constraints: Sequence[Constraint]) -> None:
+    """Groups of devices that are asked for are found, or refused."""
+    if isinstance(branches, bool):
+        return
+    if not isinstance(branches, int) or branches < 2:
+        raise OptionError(f"branches={branches!r}: expected True, False, or a number of groups of devices (docs: branches#which)")
+    if search not in CONSTRAINED:
+        names = ", ".join(map(repr, CONSTRAINED))
+        raise OptionError(f"branches={branches!r}: search={search!r} knows none, use one of {names} (docs: branches#which)")
+    other = next((c for c in constraints if isinstance(c, Across) and c.word == "only"), None)
+    if other is not None:
+        raise OptionError(f"branches={branches!r} and {other} do not go together: leave one out (docs: branches#which)")
+
+
+def obeyed(bound: Bound, search: str) -> Bound:
+    """The constraints, if this search respects them."""
+    if bound.every and search not in CONSTRAINED:
+        raise OptionError(
+            f"search={search!r} knows no constraints, and would break {bound.every[0]}: leave them out, or use one of"
+            f" {', '.join(map(repr, CONSTRAINED))}"
+        )
+    return bound
+
+
+def no_pipeline(machine: Machine, asked: Sequence[Any], refused: Sequence[str], limit: str) -> str:
+    """Why there is no pipeline as it was asked for. `refused`: what was in the way of each that was tried; `limit`: of memory."""
+    stages, micro_batches = asked[:2]
+    reasons = refused or [f"what there is needs more than {limit} on each device"]
+    if stages not in {prod(axis.size for axis in axes) for row in ladders(machine) for axes in row}:
+        reasons = [f"no axes of {machine.name} make {stages} stages"]
+    elif micro_batches % stages:
+        reasons = [f"{micro_batches} micro-batches are no multiple of {stages} stages"]
+    return (
+        f"infeasible: no pipeline of {stages} stages and {micro_batches} micro-batches:\n    "
+        + "\n    ".join(reasons)
+        + "\n    pipelines=False plans without one. (docs: pipelines#which)"
+    )
+
+
+def no_branches(machine: Machine, groups: int, refused: Sequence[str], limit: str) -> str:
+    """Why there are no branches on so many groups of devices."""
+    reasons = refused or [f"what there is needs more than {limit} on each device"]
+    if groups not in {prod(axis.size for axis in axes) for row in ladders(machine) for axes in row}:
+        reasons = [f"no axes of {machine.name} make {groups} groups"]
+    return (
+        f"infeasible: no branches on {groups} groups of devices:\n    "
+        + "\n    ".join(reasons)
+        + "\n    branches=False plans without. (docs: branches#which)"
+    )
+
+
+def shortfall(machine: Machine, leanest: Candidate, limit: float, what: str = "the leanest plan") -> str:
+    """What is missing for the leanest plan that there is. `limit`: bytes on one device."""
+    needed = size(leanest.memory)
+    return (
+        f"infeasible: on {machine.name} {what} needs {needed} on each device, the limit is {size(limit)}.\n"
+        f"    Nearest: {needed} at {leanest.time * 1e3:.3g} ms a step (memory_limit={int(leanest.memory) + 1}), or about"
+        f" {leanest.memory / limit:.1f} times as many devices. (docs: memory#infeasible)"
+    )

@@ -1,0 +1,255 @@
+"""Plans on disk: JSON with a schema version, written whole or not at all, and refused for any other model or machine.
+
+A plan that a user saves has two summaries in its file (`unity.plan.summary`), so that it can be shown and compared without its
+function, and what its report shows beside them (`unity.report.live`)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import unity.constraints.bound as constraints
+from unity.base import atomic_files as atomic
+from unity.base.errors import PlanError, UnityError
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import Captured, capture
+from unity.plan.options import refuse_machine
+from unity.plan.plan import Plan
+from unity.plan.plan_family import Made
+from unity.plan.strategies import from_json, to_json
+from unity.search.cost.cost import Training
+from unity.search.session import Candidate, Search
+from unity.search.substitution.trace import Application
+from unity.substitutions.language.axioms import default_library
+from unity.substitutions.language.library import Library
+from unity.substitutions.language.parallel_derivation import Parallelization
+from unity.transforms.branches import Forked
+from unity.transforms.branches import from_json as branched_again
+from unity.transforms.packing import from_json as joined_again
+from unity.transforms.pipelining import from_json as pipelined_again
+from unity.transforms.rewriting import derivation_of, library_of
+from unity.transforms.rewriting import from_json as again
+from unity.verify.derivations.parallel import check_parallelization
+
+if TYPE_CHECKING:
+    from unity.plan.summary import Summary
+
+SCHEMA = 8
+CHECKSUMS = "checksums"  # of every other part of a file, by its name
+# What reading raises where data are of another kind than they should be. Everything that is read was written by `save`.
+DAMAGED = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+def sealed(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a plan's data with a checksum of every part, so that what was edited is not read."""
+    parts = {name: part for name, part in data.items() if name != CHECKSUMS}
+    return {**parts, CHECKSUMS: {name: _checksum(part) for name, part in parts.items()}}
+
+
+def _checksum(part: Any) -> str:
+    text = json.dumps(part, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:32]
+
+
+def _check_seal(path: str | Path, data: Mapping[str, Any]) -> None:
+    """Raises PlanError, naming the part, unless all parts of a file are as they were saved."""
+    sums = data.get(CHECKSUMS)
+    if not isinstance(sums, dict):
+        raise PlanError(f"{path} is damaged at $.{CHECKSUMS}: expected the checksums of its parts, got {type(sums).__name__}")
+    parts = {name: part for name, part in data.items() if name != CHECKSUMS}
+    for name in (*sums, *parts):
+        if name not in parts:
+            raise PlanError(f"{path} is damaged at $.{name}: it is missing")
+        if sums.get(name) != _checksum(parts[name]):
+            raise PlanError(
+                f"{path} was changed at $.{name} after unity saved it: a plan's figures and strategy are read as they were"
+                " planned, or not at all. Restore the file, or plan again with unity.optimize."
+            )
+
+
+@contextmanager
+def reading(path: str | Path, part: str) -> Iterator[None]:
+    """Raises PlanError, naming the file and the part, where data are not what was to be read."""
+    try:
+        yield
+    except UnityError as error:
+        what = f"{path} is damaged, or cannot be used here, at $.{part}"
+        raise PlanError(f"{what}: {error}\n    Plan again with unity.optimize.") from error
+    except DAMAGED as error:
+        raise PlanError(f"{path} is damaged at $.{part}: {type(error).__name__}: {error}") from error
+
+
+def content(made: Made, chosen: Candidate, points: bool) -> dict[str, Any]:
+    """A plan as JSON data, with the points of its frontier that are soon found, or only those that are known."""
+    search, captured = made.search, made.captured
+    original = made.original
+    candidates, exact, whole = made.points if points or made.known else ((), False, True)
+    return {
+        "unity": "plan",
+        "schema": SCHEMA,
+        "graph": original.graph.key,
+        "arguments": [str(n.tensors[0]) for n in original.graph.inputs],
+        "rewriting": None if made.rewriting is None else made.rewriting.to_json(),
+        "pipelining": None if made.pipelining is None else made.pipelining.to_json(),
+        "branching": None if made.branching is None else made.branching.to_json(),
+        "joining": None if made.joining is None else made.joining.to_json(),
+        "machine": search.machine.to_json(),
+        "training": {"backward": search.training.backward, "optimizer_slots": search.training.optimizer_slots},
+        "differentiated": sorted(original.differentiated),
+        "applications": [[a.rule, a.operator, a.source, list(a.axes)] for a in made.applications],
+        "constraints": made.bound.to_json(),
+        "limit": made.limit,
+        "seconds": made.seconds,
+        "interrupted": made.interrupted,
+        "exact": exact,
+        "whole": whole,
+        **to_json(captured.graph, (chosen, *candidates)),
+    }
+
+
+def save(path: str | Path, made: Made, chosen: Candidate) -> None:
+    """Saves a plan, and what is soon known of its frontier."""
+    from unity.plan.summary import captured_summary_of, summary_of
+    from unity.report import live  # which imports rich, as all that shows something does
+
+    plan = Plan(made, chosen)
+    planned = summary_of(plan)
+    found = {"captured": captured_summary_of(plan).folded(), "planned": planned.folded()}
+    found["parallelization"] = plan.parallelization.to_json()
+    found["report"] = live.to_json(live.live_of(plan, planned), plan.pcg)
+    atomic.save(path, json.dumps(sealed({**content(made, chosen, True), **found}), separators=(",", ":")))
+
+
+def summaries(path: str | Path, data: dict[str, Any]) -> tuple[Summary, Summary]:
+    """Of a saved plan's data: the program as it was captured, on one device, and as it is planned. Nothing needs the function."""
+    from unity.plan.summary import read_summary
+
+    found: list[Summary] = []
+    for part in ("captured", "planned"):
+        if part not in data:
+            raise PlanError(f"{path} lacks the summary $.{part} of its plan: it is an entry of the plan cache")
+        with reading(path, part):
+            found.append(read_summary(data[part]))
+    return found[0], found[1]
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """A plan file's data. Raises PlanError if it is not one, damaged, or of another schema."""
+    try:
+        data = json.loads(atomic.path_of(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # the second: no UTF-8, or no JSON
+        raise PlanError(f"{path} cannot be read as a plan: {error}") from error
+    if not isinstance(data, dict) or data.get("unity") != "plan":
+        raise PlanError(f"{path} is not a plan that unity saved (plan.save writes them)")
+    if data.get("schema") != SCHEMA:
+        raise PlanError(f"{path} has plan schema {data.get('schema')}, this version of unity reads {SCHEMA}: plan again")
+    _check_seal(path, data)
+    return data
+
+
+def load(
+    path: str | Path, fn: Callable[..., Any], *args: Any, argnums: int | Sequence[int] | None = None, rules: Any = None
+) -> Plan:
+    """Reads the plan that `plan.save` wrote, for the same function and arguments of the same shapes.
+
+    Nothing in the file is run: it holds types only, and `fn` is captured again.
+
+    Args:
+        path: the file.
+        fn: the function that was planned.
+        args: its arguments, or `jax.ShapeDtypeStruct`s in their place.
+        argnums: the arguments that are differentiated, if they are to be compared with those that were planned. The plan is for
+            those that it was saved with.
+        rules: the rules that it was planned with, if they were not the default.
+
+    Raises:
+        PlanError: the function, the arguments, `argnums` or the machine are others, or the file was changed; it names the place.
+    """
+    data = read(path)
+    captured = _captured(path, data, capture(fn, *args, argnums=() if argnums is None else argnums), argnums)
+    arguments = [str(n.tensors[0]) for n in captured.graph.inputs]
+    if arguments != data.get("arguments"):
+        with reading(path, "arguments"):
+            names = (*captured.paths, *("closed over",) * len(captured.consts))
+            pairs = list(zip(names, arguments, data["arguments"], strict=False))
+        different = next((f"{p} is {now}, was {then}" for p, now, then in pairs if now != then), "their number differs")
+        raise PlanError(f"{path} was made for other arguments: {different}. Plan again with unity.optimize.")
+    if captured.graph.key != data.get("graph"):
+        raise PlanError(
+            f"{path} was made for another function: its graph has the hash {data.get('graph')}, that of"
+            f" {getattr(fn, '__name__', 'this function')} is {captured.graph.key}. Plan again with unity.optimize."
+        )
+    asked = None if rules is None else library_of(rules)
+    made, chosen = restore(path, data, captured, fn, lambda: library_of(asked))
+    plan = Plan(made, chosen)
+    with reading(path, "points"):
+        _ = plan.pcg
+    try:
+        if made.rewriting is not None:
+            made.rewriting.check(derivation_of(data["rewriting"]))
+        with reading(path, "parallelization"):
+            steps = Parallelization.from_json(data.get("parallelization"))
+        check_parallelization(plan.serial, plan.pcg, steps, default_library())
+    except PlanError as error:
+        raise PlanError(f"{path} is refused, because its derivation does not replay: {error}") from None
+    return plan
+
+
+def _captured(path: str | Path, data: Mapping[str, Any], captured: Captured, argnums: int | Sequence[int] | None) -> Captured:
+    """Returns the captured function with the arguments differentiated that were when the plan was saved."""
+    with reading(path, "differentiated"):
+        planned = frozenset(map(int, data["differentiated"]))
+    paths = captured.paths
+    if not planned <= set(range(len(paths))):
+        raise PlanError(f"{path} was made for other arguments: $.differentiated names more than there are. Plan again.")
+    if argnums is not None and planned and captured.differentiated != planned:
+        names = ", ".join(paths[k] for k in sorted(planned))
+        raise PlanError(
+            f"{path} was planned for gradients of {names}, but argnums={argnums!r} names others: leave argnums= out, or plan again"
+            " with unity.optimize."
+        )
+    return replace(captured, differentiated=planned)
+
+
+def restore(
+    path: str | Path, data: dict[str, Any], captured: Captured, fn: Callable[..., Any], library: Callable[[], Library]
+) -> tuple[Made, Candidate]:
+    """A plan from its data, for a function that was captured again."""
+    with reading(path, "rewriting"):
+        rewriting = None if data["rewriting"] is None else again(captured, data["rewriting"], library())
+    captured = captured if rewriting is None else rewriting.after
+    with reading(path, "machine"):
+        machine = Machine.from_json(data["machine"])
+    with reading(path, "pipelining"):
+        pipelining = None if data["pipelining"] is None else pipelined_again(captured, data["pipelining"], machine.axes)
+    forked = Forked.of(captured, pipelining)
+    captured = captured if pipelining is None else pipelining.after
+    with reading(path, "branching"):
+        branching = None if data["branching"] is None else branched_again(forked, data["branching"], machine.axes)
+    captured = captured if branching is None else branching.after
+    with reading(path, "joining"):
+        joining = None if data["joining"] is None else joined_again(captured, data["joining"], machine.devices)
+    captured = captured if joining is None else joining.after
+    with reading(path, "training"):
+        training = Training(**data["training"])
+        refuse_machine(None, None, training.optimizer_slots)
+    with reading(path, "seconds, exact, whole, interrupted or limit"):
+        seconds, limit = float(data["seconds"]), None if data["limit"] is None else float(data["limit"])
+        exact, whole, interrupted = (bool(data[name]) for name in ("exact", "whole", "interrupted"))
+    with reading(path, "applications"):
+        applications = tuple(
+            Application(rule, operator, source, tuple(axes)) for rule, operator, source, axes in data["applications"]
+        )
+    with reading(path, "points"):
+        chosen, *candidates = from_json(captured.graph, machine.axes, data)
+    with reading(path, "constraints"):
+        bound = constraints.restored(data["constraints"], captured, fn)
+    search = Search(captured.graph, captured.differentiated, machine, training, restrict=bound)
+    made = Made(fn, captured, search, seconds, tuple(candidates), exact, rewriting, pipelining, applications=applications)
+    made = replace(made, known_whole=whole, interrupted=interrupted)
+    return replace(made, branching=branching, joining=joining, bound=bound, limit=limit), chosen

@@ -1,0 +1,128 @@
+"""Steps of a plan whose pipeline does not drain between them (2BW): what is on its way is the user's to hand on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.core
+
+from unity.base.errors import PlanError
+from unity.exec.two_buffered_weights import Streamed
+from unity.pcg.jaxprs.mesh_context import apart
+from unity.pcg.jaxprs.weak_types import with_weak_type
+from unity.pcg.parallel.stages import TWO_BW
+
+if TYPE_CHECKING:
+    from unity.plan.plan import Plan
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Flight:
+    """What is on its way between two steps: micro-batches of the last batch, in arrays on the devices, and the weights with which
+    that batch came. It is for `Stream.step` and `Stream.finish` alone; both use it up."""
+
+    arrays: tuple[jax.Array, ...]
+
+
+class Stream:
+    """The steps of a plan with a pipeline by 2BW, which does not drain between them. Made by `plan.stream`.
+
+        flight = plan.stream.start(params, batch)
+        for batch in batches:
+            flight, (loss, gradients) = plan.stream.step(flight, params, batch)  # of the batch before
+            params = update(params, gradients)
+        loss, gradients = plan.stream.finish(flight)
+
+    The loss and the gradients are those of one batch at the weights with which it was given; so weights are one version older
+    than those that the gradients are applied to. All three may be called inside of `jax.jit`.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        captured, found = plan._made.captured, plan.pipelining
+        if found is None or found.schedule.kind != TWO_BW:
+            raise PlanError(
+                f"{plan.__name__} has no pipeline by 2BW, so its steps are those of `jax.value_and_grad`: ask for one with"
+                " pipelines=(stages, micro-batches, '2bw') (docs: pipelines#2bw)"
+            )
+        if plan._packing:
+            raise PlanError(
+                f"{plan.__name__} has packed weights, which are not known to `stream`: plan without pack=True (docs: pipelines#2bw)"
+            )
+        self._plan, self._captured = plan, captured
+
+    def start(self, *args: Any) -> Flight:
+        """Begins with a first batch. The arguments are those of the planned function."""
+        return Flight(tuple(self._start(self._leaves(args))))
+
+    def step(self, flight: Flight, *args: Any) -> tuple[Flight, tuple[Any, Any]]:
+        """Begins a batch, and ends the one before. The arguments are those of the planned function.
+
+        Returns:
+            the new flight; and of the batch before, as from `jax.value_and_grad`: what the function gives, and the gradients.
+        """
+        found, results, gradients = self._step(self._arrays(flight), self._leaves(args))
+        return Flight(tuple(found)), self._named(results, gradients)
+
+    def finish(self, flight: Flight) -> tuple[Any, Any]:
+        """Ends the last batch: what the function gives, and the gradients."""
+        return self._named(*self._finish(self._arrays(flight)))
+
+    def compiled(self, options: dict[str, Any] | None = None) -> Any:
+        """The compiled program of one step. Nothing is allocated."""
+        plan = self._plan
+        leaves = tuple(
+            jax.ShapeDtypeStruct(n.tensors[0].shape, n.tensors[0].dtype, sharding=s)
+            for n, s in zip(plan.serial.inputs, plan._shardings, strict=True)
+        )
+        with apart():
+            return self._step.lower(self._steps.flight, leaves).compile(compiler_options=options)
+
+    @cached_property
+    def _steps(self) -> Streamed:
+        return Streamed(self._plan.pcg, self._plan.mesh, tuple(sorted(self._captured.differentiated)))
+
+    @cached_property
+    def _start(self) -> Any:
+        return jax.jit(self._steps.start)
+
+    @cached_property
+    def _step(self) -> Any:
+        return jax.jit(self._steps.step, donate_argnums=0)
+
+    @cached_property
+    def _finish(self) -> Any:
+        return jax.jit(self._steps.finish, donate_argnums=0)
+
+    def _arrays(self, flight: Flight) -> list[jax.Array]:
+        name, wanted = self._plan.__name__, [(x.shape, x.dtype) for x in self._steps.flight]
+        if not isinstance(flight, Flight) or [(x.shape, x.dtype) for x in flight.arrays] != wanted:
+            raise PlanError(
+                f"what {name} was given is no flight of this plan: it is what its `stream.start` and `stream.step` give"
+                " (docs: pipelines#2bw)"
+            )
+        if any(not isinstance(x, jax.core.Tracer) and x.is_deleted() for x in flight.arrays):
+            raise PlanError(
+                f"this flight of {name} is used up: a step takes one and gives the next:"
+                " flight, found = plan.stream.step(flight, ...) (docs: pipelines#2bw)"
+            )
+        return list(flight.arrays)
+
+    def _leaves(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        leaves = self._plan._checked(args)
+        if not any(isinstance(x, jax.core.Tracer) for x in leaves):
+            leaves = self._plan._placement.leaves(leaves, depth=4)
+        return (*leaves, *self._captured.consts)
+
+    def _named(self, results: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, Any]:
+        """Results as the function gives them, and gradients as its differentiated arguments are: one, or a tuple of several."""
+        captured, (given, made) = self._captured, self._captured.weak
+        of = {k: with_weak_type(g, given[k]) for k, g in zip(sorted(captured.differentiated), gradients, strict=True)}
+        results = list(map(with_weak_type, results, made))
+        numbers = jax.tree.unflatten(captured.in_tree, list(range(len(captured.paths))))
+        found = [jax.tree.map(of.__getitem__, arg) for arg in numbers if set(jax.tree.leaves(arg)) & set(of)]
+        return jax.tree.unflatten(captured.out_tree, results), found[0] if len(found) == 1 else tuple(found)

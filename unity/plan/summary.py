@@ -1,0 +1,217 @@
+"""What a plan is, without what is needed to run it: its graph, the rules behind it, and what it costs, line by line.
+
+Plan files keep two summaries, of the captured program on one device and of the plan, so that plans can be shown and compared
+without the function that they were made for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from unity.base.errors import PlanFileError
+from unity.base.formatting import pattern, short
+from unity.pcg.ir.compact_json import fold, unfold
+from unity.pcg.ir.graph import BRANCHES, PCG, PIPELINE
+from unity.pcg.ir.graph_json import to_json as graph_json
+from unity.pcg.ir.user_lines import line_behind
+from unity.pcg.parallel.parallelize import Assignment, parallelize
+from unity.search.cost.prediction import Prediction, predict
+from unity.search.memory.backend import backend_of
+from unity.search.memory.memory import predict_memory
+from unity.substitutions.language.text import print_side
+
+if TYPE_CHECKING:
+    from unity.plan.plan import Plan
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Work:
+    """Operators of one kind at one line of the user's: how many, and the seconds of all their runs on one device."""
+
+    line: str
+    kind: str
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Talk:
+    """Collectives that are alike: over which axes, what for, bytes of the full side of one, seconds of all."""
+
+    line: str
+    kind: str
+    over: str
+    why: str
+    count: int
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RuleUse:
+    """A rule that was applied: its name and what it says, in how many places alike, at which lines, along which axes."""
+
+    rule: str
+    says: str
+    times: int
+    lines: tuple[str, ...]
+    over: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """A program as it runs on a machine. `rules` rewrote it, in order; `applications` parallelized it, if a search by rules did, or
+    made part of it a pipeline."""
+
+    name: str  # of the function
+    machine: str
+    devices: int
+    time: float  # seconds of a step, predicted
+    memory: float  # bytes on one device, predicted
+    graph: PCG
+    work: tuple[Work, ...]
+    talk: tuple[Talk, ...]
+    rules: tuple[RuleUse, ...] = ()
+    applications: tuple[RuleUse, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As data for other tools: the graph with every type, arguments by name, costs in seconds and bytes."""
+        return self._data(graph_json)
+
+    def folded(self) -> dict[str, Any]:
+        """As data for a plan's file."""
+        return self._data(fold)
+
+    def _data(self, graph: Callable[[PCG], dict[str, Any]]) -> dict[str, Any]:
+        plain = {k: v for k, v in vars(self).items() if isinstance(v, str | int | float)}
+        rows = {k: [asdict(row) for row in getattr(self, k)] for k in _ROWS}
+        return {"unity": "summary", "schema": SCHEMA, **plain, **rows, "graph": graph(self.graph)}
+
+
+_ROWS: Mapping[str, type] = {"work": Work, "talk": Talk, "rules": RuleUse, "applications": RuleUse}
+
+
+def read_summary(data: Any) -> Summary:
+    """What `Summary.folded` gave. Raises PlanFileError if the data are anything else."""
+    if not isinstance(data, dict) or data.get("unity") != "summary":
+        raise PlanFileError("this is not a summary of a plan that unity saved")
+    if data.get("schema") != SCHEMA:
+        raise PlanFileError(f"this summary has schema {data.get('schema')!r}, this version of unity reads {SCHEMA}: plan again")
+    try:
+        rows = {k: tuple(_row(of, row) for row in data[k]) for k, of in _ROWS.items()}
+        name, machine = str(data["name"]), str(data["machine"])
+        figures = int(data["devices"]), float(data["time"]), float(data["memory"])
+        return Summary(name, machine, *figures, unfold(data["graph"]), **rows)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise PlanFileError(f"this summary is damaged: {type(error).__name__}: {error}") from error
+
+
+def read_use(data: Mapping[str, Any]) -> RuleUse:
+    """A rule that was applied, from data. Damaged data raise TypeError and the like."""
+    return _row(RuleUse, data)
+
+
+def _row(of: type, data: Mapping[str, Any]) -> Any:
+    found = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    for field in fields(of):
+        kind = _KINDS[str(field.type)]
+        for part in found[field.name] if kind is tuple else (found[field.name],):
+            if not isinstance(part, str if kind is tuple else kind) or isinstance(part, bool):
+                raise PlanFileError(f"{field.name} of a {of.__name__} should be {field.type}, and is {found[field.name]!r}")
+    return of(**found)
+
+
+_KINDS: Mapping[str, Any] = {"str": str, "int": int, "float": (int, float), "tuple[str, ...]": tuple}
+
+
+def summary_of(plan: Plan) -> Summary:
+    """A plan's own summary."""
+    found = predict(plan.pcg, plan.machine, differentiated_in(plan))
+    figures = plan.__name__, plan.machine.name, plan.machine.devices, plan.time, plan.memory
+    applied = (*_pipelining(plan), *_branching(plan), *_joining(plan), *_applications(plan))
+    return Summary(*figures, plan.pcg, *_costs(found, plan.pcg), _rules(plan), applied)
+
+
+def captured_summary_of(plan: Plan) -> Summary:
+    """The summary of the program that a plan was made for, as it was captured, running on one device of the plan's machine."""
+    machine, differentiated = plan.machine.alone, differentiated_in(plan)
+    graph = on_one_device(plan.original)
+    found = predict(graph, machine, differentiated)
+    memory = predict_memory(graph, differentiated, plan._made.search.training, backend_of(machine)).total
+    return Summary(plan.__name__, machine.name, 1, found.time, memory, plan.original, *_costs(found, graph))
+
+
+def differentiated_in(plan: Plan) -> Collection[int]:
+    """The arguments that a plan's step takes gradients for."""
+    return plan._made.captured.differentiated if plan._made.search.training.backward else ()
+
+
+def on_one_device(graph: PCG) -> PCG:
+    """A serial graph with types that say so: there are no axes."""
+    return parallelize(graph, Assignment((), {id(n): ((),) * len(n.tensors) for n, _ in graph.walk()}, {}, {}))
+
+
+def _costs(found: Prediction, graph: PCG) -> tuple[tuple[Work, ...], tuple[Talk, ...]]:
+    """Equal rows once, in the order of the first of each."""
+    work: dict[tuple[str, str], Work] = {}
+    for t in found.operators:
+        key = short(t.node.source), t.node.kind
+        old = work.get(key, Work(*key, 0, 0.0))
+        work[key] = Work(*key, old.count + t.count, old.seconds + t.forward + t.backward)
+    talk: dict[tuple[Any, ...], Talk] = {}
+    for t in found.collectives:
+        c = t.collective
+        over = "·".join(graph.axes[i].name for i in c.axes)
+        key = line_behind(c.node), c.kind, over, f"{c.direction} of {c.node.kind}", c.nbytes
+        old = talk.get(key, Talk(*key[:4], 0, c.nbytes, 0.0))
+        talk[key] = replace(old, count=old.count + c.count, seconds=old.seconds + t.seconds)
+    return tuple(work.values()), tuple(talk.values())
+
+
+def _rules(plan: Plan) -> tuple[RuleUse, ...]:
+    found = []
+    for use in plan.rewriting.uses:
+        rule = plan.rewriting.library[use.applied.rule].rule
+        sides = (rule.right, rule.left) if use.applied.backward else (rule.left, rule.right)
+        lines = tuple(dict.fromkeys(map(short, use.lines)))
+        found.append(RuleUse(str(use.applied), "  →  ".join(map(print_side, sides)), use.times, lines))
+    return _together(found)
+
+
+def _pipelining(plan: Plan) -> tuple[RuleUse, ...]:
+    found = plan.pipelining
+    if found is None:
+        return ()
+    lines = tuple(short(node.source) for node in plan.serial.nodes if node.kind == PIPELINE)
+    return (RuleUse(PIPELINE, str(found), 1, lines, tuple(axis.name for axis in found.along)),)
+
+
+def _branching(plan: Plan) -> tuple[RuleUse, ...]:
+    found = plan.branching
+    if found is None:
+        return ()
+    lines = tuple(short(node.source) for node in plan.serial.nodes if node.kind == BRANCHES)
+    return (RuleUse(BRANCHES, str(found), 1, lines, tuple(axis.name for axis in found.along)),)
+
+
+def _joining(plan: Plan) -> tuple[RuleUse, ...]:
+    return () if plan.joining is None else (RuleUse("weights", str(plan.joining), 1, ()),)
+
+
+def _applications(plan: Plan) -> tuple[RuleUse, ...]:
+    lines = ((short(a.source),) if a.source else () for a in plan.applications)
+    uses = zip(plan.applications, lines, strict=True)
+    return _together(RuleUse(pattern(a.operator), a.rule, 1, where, a.axes) for a, where in uses)
+
+
+def _together(uses: Iterable[RuleUse]) -> tuple[RuleUse, ...]:
+    """Applications that differ in nothing, as one, where the first of them is."""
+    found: dict[RuleUse, int] = {}
+    for use in uses:
+        key = replace(use, times=0)
+        found[key] = found.get(key, 0) + use.times
+    return tuple(replace(use, times=times) for use, times in found.items())

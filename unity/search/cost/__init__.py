@@ -1,0 +1,1 @@
+"""Prices: operators, changes of type, whole graphs, and the optimization problem made of them."""

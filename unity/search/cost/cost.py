@@ -1,0 +1,296 @@
+"""What an operator costs on one device, for every way to parallelize it: its time, and memory by what must be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from unity.machine.collectives import table
+from unity.machine.machine import Machine
+from unity.machine.profiles.profile import Shapes
+from unity.pcg.analysis.views import costs_nothing
+from unity.pcg.ir.gradient_flow import carrying
+from unity.pcg.ir.program import Body, Tensor
+from unity.pcg.propagation.halos import Edge, sent
+from unity.pcg.types.accumulation import accumulator, growth
+from unity.search.cost.profile_lookup import ROOFLINE, Piece, lookup
+from unity.search.cost.roofline import dense_work, roofline, touches
+from unity.search.space.configurations import Domain, shapes_of, work_shares
+from unity.search.space.live_buffers import NOTHING_RUNS
+from unity.search.space.sites import Site
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is counted: the backward pass, and for each weight its gradient and the optimizer's slots."""
+
+    backward: bool = True
+    optimizer_slots: int = 2
+
+
+@dataclass(frozen=True, eq=False)
+class SiteCost:
+    """Terms of a site's cost, an array entry for each value of its domain. Seconds, and bytes on one device."""
+
+    forward: Array
+    backward: Array
+    reduces: Array  # collectives inside the operator, Reduces and halos, forward and backward
+    memory: Array
+    once: Array  # seconds forward, if it runs once more for every backward pass
+    saved: Array | None = None  # of this memory, if inner values are computed again; nothing where Reduces would be repeated
+    whole: Array | None = None  # saved if all of it runs again, the result too, but for what is kept instead; -inf: it may not
+
+    @property
+    def time(self) -> Array:
+        """All seconds together."""
+        return self.forward + self.backward + self.reduces
+
+    @property
+    def alternatives(self) -> tuple[Array, Array]:
+        """Seconds and bytes, [alternatives, values]: inner values are kept, or computed again."""
+        if self.saved is None:
+            return self.time[None], self.memory[None]
+        again = np.where(self.saved > 0, self.time + self.once, np.inf)
+        return np.stack([self.time, again]), np.stack([self.memory, self.memory - self.saved])
+
+
+def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) -> SiteCost:
+    """The cost of every value of a site."""
+    memory = _kept(site, domain, machine, training)
+    zero = np.zeros(len(domain))
+    body = site.node.body if site.node is not None else None
+    if body is None:
+        return SiteCost(zero, zero, _sends(site, domain, machine, training), memory, zero)
+    tensors = zip((*(p.tensor for p in site.ports), *site.results), touches(body), strict=True)
+    touched = sum((t.nbytes * part * fraction(domain, k, machine) for k, (t, part) in enumerate(tensors)), zero)
+    flows = training.backward and any(site.flows)
+    sizes = None if machine.profile is None else local_sizes(site, domain, machine)
+    pieces = Pieces(work_shares(domain.choices, domain.picks, machine.axes), touched, sizes)
+    shapes = shapes_of(site)
+    forward, backward, _ = seconds(body, shapes, pieces, [flows and p.gradient for p in site.ports], machine)
+    runs = site.times * (1 / site.hoisted + site.repeats)
+    reduces = (_reduces(site, domain, machine, training) + _exchanges(site, domain, machine, training)) * site.times
+    again = site.recomputable and training.backward and not dense_work(body)[0]
+    saved = np.where(reduces > 0, 0.0, _inner(site, domain, machine)) if again else None
+    whole = None
+    if site.reader is not None and training.backward:
+        instead = (site.ports[p].tensor.nbytes * fraction(domain, p, machine) for p in site.instead)
+        whole = np.where(reduces > 0, -np.inf, memory - site.alive * sum(instead, zero))
+    return SiteCost(forward * runs, backward * site.times, reduces, memory, forward * site.times, saved, whole)
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """What one device has of an operator, an entry for each way to parallelize it.
+
+    `share`: the part of the work; `touched`: bytes of operands and results; `sizes`: local sizes of all their dimensions, one
+    tensor after the other, [ways, dimensions]. Without a profile nothing asks for the sizes.
+    """
+
+    share: Array
+    touched: Array
+    sizes: Array | None
+
+
+def seconds(
+    body: Body, shapes: Sequence[tuple[int, ...]], pieces: Pieces, differentiated: Sequence[bool], machine: Machine
+) -> tuple[Array, Array, Sequence[str]]:
+    """Seconds forward and backward of every way to parallelize an operator, and how they are known: `profiles.lookup`.
+
+    `shapes`: of its operands and results; `differentiated`: which operands have a gradient. There are many ways, but few
+    different pieces: each is looked up once.
+    """
+    if body.primitives in NOTHING_RUNS or costs_nothing(body):
+        nothing = np.zeros(len(pieces.share))
+        return nothing, nothing, (ROOFLINE,) * len(nothing)
+    flops, dtype = dense_work(body)
+    if machine.profile is None or pieces.sizes is None:
+        found = roofline(machine.device, flops * pieces.share, dtype, pieces.touched, sum(differentiated), bool(body.equations))
+        return *found, (ROOFLINE,) * len(pieces.share)
+    keys = np.column_stack([pieces.sizes, pieces.share])
+    _, first, index = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    flags, ranks = tuple(map(bool, differentiated)), [len(shape) for shape in shapes]
+    known = [
+        lookup(machine.profile, machine.device, body, Piece(_split(pieces.sizes[k], ranks), work, nbytes), flags)
+        for k, work, nbytes in zip(first, flops * pieces.share[first], pieces.touched[first], strict=True)
+    ]
+    index = index.reshape(-1)
+    forward, backward = (np.array([getattr(t, name) for t in known])[index] for name in ("forward", "backward"))
+    return forward, backward, [known[k].how for k in index]
+
+
+def _split(sizes: Iterable[int], ranks: Iterable[int]) -> Shapes:
+    """Sizes of dimensions as shapes of so many dimensions each."""
+    following = iter(sizes)
+    return tuple(tuple(int(next(following)) for _ in range(rank)) for rank in ranks)
+
+
+def local_sizes(site: Site, domain: Domain, machine: Machine) -> Array:
+    """The sizes of all dimensions of a site's operands and results on one device, for every value: [values, dimensions]."""
+    sizes = np.array([a.size for a in machine.axes], int)
+    columns = []
+    for position, shape in enumerate(shapes_of(site)):
+        dims = np.array([c.states[position].dim if c.states[position].kind == "P" else -1 for c in domain.choices])[domain.picks]
+        columns += [n // np.prod(np.where(dims == dim, sizes, 1), axis=1) for dim, n in enumerate(shape)]
+    return np.stack(columns, axis=1) if columns else np.zeros((len(domain), 0), int)
+
+
+def fraction(domain: Domain, position: int, machine: Machine) -> Array:
+    """What part of an operand or result one device holds, for every value."""
+    sizes = np.array([a.size for a in machine.axes], float)
+    split = np.array([c.states[position].kind == "P" for c in domain.choices])
+    return np.prod(np.where(split[domain.picks], 1 / sizes, 1.0), axis=1)
+
+
+def _reduces(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
+    """Reduces inside composites: an all-reduce forward, and backward another for what is replicated for use afterwards."""
+    total = np.zeros(len(domain))
+    alpha, beta = table(machine, "all-reduce")
+    bits = 1 << np.arange(len(machine.axes))
+    sizes = np.array([a.size for a in machine.axes], float)
+    every = [{r.variable: r for r in c.reduced} for c in domain.choices]
+    for variable, r in {v: r for rs in every for v, r in rs.items()}.items():
+        of_choice = [rs.get(variable) for rs in every]
+        kind = next((x.kind for x in of_choice if x is not None and x.kind), "")
+        split = np.array([variable in c.partitions for c in domain.choices])[domain.picks]
+        nbytes = r.nbytes * np.prod(np.where(split, 1 / sizes, 1.0), axis=1)
+        summed = nbytes * growth(r.dtype, machine.reduce_in)
+        over = np.array([x is not None and bool(x.kind) for x in of_choice])[domain.picks]
+        mask = (over * bits).sum(axis=1)
+        again = next((n for v, n in site.computed if v == variable), 0)
+        total += (1 / site.hoisted + again) * (alpha[mask] + beta[mask] * (summed if kind == "sum" else nbytes))
+        masks: list[Array] = []  # users that find it replicated along the same axes share one all-reduce
+        users = sorted({u for x in of_choice if x is not None for u in x.users})
+        for user in users if _added_up(site, variable, kind, training) else ():
+            along = np.array([x is not None and user in x.users for x in of_choice])[domain.picks]
+            mask = (along * bits).sum(axis=1)
+            new = np.all([mask != other for other in masks], axis=0) if masks else np.True_
+            total += np.where(new, alpha[mask] + beta[mask] * summed, 0.0)
+            masks.append(mask)
+    return total
+
+
+def _added_up(site: Site, variable: int | tuple[int, ...], kind: str, training: Training) -> bool:
+    """Whether there are cotangents of what an operator reduces, or only replicates, inside."""
+    assert site.node is not None
+    if not training.backward or kind or not isinstance(variable, int):
+        return training.backward and kind == "sum" and any(p.gradient for p in site.ports)
+    assert site.node.body is not None
+    return variable in carrying(site.node.body, tuple(p.gradient for p in site.ports), site.flows)
+
+
+def _sends(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
+    """What a pipeline's stages send each other, of what they carry; backward the gradients of that."""
+    if not site.sends:
+        return np.zeros(len(domain))
+    alpha, beta = table(machine, "collective-permute")
+    mask = sum(1 << k for k, axis in enumerate(machine.axes) if axis.name in site.along)
+    messages = site.sends + (site.returns if training.backward else 0)
+    nbytes = site.results[0].nbytes * fraction(domain, len(site.ports), machine)
+    return messages * (alpha[mask] + beta[mask] * nbytes)
+
+
+def _exchanges(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
+    """What neighbours send each other for halos; backward the gradients of that, where there are any."""
+    total = np.zeros(len(domain))
+    body = site.node.body if site.node is not None else None
+    every = sorted({e for c in domain.choices for e in c.halos}, key=lambda e: (e.equation, e.reach.operand, e.reach.dim))
+    if body is None or not every:
+        return total
+    computed = dict(site.computed)
+    carried = carrying(body, tuple(p.gradient for p in site.ports), site.flows) if training.backward else frozenset()
+    for _, same in groupby(every, key=lambda e: (e.equation, e.reach.operand)):
+        edges = tuple(same)
+        variable, tensor = edges[0].variable, body.tensors[edges[0].variable]
+        again = max(computed.get(v, 0) for v in body.equations[edges[0].equation].results)
+        seconds = _sent(tensor, edges, domain, machine, tensor.itemsize)
+        total += (1 / site.hoisted + again) * seconds
+        if variable in carried:
+            total += _sent_back(site, variable, seconds, edges, domain, machine)
+    return total
+
+
+def _sent_back(site: Site, variable: int, seconds: Array, edges: tuple[Edge, ...], domain: Domain, machine: Machine) -> Array:
+    """Seconds of the messages backward; cotangents that are partial sums may be wider."""
+    assert site.node is not None
+    assert site.node.body is not None
+    body = site.node.body
+    tensor = body.tensors[variable]
+    if growth(tensor.dtype, machine.reduce_in) == 1 or variable not in body.inputs:
+        return seconds
+    p = body.inputs.index(variable)
+    summed = np.array([c.operands[p].kind == "R" for c in domain.choices])[domain.picks].any(axis=1)
+    return np.where(summed, _sent(tensor, edges, domain, machine, accumulator(tensor.dtype).itemsize), seconds)
+
+
+def _sent(tensor: Tensor, edges: tuple[Edge, ...], domain: Domain, machine: Machine, itemsize: int) -> Array:
+    """Seconds of the messages that extend one operand, for every value; equal ones are priced once."""
+    sizes, bits = np.array([a.size for a in machine.axes], int), 1 << np.arange(len(machine.axes))
+    split = np.array([edges[0].variable in c.partitions for c in domain.choices])[domain.picks]
+    along = np.stack([np.array([e in c.halos for c in domain.choices])[domain.picks] for e in edges])
+    keys = np.column_stack([np.where(split, sizes, 1).prod(1), *(along @ bits)])
+    found, index = np.unique(keys, axis=0, return_inverse=True)
+    alpha, beta = table(machine, "collective-permute")
+    devices = np.where(along, sizes, 1).prod(2)
+    seconds = np.zeros(len(found))
+    for row, (parts, *masks) in enumerate(found):
+        value = int(np.argmax(index.reshape(-1) == row))
+        pieces = [
+            (tensor.shape[e.reach.dim] // int(n), int(n), e.reach.halo) for e, n in zip(edges, devices[:, value], strict=True)
+        ]
+        for k, _, elements in sent(tensor.nbytes // tensor.itemsize // int(parts), pieces):
+            seconds[row] += alpha[masks[k]] + beta[masks[k]] * elements * itemsize
+    return seconds[index.reshape(-1)]
+
+
+def _kept(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
+    """Bytes that stay: arguments with their gradients and optimizer slots, results and inner values for the backward pass."""
+    n = len(site.ports)
+    if site.kind == "input":
+        count = 1 + (1 + training.optimizer_slots if site.weight and training.backward else 0)
+        return count * site.results[0].nbytes * fraction(domain, n, machine)
+    total = np.zeros(len(domain))
+    if not training.backward:
+        return total
+    for k, tensor in enumerate(site.results):
+        if site.stored[k]:
+            total += site.stored[k] * tensor.nbytes * fraction(domain, n + k, machine)
+    return total + _inner(site, domain, machine) + _extended(site, domain, machine)
+
+
+def _extended(site: Site, domain: Domain, machine: Machine) -> Array:
+    """Bytes that operands take more because they are kept as halos extend them: and not as they were made, unless others need
+    that."""
+    total = np.zeros(len(domain))
+    body = site.node.body if site.node is not None else None
+    if body is None:
+        return total
+    sizes = np.array([a.size for a in machine.axes], int)
+    for p, (variable, port) in enumerate(zip(body.inputs, site.ports, strict=True)):
+        every = {e for c in domain.choices for e in c.halos if e.variable == variable}
+        if not (every and port.kept):
+            continue
+        larger = np.ones(len(domain))
+        for e in every:
+            over = np.array([e in c.halos for c in domain.choices])[domain.picks]
+            devices = np.where(over, sizes, 1).prod(1)
+            reach = np.where(devices > 1, e.reach.halo.before + e.reach.halo.after, 0)
+            larger *= 1 + reach * devices / port.tensor.shape[e.reach.dim]
+        kept = np.where(larger > 1, larger - port.sole, 0.0)
+        total += port.kept * port.tensor.nbytes * fraction(domain, p, machine) * kept
+    return total
+
+
+def _inner(site: Site, domain: Domain, machine: Machine) -> Array:
+    """Bytes of the inner values that are kept."""
+    total = np.zeros(len(domain))
+    sizes = np.array([a.size for a in machine.axes], float)
+    for variable, nbytes in site.inner:
+        split = np.array([variable in c.partitions for c in domain.choices])[domain.picks]
+        total += site.alive * nbytes * np.prod(np.where(split, 1 / sizes, 1.0), axis=1)
+    return total

@@ -1,0 +1,65 @@
+"""The roofline: what an operator takes at least, from its arithmetic and the bytes that it touches (Williams et al. 2009)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from unity.machine.hardware import Device
+from unity.pcg.ir.program import Body
+from unity.pcg.operators.kernel_primitive import KERNEL
+from unity.pcg.propagation.solver import nested_body, nests, spec_of
+from unity.search.space.offers import HEAVY
+
+Array = np.ndarray
+
+
+@lru_cache(maxsize=65536)
+def dense_work(body: Body) -> tuple[float, str]:
+    """FLOPs of matrix products, convolutions and kernels in a body, and the dtype that they are computed in."""
+    total, dtype = 0.0, "float32"
+    for e in body.equations:
+        if e.name in HEAVY or e.name == KERNEL:
+            spec = spec_of(body, e)
+            total += spec.flops if spec else 0.0
+            dtype = str(body.tensor(e.operands[0]).dtype)
+        elif nests(e):
+            inner, inner_dtype = dense_work(nested_body(e))
+            total += inner * int(e.params.get("length", 1))
+            dtype = inner_dtype if inner else dtype
+    return total, dtype
+
+
+@lru_cache(maxsize=65536)
+def touches(body: Body) -> tuple[float, ...]:
+    """The part of each operand, and then of each result, that a body touches: slices of an operand, if it reads nothing else of it.
+
+    XLA joins a slice with what reads it, and its gradient is added in its place: nothing goes through the whole operand.
+    """
+    parts = dict.fromkeys(body.inputs, 0.0)
+    for e in body.equations:
+        spec = spec_of(body, e)
+        for position, a in enumerate(e.operands):
+            if isinstance(a, int) and a in parts:
+                parts[a] += spec.reads if spec is not None and position == 0 else 1.0
+    parts |= {a: 1.0 for a in body.outputs if isinstance(a, int) and a in parts}
+    return (*(min(part, 1.0) or 1.0 for part in parts.values()), *(1.0 for _ in body.outputs))
+
+
+def roofline(
+    device: Device, work: Array | float, dtype: str, touched: Array | float, differentiated: int, launched: bool = True
+) -> tuple[Array, Array]:
+    """Seconds forward and backward on one device that computes `work` FLOPs and touches so many bytes.
+
+    Either arithmetic or memory traffic is what takes the time. Backward, a product is one more product for each of its two
+    operands that has a gradient, and traffic is twofold: cotangents in and out beside the operands. `launched`: it is an
+    operator of its own, and not nothing at all.
+    """
+    compute = work / (device.flops_of(dtype) * device.efficiency)
+    traffic = touched / device.bandwidth
+    launch = device.launch if launched else 0.0
+    forward = np.maximum(compute, traffic) + launch
+    if not differentiated:
+        return forward, np.zeros_like(forward)
+    return forward, np.maximum(compute * min(differentiated, 2), 2 * traffic) + launch

@@ -1,0 +1,1 @@
+"""Algebra and parallelization searched together: segments, backtracking, prices of programs."""

@@ -1,0 +1,1 @@
+"""The memory of a parallel graph on one device."""

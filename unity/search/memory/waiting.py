@@ -1,0 +1,31 @@
+"""What waits while an operator runs: values that were made before, for readers that come after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from unity.pcg.ir.graph import Node, Value
+
+
+def waiting(nodes: Sequence[Node], nbytes: Mapping[Value, float], ends: Iterable[Value]) -> list[float]:
+    """For every operator in order, the bytes of values (in training, of cotangents) that wait while it runs, none of its own.
+
+    `nbytes`: of a value on one device, 0 where it takes no memory of its own. `ends`: values that are read after all operators.
+    """
+    number = {id(node): i for i, node in enumerate(nodes)}
+    last: dict[Value, int] = {}
+    for i, node in enumerate(nodes):
+        last.update((v, i) for v in node.operands)
+    last.update((v, len(nodes)) for v in ends)
+    change = [0.0] * (len(nodes) + 1)
+    for v, end in last.items():
+        start = number.get(id(v.node), -1)
+        if end > start + 1:
+            change[start + 1] += nbytes[v]
+            change[end] -= nbytes[v]
+    total, found = 0.0, list[float]()
+    for i, node in enumerate(nodes):
+        total += change[i]
+        own = sum(nbytes[v] for v in dict.fromkeys(node.operands) if last[v] > i)
+        found.append(max(0.0, total - own))
+    return found

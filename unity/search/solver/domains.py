@@ -1,0 +1,72 @@
+"""The values of variables that some strategy can use: what the tables forbid outright is left out first."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unity.search.solver.problem import Array, Cost, Problem
+
+
+@dataclass(frozen=True, eq=False)
+class Domains:
+    """For every variable, the values that are left, ascending; equal ones have equal names."""
+
+    values: tuple[Array, ...]
+    names: tuple[int, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(map(len, self.values))
+
+    @property
+    def empty(self) -> bool:
+        """Whether some variable has no value left: the problem has no solution."""
+        return not all(self.sizes)
+
+
+def narrowed(domains: Domains, kept: Sequence[Array]) -> Domains:
+    """Some of the values: `kept` are their positions, for every variable."""
+    return _named(values[positions] for values, positions in zip(domains.values, kept, strict=True))
+
+
+def _named(values: Iterable[Array]) -> Domains:
+    every = tuple(values)
+    named: dict[bytes, int] = {}
+    return Domains(every, tuple(named.setdefault(some.tobytes(), len(named)) for some in every))
+
+
+def all_values(problem: Problem) -> Domains:
+    """Every value, whatever the tables forbid."""
+    return _named(np.arange(size) for size in problem.sizes)
+
+
+def domains(problem: Problem) -> Domains:
+    """Leaves out values that a unary cost forbids, or that an edge forbids with every value left at its other end.
+
+    This is arc consistency (Mackworth 1977, algorithm AC-3). It excludes no solution.
+    """
+    left = [_allowed(cost) for cost in problem.unary]
+    allowed = {cost.key: _allowed(cost) for cost, _, _ in problem.groups}
+    arcs: list[list[tuple[int, Array]]] = [[] for _ in problem.sizes]  # of a variable: a neighbour, [neighbour, own]
+    for edge in problem.edges:
+        table = allowed[edge.cost.key]
+        if not table.all():
+            arcs[edge.first].append((edge.second, table.T))
+            arcs[edge.second].append((edge.first, table))
+    changed = deque(v for v in range(len(problem.sizes)) if arcs[v])
+    while changed:
+        v = changed.popleft()
+        for neighbour, table in arcs[v]:
+            supported = left[neighbour] & table[:, left[v]].any(1)
+            if supported.sum() < left[neighbour].sum():
+                left[neighbour] = supported
+                changed.append(neighbour)
+    return _named(np.flatnonzero(mask) for mask in left)
+
+
+def _allowed(cost: Cost) -> Array:
+    return np.asarray(np.isfinite(cost.time).any(0))

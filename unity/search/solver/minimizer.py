@@ -1,0 +1,157 @@
+"""The exact minimum of time + weight * memory over all strategies, for any number of weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from unity.search.solver.bounds import Messages
+from unity.search.solver.directed import Wanted, best_strategy
+from unity.search.solver.domains import domains
+from unity.search.solver.elimination import BUDGET, Elimination, Solved
+from unity.search.solver.problem import Array, Point, Problem, best_alternatives, direction, points
+
+# Ties go to less memory: to count memory by this much more changes no objective beyond the rounding of long sums.
+NUDGE = 2.0**-36
+# Where one of the two does not count at all, it is then made to count so little, relative to the other.
+TINY = (1e-8, 1e-11)
+# Two sums of the same terms differ by less than this, relatively.
+ROUNDING = 1e-12
+# Sums that an elimination must look at before bounds are worth their passes: at all, and for each entry of the tables.
+LARGE, PER_ENTRY = 100_000_000, 40
+# A problem is reduced to its core for a single objective, whatever an elimination of all would take, if its tables have so many
+# entries, at least and at most, and so many edges for each variable: with fewer, elimination is quick, and with more entries,
+# too little of it is cheap.
+ENTRIES, DENSE = (60_000, 1_000_000), 1.25
+
+
+class Minimizer:
+    """A problem made ready for any number of objectives.
+
+    It remembers what it found: for a further objective, a point that is known bounds the best one from above.
+    """
+
+    def __init__(self, problem: Problem, budget: int = BUDGET, solved: Solved | None = None) -> None:
+        """`solved`: what was made for problems that are much alike."""
+        self.problem = problem
+        self.solved = solved
+        self.domains = domains(problem)
+        self.elimination = Elimination(problem, self.domains, budget, solved)
+        self.known: dict[float, Point] = {}  # by weight
+        self.messages: list[tuple[Array, Point, Messages]] = []  # of a direction, and what was found there
+
+    def at(self, weights: Sequence[float] | Array) -> list[Point]:
+        """The minimizer of time + weight * memory for every weight; nothing if there is no solution.
+
+        An infinite weight stands for memory alone. Ties go to less memory (for an infinite weight, to less time), then
+        to lower indices.
+        """
+        wanted = [float(weight) for weight in weights]
+        new = sorted(set(wanted) - self.known.keys())
+        if self.domains.empty or not self._learn(new):
+            return []
+        for weight in new:
+            if weight == 0 or math.isinf(weight):
+                self._break_ties(weight)
+        return [self.known[weight] for weight in wanted]
+
+    def _break_ties(self, weight: float) -> None:
+        """Of equals, takes what has less of the other. What is best in two directions is best in all between."""
+        for tiny in TINY:
+            (point,) = self._solve([_tie_breaking(weight, self.known[weight], tiny)])
+            tied = _tied(weight, self.known[weight], point)
+            self.known[weight] = _less_of_the_other(weight, self.known[weight], point)
+            if tied:
+                break
+
+    def least(self, weight: float, above: float = math.inf) -> float:
+        """The least time + weight * memory alone: infinite if there is no solution, or if bounds tell that it is above so much."""
+        some = direction(weight)
+        if self.domains.empty:
+            return math.inf
+        found = self._bounded(np.array(some), above) if self.tangled else self._solve([some], above)
+        return _objective(found[0], np.array(some)) if found else math.inf
+
+    def _learn(self, weights: list[float]) -> bool:
+        """Finds the points for some weights, without breaking ties. Returns whether there are any."""
+        found = self._solve([(time, memory * (1 + NUDGE)) for time, memory in map(direction, weights)])
+        self.known.update(zip(weights, found, strict=False))
+        return len(found) == len(weights)
+
+    @property
+    def tangled(self) -> bool:
+        """Whether to reduce the problem takes less, as far as its size tells, than to find out in which order to eliminate."""
+        sizes, edges = self.domains.sizes, self.problem.edges
+        entries = sum(sizes[edge.first] * sizes[edge.second] for edge in edges)
+        return ENTRIES[0] <= entries <= ENTRIES[1] and len(edges) >= DENSE * len(sizes)
+
+    @cached_property
+    def large(self) -> bool:
+        """Whether values should be left out by bounds before variables are eliminated."""
+        schedule = self.elimination.schedule
+        entries = sum(math.prod(schedule.shapes[leaf.operation]) for leaf in schedule.leaves)
+        return not schedule.exact or schedule.work > max(LARGE, PER_ENTRY * entries)
+
+    def _solve(self, directions: list[tuple[float, float]], above: float = math.inf) -> list[Point]:
+        if not self.large:
+            return self.elimination.solve(np.array(directions).reshape(-1, 2))
+        return [point for some in directions for point in self._bounded(np.array(some), above)]
+
+    def _bounded(self, some: Array, above: float) -> list[Point]:
+        """The best point in one direction, if there is one that may not be `above`."""
+        known = min((_objective(point, some) for point in self.known.values()), default=math.inf)
+        wanted = Wanted(some, self.elimination.budget, above, known, self._start(some))
+        strategy, messages = best_strategy(self.problem, self.domains, wanted, self.solved)
+        if strategy is None:
+            return []
+        values = strategy.values[None]
+        found = points(self.problem, values, best_alternatives(self.problem, values, some[None]), strategy.exact)
+        if not strategy.exact:
+            best = min([*found, *self.known.values()], key=lambda point: _objective(point, some))
+            found = [replace(best, exact=False)]
+        if messages is not None:
+            self.messages.append((some, found[0], messages))
+        return found
+
+    def _start(self, some: Array) -> Messages | None:
+        """The messages of the nearest direction, scaled: bytes and seconds are of other magnitudes, and so are rounding errors."""
+        if not self.messages:
+            return None
+        nearest, point, messages = min(self.messages, key=lambda known: abs(_angle(known[0]) - _angle(some)))
+        scale = _objective(point, some) / (_objective(point, nearest) or 1.0)
+        return {ends: message * scale for ends, message in messages.items()}
+
+
+def minimize(problem: Problem, weights: Sequence[float] | Array, budget: int = BUDGET) -> list[Point]:
+    """For every weight (seconds per byte) the exact minimizer of time + weight * memory; nothing if there is none."""
+    return Minimizer(problem, budget).at(weights)
+
+
+def _objective(point: Point, some: Array) -> float:
+    return float(some[0] * point.time + some[1] * point.memory)
+
+
+def _angle(some: Array) -> float:
+    return math.atan2(some[1], some[0])
+
+
+def _tie_breaking(weight: float, best: Point, tiny: float) -> tuple[float, float]:
+    """The direction of weight 0 or infinity, turned a little towards what it leaves out."""
+    ratio = abs(best.time / best.memory) if best.time and best.memory else 1.0
+    return (1.0, tiny * ratio) if weight == 0 else (tiny / ratio, 1.0)
+
+
+def _less_of_the_other(weight: float, best: Point, other: Point) -> Point:
+    """The second point, if it is as good as the first by what counts, and better by what does not."""
+    left_out = (best.memory, other.memory) if weight == 0 else (best.time, other.time)
+    return other if _tied(weight, best, other) and left_out[1] < left_out[0] else best
+
+
+def _tied(weight: float, best: Point, other: Point) -> bool:
+    """Whether the second point is as good as the first by what counts."""
+    counted = (best.time, other.time) if weight == 0 else (best.memory, other.memory)
+    return counted[1] <= counted[0] + ROUNDING * abs(counted[0])

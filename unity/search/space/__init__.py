@@ -1,0 +1,1 @@
+"""The search space: a variable for every site of a graph, and its values."""

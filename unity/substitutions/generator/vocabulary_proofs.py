@@ -1,0 +1,50 @@
+"""The parallelizations of operators, proved: of every operator that rules speak of, and of a user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from unity.base.errors import IllTypedError
+from unity.substitutions.generator.families import FAMILIES
+from unity.substitutions.language.typecheck import body_of, concrete, result_types
+from unity.substitutions.language.vocabulary import VOCABULARY
+from unity.verify.proofs.operators import Verdict, check_body, check_operator
+
+
+def check_vocabulary() -> list[tuple[str, Verdict]]:
+    """Every operator of the families, on their leaves, at every choice of one axis."""
+    found: list[tuple[str, Verdict]] = []
+    done: set[tuple] = set()
+    for family in FAMILIES:
+        leaves = {leaf.type.shape: leaf.type for leaf in family.leaves}
+        for name, attributes in family.instances:
+            operator = VOCABULARY[name]
+            if operator.parallel:
+                continue
+            for operands in _operands(list(leaves.values()), operator.operands):
+                types = tuple(type(t)(t.shape, (), t.dtype) for t in operands)
+                key = (name, attributes, types)
+                if key in done:
+                    continue
+                done.add(key)
+                try:
+                    result_types(name, attributes, types, ())
+                except IllTypedError:
+                    continue
+                body = body_of(name, concrete(operator, attributes, types), tuple((t.shape, t.dtype) for t in types))
+                spelled = f"{name}({', '.join(map(str, attributes))})"
+                found += [(spelled, verdict) for verdict in check_body(body)]
+    return found
+
+
+def _operands(leaves: list, count: int) -> list[tuple]:
+    if count == 0:
+        return [()]
+    return [(leaf, *rest) for leaf in leaves for rest in _operands(leaves, count - 1)]
+
+
+def check_users(fn: Callable[..., Any], *args: Any) -> list[tuple[str, Verdict]]:
+    """A user's own operator, at the sizes of its arguments."""
+    name = getattr(fn, "__name__", "the operator")
+    return [(name, verdict) for verdict in check_operator(fn, *args)]

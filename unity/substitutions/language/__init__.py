@@ -1,0 +1,1 @@
+"""The rule language: terms, rules as text, typing, libraries, derivations."""

@@ -1,0 +1,239 @@
+"""Rearrangements: what a chain of reshapes and transposes does to the elements of a tensor.
+
+Written down as: see the tensor's elements, in their order, as a box of `sizes`; permute the box; see the elements, in their new
+order, as `target`. Two chains do the same exactly if their rearrangements are equal, so that matching sees through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import jax
+import jax.numpy as jnp
+
+from unity.pcg.types.parallel_type import Shape
+
+
+@dataclass(frozen=True)
+class Rearrangement:
+    """From `source` to `target`, through a box of as few dimensions as possible, none of size one. Made by the functions below."""
+
+    source: Shape
+    sizes: Shape
+    permutation: tuple[int, ...]
+    target: Shape
+
+    @property
+    def identity(self) -> bool:
+        """Whether nothing changes."""
+        return self.reshape and self.source == self.target
+
+    @property
+    def reshape(self) -> bool:
+        """Whether elements stay in their order."""
+        return len(self.sizes) <= 1
+
+    def inverse(self) -> Rearrangement:
+        """What undoes it."""
+        back = [0] * len(self.permutation)
+        for k, p in enumerate(self.permutation):
+            back[p] = k
+        return Rearrangement(self.target, tuple(self.sizes[p] for p in self.permutation), tuple(back), self.source)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The rearranged array."""
+        if self.identity:
+            return x
+        if self.reshape:
+            return x.reshape(self.target)
+        box = x if x.shape == self.sizes else x.reshape(self.sizes)
+        turned = jnp.transpose(box, self.permutation)
+        return turned if turned.shape == self.target else turned.reshape(self.target)
+
+
+@lru_cache(maxsize=65536)
+def reshaped(source: Shape, target: Shape) -> Rearrangement:
+    """The elements in their order, in another shape."""
+    return _canonical(source, (prod(source),), (0,), target)
+
+
+@lru_cache(maxsize=65536)
+def transposed(source: Shape, permutation: tuple[int, ...]) -> Rearrangement:
+    """Dimensions permuted, as `jnp.transpose` does."""
+    return _canonical(source, source, permutation, tuple(source[p] for p in permutation))
+
+
+def unchanged(shape: Shape) -> Rearrangement:
+    """No rearrangement."""
+    return reshaped(shape, shape)
+
+
+@lru_cache(maxsize=65536)
+def after(second: Rearrangement, first: Rearrangement) -> Rearrangement | None:
+    """First one, then the other. None where they cut the elements at places of which neither divides the other."""
+    if 0 in first.sizes:
+        return _of_nothing(first.source, second.target)
+    middle = tuple(first.sizes[p] for p in first.permutation)
+    parts = _common(middle, second.sizes)
+    if parts is None:
+        return None
+    of_first, of_second = parts
+    # the parts in the order of the first box, of the middle, and of the end
+    places: dict[int, list[int]] = {}
+    count = 0
+    for k, group in enumerate(of_first):
+        places[first.permutation[k]] = list(range(count, count + len(group)))
+        count += len(group)
+    in_middle = [n for group in of_first for n in group]
+    starts = [sum(len(g) for g in of_second[:k]) for k in range(len(of_second))]
+    end = [starts[p] + j for p in second.permutation for j in range(len(of_second[p]))]
+    begin = [i for k in range(len(places)) for i in places[k]]
+    at = {i: k for k, i in enumerate(begin)}
+    return _canonical(first.source, tuple(in_middle[i] for i in begin), tuple(at[i] for i in end), second.target)
+
+
+def _common(a: Shape, b: Shape) -> tuple[list[list[int]], list[list[int]]] | None:
+    """The coarsest sizes of which the dimensions of both shapes are made, grouped by dimension of each. Sizes are positive."""
+    left: list[list[int]] = [[] for _ in a]
+    right: list[list[int]] = [[] for _ in b]
+    i, j = len(a) - 1, len(b) - 1
+    n, m = (a[i] if a else 1), (b[j] if b else 1)
+    while i >= 0 and j >= 0:
+        part = min(n, m)
+        if n % part or m % part:
+            return None
+        left[i].insert(0, part)
+        right[j].insert(0, part)
+        n, m = n // part, m // part
+        if n == 1:
+            i -= 1
+            n = a[i] if i >= 0 else 1
+        if m == 1:
+            j -= 1
+            m = b[j] if j >= 0 else 1
+    return left, right
+
+
+def _canonical(source: Shape, sizes: Shape, permutation: tuple[int, ...], target: Shape) -> Rearrangement:
+    """Without dimensions of size one, neighbours that stay neighbours joined."""
+    if 0 in sizes:
+        return _of_nothing(source, target)
+    runs: list[list[int]] = []
+    kept = [p for p in permutation if sizes[p] != 1]
+    rank = {p: k for k, p in enumerate(sorted(kept))}
+    big = [sizes[p] for p in sorted(kept)]
+    for p in (rank[p] for p in kept):
+        if runs and p == runs[-1][-1] + 1:
+            runs[-1].append(p)
+        else:
+            runs.append([p])
+    order = sorted(range(len(runs)), key=lambda r: runs[r])
+    place = {r: k for k, r in enumerate(order)}
+    return Rearrangement(
+        source, tuple(prod(big[p] for p in runs[r]) for r in order), tuple(place[r] for r in range(len(runs))), target
+    )
+
+
+def _of_nothing(source: Shape, target: Shape) -> Rearrangement:
+    """Of a tensor without elements: between two shapes all do the same."""
+    return Rearrangement(source, (0,), (0,), target)
+
+
+@dataclass(frozen=True)
+class _Atoms:
+    """A rearrangement cut so finely that every part is of one dimension of the source and of one of the target.
+
+    Parts are numbered in the order of the source; `source` and `target` have the parts of every dimension, in order.
+    """
+
+    sizes: Shape
+    source: tuple[tuple[int, ...], ...]
+    target: tuple[tuple[int, ...], ...]
+
+
+@lru_cache(maxsize=65536)
+def _atoms(view: Rearrangement) -> _Atoms | None:
+    """None where dimensions of the source and of the target are cut at places of which neither divides the other, or there are no
+    elements."""
+    if 0 in view.sizes:
+        return None
+    turned = tuple(view.sizes[p] for p in view.permutation)
+    before, after = _common(view.sizes, view.source), _common(turned, view.target)
+    if before is None or after is None:
+        return None
+    numbers: list[list[int]] = []  # per dimension of the box, its parts
+    sizes: list[int] = []
+    for k, mine in enumerate(before[0]):
+        both = _common(tuple(mine), tuple(after[0][view.permutation.index(k)]))
+        if both is None:
+            return None
+        finest = [n for group in both[0] for n in group]
+        numbers.append(list(range(len(sizes), len(sizes) + len(finest))))
+        sizes += finest
+    forward = [p for group in numbers for p in group]
+    turning = [p for k in view.permutation for p in numbers[k]]
+    return _Atoms(tuple(sizes), _grouped(forward, sizes, view.source), _grouped(turning, sizes, view.target))
+
+
+def _grouped(parts: Sequence[int], sizes: Sequence[int], shape: Shape) -> tuple[tuple[int, ...], ...]:
+    """The parts of every dimension of a shape."""
+    rest, found = list(parts), []
+    for n in shape:
+        mine: list[int] = []
+        while prod(sizes[p] for p in mine) < n:
+            mine.append(rest.pop(0))
+        found.append(tuple(mine))
+    return tuple(found)
+
+
+@lru_cache(maxsize=65536)
+def dimensions(view: Rearrangement) -> tuple[tuple[int, ...], ...] | None:
+    """For every dimension of the target, the dimensions of the source that it is made of, in order. None if one is cut.
+
+    Dimensions of size one are in none of them. Those of a tensor without elements are known where the shape stays.
+    """
+    if 0 in view.sizes:
+        return tuple((d,) if n != 1 else () for d, n in enumerate(view.source)) if view.identity else None
+    atoms = _atoms(view)
+    if atoms is None:
+        return None
+    of = {group[0]: (d, group) for d, group in enumerate(atoms.source) if group}
+    found: list[tuple[int, ...]] = []
+    for parts in atoms.target:
+        mine: list[int] = []
+        while parts:
+            d, group = of.get(parts[0], (-1, ()))
+            if d < 0 or parts[: len(group)] != group:
+                return None
+            mine.append(d)
+            parts = parts[len(group) :]
+        found.append(tuple(mine))
+    return tuple(found)
+
+
+@lru_cache(maxsize=65536)
+def kept(view: Rearrangement, dim: int) -> int | None:
+    """The dimension of the target that is one of the source, whole and in its order. None if there is none."""
+    atoms = _atoms(view)
+    if atoms is None or not atoms.source[dim]:
+        return None
+    return next((d for d, parts in enumerate(atoms.target) if parts == atoms.source[dim]), None)
+
+
+@lru_cache(maxsize=65536)
+def resized(view: Rearrangement, dim: int, n: int) -> Rearrangement:
+    """The same rearrangement of the other dimensions, where one of the source, which is kept, has another size."""
+    atoms, target = _atoms(view), kept(view, dim)
+    assert atoms is not None
+    assert target is not None
+    first, *others = atoms.source[dim]
+    sizes = tuple(n if p == first else 1 if p in others else size for p, size in enumerate(atoms.sizes))
+    order = tuple(p for parts in atoms.target for p in parts)
+    return _canonical(_with(view.source, dim, n), sizes, order, _with(view.target, target, n))
+
+
+def _with(shape: Shape, dim: int, n: int) -> Shape:
+    return (*shape[:dim], n, *shape[dim + 1 :])

@@ -1,0 +1,114 @@
+"""A rule: two sides that compute the same, and what must hold of them. Data, never code."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+from unity.base.errors import RuleError
+from unity.pcg.types.parallel_type import State
+from unity.substitutions.language.term import Term, attribute_variables, variables
+
+
+@dataclass(frozen=True, order=True)
+class Placed:
+    """Variable `tensor` is in `state` along `axis`. A variable of which nothing is said is unused along every axis."""
+
+    tensor: str
+    axis: str
+    state: State
+
+
+@dataclass(frozen=True, order=True)
+class EqualSizes:
+    """Dimension `dim` of one variable is as long as `other_dim` of another."""
+
+    tensor: str
+    dim: int
+    other: str
+    other_dim: int
+
+
+@dataclass(frozen=True, order=True)
+class Rank:
+    """A variable's rank is this."""
+
+    tensor: str
+    rank: int
+
+
+@dataclass(frozen=True, order=True)
+class Different:
+    """Two dimensions are not the same one: attribute variables or numbers."""
+
+    left: str
+    right: str | int
+
+
+Condition = Placed | EqualSizes | Rank | Different
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`left = right`, output by output, wherever both sides are well-typed and the conditions hold.
+
+    Axis variables stand for any axis, so one rule covers every degree; dimension variables for any dimension that both sides
+    have. Raises RuleError where an attribute variable has two kinds or the sides have different numbers of outputs.
+    """
+
+    name: str
+    left: tuple[Term, ...]
+    right: tuple[Term, ...]
+    conditions: tuple[Condition, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.left) != len(self.right):
+            raise RuleError(f"rule {self.name}: one side has {len(self.left)} outputs, the other {len(self.right)}")
+        bound = {*self.variables, *self.attributes}
+        for condition in self.conditions:
+            names = [v for k, v in vars(condition).items() if isinstance(v, str) and k != "state"]
+            for name in names:
+                if name not in bound:
+                    raise RuleError(f"rule {self.name}: the condition on {name} has no such variable in either side")
+
+    @property
+    def sides(self) -> tuple[Term, ...]:
+        return self.left + self.right
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Tensor variables, by first appearance."""
+        return variables(self.sides)
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """Attribute variables and their kinds: "dim", "size" or "axis"."""
+        return attribute_variables(self.sides)
+
+    def named(self, kind: str) -> tuple[str, ...]:
+        """The attribute variables of a kind."""
+        return tuple(name for name, found in self.attributes.items() if found == kind)
+
+    @property
+    def parallel(self) -> bool:
+        """Whether the rule speaks of axes."""
+        return bool(self.named("axis"))
+
+    @property
+    def instances(self) -> int:
+        """How many rules this is where dimensions (of two), strides, kernels and words are written out; degrees are not counted."""
+        counts = {"dim": 2, "size": 2, "groups": 2, "padding": 2, "function": 3}
+        free = [counts[kind] for kind in self.attributes.values() if kind != "axis"]
+        apart = sum(isinstance(c.right, str) for c in self.where(Different))
+        return max(1, prod(free) // 2**apart)
+
+    def where(self, kind: type) -> Iterable:
+        """The conditions of a kind."""
+        return (c for c in self.conditions if isinstance(c, kind))
+
+
+def content_hash(text: str) -> str:
+    """What identifies a rule: a hash of its text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,399 @@
+"""The operators that rules speak of, each with the JAX function that it means.
+
+Nothing else is said of an operator here: shapes, legal parallelizations and what runs on one device's piece follow from that
+function's body through the operator table. A parallelization operator changes a state along an axis and leaves the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
+
+# Elementwise functions that rules can name. A variable in their place stands for every elementwise function.
+FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    # Not `jnp.maximum(x, 0)`, whose gradient at 0 is 1/2, so that relu(relu(x)) there has 1/4.
+    "relu": jax.nn.relu,
+    "sigmoid": lax.logistic,
+    "tanh": jnp.tanh,
+    # Rectified at another place. What holds of relu and not of this (x relu(x) = relu(x)²) is an accident of zero.
+    "clip": lambda x: jnp.maximum(x, 3),
+}
+WORDS = {"function": tuple(FUNCTIONS), "padding": ("same", "valid")}
+
+
+Thunk = Callable[[], Any]  # computes an operator's results
+
+
+@dataclass(frozen=True)
+class Operator:
+    """`attributes` says of which kind each is: dim, axis, size, groups, function, padding. Attributes come before operands."""
+
+    name: str
+    attributes: tuple[str, ...]
+    operands: int
+    results: int = 1
+    prepare: Callable[..., Thunk] | None = None  # None: a parallelization operator
+    change: Callable[..., tuple[State, State]] | None = None  # its states before and after, from its dimensions
+
+    @property
+    def parallel(self) -> bool:
+        return self.change is not None
+
+    def run(self, *given: Any, **more: Any) -> Any:
+        """What it computes of attributes and arrays. Raises TypeError where it does not take them."""
+        assert self.prepare is not None
+        return self.prepare(*given, **more)()
+
+    def words(self, position: int) -> tuple[str, ...]:
+        """The words that an attribute may be, where it is no number."""
+        return WORDS.get(self.attributes[position], ())
+
+    def variable(self, position: int, value: int | str) -> bool:
+        """Whether an attribute's value is a variable: any name, or where words are expected, any single letter."""
+        return isinstance(value, str) and value not in self.words(position)
+
+
+VOCABULARY: dict[str, Operator] = {}
+
+
+def compute(name: str, *attributes: str, operands: int, results: int = 1) -> Callable[[Callable], Callable]:
+    """Enters a JAX function into the vocabulary.
+
+    The function looks at shapes and types alone, and gives what computes the results then: whether operands fit is asked far
+    more often than what comes out.
+    """
+
+    def register(prepare: Callable) -> Callable:
+        VOCABULARY[name] = Operator(name, attributes, operands, results, prepare)
+        return prepare
+
+    return register
+
+
+def parallel(name: str, *attributes: str) -> Callable[[Callable], Callable]:
+    """Enters a parallelization operator: a function from its dimensions to the states before and after."""
+
+    def register(change: Callable) -> Callable:
+        VOCABULARY[name] = Operator(name, attributes, 1, change=change)
+        return change
+
+    return register
+
+
+# Parallelization
+
+
+@parallel("partition", "dim", "axis")
+def _partition(d: int) -> tuple[State, State]:
+    return UNUSED, partitioned(d)
+
+
+@parallel("combine", "dim", "axis")
+def _combine(d: int) -> tuple[State, State]:
+    return partitioned(d), UNUSED
+
+
+@parallel("replicate", "axis")
+def _replicate() -> tuple[State, State]:
+    return UNUSED, REPLICATED
+
+
+@parallel("reduce", "axis")
+def _reduce() -> tuple[State, State]:
+    return PARTIAL, UNUSED
+
+
+@parallel("reduce_partition", "dim", "axis")
+def _reduce_partition(d: int) -> tuple[State, State]:
+    return PARTIAL, partitioned(d)
+
+
+@parallel("combine_replicate", "dim", "axis")
+def _combine_replicate(d: int) -> tuple[State, State]:
+    return partitioned(d), REPLICATED
+
+
+@parallel("combine_partition", "dim", "dim", "axis")
+def _combine_partition(d: int, e: int) -> tuple[State, State]:
+    return partitioned(d), partitioned(e)
+
+
+@parallel("contribute", "axis")
+def _contribute() -> tuple[State, State]:
+    return UNUSED, PARTIAL
+
+
+@parallel("unreplicate", "axis")
+def _unreplicate() -> tuple[State, State]:
+    return REPLICATED, UNUSED
+
+
+def _positive(name: str, *sizes: int) -> None:
+    if min(sizes) < 1:
+        raise TypeError(f"{name} takes a stride and a window of at least 1, and got {sizes}")
+
+
+def _dim(name: str, d: int, x: jax.Array) -> int:
+    """A dimension counted from the front. Rules count from the end where an operator does: -1 is the last one of any tensor."""
+    if not -x.ndim <= d < x.ndim:
+        raise TypeError(f"{name}({d}, …): a tensor of shape {x.shape} has no such dimension")
+    return d % x.ndim
+
+
+# Products and convolutions
+
+
+@compute("matmul", operands=2)
+def _matmul(x: jax.Array, y: jax.Array) -> Thunk:
+    """[..., n, k] by [..., k, m], the leading dimensions equal."""
+    if x.ndim != y.ndim or x.ndim < 2:
+        raise TypeError(f"matmul takes two tensors of one rank, at least 2, and got ranks {x.ndim} and {y.ndim}")
+    if x.shape[:-2] != y.shape[:-2]:
+        raise TypeError(f"matmul takes equal leading dimensions, and got {x.shape[:-2]} and {y.shape[:-2]}")
+    if x.shape[-1] != y.shape[-2]:
+        raise TypeError(f"matmul takes as many columns as rows, and got shapes {x.shape} and {y.shape}")
+    return lambda: jnp.matmul(x, y)
+
+
+@compute("conv2d", "groups", "size", "padding", operands=2)
+def _conv2d(groups: int, stride: int, padding: str, x: jax.Array, w: jax.Array) -> Thunk:
+    """[n, c, h, w] by [o, c / groups, kh, kw]. 0 groups: every channel is its own."""
+    _positive("conv2d", stride)
+    if x.ndim != 4 or w.ndim != 4:
+        raise TypeError(f"conv2d takes tensors of rank 4, and got ranks {x.ndim} and {w.ndim}")
+    groups = groups or x.shape[1]
+    if x.shape[1] != groups * w.shape[1] or w.shape[0] % groups:
+        raise TypeError(f"conv2d: {x.shape[1]} channels and a kernel of shape {w.shape} do not make {groups} groups")
+    return lambda: lax.conv_general_dilated(x, w, (stride, stride), padding.upper(), feature_group_count=groups)
+
+
+@compute("enlarge", "size", operands=1)
+def _enlarge(k: int, w: jax.Array) -> Thunk:
+    """A kernel padded with zeros to k by k."""
+    if w.ndim != 4 or any(n > k or (k - n) % 2 for n in w.shape[2:]) or w.shape[2:] == (k, k):
+        raise TypeError(f"enlarge({k}, …) takes a smaller kernel of odd sizes, and got shape {w.shape}")
+    return lambda: jnp.pad(w, [(0, 0), (0, 0), *(((k - n) // 2, (k - n) // 2) for n in w.shape[2:])])
+
+
+@compute("maxpool", "size", "size", "padding", operands=1)
+def _maxpool(k: int, stride: int, padding: str, x: jax.Array) -> Thunk:
+    _positive("maxpool", k, stride)
+    if x.ndim != 4:
+        raise TypeError(f"maxpool takes images, and got shape {x.shape}")
+    return lambda: lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, k, k), (1, 1, stride, stride), padding.upper())
+
+
+@compute("avgpool", "size", "size", "padding", operands=1)
+def _avgpool(k: int, stride: int, padding: str, x: jax.Array) -> Thunk:
+    """The mean of k by k elements; those of the padding count as zeros."""
+    _positive("avgpool", k, stride)
+    if x.ndim != 4:
+        raise TypeError(f"avgpool takes images, and got shape {x.shape}")
+    return lambda: lax.reduce_window(x, 0.0, lax.add, (1, 1, k, k), (1, 1, stride, stride), padding.upper()) / (k * k)
+
+
+# Elementwise
+
+
+def _floating(name: str, x: jax.Array) -> None:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"{name} takes floating numbers, and got {x.dtype}")
+
+
+def _same(name: str, x: jax.Array, y: jax.Array) -> None:
+    _floating(name, x)
+    if (x.shape, x.dtype) != (y.shape, y.dtype):
+        raise TypeError(f"{name} takes two tensors of one shape and type, and got {x.dtype}{x.shape} and {y.dtype}{y.shape}")
+
+
+@compute("add", operands=2)
+def _add(x: jax.Array, y: jax.Array) -> Thunk:
+    _same("add", x, y)
+    return lambda: x + y
+
+
+@compute("sub", operands=2)
+def _sub(x: jax.Array, y: jax.Array) -> Thunk:
+    _same("sub", x, y)
+    return lambda: x - y
+
+
+@compute("mul", operands=2)
+def _mul(x: jax.Array, y: jax.Array) -> Thunk:
+    _same("mul", x, y)
+    return lambda: x * y
+
+
+@compute("map", "function", operands=1)
+def _map(f: str, x: jax.Array) -> Thunk:
+    """An elementwise function. One that has no name here is looked at through the hyperbolic sine, of which no rule knows."""
+    _floating("map", x)
+    return lambda: FUNCTIONS.get(f, jnp.sinh)(x)
+
+
+@compute("scale", operands=2)
+def _scale(x: jax.Array, w: jax.Array) -> Thunk:
+    """A tensor times a scalar."""
+    if w.ndim or not x.ndim:
+        raise TypeError(f"scale takes a tensor and a scalar, and got shapes {x.shape} and {w.shape}")
+    return lambda: x * w
+
+
+@compute("bias", operands=2)
+def _bias(x: jax.Array, b: jax.Array) -> Thunk:
+    """A vector added along the last dimension."""
+    if b.ndim != 1 or x.ndim < 2 or x.shape[-1] != b.shape[0]:
+        raise TypeError(f"bias takes a vector as long as the last dimension, and got {x.shape} and {b.shape}")
+    return lambda: x + b
+
+
+# Shapes
+
+
+@compute("concat", "dim", operands=2)
+def _concat(d: int, x: jax.Array, y: jax.Array) -> Thunk:
+    d = _dim("concat", d, x)
+    if x.ndim != y.ndim or any(n != m for k, (n, m) in enumerate(zip(x.shape, y.shape, strict=True)) if k != d):
+        raise TypeError(f"concat({d}, …) takes shapes that differ there alone, and got {x.shape} and {y.shape}")
+    return lambda: lax.concatenate([x, y], d)
+
+
+@compute("split", "dim", operands=1, results=2)
+def _split(d: int, x: jax.Array, at: int = 0) -> Thunk:
+    """Undoes the last concat: `at` is where its first part ended. A tensor that is none is halved."""
+    d = _dim("split", d, x)
+    if not at and x.shape[d] % 2:
+        raise TypeError(f"split({d}, …) has nothing to split in shape {x.shape}")
+    at = at or x.shape[d] // 2
+    return lambda: [lax.slice_in_dim(x, 0, at, axis=d), lax.slice_in_dim(x, at, x.shape[d], axis=d)]
+
+
+@compute("transpose", operands=1)
+def _transpose(x: jax.Array) -> Thunk:
+    """The last two dimensions swapped."""
+    if x.ndim < 2:
+        raise TypeError(f"transpose takes rank 2 or more, and got shape {x.shape}")
+    return lambda: jnp.swapaxes(x, -1, -2)
+
+
+@compute("merge", "dim", operands=1)
+def _merge(d: int, x: jax.Array) -> Thunk:
+    """Dimension d and the one before it made one: what undoes `unmerge(d, …)`, counted from the end."""
+    d = _dim("merge", d, x)
+    if not d:
+        raise TypeError(f"merge has no dimension before the first one of shape {x.shape}")
+    return lambda: x.reshape(*x.shape[: d - 1], x.shape[d - 1] * x.shape[d], *x.shape[d + 1 :])
+
+
+@compute("unmerge", "dim", "size", operands=1)
+def _unmerge(d: int, n: int, x: jax.Array) -> Thunk:
+    """Dimension d seen as [n, rest]."""
+    d = _dim("unmerge", d, x)
+    if n < 1 or x.shape[d] % n:
+        raise TypeError(f"unmerge({d}, {n}, …) does not divide shape {x.shape}")
+    return lambda: x.reshape(*x.shape[:d], n, x.shape[d] // n, *x.shape[d + 1 :])
+
+
+# Reductions, normalization, tables
+
+
+@compute("sum", "dim", operands=1)
+def _sum(d: int, x: jax.Array) -> Thunk:
+    return lambda: jnp.sum(x, _dim("sum", d, x))
+
+
+@compute("softmax", operands=1)
+def _softmax(x: jax.Array) -> Thunk:
+    """Along the last dimension."""
+    return lambda: jax.nn.softmax(x)
+
+
+@compute("layer_norm", operands=1)
+def _layer_norm(x: jax.Array) -> Thunk:
+    """Along the last dimension, without scale and offset."""
+
+    def normalized() -> jax.Array:
+        centred = x - jnp.mean(x, -1, keepdims=True)
+        return centred * lax.rsqrt(jnp.mean(centred * centred, -1, keepdims=True) + 1e-5)
+
+    return normalized
+
+
+def _indexing(name: str, table: jax.Array, ids: jax.Array) -> None:
+    if table.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise TypeError(f"{name} takes a table and integers, and got {table.shape} and {ids.dtype}")
+
+
+@compute("embedding", operands=2)
+def _embedding(table: jax.Array, ids: jax.Array) -> Thunk:
+    """Rows of a table [v, h]: where an index is out of range, its first or its last one."""
+    _indexing("embedding", table, ids)
+    numbers = lax.GatherDimensionNumbers(offset_dims=(ids.ndim,), collapsed_slice_dims=(0,), start_index_map=(0,))
+    return lambda: lax.gather(table, ids[..., None], numbers, (1, table.shape[1]), mode="clip")
+
+
+def _counting(name: str, table: jax.Array, ids: jax.Array) -> None:
+    _indexing(name, table, ids)
+    if 2 * table.shape[0] > jnp.iinfo(ids.dtype).max:
+        raise TypeError(f"{name}: two tables of {table.shape[0]} rows have more than {ids.dtype} can number")
+
+
+@compute("within", operands=2)
+def _within(table: jax.Array, ids: jax.Array) -> Thunk:
+    """The indices of the rows that `embedding` takes of a table: what lies outside is moved to its first or last row."""
+    _counting("within", table, ids)
+    return lambda: lax.max(lax.min(ids, jnp.asarray(table.shape[0] - 1, ids.dtype)), jnp.asarray(0, ids.dtype))
+
+
+@compute("behind", operands=2)
+def _behind(table: jax.Array, ids: jax.Array) -> Thunk:
+    """Indices of the rows of what is stacked behind a table: counted on from its last row."""
+    _counting("behind", table, ids)
+    return lambda: ids + jnp.asarray(table.shape[0], ids.dtype)
+
+
+# Constants (TASO's), shaped like what they stand beside
+
+
+@compute("minus_one", operands=0)
+def _minus_one() -> Thunk:
+    """The scalar −1."""
+    return lambda: jnp.asarray(-1.0, jnp.float32)
+
+
+@compute("ones", operands=1)
+def _ones(x: jax.Array) -> Thunk:
+    return lambda: jnp.ones_like(x)
+
+
+@compute("identity", operands=1)
+def _identity(x: jax.Array) -> Thunk:
+    """The identity matrix that x can be multiplied by from the right: of its last dimension's size."""
+    if x.ndim != 2:
+        raise TypeError(f"identity takes a matrix, and got shape {x.shape}")
+    return lambda: jnp.eye(x.shape[-1], dtype=x.dtype)
+
+
+@compute("identity_kernel", "size", operands=1)
+def _identity_kernel(k: int, x: jax.Array) -> Thunk:
+    """The k by k kernel that gives back each channel of images x."""
+    if x.ndim != 4 or k % 2 == 0 or k < 1:
+        raise TypeError(f"identity_kernel takes an odd size and images, and got {k} and shape {x.shape}")
+    c = x.shape[1]
+    return lambda: jnp.eye(c, dtype=x.dtype)[:, :, None, None] * jnp.pad(jnp.ones((1, 1), x.dtype), k // 2)
+
+
+@compute("mean_kernel", "size", operands=1)
+def _mean_kernel(k: int, x: jax.Array) -> Thunk:
+    """The k by k kernel that takes the mean in each channel of images x: one group for each channel."""
+    _positive("mean_kernel", k)
+    if x.ndim != 4:
+        raise TypeError(f"mean_kernel takes images, and got shape {x.shape}")
+    return lambda: jnp.ones((x.shape[1], 1, k, k), x.dtype) / (k * k)

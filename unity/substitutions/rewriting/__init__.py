@@ -1,0 +1,1 @@
+"""Rules applied to captured programs."""

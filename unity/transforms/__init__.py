@@ -1,0 +1,1 @@
+"""Transformations of captured programs: rewriting, pipelining, branches, packing."""

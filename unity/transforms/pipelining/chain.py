@@ -1,0 +1,238 @@
+"""A program's operators that work on each sample by itself, one after another: they may be cut into stages between any two.
+
+    f(x)  =  rest(last(... second(first(x))))
+
+What the samples are the operator table knows: an axis that partitions them in an argument must go through, with nothing reduced.
+Whatever is made before a cut, or given with samples, and read after it, crosses the cut. So skip connections, encoders that every
+layer of a decoder reads, and layers of any shape are no matter. Random bits are drawn for each sample by its number
+(`unity.transforms.pipelining.numbered`), which the samples take along.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import islice
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from unity.base.formatting import short
+from unity.pcg.capture.capture import Captured
+from unity.pcg.capture.heavy_operators import constants, light
+from unity.pcg.ir.dead_code import extract
+from unity.pcg.ir.program import Body, Equation, Tensor, close
+from unity.pcg.parallel.stages import Mixed
+from unity.pcg.propagation.placement import along_axis
+from unity.pcg.propagation.solver import Solution, Unmatched, solve
+from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
+from unity.search.space.offers import HEAVY
+from unity.transforms.pipelining.numbered import NUMBERED, by_sample, sample_bits
+from unity.transforms.pipelining.splice import spliced
+
+CHAIN = core.Primitive("chain")  # what a chain is where it is looked at as one equation
+TRIED = 6  # dimensions of arguments that are looked at as samples
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Consecutive operators of a chain as a program. `inputs` and `outputs` are variables of the whole one."""
+
+    body: Body
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """The chain of a program.
+
+    `body`: the program, the chain's equations after all that they read and before all that read them; `members`: these, by number.
+    `samples`: of every variable that has some, which dimension they are; `size`: how many. `copied`: what is computed from
+    weights alone, and wherever it is read. `end`: why the chain goes no further.
+    """
+
+    body: Body
+    members: tuple[int, ...]
+    samples: Mapping[int, int]
+    size: int
+    copied: Mapping[int, int]
+    end: str
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def equations(self) -> list[Equation]:
+        """Its equations, in order."""
+        return [self.body.equations[k] for k in self.members]
+
+    @property
+    def heavy(self) -> int:
+        """How many products and convolutions it has."""
+        return sum(e.name in HEAVY for e in self.equations)
+
+    @cached_property
+    def made(self) -> Mapping[int, int]:
+        """After how many of its equations each of its variables is there: what it is given at 0."""
+        return {v: k + 1 for k, e in enumerate(self.equations) for v in e.results}
+
+    @cached_property
+    def lasts(self) -> Mapping[int, int]:
+        """Up to which place each variable with samples is read: results beyond the last."""
+        found = {v: k for k, e in enumerate(self.equations) for v in _variables(e.operands) if v in self.samples}
+        return found | dict.fromkeys(self.results, len(self.members))
+
+    @cached_property
+    def results(self) -> tuple[int, ...]:
+        """What the rest of the program reads."""
+        mine = set(self.members)
+        read = {v for k, e in enumerate(self.body.equations) if k not in mine for v in _variables(e.operands)}
+        read.update(_variables(self.body.outputs))
+        return tuple(v for e in self.equations for v in e.results if v in read)
+
+    @cached_property
+    def whole(self) -> Body:
+        """The program, the chain one equation of it, in the place of the first: what it reads, and its results."""
+        read = dict.fromkeys(v for e in self.equations for v in _variables(e.operands) if v not in self.made)
+        one = Equation(CHAIN, {}, tuple(read), self.results, self.equations[-1].source)
+        before, after = self.body.equations[: self.members[0]], self.body.equations[self.members[-1] + 1 :]
+        return replace(self.body, equations=(*before, one, *after))
+
+    def crossing(self, place: int) -> tuple[int, ...]:
+        """What crosses the place after so many equations."""
+        return tuple(v for v, last in sorted(self.lasts.items()) if self.made.get(v, 0) <= place <= last)
+
+    def part(self, start: int, end: int) -> Part:
+        """The equations between two places. Raises Mixed if they do not work on each sample by themselves."""
+        outputs = tuple(v for v in self.crossing(end) if self.made.get(v, 0) > start)
+        body, inputs = extract(self.body, self.members[start:end], outputs, self.copied)
+        states, results = self.states(inputs), self.states(outputs)
+        where = f"what is between {_where(self.equations[start])} and {_where(self.equations[end - 1])}"
+        try:
+            found = along_axis(body, states, results)
+        except Unmatched:
+            found = None
+        if found is None or found.reduced or found.results != results or PARTIAL in found.states.values():
+            raise Mixed(f"{where} does not work on each sample by itself")
+        if found.communicates:
+            raise Mixed(f"{where} looks at neighbouring samples, or at all of them before it decides what to do")
+        return Part(body, inputs, outputs)
+
+    def states(self, variables: Sequence[int]) -> tuple[State, ...]:
+        """Of variables, along an axis that partitions the samples."""
+        return tuple(partitioned(self.samples[v]) if v in self.samples else REPLICATED for v in variables)
+
+
+def chain_of(captured: Captured) -> Chain:
+    """The longest chain of a program. Raises Mixed if no operator with work of its own works on each sample by itself."""
+    best, work = None, sum(e.name in HEAVY for e in captured.body.equations)
+    for variable, dim in _starts(captured):
+        found = _chain(captured.body, variable, dim)
+        if best is None or found.heavy > best.heavy:
+            best = found
+        if best.heavy == work:
+            break
+    if best is None or not best.heavy:
+        raise Mixed("no argument has samples that operators work on one by one" + (f": {best.end}" if best is not None else ""))
+    return best
+
+
+def _starts(captured: Captured) -> Iterator[tuple[int, int]]:
+    """Dimensions of arguments that may be the samples: of such as are no weights, as far as that is known. First dimensions come
+    first, and of these the first of each argument's leaves."""
+    body, weights, paths = captured.body, captured.differentiated, captured.paths
+    used = {v for e in body.equations for v in _variables(e.operands)}
+    count: Counter[str] = Counter()
+    data: list[tuple[int, int]] = []  # which of its argument's leaves one is, and its variable
+    for v, (k, path) in zip(body.inputs, enumerate(paths), strict=False):
+        if k not in weights and v in used:
+            data.append((count[path.partition("]")[0]], v))
+            count[path.partition("]")[0]] += 1
+    ranks = max((body.tensors[v].ndim for _, v in data), default=0)
+    shapes = [(v, body.tensors[v].shape) for _, v in sorted(data)]
+    yield from islice(((v, d) for d in range(ranks) for v, shape in shapes if d < len(shape) and shape[d] > 1), TRIED)
+
+
+def _chain(body: Body, variable: int, dim: int) -> Chain:
+    size = body.tensors[variable].shape[dim]
+    body, numbers = _numbered(body, size)
+    given = {variable: dim, **dict.fromkeys(numbers, 0)}
+    found, good = _longest(body, {v: partitioned(d) for v, d in given.items()})
+
+    def fits(v: int) -> bool:
+        state, shape = found.states.get(v, REPLICATED), body.tensors[v].shape
+        return state.kind == "P" and state.outer == 1 and shape[state.dim] % size == 0 and v not in found.reduced
+
+    touched = {v for v in body.inputs if found.states.get(v, REPLICATED).kind == "P"}.union(given)
+    samples = {v: found.states[v].dim for v in touched if fits(v)}
+    alone, members, rest = list[int](), list[int](), list[int]()
+    for k, e in enumerate(body.equations):
+        read = touched.intersection(_variables(e.operands))
+        if not read:
+            alone.append(k)
+            continue
+        touched.update(e.results)
+        if k < good and read <= samples.keys() and all(map(fits, e.results)):
+            members.append(k)
+            samples.update((v, found.states[v].dim) for v in e.results)
+        else:
+            rest.append(k)
+    order = [*alone, *members, *rest]
+    after = replace(body, equations=tuple(body.equations[k] for k in order))
+    copied = dict(constants(after))
+    copied |= {v: k for k, e in enumerate(after.equations[: len(alone)]) if light(e) for v in e.results}
+    copied = {v: k for v, k in copied.items() if v not in samples}  # the numbers of samples come along
+    end = f"{_where(body.equations[rest[0]])} does not work on each sample by itself" if rest else "it ends there"
+    return Chain(after, tuple(range(len(alone), len(alone) + len(members))), samples, size, copied, end)
+
+
+def _numbered(body: Body, size: int) -> tuple[Body, list[int]]:
+    """The program, random bits for so many samples drawn for each by its number; and the variable of the numbers, if there are
+    any."""
+    drawing = [e for e in body.equations if by_sample(body, e, size)]
+    if not drawing:
+        return body, []
+    numbers, tensor = max(body.tensors) + 1, Tensor((size,), jnp.dtype("uint32"))
+    (iota,) = close(jax.make_jaxpr(lambda: jnp.arange(size, dtype=tensor.dtype))()).equations
+    first = replace(iota, results=(numbers,), source=drawing[0].source)
+    body = replace(body, equations=(first, *body.equations), tensors={**body.tensors, numbers: tensor})
+    for e in drawing:
+        drawn = partial(_drawn, e.params["bit_width"], e.params["shape"])
+        program = close(jax.make_jaxpr(drawn)(body.tensor(e.operands[0]).struct, tensor.struct))
+        body = spliced(body, e.results, (e.operands[0], numbers), e.results, program, e, NUMBERED)
+    return body, [numbers]
+
+
+def _drawn(width: int, shape: Sequence[int], key: jax.Array, numbers: jax.Array) -> jax.Array:
+    return sample_bits(key, width, shape, numbers)
+
+
+def _longest(body: Body, known: Mapping[int, State]) -> tuple[Solution, int]:
+    """States along an axis that partitions the samples, of as many of the program's equations as allow it: found by bisection."""
+
+    def solved(count: int) -> Solution | None:
+        equations = body.equations[:count]
+        try:
+            return solve(replace(body, equations=equations, outputs=tuple(v for e in equations for v in e.results)), known)
+        except Unmatched:
+            return None
+
+    good, bad, best = 0, len(body.equations) + 1, solve(replace(body, equations=(), outputs=()), known)
+    middle = len(body.equations)
+    while bad - good > 1:
+        found = solved(middle)
+        good, bad, best = (good, middle, best) if found is None else (middle, bad, found)
+        middle = (good + bad) // 2
+    return best, good
+
+
+def _variables(atoms: Sequence[object]) -> list[int]:
+    return [a for a in atoms if isinstance(a, int)]
+
+
+def _where(equation: Equation) -> str:
+    return f"{equation.name} at {short(equation.source)}" if equation.source else equation.name

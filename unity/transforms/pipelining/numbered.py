@@ -1,0 +1,91 @@
+"""A scan whose steps draw random bits for all samples at once, as one that draws them for each sample by its number.
+
+A generator whose bits are those of a counter gives every element its own (`pcg/counters.py`). So the samples' numbers come along as
+one more constant with samples, and what was drawn for the whole batch is the same, bit by bit, for whatever part of it a stage has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from unity.pcg.capture.capture import Captured
+from unity.pcg.ir.program import Body, Equation, close
+from unity.pcg.jaxprs.scan_operands import constants_and_carry
+from unity.pcg.local.interpreter import Walk
+from unity.pcg.operators.counter_bits import WORD, bits, counted
+from unity.pcg.propagation.scan_programs import REMATERIALIZED, programs
+from unity.pcg.propagation.solver import nested_body
+from unity.transforms.pipelining.named import with_steps
+from unity.transforms.pipelining.splice import spliced
+
+NUMBERED = "unity:numbers"  # the scope of the scan with samples' numbers, which no model has
+
+
+def draws(body: Body, size: int) -> bool:
+    """Whether a step draws bits for so many samples that can be drawn for each."""
+    return any(by_sample(body, e, size) for e in body.equations) or any(draws(b, size) for b in programs(body).values())
+
+
+def by_sample(body: Body, e: Equation, size: int) -> bool:
+    """Whether an equation draws bits for so many samples that can be drawn for each."""
+    if e.name != "random_bits":
+        return False
+    key, shape = body.tensor(e.operands[0]), tuple(e.params["shape"])
+    return counted(key.dtype) and key.ndim == 0 and bool(shape) and shape[0] % size == 0 and prod(shape) // size < WORD
+
+
+def numbered(captured: Captured, number: int, size: int) -> Captured:
+    """The program, one of its scans (by its equation's number) with the numbers of its samples, of which there are so many."""
+    e = captured.body.equations[number]
+    step = nested_body(e)
+    consts, carry = constants_and_carry(e.params)
+
+    def program(*operands: Any) -> Sequence[Any]:
+        numbers = jnp.arange(size, dtype=jnp.uint32)
+
+        def one(carried: Any, own: Any) -> Any:
+            return tuple(_Numbered(step, numbers).run((*operands[:consts], *carried, *own))), None
+
+        weights = tuple(operands[consts + carry :])
+        return lax.scan(one, tuple(operands[consts : consts + carry]), weights, e.params["length"], unroll=e.params["unroll"])[0]
+
+    made = close(jax.make_jaxpr(program)(*(captured.body.tensor(a).struct for a in e.operands)))
+    after = captured.of(spliced(captured.body, set(e.results), e.operands, e.results, made, e, NUMBERED), captured.bodies)
+    return replace(after, graph=with_steps(after.graph, NUMBERED, step))
+
+
+class _Numbered(Walk):
+    """One run of a step, whose bits are drawn for each sample."""
+
+    def __init__(self, body: Body, numbers: jax.Array) -> None:
+        super().__init__(body, (), ())
+        self.numbers = numbers
+
+    def equation(self, number: int) -> list:
+        equation = self.body.equations[number]
+        if by_sample(self.body, equation, self.numbers.size):
+            key, width, shape = self.read(equation.operands[0]), equation.params["bit_width"], equation.params["shape"]
+            return [sample_bits(key, width, shape, self.numbers)]
+        if equation.name not in REMATERIALIZED:
+            return super().equation(number)
+        inner, params = nested_body(equation), equation.params
+        run = jax.checkpoint(
+            lambda numbers, *operands: _Numbered(inner, numbers).run(operands),
+            prevent_cse=params["prevent_cse"],
+            policy=params["policy"],
+        )
+        return run(self.numbers, *(self.read(a) for a in equation.operands))
+
+
+def sample_bits(key: jax.Array, width: int, shape: Sequence[int], numbers: jax.Array) -> jax.Array:
+    """`jax.random.bits(key, shape)` of so many samples, which its first dimension has, for those with these numbers."""
+    each = prod(shape) // numbers.size
+    within = jnp.arange(each, dtype=jnp.uint32)
+    return bits(key, width, (WORD, each), (numbers, within)).reshape(shape)

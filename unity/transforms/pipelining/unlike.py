@@ -1,0 +1,182 @@
+"""A pipeline of stages that are unlike: found for a machine, kept in files, and made again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from math import inf, prod
+from typing import Any
+
+from unity.base.errors import InfeasibleError
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import Captured
+from unity.pcg.capture.packed_arguments import Packing
+from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, TWO_BW, Mixed, Schedule
+from unity.pcg.types.axis import Axis
+from unity.transforms.pipelining.apart import with_stages
+from unity.transforms.pipelining.balance import Cuts, Loads, estimated
+from unity.transforms.pipelining.chain import Chain, chain_of
+from unity.transforms.pipelining.choose import ROUNDS, Found, PipelineWish, ladders
+from unity.transforms.pipelining.pipelining import SAID, Pipelining, Walk
+from unity.transforms.pipelining.staging import Staging, tail_after
+
+TRIES = 3  # sets of axes along which pipelines are searched where none is asked for; where nothing fits, pipelines
+
+
+@dataclass(frozen=True, eq=False)
+class Unlike(Pipelining):
+    """A chain of operators that became a pipeline: where it is cut, and how the stages' weights are packed, if they are.
+
+    `whole`: the arguments, by number, that are packed in no case.
+    """
+
+    cuts: Cuts
+    pack: bool
+    packed: Packing
+    whole: frozenset[int] = frozenset()
+
+    def to_json(self) -> dict[str, Any]:
+        along, kind = [axis.name for axis in self.along], self.schedule.kind
+        cuts, weight = list(self.cuts.places), self.cuts.weight
+        packed = {"pack": self.pack, "whole": sorted(self.whole)}
+        return {"cuts": cuts, "weight": weight, "along": along, "rounds": self.rounds, "schedule": kind, **packed}
+
+    @property
+    def note(self) -> str:
+        if self.schedule.kind == ONE_F_ONE_B or not self.before.differentiated:
+            return ""
+        try:
+            tail_after(self.before, chain_of(self.before))
+        except Mixed as reason:
+            return str(reason)
+        return ""
+
+    @property
+    def packing(self) -> Packing:
+        return self.packed
+
+    def again(self) -> Pipelining:
+        where = (chain_of(self.before), self.before, self.cuts, self.along, self.rounds)
+        return unlike(*where, self.pack, self.schedule.kind, self.whole)
+
+    def __str__(self) -> str:
+        s, names = self.schedule, " ".join(axis.name for axis in self.along)
+        where = self.packed or "weights on all of them"
+        return f"{s.stages} stages of different operators along {names}, {s.micro_batches} micro-batches, {SAID[s.kind]}, {where}"
+
+
+def unlike(
+    chain: Chain,
+    captured: Captured,
+    cuts: Cuts,
+    along: Sequence[Axis],
+    rounds: int,
+    pack: bool,
+    kind: str = GPIPE,
+    whole: Collection[int] = (),
+) -> Unlike:
+    """The program with a chain of it cut into stages, which go by this schedule; `pack`: with their weights packed, but for the
+    arguments that stay `whole`. Raises Mixed if samples or operators do not allow it."""
+    stages = prod(axis.size for axis in along)
+    if chain.size % (stages * rounds):
+        raise Mixed(f"{stages * rounds} micro-batches cannot share {chain.size} samples evenly")
+    if len(cuts.places) != stages - 1 or not all(0 < p < len(chain) for p in cuts.places):
+        raise Mixed(f"the program has no {stages} stages that are cut so")
+    staging = Staging(captured, chain, cuts, rounds, tail_after(captured, chain) if kind == ONE_F_ONE_B else None)
+    walk = staging.walked()
+    free = walk.differentiated.difference(whole) if pack else ()
+    graph, packed = with_stages(walk.graph, staging, walk, along, free)
+    after = replace(walk, graph=graph)
+    schedule = Schedule(stages, stages * rounds, stages, kind)
+    again = Walk(walk, lambda graph: with_stages(graph, staging, walk, along, free)[0])
+    return Unlike(captured, after, tuple(along), rounds, schedule, again, cuts, pack, packed, frozenset(whole))
+
+
+@dataclass(frozen=True, eq=False)
+class _Option:
+    """A pipeline that may be tried: with stages along these axes, cut there. `seconds`: an estimate that leaves weights out."""
+
+    along: tuple[Axis, ...]
+    rounds: int
+    cuts: Cuts
+    seconds: float
+
+    @property
+    def stages(self) -> int:
+        return len(self.cuts.places) + 1
+
+
+def best_unlike(
+    captured: Captured, machine: Machine, wish: PipelineWish, pack: bool, whole: Collection[int] = ()
+) -> tuple[Found | None, list[str]]:
+    """The best pipeline of stages that are unlike, and why others were refused: as it is asked for; or, if none is, of some that
+    may be better than what there is, or may fit where nothing does. `pack`: with weights packed, but for the arguments `whole`."""
+    if wish.schedule == TWO_BW:
+        return None, [f"stages of different operators go by {ONE_F_ONE_B!r} or {GPIPE!r}, not by {TWO_BW!r}"]
+    if wish.exactly is None and wish.than is not None and not pack:
+        return None, []  # weights are added up over all devices, as by data parallelism, and stages idle beside
+    try:
+        chain = chain_of(captured)
+    except Mixed as reason:
+        return None, [f"it cannot be cut into stages of different operators either: {reason}"]
+    found, refused = list[Found](), list[str]()
+    for options in _options(Loads(chain, machine, bool(captured.differentiated)), wish, refused):
+        last = inf
+        for option in options:
+            stages, n = option.stages, option.stages * option.rounds
+            wish.say(f"a pipeline of {stages} stages of different operators, {n} micro-batches")
+            try:
+                made = _scheduled(chain, captured, option, pack, whole, wish.schedule)
+                search = wish.search(made.after)
+                candidate = wish.choose(search)
+            except (Mixed, InfeasibleError) as reason:
+                refused.append(f"stages of different operators: {reason}")
+                break
+            if candidate is not None:
+                found.append(Found(made, search, candidate))
+                if candidate.time >= last:
+                    break
+                last = candidate.time
+    return min(found, key=lambda f: wish.worth(f.candidate), default=None), list(dict.fromkeys(refused))
+
+
+def _options(loads: Loads, wish: PipelineWish, refused: list[str]) -> list[list[_Option]]:
+    """What is to be tried, in rows that go on as long as that helps: along all axes what is asked for; else along those that may
+    take less than what there is, the best first, more and more micro-batches. Where nothing fits, what has most micro-batches, and
+    so holds least, comes first."""
+    rows: list[list[_Option]] = []
+    for along in (axes for ladder in ladders(loads.machine) for axes in ladder):
+        stages, row = prod(axis.size for axis in along), list[_Option]()
+        for n in _rounds(stages, loads.chain.size, wish):
+            try:
+                seconds, cuts = estimated(loads, along, stages * n)
+            except Mixed as reason:
+                refused.append(f"stages of different operators: {reason}")
+                break
+            row.append(_Option(along, n, cuts, seconds))
+        rows += [row] if row else []
+    if wish.exactly is not None:
+        return rows
+    if wish.than is None:
+        return [[o] for o in sorted((o for row in rows for o in row), key=lambda o: (-o.rounds, o.seconds))[:TRIES]]
+    least = [(min(o.seconds for o in row), row) for row in rows]
+    return [row for seconds, row in sorted(least, key=lambda pair: pair[0]) if seconds < wish.than[1].time][:TRIES]
+
+
+def _rounds(stages: int, samples: int, wish: PipelineWish) -> list[int]:
+    """Micro-batches for each of so many stages that are to be tried."""
+    if wish.exactly is None:
+        return [n for n in ROUNDS if samples % (stages * n) == 0]
+    wanted, micro_batches = wish.exactly
+    return [micro_batches // stages] if stages == wanted and micro_batches % stages == 0 else []
+
+
+def _scheduled(chain: Chain, captured: Captured, option: _Option, pack: bool, whole: Collection[int], kind: str | None) -> Unlike:
+    """By this schedule; if none is asked for, by 1F1B where the program allows it. Raises Mixed."""
+    where = (chain, captured, option.cuts, option.along, option.rounds, pack)
+    if kind is None and captured.differentiated:
+        try:
+            return unlike(*where, ONE_F_ONE_B, whole)
+        except Mixed:
+            kind = GPIPE
+    return unlike(*where, kind or GPIPE, whole)

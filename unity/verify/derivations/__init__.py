@@ -1,0 +1,1 @@
+"""Canonical forms of programs, and derivations replayed on them."""

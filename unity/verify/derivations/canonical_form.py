@@ -1,0 +1,308 @@
+"""Normal forms of programs: what every variable of a body computes, however it is laid out.
+
+What an equation means is said once for each kind of primitive, as an operator of `constructors.py`. An equation of any other
+kind, or with a parameter that those do not speak of, is an operator of its own, told apart by all of its text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, params_key, tensor_type
+from unity.pcg.operators.pointwise import pointwise
+from unity.pcg.types.parallel_type import Shape
+from unity.substitutions.language.promises import CLIPPED, PROMISED, SAID
+from unity.substitutions.language.promises import program as promised_rows
+from unity.substitutions.language.rearrangement import reshaped, transposed
+from unity.verify.derivations.constructors import expanded
+from unity.verify.derivations.layouts import boxed
+from unity.verify.derivations.nodes import Node, Store, Value, reachable
+
+
+@dataclass(frozen=True, eq=False)
+class NormalForms:
+    """What the variables of a program are, and its outputs."""
+
+    body: Body
+    store: Store
+    values: Mapping[int, Value]
+    outputs: tuple[Value, ...]
+
+    @cached_property
+    def nodes(self) -> Mapping[str, Node]:
+        """The nodes that the outputs are made of, by name."""
+        return {node.hash: node for node in reachable(self.outputs)}
+
+    @cached_property
+    def makers(self) -> Mapping[Node, int]:
+        """How many equations compute each node; rearranging one that is there is not computing it."""
+        found: Counter[Node] = Counter()
+        for e in self.body.equations:
+            there = {self.of(a).node for a in e.operands}
+            computed = {self.values[v].node for v in e.results} - there
+            if e.name == "gather":  # of a promised look-up, the one that clamps, too
+                computed |= {x.node for new in computed for x in new.operands if x.node.kind == "rows"} - there
+            found.update(computed)
+        return found
+
+    def of(self, atom: Atom) -> Value:
+        """The value of a variable or literal."""
+        return _literal(self.store, atom) if isinstance(atom, Literal) else self.values[atom]
+
+
+def normal(body: Body, store: Store | None = None) -> NormalForms:
+    """The normal forms of a program's values. Programs that share a store can be compared."""
+    store = store or Store()
+    inputs = [store.as_it_is("input", (k,), (), body.tensors[v]) for k, v in enumerate(body.inputs)]
+    return applied(store, body, inputs)
+
+
+def applied(store: Store, body: Body, inputs: Sequence[Value], manner: str | None = None) -> NormalForms:
+    """What a program makes of some values.
+
+    `manner` takes the place of what its products, convolutions and look-ups say of how they are computed.
+    """
+    values = dict(zip(body.inputs, inputs, strict=True))
+    for e in body.equations:
+        operands = tuple(_literal(store, a) if isinstance(a, Literal) else values[a] for a in e.operands)
+        results = tuple(body.tensors[v] for v in e.results)
+        values.update(zip(e.results, _read(_Reading(store, e, operands, results, manner)), strict=True))
+    outputs = tuple(_literal(store, a) if isinstance(a, Literal) else values[a] for a in body.outputs)
+    return NormalForms(body, store, values, outputs)
+
+
+def function_of(store: Store, name: str, x: Value) -> Value:
+    """A function of one tensor, element by element, that is known by its name only."""
+    return store.make("function", (name,), (x,), x.node.tensor.dtype)
+
+
+def rows_of(store: Store, table: Value, ids: Value, manner: str) -> Value:
+    """The rows of a table [v, h] for indices of any shape; those that are promised, as those that are clamped."""
+    if manner == PROMISED:
+        found = rows_of(store, table, ids, CLIPPED)
+        kinds = str(found.node.tensor.dtype), str(ids.node.tensor.dtype)
+        return applied(store, promised_rows(found.shape, kinds[0], ids.shape, kinds[1], table.shape[0]), [found, ids]).outputs[0]
+    flat = store.rearranged(reshaped(ids.shape, (prod(ids.shape),)), ids)
+    found = store.make("rows", (manner,), (table, flat), table.node.tensor.dtype)
+    return store.rearranged(reshaped(found.shape, (*ids.shape, table.shape[1])), found)
+
+
+def _literal(store: Store, a: Literal) -> Value:
+    """Scalars that have dimensions are the scalar, rearranged."""
+    if prod(a.tensor.shape) != 1 or not a.tensor.shape or jnp.issubdtype(a.tensor.dtype, jax.dtypes.extended):
+        return store.as_it_is("literal", (a.key,), (), a.tensor)
+    scalar = Literal(np.asarray(a.value).reshape(()), tensor_type((), a.tensor.dtype))
+    return store.rearranged(reshaped((), a.tensor.shape), store.as_it_is("literal", (scalar.key,), (), scalar.tensor))
+
+
+@dataclass(frozen=True, eq=False)
+class _Reading:
+    """An equation, and what its operands are."""
+
+    store: Store
+    equation: Equation
+    operands: tuple[Value, ...]
+    results: tuple[Tensor, ...]
+    manner: str | None
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        return self.equation.params
+
+    def without(self, *names: str) -> str:
+        """The parameters as text, but for some."""
+        return params_key({k: v for k, v in self.params.items() if k not in names})
+
+    def how(self, *names: str) -> str:
+        """The parameters of these names as text, or what was given instead of them."""
+        return self.manner if self.manner is not None else params_key({k: self.params[k] for k in names if k in self.params})
+
+    def make(self, kind: str, params: tuple[Any, ...], *operands: Value) -> Value:
+        return self.store.make(kind, params, operands, self.results[0].dtype)
+
+    def seen(self, k: int, permutation: Sequence[int], target: Shape) -> Value:
+        """An operand transposed, and seen as another shape."""
+        x = self.operands[k]
+        return self.store.rearranged(boxed(x.shape, x.shape, tuple(map(int, permutation)), target), x)
+
+    def back(self, x: Value, permutation: Sequence[int], shape: Shape) -> Value:
+        """What, transposed and seen as another shape, is x."""
+        return self.store.rearranged(boxed(shape, shape, tuple(map(int, permutation)), x.shape).inverse(), x)
+
+
+def _read(reading: _Reading) -> Sequence[Value]:
+    """The values of an equation's results."""
+    e = reading.equation
+    empty = any(0 in shape for shape in (*(x.shape for x in reading.operands), *(t.shape for t in reading.results)))
+    reader = _pointwise if pointwise(e) is not None else READERS.get(e.name)
+    found = reader(reading) if reader is not None and not empty else None
+    return found if found is not None else _opaque(reading)
+
+
+def _opaque(reading: _Reading) -> list[Value]:
+    e, store = reading.equation, reading.store
+    number = store.function(e) if e.identity else 0
+    return [
+        store.make("opaque", ("opaque", t.shape, e.signature, number, k), reading.operands, t.dtype)
+        for k, t in enumerate(reading.results)
+    ]
+
+
+Reader = Callable[[_Reading], Sequence[Value] | None]
+READERS: dict[str, Reader] = {}
+
+
+def _reads(*primitives: str) -> Callable[[Reader], Reader]:
+    def register(reader: Reader) -> Reader:
+        READERS.update(dict.fromkeys(primitives, reader))
+        return reader
+
+    return register
+
+
+def _pointwise(reading: _Reading) -> Sequence[Value] | None:
+    (x,) = (x for x, a in zip(reading.operands, reading.equation.operands, strict=True) if isinstance(a, int))
+    if prod(x.shape) != prod(reading.results[0].shape) or reading.params.get("accuracy") is not None:  # names say nothing of it
+        return None
+    value = reading.make("function", (pointwise(reading.equation),), x)
+    return [reading.store.rearranged(reshaped(x.shape, reading.results[0].shape), value)]
+
+
+@_reads("add", "add_any", "sub", "mul")
+def _binary(reading: _Reading) -> Sequence[Value]:
+    name = "add" if reading.equation.name == "add_any" else reading.equation.name
+    pair = (expanded(reading.store, x, reading.results[0].shape) for x in reading.operands)
+    return [reading.make(name, (name, reading.without()), *pair)]
+
+
+@_reads("reshape", "squeeze", "expand_dims")
+def _reshape(reading: _Reading) -> Sequence[Value] | None:
+    other = reading.equation.name == "reshape" and reading.params.get("dimensions") is not None
+    if len(reading.operands) != 1 or other or reading.params.get("sharding") is not None:
+        return None
+    (x,) = reading.operands
+    return [reading.store.rearranged(reshaped(x.shape, reading.results[0].shape), x)]
+
+
+@_reads("transpose")
+def _transpose(reading: _Reading) -> Sequence[Value]:
+    (x,) = reading.operands
+    return [reading.store.rearranged(transposed(x.shape, tuple(map(int, reading.params["permutation"]))), x)]
+
+
+@_reads("broadcast_in_dim")
+def _broadcast(reading: _Reading) -> Sequence[Value] | None:
+    dims, shape = [int(d) for d in reading.params["broadcast_dimensions"]], reading.results[0].shape
+    if len(reading.operands) != 1 or reading.params.get("sharding") is not None or dims != sorted(set(dims)):
+        return None
+    (x,) = reading.operands
+    sizes = dict(zip(dims, x.shape, strict=True))
+    full = reading.store.rearranged(reshaped(x.shape, tuple(sizes.get(d, 1) for d in range(len(shape)))), x)
+    return [expanded(reading.store, full, shape)]
+
+
+@_reads("dot_general")
+def _dot(reading: _Reading) -> Sequence[Value]:
+    ((cx, cy), (bx, by)) = reading.params["dimension_numbers"]
+    x, y = (v.shape for v in reading.operands)
+    free_x = [d for d in range(len(x)) if d not in (*cx, *bx)]
+    free_y = [d for d in range(len(y)) if d not in (*cy, *by)]
+    b, m, k, n = (prod(shape[d] for d in dims) for shape, dims in ((x, bx), (x, free_x), (x, cx), (y, free_y)))
+    left, right = reading.seen(0, (*bx, *free_x, *cx), (b, m, k)), reading.seen(1, (*by, *cy, *free_y), (b, k, n))
+    manner = reading.manner if reading.manner is not None else reading.without("dimension_numbers")
+    product = reading.make("dot", (manner,), left, right)
+    return [reading.store.rearranged(reshaped(product.shape, reading.results[0].shape), product)]
+
+
+def _last(rank: int, *dims: int) -> tuple[int, ...]:
+    """The permutation that brings some dimensions behind the others."""
+    return (*(d for d in range(rank) if d not in dims), *dims)
+
+
+@_reads("concatenate")
+def _concatenate(reading: _Reading) -> Sequence[Value]:
+    shape, d = reading.results[0].shape, int(reading.params["dimension"])
+    order, rest = _last(len(shape), d), prod(shape) // shape[d]
+    given = (reading.seen(k, order, (rest, x.shape[d])) for k, x in enumerate(reading.operands))
+    return [reading.back(reading.make("concat", (), *given), order, shape)]
+
+
+def _part(reading: _Reading, x: Value, d: int, bounds: tuple[int, int, int]) -> Value:
+    """Of one dimension: from where, up to where, in which steps."""
+    order, n = _last(len(x.shape), d), x.shape[d]
+    if bounds == (0, n, 1):
+        return x
+    flat = reading.store.rearranged(boxed(x.shape, x.shape, order, (prod(x.shape) // n, n)), x)
+    part = reading.make("slice", bounds, flat)
+    return reading.back(part, order, (*x.shape[:d], part.shape[1], *x.shape[d + 1 :]))
+
+
+@_reads("split")
+def _split(reading: _Reading) -> Sequence[Value]:
+    sizes = [int(n) for n in reading.params["sizes"]]
+    ends = np.cumsum(sizes).tolist()
+    (x,), d = reading.operands, int(reading.params["axis"])
+    return [_part(reading, x, d, (end - n, end, 1)) for n, end in zip(sizes, ends, strict=True)]
+
+
+@_reads("slice")
+def _slice(reading: _Reading) -> Sequence[Value]:
+    (x,), p = reading.operands, reading.params
+    strides = p["strides"] or (1,) * len(x.shape)
+    for d, bounds in enumerate(zip(p["start_indices"], p["limit_indices"], strides, strict=True)):
+        start, limit, stride = map(int, bounds)
+        x = _part(reading, x, d, (start, limit, stride))
+    return [x]
+
+
+@_reads("reduce_sum")
+def _reduce_sum(reading: _Reading) -> Sequence[Value]:
+    (x,), axes = reading.operands, [int(a) for a in reading.params["axes"]]
+    n = prod(x.shape[a] for a in axes)
+    total = reading.make("sum", (reading.without("axes"),), reading.seen(0, _last(len(x.shape), *axes), (prod(x.shape) // n, n)))
+    return [reading.store.rearranged(reshaped(total.shape, reading.results[0].shape), total)]
+
+
+@_reads("gather")
+def _gather(reading: _Reading) -> Sequence[Value] | None:
+    """Rows of a table, without a promise or a value of the program's own for indices out of range."""
+    numbers, p, (table, ids) = reading.params["dimension_numbers"], reading.params, reading.operands
+    plain = (
+        len(table.shape) == 2
+        and tuple(numbers.collapsed_slice_dims) == tuple(numbers.start_index_map) == (0,)
+        and not numbers.operand_batching_dims
+        and tuple(numbers.offset_dims) == (len(reading.results[0].shape) - 1,)
+        and tuple(p["slice_sizes"]) == (1, table.shape[1])
+        and p["mode"] != lax.GatherScatterMode.FILL_OR_DROP
+        and not p["indices_are_sorted"]
+        and not p["unique_indices"]
+    )
+    if not plain:
+        return None
+    where = reading.store.rearranged(reshaped(ids.shape, ids.shape[:-1]), ids)
+    return [rows_of(reading.store, table, where, reading.how(*SAID))]
+
+
+@_reads("conv_general_dilated")
+def _convolution(reading: _Reading) -> Sequence[Value]:
+    """Of images [n, c, …] and kernels [o, c, …], however their dimensions are ordered."""
+    numbers, shape = reading.params["dimension_numbers"], reading.results[0].shape
+    manner = reading.how("precision", "preferred_element_type")
+    said = reading.without("dimension_numbers", "precision", "preferred_element_type")
+    x, w = (reading.seen(k, spec, _permuted(reading.operands[k].shape, spec)) for k, spec in enumerate(numbers[:2]))
+    z = reading.make("conv", ("conv", _permuted(shape, numbers.out_spec), said, manner), x, w)
+    return [reading.back(z, numbers.out_spec, shape)]
+
+
+def _permuted(shape: Shape, permutation: Sequence[int]) -> Shape:
+    return tuple(shape[d] for d in permutation)

@@ -1,0 +1,1 @@
+"""Proofs of rules and of the operator table."""

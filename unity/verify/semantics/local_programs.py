@@ -1,0 +1,134 @@
+"""The program that one device runs for an operator, forward and backward, traced for a mesh that need not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from unity.pcg.ir.program import Body, Literal, Tensor
+from unity.pcg.local.interpreter import is_key, run_body, varied
+from unity.pcg.operators.layout import Placed
+from unity.pcg.propagation.derivative_rules import as_function
+from unity.pcg.propagation.solver import dual
+from unity.pcg.types.accumulation import held
+from unity.pcg.types.axis import Axis
+from unity.pcg.types.parallel_type import UNUSED, Type, local_shape
+from unity.pcg.types.varying_axes import vary
+
+Types = Sequence[Type]
+Function = Callable[..., list]
+
+
+def dual_type(type_: Type) -> Type:
+    """The type of a cotangent."""
+    return tuple(map(dual, type_))
+
+
+def floating_ends(body: Body) -> tuple[list[int], list[int]]:
+    """Which operands, and which results, have gradients."""
+    operands = [k for k, v in enumerate(body.inputs) if body.tensors[v].floating]
+    return operands, [k for k, a in enumerate(body.outputs) if body.tensor(a).floating]
+
+
+def pullback(body: Body, run: Function) -> Function:
+    """(operands, cotangents of floating results) → gradients of floating operands."""
+    operands, results = floating_ends(body)
+
+    def gradients(*given: Any) -> list:
+        primals, cotangents = given[: len(body.inputs)], given[len(body.inputs) :]
+
+        def chosen(*some: Any) -> list:
+            changed = dict(zip(operands, some, strict=True))
+            out = run(*(changed.get(k, x) for k, x in enumerate(primals)))
+            return [out[k] for k in results]
+
+        return list(jax.vjp(chosen, *(primals[k] for k in operands))[1](list(cotangents)))
+
+    return gradients
+
+
+def whole_function(body: Body) -> Function:
+    """A body on whole tensors, its equations as they stand."""
+
+    def run(*operands: Any) -> list:
+        env = dict(zip(body.inputs, operands, strict=True))
+
+        def read(atom: Any) -> Any:
+            if not isinstance(atom, Literal):
+                return env[atom]
+            return atom.value if is_key(atom) else jnp.asarray(atom.value, atom.tensor.dtype)
+
+        for e in body.equations:
+            env.update(zip(e.results, as_function(e)(*map(read, e.operands)), strict=True))
+        return [read(a) for a in body.outputs]
+
+    return run
+
+
+def used(type_: Type, axes: tuple[Axis, ...]) -> tuple[str, ...]:
+    """The axes along which devices may hold different things."""
+    return tuple(a.name for a, s in zip(axes, type_, strict=True) if s != UNUSED)
+
+
+def local_function(body: Body, operands: Types, results: Types, axes: tuple[Axis, ...]) -> Function:
+    """A body on pieces, as `exec` runs it."""
+
+    def run(*pieces: Any) -> list:
+        found = run_body(body, pieces, operands, results, axes)
+        ends = (Placed(t.shape, t.dtype, type_, axes) for t, type_ in zip(map(body.tensor, body.outputs), results, strict=True))
+        return varied([jnp.asarray(x) for x in found], list(ends))
+
+    return run
+
+
+def wide(body: Body) -> Any:
+    """The precision that a body was traced in."""
+    wanted = any(getattr(t.dtype, "itemsize", 0) == 8 for t in body.tensors.values())
+    return jax.enable_x64(True) if wanted else nullcontext()
+
+
+def traced(body: Body, run: Function, tensors: Sequence[Tensor]) -> core.ClosedJaxpr:
+    """A function of whole tensors as a program."""
+    with wide(body):
+        return jax.make_jaxpr(run)(*(t.struct for t in tensors))
+
+
+def traced_locally(
+    body: Body, run: Function, tensors: Sequence[Tensor], operands: Types, results: Types, axes: tuple[Axis, ...]
+) -> core.ClosedJaxpr:
+    """A function of pieces as one device's program: `[1, *piece]` in and out, in the types in which devices hold them."""
+
+    def local(*pieces: Any) -> tuple:
+        found = run(*(x[0] for x in pieces))
+        return tuple(vary(x, used(t, axes))[None] for x, t in zip(found, results, strict=True))
+
+    sizes = {a.name: a.size for a in axes}
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(axes))
+    into, out = (tuple(PartitionSpec(used(t, axes)) for t in ts) for ts in (operands, results))
+    stacked = []
+    for tensor, t in zip(tensors, operands, strict=True):
+        devices = 1
+        for name in used(t, axes):
+            devices *= sizes[name]
+        stacked.append(jax.ShapeDtypeStruct((devices, *local_shape(tensor.shape, t, axes)), held(tensor.dtype, t, axes)))
+    with wide(body):
+        return _inside(jax.make_jaxpr(jax.shard_map(local, mesh=mesh, in_specs=into, out_specs=out))(*stacked))
+
+
+def _inside(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """The program inside the one `shard_map`; what it closes over are its constants."""
+    (eqn,) = (e for e in program.jaxpr.eqns if e.primitive.name == "shard_map")
+    consts = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
+    inner = eqn.params["jaxpr"]
+    pairs = list(zip(inner.invars, eqn.invars, strict=True))
+    fixed = {v: consts[a] for v, a in pairs if isinstance(a, core.Var) and a in consts}
+    unnamed = core.DebugInfo("local", "", None, None)
+    free = [v for v in inner.invars if v not in fixed]
+    jaxpr = core.Jaxpr([*inner.constvars, *fixed], free, inner.outvars, inner.eqns, inner.effects, unnamed)
+    return core.ClosedJaxpr(jaxpr, list(fixed.values()))
