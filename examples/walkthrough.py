@@ -57,7 +57,7 @@ def graph_text(graph: PCG) -> str:
 
 
 def problem_text() -> str:
-    """One line for each variable of the optimization problem: how many values it may take, and the variables it shares costs with."""
+    """One line for each variable of the optimization problem: its number of values, and the variables it shares costs with."""
     assembled = search.assembled
     lines = []
     for k, (site, domain) in enumerate(zip(assembled.opened.sites, assembled.domains, strict=True)):
