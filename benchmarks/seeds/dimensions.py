@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from unity.baselines.by_hand import product_with_weight
 from unity.baselines.restricted import Space, Structure
 from unity.pcg.propagation.choices import Choice
+from unity.pcg.types.factors import facts_of
 from unity.search.cost.cost import site_cost
 from unity.search.space.configurations import domain
-from unity.search.space.offers import HEAVY
 from unity.search.space.sites import Site
 
 
@@ -57,5 +57,5 @@ def allowed(structure: Structure, s: int, site: Site, choice: Choice, rank: int,
         return True
     if not may.reduction and any(state.kind == "S" for state in choice.states):
         return False
-    heavy = site.node is not None and site.node.kind in HEAVY
+    heavy = site.node is not None and facts_of(site.node.kind).product
     return may.heads or not heavy or structure.weights[s] or product_with_weight(structure, s, site)

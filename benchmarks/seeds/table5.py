@@ -14,17 +14,17 @@ from unity.baselines.optcnn import point_of
 from unity.baselines.optcnn_space import layerwise
 from unity.machine.machine import Axis
 from unity.pcg.ir.graph import PCG, Node
+from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import Type, degrees
 from unity.search.session import Candidate, Search
 from unity.search.solver.minimizer import minimize
-from unity.search.space.offers import HEAVY
 
 PUBLISHED = "as in table 5"
 
 
 def layers(graph: PCG) -> Iterator[str]:
     """How products with weights are split, in order."""
-    return (split_of(node, node.types[0], graph.axes) for node in graph.nodes if node.kind in HEAVY)
+    return (split_of(node, node.types[0], graph.axes) for node in graph.nodes if facts_of(node.kind).product)
 
 
 def split_of(node: Node, made: Type, axes: Sequence[Axis]) -> str:
@@ -45,7 +45,7 @@ def as_published(search: Search) -> Candidate:
     assembled = search.assembled
     problem = layerwise(assembled)
     unary = list(problem.unary)
-    heavy = [node for node in search.graph.nodes if node.kind in HEAVY]
+    heavy = [node for node in search.graph.nodes if facts_of(node.kind).product]
     for node, wanted in zip(heavy, OPTCNN_VGG, strict=True):
         s = assembled.opened.of_node[id(node)]
         domain, position = assembled.domains[s], len(node.operands)

@@ -29,13 +29,13 @@ import numpy as np
 from unity.base.errors import InfeasibleError
 from unity.baselines.restricted import Space, Structure, only, restricted, without
 from unity.machine.resharding_tables import Types
+from unity.pcg.types.factors import facts_of
 from unity.search.cost.assembly import Assembled
 from unity.search.published import Asked
 from unity.search.session import Candidate, Search
 from unity.search.solver.minimizer import Minimizer
 from unity.search.solver.problem import Array, Point
 from unity.search.space.configurations import IDLE
-from unity.search.space.offers import HEAVY
 from unity.search.space.sites import Site
 
 CONVOLUTION, LOOKUPS = "conv_general_dilated", ("embedding", "gather")
@@ -118,7 +118,7 @@ def along_tensor(structure: Structure, s: int, site: Site, i: int, mesh: Mesh) -
 
 def product_with_weight(structure: Structure, s: int, site: Site) -> bool:
     """Whether a site is a matrix product or a convolution of something with a weight."""
-    heavy = site.node is not None and site.node.kind in HEAVY and not structure.weights[s]
+    heavy = site.node is not None and facts_of(site.node.kind).product and not structure.weights[s]
     return heavy and any(structure.weights[p.source] for p in site.ports)
 
 

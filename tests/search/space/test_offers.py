@@ -8,8 +8,9 @@ from small_models import MODELS
 
 from unity.pcg.capture.capture import capture
 from unity.pcg.propagation.choices import choices
+from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, partitioned
-from unity.search.space.offers import HEAVY, offered
+from unity.search.space.offers import offered
 from unity.search.space.opening import sites_of
 
 
@@ -38,10 +39,10 @@ def test_operators_offer_what_their_bodies_allow(function: Function) -> None:
         for choice in choices(site.node.body):  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType]
             summed = [PARTIAL in m for s, m in zip(choice.operands, makers, strict=True) if s == PARTIAL]
             fed = not summed or any(summed) or any(s.kind == "P" for s in choice.operands)
-            if summed and site.node.kind in HEAVY:  # pyright: ignore[reportOptionalMemberAccess]
+            if summed and facts_of(site.node.kind).product:  # pyright: ignore[reportOptionalMemberAccess]
                 assert all(summed) or choice.states not in offered_states
                 continue  # not for what was only contributed
-            useless = choice.name == "replicated" and (site.node.kind in HEAVY or not any(p.gradient for p in site.ports))  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType]
+            useless = choice.name == "replicated" and (facts_of(site.node.kind).product or not any(p.gradient for p in site.ports))  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType]
             if fed and not (useless and site.ports):
                 assert choice.states in offered_states
             elif not fed:

@@ -21,7 +21,7 @@ from unity.pcg.capture.heavy_operators import Uses, light
 from unity.pcg.capture.lossless import pattern
 from unity.pcg.ir.dead_code import extract
 from unity.pcg.ir.program import Body, Equation
-from unity.search.space.offers import HEAVY
+from unity.pcg.types.factors import facts_of
 
 WINDOWS = frozenset({"reduce_window_sum", "reduce_window_max", "reduce_window_min"})
 
@@ -90,14 +90,14 @@ class _Grown:
         """Whether a layer is a contraction and nothing else, which these equations alone read."""
         (first, *others), readers = self._equations(self.members[layer]), set(members)
         read = all(v not in self.uses.ends and readers.issuperset(self.uses.users.get(v, ())) for v in first.results)
-        return first.name in HEAVY and not others and read
+        return facts_of(first.name).product and not others and read
 
     def _join(self, layer: int, into: int, also: frozenset[int]) -> bool:
         """Makes a layer and others part of one, unless that has nothing that makes it a layer, or something would be lost."""
         joined = {layer, into, *also}
         members = sorted(i for k in joined for i in self.members[k])
         outside = self._with({m for k in joined for m in self._makers(self.members[k])} - joined)
-        if all(e.name not in HEAVY | WINDOWS for e in self._equations(self.members[into])):
+        if all(not facts_of(e.name).product and e.name not in WINDOWS for e in self._equations(self.members[into])):
             return False
         if any(outside >> k & 1 for k in joined) or not self._alike(members, self.members[into], self.members[layer]):
             return False

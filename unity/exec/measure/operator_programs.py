@@ -21,14 +21,13 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from unity.pcg.analysis.residuals import CHEAP
 from unity.pcg.ir.program import Body, Tensor
 from unity.pcg.local.halo_exchange import nothing
 from unity.pcg.local.interpreter import Walk
 from unity.pcg.operators.layout import Placed
 from unity.pcg.propagation.placement import placing
 from unity.pcg.types.axis import Axis
-from unity.pcg.types.factors import Halo
+from unity.pcg.types.factors import Halo, facts_of
 from unity.pcg.types.parallel_type import UNUSED, Shape, Type, local_shape
 from unity.pcg.types.varying_axes import vary, varying
 
@@ -98,7 +97,7 @@ def programs_of(operator: Operator, operands: Sequence[Any]) -> tuple[Program, P
             out = run(*(next(following) if flag else x for x, flag in zip(given, flags, strict=True)))
             return [out[k] for k in floating], out
 
-        kept = jax.checkpoint(of, prevent_cse=False, policy=lambda primitive, *_, **__: primitive.name not in CHEAP)
+        kept = jax.checkpoint(of, prevent_cse=False, policy=lambda primitive, *_, **__: not facts_of(primitive.name).recomputed)
         _, back, out = jax.vjp(kept, *mine, has_aux=True)
         leaves, tree = jax.tree.flatten(back)
         return out, leaves, tree

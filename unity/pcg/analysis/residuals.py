@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any
 
 import jax
@@ -22,45 +22,10 @@ from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.operators.kernel_primitive import KERNEL, KernelError, kept_by
 from unity.pcg.propagation.derivative_rules import Unreadable, jvp_body, vjp_bodies
 from unity.pcg.propagation.solver import spec_of
+from unity.pcg.types.factors import Reads, facts_of
 
-# Their derivative is computed from the result.
-OF_RESULT = {
-    "exp": lax.exp, "exp2": lax.exp2, "expm1": lax.expm1, "tanh": lax.tanh, "logistic": lax.logistic, "sqrt": lax.sqrt,
-    "rsqrt": lax.rsqrt, "cbrt": lax.cbrt,
-}  # fmt: skip
-# Its factor is computed from the operand; in a scan ahead, and stacked, as 2x is for a square.
-OF_OPERAND = {
-    "square": lax.square, "sin": lax.sin, "cos": lax.cos, "integer_pow": lambda x: lax.integer_pow(x, 3), "log": lax.log,
-    "erf": lax.erf,
-}  # fmt: skip
-# Linear in an operand for JAX, but not for the operator table, where pieces would be summed with what fills them up.
-LINEAR_AT = {"gather": 0, "pad": 0}
-# No derivative flows through these.
-FLAT = frozenset(
-    {
-        "eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to", "and", "or", "not", "xor", "sign", "floor", "ceil",
-        "round", "is_finite", "stop_gradient", "iota", "argmax", "argmin", "random_bits"
-    }
-)  # fmt: skip
-# The same values, placed otherwise.
-MOVED = frozenset(
-    {
-        "broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "convert_element_type", "copy", "rev",
-        "name", "stop_gradient"
-    }
-)  # fmt: skip
-# Cheaper to compute again than to keep.
-CHEAP = FLAT | MOVED | frozenset(
-    {
-        "add", "sub", "mul", "neg", "abs", "max", "min", "clamp", "select_n", "square", "integer_pow", "real", "imag",
-        "conj", "add_any"
-    }
-)  # fmt: skip
-# What a reduction computes on the way.
-FOLDED = frozenset({"mul", "square", "integer_pow", "convert_element_type"})
 # So much more may be kept instead of a value for it to be computed again: a bias beside what it is added to.
 SLACK = 1.1
-REDUCTIONS = ("reduce_", "dot_general", "conv_general_dilated", "cumsum")
 CUSTOM_VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
 CUSTOM = ("custom_jvp_call", *CUSTOM_VJP)
 BRANCHING = ("cond", "scan")
@@ -72,7 +37,8 @@ def stacked(name: str) -> tuple[bool, bool, int]:
 
     Versions of JAX differ (1 - y beside y, or 1 - y² alone), so this one is asked.
     """
-    steps, function = jax.ShapeDtypeStruct((2, 3), "float32"), (OF_RESULT | OF_OPERAND)[name]
+    steps = jax.ShapeDtypeStruct((2, 3), "float32")
+    function = partial(lax.integer_pow, y=3) if name == "integer_pow" else getattr(lax, name)
 
     def run(xs: jax.Array) -> Any:
         return jax.vjp(lambda xs: lax.scan(lambda _, x: (None, function(x)), None, xs)[1], xs)
@@ -142,7 +108,7 @@ class _Reading:
         self.read_atoms: set[int] = set()  # the same, but not the first of those that are equal
         self.elementwise: set[int] = set()  # those that are not needed by reductions alone
         self.more: list[tuple[int, int]] = []  # kept beside the body's own values
-        self.buffers = {v for e in body.equations if e.name.startswith(REDUCTIONS) for v in self.folded(e)}
+        self.buffers = {v for e in body.equations if facts_of(e.name).reads_buffers for v in self.folded(e)}
         self.varying = set(body.inputs)  # what is not constant
         for e in body.equations:
             if not self.varying.isdisjoint(_variables(e)):
@@ -153,7 +119,7 @@ class _Reading:
         found, stack = [], _variables(e)
         while stack:
             made = self.maker.get(v := stack.pop())
-            if made is not None and made.name in FOLDED:
+            if made is not None and facts_of(made.name).fused_into_reductions:
                 stack += _variables(made)
             else:
                 found.append(v)
@@ -163,12 +129,12 @@ class _Reading:
         """Reads what the derivative for these variables needs (in a rule's program, for these tangents)."""
         wanted = {a for a in self.body.outputs if isinstance(a, int) and self.body.tensors[a].floating}
         for e in reversed(self.body.equations):
-            if e.name not in FLAT and not wanted.isdisjoint(e.results):
+            if facts_of(e.name).reads is not Reads.NOTHING and not wanted.isdisjoint(e.results):
                 wanted.update(_variables(e))
         for e in self.body.equations:
             at = [p for p, a in enumerate(e.operands) if isinstance(a, int) and a in live]
             ahead = [v for v in e.results if self.body.tensors[v].floating and v in wanted]
-            if at and ahead and e.name not in FLAT:
+            if at and ahead and facts_of(e.name).reads is not Reads.NOTHING:
                 live.update(ahead)
                 self.read(e, at)
 
@@ -186,7 +152,7 @@ class _Reading:
         meaning = {v: numbers.setdefault(v, k) for k, v in enumerate(self.body.inputs)}
         for e in self.body.equations:
             operands = tuple(meaning[a] if isinstance(a, int) else a.key for a in e.operands)
-            moved = e.operands[0] if e.name in MOVED else None
+            moved = e.operands[0] if facts_of(e.name).moves else None
             for v in e.results:
                 key = ("alone", v) if e.name in CUSTOM or len(e.results) > 1 else (e.signature, operands)
                 meaning[v] = meaning[moved] if isinstance(moved, int) else numbers.setdefault(key, len(numbers))
@@ -203,13 +169,14 @@ class _Reading:
             return
         spec = spec_of(self.body, e)
         groups = spec.linear if spec is not None else ()
-        groups = (*groups, frozenset({LINEAR_AT[e.name]})) if e.name in LINEAR_AT else groups
+        facts = facts_of(e.name)
+        groups = groups if facts.linear_in is None else (*groups, frozenset({facts.linear_in}))
         together = next((g for g in groups if g.issuperset(at)), None)
         if together is not None or all(any(p in g for g in groups) for p in at):
             for p in at:
                 group = together or next(g for g in groups if p in g)
                 self.read_factors(e, p, [a for q, a in enumerate(e.operands) if q not in group])
-        elif e.name in OF_RESULT or (self.stacked and e.name in OF_OPERAND):
+        elif facts.reads is Reads.RESULT or (self.stacked and facts.reads is Reads.FUNCTION):
             operand, itself, others = stacked(e.name) if self.stacked else (False, True, 0)
             self.need(e.operands if operand else ())
             self.need(e.results if itself else ())
@@ -283,7 +250,7 @@ class _Reading:
 
     def follows(self, v: int) -> bool:
         """Whether a value follows elementwise from others."""
-        return v in self.maker and self.maker[v].name in CHEAP
+        return v in self.maker and facts_of(self.maker[v].name).recomputed
 
     def cheap(self, v: int) -> bool:
         """Whether it is computed again, then, rather than kept."""

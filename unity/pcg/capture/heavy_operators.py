@@ -6,13 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.operators.table import TABLE
+from unity.pcg.types.factors import facts_of
 
-ALONE = frozenset({
-    "dot_general", "conv_general_dilated", "scatter", "scatter-add", "scatter_add", "sort", "top_k", "scan", "while", "cond",
-    "remat2", "checkpoint", "remat", "reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window", "cumsum",
-    "cumprod", "cummax", "cummin", "cumlogsumexp", "argmax", "argmin", "dynamic_slice", "dynamic_update_slice",
-    "optimization_barrier", "custom_vjp_call", "custom_vjp_call_jaxpr", "fft", "constrain", "kernel",
-})  # fmt: skip
 PLATFORM = "platform_index"  # which has no operands: a number that a `cond` tells platforms apart by
 REPEATED = 48  # equations of a constant that are computed again at every use; a larger one is an operator of its own
 SMALL = 8  # statistics are smaller than what they are taken of by at least this
@@ -20,7 +15,7 @@ SMALL = 8  # statistics are smaller than what they are taken of by at least this
 
 def light(equation: Equation) -> bool:
     """Whether an equation may be part of a composite."""
-    return equation.name == "custom_jvp_call" or (equation.name not in ALONE and equation.name in TABLE)
+    return equation.name == "custom_jvp_call" or (equation.name in TABLE and not TABLE[equation.name].facts.alone)
 
 
 class Uses:
@@ -47,7 +42,7 @@ class Uses:
             operands = [a for a in e.operands if isinstance(a, int)]
             below = frozenset[int]().union(*(found.get(a) or roots.get(a) or {a} for a in operands)) if light(e) else frozenset()
             largest = max((tensors[a].nbytes for a in operands), default=0)
-            reduces = e.name.startswith("reduce_") and all(SMALL * tensors[v].nbytes <= largest for v in e.results)
+            reduces = facts_of(e.name).reads_buffers and all(SMALL * tensors[v].nbytes <= largest for v in e.results)
             small = any(a in found for a in operands) and all(a in found or SMALL * tensors[a].nbytes <= largest for a in operands)
             small = small or (bool(operands) and all(a in found for a in operands))
             for v in e.results:

@@ -13,7 +13,7 @@ from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor
 from unity.pcg.propagation.choices import choices, operand_states
 from unity.pcg.propagation.relaxation import Relaxed
 from unity.pcg.propagation.solver import nested_body
-from unity.pcg.types.factors import TABLE
+from unity.pcg.types.factors import TABLE, facts_of
 
 LOSSLESS: dict[str, bool] = {}  # by pattern of the composite
 
@@ -81,9 +81,6 @@ def _dimensions(asked: _Asked) -> frozenset[tuple[int, int]]:
     return frozenset((k, s.dim) for c in choices(asked.body) for k, s in enumerate(c.operands) if s.kind == "P")
 
 
-SIZELESS = frozenset({"broadcast_in_dim", "squeeze", "expand_dims", "iota"})  # other parameters tell, and results
-
-
 def pattern(composite: Body) -> str:
     """A composite's content but for its sizes: which are equal, and which are one, is what its factors depend on.
 
@@ -111,7 +108,7 @@ def _text(dtype: Any) -> str:
 
 
 def _sizeless(composite: Body, equation: Equation) -> str:
-    if equation.name in SIZELESS:
+    if facts_of(equation.name).sizes_follow:
         return f"{equation.name} {[equation.params.get(k) for k in ('broadcast_dimensions', 'dimensions', 'dimension')]}"
     if equation.name == "reshape":
         before, after = composite.tensor(equation.operands[0]).shape, composite.tensor(equation.results[0]).shape

@@ -8,12 +8,13 @@ from math import prod
 from unity.pcg.ir.graph import BRANCHES, CONSTRAIN, LOOPS, PARALLELIZATION, STAGES
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.operators.kernel_primitive import KERNEL
+from unity.pcg.operators.table import TABLE
 from unity.pcg.propagation.scan_programs import REMATERIALIZED
 from unity.pcg.propagation.solver import nested_body
 
-LAYOUT = frozenset({"reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "rev"})
+LAYOUT = frozenset(name for name, entry in TABLE.items() if entry.facts.layout)
 CONVERT = frozenset({"convert_element_type", "copy", "stop_gradient", "reduce_precision"})
-KEYS = frozenset({"random_split", "random_fold_in", "random_seed", "random_clone", "threefry2x32"})
+KEYS = frozenset(name for name, entry in TABLE.items() if entry.facts.key)
 SILENT = LAYOUT | CONVERT | {"iota", "slice", "split", "concatenate", "pad"}
 
 CONTAINING = (  # the first set that is contained in a composite's primitives names it

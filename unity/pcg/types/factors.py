@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -167,14 +168,46 @@ Specification = Callable[..., Spec]
 Local = Callable[..., list]
 
 
+class Reads(Enum):
+    """What the derivative reads of the operands in which a primitive is not linear."""
+
+    OPERANDS = "the operands"
+    RESULT = "the result, as that of tanh does"
+    FUNCTION = "a function of the operand, which a scan computes ahead and stacks: 2x of x²"
+    NOTHING = "nothing, since no derivative flows through it"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts about a primitive beside how it divides: its derivative, and how compilers and people see it."""
+
+    reads: Reads = Reads.OPERANDS
+    linear_in: int | None = None  # the operand in which JAX takes it as linear, though pieces of that cannot be summed
+    moves: bool = False  # the result has the operand's values, elsewhere or in another type
+    cheap: bool = False  # the result is recomputed for the backward pass, not kept
+    fused_into_reductions: bool = False  # a reduction that reads the result computes it on the way
+    reads_buffers: bool = False  # a reduction: what it reads lies in memory as a whole
+    product: bool = False  # a product of matrices or a convolution, whose work dominates
+    alone: bool = False  # always an operator of its own, never part of a composite
+    sizes_follow: bool = False  # sizes among its parameters follow from those of its results
+    layout: bool = False  # it changes the shape or the order of elements alone
+    key: bool = False  # it computes keys of random numbers
+
+    @property
+    def recomputed(self) -> bool:
+        """Whether the backward pass computes the result again from the operands, rather than keep it."""
+        return self.cheap or self.moves or self.reads is Reads.NOTHING
+
+
 @dataclass(frozen=True)
 class Entry:
-    """An entry of the operator table: what is known of a primitive, and how it runs on one device's pieces."""
+    """A record of the operator table: everything that is known of a primitive, and how it runs on one device's pieces."""
 
     name: str
     spec: Specification
     local: Local | None = None  # None: the primitive is bound to the local pieces as it is
     exact: bool = False  # whether of the summands of a partial sum all but one are zero, so that nothing is rounded
+    facts: Facts = Facts()
 
 
 class Table(dict[str, Entry]):
@@ -194,12 +227,20 @@ class Table(dict[str, Entry]):
 TABLE = Table()
 
 
-def operator(*names: str, local: Local | None = None, exact: bool = False) -> Callable[[Specification], Specification]:
+def facts_of(name: str) -> Facts:
+    """Returns the facts on record about a primitive, or the defaults if the table lacks it."""
+    entry = TABLE.get(name)
+    return Facts() if entry is None else entry.facts
+
+
+def operator(
+    *names: str, local: Local | None = None, exact: bool = False, facts: Facts | None = None
+) -> Callable[[Specification], Specification]:
     """Registers a specification under primitive names. The specification takes `(params, operand avals, result avals)`."""
 
     def register(spec: Specification) -> Specification:
         for name in names:
-            TABLE[name] = Entry(name, spec, local, exact)
+            TABLE[name] = Entry(name, spec, local, exact, facts or Facts())
         return spec
 
     return register

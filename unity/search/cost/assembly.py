@@ -15,13 +15,14 @@ from unity.machine.resharding_tables import Types, distinct_changes, stationary_
 from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.parallel.parallelize import Assignment
 from unity.pcg.types.accumulation import growth
+from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import Type
 from unity.search.cost.cost import SiteCost, Training, fraction, site_cost
 from unity.search.solver.problem import Cost, Edge, Point, Problem
 from unity.search.space.configurations import Domain, Limits, domain, ranks
 from unity.search.space.dimensions import Dimensions
 from unity.search.space.masks import NOTHING, Restrict, marked
-from unity.search.space.offers import HEAVY, offered
+from unity.search.space.offers import offered
 from unity.search.space.opening import sites_of
 from unity.search.space.sites import Port, Site, Sites
 
@@ -66,7 +67,7 @@ class Assembled:
         after, second = self.domains[s].types[p]
         text = f"{self.domains[port.source].key} {port.index} {self.domains[s].key} {p} {port.tensor} {port.times} {port.hoisted}"
         node = self.opened.sites[s].node
-        product = node is not None and node.kind in HEAVY
+        product = node is not None and facts_of(node.kind).product
         key = _key(
             text,
             port.gradient,

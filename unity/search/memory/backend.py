@@ -35,8 +35,8 @@ from unity.machine.machine import Machine
 from unity.pcg.ir.graph import LOOPS, PARALLELIZATION, Node, Value
 from unity.pcg.ir.program import Tensor
 from unity.pcg.types.axis import Axis
+from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import local_shape
-from unity.search.space.offers import HEAVY
 
 CONVOLUTION, POOLS = "conv_general_dilated", ("reduce_window_max", "reduce_window_min")
 LOOKUPS = ("embedding", "gather")
@@ -74,7 +74,7 @@ class Backend:
 
     def widens(self, reader: Node, v: Value) -> bool:
         """Whether an operator reads a value in float32, though it is narrower."""
-        return reader.kind in HEAVY and self.narrow(v.tensor)
+        return facts_of(reader.kind).product and self.narrow(v.tensor)
 
     def turned(self, reader: Node, v: Value) -> bool:
         """Whether an operator's gradient reads an operand in another order of dimensions than anything else does."""

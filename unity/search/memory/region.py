@@ -10,13 +10,13 @@ from math import prod
 from unity.pcg.ir.graph import BRANCHES, LOOPS, PCG, PIPELINE, STAGES, TAIL, UNCHANGED, Node, Value, carried_by
 from unity.pcg.parallel.branches import groups_of
 from unity.pcg.parallel.stages import FOLLOWED, TWO_BW, ends_of, schedule_of
+from unity.pcg.types.factors import facts_of
 from unity.search.memory.backend import ACCUMULATING
 from unity.search.memory.eager_forward import Ahead, Forward, moved
 from unity.search.memory.peak import Later, Turns
 from unity.search.memory.residuals import Keeper, Setting
 from unity.search.memory.waiting import waiting
 from unity.search.space.live_buffers import AGAIN, BACKEND, GRADIENTS, KEPT, REUSED, WIDENED, WORKING, Held, stays, whole
-from unity.search.space.offers import HEAVY
 
 PRODUCT = "dot_general"
 NOTICED = 1e-3  # of all gradients: smaller ones are not looked at for what might lie in their place
@@ -54,7 +54,7 @@ class Region(Keeper):
         self.straight = self.top or straight
         self.nodes = [node for node in graph.nodes if node.kind != "input"]
         self.number = {id(node): i for i, node in enumerate(self.nodes)}
-        products = [node for node in self.nodes if node.kind in HEAVY]
+        products = [node for node in self.nodes if facts_of(node.kind).product]
         self.products = {self.lying.unmoved[v] for node in products for v in (*node.operands, *node.results)}
         self.early: list[Ahead] = []  # what the backend makes at the start
         self.zeros_inside = 0.0  # of a remat: bytes of zeros that are made at the start of what is around it
@@ -169,7 +169,9 @@ class Region(Keeper):
         read = {v for v, flag in zip(node.operands, found.operands, strict=True) if flag}
         values, again = sum(away.values()), sum(away[v] for v in read)
         cotangents = sum(self.own_bytes[v] for v in ends) if self.training else 0.0
-        turned = sum(self.local(v) for v in node.results if v.tensor.ndim > 2) if node.kind in HEAVY and cotangents else 0.0
+        turned = (
+            sum(self.local(v) for v in node.results if v.tensor.ndim > 2) if facts_of(node.kind).product and cotangents else 0.0
+        )
         turned += self.turned_for(node) if cotangents else 0.0
         largest = inner.largest if self.training else 0.0
         halos = zip(node.operands, found.operands, inner.extended, strict=True)
@@ -192,7 +194,7 @@ class Region(Keeper):
     def turned_for(self, node: Node) -> float:
         """Bytes of the cotangents that an operator makes in another order, too, for products before it, where the backend schedules
         so. What else reads such a cotangent has it made as it is, and it is turned when the product's turn comes."""
-        if not self.backend.eager or node.kind in HEAVY:
+        if not self.backend.eager or facts_of(node.kind).product:
             return 0.0
         made = (self.lying.unmoved[v] for v in dict.fromkeys(node.operands))
         turned = (v for v in made if v.node.kind == PRODUCT and v.tensor.ndim > 2 and not self.made_once(node, v))

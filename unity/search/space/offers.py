@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from unity.pcg.propagation.choices import Choice, choices
+from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
 from unity.search.space.sites import Site
 
-HEAVY = frozenset({"dot_general", "conv_general_dilated"})
 DIGITS = 2  # inner digits offered for one dimension of a tensor
 
 Offers = list[tuple[Choice, ...]]
@@ -171,7 +171,7 @@ def _fed(site: Site, choice: Choice, partial: Results) -> bool:
 
 
 def _heavy(site: Site) -> bool:
-    return site.node is not None and site.node.kind in HEAVY
+    return site.node is not None and facts_of(site.node.kind).product
 
 
 def _sensible(site: Site, choice: Choice) -> bool:

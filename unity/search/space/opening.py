@@ -27,10 +27,9 @@ from unity.pcg.parallel.stages import (
     staged,
 )
 from unity.pcg.propagation.choices import Choice
+from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED
 from unity.search.space.sites import Around, Port, Site, Sites, Where, copies, small
-
-SHARING = frozenset({"dot_general", "conv_general_dilated"})  # users of a kind that take one converted copy together
 
 
 def sites_of(graph: PCG, differentiated: Collection[int], training: bool) -> Sites:
@@ -165,7 +164,7 @@ class _Builder:
                 continue
             ((u, p),) = readers[s]
             reader = self.sites[u]
-            product = reader.node is not None and reader.node.kind in SHARING and reader.around == site.around
+            product = reader.node is not None and facts_of(reader.node.kind).product and reader.around == site.around
             if product and reader.ports[p].kept and site.ports and any(site.flows):
                 missing = [q for q, port in enumerate(site.ports) if not (port.kept or small(port, site))]
                 saved = site.results[0].nbytes + sum(nbytes for _, nbytes in site.inner)
@@ -220,7 +219,7 @@ class _Builder:
 
     def copy(self, graph: PCG, node: Node, p: int, v: Value, where: Where, copies: dict, around: Around) -> int | None:
         """The copy that an operand shares with other users of the same kind (None: it shares none)."""
-        if node.kind not in SHARING:
+        if not facts_of(node.kind).product:
             return None
         group = self.groups.get(id(node))  # branches on other devices share none
         key = (v, f"{node.kind} {p} {group}")

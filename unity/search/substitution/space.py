@@ -19,12 +19,12 @@ from unity.machine.machine import Machine
 from unity.machine.resharding_tables import Types
 from unity.pcg.ir.graph import PCG
 from unity.pcg.propagation.choices import Choice
+from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import UNUSED, Type
 from unity.search.cost.assembly import Assembled, Listed, assemble
 from unity.search.cost.cost import Training, site_cost
 from unity.search.solver.problem import Alternatives, Point, direction
 from unity.search.space.configurations import Domain, Limits, fits, made, shapes_of
-from unity.search.space.offers import HEAVY
 from unity.search.space.sites import Port, Site
 
 Graph = tuple[int, ...]  # a parallel graph: for each site, which of its kind's values
@@ -99,7 +99,7 @@ class Space:
 
     def edge_kind(self, site: Site, port: Port) -> tuple[Port, bool]:
         """What a change of type on an edge costs depends on this, and on whether the user is a product."""
-        return replace(port, source=0, index=0), site.node is not None and site.node.kind in HEAVY
+        return replace(port, source=0, index=0), site.node is not None and facts_of(site.node.kind).product
 
     @cached_property
     def users(self) -> tuple[tuple[tuple[int, int], ...], ...]:

@@ -18,7 +18,7 @@ import networkx as nx
 from unity.pcg.capture.heavy_operators import Uses, constants
 from unity.pcg.ir.graph import CONSTRAIN
 from unity.pcg.ir.program import Body, Equation
-from unity.search.space.offers import HEAVY
+from unity.pcg.types.factors import facts_of
 from unity.transforms.pipelining.micro import WALK
 from unity.transforms.pipelining.splice import within
 
@@ -123,7 +123,7 @@ class _Forks:
 
 
 def _heavy(e: Equation) -> bool:
-    return e.name in HEAVY or e.name in LOOPED
+    return facts_of(e.name).product or e.name in LOOPED
 
 
 def _everywhere(e: Equation) -> bool:

@@ -28,8 +28,8 @@ from unity.pcg.ir.program import Body, Equation, Tensor, close
 from unity.pcg.parallel.stages import Mixed
 from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.solver import Solution, Unmatched, solve
+from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
-from unity.search.space.offers import HEAVY
 from unity.transforms.pipelining.numbered import NUMBERED, by_sample, sample_bits
 from unity.transforms.pipelining.splice import spliced
 
@@ -73,7 +73,7 @@ class Chain:
     @property
     def heavy(self) -> int:
         """How many products and convolutions it has."""
-        return sum(e.name in HEAVY for e in self.equations)
+        return sum(facts_of(e.name).product for e in self.equations)
 
     @cached_property
     def made(self) -> Mapping[int, int]:
@@ -129,7 +129,7 @@ class Chain:
 
 def chain_of(captured: Captured) -> Chain:
     """The longest chain of a program. Raises Mixed if no operator with work of its own works on each sample by itself."""
-    best, work = None, sum(e.name in HEAVY for e in captured.body.equations)
+    best, work = None, sum(facts_of(e.name).product for e in captured.body.equations)
     for variable, dim in _starts(captured):
         found = _chain(captured.body, variable, dim)
         if best is None or found.heavy > best.heavy:

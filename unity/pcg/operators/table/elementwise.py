@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import pi, prod, sqrt
 from typing import Any
 
@@ -13,8 +13,10 @@ from jax import lax
 from unity.pcg.operators.counter_bits import bits, counted
 from unity.pcg.operators.layout import Layout
 from unity.pcg.types.accumulation import exact
-from unity.pcg.types.factors import Factor, Local, Place, Slot, Spec, operator
+from unity.pcg.types.factors import Factor, Facts, Local, Place, Reads, Slot, Spec, operator
 from unity.pcg.types.parallel_type import Shape
+
+FLAT = Facts(Reads.NOTHING)
 
 
 def aligned(shape: Shape, result: Shape) -> tuple[Place, ...]:
@@ -45,15 +47,27 @@ def elementwise(linear: tuple[tuple[int, ...], ...] = (), work: float = 1.0) -> 
     return spec
 
 
-NONLINEAR = (
-    "abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz cos cosh digamma eq eq_to erf"
-    " erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac integer_pow is_finite le le_to lgamma log log1p log2"
-    " logistic lt lt_to max min ne nextafter not one_minus_square or polygamma polynomial population_count pow reduce_precision rem"
-    " round rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square tan tanh xor zeta"
-)
-operator(*NONLINEAR.split())(elementwise())
+def _each(names: str, facts: Facts) -> Mapping[str, Facts]:
+    return dict.fromkeys(names.split(), facts)
+
+
+NONLINEAR: Mapping[str, Facts] = {
+    **_each(
+        "acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e clz cosh digamma erf_inv erfc igamma igamma_grad_a igammac"
+        " lgamma log1p log2 nextafter one_minus_square polygamma polynomial population_count pow reduce_precision rem shift_left"
+        " shift_right_arithmetic shift_right_logical sinh tan zeta",
+        Facts(),
+    ),
+    **_each("cbrt exp exp2 expm1 logistic rsqrt sqrt tanh", Facts(Reads.RESULT)),
+    **_each("cos erf log sin", Facts(Reads.FUNCTION)),
+    **_each("integer_pow square", Facts(Reads.FUNCTION, cheap=True, fused_into_reductions=True)),
+    **_each("abs clamp max min", Facts(cheap=True)),
+    **_each("eq ne lt le gt ge eq_to lt_to le_to and or not xor sign floor ceil round is_finite", FLAT),
+}
+for _name, _facts in NONLINEAR.items():
+    operator(_name, facts=_facts)(elementwise())
 DRAW = 60.0  # of threefry: twenty rounds of an addition, a rotation and an exclusive or
-operator("threefry2x32")(elementwise(work=DRAW))
+operator("threefry2x32", facts=Facts(key=True))(elementwise(work=DRAW))
 
 
 def derived(function: Callable[[jax.Array], jax.Array], sign: float) -> Local:
@@ -64,16 +78,20 @@ def derived(function: Callable[[jax.Array], jax.Array], sign: float) -> Local:
 
 
 # these two run otherwise
-operator("erf", local=derived(lax.erf, 1.0))(elementwise())
+operator("erf", local=derived(lax.erf, 1.0), facts=NONLINEAR["erf"])(elementwise())
 operator("erfc", local=derived(lax.erfc, -1.0))(elementwise())
 # JAX's objects for these remember the shapes that they were made for
 operator("frexp", local=lambda operands, layout: list(jnp.frexp(*operands)))(elementwise())
 operator("ldexp", local=lambda operands, layout: [jnp.ldexp(*operands)])(elementwise())
-operator("neg", "copy", "name", "real", "imag", "conj", "stop_gradient")(elementwise(linear=((0,),)))
-PLACED = ("sharding_constraint", "constrain")
-operator(*PLACED, local=lambda operands, layout: list(operands))(elementwise(linear=((0,),)))
-operator("add", "sub", "add_any", "complex")(elementwise(linear=((0, 1),)))
-operator("mul")(elementwise(linear=((0,), (1,))))
+operator("neg", "real", "imag", "conj", facts=Facts(cheap=True))(elementwise(linear=((0,),)))
+operator("copy", "name", facts=Facts(moves=True))(elementwise(linear=((0,),)))
+operator("stop_gradient", facts=Facts(Reads.NOTHING, moves=True))(elementwise(linear=((0,),)))
+PLACED = {"sharding_constraint": Facts(), "constrain": Facts(alone=True)}
+for _name, _facts in PLACED.items():
+    operator(_name, local=lambda operands, layout: list(operands), facts=_facts)(elementwise(linear=((0,),)))
+operator("add", "sub", "add_any", facts=Facts(cheap=True))(elementwise(linear=((0, 1),)))
+operator("complex")(elementwise(linear=((0, 1),)))
+operator("mul", facts=Facts(cheap=True, fused_into_reductions=True))(elementwise(linear=((0,), (1,))))
 
 
 @operator("div")
@@ -82,14 +100,14 @@ def divide(params: Any, operands: Any, results: Any) -> Spec:
     return elementwise(((0,),) if operands[0].floating else ())(params, operands, results)
 
 
-@operator("select_n")
+@operator("select_n", facts=Facts(cheap=True))
 def select(params: Any, operands: Any, results: Any) -> Spec:
     """`select_n(which, *cases)`: linear in all cases together."""
     factors = every_dimension([o.shape for o in operands], results[0].shape)
     return Spec(factors, (frozenset(range(1, len(operands))),), prod(results[0].shape))
 
 
-@operator("convert_element_type")
+@operator("convert_element_type", facts=Facts(moves=True, fused_into_reductions=True))
 def convert(params: Any, operands: Any, results: Any) -> Spec:
     """Linear where nothing is rounded before it is added up: a sum of roundings is not the rounding of the sum."""
     linear = exact(operands[0].dtype, results[0].dtype)
@@ -105,7 +123,7 @@ def bitcast(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(tuple(Factor(f"d{i}", n, (Slot(i),), (Slot(i),)) for i, n in names), (), 0.0)
 
 
-@operator("optimization_barrier")
+@operator("optimization_barrier", facts=Facts(alone=True))
 def barrier(params: Any, operands: Any, results: Any) -> Spec:
     """Nothing is computed: whatever all operands share may be partitioned."""
     if len({o.shape for o in operands}) != 1:
@@ -139,13 +157,13 @@ def _kept(operands: list[jax.Array], layout: Layout, **changed: Any) -> list:
     return [layout.results[0].cut(found, [s for s in layout.results[0].slices if s not in divided])]
 
 
-@operator("random_bits", local=random_pieces)
+@operator("random_bits", local=random_pieces, facts=FLAT)
 def random_bits(params: Any, operands: Any, results: Any) -> Spec:
     """Devices share the work if the generator goes by the numbers of elements."""
     return _from_keys(operands, results, counted(operands[0].dtype))
 
 
-@operator("random_split", local=_kept)
+@operator("random_split", local=_kept, facts=Facts(key=True))
 def split_keys(params: Any, operands: Any, results: Any) -> Spec:
     """Every device splits a key as a whole."""
     return _from_keys(operands, results, shared=False)
@@ -167,13 +185,14 @@ def _of_keys(operands: Any, batch: Shape) -> tuple[Factor, ...]:
     return tuple(Factor(f"k{i}", n, tuple(p[i] for p in places), (Slot(i),), shared=apart) for i, n in enumerate(batch) if n > 1)
 
 
-@operator("random_fold_in", local=_kept)
+@operator("random_fold_in", local=_kept, facts=Facts(key=True))
 def fold_in(params: Any, operands: Any, results: Any) -> Spec:
     """Keys, and a number for each or for all."""
     return Spec(_of_keys(operands, results[0].shape))
 
 
-@operator("random_wrap", "random_unwrap", "random_seed", "random_clone")
+@operator("random_wrap", "random_unwrap")
+@operator("random_seed", "random_clone", facts=Facts(key=True))
 def keys(params: Any, operands: Any, results: Any) -> Spec:
     """Keys as numbers, and numbers as keys: the leading dimensions of all operands and results are shared."""
     rank = min(*(o.ndim for o in operands), results[0].ndim)

@@ -13,7 +13,7 @@ from jax import lax
 from unity.pcg.operators.layout import Layout
 from unity.pcg.operators.promised_reads import PROMISED, kept
 from unity.pcg.operators.table.reshaping import is_block, part_of
-from unity.pcg.types.factors import Factor, Place, Slot, Spec, operator
+from unity.pcg.types.factors import Factor, Facts, Place, Slot, Spec, operator
 from unity.pcg.types.parallel_type import PARTIAL
 
 Mode = lax.GatherScatterMode
@@ -23,7 +23,7 @@ def _window_pieces(operands: list[jax.Array], layout: Layout) -> list:
     return layout.bind(*operands, slice_sizes=layout.results[0].local_shape)
 
 
-@operator("dynamic_slice", local=_window_pieces)
+@operator("dynamic_slice", local=_window_pieces, facts=Facts(alone=True))
 def dynamic_slice(params: Any, operands: Any, results: Any) -> Spec:
     """Operand and one index for each dimension. Dimensions taken whole are parallel."""
     shape, rest = operands[0].shape, (None,) * (len(operands) - 1)
@@ -32,7 +32,7 @@ def dynamic_slice(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(factors, (frozenset({0}),), reads=part_of(results[0].shape, shape), view=is_block(results[0].shape, shape))
 
 
-@operator("dynamic_update_slice")
+@operator("dynamic_update_slice", facts=Facts(alone=True))
 def dynamic_update_slice(params: Any, operands: Any, results: Any) -> Spec:
     """Operand, update, indices. Dimensions replaced whole are parallel."""
     shape, rest = operands[0].shape, (None,) * (len(operands) - 2)
@@ -110,7 +110,7 @@ def fill_value(params: Any, dtype: Any) -> jax.Array:
     return jnp.asarray(value, dtype)
 
 
-@operator("gather", local=_gather_pieces, exact=True)
+@operator("gather", local=_gather_pieces, exact=True, facts=Facts(linear_in=0))
 def gather(params: Any, operands: Any, results: Any) -> Spec:
     """Table and indices `[..., index]`. Columns, batching dimensions and indices are parallel, rows are a reduction."""
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
@@ -164,8 +164,10 @@ def scattering(adds: bool) -> Any:
     return spec
 
 
-operator("scatter-add", "scatter-sub")(scattering(adds=True))
-operator("scatter", "scatter-mul", "scatter-min", "scatter-max")(scattering(adds=False))
+operator("scatter-add", facts=Facts(alone=True))(scattering(adds=True))
+operator("scatter-sub")(scattering(adds=True))
+operator("scatter", facts=Facts(alone=True))(scattering(adds=False))
+operator("scatter-mul", "scatter-min", "scatter-max")(scattering(adds=False))
 
 
 @operator(PROMISED, local=lambda operands, layout: [kept(*operands, **layout.params)])

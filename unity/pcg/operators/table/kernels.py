@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec, get_abstract_mesh
 from unity.pcg.jaxprs.jaxprs import floating
 from unity.pcg.operators.kernel_primitive import KERNEL, Dimensions, Function, pulled_of, value_of
 from unity.pcg.operators.layout import Layout
-from unity.pcg.types.factors import Factor, Slot, Spec, operator
+from unity.pcg.types.factors import Factor, Facts, Slot, Spec, operator
 from unity.pcg.types.varying_axes import vary, varying
 
 
@@ -22,7 +22,7 @@ def kernel_pieces(operands: list[jax.Array], layout: Layout) -> list:
     return alone(layout.params["function"], operands) if get_abstract_mesh().manual_axes else layout.bind(*operands)
 
 
-@operator(KERNEL, local=kernel_pieces)
+@operator(KERNEL, local=kernel_pieces, facts=Facts(alone=True))
 def kernel(params: Any, operands: Any, results: Any) -> Spec:
     """A factor for each name along which it may be divided; results that lack a name are sums over its slices."""
     said: Dimensions = params["dimensions"]

@@ -9,7 +9,7 @@ import jax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from unity.pcg.operators.layout import Layout as Pieces
-from unity.pcg.types.factors import Factor, Slot, Spec, operator
+from unity.pcg.types.factors import Factor, Facts, Slot, Spec, operator
 
 
 def stacked(blocked: int, shape: tuple[int, ...], n_operands: int, n_results: int) -> tuple[Factor, ...]:
@@ -79,7 +79,7 @@ def _fourier_pieces(operands: list, layout: Pieces) -> list:
     return [_row_major(result)]
 
 
-@operator("fft", local=_fourier_pieces)
+@operator("fft", local=_fourier_pieces, facts=Facts(alone=True))
 def fourier(params: Any, operands: Any, results: Any) -> Spec:
     """A linear transform of the last dimensions."""
     return Spec(stacked(len(params["fft_lengths"]), operands[0].shape, 1, 1), (frozenset({0}),), 10.0 * prod(results[0].shape))

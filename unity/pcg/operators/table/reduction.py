@@ -10,9 +10,10 @@ from jax import lax
 
 from unity.pcg.ir.program import close
 from unity.pcg.operators.table.elementwise import every_dimension
-from unity.pcg.types.factors import Factor, Slot, Spec, operator
+from unity.pcg.types.factors import Factor, Facts, Reads, Slot, Spec, operator
 from unity.pcg.types.varying_axes import aligned
 
+REDUCES, ALONE = Facts(reads_buffers=True), Facts(alone=True)
 REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_or": "or", "reduce_and": "and"}
 
 
@@ -34,8 +35,9 @@ def reduction(kind: str) -> Any:
 
 
 for _name, _kind in REDUCTIONS.items():
-    operator(_name)(reduction(_kind))
-operator("reduce_prod", "argmax", "argmin", "reduce_xor")(reduction(""))
+    operator(_name, facts=REDUCES)(reduction(_kind))
+operator("reduce_prod", "reduce_xor", facts=REDUCES)(reduction(""))
+operator("argmax", "argmin", facts=Facts(Reads.NOTHING, alone=True))(reduction(""))
 
 
 def by_function(operands: Sequence[Any], layout: Any) -> list:
@@ -73,12 +75,13 @@ def along_one(parameter: str, linear: bool = False) -> Any:
     return spec
 
 
-operator("cumsum")(along_one("axis", linear=True))
-operator("cumprod", "cummax", "cummin", "cumlogsumexp")(along_one("axis"))
-operator("sort")(along_one("dimension"))
+operator("cumsum", facts=Facts(reads_buffers=True, alone=True))(along_one("axis", linear=True))
+operator("cumprod", "cummax", "cummin", "cumlogsumexp", facts=ALONE)(along_one("axis"))
+operator("sort", facts=ALONE)(along_one("dimension"))
 
 
-@operator("top_k", "approx_top_k")
+@operator("approx_top_k")
+@operator("top_k", facts=ALONE)
 def top_k(params: Any, operands: Any, results: Any) -> Spec:
     """The dimension among whose elements the largest are looked for is blocked."""
     blocked = params.get("axis", params.get("reduction_dimension", -1)) % operands[0].ndim

@@ -9,17 +9,18 @@ import jax
 
 from unity.pcg.operators.layout import Layout
 from unity.pcg.operators.table.elementwise import every_dimension
-from unity.pcg.types.factors import Factor, Slot, Spec, operator
+from unity.pcg.types.factors import Factor, Facts, Reads, Slot, Spec, operator
 from unity.pcg.types.parallel_type import Shape
 
 LINEAR = (frozenset({0}),)
+MOVES = Facts(moves=True, layout=True)
 
 
 def _broadcast_pieces(operands: list[jax.Array], layout: Layout) -> list:
     return layout.bind(*operands, shape=layout.results[0].local_shape)
 
 
-@operator("broadcast_in_dim", local=_broadcast_pieces)
+@operator("broadcast_in_dim", local=_broadcast_pieces, facts=Facts(moves=True, layout=True, sizes_follow=True))
 def broadcast(params: Any, operands: Any, results: Any) -> Spec:
     """Dimensions that the operand has are shared; along new or widened ones it is replicated for use."""
     shape, source = results[0].shape, dict(zip(params["broadcast_dimensions"], range(operands[0].ndim), strict=True))
@@ -59,7 +60,7 @@ def _reshape_pieces(operands: list[jax.Array], layout: Layout) -> list:
     return layout.bind(*operands, new_sizes=layout.results[0].local_shape)
 
 
-@operator("reshape", local=_reshape_pieces)
+@operator("reshape", local=_reshape_pieces, facts=MOVES)
 def reshape(params: Any, operands: Any, results: Any) -> Spec:
     """Splitting and merging dimensions keep every digit that both shapes have."""
     if params.get("dimensions") is not None:
@@ -68,14 +69,14 @@ def reshape(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(tuple(Factor(f"d{k}", size, (x,), (y,)) for k, (size, x, y) in enumerate(found)), LINEAR, view=True)
 
 
-@operator("squeeze")
+@operator("squeeze", facts=Facts(moves=True, layout=True, sizes_follow=True))
 def squeeze(params: Any, operands: Any, results: Any) -> Spec:
     """Dimensions of size one go; the rest keep their order."""
     found = common_digits(operands[0].shape, results[0].shape)
     return Spec(tuple(Factor(f"d{k}", size, (x,), (y,)) for k, (size, x, y) in enumerate(found)), LINEAR, view=True)
 
 
-@operator("transpose")
+@operator("transpose", facts=MOVES)
 def transpose(params: Any, operands: Any, results: Any) -> Spec:
     """Result dimension k is operand dimension `permutation[k]`. Where only dimensions of size one move, no element does."""
     shape = operands[0].shape
@@ -84,7 +85,7 @@ def transpose(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(tuple(factors), LINEAR, view=moving == sorted(moving))
 
 
-@operator("rev")
+@operator("rev", facts=MOVES)
 def reverse(params: Any, operands: Any, results: Any) -> Spec:
     """Reversed dimensions are blocked."""
     return Spec(every_dimension([operands[0].shape], results[0].shape, skip=tuple(params["dimensions"])), LINEAR)
@@ -173,7 +174,7 @@ def tile(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(tuple(Factor(f"d{i}", n, (Slot(i),), (Slot(i, k),)) for i, (n, k) in enumerate(pairs) if n > 1), LINEAR)
 
 
-@operator("pad")
+@operator("pad", facts=Facts(linear_in=0))
 def pad(params: Any, operands: Any, results: Any) -> Spec:
     """Operand and padding value. Padded dimensions are blocked."""
     kept = [i for i, c in enumerate(params["padding_config"]) if tuple(c) == (0, 0, 0)]
@@ -188,7 +189,7 @@ def _iota_pieces(operands: list[jax.Array], layout: Layout) -> list:
     return [jax.lax.broadcast_in_dim(line, result.local_shape, (dim,))]
 
 
-@operator("iota", local=_iota_pieces)
+@operator("iota", local=_iota_pieces, facts=Facts(Reads.NOTHING, sizes_follow=True))
 def iota(params: Any, operands: Any, results: Any) -> Spec:
     """Every device counts its own piece."""
     return Spec(every_dimension([], results[0].shape), (), prod(results[0].shape))

@@ -9,8 +9,10 @@ import jax
 
 from unity.pcg.operators.layout import Layout
 from unity.pcg.operators.table.sliding import Window, sliding
-from unity.pcg.types.factors import Slot, Spec, operator
+from unity.pcg.types.factors import Facts, Slot, Spec, operator
 from unity.pcg.types.parallel_type import Shape
+
+REDUCES = Facts(reads_buffers=True, alone=True)
 
 
 def _spec(params: Any, operands: Any, results: Any, before: Shape, after: Shape, outside: str | None, linear: bool) -> Spec:
@@ -40,10 +42,11 @@ def window_pieces(operands: list[jax.Array], layout: Layout) -> list:
     return layout.bind(*operands, padding=tuple((0, 0) if i in split else p for i, p in enumerate(layout.params["padding"])))
 
 
-operator("reduce_window_sum", local=window_pieces)(windowed("sum", linear=True))
-operator("reduce_window_max", local=window_pieces)(windowed("max"))
-operator("reduce_window_min", local=window_pieces)(windowed("min"))
-operator("reduce_window", "select_and_gather_add", local=window_pieces)(windowed())
+operator("reduce_window_sum", local=window_pieces, facts=REDUCES)(windowed("sum", linear=True))
+operator("reduce_window_max", local=window_pieces, facts=REDUCES)(windowed("max"))
+operator("reduce_window_min", local=window_pieces, facts=REDUCES)(windowed("min"))
+operator("reduce_window", local=window_pieces, facts=REDUCES)(windowed())
+operator("select_and_gather_add", local=window_pieces)(windowed())
 
 
 @operator("select_and_scatter_add", local=window_pieces)

@@ -199,5 +199,5 @@ def by_jax(app: Application, arrays: Sequence[Array], changes: Mapping[str, Any]
         return [np.asarray(x) for x in (found if app.primitive.multiple_results else [found])]
 
 
-for _name in (*NONLINEAR.split(), *NAMES.values(), "threefry2x32", "regularized_incomplete_beta", "random_gamma_grad"):
+for _name in (*NONLINEAR, *NAMES.values(), "threefry2x32", "regularized_incomplete_beta", "random_gamma_grad"):
     MEANINGS.setdefault(_name, function)
