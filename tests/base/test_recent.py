@@ -23,11 +23,11 @@ def test_what_was_used_last_is_kept_as_far_as_there_is_room(uses: list[tuple[str
         while sum(m for _, m in listed) > most and len(listed) > 1:
             listed.pop(0)
         assert list(recent.items()) == listed
-        assert recent.held == sum(m for _, m in listed)
+        assert recent.used == sum(m for _, m in listed)
 
 
 def test_what_takes_the_place_of_something_takes_its_room_too() -> None:
     recent = Recent[str, int](10, lambda n: n)
     recent["a"], recent["b"] = 6, 4
     recent["a"] = 3
-    assert (sorted(recent.items()), recent.held) == ([("a", 3), ("b", 4)], 7)
+    assert (sorted(recent.items()), recent.used) == ([("a", 3), ("b", 4)], 7)

@@ -10,7 +10,7 @@ from unity.base.errors import PlanError
 
 
 def write(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Writes a file so that a crash leaves the old one: to a temporary file beside it, which then takes its name."""
+    """Write a file through a temporary one beside it, so that a crash leaves the old file intact."""
     target = Path(path)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name + ".", suffix=".part")
     try:
@@ -26,14 +26,14 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> None:
 
 
 def path_of(path: str | os.PathLike[str]) -> Path:
-    """Returns a path that a user gave. Raises PlanError if it is anything else, such as an open file."""
+    """Return a user's path as a `Path`. Raises PlanError for anything else, such as an open file."""
     if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
         raise PlanError(f"path={path!r}: expected a path (a str or a pathlib.Path), got {type(path).__name__}. (docs: plan#files)")
     return Path(path)
 
 
 def save(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Writes a file that a user named, whole or not at all. Raises PlanError if it cannot be written."""
+    """Write a file that a user named, whole or not at all. Raises PlanError if it cannot be written."""
     path_of(path)
     try:
         write(path, content)
@@ -42,7 +42,7 @@ def save(path: str | os.PathLike[str], content: str | bytes) -> None:
 
 
 def _umask() -> int:
-    """The permissions that new files do not get. (It can only be read by setting it.)"""
-    found = os.umask(0)
-    os.umask(found)
-    return found
+    """Return the permissions withheld from new files. The system tells them only when they are set."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -21,37 +21,42 @@ LOADING = 0.5  # seconds that it takes to load Numba
 
 
 def compiled(loop: Callable[..., R], parts: Sequence[Callable] = ()) -> Callable[..., R]:
-    """A function of numbers and sequences (or named tuples of such), in the part of Python that Numba knows, as one of numbers and
-    arrays, which it may write to. `parts`: other such functions that it calls, compiled ones too."""
+    """Compile a loop with Numba when it is first called, or interpret it where Numba is missing.
+
+    Args:
+        loop: a function of numbers and sequences (or named tuples of sequences) in the subset of Python that Numba compiles. The
+            compiled function takes arrays in place of the sequences, and may write to them.
+        parts: the functions that `loop` calls, compiled ones included.
+    """
 
     @cache
-    def made() -> Callable[..., R]:
+    def implementation() -> Callable[..., R]:
         if not load():
             return interpreted(loop)
         from numba import njit
 
         files = {file for part in parts for file in _callable(part)} - {loop.__code__.co_filename}
         try:
-            if files:  # Numba forgets what it kept of a function when the function's own file changes: another name for others
+            if files:  # Numba's cache notices changes of the function's own file alone: put the others into its name
                 texts = b"".join(Path(file).read_bytes() for file in sorted(files))
                 loop.__qualname__ += hashlib.sha256(texts).hexdigest()[:16]
             return njit(cache=True)(loop)
-        except (RuntimeError, OSError):  # there is no folder to keep it in, or there are no files
+        except (RuntimeError, OSError):  # no folder for the cache, or no source files
             return njit(loop)
 
     @wraps(loop)
     def call(*args: Any) -> R:
-        return made()(*args)
+        return implementation()(*args)
 
     _PARTS[call] = parts
     return call
 
 
-_PARTS: dict[Callable, Sequence[Callable]] = {}  # of what is compiled
+_PARTS: dict[Callable, Sequence[Callable]] = {}  # compiled loop → the functions that it calls
 
 
 def _callable(part: Callable) -> set[str]:
-    """Lets compiled loops call a function, or the loop that it compiles, and what that calls. Gives the files that they are in."""
+    """Let compiled loops call a function and everything it calls. Returns the source files of all these."""
     from numba.extending import overload
 
     loop = getattr(part, "__wrapped__", part)
@@ -61,23 +66,26 @@ def _callable(part: Callable) -> set[str]:
 
 @cache
 def load() -> bool:
-    """Loads Numba; whether it is there."""
+    """Load Numba. Returns whether it is installed."""
     try:
-        import_module("numba")  # takes half a second, so not before it is needed
-    except ImportError:  # it is not installed, or is of a version for other versions of NumPy
+        import_module("numba")  # takes half a second
+    except ImportError:  # not installed, or for another version of NumPy
         return False
     return True
 
 
 class _Lost:
-    """Seconds that this process has spent with what compiled loops would have done in next to none."""
+    """The seconds that this process has spent in NumPy on work that a compiled loop does in next to none."""
 
     seconds = 0.0
 
 
 def pays(seconds: float) -> bool:
-    """Whether work that takes NumPy so long is better given to a compiled loop: once as much has been spent without as it takes to
-    load Numba. So nobody waits more than twice as long as by the better choice, however much is still to come (ski rental)."""
+    """Return whether to compile a loop whose work takes NumPy `seconds`.
+
+    The answer is yes once NumPy has spent as long as Numba takes to load. However much work follows, nobody waits more than twice
+    as long as with the better choice (the ski rental problem).
+    """
     if _Lost.seconds < LOADING and not load.cache_info().currsize:
         _Lost.seconds += seconds
         return False
@@ -85,23 +93,23 @@ def pays(seconds: float) -> bool:
 
 
 def interpreted(loop: Callable[..., R]) -> Callable[..., R]:
-    """The same by Python alone, which reads and writes lists faster than arrays."""
+    """Run a loop in plain Python, on lists: Python reads and writes them faster than arrays."""
 
     @wraps(loop)
     def call(*args: Any) -> R:
-        given = [_lists(a) for a in args]
-        found = loop(*given)
-        for arrays, lists in zip(args, given, strict=True):
+        copies = [_lists(a) for a in args]
+        result = loop(*copies)
+        for arrays, lists in zip(args, copies, strict=True):
             for array, values in zip(arrays, lists, strict=True) if isinstance(arrays, tuple) else ((arrays, lists),):
                 if isinstance(array, np.ndarray):
                     array[:] = values
-        return found
+        return result
 
     return call
 
 
-def _lists(given: Any) -> Any:
-    """Lists instead of an array, or of a named tuple of arrays."""
-    if isinstance(given, tuple):
-        return type(given)(*map(_lists, given))
-    return given.tolist() if isinstance(given, np.ndarray) else given
+def _lists(argument: Any) -> Any:
+    """Convert an array, or each array of a named tuple, to a list."""
+    if isinstance(argument, tuple):
+        return type(argument)(*map(_lists, argument))
+    return argument.tolist() if isinstance(argument, np.ndarray) else argument

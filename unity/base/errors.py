@@ -1,4 +1,4 @@
-"""What can be wrong with what the user gave us. Messages say what, where, and the way out, and end in the page that says more."""
+"""Errors for users. A message names the cause, the place and the way out, and ends in a link into the documentation."""
 
 import re
 
@@ -8,8 +8,11 @@ LINK = re.compile(r"\s*\(docs: ([\w/-]+(?:#[\w-]+)?)\)")
 class UnityError(Exception):
     """The base of every error that unity raises on purpose.
 
-    A message ends in one link into the documentation, as `page#section`: its own, or that of an error that it quotes, or else the
-    page of its class, `docs`. `reason` is the message without the link.
+    Attributes:
+        link: the page that explains the error, as `page#section`: from the message, or from an error that the message quotes, or
+        else
+            the page of the class, `docs`.
+        reason: the message without the link.
     """
 
     docs = "plan"
@@ -28,52 +31,52 @@ class CaptureError(UnityError):
 
 
 class ParallelTypeError(UnityError):
-    """A graph whose types do not agree with what its operators can do."""
+    """The types of a graph contradict its operators."""
 
     docs = "types"
 
 
 class OptionError(UnityError, ValueError):
-    """An option that is not known, or does not go with another one."""
+    """An option is unknown, or excludes another one."""
 
     docs = "plan#options"
 
 
 class PlanError(UnityError):
-    """A plan is used with other arguments, devices or files than it was made for."""
+    """A plan meets other arguments, devices or files than those it was made for."""
 
     docs = "plan#files"
 
 
 class PlanFileError(PlanError):
-    """A file is damaged, from a newer version, or none that unity wrote."""
+    """A file is damaged, comes from a newer version, or was not written by unity."""
 
 
 class DerivationError(PlanError):
-    """A derivation that does not lead from one program to the other: which step, which rule, and what is wrong."""
+    """A derivation does not lead from one program to the other. The message names the step, the rule and the fault."""
 
     docs = "rewriting#derivations"
 
 
 class InfeasibleError(UnityError):
-    """No plan meets the limits. The message says what is needed, what there is, and what comes nearest."""
+    """No plan meets the limits. The message names the need, the limit, and the plan that comes nearest."""
 
     docs = "memory#infeasible"
 
 
 class ConstraintError(UnityError):
-    """A constraint that says nothing that is known: a name, a path or a dimension that is not there."""
+    """A constraint names an argument, a path or a dimension that does not exist."""
 
     docs = "constraints"
 
 
 class RuleError(UnityError):
-    """A rule that cannot be read, or says nothing: its text, its variables, or its sides' types are wrong."""
+    """A rule cannot be read, or its variables or the types of its sides are wrong."""
 
     docs = "write-rules"
 
 
 class IllTypedError(RuleError):
-    """An operator of a term whose operands it cannot take."""
+    """An operator of a term cannot take its operands."""
 
     docs = "rules#what-a-rules-sides-mean"

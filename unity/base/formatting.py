@@ -1,4 +1,4 @@
-"""How figures, lines and paths are said to people, wherever they are shown."""
+"""Figures, source lines and paths as text for people."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that suits them."""
+    """Format seconds with a suitable unit."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
 
 
 def size(nbytes: float) -> str:
-    """Bytes in the unit that suits them."""
+    """Format bytes with a suitable unit."""
     for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= one:
             return f"{nbytes / one:.4g} {unit}"
@@ -20,15 +20,15 @@ def size(nbytes: float) -> str:
 
 
 def pattern(path: str) -> str:
-    """A path with its layer numbers left open, so that equal layers are one row."""
+    """Replace the layer numbers in a path by `*`, so that equal layers share one row."""
     argument, bracket, rest = path.partition("]")
     return argument + bracket + re.sub(r"(?<=\[)\d+(?=\])|(?<=_)\d+(?=\W)", "*", rest)
 
 
 def short(source: str) -> str:
-    """A source line without its folders and column: `model.py:42 (block)`."""
-    found = re.match(r"(.*?):(\d+)(?::\d+)?(.*)", source)
-    if not found:
+    """Shorten a source line to its file, line and function: `model.py:42 (block)`."""
+    match = re.match(r"(.*?):(\d+)(?::\d+)?(.*)", source)
+    if not match:
         return source
-    function = found[3].strip(" ()").split(".<locals>.")[-1]
-    return f"{Path(found[1]).name}:{found[2]}" + (f" ({function})" if function else "")
+    function = match[3].strip(" ()").split(".<locals>.")[-1]
+    return f"{Path(match[1]).name}:{match[2]}" + (f" ({function})" if function else "")

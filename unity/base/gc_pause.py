@@ -1,4 +1,4 @@
-"""Work without Python's cyclic garbage collector, which looks again and again at all that JAX and a search keep anyway."""
+"""A pause of Python's cyclic garbage collector, which would traverse all that JAX and a search keep alive, again and again."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ R = TypeVar("R")
 
 
 class uncollected:
-    """No cyclic collection meanwhile, unless there was none before. What is not in a cycle is freed as always. For `with`, and to
-    decorate functions.
+    """A context manager, and a decorator, that disables cyclic collection. Objects outside of cycles are freed as always.
 
-    It is 10 to 20 % of a search's time, and 40 % of a plan's from the cache; a search then has some tens of megabytes more.
+    Collection takes 10 to 20 % of a search's time, and 40 % of loading a plan from the cache; without it a search keeps some tens
+    of megabytes more.
     """
 
     def __enter__(self) -> None:
@@ -29,7 +29,7 @@ class uncollected:
     def __call__(self, fn: Callable[P, R]) -> Callable[P, R]:
         @wraps(fn)
         def inner(*args: P.args, **kwargs: P.kwargs) -> R:
-            if not gc.isenabled():  # what is called thousands of times in a search
+            if not gc.isenabled():  # nested, as thousands of calls in a search are
                 return fn(*args, **kwargs)
             with uncollected():
                 return fn(*args, **kwargs)

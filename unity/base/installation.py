@@ -1,4 +1,4 @@
-"""What is installed: the package's version, its folder, and the files that come with it."""
+"""The installed package: its version, its folder, and the data that comes with it."""
 
 from pathlib import Path
 
@@ -7,6 +7,6 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def data_folder(name: str) -> Path:
-    """A folder that comes with the package, such as `rules`: inside of an installed one, beside one that is worked on."""
+    """Return a folder of data, such as `rules`: it lies inside of an installed package, and beside one in a checkout."""
     inside = PACKAGE / name
     return inside if inside.is_dir() else PACKAGE.parent / name

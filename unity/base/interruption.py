@@ -1,4 +1,4 @@
-"""Ctrl-C while something is searched for: it ends the search, and what was found until then is the result."""
+"""Ctrl-C as the end of a search that returns its best result so far."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ T = TypeVar("T")
 
 
 class UntilInterrupted(Generic[T]):
-    """The values of an iterable, until it ends or Ctrl-C is pressed while it looks for the next; whether it was, `interrupted` says
-    then."""
+    """An iterable that ends early if Ctrl-C is pressed while the next value is computed, and then sets `interrupted`."""
 
     def __init__(self, values: Iterable[T]) -> None:
         self._values = values

@@ -1,4 +1,4 @@
-"""What was made last, up to so many bytes: what is asked for again is there, and what was not asked for longest is forgotten."""
+"""An LRU cache bounded in bytes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ V = TypeVar("V")
 
 
 class Recent(OrderedDict[K, V]):
-    """A dictionary that keeps what was used last, `most` bytes of it and always the last one. `nbytes` says what a value has."""
+    """A dictionary that evicts its least recently used values when they exceed `most` bytes together, but never the last one.
+
+    Args:
+        most: the bound, in bytes.
+        nbytes: returns the size of a value, in bytes.
+    """
 
     def __init__(self, most: int, nbytes: Callable[[V], int]) -> None:
         super().__init__()
-        self.most, self.nbytes, self.held = most, nbytes, 0
+        self.most, self.nbytes, self.used = most, nbytes, 0
 
     def __getitem__(self, key: K) -> V:
         self.move_to_end(key)
         return super().__getitem__(key)
 
     def __setitem__(self, key: K, value: V) -> None:
-        self.held += self.nbytes(value) - (self.nbytes(super().__getitem__(key)) if key in self else 0)
+        self.used += self.nbytes(value) - (self.nbytes(super().__getitem__(key)) if key in self else 0)
         super().__setitem__(key, value)
         self.move_to_end(key)
-        while self.held > self.most and len(self) > 1:
-            _, last = self.popitem(last=False)
-            self.held -= self.nbytes(last)
+        while self.used > self.most and len(self) > 1:
+            _, oldest = self.popitem(last=False)
+            self.used -= self.nbytes(oldest)
