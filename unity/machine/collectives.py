@@ -1,4 +1,4 @@
-"""What a collective costs on a machine: alpha + beta * bytes, for any set of mesh axes.
+"""Prices of collectives on a machine: alpha + beta * bytes, for any set of mesh axes.
 
 **Bytes** are those of the full side on one device: all-reduce, the buffer; all-gather, the gathered output;
 reduce-scatter, the input; all-to-all, the local buffer; collective-permute, the buffer sent.
@@ -30,7 +30,7 @@ whichever has the smaller beta: libraries choose by size, so few bytes go the wa
 of most bandwidth. The line is exact at both ends, and too low (less than twofold) around the size where the choice
 changes.
 
-A level that was measured has a line of its own for each kind and size of groups (`Level.curves`), drawn through what they took
+A measured level has one line for each kind of collective and size of group (`Level.curves`), drawn through what they took
 while all groups of that size communicated at once; a group on that level alone costs that. Where groups of that size were not
 measured, or several levels are crossed, the level that goes furthest out says by how much each kind differs from the formulas
 (`Level.relative`): on virtual CPU devices, say, one all-reduce is faster than a reduce-scatter and an all-gather.
@@ -70,20 +70,22 @@ TURNING = ("all-gather", "reduce-scatter")
 
 @dataclass(frozen=True)
 class Linear:
-    """A cost that grows with the bytes: seconds = alpha + beta * nbytes."""
+    """A price linear in the bytes: seconds = alpha + beta * nbytes."""
 
     alpha: float
     beta: float
 
     def __call__(self, nbytes: float) -> float:
-        """Seconds for `nbytes` bytes."""
+        """Return the seconds for `nbytes` bytes."""
         return self.alpha + self.beta * nbytes
 
 
 def collective(machine: Machine, kind: str, axes: Iterable[Axis], turned: bool = False) -> Linear:
-    """What the collective `kind` (by its XLA name, one of KINDS) costs over `axes` of the machine; the module says how.
+    """Price a collective over some axes of a machine by the formulas of this module; nothing over no axes.
 
-    Over no axes it costs nothing.
+    Args:
+        kind: its XLA name, one of KINDS.
+        turned: whether the tensor is gathered or scattered along another dimension than its first.
 
     Raises:
         MachineError: the kind is not known, or an axis is not the machine's.

@@ -1,4 +1,4 @@
-"""What a machine is made of: one kind of device, and the levels of network that join the devices."""
+"""The parts of a machine: its kind of device, and the levels of network that join the devices."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ _COMPUTED_IN: Mapping[str, tuple[str, float]] = {
 
 
 class MachineError(UnityError, ValueError):
-    """A machine's description is wrong, or a name, level or axis is not known. The message names it."""
+    """A machine's description is wrong, or names an unknown device, level or axis."""
 
     docs = "machines"
 
 
 def check_positive(where: str, value: object, unit: str) -> None:
-    """Raises MachineError unless `value` is a finite number of `unit` above zero; `where` names the field."""
+    """Raise MachineError unless `value` is a finite number of `unit` above zero. `where` names the field."""
     if not _is_finite(value) or value <= 0:  # pyright: ignore[reportOperatorIssue]
         raise MachineError(f"{where} must be a finite number of {unit} above zero, got {value!r}")
 
 
 def check_not_negative(where: str, value: object, unit: str) -> None:
-    """Raises MachineError unless `value` is a finite number of `unit`, zero or above."""
+    """Raise MachineError unless `value` is a finite number of `unit`, zero or above."""
     if not _is_finite(value) or value < 0:  # pyright: ignore[reportOperatorIssue]
         raise MachineError(f"{where} must be a finite number of {unit}, zero or above, got {value!r}")
 
 
 def check_count(where: str, value: object, unit: str) -> None:
-    """Raises MachineError unless `value` is an integer above zero."""
+    """Raise MachineError unless `value` is an integer above zero."""
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise MachineError(f"{where} must be a whole number of {unit} above zero, got {value!r}")
 
 
 def check_name(where: str, value: object) -> None:
-    """Raises MachineError unless `value` is a name that starts with a lower-case letter (axes are named by it)."""
+    """Raise MachineError unless `value` starts with a lower-case letter, by which mesh axes are named."""
     if not isinstance(value, str) or value[:1] not in set(string.ascii_lowercase):
         raise MachineError(f"{where} must be a name that starts with a lower-case letter, got {value!r}")
 
@@ -195,9 +195,9 @@ class Level:
             check_positive(f"level {self.name!r}: relative {kind}", beta, "times")
 
     def measured(self, kind: str) -> tuple[float, float]:
-        """What the seconds of a collective that the formulas give are to be multiplied by: for few bytes, and for each more."""
+        """Return the factors by which a collective's predicted alpha and beta are multiplied, (1, 1) if it was not measured."""
         return next(((alpha, beta) for name, alpha, beta in self.relative if name == kind), (1.0, 1.0))
 
     def curve(self, kind: str, size: int, turned: bool = False) -> Curve | None:
-        """What was measured of a collective in groups of so many devices."""
+        """Return the measured curve of a collective in groups of `size` devices, or None."""
         return next((c for c in self.curves if (c.kind, c.size, c.turned) == (kind, size, turned)), None)

@@ -1,4 +1,4 @@
-"""Levels of network as JSON data, and back: what a machine's file holds of them."""
+"""Levels of network as the JSON data of a machine's file."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ _LEVEL_FIELDS = ("name", "size", "bandwidth", "latency")
 
 
 def level_json(level: Level) -> dict[str, Any]:
-    """A level's fields; what was measured of it only if anything was."""
-    found = {name: getattr(level, name) for name in _LEVEL_FIELDS}
+    """Return a level's fields, its measurements only if it has any."""
+    data: dict[str, Any] = {name: getattr(level, name) for name in _LEVEL_FIELDS}
     if level.relative:
-        found["relative"] = level.relative
+        data["relative"] = level.relative
     if level.curves:
-        found["curves"] = [asdict(curve) for curve in level.curves]
-    return found
+        data["curves"] = [asdict(curve) for curve in level.curves]
+    return data
 
 
 def level_of(data: Any, where: str) -> Level:
-    """The level that `level_json` described. Raises MachineError, which names `where` in the file it stands."""
-    found = Level(*fields(data, where, _LEVEL_FIELDS))
+    """Read what `level_json` returned. Raises MachineError, which names the place `where` in the file."""
+    level = Level(*fields(data, where, _LEVEL_FIELDS))
     relative, curves = data.get("relative", ()), data.get("curves", ())
     try:
-        found = replace(found, relative=tuple((str(kind), alpha, beta) for kind, alpha, beta in relative))
+        level = replace(level, relative=tuple((str(kind), alpha, beta) for kind, alpha, beta in relative))
     except (TypeError, ValueError) as error:
         raise MachineError(f"{where}.relative must list (collective, times, times), got {relative!r}") from error
     if not isinstance(curves, list | tuple):
         raise MachineError(f"{where}.curves must be a list, got {type(curves).__name__}")
-    return replace(found, curves=tuple(_curve_of(curve, f"{where}.curves[{k}]") for k, curve in enumerate(curves)))
+    return replace(level, curves=tuple(_curve_of(curve, f"{where}.curves[{k}]") for k, curve in enumerate(curves)))
 
 
 def _curve_of(data: Any, where: str) -> Curve:

@@ -1,4 +1,4 @@
-"""The machine that a plan is made for: a kind of device, levels of network, the mesh of prime axes that they span."""
+"""Machines: a kind of device, levels of network, and the mesh of prime axes that they span."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Machine:
         name: what reports call it.
         device: every device; there are `devices` of them.
         levels: outermost first; the last one joins devices.
-        profile: what was measured of operators on such devices; where there is none, the roofline says what they take.
+        profile: measured times of operators on such devices; without one, the roofline predicts them.
         reduce_in: the narrow type whose partial sums are added in that type (`unity.optimize`).
 
     Raises:
-        MachineError: there is no level, or two have the same name.
+        MachineError: the machine has no level, or two levels of one name.
     """
 
     name: str
@@ -57,12 +57,12 @@ class Machine:
 
     @property
     def devices(self) -> int:
-        """How many devices there are."""
+        """The number of devices."""
         return prod(level.size for level in self.levels)
 
     @cached_property
     def axes(self) -> tuple[Axis, ...]:
-        """The mesh axes: each level's size as primes, largest first, levels outermost first. Size 1 gives none.
+        """The mesh axes: the prime factors of each level's size, largest first, levels outermost first.
 
         An axis is named by the first letter of its level's name and a number: 32 nodes of 6 devices are n0 to n4 of
         size 2, d0 of size 3 and d1 of size 2. Levels with the same first letter share the count.
@@ -77,16 +77,16 @@ class Machine:
         return tuple(axes)
 
     def with_memory(self, nbytes: int) -> Machine:
-        """The same machine with `nbytes` bytes of memory on each device."""
+        """Return this machine with `nbytes` bytes of memory on each device."""
         return replace(self, device=replace(self.device, memory=nbytes))
 
     @property
     def alone(self) -> Machine:
-        """One of its devices."""
+        """A machine of one of these devices."""
         return replace(self, name=f"one device of {self.name}", levels=tuple(replace(level, size=1) for level in self.levels))
 
     def with_profile(self, profile: Profile | None) -> Machine:
-        """The same machine, whose operators take what was measured.
+        """Return this machine with measured times of operators.
 
         Raises:
             MachineError: the profile is of another kind of device, or of virtual devices in another number, which share a host's
@@ -115,15 +115,14 @@ class Machine:
         memory: int | None = None,
         cards_per_node: int | None = None,
     ) -> Machine:
-        """`nodes` equal nodes of `devices_per_node` devices: two levels, "node" and "device".
+        """Build a machine of equal nodes: two levels, "node" and "device".
 
         Args:
             nodes: how many nodes.
             devices_per_node: devices in each.
             device: a preset's name (`unity.machine.presets.DEVICES`), or a Device.
-            intra: the link inside a node. A preset's name (`presets.LINKS`): every device has such a port of its own. A
-                Level, or a pair: (bytes/s per device in one direction, seconds per message). Default: the device's
-                usual.
+            intra: the link inside a node. A preset's name (`presets.LINKS`): every device has one such port. A Level, or a
+                pair: (bytes/s per device in one direction, seconds per message). Default: the device's usual.
             inter: the link between nodes. A preset's name: network cards of that kind, which the node's devices share
                 (`Level.bandwidth`). A Level or a pair is taken as it is: per device. Default: the device's usual.
             memory: bytes per device, if other than the device's own.
@@ -153,7 +152,7 @@ class Machine:
 
     @classmethod
     def preset(cls, name: str) -> Machine:
-        """A cluster of the papers, or of today: "summit-32x6", "flexflow-p100", "dgx-h100", "dgx-h100-4x8".
+        """Return a known cluster: "summit-32x6", "flexflow-p100", "dgx-h100", "dgx-h100-4x8".
 
         The name is one of `unity.machine.presets.CLUSTERS`, which has a usual number of nodes, and may end in another:
         "-<nodes>x<devices per node>".
@@ -173,7 +172,8 @@ class Machine:
 
     @classmethod
     def local(cls, devices: Sequence[Any] | None = None) -> Machine:
-        """The machine that this process sees: known GPUs from the presets, others measured once and kept on disk.
+        """Describe the devices that this process sees: known GPUs by their presets, others by measurements, which are cached on
+        disk.
 
         Args:
             devices: the jax.Devices to describe, all of one kind. Default: `jax.devices()`.
@@ -188,31 +188,31 @@ class Machine:
         return describe(devices)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the machine as JSON; the file is replaced as a whole, or not at all."""
+        """Write the machine as JSON. The file is replaced as a whole, or not at all."""
         write(path, json.dumps(self.to_json(), indent=2) + "\n")
 
     def to_json(self) -> dict[str, Any]:
-        """The machine as JSON data, what was measured included."""
-        found = {
+        """Return the machine as JSON data, measurements included."""
+        data: dict[str, Any] = {
             "schema": SCHEMA,
             "name": self.name,
             "device": {name: getattr(self.device, name) for name in _DEVICE_FIELDS},
             "levels": [level_json(level) for level in self.levels],
         }
-        found |= {"reduce_in": self.reduce_in} if self.reduce_in else {}
-        return found if self.profile is None else found | {"profile": self.profile.to_json()}
+        data |= {"reduce_in": self.reduce_in} if self.reduce_in else {}
+        return data if self.profile is None else data | {"profile": self.profile.to_json()}
 
     @staticmethod
     def from_json(data: Any) -> Machine:
-        """The machine that `to_json` described. Raises MachineError as `load` does."""
+        """Read what `to_json` returned. Raises MachineError as `load` does."""
         return _from_json(data)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Machine:
-        """Reads what `save` wrote, or what a user wrote by hand: fields as in Device and Level; others are ignored.
+        """Read a machine's file, written by `save` or by hand, with the fields of Device and Level; others are ignored.
 
         Raises:
-            MachineError: the file is no JSON, has another schema version, lacks a field, or a figure is not possible.
+            MachineError: the file is not JSON, has another schema version, lacks a field, or has an impossible figure.
             OSError: the file cannot be read.
         """
         try:
@@ -232,7 +232,7 @@ class Machine:
 
 
 def device_name(kind: str) -> str:
-    """What a device of a kind that JAX names is called here: by the preset's name, or by JAX's own in lower case."""
+    """Return the preset's name for a kind of device that JAX reports, or JAX's own name in lower case."""
     return KINDS.get(kind) or re.sub(r"\s+", "-", kind.lower())
 
 
@@ -247,9 +247,9 @@ def _from_json(data: Any) -> Machine:
         raise MachineError(f"name must be a string, got {name!r}")
     if not isinstance(levels, list):
         raise MachineError(f"levels must be a list, got {levels!r}")
-    made = tuple(level_of(level, f"levels[{index}]") for index, level in enumerate(levels))
+    parsed = tuple(level_of(level, f"levels[{index}]") for index, level in enumerate(levels))
     profile = data.get("profile")
-    machine = Machine(name, Device(*fields(device, "device", _DEVICE_FIELDS)), made, reduce_in=str(data.get("reduce_in", "")))
+    machine = Machine(name, Device(*fields(device, "device", _DEVICE_FIELDS)), parsed, reduce_in=str(data.get("reduce_in", "")))
     return machine if profile is None else machine.with_profile(Profile.from_json(profile))
 
 
@@ -260,7 +260,7 @@ def _known(what: str, name: str, table: Mapping[str, T]) -> T:
 
 
 def _level(name: str, size: int, link: str | Level | tuple[float, float] | None, share: float) -> Level:
-    """A level of a grid. `share`: the part of a link given by name that each device has; others are per device."""
+    """Build a level of a grid. `share`: each device's part of a link given by name; other links are per device already."""
     if isinstance(link, Level):
         return replace(link, name=name, size=size)
     if isinstance(link, tuple):
@@ -270,13 +270,13 @@ def _level(name: str, size: int, link: str | Level | tuple[float, float] | None,
 
 
 def _primes(size: int) -> list[int]:
-    """Prime factors, largest first."""
-    found, factor = [], 2
+    """Return the prime factors, largest first."""
+    factors, factor = [], 2
     while factor * factor <= size:
         while size % factor == 0:
-            found.append(factor)
+            factors.append(factor)
             size //= factor
         factor += 1
     if size > 1:
-        found.append(size)
-    return found[::-1]
+        factors.append(size)
+    return factors[::-1]

@@ -1,8 +1,8 @@
 """The price of changing one type into another, for many pairs of types at once.
 
-All pairs are followed together through the sequence that `pcg.resharding.steps` gives for one: a pair is a column, and every step
-adds its collective's alpha and beta to the pairs that take part in it. Types are rows of codes, one for each axis: U, R, S, or
-P + name · OUTERS + the number of its outer, where names are those that `search.reshard` gives the dimensions of a pair.
+All pairs go together through the steps that `pcg.parallel.resharding.steps` lists for one. Each pair is a column, and a step adds
+the alpha and beta of its collective to the columns that take part in it. Types are rows of codes, one for each axis: U, R, S, or P
++ name · OUTERS + the number of its outer, with the names that `resharding_tables` gives the dimensions of a pair.
 """
 
 from __future__ import annotations
@@ -31,9 +31,14 @@ NOWHERE = 1 << 30  # a level beyond all levels
 
 
 class Pricing:
-    """Follows all pairs through `pcg.resharding.steps`. A pair is a column; `rows` are the pairs that take part in a step.
+    """A pass over all pairs through `pcg.parallel.resharding.steps`. A pair is a column; `rows` are the pairs that take part in a
+    step.
 
-    `growth`: how many times larger partial sums are (`pcg.accumulation`).
+    Args:
+        outers: the inner digits, by the numbers that codes contain.
+        old, new: the codes of the types before and after, [types, axes].
+        pairs: the numbers of the old and the new type of each pair, [2, pairs].
+        growth: the factor by which partial sums are larger (`pcg.types.accumulation`).
     """
 
     def __init__(self, machine: Machine, outers: Sequence[int], old: Array, new: Array, pairs: Array, growth: float = 1.0) -> None:
@@ -42,10 +47,10 @@ class Pricing:
         self.pairs = pairs.shape[1]
         self.sizes = np.array([a.size for a in axes], float)
         self.levels = np.array([a.level for a in axes])
-        found = [_digits(codes, outers, [a.size for a in axes]) for codes in (old, new)]
-        places = np.unique(np.concatenate([d[d >= 0] for d in found]))
-        held, goal = (np.where(d >= 0, np.searchsorted(places, d), d).T for d in found)
-        self.held, self.goal = held.take(pairs[0], 1), goal.take(pairs[1], 1)  # what each axis is now, and what it shall be
+        digits = [_digits(codes, outers, [a.size for a in axes]) for codes in (old, new)]
+        places = np.unique(np.concatenate([d[d >= 0] for d in digits]))
+        held, goal = (np.where(d >= 0, np.searchsorted(places, d), d).T for d in digits)
+        self.held, self.goal = held.take(pairs[0], 1), goal.take(pairs[1], 1)  # the state of each axis now, and its goal
         self.start = self.held.copy()
         self.turning = np.append(places >> 48 != FIRST, [False] * len(UNPLACED))
         self.bits, self.clash = _bits(tuple(places.tolist()))
@@ -56,7 +61,7 @@ class Pricing:
         self.gathered = np.zeros(self.pairs, bool)
 
     def run(self) -> Array:
-        """The fields of `reshard.Changes`, [FIELDS, pairs]."""
+        """Price all pairs. Returns the fields of `resharding_tables.Changes`, [FIELDS, pairs]."""
         rows = np.flatnonzero((self.held != self.goal).any(0))
         everything = rows
         while len(rows):
@@ -69,7 +74,7 @@ class Pricing:
         return np.stack([*(x for line in self.cost.values() for x in line), self.merged, size, self.gathered])
 
     def slice_all(self, rows: Array) -> None:
-        """Slices, reduce-scatters and all-to-alls, as long as any pair has an axis that is free to move."""
+        """Slice, reduce-scatter and all-to-all, as long as any pair has an axis that is free to move."""
         while len(rows := rows[self.free(rows).any(0)]):
             held, goal = self.held.take(rows, 1), self.goal.take(rows, 1) >= 0
             sliced, summed = (self.outermost(_are(held, k) & goal) for k in (U, S))
@@ -102,7 +107,7 @@ class Pricing:
             self.become(rows, chosen, P)
 
     def gather_what_is_in_the_way(self, rows: Array) -> Array:
-        """One gather for each pair that is stuck; those pairs."""
+        """Gather once for each pair that is stuck. Returns these pairs."""
         held, goal = self.held.take(rows, 1), self.goal.take(rows, 1)
         done = held == goal
         stuck = ~done & (held >= 0) & self.overlap(held, np.where(done, ~U, goal))
@@ -137,25 +142,26 @@ class Pricing:
         self.become(rows, ~_are(self.held.take(rows, 1), S) & _are(goal, S), S)
 
     def free(self, rows: Array) -> Array:
-        """`pcg.resharding.free` for every axis, [axes, rows]."""
+        """Return `pcg.parallel.resharding.free` for every axis, [axes, rows]."""
         held, goal = self.held.take(rows, 1), self.goal.take(rows, 1)
         return (goal >= 0) & (held != goal) & ~self.overlap(goal, held)
 
     def overlap(self, positions: Array, others: Array) -> Array:
-        """Whether slice positions overlap one of others in the same row, [axes, rows]."""
-        found = np.zeros(positions.shape, bool)
+        """Return whether each slice position overlaps one of the others in its row, [axes, rows]."""
+        overlaps = np.zeros(positions.shape, bool)
         for single, clash in zip(self.bits, self.clash, strict=True):
-            found |= (clash[positions] & np.bitwise_or.reduce(single[others], axis=0)) != 0
-        return found
+            overlaps |= (clash[positions] & np.bitwise_or.reduce(single[others], axis=0)) != 0
+        return overlaps
 
     def outermost(self, chosen: Array) -> Array:
-        """The slowest level among the chosen axes of every pair."""
+        """Return the slowest level among the chosen axes of every pair."""
         return np.where(chosen, self.levels[:, None], NOWHERE).min(0, initial=NOWHERE)
 
     def add(self, name: str, kind: str, rows: Array, chosen: Array, turned: Array | bool = False) -> None:
-        """Adds a collective over the chosen axes of every row. `turned`: for each row, whether it is one that turns.
+        """Add a collective over the chosen axes of every row. `turned`: whether it turns the tensor, for each row.
 
-        Forward it is called before what is held has changed where that is a partial sum; backward, after it has become replicated.
+        Call it while the affected axes are in the state of the partial sum: before a change in the forward pass, and after they
+        have become replicated in the backward pass.
         """
         if not len(rows):
             return
@@ -168,7 +174,7 @@ class Pricing:
         self.cost[name][1][rows] += beta * self.fraction[rows]
 
     def table(self, kind: str) -> tuple[Array, Array]:
-        """Alpha and beta of a collective, [turned, chosen axes]."""
+        """Return alpha and beta of a collective, [turned, chosen axes]."""
         if kind not in self.tables:
             both = (table(self.machine, kind, turned) for turned in (False, True))
             alpha, beta = map(np.stack, zip(*both, strict=True))
@@ -176,11 +182,11 @@ class Pricing:
         return self.tables[kind]
 
     def turned(self, positions: Array, rows: Array, chosen: Array) -> Array:
-        """For each row, whether a chosen axis has its position along another dimension than the first: `resharding.turned`."""
+        """Return for each row whether a chosen axis is placed along another dimension than the first: `resharding.turned`."""
         return np.any(chosen & self.turning[positions.take(rows, 1)], axis=0)
 
     def mask(self, chosen: Array) -> Array:
-        """The chosen axes of every pair as bits."""
+        """Return the chosen axes of every pair as bits."""
         return (chosen.astype(np.int64) << np.array(self.axes, np.int64)[:, None]).sum(0)
 
     def become(self, rows: Array, chosen: Array, kind: int) -> None:
@@ -203,12 +209,12 @@ class Pricing:
 
 
 def _are(held: Array, kind: int) -> Array:
-    """Which axes are in a state: places are numbers from 0, and what has none is the complement of its kind."""
+    """Return which axes are in a state: a place is a number from 0, and any other state the complement of its kind."""
     return held >= 0 if kind == P else held == ~kind
 
 
 def _digits(codes: Array, outers: Sequence[int], sizes: Sequence[int]) -> Array:
-    """Slice positions made absolute and packed into a number, or the complement of what is no position, [types, axes]."""
+    """Pack absolute slice positions into numbers, and other states into the complements of their codes, [types, axes]."""
     codes = codes.astype(np.int64)
     name, outer = np.divmod(np.maximum(codes - P, 0), OUTERS)
     absolute = np.array(outers, np.int64)[outer]
@@ -220,13 +226,15 @@ def _digits(codes: Array, outers: Sequence[int], sizes: Sequence[int]) -> Array:
 
 @lru_cache(maxsize=64)
 def _bits(places: tuple[int, ...]) -> tuple[Array, Array]:
-    """Slice positions (packed) as sets of one, and the sets of those that they overlap; both [words, positions + UNPLACED]: what is
-    no position is last, and empty."""
-    found = [Digit(p >> 48, p >> 16 & 0xFFFFFFFF, p & 0xFFFF) for p in places]
-    words = len(found) // 64 + 1
-    single, clash = (np.zeros((words, len(found) + len(UNPLACED)), np.uint64) for _ in range(2))
-    for i in range(len(found)):
+    """Return each packed slice position as a bit set, and the bit set of the positions it overlaps.
+
+    Both are [words, positions + UNPLACED]; the last columns, of the states without a position, are empty.
+    """
+    digits = [Digit(p >> 48, p >> 16 & 0xFFFFFFFF, p & 0xFFFF) for p in places]
+    words = len(digits) // 64 + 1
+    single, clash = (np.zeros((words, len(digits) + len(UNPLACED)), np.uint64) for _ in range(2))
+    for i in range(len(digits)):
         single[i // 64, i] = np.uint64(1 << i % 64)
-    for i, a in enumerate(found):
-        clash[:, i] = np.bitwise_or.reduce([single[:, j] for j, b in enumerate(found) if a.overlaps(b)], axis=0)
+    for i, a in enumerate(digits):
+        clash[:, i] = np.bitwise_or.reduce([single[:, j] for j, b in enumerate(digits) if a.overlaps(b)], axis=0)
     return single, clash

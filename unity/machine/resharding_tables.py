@@ -1,4 +1,4 @@
-"""What it costs to change types: the sequence of `pcg.resharding`, priced for all pairs of types at once.
+"""Tables of the prices of changing types: the sequences of `pcg.parallel.resharding`, for all pairs of types at once.
 
 Every step is one collective whose time is alpha + beta · bytes, so a change costs a + b · (bytes of the whole tensor), with
 coefficients that depend on the two types only, and on them only up to the names of dimensions but the first: gathering dimension 1
@@ -32,7 +32,7 @@ class Types:
 
     @staticmethod
     def of(types: Sequence[Type]) -> Types:
-        """The set that has these types, in this order."""
+        """Build the set of these types, in this order."""
         codes: dict[State, int] = {}
         rows = [[codes.setdefault(s, len(codes)) for s in t] for t in types]
         return Types(tuple(codes), np.array(rows, np.int16).reshape(len(types), len(types[0]) if types else 0))
@@ -42,16 +42,16 @@ class Types:
 
     @cached_property
     def key(self) -> tuple[tuple[State, ...], tuple[int, ...], bytes]:
-        """Equal for equal sets."""
+        """A key that equal sets share."""
         return self.states, self.rows.shape, np.ascontiguousarray(self.rows, np.int16).tobytes()
 
     def parts(self, axes: Sequence[Axis]) -> Array:
-        """For each type, what part of a tensor one device holds."""
+        """Return the fraction of a tensor that one device holds, for each type."""
         split = np.array([s.kind == "P" for s in self.states], bool)[self.rows]
         return np.prod(np.where(split, [1 / a.size for a in axes], 1.0), axis=1)
 
     def absolute(self, axes: Sequence[Axis], k: int) -> list[State]:
-        """For each type, the state along axis k with its slice position made absolute (`pcg.resharding.absolute`)."""
+        """Return each type's state along axis k with its slice position made absolute (`pcg.resharding.absolute`)."""
         sizes = np.array([a.size for a in axes[:k]], int)
         before = np.where(self.rows[:, :k] == self.rows[:, k, None], sizes, 1).prod(1)
         states = (self.states[code] for code in self.rows[:, k])
@@ -166,24 +166,24 @@ class _Book:
         return Changes((f0, f1), (b0, b1), merged, size, gathered > 0), number[rows, columns]
 
     def look_up(self, keys: Array) -> tuple[Array, Array]:
-        """Which of the costs are those of pairs, and of which pairs that is known."""
+        """Return the number of the cost of each known pair, and which pairs are known."""
         which, known = np.zeros(len(keys), np.int32), np.zeros(len(keys), bool)
         for own, numbers in self.runs:
             at = np.minimum(np.searchsorted(own, keys), len(own) - 1)
-            found = own[at] == keys
-            which[found] = numbers[at[found]]
-            known |= found
+            matches = own[at] == keys
+            which[matches] = numbers[at[matches]]
+            known |= matches
         return which, known
 
     def priced(self, old: Array, new: Array, pairs: Array) -> Array:
-        """Which of the costs are those of pairs of two sets of types, that were not priced yet."""
+        """Price new pairs of two sets of types. Returns the number of the cost of each."""
         outers = tuple(self.outers)
         blocks = np.array_split(pairs, -(-pairs.shape[1] // BLOCK), axis=1)
-        made = (Pricing(self.machine, outers, old, new, block, self.growth) for block in blocks)
-        return np.concatenate([self.numbered(pricing.run()) for pricing in made])
+        pricings = (Pricing(self.machine, outers, old, new, block, self.growth) for block in blocks)
+        return np.concatenate([self.numbered(pricing.run()) for pricing in pricings])
 
     def numbered(self, priced: Array) -> Array:
-        """Which of the costs are those of priced pairs, [FIELDS, pairs]; new ones are added."""
+        """Number the costs of priced pairs, [FIELDS, pairs], adding those that are new."""
         different, which = _different(priced)
         rows, known = _rows(np.ascontiguousarray(different.T)), len(self.numbers)
         new = {row: known + k for k, row in enumerate(row for row in rows if row not in self.numbers)}
@@ -196,7 +196,7 @@ class _Book:
         return numbers[which]
 
     def learn(self, keys: Array, numbers: Array) -> None:
-        """Adds a run; runs of about one length become one, so that nothing is moved often."""
+        """Add a sorted run of keys. Runs of similar length are merged, so that each key moves only logarithmically often."""
         order = np.argsort(keys)
         self.runs.append((keys[order], numbers[order]))
         while len(self.runs) > 1 and len(self.runs[-2][0]) <= 2 * len(self.runs[-1][0]):

@@ -1,4 +1,4 @@
-"""What was measured of operators on one kind of device: an immutable value that a machine may carry."""
+"""Measured times of operators on one kind of device: an immutable value that a machine may carry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from unity.machine.hardware import MachineError
 
-SCHEMA = 2  # of a profile's JSON; another one too for another way of measuring, so that what was measured otherwise is not believed
+SCHEMA = 2  # of a profile's JSON; raised for another way of measuring, too, so that older measurements are not believed
 
 Shapes = tuple[tuple[int, ...], ...]
 Content = tuple[str, Shapes, tuple[bool, ...]]
@@ -20,7 +20,7 @@ Content = tuple[str, Shapes, tuple[bool, ...]]
 
 @dataclass(frozen=True)
 class Where:
-    """What a measurement holds for: devices, how many of them work at once, on how many cores, and the software.
+    """The conditions of a measurement: the devices, how many work at once, on how many cores, and the software.
 
     Virtual devices share a host's cores, so their number and the cores' are part of it.
     """
@@ -33,7 +33,7 @@ class Where:
 
     @cached_property
     def key(self) -> str:
-        """Text that is equal for equal ones."""
+        """A text that equal conditions share."""
         return json.dumps(asdict(self), sort_keys=True)
 
     def __str__(self) -> str:
@@ -42,19 +42,19 @@ class Where:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One operator on local shapes, as it was measured on all devices at once.
+    """The measured times of one operator on local shapes, run on all devices at once.
 
     Args:
         body: the hash of its program, which global shapes, dtypes and parameters are part of.
-        kind: what is measured alike, `lookup.kind_of`.
+        kind: the class of operators that take alike, by `profile_lookup.kind_of`.
         shapes: of its operands and then its results, on one device.
         differentiated: for each operand, whether a gradient flows back to it.
         work: FLOPs of products on one device.
         dtype: that they are computed in.
         nbytes: of operands and results on one device.
-        forward: seconds, with what is kept for the backward pass written out; a median.
-        backward: seconds from cotangents and what was kept to the gradients; a median. 0 where nothing is differentiated.
-        spread: interquartile range over the median, of both, the larger one.
+        forward: median seconds, with the residuals written out.
+        backward: median seconds from cotangents and residuals to the gradients, 0 if nothing is differentiated.
+        spread: the larger interquartile range over the median, of both.
     """
 
     body: str
@@ -76,26 +76,26 @@ class Measurement:
 
     @property
     def content(self) -> Content:
-        """What was measured."""
+        """The measured operator: its program, shapes, and differentiated operands."""
         return self.body, self.shapes, self.differentiated
 
     @cached_property
     def key(self) -> str:
-        """A hash of what was measured, whatever came out."""
+        """A hash of `content`."""
         return hashlib.sha256(repr(self.content).encode()).hexdigest()[:32]
 
     @property
     def count(self) -> int:
-        """How many operands have a gradient."""
+        """The number of operands with a gradient."""
         return sum(self.differentiated)
 
     def to_json(self) -> list[Any]:
-        """The fields in order: a profile has hundreds of these."""
+        """Return the fields in order, without names: a profile has hundreds of measurements."""
         return list(asdict(self).values())
 
     @staticmethod
     def from_json(row: Any) -> Measurement:
-        """What `to_json` made. Raises MachineError."""
+        """Read what `to_json` returned. Raises MachineError if it is damaged."""
         try:
             body, kind, shapes, flags, work, dtype, nbytes, forward, backward, spread = row
             local = tuple(tuple(int(n) for n in shape) for shape in shapes)
@@ -107,14 +107,14 @@ class Measurement:
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """All that was measured on some devices. Equal if the content is."""
+    """All measurements on some devices, compared by content."""
 
     where: Where
     measurements: tuple[Measurement, ...] = field(repr=False)
 
     @cached_property
     def key(self) -> str:
-        """A hash of the content, in whatever order it was measured."""
+        """A hash of the content, whatever the order of measuring."""
         rows = sorted(json.dumps(m.to_json()) for m in self.measurements)
         return hashlib.sha256("\n".join([self.where.key, *rows]).encode()).hexdigest()[:32]
 
@@ -129,28 +129,28 @@ class Profile:
 
     @cached_property
     def exact(self) -> Mapping[Content, Measurement]:
-        """Measurements by what was measured."""
+        """The measurements by operator."""
         return {m.content: m for m in self.measurements}
 
     @cached_property
     def alike(self) -> Mapping[tuple[str, tuple[bool, ...]], tuple[Measurement, ...]]:
-        """Measurements of one program on several shapes, in an order of their own."""
-        found: dict[tuple[str, tuple[bool, ...]], list[Measurement]] = {}
+        """The measurements of each program on several shapes, in a fixed order."""
+        groups: dict[tuple[str, tuple[bool, ...]], list[Measurement]] = {}
         for m in sorted(self.measurements, key=lambda m: (m.work, m.nbytes, m.shapes)):
-            found.setdefault((m.body, m.differentiated), []).append(m)
-        return {k: tuple(v) for k, v in found.items()}
+            groups.setdefault((m.body, m.differentiated), []).append(m)
+        return {k: tuple(v) for k, v in groups.items()}
 
     def of(self, bodies: Collection[str]) -> Profile:
-        """The measurements of some programs alone."""
+        """Return the measurements of some programs alone."""
         return Profile(self.where, tuple(m for m in self.measurements if m.body in bodies))
 
     def to_json(self) -> dict[str, Any]:
-        """The profile as JSON data."""
+        """Return the profile as JSON data."""
         return {"schema": SCHEMA, "where": asdict(self.where), "measurements": [m.to_json() for m in self.measurements]}
 
     @staticmethod
     def from_json(data: Any) -> Profile:
-        """What `to_json` made. Raises MachineError if it is none, damaged, or of another schema."""
+        """Read what `to_json` returned. Raises MachineError if it is damaged or of another schema."""
         if not isinstance(data, dict) or not {"schema", "where", "measurements"} <= set(data):
             raise MachineError("a profile must be an object with schema, where, measurements")
         if data["schema"] != SCHEMA:

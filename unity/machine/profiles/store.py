@@ -1,7 +1,7 @@
 """Measurements on disk: one database in the user's cache folder, shared by all processes.
 
-Every measurement is written in a transaction of its own, so a run that is killed keeps what it has measured. A file that is no
-database, or a damaged one, is set aside with a warning, and a new one begun: nothing is lost that cannot be measured again.
+Each measurement is one transaction, so a run that is killed keeps its measurements. A damaged file is set aside with a warning, and
+a new one begun: nothing is lost that cannot be measured again.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ GET = "SELECT row FROM measurements WHERE place = ? ORDER BY content"
 
 
 class ProfileError(UnityError):
-    """Measurements cannot be made, or not be kept: why, and the way out."""
+    """Measurements cannot be made or stored. The message says why, and the way out."""
 
     docs = "costs"
 
 
 def usual_path() -> Path:
-    """The user's database. Another schema has another file."""
+    """Return the path of the user's database; each schema has its own."""
     return platformdirs.user_cache_path("unity") / f"profiles-{SCHEMA}.sqlite3"
 
 
 @dataclass(frozen=True)
 class Store:
-    """The database at a path, which need not be there yet."""
+    """A database of measurements at a path, created when it is first written."""
 
     path: Path
 
     @staticmethod
     def usual() -> Store:
-        """The user's own."""
+        """Return the user's own store."""
         return Store(usual_path())
 
     def put(self, where: Where, measurement: Measurement) -> None:
-        """Keeps a measurement, in place of an older one of the same. Raises ProfileError if the file cannot be written."""
+        """Store a measurement, replacing an older one of the same operator. Raises ProfileError if the file cannot be written."""
         row = json.dumps(measurement.to_json())
 
         def write(database: sqlite3.Connection) -> None:
@@ -70,15 +70,15 @@ class Store:
         self._safely(write)
 
     def profile(self, where: Where) -> Profile | None:
-        """All that was measured there; None where nothing was. Raises ProfileError if the file cannot be read."""
+        """Return all measurements under some conditions, or None. Raises ProfileError if the file cannot be read."""
         if not os.path.exists(self.path):  # Path.exists raises where a folder on the way may not be looked into
             return None
         rows = self._safely(lambda database: database.execute(GET, (where.key,)).fetchall())
-        found = tuple(m for (row,) in rows if (m := _row(row)) is not None)
-        return Profile(where, found) if found else None
+        measurements = tuple(m for (row,) in rows if (m := _row(row)) is not None)
+        return Profile(where, measurements) if measurements else None
 
     def _safely(self, use: Callable[[sqlite3.Connection], T]) -> T:
-        """Uses the database; if it turns out to be damaged, once more with a new one."""
+        """Use the database, and once more with a new one if it turns out to be damaged."""
         was = _number(self.path)
         try:
             with self._opened() as database:
@@ -102,7 +102,7 @@ class Store:
             yield database
 
     def _set_aside(self, was: int | None, error: Exception) -> None:
-        """Moves a damaged file away, unless another process has done so since."""
+        """Move a damaged file away, unless another process has done so since."""
         if was is None or _number(self.path) != was:
             return
         aside = self.path.with_name(self.path.name + ".corrupt")
@@ -121,7 +121,7 @@ _ADVICE = "a cache: it may be deleted, and another place is chosen by XDG_CACHE_
 
 
 def _number(path: Path) -> int | None:
-    """What tells a file from another one of the same name."""
+    """Return the inode number, which tells a file from its replacement of the same name."""
     try:
         return path.stat().st_ino
     except OSError:
@@ -129,7 +129,7 @@ def _number(path: Path) -> int | None:
 
 
 def _row(text: str) -> Measurement | None:
-    """A measurement as it was kept; None if it is damaged, so that it is measured again."""
+    """Parse a stored measurement. Returns None if it is damaged, so that it is measured again."""
     try:
         return Measurement.from_json(json.loads(text))
     except (MachineError, json.JSONDecodeError):
