@@ -6,7 +6,8 @@ from small_functions import Function, functions
 from small_models import MODELS
 
 from unity.pcg.capture.capture import capture
-from unity.search.space.opening import SHARING, sites_of
+from unity.pcg.types.factors import facts_of
+from unity.search.space.opening import sites_of
 
 
 def opened(model, training=True):
@@ -50,7 +51,7 @@ def test_products_share_one_copy_of_what_they_all_read(function: Function) -> No
         for p, v in enumerate(node.operands):
             alike = [u for u, q in captured.graph.users[id(v.node)] if u.kind == node.kind and q == p and u.operands[q] == v]
             shares = (id(node), p) in found.operands
-            assert shares == (node.kind in SHARING and len(alike) > 1)
+            assert shares == (facts_of(node.kind).product and len(alike) > 1)
             if shares:
                 assert len({found.operands[id(u), p] for u in alike}) == 1
 
