@@ -1,7 +1,7 @@
-"""Graphs as small JSON data: what many nodes have in common is written once, as in the layers of a model.
+"""Graphs as compact JSON data, in which equal nodes, as in the layers of a model, share their content.
 
-A node's content is all of its data but what it reads. Each different content is kept once; a node is the number of its content,
-and what it reads: the number of another node, or a pair of that and of the result.
+The content of a node is its data without its operands. Each distinct content is written once. A node is a row: the number of its
+content, and its operands, each the number of a node, or a pair of that and the number of the result.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ SEVERAL = "folded graphs"
 
 
 def fold(graph: PCG) -> dict[str, Any]:
-    """A graph as data for `json.dumps`. Raises TypeError if an attribute is no plain value."""
+    """Convert a graph to data for `json.dumps`. Raises TypeError if an attribute is not plain data."""
     return {**_alone(to_json(graph)), "unity": MARK}
 
 
 def fold_all(graphs: Iterable[PCG]) -> dict[str, Any]:
-    """Graphs that have much in common as data: what nodes of any of them have in common is written once."""
+    """Convert several graphs to data, in which they share the contents of their nodes."""
     contents: dict[str, int] = {}
     rows = [_rows(to_json(graph), contents) for graph in graphs]
     return {"unity": SEVERAL, "contents": _listed(contents), "graphs": rows}
 
 
 def unfold(data: Any) -> PCG:
-    """The graph that `fold` described, with the same key. Raises PlanFileError if the data are anything else."""
+    """Read a graph from the data of `fold`, with the same key. Raises PlanFileError for anything else."""
     if not isinstance(data, dict) or data.get("unity") != MARK:
         raise PlanFileError(f"this is not a graph that unity saved: it lacks the mark 'unity: {MARK}'")
     try:
@@ -42,7 +42,7 @@ def unfold(data: Any) -> PCG:
 
 
 def unfold_all(data: Any) -> tuple[PCG, ...]:
-    """The graphs that `fold_all` described. Raises PlanFileError if the data are anything else."""
+    """Read the graphs from the data of `fold_all`. Raises PlanFileError for anything else."""
     if not isinstance(data, dict) or data.get("unity") != SEVERAL:
         raise PlanFileError(f"these are no graphs that unity saved: they lack the mark 'unity: {SEVERAL}'")
     try:
@@ -57,13 +57,13 @@ DAMAGED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
 def _alone(data: dict[str, Any]) -> dict[str, Any]:
-    """A graph's data with the contents of its own nodes."""
+    """Compact a graph's data, with a list of contents for this graph alone."""
     contents: dict[str, int] = {}
     return {**_rows(data, contents), "contents": _listed(contents)}
 
 
 def _rows(data: dict[str, Any], contents: dict[str, int]) -> dict[str, Any]:
-    """A graph's data with its nodes as rows. `contents` have their numbers, in which new ones get theirs."""
+    """Replace the nodes of a graph's data by rows. New contents are numbered and added to `contents`."""
     nodes = []
     for node in data["nodes"]:
         content = {k: v for k, v in node.items() if k != "operands"}
@@ -82,8 +82,8 @@ def _unfolded(data: dict[str, Any]) -> dict[str, Any]:
     return _with_rows({k: v for k, v in data.items() if k != "contents"}, _contents(data["contents"]))
 
 
-def _contents(found: list[Any]) -> list[dict[str, Any]]:
-    return [{**c, "inside": _unfolded(c["inside"])} if "inside" in c else c for c in found]
+def _contents(listed: list[Any]) -> list[dict[str, Any]]:
+    return [{**c, "inside": _unfolded(c["inside"])} if "inside" in c else c for c in listed]
 
 
 def _with_rows(data: dict[str, Any], contents: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Graphs as pictures: Graphviz DOT, coloured by how values are parallelized, scans and remats as boxes."""
+"""Graphs in Graphviz' DOT language: colours for parallel types, boxes for scans and remats."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.types.parallel_type import show
 
-CHANGES = {  # communicates: warm colours; does not: cool ones
+CHANGES = {  # warm colours communicate, cool ones do not
     "partition": "#cfe8ff", "replicate": "#dcd6f7", "view": "#eeeeee", "combine": "#ffd59e", "reduce": "#ffadad",
     "reduce_partition": "#ffc6ff", "combine_replicate": "#fdffb6", "combine_partition": "#ffcfd2",
     "contribute": "#c7f0ee", "unreplicate": "#e8e4f8",
@@ -18,7 +18,7 @@ Names = dict[Value, str]
 
 
 def to_dot(graph: PCG) -> str:
-    """The graph in the DOT language. Operators whose results have the same type have the same colour."""
+    """Return the graph in the DOT language. Operators with results of one type have one colour."""
     colours: dict[str, str] = {}
     lines = ["digraph pcg {", "  rankdir=TB; node [shape=box, style=filled, fontname=Helvetica, fontsize=10];"]
     lines += _lines(graph, "n", "  ", colours)
@@ -26,7 +26,7 @@ def to_dot(graph: PCG) -> str:
 
 
 def _lines(graph: PCG, prefix: str, indent: str, colours: dict[str, str]) -> Iterator[str]:
-    """A graph's nodes and edges."""
+    """Iterate over the lines of a graph's nodes and edges."""
     names: Names = {}
     for k, node in enumerate(graph.nodes):
         name = f"{prefix}{k}"
@@ -43,7 +43,7 @@ def _lines(graph: PCG, prefix: str, indent: str, colours: dict[str, str]) -> Ite
 
 
 def _box(node: Node, name: str, names: Names, indent: str, colours: dict[str, str]) -> Iterator[str]:
-    """A scan or a remat: its graph in a box. Its results are its graph's."""
+    """Iterate over the lines of a node with a graph inside, in a box. Its results are those of the inner graph."""
     assert node.inside is not None
     times = f" × {node.attributes['length']}" if "length" in node.attributes else ""
     yield f'{indent}subgraph cluster_{name} {{ label="{escaped(node.kind + times)}"; style=dashed;'
@@ -56,7 +56,7 @@ def _box(node: Node, name: str, names: Names, indent: str, colours: dict[str, st
 
 
 def label(node: Node, graph: PCG) -> str:
-    """What is written in a node: its kind, or an argument's name, and its results with their types."""
+    """Return the label of a node: its kind, or an argument's name, and its results with their types."""
     what = str(node.attributes.get("name", "input")) if node.kind == "input" else node.kind
     tensors = [f"{v.tensor}{' ' + show(v.type, graph.axes, v.tensor.ndim) if node.types else ''}" for v in node.results]
     return "\n".join([what, *tensors])
@@ -72,5 +72,5 @@ def _colour(node: Node, graph: PCG, colours: dict[str, str]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text as it stands in a string of the DOT language."""
+    """Escape text for a string of the DOT language."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

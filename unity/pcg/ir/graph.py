@@ -1,7 +1,7 @@
 """The parallel computation graph: immutable nodes that refer to their operands, hashed by content.
 
-A graph whose nodes have no types is serial: what capture gives. In a parallel graph every result has a type, and every change
-of type is a parallelization operator, an explicit node. Nodes are shared between graphs; nothing is changed in place.
+A serial graph, as capture returns it, has no parallel types. In a parallel graph every result has one, and every change of type is
+a parallelization operator, an explicit node. Graphs share nodes; nothing is changed in place.
 """
 
 from __future__ import annotations
@@ -21,28 +21,36 @@ from unity.pcg.types.parallel_type import Type, show
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One operator applied.
+    """An application of an operator.
 
-    `kind` is its name: "input", a primitive's, a composite's ("softmax"), "scan", "pipeline", "tail", "branches", "stages"
-    and "remat" (with a graph inside), or a parallelization operator's ("partition", "combine", "replicate", "reduce" and their
-    fused forms).
+    Attributes:
+        kind: "input", the name of a primitive or of a composite ("softmax"), "scan", "pipeline", "tail", "branches", "stages" or
+            "remat" (with a graph inside), or a parallelization operator ("partition", "combine", "replicate", "reduce" and their
+            fused forms).
+        tensors: the global shapes and dtypes of the results.
+        body: the program that it computes, unless it has a graph `inside`.
+        types: the parallel types of the results; empty in a serial graph.
+        source: the user's line.
+        scope: the model's own name for the place, "encoder/layer_3".
+        outline: of the body, in a graph that was read from a file.
+        policy: the policy of a remat, as `jax.checkpoint` takes it: a function, so not part of the graph's data.
     """
 
     kind: str
     operands: tuple[Value, ...]
-    tensors: tuple[Tensor, ...]  # results
+    tensors: tuple[Tensor, ...]
     body: Body | None = None
     inside: PCG | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    types: tuple[Type, ...] = ()  # of the results; empty in a serial graph
+    types: tuple[Type, ...] = ()
     source: str = ""
-    scope: str = ""  # the model's own name for the place, "encoder/layer_3"
-    outline: Outline | None = None  # of the body, in a graph that was read from a file
-    policy: Any = None  # what a remat saves, as jax.checkpoint takes it: a function, so not part of the graph's data
+    scope: str = ""
+    outline: Outline | None = None
+    policy: Any = None
 
     @cached_property
     def key(self) -> str:
-        """A hash of the operator and everything that it is computed from, the same whatever nodes are called."""
+        """A hash of the operator and of everything below it, independent of the names of nodes."""
         for node in _before(self):  # operands first, so that no hash recurses
             _ = node.key
         program = self.body or self.outline
@@ -59,7 +67,7 @@ class Node:
 
     @property
     def results(self) -> tuple[Value, ...]:
-        if len(self.tensors) == 1:  # as nearly always, and this is asked for most often
+        if len(self.tensors) == 1:  # the common case, on the hottest path
             return (Value(self),)
         return tuple(Value(self, i) for i in range(len(self.tensors)))
 
@@ -68,7 +76,7 @@ class Node:
 
 
 def _before(node: Node) -> list[Node]:
-    """The nodes below this one whose hashes are not known, operands first."""
+    """Return the nodes below this one that have no hash yet, operands first."""
     order: dict[int, Node] = {}
     stack = [v.node for v in node.operands]
     while stack:
@@ -100,37 +108,37 @@ class Value:
         return self.node.types[self.index]
 
 
-CONSTRAIN = "constrain"  # a value whose type the user gave; otherwise it is its operand
+CONSTRAIN = "constrain"  # a value whose type the user constrains; otherwise the identity
 PIPELINE = "pipeline"
 BRANCHES = "branches"
-STAGES = "stages"  # of a pipeline, where they are of different operators: a device runs its own
-TAIL = "tail"  # what follows a pipeline's last stage, micro-batch by micro-batch (`unity.pcg.parallel.stages`)
-THROUGH = frozenset({"remat", STAGES})  # whose inside finds operands as they are outside, and gives results so
-LOOPS = frozenset({"scan", PIPELINE, TAIL})  # whose inside runs `length` times on a device
+STAGES = "stages"  # the stages of a pipeline that differ in their operators: each device runs its own
+TAIL = "tail"  # the program after a pipeline's last stage, micro-batch by micro-batch (`unity.pcg.parallel.stages`)
+THROUGH = frozenset({"remat", STAGES})  # nodes whose inner graph has the types of their operands and results
+LOOPS = frozenset({"scan", PIPELINE, TAIL})  # nodes whose inner graph runs `length` times on a device
 PARALLELIZATION = frozenset(
     {
         "partition", "combine", "replicate", "reduce", "reduce_partition", "combine_replicate", "combine_partition", "contribute",
         "unreplicate", "view"
     }
 )  # fmt: skip
-UNCHANGED = PARALLELIZATION | {CONSTRAIN}  # whose value is their operand's
+UNCHANGED = PARALLELIZATION | {CONSTRAIN}  # the identity on values
 
 
 def carried_by(loop: Node) -> range:
-    """The operands of a scan or a pipeline that are carried from step to step, by position. Its first results are their ends."""
+    """Return the positions of a loop's carried operands. The first results are their final values."""
     first = int(loop.attributes["consts"]) + int(loop.attributes.get("read", 0))
     return range(first, first + int(loop.attributes["carry"]))
 
 
 def recurrent(loop: Node) -> range:
-    """The carried operands, if a step finds in them what the step before has left: a single step finds the start alone."""
+    """Return the positions of carried operands that depend on an earlier step: none in a loop of a single step."""
     single = loop.kind == "scan" and int(loop.attributes["length"]) == 1
     return range(0) if single else carried_by(loop)
 
 
 @dataclass(frozen=True, eq=False)
 class PCG:
-    """A graph: its inputs in order, its outputs, and (if it is parallel) the axes that its types speak of."""
+    """A graph: its inputs in order, its outputs, and the mesh axes of its types if it is parallel."""
 
     inputs: tuple[Node, ...]
     outputs: tuple[Value, ...]
@@ -165,15 +173,15 @@ class PCG:
 
     @cached_property
     def users(self) -> Mapping[int, tuple[tuple[Node, int], ...]]:
-        """For every node (by id): (user, operand position)."""
-        found: dict[int, list[tuple[Node, int]]] = {id(n): [] for n in self.nodes}
+        """The users of every node (by id), each with an operand position."""
+        users: dict[int, list[tuple[Node, int]]] = {id(n): [] for n in self.nodes}
         for node in self.nodes:
             for position, v in enumerate(node.operands):
-                found[id(v.node)].append((node, position))
-        return {k: tuple(v) for k, v in found.items()}
+                users[id(v.node)].append((node, position))
+        return {k: tuple(v) for k, v in users.items()}
 
     def digraph(self) -> nx.DiGraph:
-        """The graph as networkx sees it: nodes are numbered as in `nodes`."""
+        """Return the graph as a networkx graph of node numbers."""
         number = {id(n): i for i, n in enumerate(self.nodes)}
         graph = nx.DiGraph()
         graph.add_nodes_from(range(len(self.nodes)))
@@ -181,15 +189,15 @@ class PCG:
         return graph
 
     def post_dominators(self) -> Mapping[int, int]:
-        """For every node number, the node through which all its paths to the outputs go next (-1: the end itself)."""
+        """Return the immediate post-dominator of every node, by numbers; -1 is the end."""
         graph = self.digraph().reverse()
         number = {id(n): i for i, n in enumerate(self.nodes)}
         graph.add_edges_from((-1, number[id(v.node)]) for v in self.outputs)
-        found = nx.immediate_dominators(graph, -1)
-        return {n: d for n, d in found.items() if n != -1}
+        dominators = nx.immediate_dominators(graph, -1)
+        return {n: d for n, d in dominators.items() if n != -1}
 
     def walk(self) -> Iterator[tuple[Node, int]]:
-        """Every node, also inside scans and remats, with how often it runs."""
+        """Iterate over all nodes, nested ones included, each with the number of times it runs."""
         for node in self.nodes:
             yield node, 1
             if node.inside is not None:
@@ -201,7 +209,7 @@ class PCG:
         return sum(1 for node, _ in self.walk() if node.kind != "input")
 
     def __bool__(self) -> bool:
-        return True  # without operators, too, it is a graph
+        return True  # even without operators
 
     def __str__(self) -> str:
         return "\n".join(_lines(self, "", _Names()))

@@ -1,6 +1,6 @@
 """Graphs as JSON data, with a schema version.
 
-What operators compute is kept as a hash: a graph that was read is looked at, not run.
+The programs of operators are stored as hashes: a graph read from a file can be shown and compared, not run.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ STATES = {"U": UNUSED, "R": REPLICATED, "S": PARTIAL}
 
 
 def to_json(graph: PCG) -> dict[str, Any]:
-    """A graph as data for `json.dumps`. Raises TypeError if an attribute is no plain value."""
+    """Convert a graph to data for `json.dumps`. Raises TypeError if an attribute is not plain data."""
     return {"unity": "graph", "schema": SCHEMA, "key": graph.key, **_graph(graph)}
 
 
 def from_json(data: Any) -> PCG:
-    """The graph that `to_json` described, with the same key. Raises PlanFileError if the data are anything else."""
+    """Read a graph from the data of `to_json`, with the same key. Raises PlanFileError for anything else."""
     if not isinstance(data, dict) or data.get("unity") != "graph":
         raise PlanFileError("this is not a graph that unity saved: it lacks the mark 'unity: graph'")
     schema = data.get("schema")
@@ -61,7 +61,7 @@ def _graph(graph: PCG) -> dict[str, Any]:
 
 
 def node_json(node: Node, reference: Callable[[Value], list[int]]) -> dict[str, Any]:
-    """A node as data; `reference` writes down what it reads."""
+    """Convert a node to data. `reference` converts its operands."""
     known = node.body or node.outline
     data = {
         "kind": node.kind,
@@ -84,7 +84,7 @@ def _state(state: State) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON can hold it; tuples are told from lists."""
+    """Convert a value to JSON data that tells tuples from lists."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if type(value) is tuple:
@@ -119,7 +119,7 @@ def _read_graph(data: Mapping[str, Any]) -> PCG:
 
 
 def read_node(data: Mapping[str, Any], value: Callable[[Any], Value], axes: int) -> Node:
-    """The node that `node_json` described, of a graph with so many axes. Damaged data raise KeyError, ValueError and the like."""
+    """Read a node of a graph with `axes` axes from the data of `node_json`. Damaged data raise KeyError, ValueError and the like."""
     types = tuple(tuple(_read_state(_text(s)) for s in t) for t in data.get("types", ()))
     tensors = tuple(_read_tensor(dtype, shape) for dtype, shape in data["tensors"])
     _require(all(len(t) == axes for t in types), "a type speaks of other axes than the graph has")

@@ -1,7 +1,7 @@
-"""What an operator computes: a small straight-line program over JAX primitives, with nested calls inlined.
+"""Bodies: the straight-line programs over JAX primitives that operators compute, with nested calls inlined.
 
-Bodies are made from jaxprs at capture and read by the factor solver, the cost model and the lowering. They are plain
-immutable values; variables are integers.
+Capture makes them from jaxprs; the factor solver, the cost model and the lowering read them. They are immutable values, whose
+variables are integers.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from unity.pcg.jaxprs.source_lines import Place, place_of
 from unity.pcg.jaxprs.weak_types import changes_weak_type_alone
 from unity.pcg.types.parallel_type import Shape
 
-# calls that mean nothing but their body
+# calls that are replaced by their body
 INLINED = frozenset({
     "jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "composite", "custom_vmap_call", "xla_metadata_call",
     "remat_opt",
 })  # fmt: skip
-UNSET = frozenset({"empty", "empty2"})  # of which no element is said: `lax.empty`, and what another branch would have kept
+UNSET = frozenset({"empty", "empty2"})  # arrays of unspecified elements: `lax.empty`, and the residuals of branches not taken
 REDUCTIONS: Mapping[str, Callable[..., jax.Array]] = {  # over an axis that `vmap` gave a name
     "psum": lambda x, axes: jax.lax.reduce_sum(x, axes),
     "pmax": lambda x, axes: jax.lax.reduce_max(x, axes),
     "pmin": lambda x, axes: jax.lax.reduce_min(x, axes),
 }
-REFUSED: Mapping[str, str] = {  # what says itself which device computes what, and what changes its operands in place
+REFUSED: Mapping[str, str] = {  # primitives that assign work to devices themselves, or change operands in place
     "shard_map": "places its work on devices itself, as the plan would (so do jax.pmap, and plans that are called). Plan"
     " the function without it; what must lie where can be said by constraints.",
     "pallas_call": "is a kernel, of which only Pallas knows what it computes. Say by unity.kernel how devices may divide it.",
@@ -60,7 +60,7 @@ class Tensor:
 
     @cached_property
     def floating(self) -> bool:
-        """Whether it can have a gradient."""
+        """Return whether it can have a gradient."""
         return floating(self)
 
     @property
@@ -86,7 +86,7 @@ class Tensor:
 
 @lru_cache(maxsize=65536)
 def tensor_type(shape: Shape, dtype: Any) -> Tensor:
-    """A tensor type, one object for all that are equal (and some sizes are numpy's)."""
+    """Return a tensor type, the same object for equal ones, with sizes as Python integers."""
     return Tensor(tuple(map(int, shape)), dtype)
 
 
@@ -99,12 +99,12 @@ class Literal:
 
     @property
     def zero(self) -> bool:
-        """Whether it may stand in a sum over devices without being counted several times."""
+        """Return whether it is zero, so that a sum over devices may count it several times."""
         return self.tensor.floating and not np.any(np.asarray(self.value))
 
     @cached_property
     def key(self) -> str:
-        """Its type and value as text."""
+        """The type and the value as text."""
         scalar = not self.tensor.shape and not jnp.issubdtype(self.tensor.dtype, jax.dtypes.extended)
         return f"{self.tensor}={np.asarray(self.value).item()!r}" if scalar else f"{self.tensor}={array_text(self.value)}"
 
@@ -114,9 +114,13 @@ Atom = int | Literal
 
 @dataclass(frozen=True, eq=False)
 class Equation:
-    """One primitive applied. `group` names the nested calls (outermost first) that it came from, each with a number.
+    """An application of a primitive.
 
-    `source` is the user's line, `scope` the names that the model gave the place (`jax.named_scope`; Flax and Haiku modules).
+    Attributes:
+        source: the user's line.
+        group: the numbered nested calls that it came from, outermost first.
+        scope: the names that the model gave the place (`jax.named_scope`; Flax and Haiku modules).
+        still: for a call with a derivative rule, the operands to which no gradient flows.
     """
 
     primitive: core.Primitive
@@ -127,16 +131,16 @@ class Equation:
     group: tuple[str, ...] = ()
     origin: core.JaxprEqn | None = None
     scope: str = ""
-    still: tuple[bool, ...] = ()  # of a call with a rule of its own: to which operands no gradient flows
+    still: tuple[bool, ...] = ()
 
     @cached_property
     def name(self) -> str:
-        """Its primitive's name, or that of the function that JAX keeps as one."""
+        """The name of its primitive, or of the function that JAX represents as one primitive."""
         return name_of(self.primitive.name, self.params)
 
     @property
     def motionless(self) -> bool:
-        """Whether it is a call that is never differentiated, as no gradient flows to any of its operands."""
+        """Return whether it is a call that is never differentiated, as no gradient flows to any operand."""
         return bool(self.still) and all(self.still)
 
     @cached_property
@@ -147,11 +151,11 @@ class Equation:
 
     @cached_property
     def identity(self) -> tuple[int, ...]:
-        """The ids of functions among the parameters, which the signature tells apart by their code alone."""
+        """The ids of functions among the parameters, of which the signature compares the code alone."""
         return tuple(identities(self.params)) if self.name in WITH_FUNCTIONS else ()
 
     def reading(self, operands: tuple[Atom, ...]) -> Equation:
-        """The same of other operands. What was found out of its parameters is kept, which is worth a twentieth of a search."""
+        """Return the equation with other operands. It shares the text of the parameters, a twentieth of a search's time."""
         other = dataclasses.replace(self, operands=operands)
         known = vars(self)
         vars(other).update((name, known[name]) for name in ("signature", "identity") if name in known)
@@ -185,27 +189,27 @@ class Body:
 
     @cached_property
     def identity(self) -> tuple[int, ...]:
-        """Two bodies of equal key and identity do the same in this process, even if their functions hide something."""
+        """The ids of all functions in it: bodies of equal key and identity do the same, even where functions hide state."""
         return tuple(i for e in self.equations for i in e.identity)
 
     @cached_property
     def touching(self) -> Mapping[int, Sequence[int]]:
-        """The equations, by index, that use or make each variable."""
-        found: dict[int, list[int]] = {}
+        """The numbers of the equations that use or define each variable."""
+        numbers: dict[int, list[int]] = {}
         for i, e in enumerate(self.equations):
             for v in {*(a for a in e.operands if isinstance(a, int)), *e.results}:
-                found.setdefault(v, []).append(i)
-        return found
+                numbers.setdefault(v, []).append(i)
+        return numbers
 
     @property
     def primitives(self) -> tuple[str, ...]:
-        """The names of its primitives, in order."""
+        """The names of the primitives, in order."""
         return tuple(e.name for e in self.equations)
 
 
 @dataclass(frozen=True)
 class Outline:
-    """All that a file keeps of a body: its hash, and the names of its primitives, in order."""
+    """A body as files store it: its hash, and the names of its primitives, in order."""
 
     key: str
     primitives: tuple[str, ...]
@@ -222,8 +226,10 @@ def _atom_key(atom: Atom, numbers: Mapping[int, int]) -> str:
 
 
 def params_key(params: Mapping[str, Any]) -> str:
-    """Parameters as text that is the same in every process: nested programs by content, functions by their code. Weak types say
-    nothing inside of a program (`weak_types.py`)."""
+    """Format parameters as text that is the same in every process: nested programs by content, functions by their code.
+
+    Weak types are left out, as they mean nothing inside of a program (`unity.pcg.jaxprs.weak_types`).
+    """
     return ", ".join(f"{k}={text_of(v, _program_key)}" for k, v in sorted(params.items()) if k != "weak_type")
 
 
@@ -239,7 +245,7 @@ def _key_of_jaxpr(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> str:
 
 
 def close(closed: core.ClosedJaxpr) -> Body:
-    """A closed jaxpr as a body, its constants written into it as literals."""
+    """Convert a closed jaxpr to a body, its constants written into it as literals."""
     body, consts = from_jaxpr(closed.jaxpr), closed.consts
     if not consts:
         return body
@@ -253,7 +259,7 @@ def close(closed: core.ClosedJaxpr) -> Body:
 
 
 class _Builder:
-    """Numbers variables and collects equations while nested calls are inlined."""
+    """A builder of bodies, which numbers variables and inlines nested calls."""
 
     def __init__(self, hoist: bool = False) -> None:
         self.hoist = hoist
@@ -261,7 +267,7 @@ class _Builder:
         self.equations: list[Equation] = []
         self.hoisted: dict[int, tuple[int, Any]] = {}  # id of a large constant → its variable, itself
         self.calls = 0
-        self.moving: set[int] = set()  # variables to which gradients may flow
+        self.active: set[int] = set()  # variables to which gradients may flow
 
     def new(self, aval: Any, where: str = "") -> int:
         number = len(self.tensors)
@@ -274,15 +280,15 @@ class _Builder:
         return number
 
     def argument(self, aval: Any) -> int:
-        """An input, to which gradients flow where it has real numbers."""
+        """Add an input, to which gradients may flow if it is floating point."""
         number = self.new(aval)
         if self.tensors[number].floating:
-            self.moving.add(number)
+            self.active.add(number)
         return number
 
     def still(self, operands: Sequence[Atom]) -> tuple[bool, ...]:
-        """To which operands no gradient flows, whatever is differentiated."""
-        return tuple(a not in self.moving for a in operands)
+        """Return for each operand whether no gradient flows to it, whatever is differentiated."""
+        return tuple(a not in self.active for a in operands)
 
     def inline(self, jaxpr: core.Jaxpr, args: Sequence[Atom], group: tuple[str, ...], call: Place) -> tuple[Atom, ...]:
         env: dict[Any, Atom] = dict(zip((*jaxpr.constvars, *jaxpr.invars), args, strict=True))
@@ -324,21 +330,21 @@ class _Builder:
             env.update(zip(eqn.outvars, numbers, strict=True))
             still = self.still(operands)
             if eqn.primitive.name != "stop_gradient" and not all(still):
-                self.moving.update(v for v in numbers if self.tensors[v].floating)
+                self.active.update(v for v in numbers if self.tensors[v].floating)
             what = eqn.primitive, eqn.params, operands, numbers
             still = still if eqn.primitive.name in RULED else ()
             self.equations.append(Equation(*what, place.line, group, eqn, place.scope, still))
         return tuple(read(a) for a in jaxpr.outvars)
 
     def program(self, eqn: core.JaxprEqn, operands: Sequence[Atom]) -> core.ClosedJaxpr | None:
-        """The program of a call that means nothing but its body, and of what may have any elements: it has zeros."""
-        made: Any = eqn.outvars[0].aval if eqn.outvars else None
-        if eqn.primitive.name in UNSET and not jnp.issubdtype(made.dtype, jax.dtypes.extended):
-            return _zeros(made)
+        """Return the program to inline for a call, or zeros for an array of unspecified elements. None for other primitives."""
+        result: Any = eqn.outvars[0].aval if eqn.outvars else None
+        if eqn.primitive.name in UNSET and not jnp.issubdtype(result.dtype, jax.dtypes.extended):
+            return _zeros(result)
         if eqn.primitive.name not in INLINED:
             return adopted(eqn, self.still(operands))
         inner = next((eqn.params[k] for k in ("jaxpr", "call_jaxpr", "call", "fwd_jaxpr") if k in eqn.params), None)
-        # since JAX 0.12 both are one class, and every jaxpr has its constants
+        # Since JAX 0.12 both are one class, and every jaxpr has its constants.
         return inner if inner is None or isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
 
     def tensor(self, atom: Atom) -> Tensor:
@@ -355,13 +361,13 @@ class _Builder:
 
 
 def _zeros(aval: Any) -> core.ClosedJaxpr:
-    with jax.enable_x64(True):  # its type is said
+    with jax.enable_x64(True):  # the type is explicit
         return jax.make_jaxpr(lambda: jnp.zeros(aval.shape, aval.dtype))()
 
 
 @lru_cache(maxsize=4096)
 def from_jaxpr(jaxpr: core.Jaxpr) -> Body:
-    """The body of a jaxpr; its inputs are the jaxpr's constants and then its arguments."""
+    """Convert a jaxpr to a body, whose inputs are the jaxpr's constants and then its arguments."""
     builder = _Builder()
     inputs = tuple(builder.argument(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars))
     outputs = builder.inline(jaxpr, inputs, (), Place())
@@ -369,7 +375,7 @@ def from_jaxpr(jaxpr: core.Jaxpr) -> Body:
 
 
 def program_of(closed: core.ClosedJaxpr) -> tuple[Body, tuple[Any, ...]]:
-    """A function's body and the arrays that it closes over, which are its last inputs (small ones are literals)."""
+    """Convert a function's jaxpr. Returns the body, and the large closed-over arrays, which are its last inputs."""
     builder = _Builder(hoist=True)
     arguments = tuple(builder.argument(v.aval) for v in closed.jaxpr.invars)
     consts = [builder.constant(c) for c in closed.consts]

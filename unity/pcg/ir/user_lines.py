@@ -1,4 +1,4 @@
-"""The line of a user's program that a node of a graph serves."""
+"""The user's line behind a node of a graph."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from unity.pcg.ir.graph import Node
 
 
 def line_behind(node: Node) -> str:
-    """The user's line that a parallelization operator serves (or the argument): its own, or that of what it changes."""
+    """Return the user's line behind a parallelization operator, or the argument: its own, or that of its operand."""
     while not node.source and node.operands:
         node = node.operands[0].node
     return short(node.source) or pattern(str(node.attributes.get("name", "")))

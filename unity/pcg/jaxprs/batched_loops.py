@@ -1,4 +1,4 @@
-"""Loops whose elements each have a predicate, which `vmap` makes, as loops with one, which is all that may be written down."""
+"""`while` loops with a predicate for each element, as `vmap` makes them, rewritten to loops with a single predicate."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from jax.extend import core
 
 
 def predicates(eqn: core.JaxprEqn) -> int:
-    """How many dimensions the predicate of a `while` loop has; 0 for any other equation."""
+    """Return the rank of the predicate of a `while` loop, 0 for any other equation."""
     return eqn.params["cond_jaxpr"].jaxpr.outvars[0].aval.ndim if eqn.primitive.name == "while" else 0
 
 
 def with_one_predicate(eqn: core.JaxprEqn) -> Callable[..., Sequence[Any]]:
-    """A loop that goes on as long as any element does, and leaves an element as it is that is done (`rows.py`)."""
+    """Return a loop that continues while any element does, and leaves finished elements unchanged (`propagation.row_loops`)."""
     params, rank = eqn.params, predicates(eqn)
     test, step = core.jaxpr_as_fun(params["cond_jaxpr"]), core.jaxpr_as_fun(params["body_jaxpr"])
     a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]

@@ -1,8 +1,8 @@
-"""Functions that JAX keeps as one primitive, with an object among its parameters that says which (`jax.experimental.hijax`).
+"""Functions that JAX represents as one primitive, with an object among its parameters (`jax.experimental.hijax`).
 
-Since JAX 0.12 `jnp.searchsorted`, `jnp.nonzero`, `lax.custom_root` and others are such ones, and packages may make theirs. A
-program has in their place what they compute (`pcg/foreign.py`). Some work element by element, and their derivatives are
-themselves again: these stay, and have a name each, under which the operator table knows them.
+Since JAX 0.12 these are `jnp.searchsorted`, `jnp.nonzero`, `lax.custom_root` and others, and packages may define more. They are
+replaced by their programs (`foreign_primitives`). A few are elementwise, with derivatives made of themselves: these stay, under
+names of the operator table.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 HELD = "call_hi_primitive"
-NAMES = {"Frexp": "frexp", "Ldexp": "ldexp"}  # JAX's classes of those that stay
+NAMES = {"Frexp": "frexp", "Ldexp": "ldexp"}  # JAX's classes of the functions that stay
 
 
 def name_of(primitive: str, params: Mapping[str, Any]) -> str:
-    """The name of a primitive, or of the function that it holds."""
+    """Return the name of a primitive, or of the function that it represents."""
     if primitive != HELD:
         return primitive
     kind = type(params["_prim"])
@@ -23,6 +23,6 @@ def name_of(primitive: str, params: Mapping[str, Any]) -> str:
 
 
 def function_of(params: Mapping[str, Any]) -> Callable[..., list]:
-    """What is held, as a function of all operands in terms of what JAX has no objects for."""
+    """Return the represented function, of flat operands, in ordinary primitives."""
     held = params["_prim"]
     return lambda *operands: list(held.out_tree.flatten_up_to(held.expand(*held.in_tree.unflatten(operands))))

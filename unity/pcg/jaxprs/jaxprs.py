@@ -1,5 +1,4 @@
-"""JAX's own equations: the programs inside, whatever their parameters call them, of loops, branches, derivative rules; and which
-values have gradients."""
+"""Jaxprs: the nested programs of equations, and traversals that change equations."""
 
 from __future__ import annotations
 
@@ -13,22 +12,22 @@ Program = core.Jaxpr | core.ClosedJaxpr
 RULED = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})  # have derivative rules of their own
 LINEAR_SOLVE = "custom_linear_solve"
 NESTING = RULED | {"cond", "while", "scan", "remat2", "checkpoint", LINEAR_SOLVE}  # have programs inside that are not inlined
-PROGRAMS = ("call_jaxpr", "jaxpr", "fun_jaxpr")  # parameters that hold the program of a call-like equation, the first that is there
+PROGRAMS = ("call_jaxpr", "jaxpr", "fun_jaxpr")  # names of the parameter with a call's program
 
 
 def called(params: Mapping[str, Any]) -> Any:
-    """The program of a call-like equation with these parameters; None if it has none."""
+    """Return the program of a call-like equation from its parameters, or None."""
     return next((params[name] for name in PROGRAMS if name in params), None)
 
 
 def each(params: Mapping[str, Any]) -> Iterator[Any]:
-    """All parameters, and in the place of a sequence what is in it."""
-    for given in params.values():
-        yield from given if isinstance(given, tuple | list) else (given,)
+    """Iterate over all parameters, and over the items of those that are sequences."""
+    for value in params.values():
+        yield from value if isinstance(value, tuple | list) else (value,)
 
 
 def equations(eqn: core.JaxprEqn) -> Iterator[core.JaxprEqn]:
-    """All equations in the programs of one, at any depth."""
+    """Iterate over the equations in the nested programs of one, at any depth."""
     for x in each(eqn.params):
         for e in x.eqns if isinstance(x, Program) else ():
             yield e
@@ -36,18 +35,20 @@ def equations(eqn: core.JaxprEqn) -> Iterator[core.JaxprEqn]:
 
 
 def floating(x: Any) -> bool:
-    """Whether a value or a type can have a gradient: floating point or complex (bfloat16 and float8 included)."""
+    """Return whether a value or a type can have a gradient: floating point or complex."""
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
 def with_equations(value: Any, change: Callable[[core.JaxprEqn], core.JaxprEqn]) -> Any:
-    """A program of JAX's, or a parameter with programs in it, with every equation changed; the same object if none is. Programs
-    inside of an equation are left to `change`."""
+    """Change every equation of a program, or of the programs in a parameter. Returns the same object if none changes.
+
+    Nested programs are left to `change`.
+    """
     if isinstance(value, tuple | list) and any(isinstance(v, Program) for v in value):
-        found = [with_equations(v, change) for v in value]
-        make = getattr(value, "_make", type(value))  # the programs of a linear solve have names
-        return value if all(a is b for a, b in zip(found, value, strict=True)) else make(found)
-    if isinstance(value, core.Jaxpr):  # since JAX 0.12 a closed one is one, too
+        changed = [with_equations(v, change) for v in value]
+        make = getattr(value, "_make", type(value))  # the programs of a linear solve are a named tuple
+        return value if all(a is b for a, b in zip(changed, value, strict=True)) else make(changed)
+    if isinstance(value, core.Jaxpr):  # since JAX 0.12 also a closed one
         eqns = [change(eqn) for eqn in value.eqns]
         return value if all(a is b for a, b in zip(eqns, value.eqns, strict=True)) else value.replace(eqns=eqns)
     if isinstance(value, core.ClosedJaxpr):

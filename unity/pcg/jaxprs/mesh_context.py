@@ -1,4 +1,4 @@
-"""Programs are read and searched outside of any mesh that the user has set by `jax.set_mesh`: their types would name it."""
+"""Tracing outside of any mesh that the user has set by `jax.set_mesh`, which types would otherwise mention."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ NO_MESH = AbstractMesh((), ())
 
 
 def apart() -> AbstractContextManager[object]:
-    """What is traced inside sees no mesh of the user's."""
+    """Return a context in which tracing sees no mesh."""
     return use_abstract_mesh(NO_MESH)
 
 
 def forgotten(value: Any) -> Any:
-    """A program, or a parameter with programs in it, whose equations remember no mesh: each is run under the one that was set when
-    it was traced, and some name it. The same object where there is nothing to forget."""
+    """Remove meshes from the equations of a program, or of the programs in a parameter.
+
+    JAX runs each equation under the mesh that was set when it was traced, and some name it. Returns the same object if none does.
+    """
     return with_equations(value, _forgetful)
 
 
-SAID_BY_USERS = frozenset({"sharding_constraint"})  # what users say of where values lie; elsewhere JAX notes it
+BY_USERS = frozenset({"sharding_constraint"})  # primitives whose shardings users write; in others JAX records them
 
 
 def _forgetful(eqn: core.JaxprEqn) -> core.JaxprEqn:
-    said = eqn.primitive.name in SAID_BY_USERS
-    noted = {name for name, value in eqn.params.items() if isinstance(value, NamedSharding) and not said}
-    params = {name: None if name in noted else forgotten(value) for name, value in eqn.params.items()}
+    by_user = eqn.primitive.name in BY_USERS
+    recorded = {name for name, value in eqn.params.items() if isinstance(value, NamedSharding) and not by_user}
+    params = {name: None if name in recorded else forgotten(value) for name, value in eqn.params.items()}
     with eqn.ctx.manager, apart():
-        context = type(eqn.ctx)()  # of all that is set now
+        context = type(eqn.ctx)()  # the current settings
     same = context == eqn.ctx and all(params[name] is value for name, value in eqn.params.items())
     return eqn if same else eqn.replace(params=params, ctx=context)

@@ -1,4 +1,4 @@
-"""Parameters of primitives as text that is the same in every process: programs and functions by what they do."""
+"""Parameters of primitives as text that is the same in every process: programs and functions by content."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend import core
 
-Follow = Callable[[Any], str | None]  # text for what the caller knows better (programs), None for the rest
+Follow = Callable[[Any], str | None]  # text for values that the caller formats itself, such as programs; None for others
 
-DEEPEST = 12  # functions that close over functions; what lies deeper is told apart by its type alone
+DEEPEST = 12  # levels of functions that close over functions; deeper ones are compared by type alone
 
 
 def text_of(value: Any, known: Follow, depth: int = 0) -> str:
-    """A value as text: arrays and functions by content, whatever is not understood by its printed form without addresses."""
-    found = known(value)
-    if found is not None:
-        return found
+    """Format a value: arrays and functions by content, unknown objects by their printed form without addresses."""
+    text = known(value)
+    if text is not None:
+        return text
     if isinstance(value, (bool, int, float, str, bytes, type(None), np.dtype)):
         return repr(value)
     if isinstance(value, (tuple, list)):
@@ -49,7 +49,7 @@ def text_of(value: Any, known: Follow, depth: int = 0) -> str:
 
 
 def array_text(value: Any) -> str:
-    """An array (random keys included) by its bytes, hashed."""
+    """Format an array, or random keys, by a hash of its bytes."""
     if jnp.issubdtype(value.dtype, jax.dtypes.extended):
         return f"{value.dtype}{hashlib.sha256(np.asarray(jax.random.key_data(value)).tobytes()).hexdigest()[:16]}"
     data = np.asarray(value)
@@ -57,7 +57,7 @@ def array_text(value: Any) -> str:
 
 
 def identities(value: Any, depth: int = 0) -> Iterator[int]:
-    """The ids of all that `text_of` may not see through: two values with equal text and equal ids do the same."""
+    """Iterate over the ids of functions that `text_of` may not see through: values of equal text and ids do the same."""
     if isinstance(value, (tuple, list)):
         for v in value:
             yield from identities(v, depth)
@@ -90,13 +90,13 @@ def _code_text(code: types.CodeType) -> str:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """What a function is made of: what it closes over, what it wraps, what it is applied to."""
+    """Iterate over the parts of a function: closed-over values, the wrapped function, bound arguments."""
     if isinstance(value, functools.partial):
         yield from (value.func, value.args, value.keywords)
     elif isinstance(value, types.MethodType):
         yield from (value.__func__, value.__self__)
     elif isinstance(params := getattr(value, "params", None), dict) and hasattr(value, "in_avals"):
-        # since JAX 0.12 `searchsorted`, `ldexp` and others are one primitive, which has an object that holds the rest
+        # Since JAX 0.12 `searchsorted`, `ldexp` and others are one primitive with an object for the rest.
         yield from (str(value.in_avals), *(part for item in sorted(params.items()) for part in map(_telling, item)))
     elif isinstance(value, types.FunctionType):
         for cell in value.__closure__ or ():
@@ -113,10 +113,10 @@ def _parts(value: Any) -> Iterator[Any]:
     elif _of_jax(value) and isinstance(getattr(value, "f", None), (types.FunctionType, types.MethodType, functools.partial)):
         yield value.f  # a wrapped function
     elif _of_jax(value) and callable(value) and dataclasses.is_dataclass(value) and not isinstance(value, type):
-        found = (getattr(value, f.name) for f in dataclasses.fields(value))  # a callback, and the structure of what it takes
-        yield from map(_telling, found)
+        fields = (getattr(value, f.name) for f in dataclasses.fields(value))  # a callback, and the structure of its arguments
+        yield from map(_telling, fields)
 
 
 def _telling(part: Any) -> Any:
-    """A part by which a value is told apart: a function or a program as it is, of anything else the printed form."""
+    """Return a function or a program as it is, and anything else as its printed form."""
     return part if callable(part) or isinstance(part, (core.Jaxpr, core.ClosedJaxpr)) else str(part)

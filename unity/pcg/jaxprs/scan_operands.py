@@ -1,4 +1,4 @@
-"""How a scan's operands are divided, which JAX 0.10 says by two numbers, and later versions by a tree of each part."""
+"""The parts of a scan's operands, which JAX 0.10 gives as two numbers, and later versions as a tree for each part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def constants_and_carry(params: Mapping[str, Any]) -> tuple[int, int]:
-    """How many operands of a scan are constants, and how many are carried from step to step; the others are taken in steps."""
+    """Return the number of a scan's constants and of its carried operands, from its parameters. The others are scanned over."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     constants, carry, _ = params["ft_in"].unpack()

@@ -1,4 +1,4 @@
-"""Where the user wrote an equation: the innermost line of the user's own files behind it, and the model's name for the place."""
+"""Source lines of equations: the innermost line in the user's own files, and the model's name for the place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ _UNITY = str(PACKAGE) + os.sep
 
 @dataclass(frozen=True)
 class Place:
-    """A line, `file:line (function)`; the named scopes around it, `encoder/layer_3`; and the function that a call enters."""
+    """The place of an equation.
+
+    Attributes:
+        line: `file:line (function)`.
+        scope: the named scopes around it, `encoder/layer_3`.
+        function: the function that it calls, if it is a call.
+    """
 
     line: str = ""
     scope: str = ""
@@ -28,7 +34,7 @@ class Place:
 
 @lru_cache(maxsize=4096)
 def owner(file: str) -> str:
-    """Whose code a file is: "jax", "unity", "library" or "user"."""
+    """Return the owner of a file: "jax", "unity", "library" or "user"."""
     path = os.path.realpath(file)
     if path.startswith(_JAX):
         return "jax"
@@ -39,17 +45,17 @@ def owner(file: str) -> str:
 
 
 def place_of(info: Any, call: Place, function: str = "") -> Place:
-    """The place of an equation (itself a call of `function`, perhaps) inside a call.
+    """Return the place of an equation, perhaps a call of `function`, inside of a call.
 
-    A called function's program may have been traced for an earlier call and remember that one's caller: beyond the function's
-    own frame, the place of this call is what counts.
+    JAX may have traced the called function for an earlier call, and recorded that one's caller. So frames beyond the function's own
+    are replaced by the place of this call.
     """
     scope = "/".join(s for s in (call.scope, str(info.name_stack)) if s)
     return Place(_line_of(info.traceback, call.function) or call.line, scope, function)
 
 
 def _line_of(traceback: Any, function: str) -> str:
-    """The innermost line of the user's own files up to the frame of `function`; failing that, of a library's."""
+    """Return the innermost line in the user's own files up to the frame of `function`, or else in a library's."""
     frames = traceback.frames if traceback is not None else []
     if function:
         own = next((k for k, f in enumerate(frames) if f.function_name.rpartition(".")[2] == function), -1)
@@ -60,5 +66,5 @@ def _line_of(traceback: Any, function: str) -> str:
 
 
 def _innermost(frames: list[Any], owners: tuple[str, ...]) -> str:
-    found = next((f for f in frames if owner(f.file_name) in owners), None)
-    return f"{found.file_name}:{found.line_num} ({found.function_name})" if found is not None else ""
+    frame = next((f for f in frames if owner(f.file_name) in owners), None)
+    return f"{frame.file_name}:{frame.line_num} ({frame.function_name})" if frame is not None else ""

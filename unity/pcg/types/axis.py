@@ -1,4 +1,4 @@
-"""Mesh axes: a machine's devices are a mesh of axes of prime size, each on one level of the network."""
+"""Mesh axes: the devices of a machine form a mesh of axes of prime size, each on one level of the network."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Axis:
-    """A mesh axis. `level` indexes the machine's levels, 0 is the outermost (slowest).
+    """A mesh axis.
 
-    `reduce_in`: the narrow type whose partial sums are added in that type along this axis (`unity.pcg.types.accumulation`).
+    Attributes:
+        name: the first letter of its level's name and a number, such as "d0".
+        size: a prime.
+        level: an index into the machine's levels; 0 is the outermost (slowest).
+        reduce_in: the narrow type whose partial sums are added in that type along this axis (`unity.pcg.types.accumulation`).
     """
 
     name: str

@@ -1,8 +1,8 @@
 """The language of the operator table: factors, and the legal parallelizations that follow from them.
 
-An operator iterates over *factors*, as an einsum does. A factor names where it lies in every operand and result: a range of a
-dimension's digits. Put a mesh axis on a factor, and what each device holds follows: operands and results that have the factor
-are partitioned there, operands that lack it are replicated for use, results that lack it are partial.
+An operator iterates over *factors*, as an einsum does. A factor has a place in each operand and result: a range of a dimension's
+digits. A mesh axis on a factor determines the types: operands and results that have the factor are partitioned there, operands
+that lack it are replicated for use, results that lack it are partial.
 
 A factor may carry a *halo*: windows that move along a dimension reach beyond a device's slice of it, into its neighbours'.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a factor lies in a tensor: dimension `dim` seen as `[outer, factor, rest]`."""
+    """The place of a factor in a tensor: dimension `dim` seen as `[outer, factor, rest]`."""
 
     dim: int
     outer: int = 1
@@ -34,9 +34,9 @@ Place = Slot | State | None  # None: the tensor lacks the factor; a State: it mu
 
 @dataclass(frozen=True)
 class Halo:
-    """What windows reach beyond a device's slice of a dimension: so many indices `before` it and `after` it.
+    """The indices `before` and `after` a device's slice of a dimension that its windows read, from its neighbours.
 
-    Neighbours hold these. Beyond the tensor's border lies what changes nothing in a sum, max or min, as `outside` says.
+    Beyond the border of the tensor they read the neutral element of the reduction `outside`: "sum", "max" or "min".
     """
 
     before: int
@@ -46,9 +46,9 @@ class Halo:
 
 @dataclass(frozen=True)
 class Factor:
-    """A range of iteration. `reduction` says how the pieces of results that lack the factor are put together.
+    """A range of iteration. `reduction` combines the pieces of results that lack the factor.
 
-    With a `halo`, devices that follow each other along the axes must hold slices that do: only the most major digit is legal.
+    With a `halo`, consecutive devices must have consecutive slices, so only the most major digit is legal.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Factor:
     shared: bool = True  # whether devices share the work along it; otherwise each does all, and keeps its part
 
     def states(self, inner: int = 1) -> tuple[tuple[State, ...], tuple[State, ...]]:
-        """What operands and results are along an axis that is put on the factor's digit at `inner` (1: its most major)."""
+        """Return the states of operands and results along an axis on the factor's digit at `inner` (1: the most major)."""
         return self._most_major if inner == 1 else self._states(inner)
 
     @cached_property
@@ -81,14 +81,18 @@ def _state(place: Place, inner: int, missing: State) -> State:
 
 @dataclass(frozen=True)
 class Spec:
-    """What is known of one application of an operator.
+    """One application of an operator, as its table entry describes it.
 
-    `linear` lists groups of operands in which the operator is jointly linear: if all of a group are partial sums, and the
-    other operands are replicated, the results are partial sums. `flops` counts the whole application, forward. `blocked`: of the
-    first operand's dimensions, those along which windows move and that are no factor, and why. `windows`: how they move, along
-    all dimensions. `reads`: the part of the first operand that it reads, and whose gradient it adds to. `view`: each result is
-    the first operand seen in another shape, or a block of it, so that nothing runs. `matched` remembers what `matching` found:
-    propagation asks the same of an equation from every side.
+    Attributes:
+        factors: the ranges it iterates over.
+        linear: groups of operands in which it is jointly linear: if all operands of a group are partial sums, and the others are
+            replicated, the results are partial sums.
+        flops: of the whole application, forward.
+        blocked: the dimensions of the first operand along which windows move, but that cannot be divided, each with the reason.
+        windows: their moves along all dimensions.
+        reads: the fraction of the first operand that it reads, and whose gradient it adds to.
+        view: each result is the first operand in another shape, or a block of it, so that nothing runs.
+        matched: a cache of `matching`, since propagation asks about an equation from every side.
     """
 
     factors: tuple[Factor, ...]
@@ -102,15 +106,15 @@ class Spec:
 
     @cached_property
     def halos(self) -> tuple[Reach, ...]:
-        """Every halo, in the order in which devices exchange them."""
-        found = (
+        """All halos, in the order in which devices exchange them."""
+        reaches = (
             Reach(p, place.dim, f.halo)
             for f in self.factors
             if f.halo is not None
             for p, place in enumerate(f.operands)
             if isinstance(place, Slot)
         )
-        return tuple(sorted(found, key=lambda r: (r.operand, r.dim)))
+        return tuple(sorted(reaches, key=lambda r: (r.operand, r.dim)))
 
 
 class Reach(NamedTuple):
@@ -123,17 +127,17 @@ class Reach(NamedTuple):
 
 @dataclass(frozen=True)
 class Agreement:
-    """A single number that devices reduce together inside of the program of a call, a branch or a loop."""
+    """A scalar that devices reduce inside of the program of a call, a branch or a loop."""
 
-    where: tuple[int, ...]  # the way to its variable, through equations and their programs
+    where: tuple[int, ...]  # the path to its variable, through equations and their programs
     itemsize: int
     kind: str  # "or", "max", ...
-    times: int = 1  # how often they do when its equation runs once, as far as the steps of loops are known
+    times: int = 1  # for one run of its equation, as far as the trip counts of loops are known
 
 
 @dataclass(frozen=True)
 class Differentiated:
-    """What devices agree on where a derivative rule runs in the place of a program, forward and backward."""
+    """The agreements of a derivative rule that replaces a program, forward and backward."""
 
     forward: tuple[Agreement, ...] = ()
     backward: tuple[Agreement, ...] = ()
@@ -141,17 +145,17 @@ class Differentiated:
 
 @dataclass(frozen=True)
 class Match:
-    """One legal way for one primitive to use one axis: the states of its operands and results."""
+    """One legal use of one axis by one primitive: the states of its operands and results."""
 
     name: str
     operands: tuple[State, ...]
     results: tuple[State, ...]
     size: int  # degrees on this choice must divide it; 0: any degree
     divided: float  # the fraction of the work that the devices share
-    reduction: str = ""  # how partial results are put together
+    reduction: str = ""  # combines partial results
     halo: bool = False  # devices exchange the edges of their slices
-    agreed: tuple[Agreement, ...] = ()  # what they agree on in its programs
-    ruled: Differentiated | None = None  # and where it is differentiated, if there are rules for that in it
+    agreed: tuple[Agreement, ...] = ()  # of its programs
+    ruled: Differentiated | None = None  # of the derivative rules among them
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -159,7 +163,7 @@ class Match:
 
     @property
     def communicates(self) -> bool:
-        """Whether devices along the axis communicate while the primitive runs, or while its derivative does."""
+        """Return whether devices along the axis communicate while the primitive or its derivative runs."""
         ruled = self.ruled is not None and (self.ruled.forward or self.ruled.backward)
         return bool(self.halo or self.agreed or ruled)
 
@@ -169,7 +173,7 @@ Local = Callable[..., list]
 
 
 class Reads(Enum):
-    """What the derivative reads of the operands in which a primitive is not linear."""
+    """The residuals of a primitive that is not linear: the values that its derivative reads."""
 
     OPERANDS = "the operands"
     RESULT = "the result, as that of tanh does"
@@ -195,7 +199,7 @@ class Facts:
 
     @property
     def recomputed(self) -> bool:
-        """Whether the backward pass computes the result again from the operands, rather than keep it."""
+        """Return whether the backward pass recomputes the result from the operands, rather than keep it."""
         return self.cheap or self.moves or self.reads is Reads.NOTHING
 
 
@@ -211,7 +215,7 @@ class Entry:
 
 
 class Table(dict[str, Entry]):
-    """The operator table. `version` counts its changes, for those who remember what followed from it."""
+    """The operator table. `version` counts its changes, for caches of what follows from it."""
 
     version = 0
 
@@ -228,7 +232,7 @@ TABLE = Table()
 
 
 def facts_of(name: str) -> Facts:
-    """Returns the facts on record about a primitive, or the defaults if the table lacks it."""
+    """Return the facts on record about a primitive, or the defaults if the table lacks it."""
     entry = TABLE.get(name)
     return Facts() if entry is None else entry.facts
 
@@ -236,7 +240,7 @@ def facts_of(name: str) -> Facts:
 def operator(
     *names: str, local: Local | None = None, exact: bool = False, facts: Facts | None = None
 ) -> Callable[[Specification], Specification]:
-    """Registers a specification under primitive names. The specification takes `(params, operand avals, result avals)`."""
+    """Register a specification under primitive names. The specification takes `(params, operand avals, result avals)`."""
 
     def register(spec: Specification) -> Specification:
         for name in names:
@@ -247,30 +251,30 @@ def operator(
 
 
 def matching(spec: Spec, known: Mapping[int, State], n_operands: int, n_results: int) -> tuple[Match, ...]:
-    """The choices that agree with the states known so far (position → state; results follow operands).
+    """Return the choices that agree with the known states (position → state; results follow operands).
 
-    A factor's inner digit is found from the first partitioned position: `outer` relative to where the factor begins.
+    The first partitioned position determines a factor's inner digit: its `outer` relative to the beginning of the factor.
     """
-    asked = (n_operands, n_results, *known.items())
-    if asked not in spec.matched:
-        spec.matched[asked] = tuple(_matching(spec, known, n_operands, n_results))
-    return spec.matched[asked]
+    key = (n_operands, n_results, *known.items())
+    if key not in spec.matched:
+        spec.matched[key] = tuple(_matching(spec, known, n_operands, n_results))
+    return spec.matched[key]
 
 
 def _matching(spec: Spec, known: Mapping[int, State], n_operands: int, n_results: int) -> list[Match]:
-    found = []
+    matches = []
     for factor in spec.factors:
         inner = _inner(factor, known)
         if inner is not None:
             operands, results = factor.states(inner)
             if all((operands + results)[i] == s for i, s in known.items()):
                 size, halo = factor.size // inner, factor.halo is not None
-                found.append(Match(factor.name, operands, results, size, float(factor.shared), factor.reduction, halo))
+                matches.append(Match(factor.name, operands, results, size, float(factor.shared), factor.reduction, halo))
     if all(s.kind in "RS" for s in known.values()):
-        found += _linear(spec, known, n_operands, n_results)
+        matches += _linear(spec, known, n_operands, n_results)
     if all(s == REPLICATED for s in known.values()):
-        found.append(Match("replicated", (REPLICATED,) * n_operands, (REPLICATED,) * n_results, 0, 0.0))
-    return found
+        matches.append(Match("replicated", (REPLICATED,) * n_operands, (REPLICATED,) * n_results, 0, 0.0))
+    return matches
 
 
 def _inner(factor: Factor, known: Mapping[int, State]) -> int | None:
@@ -289,11 +293,11 @@ def _inner(factor: Factor, known: Mapping[int, State]) -> int | None:
 
 
 def _linear(spec: Spec, known: Mapping[int, State], n_operands: int, n_results: int) -> list[Match]:
-    found = []
+    matches = []
     for group in spec.linear:
         operands = tuple(PARTIAL if i in group else REPLICATED for i in range(n_operands))
         states = operands + (PARTIAL,) * n_results
         if all(states[i] == s for i, s in known.items()):
             name = "linear " + ",".join(map(str, sorted(group)))
-            found.append(Match(name, operands, (PARTIAL,) * n_results, 0, 0.0, "sum"))
-    return found
+            matches.append(Match(name, operands, (PARTIAL,) * n_results, 0, 0.0, "sum"))
+    return matches

@@ -1,12 +1,12 @@
-"""What each device holds of a tensor: the one type that proofs, search, cost and the running program share (design section 2).
+"""Parallel types: the piece of a tensor that each device holds. Proofs, search, cost and the running program share them.
 
-Along every mesh axis a tensor is in one of four states. A *type* is a tuple of states, one for each axis of the mesh in mesh
-order. Degrees, replica dimensions and machine mappings are views of it.
+Along every mesh axis a tensor is in one of four states. A *type* is a tuple of states, one for each axis in mesh order. Degrees,
+replica dimensions and machine mappings follow from it.
 
-    UNUSED          every device along the axis holds, and computes, the same
-    Partitioned     device k along the axis holds the k-th slice of a dimension
-    REPLICATED      the same value, but its users along the axis differ: its gradient is a partial sum
-    PARTIAL         the value is the sum, over the axis, of what the devices hold
+    UNUSED          all devices along the axis hold the same value and compute the same with it
+    partitioned     device k along the axis holds the k-th slice of a dimension
+    REPLICATED      all devices hold the same value, but use it differently: its cotangent is a partial sum
+    PARTIAL         the value is the sum of the pieces of all devices along the axis
 
 A dimension can be partitioned at an inner *digit*: seen as `[outer, n / outer]`, its inner part is sliced. A fused
 query-key-value dimension of size 3·d is partitioned at outer=3, so that every device holds a slice of each of the three.
@@ -23,7 +23,7 @@ from unity.pcg.types.axis import Axis
 
 
 class State(NamedTuple):
-    """The state of a tensor along one axis. Use the constants and `partitioned`. (Compared millions of times, so a tuple.)"""
+    """The state of a tensor along one axis: a constant below, or `partitioned`. It is a tuple, compared millions of times."""
 
     kind: str  # "U", "P", "R" or "S"
     dim: int = -1
@@ -44,29 +44,26 @@ Shape = tuple[int, ...]
 
 
 def partitioned(dim: int, outer: int = 1) -> State:
-    """The state of a tensor whose dimension `dim`, seen as `[outer, n / outer]`, is sliced along its inner part.
-
-    JAX has some numbers of dimensions as numpy's, which are equal to Python's but written otherwise.
-    """
-    return State("P", int(dim), int(outer))
+    """Return the state of a tensor whose dimension `dim`, seen as `[outer, n / outer]`, is sliced along its inner part."""
+    return State("P", int(dim), int(outer))  # JAX gives some numbers as NumPy's, which print otherwise
 
 
 @dataclass(frozen=True)
 class Digit:
-    """A slice position made absolute: dimension `dim` seen as `[outer, size, rest]`, whose middle index is the device's."""
+    """An absolute slice position: dimension `dim` seen as `[outer, size, rest]`, whose middle index is the device's."""
 
     dim: int
     outer: int
     size: int
 
     def overlaps(self, other: Digit) -> bool:
-        """Whether a tensor cannot be sliced at both: they share part of an index range, or one does not divide the other."""
+        """Return whether a tensor cannot be sliced at both: they share part of an index range, or one does not divide the other."""
         first, second = (self, other) if self.outer <= other.outer else (other, self)
         return self.dim == other.dim and second.outer % (first.outer * first.size) != 0
 
 
 def digits(type_: Type, axes: Sequence[Axis]) -> tuple[Digit | None, ...]:
-    """Each axis' absolute slice position (None unless partitioned). Axes on one slot nest in mesh order, first is major."""
+    """Return each axis' absolute slice position, None unless partitioned. Axes on one slot nest in mesh order, the first is major."""
     taken: dict[State, int] = {}
     result: list[Digit | None] = []
     for state, axis in zip(type_, axes, strict=True):
@@ -80,7 +77,7 @@ def digits(type_: Type, axes: Sequence[Axis]) -> tuple[Digit | None, ...]:
 
 
 def degrees(type_: Type, axes: Sequence[Axis], rank: int) -> Shape:
-    """The number of slices of each dimension: the paper's degrees."""
+    """Return the number of slices of each dimension: the degrees of the Unity paper."""
     result = [1] * rank
     for state, axis in zip(type_, axes, strict=True):
         if state.kind == "P":
@@ -89,17 +86,17 @@ def degrees(type_: Type, axes: Sequence[Axis], rank: int) -> Shape:
 
 
 def local_shape(shape: Shape, type_: Type, axes: Sequence[Axis]) -> Shape:
-    """The shape of the piece that one device holds."""
+    """Return the shape of one device's piece."""
     return tuple(n // d for n, d in zip(shape, degrees(type_, axes, len(shape)), strict=True))
 
 
 def copies(type_: Type, axes: Sequence[Axis]) -> int:
-    """By how much one device's piece is smaller than the tensor."""
+    """Return the number of slices in all: the factor by which one device's piece is smaller than the tensor."""
     return prod(axis.size for state, axis in zip(type_, axes, strict=True) if state.kind == "P")
 
 
 def misfit(shape: Shape, type_: Type, axes: Sequence[Axis]) -> str | None:
-    """Why a tensor of this shape cannot have this type (None if it can): a dimension or a digit does not divide."""
+    """Explain why a tensor of this shape cannot have this type: a dimension or a digit does not divide. None if it can."""
     by_dim: dict[int, dict[int, int]] = {}
     for state, axis in zip(type_, axes, strict=True):
         if state.kind == "P":
@@ -118,7 +115,7 @@ def misfit(shape: Shape, type_: Type, axes: Sequence[Axis]) -> str | None:
 
 
 def show(type_: Type, axes: Sequence[Axis], rank: int) -> str:
-    """A type in words as short as a PartitionSpec's: `[b0·n1, -, d0] +d1 *n0` (`+` partial sum, `*` replicated for use)."""
+    """Format a type like a PartitionSpec: `[b0·n1, -, d0] +d1 *n0` (`+` partial sum, `*` replicated for use)."""
     dims: list[list[str]] = [[] for _ in range(rank)]
     marks = []
     for state, axis in zip(type_, axes, strict=True):

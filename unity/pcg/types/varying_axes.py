@@ -1,4 +1,4 @@
-"""Along which mesh axes JAX takes a value to differ, inside of a `shard_map`; and values made to differ along more."""
+"""The mesh axes along which JAX takes a value to vary inside of a `shard_map`, and casts that change them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax.extend import core
 from jax.interpreters import mlir
 
 CAST = "unreplicate"
-TIME = "time"  # an axis that no mesh has: what is partitioned along it comes piece after piece
+TIME = "time"  # an axis outside of any mesh: pieces along it come one after the other
 
 
 _primitive = core.Primitive(CAST)
@@ -26,26 +26,28 @@ def _without(x: Any, *, axes: tuple[str, ...]) -> Any:
 
 
 def common(x: Any, names: tuple[str, ...]) -> jax.Array:
-    """`x`, which devices along the named axes have in common though JAX takes it to differ: it has no such cast, as it cannot know
-    that. Compiled it is nothing. Its derivative is the caller's to give."""
+    """Cast a value that is equal on all devices along some axes, though JAX takes it to vary there, to one that does not vary.
+
+    JAX has no such cast, as it cannot check it. It compiles to nothing, and the caller must supply its derivative.
+    """
     return _primitive.bind(x, axes=names)
 
 
 def varying(x: Any) -> frozenset[str]:
-    """The mesh axes along which JAX takes a value to differ."""
+    """Return the mesh axes along which JAX takes a value to vary."""
     return frozenset(jax.typeof(x).manual_axis_type.varying)
 
 
 def vary(x: Any, names: Sequence[str] | frozenset[str]) -> Any:
-    """`x`, known to JAX to differ along the named axes too. Backward, this is their all-reduce.
+    """Cast a value to vary along the named axes, too. In the backward pass this is an all-reduce.
 
-    A set's names are taken in one order: every process must have the same program.
+    The names of a set are sorted, since every process must have the same program.
     """
     missing = tuple(n for n in (sorted(names) if isinstance(names, frozenset) else names) if n not in varying(x) and n != TIME)
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
 def aligned(operands: list) -> list:
-    """Operands made to vary over the same axes, as JAX's primitives require."""
+    """Cast operands to vary along the same axes, as JAX's primitives require."""
     names = frozenset().union(*(varying(x) for x in operands)) if operands else frozenset()
     return [vary(x, names) for x in operands] if names else operands
