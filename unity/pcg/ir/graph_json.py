@@ -119,7 +119,7 @@ def _read_graph(data: Mapping[str, Any]) -> PCG:
 
 
 def read_node(data: Mapping[str, Any], value: Callable[[Any], Value], axes: int) -> Node:
-    """Read a node of a graph with `axes` axes from the data of `node_json`. Damaged data raise KeyError, ValueError and the like."""
+    """Read a node of a graph with `axes` axes from the data of `node_json`. Damaged data raise KeyError or ValueError."""
     types = tuple(tuple(_read_state(_text(s)) for s in t) for t in data.get("types", ()))
     tensors = tuple(_read_tensor(dtype, shape) for dtype, shape in data["tensors"])
     _require(all(len(t) == axes for t in types), "a type speaks of other axes than the graph has")

@@ -63,7 +63,7 @@ class Digit:
 
 
 def digits(type_: Type, axes: Sequence[Axis]) -> tuple[Digit | None, ...]:
-    """Return each axis' absolute slice position, None unless partitioned. Axes on one slot nest in mesh order, the first is major."""
+    """Return each axis' absolute slice position, None unless partitioned. Axes on one slot nest in mesh order, first is major."""
     taken: dict[State, int] = {}
     result: list[Digit | None] = []
     for state, axis in zip(type_, axes, strict=True):
