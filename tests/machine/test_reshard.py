@@ -92,4 +92,4 @@ def test_what_is_remembered_is_what_was_priced(monkeypatch, most):
         (found, index), (wanted, numbers) = book.changes(before, after), alone[before.key, after.key]
         assert np.array_equal(found[index].forward, wanted[numbers].forward)
         assert np.array_equal(found[index].backward, wanted[numbers].backward)
-    assert book.recent.held <= most or len(book.recent) == 1
+    assert book.recent.used <= most or len(book.recent) == 1
