@@ -30,6 +30,7 @@ from benchmarks.seeds.published import FLEXFLOW_SECONDS, OPTCNN_SECONDS, TRACKIN
 from benchmarks.simulator import MACHINES, NETWORKS, Clock, loaded, price
 from unity.base.gc_pause import uncollected
 from unity.baselines.flexflow import Stop, explored, initial, layers
+from unity.baselines.flexflow.delta.simulation import makespan
 from unity.baselines.flexflow.strategy.operators import operators
 from unity.baselines.flexflow.strategy.strategy import Strategy
 from unity.baselines.optcnn import optimal
@@ -40,7 +41,7 @@ from unity.pcg.capture.capture import capture
 from unity.search.cost.assembly import assemble
 from unity.search.cost.cost import Training
 from unity.search.session import Search
-from unity.search.simulator import Topology, makespan
+from unity.search.simulator import Topology
 
 SAMPLES = 32  # of OptCNN's, for each GPU
 TURNS, MOST = 10, 60.0

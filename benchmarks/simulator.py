@@ -32,9 +32,9 @@ from benchmarks.models.unrolled import nmt_unrolled, rnnlm_unrolled, rnntc_unrol
 from benchmarks.record import asked, record, show
 from unity.base.compiled_loops import load
 from unity.base.gc_pause import uncollected
+from unity.baselines.flexflow.delta.simulation import Change, Delta, makespan
 from unity.baselines.flexflow.strategy import blocks
 from unity.baselines.flexflow.strategy.configs import ParallelConfig, data_parallel, drawn, on_one, possible
-from unity.baselines.flexflow.strategy.delta import Delta
 from unity.baselines.flexflow.strategy.operators import Operators, operators
 from unity.baselines.flexflow.strategy.strategy import Strategy
 from unity.machine.machine import Machine
@@ -42,7 +42,7 @@ from unity.pcg.capture.capture import capture
 from unity.pcg.parallel.parallelize import parallelize
 from unity.search.cost.assembly import Assembled, assemble
 from unity.search.cost.cost import Training
-from unity.search.simulator import Change, TaskGraph, Topology, makespan, simulate
+from unity.search.simulator import TaskGraph, Topology, simulate
 from unity.search.solver.minimizer import Minimizer
 from unity.search.solver.minplus import product
 from unity.search.solver.problem import Alternatives, Point

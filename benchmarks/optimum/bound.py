@@ -10,6 +10,7 @@ from math import prod
 
 import numpy as np
 
+from unity.baselines.flexflow.delta.columns import in_ticks
 from unity.baselines.flexflow.oracle import ByDelta
 from unity.baselines.flexflow.strategy.configs import ParallelConfig, on_one
 from unity.baselines.flexflow.strategy.names import WAYS, said_by
@@ -17,7 +18,6 @@ from unity.baselines.flexflow.strategy.operators import Edge, Operators
 from unity.baselines.flexflow.strategy.pieces import overlap, slices
 from unity.baselines.flexflow.strategy.regions import Shared, shared
 from unity.baselines.flexflow.strategy.strategy import Strategy
-from unity.search.simulator.ticks import in_ticks
 
 May = Mapping[int, list[ParallelConfig]]  # by operator
 

@@ -24,6 +24,7 @@ from math import prod
 from typing import Any
 
 from unity.baselines.flexflow import Stop, explored
+from unity.baselines.flexflow.delta.simulation import makespan
 from unity.baselines.flexflow.oracle import Configs
 from unity.baselines.flexflow.strategy.configs import ParallelConfig, data_parallel, possible
 from unity.baselines.flexflow.strategy.operators import Operators, operators
@@ -32,7 +33,7 @@ from unity.baselines.flexflow.strategy.strategy import Strategy
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.graph import Node
-from unity.search.simulator import Topology, makespan
+from unity.search.simulator import Topology
 
 IN_A_NODE = 4  # GPUs, on both of FlexFlow's clusters
 SEARCH = "simulated flexflow"

@@ -18,9 +18,9 @@ from small_models import MODELS, Small, f, named
 
 from benchmarks.optimal import Bound, DepthFirst
 from unity.baselines.flexflow import Stop, explored, initial
+from unity.baselines.flexflow.delta.simulation import Delta, makespan
 from unity.baselines.flexflow.mesh import options
 from unity.baselines.flexflow.strategy.configs import check_degrees, check_placed, drawn, every_config
-from unity.baselines.flexflow.strategy.delta import Delta
 from unity.baselines.flexflow.strategy.operators import Operators, operators
 from unity.baselines.flexflow.strategy.pieces import reference
 from unity.baselines.flexflow.strategy.strategy import Strategy
@@ -31,7 +31,7 @@ from unity.plan.plan_family import Made
 from unity.search.cost.cost import Training
 from unity.search.published import Asked, algorithm
 from unity.search.session import Search
-from unity.search.simulator import SimulationError, Topology, full, makespan
+from unity.search.simulator import SimulationError, Topology, full
 from unity.search.solver.minimizer import minimize
 
 TWO, FOUR = Machine.grid(1, 2, "p100"), Machine.grid(1, 4, "p100")

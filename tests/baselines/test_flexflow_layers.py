@@ -16,6 +16,7 @@ from small_models import MODELS, Small, f
 
 from benchmarks.models import tiny
 from benchmarks.models.unrolled import rnnlm_unrolled
+from unity.baselines.flexflow.delta.simulation import makespan
 from unity.baselines.flexflow.layers import layers
 from unity.baselines.flexflow.strategy.configs import every_config, on_one
 from unity.baselines.flexflow.strategy.operators import Operators, operators
@@ -24,7 +25,7 @@ from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
 from unity.pcg.capture.clustering import clusters
 from unity.pcg.capture.heavy_operators import constants
-from unity.search.simulator import Topology, makespan
+from unity.search.simulator import Topology
 
 TWO = Machine.grid(1, 2, "p100")
 

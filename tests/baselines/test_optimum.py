@@ -15,12 +15,13 @@ from benchmarks.models import tiny
 from benchmarks.optimum.bound import Bound
 from benchmarks.optimum.depth_first import DepthFirst
 from benchmarks.optimum.layers import Layers
+from unity.baselines.flexflow.delta.simulation import makespan
 from unity.baselines.flexflow.strategy.configs import ParallelConfig, drawn, every_config
 from unity.baselines.flexflow.strategy.operators import Operators, operators
 from unity.baselines.flexflow.strategy.strategy import Strategy
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
-from unity.search.simulator import Topology, makespan
+from unity.search.simulator import Topology
 
 
 @cache

@@ -16,19 +16,19 @@ from simulator_cases import changed, rolled_change, rolled_graph
 from small_models import MODELS, named
 
 from unity.base.compiled_loops import interpreted
+from unity.baselines.flexflow.delta import event_loop, simulation, task_table
+from unity.baselines.flexflow.delta.simulation import Delta
 from unity.baselines.flexflow.strategy import exchange, records, strategy, wiring
 from unity.baselines.flexflow.strategy.configs import ParallelConfig, drawn
-from unity.baselines.flexflow.strategy.delta import Delta
 from unity.baselines.flexflow.strategy.operators import Operators, operators
 from unity.baselines.flexflow.strategy.strategy import Strategy
 from unity.machine.machine import Machine
-from unity.search.simulator import Task, TaskGraph, Topology, advance, entry, full, loop, schedule
+from unity.search.simulator import SimulationError, Task, TaskGraph, Topology, full
 
 LOOPS = {
-    (advance, loop): ("follow",),
-    (advance, entry): ("entered",),
-    (schedule, advance): ("advanced",),
-    (schedule, entry): ("link", "registered", "taken_back"),
+    (task_table, event_loop): ("follow",),
+    (task_table, task_table): ("entered",),
+    (simulation, task_table): ("advanced", "link", "registered", "taken_back"),
     (records, records): ("difference",),
     (strategy, exchange): ("made_of",),
     (wiring, wiring): ("_timed",),
@@ -96,13 +96,13 @@ def test_tasks_that_are_made_by_compiled_loops_are_those_of_interpreted_ones(nam
 
 def test_names_may_be_long_and_order_what_is_ready_at_once() -> None:
     devices, names = rolled_graph(random.Random(0)).graph.devices, [1 - 2**63, -1, 0, 2**61, 2**62, 2**63 - 1]
-    found = full(TaskGraph({name: Task(0, 1.0) for name in random.Random(1).sample(names, len(names))}, devices))
-    assert list(found.order[0]) == names
+    found = Delta(TaskGraph({name: Task(0, 1.0) for name in random.Random(1).sample(names, len(names))}, devices))
+    assert list(found.timeline.order[0]) == names
 
 
 def test_names_that_are_too_long_are_refused() -> None:
     devices = rolled_graph(random.Random(0)).graph.devices
     for name in (2**63, -(2**63)):
         for tasks in ({name: Task(0, 1.0)}, {0: Task(0, 1.0, (name,))}):
-            with pytest.raises(schedule.SimulationError, match=f"task {name} has a name of more than 64 bits"):
-                full(TaskGraph(tasks, devices))
+            with pytest.raises(SimulationError, match=f"task {name} has a name of more than 64 bits"):
+                Delta(TaskGraph(tasks, devices))

@@ -20,8 +20,9 @@ from simulator_cases import (
     task_graphs,
 )
 
-from unity.baselines.flexflow.strategy.delta import Delta
-from unity.search.simulator import Resource, SimulationError, Task, TaskGraph, full, schedule
+from unity.baselines.flexflow.delta import simulation
+from unity.baselines.flexflow.delta.simulation import Delta
+from unity.search.simulator import Resource, SimulationError, Task, TaskGraph, full
 
 Tasks = dict[int, Task]
 TWO = (Resource("a", "compute"), Resource("b", "link"))
@@ -170,7 +171,7 @@ def test_taking_back_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SimulationError, match="no change of the task graph to be taken back"):
         delta.back()
     delta.change({100: Task(0, 2.0, (99,)), 5000: Task(1, 3.0, (99,)), 999: None})
-    monkeypatch.setattr(schedule, "advanced", None)  # nothing is simulated
+    monkeypatch.setattr(simulation, "advanced", None)  # nothing is simulated
     delta.back()
     assert delta.timeline == before
     with pytest.raises(SimulationError, match="no change of the task graph to be taken back"):

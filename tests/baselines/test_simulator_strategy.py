@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import MODELS, Small, named
 
+from unity.baselines.flexflow.delta.simulation import Delta
 from unity.baselines.flexflow.strategy import names
 from unity.baselines.flexflow.strategy.configs import ParallelConfig, data_parallel, drawn, on_one
-from unity.baselines.flexflow.strategy.delta import Delta
 from unity.baselines.flexflow.strategy.operators import Operators, operators
 from unity.baselines.flexflow.strategy.strategy import Strategy
 from unity.machine.hardware import MachineError

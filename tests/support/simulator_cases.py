@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from unity.search.simulator import Change, Resource, Task, TaskGraph
+from unity.baselines.flexflow.delta.simulation import Change
+from unity.search.simulator import Resource, Task, TaskGraph
 
 # equal times make ties, none makes levels, and one that vanishes beside any other is none where it is added
 SECONDS = st.sampled_from([0.0, 0.0, 1.0, 1.0, 2.0, 0.5, 1e-17, 1 / 3]) | st.floats(0, 10)

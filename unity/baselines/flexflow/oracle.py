@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from unity.baselines.flexflow.delta.simulation import Delta, makespan
 from unity.baselines.flexflow.strategy.configs import ParallelConfig
-from unity.baselines.flexflow.strategy.delta import Delta
 from unity.baselines.flexflow.strategy.operators import Operators
 from unity.baselines.flexflow.strategy.strategy import Strategy
-from unity.search.simulator import makespan
 
 Configs = Mapping[int, ParallelConfig]  # by the number of every operator
 

@@ -17,12 +17,10 @@ from functools import cached_property
 from math import prod
 
 from unity.machine.machine import Machine
-from unity.search.simulator.full import full
-from unity.search.simulator.grids import groups
 from unity.search.simulator.program import Instruction, Loop, Program, Sent
 from unity.search.simulator.tasks import Names, Resource, SimulationError, Task, TaskGraph, union
-from unity.search.simulator.timeline import Timeline
-from unity.search.simulator.topology import Topology, sent
+from unity.search.simulator.timeline import Timeline, full
+from unity.search.simulator.topology import Topology, grid_groups, sent
 
 PARTS, MEMBERS = 1 << 2, 1 << 22  # how task names are packed: instruction, part; device, group or link
 MAIN, BARRIER, LINK = range(3)  # parts of an instruction; the last is a loop's on each link
@@ -83,7 +81,7 @@ class Target:
 
     def groups(self, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """The devices that a collective over mesh axes joins, group by group; folded: the one."""
-        return ((0,),) if self.folded else groups(tuple(a.size for a in self.machine.axes), axes)
+        return ((0,),) if self.folded else grid_groups(tuple(a.size for a in self.machine.axes), axes)
 
     def links(self, axes: tuple[int, ...], members: Sequence[int]) -> Sequence[int]:
         """The device of the task graph by which each member sends."""

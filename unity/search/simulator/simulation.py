@@ -13,10 +13,9 @@ from unity.pcg.ir.graph import PCG
 from unity.search.cost.cost import Training
 from unity.search.memory.backend import CPU, backend_of
 from unity.search.simulator.expansion import Target, expand
-from unity.search.simulator.full import full
 from unity.search.simulator.memory import MemoryOverTime, Step, memory_over_time
 from unity.search.simulator.program import program_of
-from unity.search.simulator.timeline import Timeline
+from unity.search.simulator.timeline import Timeline, full
 from unity.search.simulator.topology import Topology
 from unity.search.simulator.trace import picture, write_trace
 

@@ -24,7 +24,6 @@ import networkx as nx
 from unity.base.errors import UnityError
 
 Names = tuple[int, ...]
-LARGEST = 2**63 - 1  # a name, and the smallest below zero
 
 
 class SimulationError(UnityError, ValueError):
@@ -63,26 +62,12 @@ def union(names: Iterable[Names]) -> Names:
     return tuple(dict.fromkeys(n for some in names for n in some))
 
 
-def possible(tasks: Mapping[int, Task], devices: int) -> bool:
-    """Whether there can be such tasks: told from the largest names, and from devices and times that are different."""
-    names = {n for some in ([*tasks], *(task.before for task in tasks.values())) for n in some}
-    on, seconds = {task.device for task in tasks.values()}, {task.seconds for task in tasks.values()}
-    return (
-        -LARGEST <= min(names, default=0) <= max(names, default=0) <= LARGEST
-        and all(0 <= d < devices for d in on)
-        and all(s >= 0 and math.isfinite(s) for s in seconds)
-    )
-
-
 def check_tasks(tasks: Mapping[int, Task], devices: int) -> None:
-    """Raises SimulationError unless every task has a possible name, one of the devices, and a finite time."""
+    """Raise SimulationError unless every task has one of the devices and a finite time."""
     for name, task in tasks.items():
-        for n in (name, *task.before):
-            if abs(n) > LARGEST:
-                raise SimulationError(f"task {n} has a name of more than 64 bits")
         if not 0 <= task.device < devices:
             raise SimulationError(f"task {name} is on device {task.device}; there are {devices}, numbered from 0")
-        if not (task.seconds >= 0 and math.isfinite(task.seconds)):
+        if not 0 <= task.seconds < math.inf:
             raise SimulationError(f"task {name} takes {task.seconds!r} seconds, which must be a finite number, zero or above")
 
 

@@ -163,6 +163,17 @@ class Topology:
 
 
 @cache
+def grid_groups(sizes: tuple[int, ...], over: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Group the numbers of a row-major grid of these sizes: the members of a group differ along the dimensions `over` alone.
+
+    The grid is a mesh of devices, or the pieces of an operator.
+    """
+    rest = [k for k in range(len(sizes)) if k not in over]
+    grid = np.arange(prod(sizes)).reshape(sizes).transpose(*rest, *over)
+    return tuple(map(tuple, grid.reshape(-1, prod(sizes[k] for k in over)).tolist()))
+
+
+@cache
 def _ring(device: Device, kind: str, size: int, bandwidth: float, latency: float, turned: bool) -> Linear:
     """What a collective costs in a ring of `size` members: on a machine of one level."""
     machine = Machine("ring", device, (Level("ring", size, bandwidth, latency),))

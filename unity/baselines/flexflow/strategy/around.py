@@ -19,9 +19,9 @@ from functools import cached_property
 
 import numpy as np
 
+from unity.baselines.flexflow.delta.columns import Numbers
 from unity.baselines.flexflow.strategy.names import BACKWARD, ENDS, FORWARD, GRADIENT, REDUCTIONS, TRANSFERS, WAYS, name_of
 from unity.baselines.flexflow.strategy.operators import Edge, Operators
-from unity.search.simulator.columns import Numbers
 
 
 @dataclass(frozen=True)

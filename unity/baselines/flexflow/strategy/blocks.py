@@ -17,11 +17,11 @@ from functools import lru_cache
 
 import numpy as np
 
+from unity.baselines.flexflow.delta.columns import Numbers
 from unity.baselines.flexflow.strategy.operators import Reduction
 from unity.baselines.flexflow.strategy.pieces import Slices, overlap
 from unity.baselines.flexflow.strategy.records import bits
 from unity.baselines.flexflow.strategy.regions import Readers, shared_by_number
-from unity.search.simulator.columns import Numbers
 
 OPERATOR, REDUCTION, OPERAND, WEIGHT, WAITING = 4, 4, 3, 2, 3  # numbers before those of pieces or parts
 

@@ -11,11 +11,11 @@ from functools import partial
 import numpy as np
 
 from unity.base.compiled_loops import compiled
+from unity.baselines.flexflow.delta.columns import Numbers
 from unity.baselines.flexflow.strategy.blocks import OPERAND, OPERATOR, REDUCTION, WAITING, WEIGHT
 from unity.baselines.flexflow.strategy.names import BACKWARD, ENDS, PURPOSE, ROW, WAYS
 from unity.baselines.flexflow.strategy.records import BARRIER, RECORD, RING, TASK, WAITS, Made
 from unity.baselines.flexflow.strategy.wiring import OWN, Wires
-from unity.search.simulator.columns import Numbers
 
 NONE = -1
 FEW = 2048  # numbers that there is room for to begin with: most changes need no more

@@ -20,8 +20,7 @@ from unity.pcg.parallel.parallelize import Assignment, parallelize
 from unity.search.cost.cost import Pieces, seconds
 from unity.search.cost.prediction import predict, with_gradient
 from unity.search.cost.roofline import dense_work, touches
-from unity.search.simulator.grids import groups
-from unity.search.simulator.topology import Topology
+from unity.search.simulator.topology import Topology, grid_groups
 
 
 class Edge(NamedTuple):
@@ -248,7 +247,7 @@ class Operators:
 
 
 def _groups(degrees: Degrees, dims: tuple[int, ...]) -> NDArray[np.int64]:
-    return np.array(groups(degrees, dims), np.int64)
+    return np.array(grid_groups(degrees, dims), np.int64)
 
 
 def operators(graph: PCG, differentiated: Collection[int], topology: Topology) -> Operators:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from unity.base.compiled_loops import compiled
-from unity.search.simulator.columns import GONE, Columns, Numbers, packed
+from unity.baselines.flexflow.delta.columns import GONE, Columns, Numbers, packed
 
 SECONDS, NBYTES, WAITS, RECORD = 2, 3, 4, 5  # places in a record; where the names begin
 TASK, RING = 3, 4  # how many numbers `Made` has of each

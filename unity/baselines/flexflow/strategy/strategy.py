@@ -13,6 +13,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from unity.base.gc_pause import uncollected
+from unity.baselines.flexflow.delta.columns import ByColumn, Numbers
+from unity.baselines.flexflow.delta.simulation import Change
 from unity.baselines.flexflow.strategy import blocks, records
 from unity.baselines.flexflow.strategy.around import Around, around
 from unity.baselines.flexflow.strategy.configs import ParallelConfig
@@ -22,8 +24,6 @@ from unity.baselines.flexflow.strategy.operators import Edge, Operators
 from unity.baselines.flexflow.strategy.records import NOTHING
 from unity.baselines.flexflow.strategy.regions import numbered
 from unity.baselines.flexflow.strategy.wiring import Wiring
-from unity.search.simulator.columns import ByColumn, Numbers
-from unity.search.simulator.schedule import Change
 from unity.search.simulator.tasks import SimulationError, Task, TaskGraph
 
 T = TypeVar("T", bound=Hashable)

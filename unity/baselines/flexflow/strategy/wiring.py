@@ -9,10 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from unity.base.compiled_loops import compiled
+from unity.baselines.flexflow.delta.columns import Moments, Numbers, in_ticks
 from unity.baselines.flexflow.strategy.records import NBYTES, RING, SECONDS, TASK, Made
-from unity.search.simulator.columns import Moments, Numbers
 from unity.search.simulator.tasks import Resource
-from unity.search.simulator.ticks import in_ticks
 from unity.search.simulator.topology import Topology, sending, sent
 
 OWN = -1  # instead of a link's device: sending takes the sender's own time

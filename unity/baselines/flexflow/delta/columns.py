@@ -12,14 +12,28 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from unity.search.simulator.tasks import Task, check_tasks, possible
+from unity.search.simulator.tasks import SimulationError, Task, check_tasks
 
 Numbers = NDArray[np.int64]  # lists, where loops are interpreted
 Moments = NDArray[np.float64]
 
+LARGEST = 2**63 - 1  # a name, and the smallest below zero
 GONE = -1  # the device of a task that is not there
 
 T = TypeVar("T", bound=Task | None, covariant=True)
+F = TypeVar("F", float, NDArray[np.float64])
+
+TICKS = 2.0**42  # in a second: one is a fifth of a picosecond
+
+
+def in_ticks(seconds: F) -> F:
+    """Round times to whole ticks, which are added without rounding."""
+    return np.rint(seconds * TICKS) / TICKS  # pyright: ignore[reportReturnType]
+
+
+def added_exactly(total: float) -> bool:
+    """Whether times that are whole numbers of ticks, `total` in all, are added without rounding, in whatever order."""
+    return total < 2.0**53 / TICKS
 
 
 class Columns(NamedTuple):
@@ -86,8 +100,10 @@ def columns_of(tasks: Mapping[int, Task | None], devices: int) -> Columns:
     if isinstance(tasks, ByColumn):
         return tasks.columns
     put = {name: task for name, task in tasks.items() if task is not None}
-    if not possible(put, devices):
-        check_tasks(put, devices)
+    check_tasks(put, devices)
+    for name in (*put, *(p for task in put.values() for p in task.before)):
+        if abs(name) > LARGEST:
+            raise SimulationError(f"task {name} has a name of more than 64 bits")
     names = sorted(tasks)
     rows = [tasks[name] or _NONE for name in names]
     device, seconds, before, nbytes = zip(*rows, strict=True) if rows else ((),) * 4

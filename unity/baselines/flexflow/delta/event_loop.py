@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unity.base.compiled_loops import compiled
-from unity.search.simulator.columns import GONE, Moments, Numbers
+from unity.baselines.flexflow.delta.columns import GONE, Moments, Numbers
 
 Counts = NDArray[np.int32]  # places and numbers of tasks, of which many are looked at: half as long is a tenth faster
 

@@ -7,11 +7,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unity.search.simulator.advance import advanced
-from unity.search.simulator.columns import GONE, ByColumn, Columns, Numbers, columns_of
-from unity.search.simulator.entry import ABSENT, FULL, UNKNOWN, USED, Register, Was, link, registered, taken_back
-from unity.search.simulator.loop import NEVER, NONE, Counts, Line, Table, Times
-from unity.search.simulator.tasks import SimulationError, Task, circle
+from unity.base.gc_pause import uncollected
+from unity.baselines.flexflow.delta.columns import GONE, ByColumn, Columns, Numbers, columns_of
+from unity.baselines.flexflow.delta.event_loop import NEVER, NONE, Counts, Line, Table, Times
+from unity.baselines.flexflow.delta.task_table import (
+    ABSENT,
+    FULL,
+    UNKNOWN,
+    USED,
+    Register,
+    Was,
+    advanced,
+    link,
+    registered,
+    taken_back,
+)
+from unity.search.simulator.tasks import SimulationError, Task, TaskGraph, circle
+from unity.search.simulator.timeline import Timeline
 
 Change = Mapping[int, Task | None]  # tasks to put under names, new or not; None takes one away
 
@@ -198,3 +210,66 @@ def _line(tasks: int, devices: int) -> Line:
     missing, begun, queue, depth = np.empty((4, tasks), np.int32)
     latest, at = np.empty((2, tasks))
     return Line(missing, latest, begun, queue, at, depth, np.empty(tasks, np.int64), *np.empty((5, devices)))
+
+
+class Delta:
+    """A simulated task graph that can be changed. Raises SimulationError as `full` does."""
+
+    @uncollected()
+    def __init__(self, graph: TaskGraph) -> None:
+        self.devices = graph.devices
+        self._schedule = Schedule(graph.tasks, len(graph.devices))
+        self._before: Past | None = None
+        self.simulated = len(graph.tasks)  # tasks, for the last change
+
+    @property
+    def makespan(self) -> float:
+        """Seconds until the last task has ended."""
+        return self._schedule.makespan
+
+    @property
+    def graph(self) -> TaskGraph:
+        """The task graph as it is now."""
+        return TaskGraph(self._schedule.tasks, self.devices)
+
+    @property
+    def timeline(self) -> Timeline:
+        """When every task runs now."""
+        graph, order = self.graph, [list[int]() for _ in self.devices]
+        ready, start, end = dict[int, float](), dict[int, float](), dict[int, float]()
+        free = [0.0] * len(self.devices)
+        for name, ready_at, ends_at in self._schedule.taken:
+            device = graph.tasks[name].device
+            order[device].append(name)
+            ready[name], start[name], end[name] = ready_at, max(ready_at, free[device]), ends_at
+            free[device] = ends_at
+        return Timeline(graph, ready, start, end, tuple(map(tuple, order)))
+
+    @uncollected()
+    def change(self, changes: Change) -> Change:
+        """Changes tasks and simulates what follows. Gives the change that undoes this one.
+
+        Raises:
+            SimulationError: a task is not possible, or waits for one that is not there (any more) or that waits for it. Then
+                nothing is changed, nor can an earlier change be taken back.
+        """
+        self._before = None  # what takes it back is of arrays that may have grown since
+        self._before, self.simulated = self._schedule.change(changes)
+        return self._before.undo
+
+    def back(self) -> None:
+        """Takes the last change back. Nothing is simulated again: a search that rejects most of what it looks at saves that time.
+
+        Raises:
+            SimulationError: there was none, or it was taken back already.
+        """
+        if self._before is None:
+            raise SimulationError("there is no change of the task graph to be taken back")
+        self._schedule.restore(self._before)
+        self._before = None
+
+
+@uncollected()
+def makespan(graph: TaskGraph) -> float:
+    """Return the seconds that a task graph takes. Raises as `Delta` does."""
+    return Schedule(graph.tasks, len(graph.devices)).makespan
