@@ -35,9 +35,8 @@ from benchmarks.simulator import Clock
 from unity.base.errors import UnityError
 from unity.base.gc_pause import uncollected
 from unity.baselines.flexflow import explored, initial, layers
-from unity.baselines.flexflow.mcmc import Found
+from unity.baselines.flexflow.mcmc import Configs, Found
 from unity.baselines.flexflow.mesh import options, starts
-from unity.baselines.flexflow.oracle import Configs
 from unity.baselines.flexflow.strategy.configs import every_config
 from unity.baselines.flexflow.strategy.operators import Operators, operators
 from unity.machine.machine import Machine

@@ -32,8 +32,8 @@ from benchmarks.models.unrolled import nmt_unrolled, rnnlm_unrolled, rnntc_unrol
 from benchmarks.record import asked, record, show
 from unity.base.compiled_loops import load
 from unity.base.gc_pause import uncollected
-from unity.baselines.flexflow.delta.simulation import Change, Delta, makespan
-from unity.baselines.flexflow.strategy import blocks
+from unity.baselines.flexflow.delta.simulation import Change, DeltaSimulation, makespan
+from unity.baselines.flexflow.strategy import encoding
 from unity.baselines.flexflow.strategy.configs import ParallelConfig, data_parallel, drawn, on_one, possible
 from unity.baselines.flexflow.strategy.operators import Operators, operators
 from unity.baselines.flexflow.strategy.strategy import Strategy
@@ -95,7 +95,7 @@ def loaded() -> None:
     captured = capture(loss, w, x)
     o = operators(captured.graph, captured.differentiated, Topology.uniform(Machine.grid(1, 2, "p100")))
     strategy = Strategy(o, {k: data_parallel(o.nodes[k], 16, 2) for k in o.numbers})
-    delta = Delta(strategy.graph)
+    delta = DeltaSimulation(strategy.graph)
     for k in o.numbers:
         delta.change(strategy.change(k, on_one(o.nodes[k])))
         delta.back()
@@ -114,7 +114,7 @@ def price(o: Operators) -> None:
 
 def proposals(o: Operators, batch: int, devices: int) -> Iterator[tuple[Strategy, int, ParallelConfig]]:
     """Data parallelism, and an operator's other configuration drawn at random, again and again: the same ones for each walk."""
-    for cache in (blocks.operand, blocks.weight):  # whoever walks finds out himself what pieces have in common
+    for cache in (encoding.operand_block, encoding.weight_block):  # whoever walks finds out himself what pieces have in common
         cache.cache_clear()
     rng = random.Random(0)
     strategy = Strategy(o, {k: data_parallel(o.nodes[k], batch, devices) for k in o.numbers})
@@ -125,9 +125,9 @@ def proposals(o: Operators, batch: int, devices: int) -> Iterator[tuple[Strategy
 
 def with_delta(o: Operators, batch: int, devices: int) -> Iterator[dict[str, float]]:
     """A walk with delta simulation: seconds of each change, and the step it leads to."""
-    delta: Delta | None = None
+    delta: DeltaSimulation | None = None
     for strategy, k, config in proposals(o, batch, devices):
-        delta = delta or Delta(strategy.graph)
+        delta = delta or DeltaSimulation(strategy.graph)
         clock = Clock()
         change = strategy.change(k, config)
         changed = clock()
@@ -196,7 +196,7 @@ def at_192(name: str) -> dict:
             clock = Clock()
             found = simulate(graph, machine, captured.differentiated)
             times.append(clock())
-        delta = Delta(found.timeline.graph)
+        delta = DeltaSimulation(found.timeline.graph)
         for other in others(assembled, point):
             clock = Clock()
             change = difference(found.timeline.graph, tasks(other))

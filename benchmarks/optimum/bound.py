@@ -11,12 +11,12 @@ from math import prod
 import numpy as np
 
 from unity.baselines.flexflow.delta.columns import in_ticks
-from unity.baselines.flexflow.oracle import ByDelta
+from unity.baselines.flexflow.mcmc import ByDelta
 from unity.baselines.flexflow.strategy.configs import ParallelConfig, on_one
-from unity.baselines.flexflow.strategy.names import WAYS, said_by
-from unity.baselines.flexflow.strategy.operators import Edge, Operators
+from unity.baselines.flexflow.strategy.encoding import WAYS, parse_name
+from unity.baselines.flexflow.strategy.operators import OperandEdge, Operators
 from unity.baselines.flexflow.strategy.pieces import overlap, slices
-from unity.baselines.flexflow.strategy.regions import Shared, shared
+from unity.baselines.flexflow.strategy.regions import SharedParts, shared
 from unity.baselines.flexflow.strategy.strategy import Strategy
 
 May = Mapping[int, list[ParallelConfig]]  # by operator
@@ -52,7 +52,7 @@ class Bound:
         """The longest chain of operators that ends where the backward pass begins, each reading the one before."""
         before: dict[int, tuple[int, ...]] = {}
         for k in self.o.numbers:
-            makers = [before[e.maker] for e in self.o.incoming[k]]
+            makers = [before[e.producer] for e in self.o.incoming[k]]
             before[k] = (*max(makers, key=len, default=()), k)
         return max((before[k] for k in self.o.ends), key=len)
 
@@ -93,27 +93,27 @@ class Bound:
         [C of the maker, C of the reader, links].
         """
         found = []
-        for maker, reader in pairwise(self.path):
-            edge = next(e for e in self.o.incoming[reader] if e.maker == maker)
+        for producer, user in pairwise(self.path):
+            edge = next(e for e in self.o.incoming[user] if e.producer == producer)
             known = dict[tuple[ParallelConfig, ParallelConfig], tuple[Array, Array, Array]]()
-            rows = [[self._known(edge, a, b, known) for b in self.may[reader]] for a in self.may[maker]]
+            rows = [[self._known(edge, a, b, known) for b in self.may[user]] for a in self.may[producer]]
             found.append(tuple(np.array([[each[part] for each in row] for row in rows]) for part in range(3)))
         return found
 
     def _known(
         self,
-        edge: Edge,
-        maker: ParallelConfig,
-        reader: ParallelConfig,
+        edge: OperandEdge,
+        producer: ParallelConfig,
+        user: ParallelConfig,
         known: dict[tuple[ParallelConfig, ParallelConfig], tuple[Array, Array, Array]],
     ) -> tuple[Array, Array, Array]:
         """What is sent; found once for pairs that differ in the names of devices alone, where these are all alike."""
         if not self.alike:
-            return self._sent(edge, maker, reader)
+            return self._sent(edge, producer, user)
         n = self.o.topology.devices
-        order = list(dict.fromkeys((*maker.devices, *reader.devices, *range(n))))
+        order = list(dict.fromkeys((*producer.devices, *user.devices, *range(n))))
         number = {device: k for k, device in enumerate(order)}
-        pair = tuple(ParallelConfig(c.degrees, tuple(number[d] for d in c.devices)) for c in (maker, reader))
+        pair = tuple(ParallelConfig(c.degrees, tuple(number[d] for d in c.devices)) for c in (producer, user))
         if pair not in known:
             known[pair[0], pair[1]] = self._sent(edge, *pair)
         there, back, carried = known[pair[0], pair[1]]
@@ -145,24 +145,26 @@ class Bound:
         wiring, n = self.strategy.wiring, self.o.topology.devices
         return [wiring.wire(i, (i + 1) % n) for i in range(n)]
 
-    def _sent(self, edge: Edge, maker: ParallelConfig, reader: ParallelConfig) -> tuple[Array, Array, Array]:
-        self.strategy.change(edge.maker, maker)
-        self.strategy.change(edge.reader, reader)
-        node = self.o.nodes[edge.maker]
-        made = slices(node, maker.degrees, len(node.operands) + edge.result)
-        read = overlap(made, slices(self.o.nodes[edge.reader], reader.degrees, edge.position))
-        assert len(np.unique(read.first)) == maker.pieces, "a piece that this reader leaves out may begin its backward pass earlier"
+    def _sent(self, edge: OperandEdge, producer: ParallelConfig, user: ParallelConfig) -> tuple[Array, Array, Array]:
+        self.strategy.change(edge.producer, producer)
+        self.strategy.change(edge.user, user)
+        node = self.o.nodes[edge.producer]
+        made = slices(node, producer.degrees, len(node.operands) + edge.result)
+        read = overlap(made, slices(self.o.nodes[edge.user], user.degrees, edge.position))
+        assert len(np.unique(read.first)) == producer.pieces, (
+            "a piece that this reader leaves out may begin its backward pass earlier"
+        )
         forward, backward = _Sends(), _Sends()
         carried = np.zeros(len(self.strategy.wiring.resources))
-        for name, task in self.strategy.of_edge(edge).items():
-            _, purpose, i, j = said_by(name)
+        for name, task in self.strategy.transfers(edge).items():
+            _, purpose, i, j = parse_name(name)
             way = forward if purpose % WAYS == 0 else backward
             way[(i, j) if way is forward else (j, i)] = task.seconds, task.device
             carried[task.device] += task.seconds if way is backward else 0.0
-        every = len(read.first) == maker.pieces * reader.pieces
+        every = len(read.first) == producer.pieces * user.pieces
         return (
-            _first_and_last(forward, maker.pieces, reader.pieces, every, certain=not made.copied),
-            _first_and_last(backward, reader.pieces, maker.pieces, every, certain=True),
+            _first_and_last(forward, producer.pieces, user.pieces, every, certain=not made.copied),
+            _first_and_last(backward, user.pieces, producer.pieces, every, certain=True),
             carried,
         )
 
@@ -179,7 +181,7 @@ class Bound:
             counted.update(own)
             loads = np.zeros((len(self.may[k]), 2, len(wiring.resources)))
             for (node, result), (c, config) in product(own, enumerate(self.may[k])):
-                position = next(p for reader, p in self.o.weights[node, result] if reader == k)
+                position = next(p for user, p in self.o.weights[node, result] if user == k)
                 cut = slices(self.o.nodes[k], config.degrees, position)
                 for devices, elements in parts_of(shared(((cut, config.devices),))):
                     nbytes = elements * float(self.o.nodes[node].tensors[result].itemsize)
@@ -200,9 +202,9 @@ class Bound:
         has one link: of several, the gradients may be on others.
         """
         found = []
-        for at, (maker, reader) in enumerate(pairwise(self.path)):
+        for at, (producer, user) in enumerate(pairwise(self.path)):
             back = self.between[at][1]
-            within = np.array([[set(a.devices) <= set(b.devices) for b in self.may[reader]] for a in self.may[maker]])
+            within = np.array([[set(a.devices) <= set(b.devices) for b in self.may[user]] for a in self.may[producer]])
             kept = np.where(within & self._one_link, self.synchronizing[at + 1][:, 1].max(axis=1), APART)
             whole = np.full((*back.shape[:2], 3, 3), APART)
             whole[..., :2, :2] = joined(back, self.computing[at][1][:, None])
@@ -238,7 +240,7 @@ Array = np.ndarray
 _Sends = dict[tuple[int, int], tuple[float, int]]  # by sender and receiver: seconds, and the link
 
 
-def parts_of(found: Shared) -> Iterator[tuple[list[int], int]]:
+def parts_of(found: SharedParts) -> Iterator[tuple[list[int], int]]:
     """The devices that hold each part of a weight, and its elements."""
     devices = np.split(found.devices, np.cumsum(found.counts)[:-1]) if len(found.counts) else []
     return zip((on.tolist() for on in devices), found.elements.tolist(), strict=True)

@@ -25,7 +25,7 @@ from typing import Any
 
 from unity.baselines.flexflow import Stop, explored
 from unity.baselines.flexflow.delta.simulation import makespan
-from unity.baselines.flexflow.oracle import Configs
+from unity.baselines.flexflow.mcmc import Configs
 from unity.baselines.flexflow.strategy.configs import ParallelConfig, data_parallel, possible
 from unity.baselines.flexflow.strategy.operators import Operators, operators
 from unity.baselines.flexflow.strategy.pieces import most, slices, split_shape
@@ -151,7 +151,7 @@ def depths_of(o: Operators) -> dict[int, int]:
     known = set(deep)
     for k in reversed(o.numbers):
         own = deep.get(id(o.nodes[k]), 0)
-        for made in (id(o.nodes[e.maker]) for e in o.incoming[k]):
+        for made in (id(o.nodes[e.producer]) for e in o.incoming[k]):
             if made not in known:
                 deep[made] = min(deep.get(made, own), own)
     return {k: deep.get(id(o.nodes[k]), 0) for k in o.numbers}

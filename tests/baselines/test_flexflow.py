@@ -18,7 +18,7 @@ from small_models import MODELS, Small, f, named
 
 from benchmarks.optimal import Bound, DepthFirst
 from unity.baselines.flexflow import Stop, explored, initial
-from unity.baselines.flexflow.delta.simulation import Delta, makespan
+from unity.baselines.flexflow.delta.simulation import DeltaSimulation, makespan
 from unity.baselines.flexflow.mesh import options
 from unity.baselines.flexflow.strategy.configs import check_degrees, check_placed, drawn, every_config
 from unity.baselines.flexflow.strategy.operators import Operators, operators
@@ -120,7 +120,7 @@ def test_a_change_that_is_taken_back_leaves_nothing_behind(name: str, seed: int)
     """Neither in the strategy's tasks, nor for the changes that come after it."""
     o, rng = model(name), random.Random(seed)
     strategy = Strategy(o, {k: drawn(o.nodes[k], 4, rng) for k in o.numbers})
-    delta = Delta(strategy.graph)
+    delta = DeltaSimulation(strategy.graph)
     with pytest.raises(SimulationError, match="no change of the strategy to be taken back"):
         strategy.back()
     for _ in range(5):

@@ -17,8 +17,8 @@ from small_models import MODELS, named
 
 from unity.base.compiled_loops import interpreted
 from unity.baselines.flexflow.delta import event_loop, simulation, task_table
-from unity.baselines.flexflow.delta.simulation import Delta
-from unity.baselines.flexflow.strategy import exchange, records, strategy, wiring
+from unity.baselines.flexflow.delta.simulation import DeltaSimulation
+from unity.baselines.flexflow.strategy import encoding, strategy, task_builder, wiring
 from unity.baselines.flexflow.strategy.configs import ParallelConfig, drawn
 from unity.baselines.flexflow.strategy.operators import Operators, operators
 from unity.baselines.flexflow.strategy.strategy import Strategy
@@ -27,11 +27,11 @@ from unity.search.simulator import SimulationError, Task, TaskGraph, Topology, f
 
 LOOPS = {
     (task_table, event_loop): ("follow",),
-    (task_table, task_table): ("entered",),
-    (simulation, task_table): ("advanced", "link", "registered", "taken_back"),
-    (records, records): ("difference",),
-    (strategy, exchange): ("made_of",),
-    (wiring, wiring): ("_timed",),
+    (task_table, task_table): ("enter",),
+    (simulation, task_table): ("apply_change", "fill_register", "link", "revert_change"),
+    (encoding, encoding): ("diff_records",),
+    (strategy, task_builder): ("build_tasks",),
+    (wiring, wiring): ("_write_times",),
 }
 
 
@@ -50,9 +50,9 @@ def test_what_is_compiled_is_what_is_interpreted(seed: int) -> None:
     pytest.importorskip("numba")
     rng = random.Random(seed)
     case = rolled_graph(rng)
-    tasks, delta = dict(case.graph.tasks), Delta(case.graph)
+    tasks, delta = dict(case.graph.tasks), DeltaSimulation(case.graph)
     with in_python():
-        slow = Delta(case.graph)
+        slow = DeltaSimulation(case.graph)
     for _ in range(4):
         change = rolled_change(rng, case, tasks)
         tasks = changed(tasks, change)
@@ -96,7 +96,7 @@ def test_tasks_that_are_made_by_compiled_loops_are_those_of_interpreted_ones(nam
 
 def test_names_may_be_long_and_order_what_is_ready_at_once() -> None:
     devices, names = rolled_graph(random.Random(0)).graph.devices, [1 - 2**63, -1, 0, 2**61, 2**62, 2**63 - 1]
-    found = Delta(TaskGraph({name: Task(0, 1.0) for name in random.Random(1).sample(names, len(names))}, devices))
+    found = DeltaSimulation(TaskGraph({name: Task(0, 1.0) for name in random.Random(1).sample(names, len(names))}, devices))
     assert list(found.timeline.order[0]) == names
 
 
@@ -105,4 +105,4 @@ def test_names_that_are_too_long_are_refused() -> None:
     for name in (2**63, -(2**63)):
         for tasks in ({name: Task(0, 1.0)}, {0: Task(0, 1.0, (name,))}):
             with pytest.raises(SimulationError, match=f"task {name} has a name of more than 64 bits"):
-                Delta(TaskGraph(tasks, devices))
+                DeltaSimulation(TaskGraph(tasks, devices))

@@ -21,7 +21,7 @@ from simulator_cases import (
 )
 
 from unity.baselines.flexflow.delta import simulation
-from unity.baselines.flexflow.delta.simulation import Delta
+from unity.baselines.flexflow.delta.simulation import DeltaSimulation
 from unity.search.simulator import Resource, SimulationError, Task, TaskGraph, full
 
 Tasks = dict[int, Task]
@@ -31,7 +31,7 @@ TWO = (Resource("a", "compute"), Resource("b", "link"))
 @settings(max_examples=300)
 @given(case=task_graphs(), data=st.data())
 def test_delta_is_full_to_the_last_bit(case: Case, data: st.DataObject) -> None:
-    delta, tasks = Delta(case.graph), dict(case.graph.tasks)
+    delta, tasks = DeltaSimulation(case.graph), dict(case.graph.tasks)
     for _ in range(data.draw(st.integers(1, 8))):
         change = data.draw(changes(case, tasks))
         before = delta.timeline
@@ -53,7 +53,7 @@ def test_delta_is_full_to_the_last_bit(case: Case, data: st.DataObject) -> None:
 
 def follows(rng: random.Random, graph: TaskGraph, steps: int, taken_back: float, draw: Callable[[int, Tasks], Change]) -> None:
     """Holds delta simulation against full simulation after so many changes, some of which are taken back at once."""
-    delta, tasks = Delta(graph), dict(graph.tasks)
+    delta, tasks = DeltaSimulation(graph), dict(graph.tasks)
     for step in range(steps):
         change = draw(step, tasks)
         delta.change(change)
@@ -87,7 +87,7 @@ def chain(n: int, seconds: float = 1.0) -> TaskGraph:
 
 
 def test_a_change_may_make_tasks_earlier_and_later() -> None:
-    delta = Delta(chain(300))
+    delta = DeltaSimulation(chain(300))
     delta.change({200: Task(0, 0.25, (199,))})
     assert delta.makespan == 299.25
     delta.change({100: Task(1, 3.0, (99,)), 150: None, 151: Task(0, 1.0, (149,))})
@@ -98,7 +98,7 @@ def test_a_change_may_make_tasks_earlier_and_later() -> None:
 @pytest.mark.parametrize(("seconds", "simulated"), [(1.0, 9), (0.1, 100)], ids=["exact", "rounded"])
 def test_only_what_comes_after_the_change_is_simulated(seconds: float, simulated: int) -> None:
     """Where nothing is rounded, only until all is as before, but later."""
-    delta = Delta(chain(1000, seconds))
+    delta = DeltaSimulation(chain(1000, seconds))
     delta.change({900: Task(0, 2 * seconds, (899,))})
     assert delta.simulated == simulated
     assert delta.timeline == full(delta.graph)
@@ -106,7 +106,7 @@ def test_only_what_comes_after_the_change_is_simulated(seconds: float, simulated
 
 @pytest.mark.parametrize("seconds", [2048.0, 2.0**-43])
 def test_what_is_rounded_is_not_moved(seconds: float) -> None:
-    delta = Delta(chain(1000))
+    delta = DeltaSimulation(chain(1000))
     delta.change({950: Task(0, seconds, (949,))})
     assert delta.simulated == 50
     assert delta.timeline == full(delta.graph)
@@ -114,7 +114,7 @@ def test_what_is_rounded_is_not_moved(seconds: float) -> None:
 
 @pytest.mark.parametrize("later", [-0.75, 0.0, 2.5])
 def test_between_two_changes_nothing_is_simulated_that_is_moved_alike(later: float) -> None:
-    delta = Delta(chain(1000))
+    delta = DeltaSimulation(chain(1000))
     delta.change({100: Task(0, 1.0 + later, (99,)), 600: Task(0, 3.0, (599,)), 700: Task(1, 0.5, (699,)), 999: None})
     assert delta.makespan == 1000.5 + later
     assert delta.simulated < 60
@@ -124,7 +124,7 @@ def test_between_two_changes_nothing_is_simulated_that_is_moved_alike(later: flo
 def test_what_goes_on_for_longer_than_before_is_waited_for() -> None:
     """All of device 0 is as before, but device 1 is kept by a task that now takes longer."""
     tasks = dict(chain(100).tasks) | {200: Task(1, 2.0, (3,)), 201: Task(1, 1.0, (60,))}
-    delta = Delta(TaskGraph(tasks, TWO))
+    delta = DeltaSimulation(TaskGraph(tasks, TWO))
     delta.change({200: Task(1, 70.0, (3,))})
     assert delta.timeline == full(delta.graph)
     assert delta.timeline.start[201] == 74.0
@@ -134,7 +134,7 @@ def test_what_goes_on_for_longer_than_before_is_waited_for() -> None:
 def test_what_is_ready_at_once_but_was_ready_before_is_not_forgotten(seconds: int) -> None:
     """The chain is one second later. Task 1002, five seconds later, is ready together with one of the chain, which comes first."""
     tasks = dict(chain(300).tasks) | {1000: Task(1, 5.0), 1001: Task(2, float(seconds), (1000,)), 1002: Task(1, 1.0, (1001,))}
-    delta = Delta(TaskGraph(tasks, (*TWO, Resource("c", "compute"))))
+    delta = DeltaSimulation(TaskGraph(tasks, (*TWO, Resource("c", "compute"))))
     delta.change({50: Task(0, 2.0, (49,)), 1000: Task(1, 10.0)})
     assert delta.timeline == full(delta.graph)
     assert delta.simulated < 200
@@ -144,7 +144,7 @@ def test_what_is_running_still_is_not_forgotten() -> None:
     """Device 0 is free when it was before, but the first of its tasks, which task 50 waits for, ends later."""
     tasks = {k: Task(1, 0.25, (k - 1,) if k > 10 else ()) for k in range(10, 40)}
     tasks |= {0: Task(0, 1.0), 1: Task(0, 3.0), 50: Task(2, 1.0, (0, 11))}
-    delta = Delta(TaskGraph(tasks, (*TWO, Resource("c", "compute"))))
+    delta = DeltaSimulation(TaskGraph(tasks, (*TWO, Resource("c", "compute"))))
     delta.change({0: Task(0, 3.0), 1: Task(0, 1.0)})
     assert delta.timeline == full(delta.graph)
     assert delta.timeline.start[50] == 3.0
@@ -156,7 +156,7 @@ def test_what_one_run_took_and_the_other_did_not_yet_is_not_forgotten() -> None:
     tasks = {k: Task(1, 0.25 if k == 12 else 1.0, (k - 1,) if k > 1 else ()) for k in range(1, 31)}
     tasks |= {100: Task(2, 3.0), 101: Task(0, 1.0, (100,)), 102: Task(0, 1.0, (104,)), 103: Task(0, 3.0, (20,))}
     tasks |= {104: Task(3, 2.0), 105: Task(4, 1.0, (102, 12))}
-    delta = Delta(TaskGraph(tasks, (*TWO, *(Resource(name, "compute") for name in "cde"))))
+    delta = DeltaSimulation(TaskGraph(tasks, (*TWO, *(Resource(name, "compute") for name in "cde"))))
     delta.change({102: Task(0, 10.0, (104,))})
     assert (delta.timeline.end[102], delta.timeline.end[101]) == (12.0, 13.0)
     delta.change({100: Task(2, 3.0, (20,)), 103: Task(0, 3.0, (2,)), 104: Task(3, 0.0)})
@@ -166,12 +166,12 @@ def test_what_one_run_took_and_the_other_did_not_yet_is_not_forgotten() -> None:
 
 
 def test_taking_back_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    delta = Delta(chain(1000))
+    delta = DeltaSimulation(chain(1000))
     before = delta.timeline
     with pytest.raises(SimulationError, match="no change of the task graph to be taken back"):
         delta.back()
     delta.change({100: Task(0, 2.0, (99,)), 5000: Task(1, 3.0, (99,)), 999: None})
-    monkeypatch.setattr(simulation, "advanced", None)  # nothing is simulated
+    monkeypatch.setattr(simulation, "apply_change", None)  # nothing is simulated
     delta.back()
     assert delta.timeline == before
     with pytest.raises(SimulationError, match="no change of the task graph to be taken back"):
@@ -180,7 +180,7 @@ def test_taking_back_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_after_a_change_was_refused_none_is_taken_back() -> None:
     """Room that was made for it is kept."""
-    delta = Delta(chain(10))
+    delta = DeltaSimulation(chain(10))
     delta.change({9: Task(0, 2.0, (8,))})
     before = delta.timeline
     refused = {k: Task(1, 1.0, tuple(range(10))) for k in range(10, 60)} | {3: Task(0, 1.0, (9,))}
@@ -198,7 +198,7 @@ def test_after_a_change_was_refused_none_is_taken_back() -> None:
 @given(names=st.lists(st.one_of(st.integers(-(2**63) + 1, 2**63 - 1), st.integers(0, 30).map(lambda k: k << 40)), max_size=60))
 def test_names_are_found_whatever_others_came_and_went(names: list[int]) -> None:
     """A name that is there is taken away, and one that is not there is put; every third change is taken back."""
-    delta, tasks = Delta(TaskGraph({}, TWO)), Tasks()
+    delta, tasks = DeltaSimulation(TaskGraph({}, TWO)), Tasks()
     for step, name in enumerate(names):
         change = {name: None if name in tasks else Task(0, 1.0)}
         delta.change(change)
@@ -211,7 +211,7 @@ def test_names_are_found_whatever_others_came_and_went(names: list[int]) -> None
 
 def test_there_is_always_room() -> None:
     """For more tasks than there were, and for more that they wait for, again and again."""
-    delta = Delta(chain(3))
+    delta = DeltaSimulation(chain(3))
     for k in range(3, 43):
         delta.change({k: Task(1, 0.5, (1, k - 1))})
         delta.change({2: Task(0, 1.0 + k, (1,))})
@@ -233,7 +233,7 @@ def test_there_is_always_room() -> None:
     ],
 )
 def test_an_impossible_change_changes_nothing(change: dict[int, Task | None], message: str) -> None:
-    delta = Delta(chain(10))
+    delta = DeltaSimulation(chain(10))
     before = delta.timeline
     with pytest.raises(SimulationError, match=message):
         delta.change(change)

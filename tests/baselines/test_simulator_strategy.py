@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import MODELS, Small, named
 
-from unity.baselines.flexflow.delta.simulation import Delta
-from unity.baselines.flexflow.strategy import names
+from unity.baselines.flexflow.delta.simulation import DeltaSimulation
+from unity.baselines.flexflow.strategy import encoding
 from unity.baselines.flexflow.strategy.configs import ParallelConfig, data_parallel, drawn, on_one
 from unity.baselines.flexflow.strategy.operators import Operators, operators
 from unity.baselines.flexflow.strategy.strategy import Strategy
@@ -66,7 +66,7 @@ def test_a_change_is_starting_anew_and_delta_is_full(name: str, seed: int, overl
 def changed(o: Operators, rng: random.Random, overlap: bool) -> None:
     """Changes operators one after the other; after each change everything is as if it were made anew."""
     strategy = Strategy(o, {k: drawn(o.nodes[k], 4, rng) for k in o.numbers}, overlap)
-    delta = Delta(strategy.graph)
+    delta = DeltaSimulation(strategy.graph)
     for _ in range(4):
         k = rng.choice(o.numbers)
         delta.change(strategy.change(k, drawn(o.nodes[k], 4, rng)))
@@ -196,10 +196,10 @@ def test_what_an_operator_cannot_have_is_named() -> None:
 def test_more_operands_or_devices_than_there_are_names_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     o = two_layers(Topology.uniform(FOUR))
     configs = {k: on_one(o.nodes[k]) for k in o.numbers}
-    monkeypatch.setattr(names, "PURPOSES", names.TRANSFERS + 2)
+    monkeypatch.setattr(encoding, "PURPOSES", encoding.TRANSFERS + 2)
     with pytest.raises(SimulationError, match=r"test_simulator_strategy.py:\d+.*: 2 operands; a strategy has names for 1"):
         Strategy(o, configs)
     monkeypatch.undo()
-    monkeypatch.setattr(names, "ROW", 3)
+    monkeypatch.setattr(encoding, "ROW", 3)
     with pytest.raises(SimulationError, match="4 devices; a strategy has names for the tasks of 3"):
         Strategy(o, configs)

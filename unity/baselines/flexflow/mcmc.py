@@ -19,11 +19,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
+from typing import Protocol
 
 from unity.base.gc_pause import uncollected
-from unity.baselines.flexflow.oracle import ByDelta, ByFull, Configs, Oracle
+from unity.baselines.flexflow.delta.simulation import DeltaSimulation, makespan
 from unity.baselines.flexflow.strategy.configs import ParallelConfig, data_parallel, drawn, drawn_of, possible
 from unity.baselines.flexflow.strategy.operators import Operators
+from unity.baselines.flexflow.strategy.strategy import Strategy
 
 BETA = 20.0  # a strategy that is slower by a twentieth of an operator's mean part of the step is accepted once in e times
 TURNS = 10  # proposals for each operator before a chain may end for want of progress
@@ -31,6 +33,76 @@ SECONDS = 1800.0  # for one initial strategy (section 8)
 
 Draw = Callable[[int, random.Random], ParallelConfig]
 """A configuration for an operator (by its number) at random."""
+
+
+Configs = Mapping[int, ParallelConfig]  # by the number of every operator
+
+
+class Oracle(Protocol):
+    """A strategy whose operators may be changed one at a time, and its cost."""
+
+    @property
+    def configs(self) -> Configs:
+        """The strategy."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """What a step of it takes."""
+        ...
+
+    def propose(self, operator: int, config: ParallelConfig) -> None:
+        """Gives an operator another configuration."""
+
+    def back(self) -> None:
+        """Takes the last proposal back."""
+
+
+class ByDelta:
+    """Only what a proposal changes is made, and only what comes after the first difference is simulated."""
+
+    def __init__(self, operators: Operators, configs: Configs, overlap: bool) -> None:
+        self._strategy = Strategy(operators, configs, overlap)
+        self._delta = DeltaSimulation(self._strategy.graph)
+
+    @property
+    def configs(self) -> Configs:
+        return self._strategy.configs
+
+    @property
+    def seconds(self) -> float:
+        return self._delta.makespan
+
+    def propose(self, operator: int, config: ParallelConfig) -> None:
+        """Gives an operator another configuration."""
+        self._delta.change(self._strategy.change(operator, config))
+
+    def back(self) -> None:
+        """Takes the last proposal back, without simulating anything."""
+        self._strategy.back()
+        self._delta.back()
+
+
+class ByFull:
+    """The whole task graph is made and simulated for every proposal."""
+
+    def __init__(self, operators: Operators, configs: Configs, overlap: bool) -> None:
+        self._operators, self._overlap = operators, overlap
+        self.configs, self.seconds = configs, self._simulated(configs)
+        self._before = configs, self.seconds
+
+    def _simulated(self, configs: Configs) -> float:
+        return makespan(Strategy(self._operators, configs, self._overlap).graph)
+
+    def propose(self, operator: int, config: ParallelConfig) -> None:
+        """Gives an operator another configuration."""
+        self._before = self.configs, self.seconds
+        self.configs = {**self.configs, operator: config}
+        self.seconds = self._simulated(self.configs)
+
+    def back(self) -> None:
+        """Takes the last proposal back."""
+        self.configs, self.seconds = self._before
 
 
 @dataclass(frozen=True)

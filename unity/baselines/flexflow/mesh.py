@@ -22,8 +22,7 @@ from math import prod
 import numpy as np
 
 from unity.base.errors import InfeasibleError
-from unity.baselines.flexflow.mcmc import Stop, explored
-from unity.baselines.flexflow.oracle import Configs
+from unity.baselines.flexflow.mcmc import Configs, Stop, explored
 from unity.baselines.flexflow.strategy.configs import ParallelConfig, data_parallel, on_one
 from unity.baselines.flexflow.strategy.operators import Operators, operators
 from unity.baselines.flexflow.strategy.pieces import reference, split_shape, splits

@@ -1,11 +1,15 @@
-"""Tasks by the column, in the order of their names: as strategies make them, and as compiled loops read them.
+"""Tasks as NumPy columns, in the order of their names, and times that are added without rounding.
 
-A task is an object where someone looks at it, and a row of arrays where thousands are made, compared and simulated.
+Strategies build, compare and simulate thousands of tasks as arrays; a task becomes an object only where one is looked up.
+
+Times are whole numbers of ticks. Sums of ticks are exact, so equally long sequences of tasks end at the same moment in whatever
+order their times are added, and tasks that are ready at the same moment are taken in the order of their names, not of rounding
+errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Generic, NamedTuple, TypeVar
 
@@ -14,16 +18,16 @@ from numpy.typing import NDArray
 
 from unity.search.simulator.tasks import SimulationError, Task, check_tasks
 
-Numbers = NDArray[np.int64]  # lists, where loops are interpreted
+Numbers = NDArray[np.int64]  # Python lists inside interpreted loops
 Moments = NDArray[np.float64]
 
-LARGEST = 2**63 - 1  # a name, and the smallest below zero
-GONE = -1  # the device of a task that is not there
+LARGEST = 2**63 - 1  # the largest name, and minus the smallest one
+GONE = -1  # the device of a task that does not exist
 
 T = TypeVar("T", bound=Task | None, covariant=True)
 F = TypeVar("F", float, NDArray[np.float64])
 
-TICKS = 2.0**42  # in a second: one is a fifth of a picosecond
+TICKS = 2.0**42  # per second: a tick is a fifth of a picosecond
 
 
 def in_ticks(seconds: F) -> F:
@@ -32,7 +36,7 @@ def in_ticks(seconds: F) -> F:
 
 
 def added_exactly(total: float) -> bool:
-    """Whether times that are whole numbers of ticks, `total` in all, are added without rounding, in whatever order."""
+    """Whether times that are whole numbers of ticks, `total` seconds in all, are added without rounding in any order."""
     return total < 2.0**53 / TICKS
 
 
@@ -40,11 +44,12 @@ class Columns(NamedTuple):
     """Tasks in the order of their names.
 
     Args:
-        name: what they are called.
-        device: where each runs; GONE: it is taken away.
-        seconds, nbytes: how long it takes, and what it sends.
-        waits: for how many tasks it waits.
-        before: the names of these, task after task.
+        name: the tasks' names.
+        device: the device that runs each; GONE if the task is removed.
+        seconds: the run time of each.
+        nbytes: the bytes that each sends.
+        waits: how many predecessors each has.
+        before: the predecessors' names, task after task.
     """
 
     name: Numbers
@@ -55,24 +60,20 @@ class Columns(NamedTuple):
     before: Numbers
 
 
-def packed(numbers: Numbers, moments: Moments, before: Numbers) -> Columns:
-    """Tasks by the column where names, devices and waits are rows of one array, and seconds and bytes of another."""
-    name, device, waits = numbers
-    seconds, nbytes = moments
-    return Columns(name, device, seconds, nbytes, waits, before)
-
-
 class ByColumn(Mapping[int, T], Generic[T]):
-    """The same as tasks by name, which are made when one is looked at. What is taken away is None. `made`: gives the columns, when
-    they are asked for."""
+    """A mapping from names to tasks, backed by columns. Tasks are built on the first lookup; a removed task is None.
 
-    def __init__(self, made: Columns | Callable[[], Columns]) -> None:
-        self._made = made
+    Args:
+        columns: the columns, or a function that computes them when they are needed.
+    """
+
+    def __init__(self, columns: Columns | Callable[[], Columns]) -> None:
+        self._source = columns
 
     @cached_property
     def columns(self) -> Columns:
-        """Tasks by the column."""
-        return self._made if isinstance(self._made, Columns) else self._made()
+        """The tasks as columns."""
+        return self._source if isinstance(self._source, Columns) else self._source()
 
     @cached_property
     def _tasks(self) -> dict[int, T]:
@@ -92,16 +93,16 @@ class ByColumn(Mapping[int, T], Generic[T]):
 
 
 def columns_of(tasks: Mapping[int, Task | None], devices: int) -> Columns:
-    """Tasks by the column; None is one that is taken away.
+    """Return tasks as columns; None stands for a task that is removed.
 
     Raises:
-        SimulationError: a task is not possible on so many devices.
+        SimulationError: a task has a name of more than 64 bits, a device that does not exist, or an impossible time.
     """
     if isinstance(tasks, ByColumn):
         return tasks.columns
-    put = {name: task for name, task in tasks.items() if task is not None}
-    check_tasks(put, devices)
-    for name in (*put, *(p for task in put.values() for p in task.before)):
+    present = {name: task for name, task in tasks.items() if task is not None}
+    check_tasks(present, devices)
+    for name in (*present, *(p for task in present.values() for p in task.before)):
         if abs(name) > LARGEST:
             raise SimulationError(f"task {name} has a name of more than 64 bits")
     names = sorted(tasks)
@@ -112,20 +113,9 @@ def columns_of(tasks: Mapping[int, Task | None], devices: int) -> Columns:
         np.array(device, np.int64),
         np.array(seconds, np.float64),
         np.array(nbytes, np.float64),
-        np.array([len(found) for found in before], np.int64),
-        np.array([p for found in before for p in found], np.int64),
+        np.array([len(names_before) for names_before in before], np.int64),
+        np.array([p for names_before in before for p in names_before], np.int64),
     )
 
 
 _NONE = Task(GONE, 0.0)
-
-
-def joined(parts: Sequence[Columns]) -> Columns:
-    """Tasks of several parts, each after those of the part before."""
-    some = [part for part in parts if len(part.name)]
-    if len(some) == 1:
-        return some[0]
-    return Columns(*map(np.concatenate, zip(*some, strict=True))) if some else NO_TASKS
-
-
-NO_TASKS = columns_of({}, 0)

@@ -1,12 +1,13 @@
-"""The loop of a simulation: takes tasks in the order of their keys, from the beginning or from any moment on (FlexFlow, algorithm
-1, lines 9 to 20).
+"""The compiled event loop: takes tasks in the order of their keys, from the start or from any moment on (FlexFlow, algorithm 1,
+lines 9 to 20).
 
-To go on from a moment nothing needs to be kept but what tasks are and when they run: what was ready before the moment is over, or
-is running, and its times say when devices are free, and who still waits for whom.
+To resume at a moment the loop needs no state beyond the tasks and their times: what became ready before the moment has ended or is
+running, and its times tell until when devices are busy and which tasks still wait for which.
 
-Nor need the loop go on to the end. When all that runs and waits does so as it did before the change, only so much later or earlier,
-then so does all that follows, until the next task that changed (`_joined`). Its times are moved by as much. That is the same to the
-last bit only where times are added without rounding; elsewhere the loop goes on until all is as before at the same times.
+Nor does the loop have to run to the end. Once all that runs and waits does so as before the change, only earlier or later by one
+offset, so does everything after it, until the next changed task (`_joined`); its times are then shifted without simulation. The
+result is the same to the last bit only if times are added without rounding. Where they are not, the loop runs on until everything
+is as before at the same times.
 """
 
 from __future__ import annotations
@@ -21,27 +22,30 @@ from numpy.typing import NDArray
 from unity.base.compiled_loops import compiled
 from unity.baselines.flexflow.delta.columns import GONE, Moments, Numbers
 
-Counts = NDArray[np.int32]  # places and numbers of tasks, of which many are looked at: half as long is a tenth faster
+Counts = NDArray[np.int32]  # slots and numbers of tasks; 32 bits instead of 64 make the scans a tenth faster
 
 NEVER = inf
-NONE = -1  # no place in a list
-# Instead of how many predecessors a task still waits for: nobody has asked, it was taken, it is running or waits for nothing.
+NONE = -1  # the end of a list
+# In place of a number of missing predecessors: not counted yet; the task was taken; it is running or waits for nothing.
 UNSEEN, TAKEN, FIRST = -1, -2, -3
-STEADY = 8  # so many tasks in a row are moved alike before all others are looked at
+STEADY = 8  # tasks in a row that must have the same offset before the loop checks all others
 
 
-class Table(NamedTuple):
-    """What is known of tasks, by number.
+class TaskTable(NamedTuple):
+    """The known tasks, by number.
 
     Args:
-        name: what it is called.
-        device: where it runs; GONE: there is no such task (any more).
-        seconds, nbytes: how long, and what it sends.
-        first, waits: what it waits for: before[first : first + waits].
-        head: the first place of those who wait for a task.
-        before: by place, the numbers of tasks that others wait for.
-        waiter: by place, who waits.
-        then, prior: by place, the next of these places, and the one before.
+        name: the task's name.
+        device: where it runs; GONE if there is no such task (any more).
+        seconds: its run time.
+        nbytes: the bytes that it sends.
+        first: where its predecessors begin: before[first : first + waits].
+        waits: how many predecessors it has.
+        head: the first slot of the list of its successors.
+        before: by slot, the number of a predecessor.
+        waiter: by slot, the number of the task that waits for it.
+        then: by slot, the next slot of the same predecessor's list.
+        prior: by slot, the slot before.
     """
 
     name: Numbers
@@ -58,34 +62,39 @@ class Table(NamedTuple):
 
 
 class Times(NamedTuple):
-    """When tasks run, by number: ready and level are of its key (`tasks`). NEVER ready: not known yet."""
+    """When tasks run, by number. `ready` and `level` belong to the key (see `simulator.tasks`); a `ready` of NEVER is not known
+    yet.
+    """
 
     ready: Moments
     level: Counts
     end: Moments
 
 
-class Changed(NamedTuple):
-    """The numbers of tasks that changed, and when they were ready and ended; NEVER ready, if they were not there."""
+class ChangedTasks(NamedTuple):
+    """The numbers of the changed tasks, and when they were ready and ended before the change; NEVER if they did not exist."""
 
     rows: Numbers
     ready: Moments
     end: Moments
 
 
-class Line(NamedTuple):
-    """What the loop knows while it goes on.
+class LoopState(NamedTuple):
+    """The working state of the loop.
 
     Args:
-        missing: for how many predecessors a task still waits.
-        latest: when the last of the others ends.
-        begun: tasks that may be next, and who they are is not known yet.
-        queue, at, depth, called: a heap of those that wait for their device alone, and their keys: when they are ready, their
-            levels, and their names.
-        last: until when each device is kept.
-        was_last: until when it was by the same tasks.
-        moves: how much later its last tasks end than they did.
-        moved, was_moved: from when on that is so: what ends until then is moved differently.
+        missing: for each task the number of predecessors that have not been taken, or one of UNSEEN, TAKEN and FIRST.
+        latest: when the last of the other predecessors ends.
+        begun: tasks that may be next, before it is known which of them wait for their device alone.
+        queue: a heap of the tasks that wait for their device alone.
+        at: the heap's keys: when its tasks are ready,
+        depth: their levels,
+        called: and their names.
+        last: until when each device is busy.
+        was_last: until when the same tasks kept it busy before the change.
+        moves: how much later the device's last task ends than before the change.
+        moved: since when that offset holds, in the new times: tasks that ended earlier are shifted differently.
+        was_moved: the same moment in the old times.
     """
 
     missing: Counts
@@ -102,11 +111,12 @@ class Line(NamedTuple):
     was_moved: Moments
 
 
-def _first_difference(count: int, changed: Changed, t: Table, times: Times) -> float:
-    """A moment before which changed tasks make no difference, where those are NEVER ready, and all others when they were.
+def _first_difference(count: int, changed: ChangedTasks, t: TaskTable, times: Times) -> float:
+    """Return a moment before which the changed tasks make no difference. Their `ready` is NEVER; all other times are still the old
+    ones.
 
-    A task is ready when its predecessors have ended. If one of them changes as well, or as a consequence, then it is not ready
-    before that one; so the times before the change are good enough.
+    A task is ready when its predecessors have ended. If a predecessor changes too, or is affected, then the task is not ready
+    before that one is, so the old times are good enough.
     """
     _, device, _, _, first, waits, _, before, _, _, _ = t
     (rows, ready, _), end, moment = changed, times.end, NEVER
@@ -121,28 +131,28 @@ def _first_difference(count: int, changed: Changed, t: Table, times: Times) -> f
     return float(moment)
 
 
-def _line_up(since: float, count: int, rows: Numbers, t: Table, times: Times, line: Line) -> tuple[int, int]:
-    """What there is at a moment: until when devices are kept, and who has begun to wait: for what is running, or for nothing. So
-    may tasks that changed, so many `rows`. All others wait for one that was not ready either.
+def _line_up(since: float, count: int, rows: Numbers, t: TaskTable, times: Times, state: LoopState) -> tuple[int, int]:
+    """Set up the state at a moment: until when devices are busy, and which tasks have started to wait for a running task or for
+    nothing. Any of the first `count` changed tasks may have. All other tasks wait for one that was not ready yet either.
 
-    Gives how many have begun, and how many are to be taken.
+    Returns how many tasks have started to wait, and how many are to be taken.
     """
-    found, left = 0, 0
+    begun_count, left = 0, 0
     ready, end, device, waits, head, waiter, then = times.ready, times.end, t.device, t.waits, t.head, t.waiter, t.then
-    missing, _, begun, _, _, _, _, last, was_last, moves, moved, was_moved = line
+    missing, _, begun, _, _, _, _, last, was_last, moves, moved, was_moved = state
     for d in range(len(last)):
         last[d], moves[d], moved[d], was_moved[d] = 0.0, 0.0, 0.0, 0.0
-    # what looks at all tasks again and again has no branches, so that it is done for several at once
+    # Branch-free, so that the compiler vectorizes the scan.
     for n in range(len(device)):
-        there, later = device[n] >= 0, ready[n] >= since
-        left += there & later
-        missing[n] = FIRST if there & ((later & (waits[n] == 0)) | ((not later) & (end[n] >= since))) else UNSEEN
+        exists, later = device[n] >= 0, ready[n] >= since
+        left += exists & later
+        missing[n] = FIRST if exists & ((later & (waits[n] == 0)) | ((not later) & (end[n] >= since))) else UNSEEN
     for n in range(len(device)):
         if missing[n] == FIRST:
             missing[n] = UNSEEN
             if ready[n] >= since:
-                begun[found] = n
-                found += 1
+                begun[begun_count] = n
+                begun_count += 1
                 continue
             d = device[n]
             last[d] = max(last[d], end[n])
@@ -151,8 +161,8 @@ def _line_up(since: float, count: int, rows: Numbers, t: Table, times: Times, li
                 s = waiter[k]
                 if missing[s] == UNSEEN and ready[s] >= since:
                     missing[s] = 0
-                    begun[found] = s
-                    found += 1
+                    begun[begun_count] = s
+                    begun_count += 1
                 k = then[k]
     for d in range(len(last)):
         was_last[d] = last[d]
@@ -160,28 +170,29 @@ def _line_up(since: float, count: int, rows: Numbers, t: Table, times: Times, li
         n = rows[c]
         if device[n] >= 0 and waits[n] > 0 and missing[n] == UNSEEN:
             missing[n] = 0
-            begun[found] = n
-            found += 1
-    return found, left
+            begun[begun_count] = n
+            begun_count += 1
+    return begun_count, left
 
 
-def _open(
+def _count_missing(
     n: int, since: float, first: Counts, count: Counts, before: Counts, ready: Moments, end: Moments, missing: Counts
 ) -> tuple[int, float]:
-    """How many of a task's predecessors were not ready before a moment, and have not been taken since; and when the last of the
-    others ends, which is not always the last one that was ready."""
-    found, latest = 0, 0.0
+    """Count a task's predecessors that were not ready before a moment and have not been taken since. Returns also when the last of
+    the others ends, which need not be the one that was ready last.
+    """
+    missing_count, latest = 0, 0.0
     for k in range(first[n], first[n] + count[n]):
         p = before[k]
         if ready[p] >= since and missing[p] != TAKEN:
-            found += 1
+            missing_count += 1
         elif end[p] > latest:
             latest = end[p]
-    return found, float(latest)
+    return missing_count, float(latest)
 
 
-def _sooner(a: float, deep: int, name: int, b: float, depth: int, other: int) -> bool:
-    """Whether one key is before another: when tasks are ready, their levels, their names."""
+def _precedes(a: float, deep: int, name: int, b: float, depth: int, other: int) -> bool:
+    """Whether one key (ready time, level, name) precedes another."""
     if a != b:
         return a < b
     return deep < depth if deep != depth else name < other
@@ -190,11 +201,11 @@ def _sooner(a: float, deep: int, name: int, b: float, depth: int, other: int) ->
 def _push(
     size: int, moment: float, deep: int, name: int, n: int, queue: Counts, at: Moments, depth: Counts, called: Numbers
 ) -> None:
-    """Adds a task to a queue of so many."""
+    """Add a task to the heap of `size` tasks."""
     k = size
     while k > 0:
         up = (k - 1) >> 1
-        if _sooner(at[up], depth[up], called[up], moment, deep, name):
+        if _precedes(at[up], depth[up], called[up], moment, deep, name):
             break
         queue[k], at[k], depth[k], called[k] = queue[up], at[up], depth[up], called[up]
         k = up
@@ -202,52 +213,58 @@ def _push(
 
 
 def _pop(size: int, queue: Counts, at: Moments, depth: Counts, called: Numbers) -> None:
-    """Takes the first task away, so that there are as many as said."""
+    """Remove the heap's first task, which leaves `size` tasks."""
     n, moment, deep, name, k, down = queue[size], at[size], depth[size], called[size], 0, 1
     while down < size:
         m = down + 1
-        if m < size and _sooner(at[m], depth[m], called[m], at[down], depth[down], called[down]):
+        if m < size and _precedes(at[m], depth[m], called[m], at[down], depth[down], called[down]):
             down = m
-        if _sooner(moment, deep, name, at[down], depth[down], called[down]):
+        if _precedes(moment, deep, name, at[down], depth[down], called[down]):
             break
         queue[k], at[k], depth[k], called[k] = queue[down], at[down], depth[down], called[down]
         k, down = down, 2 * down + 1
     queue[k], at[k], depth[k], called[k] = n, moment, deep, name
 
 
-def _joined(offset: float, size: int, count: int, changed: Changed, t: Table, times: Times, line: Line) -> bool:
-    """Whether all that comes next, the first in the queue to begin with, is what came next before the change, `offset` later, until
-    the next task that changed. What was taken was all ready before then.
+def _has_rejoined(
+    offset: float, size: int, count: int, changed: ChangedTasks, t: TaskTable, times: Times, state: LoopState
+) -> bool:
+    """Whether all that comes next, starting with the head of the queue, repeats what came next before the change, shifted by
+    `offset`, until the next changed task. Everything taken so far was ready before then.
 
-    So it is, by induction over keys, if
-    - devices are kept as long, as far as that is not over, and by tasks of which each ends `offset` later. Then so does what others
-      still wait for.
-    - all that waits for its device alone has its key, moved. What else there is waits for such.
-    - of the tasks that changed those that had been taken are so again, or are gone, and have been over; the others are not taken.
+    By induction over keys it does, if
+
+    - devices stay busy equally long, unless they are idle by then, and their last tasks all end `offset` later; then so does
+      everything that tasks still wait for;
+
+    - every task that waits for its device alone has its old key, shifted; all other tasks wait for such;
+
+    - every changed task that had been taken has been taken again, or is gone and had ended; the others have not been taken.
     """
-    now = line.at[0]
+    now = state.at[0]
     then = now - offset
-    for d in range(len(line.last)):
-        over = line.last[d] <= now and line.was_last[d] <= then
-        if not over and (line.moves[d] != offset or line.moved[d] > now or line.was_moved[d] > then):
+    for d in range(len(state.last)):
+        over = state.last[d] <= now and state.was_last[d] <= then
+        if not over and (state.moves[d] != offset or state.moved[d] > now or state.was_moved[d] > then):
             return False
     for k in range(size):
-        n = line.queue[k]
-        if times.ready[n] != NEVER and (line.at[k] - times.ready[n] != offset or line.depth[k] != times.level[n]):
+        n = state.queue[k]
+        if times.ready[n] != NEVER and (state.at[k] - times.ready[n] != offset or state.depth[k] != times.level[n]):
             return False
     for c in range(count):
         n = changed.rows[c]
         if changed.ready[c] < then:
-            if changed.end[c] > then or (t.device[n] >= 0 and line.missing[n] != TAKEN):
+            if changed.end[c] > then or (t.device[n] >= 0 and state.missing[n] != TAKEN):
                 return False
-        elif changed.ready[c] != NEVER and line.missing[n] == TAKEN:
+        elif changed.ready[c] != NEVER and state.missing[n] == TAKEN:
             return False
     return True
 
 
-def _move(then: float, offset: float, count: int, changed: Changed, t: Table, times: Times, missing: Counts) -> int:
-    """Moves all that was to be taken from a moment on. Changed tasks that make a difference only then come first in their arrays:
-    gives how many."""
+def _shift(then: float, offset: float, count: int, changed: ChangedTasks, t: TaskTable, times: Times, missing: Counts) -> int:
+    """Shift the times of all tasks that had been ready since a moment. Changed tasks that matter only later move to the front of
+    their arrays; returns how many they are.
+    """
     if offset != 0.0:
         ready, end = times.ready, times.end
         for n in range(len(missing)):
@@ -263,31 +280,34 @@ def _move(then: float, offset: float, count: int, changed: Changed, t: Table, ti
     return rest
 
 
-def _begin(since: float, begun: int, t: Table, times: Times, line: Line) -> int:
-    """Puts those that wait for their device alone into the queue; gives how many."""
+def _fill_queue(since: float, begun: int, t: TaskTable, times: Times, state: LoopState) -> int:
+    """Put the tasks that wait for their device alone into the queue. Returns how many they are."""
     size = 0
     for k in range(begun):
-        n = int(line.begun[k])
-        line.missing[n], line.latest[n] = _open(n, since, t.first, t.waits, t.before, times.ready, times.end, line.missing)
-        if line.missing[n] == 0:
-            _push(size, line.latest[n], 0, t.name[n], n, line.queue, line.at, line.depth, line.called)
+        n = int(state.begun[k])
+        state.missing[n], state.latest[n] = _count_missing(
+            n, since, t.first, t.waits, t.before, times.ready, times.end, state.missing
+        )
+        if state.missing[n] == 0:
+            _push(size, state.latest[n], 0, t.name[n], n, state.queue, state.at, state.depth, state.called)
             size += 1
     return size
 
 
-def _take(
-    since: float, exact: bool, begun: int, count: int, changed: Changed, t: Table, times: Times, line: Line
+def _take_tasks(
+    since: float, exact: bool, begun: int, count: int, changed: ChangedTasks, t: TaskTable, times: Times, state: LoopState
 ) -> tuple[int, int]:
-    """Takes tasks that were not ready before a moment, once they are lined up, and says when they are ready and end.
+    """Take the tasks that were not ready before a moment, once they are lined up, and compute when they are ready and end.
 
-    Gives how many were taken, and how many tasks that changed make a difference only later: `changed` begins with those. It is
-    NONE where all were taken, or the others never can be, as they wait for themselves. `exact`: times are added without rounding.
+    Returns how many were taken, and how many changed tasks matter only later: `changed` begins with those. The latter is NONE if
+    all tasks were taken, or the others never can be because they wait for themselves. `exact` says that times are added without
+    rounding.
     """
-    # parts that are called for every task take arrays: to take them out of a tuple, Numba counts references again and again
+    # Functions called for every task take arrays: unpacking them from a tuple makes Numba count references on every call.
     name, device, seconds, _, first, waits, head, before, waiter, then, _ = t
     ready, level, end = times
-    missing, latest, _, queue, at, depth, called, last, was_last, moves, moved, was_moved = line
-    size = _begin(since, begun, t, times, line)
+    missing, latest, _, queue, at, depth, called, last, was_last, moves, moved, was_moved = state
+    size = _fill_queue(since, begun, t, times, state)
     taken, steady, offset, furthest = 0, 0, NEVER, -1.0
     while size > 0:
         now, n, deep = at[0], int(queue[0]), depth[0]
@@ -295,9 +315,9 @@ def _take(
         steady = steady + 1 if now - was == offset and deep == level[n] else min(steady, 0)
         offset = now - was
         if steady >= STEADY and furthest < was and was != NEVER and (exact or offset == 0.0):
-            if _joined(offset, size, count, changed, t, times, line):
-                return taken, _move(was, offset, count, changed, t, times, missing)
-            steady = -(len(last) + size + count) // STEADY  # looking takes as long as taking that many
+            if _has_rejoined(offset, size, count, changed, t, times, state):
+                return taken, _shift(was, offset, count, changed, t, times, missing)
+            steady = -(len(last) + size + count) // STEADY  # the check takes as long as taking that many tasks
         size -= 1
         _pop(size, queue, at, depth, called)
         ended = max(last[d], now) + seconds[n]
@@ -311,7 +331,7 @@ def _take(
         while k != NONE:
             s = int(waiter[k])
             if missing[s] == UNSEEN:
-                missing[s], latest[s] = _open(s, since, first, waits, before, ready, end, missing)
+                missing[s], latest[s] = _count_missing(s, since, first, waits, before, ready, end, missing)
             else:
                 missing[s], latest[s] = missing[s] - 1, max(latest[s], ended)
             if missing[s] == 0:
@@ -321,19 +341,24 @@ def _take(
     return taken, NONE
 
 
-@partial(compiled, parts=(_first_difference, _line_up, _open, _sooner, _push, _pop, _joined, _move, _begin, _take))
-def follow(exact: bool, rows: Numbers, t: Table, times: Times, line: Line) -> int:
-    """Simulates what follows a change of some tasks, `rows`; gives how many tasks that is, or NONE, if some can never be taken."""
+@partial(
+    compiled,
+    parts=(_first_difference, _line_up, _count_missing, _precedes, _push, _pop, _has_rejoined, _shift, _fill_queue, _take_tasks),
+)
+def follow(exact: bool, rows: Numbers, t: TaskTable, times: Times, state: LoopState) -> int:
+    """Simulate the effects of a change of the tasks `rows`. Returns how many tasks were simulated, or NONE if some can never be
+    taken.
+    """
     count, taken = len(rows), 0
-    changed = Changed(np.empty(count, np.int64), np.empty(count), np.empty(count))
+    changed = ChangedTasks(np.empty(count, np.int64), np.empty(count), np.empty(count))
     for c in range(count):
         n = rows[c]
         changed.rows[c], changed.ready[c], changed.end[c] = n, times.ready[n], times.end[n]
         times.ready[n], times.end[n] = NEVER, 0.0 if t.device[n] == GONE else NEVER
     while count > 0:
         since = _first_difference(count, changed, t, times)
-        begun, left = _line_up(since, count, changed.rows, t, times, line)
-        now, count = _take(since, exact, begun, count, changed, t, times, line)
+        begun, left = _line_up(since, count, changed.rows, t, times, state)
+        now, count = _take_tasks(since, exact, begun, count, changed, t, times, state)
         if count == NONE and now < left:
             return NONE
         taken += now

@@ -1,4 +1,14 @@
-"""The state of a simulation: tasks by number, when each runs, and what a change makes of that (FlexFlow, algorithms 1 and 2)."""
+"""A simulated task graph that can be changed: tasks by number, when each runs, and the effect of a change (FlexFlow, algorithms 1
+and 2).
+
+After a change only the tasks behind the first difference are simulated again. FlexFlow's algorithm 2 updates task by task, and
+revisits a task each time one of its predecessors changes. Here the event loop of the full simulation resumes at the first
+difference, so every task is taken once, when all that it depends on is final. Tasks before the difference cost nothing, nor does
+rebuilding the graph. The timeline equals that of a full simulation to the last bit.
+
+On FlexFlow's models most tasks behind the first difference do run at other times, but nearly all of them earlier or later by the
+same offset. Once that is so, their times are shifted without simulation, and the loop resumes at the next changed task.
+"""
 
 from __future__ import annotations
 
@@ -9,49 +19,51 @@ import numpy as np
 
 from unity.base.gc_pause import uncollected
 from unity.baselines.flexflow.delta.columns import GONE, ByColumn, Columns, Numbers, columns_of
-from unity.baselines.flexflow.delta.event_loop import NEVER, NONE, Counts, Line, Table, Times
+from unity.baselines.flexflow.delta.event_loop import NEVER, NONE, Counts, LoopState, TaskTable, Times
 from unity.baselines.flexflow.delta.task_table import (
     ABSENT,
     FULL,
     UNKNOWN,
     USED,
+    OldEntries,
     Register,
-    Was,
-    advanced,
+    apply_change,
+    fill_register,
     link,
-    registered,
-    taken_back,
+    revert_change,
 )
 from unity.search.simulator.tasks import SimulationError, Task, TaskGraph, circle
 from unity.search.simulator.timeline import Timeline
 
-Change = Mapping[int, Task | None]  # tasks to put under names, new or not; None takes one away
+Change = Mapping[int, Task | None]  # tasks to put under names, new or not; None removes one
 
-ROOM = 1.5  # how much longer arrays become that are full
-SLOTS = 2  # of the register, at least, for each task that there is room for
-AGAIN = 4  # the same of places: a task that changes has others from then on
-COLUMNS = 7  # of a table, that are by task
-PLACES = Table._fields[COLUMNS:]
+ROOM = 1.5  # factor by which full arrays grow
+SLOTS = 2  # slots of the register, at least, for each task that has room
+AGAIN = 4  # the same for slots of the table: a changed task gets new ones
+COLUMNS = 7  # fields of a table that are indexed by task; the others are indexed by slot
+PLACES = TaskTable._fields[COLUMNS:]
 
 
-class Past(NamedTuple):
-    """What takes a change back.
+class Undo(NamedTuple):
+    """The information that undoes a change.
 
     Args:
-        changed: the names of what changed.
-        was: what the table said of these.
-        used, total, times: what was in the schedule. The next change writes to these times.
+        changed: the names of the changed tasks.
+        was: their entries before the change.
+        used: how many slots of the table were used.
+        total: the seconds of all tasks.
+        times: when tasks ran. The next change overwrites these arrays.
     """
 
     changed: Numbers
-    was: Was
+    was: OldEntries
     used: int
     total: float
     times: Times
 
     @property
     def undo(self) -> Change:
-        """The tasks that were there, under the names that changed."""
+        """The change that restores the old tasks under the changed names."""
         return ByColumn[Task | None](self._undo)
 
     def _undo(self) -> Columns:
@@ -60,18 +72,18 @@ class Past(NamedTuple):
         return Columns(self.changed, *numbers, was.names)
 
 
-class Schedule:
-    """Tasks, and when each runs. Mutable: `change` changes tasks and brings all times up to date, `restore` takes that back.
+class TaskSchedule:
+    """Tasks, and when each runs. Mutable: `change` changes tasks and updates all times, `restore` undoes that.
 
     Raises:
-        SimulationError: a task is not possible, or waits for one that is not there, or that waits for it.
+        SimulationError: a task is impossible, or waits for one that does not exist, or that waits for it.
     """
 
     def __init__(self, tasks: Mapping[int, Task], devices: int) -> None:
         self._register = Register(np.empty(1, np.int64), np.full(1, NONE, np.int32), np.empty(0, np.int32), np.zeros(2, np.int64))
         self._table, self._devices = _table(0, 0), devices
         self._times, self._spare = _times(0), _times(0)
-        self._line = _line(0, devices)
+        self._state = _loop_state(0, devices)
         self._total = 0.0  # seconds of all tasks
         self._exact = True  # times are added without rounding
         self.change(tasks)
@@ -84,11 +96,11 @@ class Schedule:
 
     @property
     def tasks(self) -> Mapping[int, Task]:
-        """All tasks."""
+        """All tasks by name."""
         t, rows = self._table, self._rows
-        found = t.name[t.before[_places(t.first[rows], t.waits[rows])]]
+        predecessors = t.name[t.before[_slots_of_ranges(t.first[rows], t.waits[rows])]]
         columns = t.device[rows].astype(np.int64), t.seconds[rows], t.nbytes[rows], t.waits[rows].astype(np.int64)
-        return ByColumn[Task](Columns(t.name[rows], *columns, found))
+        return ByColumn[Task](Columns(t.name[rows], *columns, predecessors))
 
     @property
     def makespan(self) -> float:
@@ -97,49 +109,50 @@ class Schedule:
 
     @property
     def taken(self) -> list[tuple[int, float, float]]:
-        """All tasks in the order in which they are taken: each one's name, when it is ready, and when it ends."""
+        """Each task's name, ready time and end, in the order in which tasks are taken."""
         t, times, rows = self._table, self._times, self._rows
         order = rows[np.lexsort((t.name[rows], times.level[rows], times.ready[rows]))]
         return list(zip(*(column[order].tolist() for column in (t.name, times.ready, times.end)), strict=True))
 
-    def change(self, change: Change) -> tuple[Past, int]:
-        """Puts tasks under names, or takes them away, and simulates what follows. Gives what takes it back, and how many tasks were
-        simulated. Where a change is not possible, nothing is changed."""
+    def change(self, change: Change) -> tuple[Undo, int]:
+        """Put tasks under names, or remove them, and simulate the effects. Returns the information that undoes the change, and how
+        many tasks were simulated. An impossible change changes nothing.
+        """
         c = columns_of(change, self._devices)
-        found = self._advanced(c)
-        if found[0] == FULL:
+        result = self._apply(c)
+        if result[0] == FULL:
             self._make_room(len(c.name), len(c.before))
-            found = self._advanced(c)
-        said, place, was, total, exact, taken = found
-        if said == ABSENT:
+            result = self._apply(c)
+        status, place, was, total, exact, taken = result
+        if status == ABSENT:
             raise SimulationError(f"task {c.name[place]} is to be taken away, but is not there")
-        if said == UNKNOWN:
-            raise SimulationError(self._unknown(c, place))
-        past = Past(c.name, was, int(self._register.sizes[USED]) - len(c.before), self._total, self._times)
+        if status == UNKNOWN:
+            raise SimulationError(self._missing_predecessor(c, place))
+        past = Undo(c.name, was, int(self._register.sizes[USED]) - len(c.before), self._total, self._times)
         self._times, self._spare = self._spare, self._times
         self._total, self._exact = total, exact
         if taken == NONE:
-            why = self._refusal()
+            why = self._reason()
             self.restore(past)
             raise SimulationError(why)
         return past, taken
 
-    def _advanced(self, c: Columns) -> tuple[int, int, Was, float, bool, int]:
-        """A change entered and followed, if there is room for it."""
-        return advanced(c, self._exact, self._total, self._register, self._table, self._times, self._spare, self._line)
+    def _apply(self, c: Columns) -> tuple[int, int, OldEntries, float, bool, int]:
+        """Enter a change and simulate its effects, if there is room for it."""
+        return apply_change(c, self._exact, self._total, self._register, self._table, self._times, self._spare, self._state)
 
-    def restore(self, past: Past) -> None:
-        """All as it was before the last change. Nothing is simulated."""
-        taken_back(past.changed, past.was, past.used, self._register, self._table)
+    def restore(self, past: Undo) -> None:
+        """Undo the last change without simulating anything."""
+        revert_change(past.changed, past.was, past.used, self._register, self._table)
         self._total, self._times, self._spare = past.total, past.times, self._times
 
-    def _unknown(self, c: Columns, place: int) -> str:
-        """Why a task of a change cannot wait for what is at a place in the list of what they wait for."""
+    def _missing_predecessor(self, c: Columns, place: int) -> str:
+        """Return the message for a predecessor that does not exist, given its index in the change."""
         name, p = c.name[np.searchsorted(np.cumsum(c.waits), place, "right")], c.before[place]
         return f"task {name} waits for task {p}, which is {'taken away' if p in c.name else 'not there'}"
 
-    def _refusal(self) -> str:
-        """Why some tasks are never taken."""
+    def _reason(self) -> str:
+        """Return the reason why some tasks are never taken."""
         tasks = self.tasks
         for name, task in tasks.items():
             for p in task.before:
@@ -148,19 +161,19 @@ class Schedule:
         return f"tasks wait for each other in a circle: {circle(tasks)}"
 
     def _make_room(self, tasks: int, waits: int) -> None:
-        """Room for so many more tasks, which wait for so many."""
+        """Make room for more tasks and for more predecessors."""
         free, used = self._register.sizes.tolist()
         if tasks > free:
             self._more_tasks(max(tasks - free, int(len(self._table.device) * (ROOM - 1))))
         if used + waits > len(self._table.before):
-            self._more_places(waits)
+            self._more_slots(waits)
 
     def _more_tasks(self, more: int) -> None:
-        """Room for so many more tasks."""
+        """Make room for more tasks."""
         old, was, n = self._table, self._times, len(self._table.device)
-        self._table, self._line = (
+        self._table, self._state = (
             _table(n + more, 0)._replace(**{f: getattr(old, f) for f in PLACES}),
-            _line(n + more, self._devices),
+            _loop_state(n + more, self._devices),
         )
         self._times, self._spare = _times(n + more), _times(n + more)
         for column, before in (*zip(self._table, old[:COLUMNS], strict=False), *zip(self._times, was, strict=True)):
@@ -168,59 +181,63 @@ class Schedule:
         free, used = self._register.sizes.tolist()
         slots = 1 << (SLOTS * (n + more) - 1).bit_length()
         names, numbers = np.empty(slots, np.int64), np.full(slots, NONE, np.int32)
-        registered(np.flatnonzero(self._table.device != GONE), self._table, names, numbers)
+        fill_register(np.flatnonzero(self._table.device != GONE), self._table, names, numbers)
         stack = np.empty(n + more, np.int32)
         stack[:more], stack[more : more + free] = np.arange(n, n + more), self._register.free[:free]
         self._register = Register(names, numbers, stack, np.array([more + free, used]))
 
-    def _more_places(self, waits: int) -> None:
-        """Room for so many more that are waited for: what is not used any more is left out."""
+    def _more_slots(self, waits: int) -> None:
+        """Make room for more predecessors, and drop slots that are no longer used."""
         t, rows = self._table, np.flatnonzero(self._table.device != GONE)
         counts = t.waits[rows]
         used = int(counts.sum())
         before = np.zeros((len(PLACES), int(AGAIN * (used + waits))), np.int32)
-        before[0, :used] = t.before[_places(t.first[rows], counts)]
+        before[0, :used] = t.before[_slots_of_ranges(t.first[rows], counts)]
         self._table = t._replace(**dict(zip(PLACES, before, strict=True)))
         t.first[rows], t.head[:] = np.cumsum(counts) - counts, NONE
         link(rows, self._table)
         self._register.sizes[USED] = used
 
 
-def _places(first: Counts, counts: Counts) -> Numbers:
-    """All places of ranges that begin at some and have so many, one range after the other."""
+def _slots_of_ranges(first: Counts, counts: Counts) -> Numbers:
+    """Return the slots of several ranges, one range after the other."""
     ends = np.cumsum(counts)
     return np.repeat(first - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0)
 
 
-def _table(tasks: int, places: int) -> Table:
-    """A table of tasks that are not there yet."""
+def _table(tasks: int, places: int) -> TaskTable:
+    """Return a table of tasks that do not exist yet."""
     device, first, waits, head = np.full((4, tasks), GONE, np.int32)
     waits[:] = 0
     seconds, nbytes = np.zeros((2, tasks))
-    return Table(np.zeros(tasks, np.int64), device, seconds, nbytes, first, waits, head, *np.zeros((4, places), np.int32))
+    return TaskTable(np.zeros(tasks, np.int64), device, seconds, nbytes, first, waits, head, *np.zeros((4, places), np.int32))
 
 
 def _times(tasks: int) -> Times:
-    """Times of tasks that are not there yet."""
+    """Return the times of tasks that do not exist yet."""
     return Times(np.full(tasks, NEVER), np.zeros(tasks, np.int32), np.zeros(tasks))
 
 
-def _line(tasks: int, devices: int) -> Line:
-    """Room for what the loop knows."""
+def _loop_state(tasks: int, devices: int) -> LoopState:
+    """Return the state of a loop that has not started."""
     missing, begun, queue, depth = np.empty((4, tasks), np.int32)
     latest, at = np.empty((2, tasks))
-    return Line(missing, latest, begun, queue, at, depth, np.empty(tasks, np.int64), *np.empty((5, devices)))
+    return LoopState(missing, latest, begun, queue, at, depth, np.empty(tasks, np.int64), *np.empty((5, devices)))
 
 
-class Delta:
-    """A simulated task graph that can be changed. Raises SimulationError as `full` does."""
+class DeltaSimulation:
+    """A simulated task graph that can be changed.
+
+    Raises:
+        SimulationError: the graph is impossible, as in `simulator.full`.
+    """
 
     @uncollected()
     def __init__(self, graph: TaskGraph) -> None:
         self.devices = graph.devices
-        self._schedule = Schedule(graph.tasks, len(graph.devices))
-        self._before: Past | None = None
-        self.simulated = len(graph.tasks)  # tasks, for the last change
+        self._schedule = TaskSchedule(graph.tasks, len(graph.devices))
+        self._before: Undo | None = None
+        self.simulated = len(graph.tasks)  # number of tasks simulated for the last change
 
     @property
     def makespan(self) -> float:
@@ -229,12 +246,12 @@ class Delta:
 
     @property
     def graph(self) -> TaskGraph:
-        """The task graph as it is now."""
+        """The task graph in its current state."""
         return TaskGraph(self._schedule.tasks, self.devices)
 
     @property
     def timeline(self) -> Timeline:
-        """When every task runs now."""
+        """The times of all tasks in the current state."""
         graph, order = self.graph, [list[int]() for _ in self.devices]
         ready, start, end = dict[int, float](), dict[int, float](), dict[int, float]()
         free = [0.0] * len(self.devices)
@@ -247,21 +264,21 @@ class Delta:
 
     @uncollected()
     def change(self, changes: Change) -> Change:
-        """Changes tasks and simulates what follows. Gives the change that undoes this one.
+        """Change tasks and simulate the effects. Returns the change that undoes this one.
 
         Raises:
-            SimulationError: a task is not possible, or waits for one that is not there (any more) or that waits for it. Then
-                nothing is changed, nor can an earlier change be taken back.
+            SimulationError: a task is impossible, or waits for one that does not exist (any more) or that waits for it. Then
+                nothing is changed, and an earlier change can no longer be undone either.
         """
-        self._before = None  # what takes it back is of arrays that may have grown since
+        self._before = None  # its arrays may be replaced by larger ones
         self._before, self.simulated = self._schedule.change(changes)
         return self._before.undo
 
     def back(self) -> None:
-        """Takes the last change back. Nothing is simulated again: a search that rejects most of what it looks at saves that time.
+        """Undo the last change without simulation: most proposals of a search are rejected.
 
         Raises:
-            SimulationError: there was none, or it was taken back already.
+            SimulationError: there was no change, or it has been undone already.
         """
         if self._before is None:
             raise SimulationError("there is no change of the task graph to be taken back")
@@ -271,5 +288,9 @@ class Delta:
 
 @uncollected()
 def makespan(graph: TaskGraph) -> float:
-    """Return the seconds that a task graph takes. Raises as `Delta` does."""
-    return Schedule(graph.tasks, len(graph.devices)).makespan
+    """Return the seconds that a task graph takes.
+
+    Raises:
+        SimulationError: the graph is impossible, as in `simulator.full`.
+    """
+    return TaskSchedule(graph.tasks, len(graph.devices)).makespan

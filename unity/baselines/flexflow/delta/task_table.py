@@ -1,7 +1,8 @@
-"""Loops that enter a change in the table of tasks: what numbers its tasks have there, what they are, and who waits for whom.
+"""Compiled loops that apply a change to the table of tasks: names to numbers, what tasks are, and which wait for which.
 
-Tasks are found by their names in a hash table with linear probing: a change takes as long as it has tasks, however many others
-there are.
+A search applies thousands of changes, and a call from Python takes as long as such a loop, so `apply_change` enters a change and
+simulates its effects in one call. Names are looked up in a hash table with linear probing; thus a change takes time proportional to
+its own size, however many other tasks exist.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ import numpy as np
 
 from unity.base.compiled_loops import compiled
 from unity.baselines.flexflow.delta.columns import GONE, LARGEST, TICKS, Columns, Moments, Numbers, added_exactly
-from unity.baselines.flexflow.delta.event_loop import NONE, Counts, Line, Table, Times, follow
+from unity.baselines.flexflow.delta.event_loop import NONE, Counts, LoopState, TaskTable, Times, follow
 
-MIX = 0x1E3779B97F4A7C15  # an odd number, for hashes
-FREE, USED = 0, 1  # what `Register.sizes` are of
-ENTERED, ABSENT, UNKNOWN, WAITED, FULL = range(5)  # what `entered` says; FULL: there is no room (`advance`)
+MIX = 0x1E3779B97F4A7C15  # an odd factor, for hashing
+FREE, USED = 0, 1  # positions in `Register.sizes`
+ENTERED, ABSENT, UNKNOWN, WAITED, FULL = range(5)  # the status of a change
 
 
 class Register(NamedTuple):
-    """Numbers of tasks by name, and what is left.
+    """A hash table from the names of tasks to their numbers, and the free room.
 
     Args:
-        names, numbers: by slot, of which there are 2 ** n; a number is NONE where the slot is empty.
+        names: the name in each of the 2 ** n slots.
+        numbers: the number in each slot; NONE if the slot is empty.
         free: a stack of numbers that no task has.
-        sizes: how many are on it, and how many places of the table are taken.
+        sizes: the height of that stack, and how many slots of `TaskTable.before` are used.
     """
 
     names: Numbers
@@ -36,8 +38,10 @@ class Register(NamedTuple):
     sizes: Numbers
 
 
-class Was(NamedTuple):
-    """What the table said of tasks that change, by their `rows` there. `names`: of what they waited for, task after task."""
+class OldEntries(NamedTuple):
+    """The entries of changed tasks before a change: their `rows`, columns, and the `names` of their predecessors, task after
+    task.
+    """
 
     rows: Numbers
     device: Counts
@@ -48,26 +52,26 @@ class Was(NamedTuple):
     names: Numbers
 
 
-def _home(name: int, slots: int) -> int:
-    """The slot that a name is in, or after."""
+def _home_slot(name: int, slots: int) -> int:
+    """Return the slot at which the search for a name starts."""
     return (((name ^ (name >> 31)) * MIX & LARGEST) >> 31) & (slots - 1)
 
 
-def _slot(name: int, names: Numbers, numbers: Counts) -> int:
-    """The slot that a name is in, or would be in."""
-    k = _home(name, len(names))
+def _find_slot(name: int, names: Numbers, numbers: Counts) -> int:
+    """Return the slot of a name, or the slot where it belongs."""
+    k = _home_slot(name, len(names))
     while numbers[k] != NONE and names[k] != name:
         k = (k + 1) & (len(names) - 1)
     return k
 
 
-def _leave(name: int, names: Numbers, numbers: Counts) -> None:
-    """Takes a name out, and moves others up that are in the way of nothing then."""
+def _remove_name(name: int, names: Numbers, numbers: Counts) -> None:
+    """Remove a name, and close the gap in the run of slots after it."""
     last = len(names) - 1
-    k = _slot(name, names, numbers)
+    k = _find_slot(name, names, numbers)
     j = (k + 1) & last
     while numbers[j] != NONE:
-        if (j - _home(names[j], len(names))) & last >= (j - k) & last:
+        if (j - _home_slot(names[j], len(names))) & last >= (j - k) & last:
             names[k], numbers[k] = names[j], numbers[j]
             k = j
         j = (j + 1) & last
@@ -75,38 +79,38 @@ def _leave(name: int, names: Numbers, numbers: Counts) -> None:
 
 
 def _register(c: Columns, rows: Numbers, r: Register) -> None:
-    """Gives new tasks numbers, and takes those of tasks away that are to be taken away."""
+    """Give numbers to new tasks, and release those of removed ones."""
     (names, numbers, free, sizes), name, device = r, c.name, c.device
     for k in range(len(rows)):
         if rows[k] == NONE:
             sizes[FREE] -= 1
             rows[k] = free[sizes[FREE]]
-            slot = _slot(name[k], names, numbers)
+            slot = _find_slot(name[k], names, numbers)
             names[slot], numbers[slot] = name[k], rows[k]
     for k in range(len(rows)):
         if device[k] == GONE:
-            _leave(name[k], names, numbers)
+            _remove_name(name[k], names, numbers)
             free[sizes[FREE]] = rows[k]
             sizes[FREE] += 1
 
 
-def _register_back(name: Numbers, device: Numbers, was: Counts, rows: Numbers, r: Register) -> None:
-    """The opposite. `device`, `was`: of each task, after the change and before."""
+def _unregister(name: Numbers, device: Numbers, was: Counts, rows: Numbers, r: Register) -> None:
+    """Undo `_register`. `device` and `was` are each task's devices after and before the change."""
     names, numbers, free, sizes = r
     for k in range(len(rows) - 1, -1, -1):
         if device[k] == GONE:
             sizes[FREE] -= 1
-            slot = _slot(name[k], names, numbers)
+            slot = _find_slot(name[k], names, numbers)
             names[slot], numbers[slot] = name[k], rows[k]
     for k in range(len(rows) - 1, -1, -1):
         if was[k] == GONE:
-            _leave(name[k], names, numbers)
+            _remove_name(name[k], names, numbers)
             free[sizes[FREE]] = rows[k]
             sizes[FREE] += 1
 
 
-def _link(rows: Numbers, t: Table) -> None:
-    """Puts tasks on the lists of those that they wait for."""
+def _link(rows: Numbers, t: TaskTable) -> None:
+    """Add tasks to their predecessors' lists of successors."""
     _, _, _, _, first, waits, head, before, waiter, then, prior = t
     for n in rows:
         for k in range(first[n], first[n] + waits[n]):
@@ -117,8 +121,8 @@ def _link(rows: Numbers, t: Table) -> None:
             head[p] = k
 
 
-def _unlink(rows: Numbers, t: Table) -> None:
-    """Takes tasks off these lists."""
+def _unlink(rows: Numbers, t: TaskTable) -> None:
+    """Remove tasks from their predecessors' lists of successors."""
     _, _, _, _, first, waits, head, before, _, then, prior = t
     for n in rows:
         for k in range(first[n], first[n] + waits[n]):
@@ -130,8 +134,8 @@ def _unlink(rows: Numbers, t: Table) -> None:
                 prior[then[k]] = prior[k]
 
 
-def was_of(rows: Numbers, t: Table) -> Was:
-    """What the table says of tasks."""
+def entries_of(rows: Numbers, t: TaskTable) -> OldEntries:
+    """Return the current entries of tasks."""
     name_of, device_of, seconds_of, nbytes_of, first_of, waits_of, _, before, _, _, _ = t
     n, total, place = len(rows), 0, 0
     device, first, waits = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
@@ -146,11 +150,11 @@ def was_of(rows: Numbers, t: Table) -> Was:
         for p in range(first[k], first[k] + waits[k]):
             names[place] = name_of[before[p]]
             place += 1
-    return Was(rows, device, seconds, nbytes, first, waits, names)
+    return OldEntries(rows, device, seconds, nbytes, first, waits, names)
 
 
-def _seconds(c: Columns, was: Was) -> tuple[float, bool]:
-    """How many seconds more all tasks take after a change, and whether it has none that is not a whole number of ticks."""
+def _seconds(c: Columns, was: OldEntries) -> tuple[float, bool]:
+    """Return by how much the total of all run times grows, and whether all new ones are whole numbers of ticks."""
     more, whole, now, before = 0.0, True, c.seconds, was.seconds
     for k in range(len(now)):
         more += now[k] - before[k]
@@ -158,12 +162,12 @@ def _seconds(c: Columns, was: Was) -> tuple[float, bool]:
     return more, whole
 
 
-def _write(c: Columns, rows: Numbers, found: Numbers, used: int, t: Table) -> None:
-    """Says what tasks are. `found`: the numbers of what they wait for, which from the place `used` on are in the table then."""
+def _write(c: Columns, rows: Numbers, predecessors: Numbers, used: int, t: TaskTable) -> None:
+    """Write the new entries of tasks. `predecessors` are the numbers that fill the slots from `used` on."""
     name, device, seconds, nbytes, first, waits, _, before, _, _, _ = t
     named, on, takes, sends, count, _ = c
-    for p in range(len(found)):
-        before[used + p] = found[p]
+    for p in range(len(predecessors)):
+        before[used + p] = predecessors[p]
     for k in range(len(rows)):
         n = rows[k]
         name[n], device[n], seconds[n], nbytes[n] = named[k], on[k], takes[k], sends[k]
@@ -171,35 +175,37 @@ def _write(c: Columns, rows: Numbers, found: Numbers, used: int, t: Table) -> No
         used += count[k]
 
 
-@partial(compiled, parts=(_home, _slot, _leave, _register, _register_back, _link, _unlink, was_of, _seconds, _write))
-def entered(c: Columns, r: Register, t: Table) -> tuple[int, int, Was, float, bool]:
-    """Enters a change.
+@partial(
+    compiled, parts=(_home_slot, _find_slot, _remove_name, _register, _unregister, _link, _unlink, entries_of, _seconds, _write)
+)
+def enter(c: Columns, r: Register, t: TaskTable) -> tuple[int, int, OldEntries, float, bool]:
+    """Enter a change in the table.
 
     Args:
         c: the change.
-        r: the register, with as many free numbers at least as tasks are new.
-        t: the table, with room for what tasks wait for.
+        r: the register, with at least as many free numbers as there are new tasks.
+        t: the table, with room for the new predecessors.
 
-    Gives ENTERED; ABSENT and the place in the change of a task that is to be taken away but is not there; UNKNOWN and the place in
-    `before` of one that is not there; or WAITED, if one that is taken away is waited for. In the second and third case nothing is
-    entered. And what the table said before, and `_seconds`.
+    Returns ENTERED; ABSENT with the index of a task to remove that does not exist; UNKNOWN with the index in `before` of a
+    predecessor that does not exist; or WAITED if a removed task is still waited for. After ABSENT and UNKNOWN the table is
+    unchanged. Returns also the old entries, and the values of `_seconds`.
     """
-    rows, found, nothing = np.empty(len(c.name), np.int64), np.empty(len(c.before), np.int64), np.empty(0, np.int64)
+    rows, predecessors, nothing = np.empty(len(c.name), np.int64), np.empty(len(c.before), np.int64), np.empty(0, np.int64)
     for k in range(len(rows)):
-        rows[k] = r.numbers[_slot(c.name[k], r.names, r.numbers)]
+        rows[k] = r.numbers[_find_slot(c.name[k], r.names, r.numbers)]
         if rows[k] == NONE and c.device[k] == GONE:
-            return ABSENT, k, was_of(nothing, t), 0.0, True
+            return ABSENT, k, entries_of(nothing, t), 0.0, True
     _register(c, rows, r)
-    was = was_of(rows, t)
-    for p in range(len(found)):
-        found[p] = r.numbers[_slot(c.before[p], r.names, r.numbers)]
-        if found[p] == NONE:
-            _register_back(c.name, c.device, was.device, rows, r)
+    was = entries_of(rows, t)
+    for p in range(len(predecessors)):
+        predecessors[p] = r.numbers[_find_slot(c.before[p], r.names, r.numbers)]
+        if predecessors[p] == NONE:
+            _unregister(c.name, c.device, was.device, rows, r)
             return UNKNOWN, p, was, 0.0, True
     more, whole = _seconds(c, was)
     _unlink(rows, t)
-    _write(c, rows, found, r.sizes[USED], t)
-    r.sizes[USED] += len(found)
+    _write(c, rows, predecessors, r.sizes[USED], t)
+    r.sizes[USED] += len(predecessors)
     _link(rows, t)
     for n in rows:
         if t.device[n] == GONE and t.head[n] != NONE:
@@ -207,46 +213,49 @@ def entered(c: Columns, r: Register, t: Table) -> tuple[int, int, Was, float, bo
     return ENTERED, NONE, was, more, whole
 
 
-def _copied(times: Times, to: Times) -> None:
-    """Writes times over others."""
+def _copy_times(times: Times, to: Times) -> None:
+    """Copy times into other arrays."""
     (ready, level, end), (to_ready, to_level, to_end) = times, to
     to_ready[:], to_level[:], to_end[:] = ready, level, end
 
 
-@partial(compiled, parts=(added_exactly, entered, follow, was_of, _copied))
-def advanced(
-    c: Columns, exact: bool, total: float, r: Register, t: Table, times: Times, spare: Times, line: Line
-) -> tuple[int, int, Was, float, bool, int]:
-    """Enters a change, and simulates what follows.
+@partial(compiled, parts=(added_exactly, enter, follow, entries_of, _copy_times))
+def apply_change(
+    c: Columns, exact: bool, total: float, r: Register, t: TaskTable, times: Times, spare: Times, state: LoopState
+) -> tuple[int, int, OldEntries, float, bool, int]:
+    """Enter a change, and simulate its effects.
 
     Args:
         c: the change.
-        exact, total: whether times are added without rounding, and the seconds of all tasks.
-        r, t, line: what there is (`entry`, `loop`).
+        exact: whether times are added without rounding so far.
+        total: the seconds of all tasks so far.
+        r: the register.
+        t: the table.
         times: when tasks run. Not written to.
-        spare: takes when tasks run after the change.
+        spare: receives the times after the change.
+        line: the loop's state.
 
-    Gives what `entered` says, and where; FULL where there is no room: then nothing is entered. What the table said before; `total`
-    and `exact` after the change; and how many tasks were simulated, NONE if some can never be taken.
+    Returns the status and index of `enter`, or FULL if there is no room and nothing was entered; the old entries; `total` and
+    `exact` after the change; and how many tasks were simulated, NONE if some can never be taken.
     """
     if len(c.name) > r.sizes[FREE] or r.sizes[USED] + len(c.before) > len(t.before):
-        return FULL, NONE, was_of(np.empty(0, np.int64), t), total, exact, NONE
-    said, place, was, more, whole = entered(c, r, t)
-    if said != ENTERED:
-        return said, place, was, total + more, exact, NONE
-    _copied(times, spare)
+        return FULL, NONE, entries_of(np.empty(0, np.int64), t), total, exact, NONE
+    status, place, was, more, whole = enter(c, r, t)
+    if status != ENTERED:
+        return status, place, was, total + more, exact, NONE
+    _copy_times(times, spare)
     exact = exact and whole and added_exactly(total + more)
-    return said, place, was, total + more, exact, follow(exact, was.rows, t, spare, line)
+    return status, place, was, total + more, exact, follow(exact, was.rows, t, spare, state)
 
 
-@partial(compiled, parts=(_home, _slot, _leave, _register_back, _link, _unlink))
-def taken_back(name: Numbers, was: Was, used: int, r: Register, t: Table) -> None:
-    """Takes the last change back that was entered. `name`: of its tasks; `used`: how many places of the table were taken."""
+@partial(compiled, parts=(_home_slot, _find_slot, _remove_name, _unregister, _link, _unlink))
+def revert_change(name: Numbers, was: OldEntries, used: int, r: Register, t: TaskTable) -> None:
+    """Undo the last change. `name` are its tasks, and `used` is how many slots of the table were used before it."""
     rows, device = was.rows, np.empty(len(name), np.int64)
     for k in range(len(rows)):
         device[k] = t.device[rows[k]]
     _unlink(rows, t)
-    _register_back(name, device, was.device, rows, r)
+    _unregister(name, device, was.device, rows, r)
     for k in range(len(rows)):
         n = rows[k]
         t.name[n], t.device[n], t.seconds[n], t.nbytes[n] = name[k], was.device[k], was.seconds[k], was.nbytes[k]
@@ -255,12 +264,12 @@ def taken_back(name: Numbers, was: Was, used: int, r: Register, t: Table) -> Non
     r.sizes[USED] = used
 
 
-@partial(compiled, parts=(_home, _slot))
-def registered(rows: Numbers, t: Table, names: Numbers, numbers: Counts) -> None:
-    """Enters the names of tasks in slots that are all empty."""
+@partial(compiled, parts=(_home_slot, _find_slot))
+def fill_register(rows: Numbers, t: TaskTable, names: Numbers, numbers: Counts) -> None:
+    """Enter the names of tasks in an empty hash table."""
     for n in rows:
         name = int(t.name[n])
-        slot = _slot(name, names, numbers)
+        slot = _find_slot(name, names, numbers)
         names[slot], numbers[slot] = name, n
 
 

@@ -1,1 +1,1 @@
-"""FlexFlow's strategies as task graphs, and delta simulation of their changes."""
+"""FlexFlow's strategies as task graphs that change one operator at a time."""

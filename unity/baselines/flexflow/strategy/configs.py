@@ -1,4 +1,6 @@
-"""FlexFlow's parallelization configurations (section 4): for each operator degrees of its dimensions, and a device per piece."""
+"""FlexFlow's parallelization configurations (section 4): for each operator the degrees of its dimensions and a device for every
+piece.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from unity.search.simulator.topology import Topology
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How many equal parts each dimension of an operator has (`pieces.split_shape`), and each piece's device, row by row."""
+    """The number of equal parts of each dimension of an operator (see `pieces.split_shape`), and each piece's device, in row-major
+    order.
+    """
 
     degrees: Degrees
     devices: tuple[int, ...]
@@ -28,7 +32,7 @@ class ParallelConfig:
 
 
 def check_degrees(node: Node, degrees: Degrees) -> None:
-    """Raises SimulationError unless an operator can be split so."""
+    """Raise SimulationError unless an operator can be split into these degrees."""
     where, shape = node.source or node.kind, split_shape(node)
     if len(degrees) != len(shape):
         raise SimulationError(f"{where}: degrees {degrees} for {len(shape)} dimensions")
@@ -39,7 +43,7 @@ def check_degrees(node: Node, degrees: Degrees) -> None:
 
 
 def check_placed(node: Node, config: ParallelConfig, topology: Topology) -> None:
-    """Raises SimulationError unless every piece has a device, MachineError unless the devices are there."""
+    """Raise SimulationError unless every piece has a device, MachineError unless the devices exist."""
     if len(config.devices) != config.pieces:
         raise SimulationError(f"{node.source or node.kind}: {len(config.devices)} devices for {config.pieces} pieces")
     if not topology.has(config.devices):
@@ -47,14 +51,18 @@ def check_placed(node: Node, config: ParallelConfig, topology: Topology) -> None
 
 
 def on_one(node: Node, device: int = 0) -> ParallelConfig:
-    """An operator as a whole on one device."""
+    """Return the configuration that places an operator as a whole on one device."""
     return ParallelConfig((1,) * len(split_shape(node)), (device,))
 
 
 def data_parallel(node: Node, batch: int, devices: int) -> ParallelConfig:
-    """The first dimension that is a multiple of the batch, over as many devices as divide it; without one, all is on device 0.
+    """Split the first dimension that is a multiple of the batch over as many devices as divide it; without such a dimension, place
+    the operator on device 0.
 
-    `batch`: the number of samples, by which the dimension is recognized (merged with others, they are its outer part).
+    Args:
+        node: the operator.
+        batch: the number of samples, by which the dimension is recognized (merged with others, it is their outer part).
+        devices: the number of devices.
     """
     shape = split_shape(node)
     for dim, n in enumerate(shape):
@@ -68,25 +76,25 @@ def _divisor(size: int, batch: int, limit: int) -> int:
 
 
 def drawn(node: Node, devices: int, rng: random.Random) -> ParallelConfig:
-    """Any configuration, drawn evenly among possible degrees, and then among devices that are all different."""
+    """Draw a configuration: degrees evenly among the possible ones, then devices that are all different."""
     return drawn_of(possible(node, devices), devices, rng)
 
 
 def drawn_of(possible: Sequence[Degrees], devices: int, rng: random.Random) -> ParallelConfig:
-    """The same, where it is known which degrees are possible."""
+    """Draw a configuration with one of the given degrees."""
     degrees = rng.choice(possible)
     return ParallelConfig(degrees, tuple(rng.sample(range(devices), prod(degrees))))
 
 
 def every_config(node: Node, devices: int) -> Iterator[ParallelConfig]:
-    """All configurations on devices that are all different."""
+    """Yield all configurations on devices that are all different."""
     for degrees in possible(node, devices):
         for chosen in permutations(range(devices), prod(degrees)):
             yield ParallelConfig(degrees, chosen)
 
 
 def possible(node: Node, devices: int) -> tuple[Degrees, ...]:
-    """All degrees that need no more than so many devices."""
+    """Return all degrees that need at most `devices` devices."""
     return _within(tuple(most(node, dim) for dim in range(len(split_shape(node)))), devices)
 
 

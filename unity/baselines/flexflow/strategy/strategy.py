@@ -1,8 +1,9 @@
-"""The task graph of a FlexFlow strategy: every operator split and placed on its own (section 5.1), and changed one at a time.
+"""The task graph of a FlexFlow strategy: every operator is split and placed on its own (section 5.1), and changed one at a time.
 
-A piece of an operator is a task; so is its backward pass. Where two operators' pieces share elements of a tensor, one waits for
-the other: directly on one device, through a transfer between two; cotangents go the other way. Inputs are there wherever they
-are read. What pieces sum up, and weights' gradients on several devices, are rings.
+Each piece of an operator is a task, and so is its backward pass. Where pieces of two operators share elements of a tensor, one
+waits for the other: directly if both are on one device, through a transfer if not; cotangents flow in the opposite direction.
+Inputs are available wherever they are read. Sums over pieces, and gradients of weights that several devices hold, are all-reduces
+in rings.
 """
 
 from __future__ import annotations
@@ -15,14 +16,23 @@ import numpy as np
 from unity.base.gc_pause import uncollected
 from unity.baselines.flexflow.delta.columns import ByColumn, Numbers
 from unity.baselines.flexflow.delta.simulation import Change
-from unity.baselines.flexflow.strategy import blocks, records
-from unity.baselines.flexflow.strategy.around import Around, around
 from unity.baselines.flexflow.strategy.configs import ParallelConfig
-from unity.baselines.flexflow.strategy.exchange import made_of
-from unity.baselines.flexflow.strategy.names import TRANSFERS, WAYS, check_named, name_of
-from unity.baselines.flexflow.strategy.operators import Edge, Operators
-from unity.baselines.flexflow.strategy.records import NOTHING
+from unity.baselines.flexflow.strategy.encoding import (
+    NOTHING,
+    TRANSFERS,
+    WAYS,
+    AffectedTasks,
+    affected_by,
+    change_between,
+    check_named,
+    operand_block,
+    operator_block,
+    task_name,
+    weight_block,
+)
+from unity.baselines.flexflow.strategy.operators import OperandEdge, Operators
 from unity.baselines.flexflow.strategy.regions import numbered
+from unity.baselines.flexflow.strategy.task_builder import build_tasks
 from unity.baselines.flexflow.strategy.wiring import Wiring
 from unity.search.simulator.tasks import SimulationError, Task, TaskGraph
 
@@ -30,7 +40,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class _Before(NamedTuple):
-    """What there was for an operator and around it: all that a change of its configuration makes anew."""
+    """The state of an operator and its surroundings before a change of its configuration."""
 
     operator: int
     config: ParallelConfig
@@ -41,16 +51,22 @@ class _Before(NamedTuple):
 
 class Strategy:
     """Every operator's configuration, and the task graph that follows. `change` gives one operator another configuration; `back`
-    takes the last change back.
+    undoes the last change.
 
     Raises:
         SimulationError: an operator has no configuration, or one that it cannot have.
-        MachineError: a configuration names devices that are not there.
+        MachineError: a configuration names devices that do not exist.
     """
 
     @uncollected()
     def __init__(self, operators: Operators, configs: Mapping[int, ParallelConfig], overlap: bool = True) -> None:
-        """`configs`: by the number of every operator. `overlap`: whether devices communicate while they compute."""
+        """Build the tasks of a strategy.
+
+        Args:
+            operators: the operators and the topology.
+            configs: a configuration for the number of every operator.
+            overlap: whether devices communicate while they compute.
+        """
         self.operators, self.wiring = operators, Wiring(operators.topology, overlap)
         missing = [operators.nodes[k] for k in operators.numbers if k not in configs]
         if missing:
@@ -60,42 +76,43 @@ class Strategy:
         for k in operators.numbers:
             operators.check(k, configs[k])
             self.configs[k] = configs[k]
-        # blocks of operators and of what operands are waited for (`exchange`), and tasks' records by the first name there may be
+        # operator blocks and waiting blocks (see `encoding`), and records by the lowest name that they may have
         self._pieces: dict[int, Numbers] = {}
         self._waits: dict[tuple[int, int], Numbers] = {}
         self._parts: dict[int, Numbers] = {}
-        self._around: dict[int, Around] = {}
+        self._affected: dict[int, AffectedTasks] = {}
         self._blocks: dict[Hashable, Numbers] = {}  # of operators, operands and weights, by degrees
         self._before: _Before | None = None
-        self._make(around(operators, operators.numbers))
+        self._rebuild(affected_by(operators, operators.numbers))
 
     @property
     def graph(self) -> TaskGraph:
         """The task graph of all operators."""
-        return TaskGraph(ByColumn[Task](records.change(NOTHING, self._records(sorted(self._parts)))), self.wiring.resources)
+        return TaskGraph(ByColumn[Task](change_between(NOTHING, self._records(sorted(self._parts)))), self.wiring.resources)
 
     @uncollected()
     def change(self, operator: int, config: ParallelConfig) -> Change:
-        """Gives an operator another configuration. Only its own tasks, and those around it, are made anew: what changes.
+        """Give an operator another configuration, rebuild its own tasks and those around it, and return the change of the task
+        graph.
 
-        Raises as making a strategy does; then nothing is changed.
+        Raises as the constructor does; then nothing is changed.
         """
         self.operators.check(operator, config)
-        near = self._around.get(operator)
-        if near is None:
-            near = self._around[operator] = around(self.operators, (operator,))
-        before = self._records(near.ordered)
-        waits, parts = {e: self._waits[e] for e in near.names}, {first: self._parts[first] for first in near.parts}
+        affected = self._affected.get(operator)
+        if affected is None:
+            affected = self._affected[operator] = affected_by(self.operators, (operator,))
+        before = self._records(affected.ordered)
+        waits, parts = {e: self._waits[e] for e in affected.names}, {first: self._parts[first] for first in affected.first_names}
         self._before = _Before(operator, self.configs[operator], self._pieces[operator], waits, parts)
         self.configs[operator] = config
-        self._make(near)
-        return ByColumn[Task | None](records.change(before, self._records(near.ordered)))
+        self._rebuild(affected)
+        return ByColumn[Task | None](change_between(before, self._records(affected.ordered)))
 
     def back(self) -> None:
-        """Takes the last change back. Nothing is made anew.
+        """Undo the last change without rebuilding anything.
 
         Raises:
-            SimulationError: there was none, or it was taken back already.
+            SimulationError: there was no change, or it has been undone already.
         """
         old = self._before
         if old is None:
@@ -105,75 +122,77 @@ class Strategy:
         self._waits |= old.waits
         self._parts |= old.parts
 
-    def of_edge(self, edge: Edge) -> Mapping[int, Task]:
-        """The transfers of an operand."""
+    def transfers(self, edge: OperandEdge) -> Mapping[int, Task]:
+        """Return the transfers of an operand."""
         k, p = edge[:2]
-        return ByColumn[Task](records.change(NOTHING, self._parts[name_of(k, TRANSFERS + p * WAYS)]))
+        return ByColumn[Task](change_between(NOTHING, self._parts[task_name(k, TRANSFERS + p * WAYS)]))
 
-    def _make(self, near: Around) -> None:
-        """Makes all anew that depends on some operators' configurations."""
+    def _rebuild(self, affected: AffectedTasks) -> None:
+        """Rebuild all tasks that depend on the configurations of some operators."""
         o, configs = self.operators, self.configs
-        found = [block for k in near.anew for block in self._operator(k)]
-        found += [self._pieces[k] for k in near.others]
-        found += self._weights(near)
-        found += [self._operand(name, e) for name, e in zip(near.names, near.edges, strict=True)]
-        facts, kept = (np.concatenate([NOTHING, *some]) for some in (found, [self._waits[e[:2]] for e in near.kept]))
-        made, waits, ends, ringed, sent = made_of(near.head, facts, kept, self.wiring.wires)
-        wholes = np.array([o.seconds(k, configs[k].degrees)[way] for k, way in near.computing])
-        self.wiring.time(made, ringed, sent, wholes)
-        self._pieces.update(_named(near.anew, facts))
-        self._waits.update(_named(near.names, waits))
-        records, begin = made.records[: made.used[0]].copy(), 0  # without the room that there is for more
-        for first, end in zip(near.parts, ends.tolist(), strict=True):
+        facts_of = [block for k in affected.changed for block in self._operator(k)]
+        facts_of += [self._pieces[k] for k in affected.referenced]
+        facts_of += self._weights(affected)
+        facts_of += [self._operand(name, e) for name, e in zip(affected.names, affected.edges, strict=True)]
+        facts, reused = (np.concatenate([NOTHING, *some]) for some in (facts_of, [self._waits[e[:2]] for e in affected.reused]))
+        built, waits, ends, ringed, sent = build_tasks(affected.header, facts, reused, self.wiring.wires)
+        seconds = np.array([o.seconds(k, configs[k].degrees)[way] for k, way in affected.computations])
+        self.wiring.time(built, ringed, sent, seconds)
+        self._pieces.update(_named(affected.changed, facts))
+        self._waits.update(_named(affected.names, waits))
+        records, begin = built.records[: built.used[0]].copy(), 0  # without the spare room
+        for first, end in zip(affected.first_names, ends.tolist(), strict=True):
             self._parts[first], begin = records[begin:end], end
 
     def _operator(self, k: int) -> tuple[Numbers, Numbers]:
-        """An operator's block, in two parts."""
+        """Return an operator's block in two parts."""
         o, config = self.operators, self.configs[k]
         key = o.alike[k], config.degrees
-        found = self._blocks.get(key)
-        if found is None:
+        block = self._blocks.get(key)
+        if block is None:
             backward = o.seconds(k, config.degrees)[1] > 0
-            found = self._blocks[key] = blocks.operator(config.pieces, backward, o.reductions(k, config.degrees))
-        return found, np.array(config.devices, np.int64)
+            block = self._blocks[key] = operator_block(config.pieces, backward, o.reductions(k, config.degrees))
+        return block, np.array(config.devices, np.int64)
 
-    def _operand(self, name: tuple[int, int], e: Edge) -> Numbers:
-        """An operand's block."""
-        o, made, read = self.operators, self.configs[e.maker].degrees, self.configs[e.reader].degrees
-        key = name, made, read
-        found = self._blocks.get(key)
-        if found is None:
-            whole = o.slices(e.maker, made, len(o.nodes[e.maker].operands) + e.result)
-            found = self._blocks[key] = blocks.operand(whole, o.slices(e.reader, read, e.position))
-        return found
+    def _operand(self, name: tuple[int, int], e: OperandEdge) -> Numbers:
+        """Return an operand's block."""
+        o, producer_degrees, user_degrees = self.operators, self.configs[e.producer].degrees, self.configs[e.user].degrees
+        key = name, producer_degrees, user_degrees
+        block = self._blocks.get(key)
+        if block is None:
+            result_slices = o.slices(e.producer, producer_degrees, len(o.nodes[e.producer].operands) + e.result)
+            block = self._blocks[key] = operand_block(result_slices, o.slices(e.user, user_degrees, e.position))
+        return block
 
-    def _weights(self, near: Around) -> list[Numbers]:
-        """The blocks of weights. On which devices pieces are makes a difference to them only where several operators, or several
-        pieces on one device, read a weight."""
-        config = self.configs[near.anew[0]] if near.read is not None else None
+    def _weights(self, affected: AffectedTasks) -> list[Numbers]:
+        """Return the blocks of the weights that a change affects.
+
+        The devices of pieces matter to these blocks only if several operators, or several pieces on one device, read a weight.
+        """
+        config = self.configs[affected.changed[0]] if affected.weight_positions is not None else None
         if config is None or len(set(config.devices)) < len(config.devices):
-            return [self._weight(w) for w in near.weights]
-        key = self.operators.alike[near.anew[0]], config.degrees, near.read
-        found = self._blocks.get(key)
-        if found is None:
-            found = self._blocks[key] = np.concatenate([NOTHING, *[self._weight(w) for w in near.weights]])
-        return [found]
+            return [self._weight(w) for w in affected.weights]
+        key = self.operators.alike[affected.changed[0]], config.degrees, affected.weight_positions
+        blocks_of = self._blocks.get(key)
+        if blocks_of is None:
+            blocks_of = self._blocks[key] = np.concatenate([NOTHING, *[self._weight(w) for w in affected.weights]])
+        return [blocks_of]
 
     def _weight(self, weight: tuple[int, int]) -> Numbers:
-        """A weight's block."""
+        """Return a weight's block."""
         o, configs, (node, result) = self.operators, self.configs, weight
         cuts = tuple([(o.slices(k, configs[k].degrees, p), configs[k].devices) for k, p in o.weights[weight]])
-        return blocks.weight(numbered(cuts), o.nodes[node].tensors[result].itemsize)
+        return weight_block(numbered(cuts), o.nodes[node].tensors[result].itemsize)
 
     def _records(self, ordered: Iterable[int]) -> Numbers:
-        """The records of several parts."""
+        """Concatenate the records of several parts."""
         return np.concatenate([NOTHING, *[self._parts[first] for first in ordered]])
 
 
-def _named(names: Sequence[T], found: Numbers) -> Iterator[tuple[T, Numbers]]:
-    """Blocks of which the first belong to so many names, with these."""
+def _named(names: Sequence[T], blocks: Numbers) -> Iterator[tuple[T, Numbers]]:
+    """Pair each name with its block, in order; further blocks are ignored."""
     begin = 0
     for name in names:
-        end = begin + int(found[begin])
-        yield name, found[begin:end]
+        end = begin + int(blocks[begin])
+        yield name, blocks[begin:end]
         begin = end

@@ -1,9 +1,9 @@
-"""What a piece of an operator computes, where the operator is a layer: one after the other what capture has as operators.
+"""The cost of a piece of an operator that is a layer: the sum over the layer's own operators.
 
-A layer's program has a product or a convolution among other equations. Nothing is known of such programs as a whole, neither a
-measured time nor one of a roofline's, which would let the product hide the traffic of what follows. So a layer takes as long as its
-parts do, each on its own, and a strategy of layers as long as that of their parts on the same devices (but for gradients of biases:
-they are summed when the whole layer has computed).
+A layer's program has a product or a convolution among other equations. Neither a measured time nor a roofline is available for such
+a program as a whole, and a roofline would let the product hide the memory traffic of the rest. So a layer takes as long as its
+parts do one after the other, and a strategy of layers takes as long as the same strategy of their parts (except for gradients of
+biases, which are summed when the whole layer has been computed).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from unity.pcg.propagation.solver import Solution
 from unity.search.cost.cost import Pieces, seconds
 from unity.search.cost.roofline import touches
 
-Cut = tuple[Choice, int]  # a way to split an operator, and in how many parts
+Cut = tuple[Choice, int]  # a way to split an operator, and the number of parts
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """One of a layer's operators: its program, and what variables of the layer's it reads and makes."""
+class LayerPart:
+    """One of a layer's operators: its program, and the layer's variables that it reads and produces."""
 
     body: Body
     reads: tuple[int, ...]
@@ -40,26 +40,26 @@ class Part:
 
 
 def is_layer(body: Body) -> bool:
-    """Whether an operator is one of several."""
+    """Whether an operator consists of several."""
     return len(parts(body)) > 1
 
 
 @lru_cache(maxsize=4096)
-def parts(body: Body) -> tuple[Part, ...]:
-    """The operators that a layer consists of; of one that has none but light work, none."""
+def parts(body: Body) -> tuple[LayerPart, ...]:
+    """Return the operators of which a layer consists; none if all its work is light."""
     if all(map(light, body.equations)):
         return ()
-    constant, found = constants(body), list[Part]()
+    constant, operators = constants(body), list[LayerPart]()
     for cluster in clusters(body, constant):
         part, reads = extract(body, cluster.members, cluster.outputs, constant)
-        found.append(Part(part, reads, cluster.outputs))
-    return tuple(found)
+        operators.append(LayerPart(part, reads, cluster.outputs))
+    return tuple(operators)
 
 
 def seconds_of(
     body: Body, cuts: Sequence[Cut], operands: Sequence[bool], results: Sequence[bool], machine: Machine
 ) -> tuple[float, float]:
-    """Seconds forward and backward of one piece of a layer. `operands`, `results`: of which a gradient is computed."""
+    """Return the seconds forward and backward of one piece of a layer. `operands` and `results` say which have a gradient."""
     flows = carrying(body, tuple(operands), tuple(results))
     solved = [(_solution(body, choice), degree) for choice, degree in cuts]
     forward, backward = 0.0, 0.0
@@ -77,23 +77,23 @@ def seconds_of(
 
 
 def _solution(body: Body, choice: Choice) -> Solution:
-    found = along_axis(body, choice.operands, choice.results)
-    assert found is not None, "a choice that splits something uses the axis"
-    return found
+    solution = along_axis(body, choice.operands, choice.results)
+    assert solution is not None, "a choice that splits something uses the axis"
+    return solution
 
 
-def _share(body: Body, part: Part, solution: Solution, degree: int) -> float:
-    """What of a part's work is a piece's, where a layer is split along one of its dimensions."""
+def _share(body: Body, part: LayerPart, solution: Solution, degree: int) -> float:
+    """Return the fraction of a part's work that a piece does, where a layer is split along one of its dimensions."""
     own = {id(e) for e in part.body.equations}
     matched = zip(body.equations, solution.matches, strict=True)
     return part_of_work(divided_by(body, ((e, m) for e, m in matched if id(e) in own)), degree)
 
 
 def _local(shape: tuple[int, ...], v: int, solved: Sequence[tuple[Solution, int]]) -> tuple[int, ...]:
-    """A variable's shape in one piece."""
-    found = list(shape)
+    """Return a variable's shape in one piece."""
+    local = list(shape)
     for solution, degree in solved:
         state = solution.states[v]
         if state.kind == "P":
-            found[state.dim] //= degree
-    return tuple(found)
+            local[state.dim] //= degree
+    return tuple(local)
