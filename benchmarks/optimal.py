@@ -35,7 +35,7 @@ from benchmarks.simulator import Clock
 from unity.base.errors import UnityError
 from unity.base.gc_pause import uncollected
 from unity.baselines.flexflow import explored, initial, layers
-from unity.baselines.flexflow.mcmc import Configs, Found
+from unity.baselines.flexflow.mcmc import Configs, McmcResult
 from unity.baselines.flexflow.mesh import options, starts
 from unity.baselines.flexflow.strategy.configs import every_config
 from unity.baselines.flexflow.strategy.operators import Operators, operators
@@ -73,7 +73,7 @@ class Space:
     any_device: bool
     most: int = NODES  # nodes of a depth-first search
 
-    def found(self, seed: int) -> Found:
+    def found(self, seed: int) -> McmcResult:
         """What FlexFlow finds."""
         return explored(self.o, self.begun, seed=seed, draw=lambda k, rng: rng.choice(self.may[k]))
 

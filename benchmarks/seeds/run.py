@@ -29,7 +29,7 @@ from unity.baselines.restricted import Structure
 from unity.pcg.ir.graph import PCG
 from unity.pcg.parallel.parallelize import parallelize
 from unity.search.simulator import Topology, simulate
-from unity.search.simulator.topology import sent
+from unity.search.simulator.topology import bytes_sent
 from unity.search.solver.problem import Point
 
 
@@ -67,7 +67,7 @@ class Task:
         machine = self.case.machine
         found, total = predict(graph, machine, self.captured.differentiated), 0.0
         for c in (term.collective for term in found.collectives):
-            total += sent(c.kind, math.prod(machine.axes[k].size for k in c.axes), c.nbytes) * c.count * machine.devices
+            total += bytes_sent(c.kind, math.prod(machine.axes[k].size for k in c.axes), c.nbytes) * c.count * machine.devices
         compute = sum(t.forward + t.backward for t in found.operators)
         more: dict[str, Any] = {"layers": list(layers(graph))} if (self.case.part, self.case.model) == ("optcnn7", "vgg16") else {}
         if (self.case.part, self.case.machine.devices) == (studies.PART, studies.DEVICES) and self.case.model in studies.STUDIED:

@@ -17,7 +17,7 @@ from benchmarks.seeds.results import Result, Results, Table, ratio, times, usabl
 from unity.machine.machine import Machine
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, UNCHANGED, Node
 from unity.search.cost.prediction import Prediction
-from unity.search.simulator.topology import sent
+from unity.search.simulator.topology import bytes_sent
 
 PART, DEVICES, STUDIED = "flexflow6 p100", 4, ("nmt", "inception_v3")
 ALGORITHMS = ("data-parallel", "flexflow", "unity")
@@ -51,7 +51,8 @@ def synchronized(graph: PCG, differentiated: Collection[int], machine: Machine, 
     steps = {id(n) for k in differentiated for n, _ in _reached(graph, graph.inputs[k]) if n.kind in PARALLELIZATION}
     of_weights = [t.collective for t in prediction.collectives if id(t.collective.node) in steps]
     return sum(
-        sent(c.kind, math.prod(machine.axes[a].size for a in c.axes), c.nbytes) * c.count * machine.devices for c in of_weights
+        bytes_sent(c.kind, math.prod(machine.axes[a].size for a in c.axes), c.nbytes) * c.count * machine.devices
+        for c in of_weights
     )
 
 

@@ -23,7 +23,7 @@ from unity.pcg.parallel.traffic import traffic
 from unity.search.cost.cost import Training
 from unity.search.cost.prediction import predict
 from unity.search.memory.memory import predict_memory
-from unity.search.simulator.program import Loop, Program, Sent, program_of
+from unity.search.simulator.program import Communication, ProgramLoop, SpmdProgram, program_of
 from unity.search.solver.minimizer import Minimizer
 from unity.search.space.live_buffers import KEPT
 
@@ -181,8 +181,8 @@ def test_a_simulated_loop_takes_what_is_predicted(name: str, seed: int) -> None:
     assert communicating(program) == pytest.approx(sent)
 
 
-def communicating(program: Program) -> float:
+def communicating(program: SpmdProgram) -> float:
     """Seconds of all collectives of a program, in its loops, too."""
-    loops = ((i.what.length, i.what.program) for i in program.instructions if isinstance(i.what, Loop))
-    own = sum(i.seconds for i in program.instructions if isinstance(i.what, Sent))
+    loops = ((i.action.length, i.action.program) for i in program.instructions if isinstance(i.action, ProgramLoop))
+    own = sum(i.seconds for i in program.instructions if isinstance(i.action, Communication))
     return own + sum(length * communicating(inside) for length, inside in loops)

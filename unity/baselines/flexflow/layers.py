@@ -1,13 +1,14 @@
-"""What FlexFlow counts as one operator: a layer, which is a contraction with the light work that follows it.
+"""Clustering into FlexFlow's operators: layers, each a contraction with the light work that follows it.
 
-FlexFlow's operators are layers of a framework (section 4, table 2): a convolution with its bias and activation, one step of an LSTM
-layer. Capture's operators are finer: a product, the sum of two of them, a bias and a cell's gates may each be split and placed on
-their own. To FlexFlow's search that is more to propose and more to simulate, while what it finds has them together.
+FlexFlow's operators are the layers of a framework (section 4, table 2): a convolution with its bias and activation, or one step of
+an LSTM layer. Capture's operators are finer: a product, the sum of two of them, a bias and a cell's gates may each be split and
+placed on their own. For FlexFlow's search that means more proposals and more simulation, while its results keep them together
+anyway.
 
-`layers` is a clustering for `capture`. Light work joins the last of the layers whose results it reads, if that has a contraction
-or a pooling window; so do products that nothing else reads, as their sum is one product. It stays apart where it makes more than
-the layer did (a concatenation), where a path from the one to the other would lead outside, and where the two together could not be
-split in a dimension in which each can be.
+`layers` is a clustering for `capture`. Light work joins the last of the layers whose results it reads, if that layer has a
+contraction or a pooling window; products that nothing else reads join too, as their sum is one product. It stays separate if its
+result is larger than the layer's (a concatenation), if a path from one to the other leads outside, or if the two together could not
+be split in a dimension in which each can be.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ WINDOWS = frozenset({"reduce_window_sum", "reduce_window_max", "reduce_window_mi
 
 
 def layers(body: Body, constant: Mapping[int, int]) -> list[Cluster]:
-    """The layers of a body: `clusters`, some of them joined. Operands before users."""
+    """Return the layers of a body: its `clusters`, some of them joined. Producers come before users."""
     uses = Uses(body)
-    grown = _Grown(uses, constant)
+    grown = _LayerClusters(uses, constant)
     for cluster in clusters(body, constant):
         grown.add(cluster.members)
     return [Cluster(tuple(some), uses.outputs(some, set(some))) for some in grown.ordered()]
 
 
-class _Grown:
-    """Layers, by number, while clusters are added one by one, operands before users."""
+class _LayerClusters:
+    """Layers, by number, while clusters are added one by one, producers before users."""
 
     def __init__(self, uses: Uses, constant: Mapping[int, int]) -> None:
         self.uses, self.constant = uses, constant
         self.members: dict[int, list[int]] = {}
         self.home: dict[int, int] = {}  # equation → layer
-        self.below: dict[int, int] = {}  # by layer, or what was one: those that it depends on, as bits
+        self.below: dict[int, int] = {}  # by layer, present or merged: those that it depends on, as bits
         self.dims: dict[str, frozenset[int]] = {}  # by pattern of a program
 
     def add(self, members: Sequence[int]) -> None:
-        """Adds a cluster: as a layer, or to one."""
-        layer, makers = len(self.below), self._makers(members)
+        """Add a cluster, as a layer of its own or as part of an existing one."""
+        layer, makers = len(self.below), self._producers(members)
         self.members[layer] = list(members)
         self.home.update(dict.fromkeys(members, layer))
         self.below[layer] = self._with(makers)
@@ -60,43 +61,45 @@ class _Grown:
                     return
 
     def ordered(self) -> list[list[int]]:
-        """The equations of every layer; one depends on less than those that depend on it."""
+        """Return the equations of every layer, in an order where each layer follows those it depends on."""
         return [self.members[k] for k in sorted(self.members, key=lambda k: (self.below[k].bit_count(), self.members[k][-1]))]
 
     def _equations(self, members: Sequence[int]) -> list[Equation]:
         return [self.uses.body.equations[i] for i in members]
 
-    def _makers(self, members: Sequence[int]) -> set[int]:
-        """The layers whose results some equations read, beside their own."""
+    def _producers(self, members: Sequence[int]) -> set[int]:
+        """Return the other layers whose results some equations read."""
         maker, inside = self.uses.maker, set(members)
         read = {a for e in self._equations(members) for a in e.operands if isinstance(a, int) and a not in self.constant}
         return {self.home[maker[a]] for a in read if a in maker and maker[a] not in inside}
 
     def _with(self, numbers: set[int]) -> int:
-        """Layers and what they depend on, as bits."""
-        found = 0
+        """Return layers and everything they depend on, as a bit set."""
+        below = 0
         for k in numbers:
-            found |= 1 << k | self.below[k]
-        return found
+            below |= 1 << k | self.below[k]
+        return below
 
     def _light(self, members: Sequence[int]) -> bool:
-        """Whether equations are light work on tensors: they look nothing up in a table, and give more than a number."""
+        """Whether equations are light work on tensors: no lookups in a table, and at least one result with dimensions."""
         tensors, equations = self.uses.body.tensors, self._equations(members)
         looked_up = any(e.name == "gather" and tensors[e.results[0]].floating for e in equations)
-        made = self.uses.outputs(members, set(members))
-        return not looked_up and all(map(light, equations)) and any(tensors[v].shape for v in made)
+        results = self.uses.outputs(members, set(members))
+        return not looked_up and all(map(light, equations)) and any(tensors[v].shape for v in results)
 
     def _product(self, layer: int, members: Sequence[int]) -> bool:
-        """Whether a layer is a contraction and nothing else, which these equations alone read."""
+        """Whether a layer is a single contraction that only these equations read."""
         (first, *others), readers = self._equations(self.members[layer]), set(members)
         read = all(v not in self.uses.ends and readers.issuperset(self.uses.users.get(v, ())) for v in first.results)
         return facts_of(first.name).product and not others and read
 
     def _join(self, layer: int, into: int, also: frozenset[int]) -> bool:
-        """Makes a layer and others part of one, unless that has nothing that makes it a layer, or something would be lost."""
+        """Merge a layer and others into one. Returns False, and changes nothing, if `into` has no contraction or window, or if
+        merging would create a cycle or lose a split.
+        """
         joined = {layer, into, *also}
         members = sorted(i for k in joined for i in self.members[k])
-        outside = self._with({m for k in joined for m in self._makers(self.members[k])} - joined)
+        outside = self._with({m for k in joined for m in self._producers(self.members[k])} - joined)
         if all(not facts_of(e.name).product and e.name not in WINDOWS for e in self._equations(self.members[into])):
             return False
         if any(outside >> k & 1 for k in joined) or not self._alike(members, self.members[into], self.members[layer]):
@@ -112,7 +115,9 @@ class _Grown:
         return True
 
     def _alike(self, *members: Sequence[int]) -> bool:
-        """Whether a layer, with what joins it, makes what that made, no more than it made itself, and is split as both could be."""
+        """Whether the merged layer has a result of the shape of the joining one, no larger than `into` had, and can be split as
+        both could.
+        """
         programs = [extract(self.uses.body, m, self.uses.outputs(m, set(m)), self.constant)[0] for m in members]
         shapes = [program.tensor(program.outputs[0]).shape for program in programs]
         if shapes[0] != shapes[2] or prod(shapes[0]) > prod(shapes[1]):
@@ -121,7 +126,7 @@ class _Grown:
         return joined >= (alone & into if len(shapes[0]) == len(shapes[1]) else alone)
 
     def _dimensions(self, program: Body) -> frozenset[int]:
-        """In which the first result of a program can be split."""
+        """Return the dimensions in which the first result of a program can be split."""
         key = pattern(program)
         if key not in self.dims:
             self.dims[key] = frozenset(splits_of(program, len(program.inputs)))

@@ -1,13 +1,13 @@
 """FlexFlow's search: Markov chains over strategies, with the simulated time of a step as the cost (section 6).
 
-A chain begins with an initial strategy. Again and again an operator is drawn, and a configuration for it, from all that it may
-have: degrees of its dimensions, and devices. The new strategy is accepted with the probability min(1, exp(β · (cost - new cost)))
-(equation 1). The best strategy of all chains is the result.
+A chain starts at an initial strategy. Each proposal draws an operator, and a configuration for it from all that are possible:
+degrees of its dimensions, and devices. The new strategy is accepted with the probability min(1, exp(β · (cost - new cost)))
+(equation 1). The result is the best strategy of all chains.
 
-What the paper leaves open, and is so here: β is counted in units of the first initial strategy's time, divided by the number of
-operators, as models' times differ by orders of magnitude and one operator's change matters the less the more there are; and "half
-of the search time" is counted in proposals, so that a seed always gives the same chain, and is not asked for before every operator
-has had its turn a few times.
+The paper leaves two things open. Here β is counted in units of the first initial strategy's time divided by the number of
+operators, because models' times differ by orders of magnitude, and the more operators there are, the less a change of one matters.
+And "half of the search time" is counted in proposals, so that a seed always gives the same chain; it ends no chain before every
+operator has had some proposals.
 """
 
 from __future__ import annotations
@@ -27,39 +27,42 @@ from unity.baselines.flexflow.strategy.configs import ParallelConfig, data_paral
 from unity.baselines.flexflow.strategy.operators import Operators
 from unity.baselines.flexflow.strategy.strategy import Strategy
 
-BETA = 20.0  # a strategy that is slower by a twentieth of an operator's mean part of the step is accepted once in e times
-TURNS = 10  # proposals for each operator before a chain may end for want of progress
+BETA = 20.0  # a strategy slower by a twentieth of the mean time per operator is accepted with probability 1/e
+TURNS = 10  # proposals for each operator before a chain may end for lack of progress
 SECONDS = 1800.0  # for one initial strategy (section 8)
 
 Draw = Callable[[int, random.Random], ParallelConfig]
-"""A configuration for an operator (by its number) at random."""
+"""Draws a configuration for an operator, given by its number."""
 
 
 Configs = Mapping[int, ParallelConfig]  # by the number of every operator
 
 
 class Oracle(Protocol):
-    """A strategy whose operators may be changed one at a time, and its cost."""
+    """A strategy whose operators change one at a time, and its cost: the simulated seconds of a step (section 5).
+
+    `ByDelta` and `ByFull` return the same to the last bit.
+    """
 
     @property
     def configs(self) -> Configs:
-        """The strategy."""
+        """The configuration of every operator."""
         ...
 
     @property
     def seconds(self) -> float:
-        """What a step of it takes."""
+        """The simulated seconds of a step."""
         ...
 
     def propose(self, operator: int, config: ParallelConfig) -> None:
-        """Gives an operator another configuration."""
+        """Give an operator another configuration."""
 
     def back(self) -> None:
-        """Takes the last proposal back."""
+        """Undo the last proposal."""
 
 
 class ByDelta:
-    """Only what a proposal changes is made, and only what comes after the first difference is simulated."""
+    """An oracle that rebuilds and simulates only what a proposal changes."""
 
     def __init__(self, operators: Operators, configs: Configs, overlap: bool) -> None:
         self._strategy = Strategy(operators, configs, overlap)
@@ -74,17 +77,17 @@ class ByDelta:
         return self._delta.makespan
 
     def propose(self, operator: int, config: ParallelConfig) -> None:
-        """Gives an operator another configuration."""
+        """Give an operator another configuration."""
         self._delta.change(self._strategy.change(operator, config))
 
     def back(self) -> None:
-        """Takes the last proposal back, without simulating anything."""
+        """Undo the last proposal without simulating anything."""
         self._strategy.back()
         self._delta.back()
 
 
 class ByFull:
-    """The whole task graph is made and simulated for every proposal."""
+    """An oracle that builds and simulates the whole task graph for every proposal."""
 
     def __init__(self, operators: Operators, configs: Configs, overlap: bool) -> None:
         self._operators, self._overlap = operators, overlap
@@ -95,20 +98,26 @@ class ByFull:
         return makespan(Strategy(self._operators, configs, self._overlap).graph)
 
     def propose(self, operator: int, config: ParallelConfig) -> None:
-        """Gives an operator another configuration."""
+        """Give an operator another configuration."""
         self._before = self.configs, self.seconds
         self.configs = {**self.configs, operator: config}
         self.seconds = self._simulated(self.configs)
 
     def back(self) -> None:
-        """Takes the last proposal back."""
+        """Undo the last proposal."""
         self.configs, self.seconds = self._before
 
 
 @dataclass(frozen=True)
 class Stop:
-    """When a chain ends (section 6.2): its budget is used up, in seconds or in proposals; or, where `early`, it has made half of
-    its proposals, and at least `TURNS` for each operator, since it last found a better strategy than before."""
+    """The end of a chain (section 6.2).
+
+    Args:
+        seconds: the budget in seconds.
+        proposals: the budget in proposals.
+        early: whether the chain also ends when it has made half of its proposals, and at least `TURNS` for each operator, since it
+            last improved on its best strategy.
+    """
 
     seconds: float | None = SECONDS
     proposals: int | None = None
@@ -116,8 +125,10 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Chain:
-    """What was found from one initial strategy. Seconds of a step: of the initial strategy, and of the best."""
+class MarkovChain:
+    """The result from one initial strategy: simulated seconds of a step of the initial and of the best strategy, and the best
+    strategy.
+    """
 
     start: str
     first: float
@@ -128,24 +139,24 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Found:
+class McmcResult:
     """All chains of a search."""
 
-    chains: tuple[Chain, ...]
+    chains: tuple[MarkovChain, ...]
 
     @property
-    def best(self) -> Chain:
-        """The one with the best strategy."""
+    def best(self) -> MarkovChain:
+        """The chain with the best strategy."""
         return min(self.chains, key=lambda chain: chain.best)
 
     @property
     def proposals(self) -> int:
-        """How many strategies were looked at, initial ones not counted."""
+        """The number of proposals, without initial strategies."""
         return sum(chain.proposals for chain in self.chains)
 
 
 def initial(o: Operators, batch: int, seed: int = 0) -> dict[str, Configs]:
-    """The paper's initial strategies (section 8): data parallelism, with so many samples, and one that is drawn at random."""
+    """Return the paper's initial strategies (section 8): data parallelism over `batch` samples, and a random one."""
     n, rng = o.topology.devices, random.Random(seed)
     return {
         "data parallelism": {k: data_parallel(o.nodes[k], batch, n) for k in o.numbers},
@@ -164,33 +175,35 @@ def explored(
     delta: bool = True,
     overlap: bool = True,
     draw: Draw | None = None,
-) -> Found:
-    """Searches from every initial strategy.
+) -> McmcResult:
+    """Search from every initial strategy.
 
     Args:
-        o: the operators, and the devices.
-        starts: initial strategies by name: `initial`, and those of experts where there are any.
-        seed: of all random numbers. Without a limit in seconds, the same seed gives the same result.
+        o: the operators and the topology.
+        starts: initial strategies by name: those of `initial`, and experts' where there are any.
+        seed: the seed of all random numbers. Without a limit in seconds, equal seeds give equal results.
         stop: when a chain ends.
-        beta: β, where the unit of time is an operator's mean part of the first initial strategy's step.
-        delta: by delta simulation, or by full. The result is the same.
+        beta: β, where the unit of time is the first initial strategy's step divided by the number of operators.
+        delta: whether to use delta simulation; the result is the same.
         overlap: whether devices communicate while they compute.
-        draw: what may be proposed for an operator. Default: any degrees, on any devices that are all different.
+        draw: draws a proposal for an operator. Default: any degrees, on any devices that are all different.
     """
     oracle, n = ByDelta if delta else ByFull, o.topology.devices
     may = cache(lambda k: possible(o.nodes[k], n))
     draw = draw or (lambda k, rng: drawn_of(may(k), n, rng))
-    chains = list[Chain]()
+    chains = list[MarkovChain]()
     for name, configs in starts.items():
         begun = oracle(o, configs, overlap)
         unit = (chains[0].first if chains else begun.seconds) / max(1, len(o.numbers))
         per_second = beta / unit if unit else beta  # a step without operators takes no time
         chains.append(_chain(name, begun, o.numbers, draw, random.Random(f"{seed} {name}"), stop, per_second))
-    return Found(tuple(chains))
+    return McmcResult(tuple(chains))
 
 
-def _chain(name: str, oracle: Oracle, operators: tuple[int, ...], draw: Draw, rng: random.Random, stop: Stop, beta: float) -> Chain:
-    """One chain. `beta`: per second."""
+def _chain(
+    name: str, oracle: Oracle, operators: tuple[int, ...], draw: Draw, rng: random.Random, stop: Stop, beta: float
+) -> MarkovChain:
+    """Run one chain. `beta` is per second."""
     began, configs = time.perf_counter(), dict(oracle.configs)
     first = now = best = oracle.seconds
     better, accepted = 0, 0
@@ -198,7 +211,7 @@ def _chain(name: str, oracle: Oracle, operators: tuple[int, ...], draw: Draw, rn
     for n in count():
         spent = stop.seconds is not None and time.perf_counter() - began >= stop.seconds
         if spent or not operators or n == stop.proposals or (stop.early and n >= max(least, 2 * better)):
-            return Chain(name, first, best, configs, n, accepted)
+            return MarkovChain(name, first, best, configs, n, accepted)
         operator = rng.choice(operators)
         oracle.propose(operator, draw(operator, rng))
         seconds = oracle.seconds

@@ -1,6 +1,6 @@
 """The execution simulator: when every task of a training step runs, on devices and on the links between them.
 
-From FlexFlow (Jia et al., MLSys 2019), section 5 and appendices A and B.
+It follows FlexFlow (Jia et al., MLSys 2019), section 5 and appendices A and B.
 """
 
 from unity.search.simulator.simulation import Simulation, simulate

@@ -1,12 +1,13 @@
-"""From an SPMD program to a task graph: one task of every instruction for every device, or for one that stands for all.
+"""Expansion of an SPMD program into a task graph: one task of each instruction for every device, or for one that stands for all.
 
-A collective is one task for each member of a group, on that member's link of the outermost level that the group spans. All of a
-group's tasks start together: they wait for a barrier, a task that takes no time, which waits for all members.
+A collective is one task for each member of a group, on that member's link of the outermost level that the group spans. All tasks of
+a group start together: they wait for a barrier, a task that takes no time, which waits for all members.
 
-On a machine of equal devices all do the same at the same time. They are one class, and one of them is simulated ("folded"); the
-other tasks would be copies. On a topology each device has its own speed, and a collective is a ring.
+On a machine of equal devices all do the same at the same time, so it is enough to simulate one of them ("folded"); the tasks of the
+others would be copies. On a topology each device has its own speed, and a collective is a ring.
 
-A loop's steps are simulated once. It then holds the device for as long as all steps take, and each link for as long as they use it.
+One step of a loop is simulated, once. The loop then occupies the device for as long as all steps take, and each link for as long as
+they use it.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from functools import cached_property
 from math import prod
 
 from unity.machine.machine import Machine
-from unity.search.simulator.program import Instruction, Loop, Program, Sent
+from unity.search.simulator.program import Communication, ProgramLoop, SpmdInstruction, SpmdProgram
 from unity.search.simulator.tasks import Names, Resource, SimulationError, Task, TaskGraph, union
 from unity.search.simulator.timeline import Timeline, full
-from unity.search.simulator.topology import Topology, grid_groups, sent
+from unity.search.simulator.topology import Topology, bytes_sent, grid_groups
 
-PARTS, MEMBERS = 1 << 2, 1 << 22  # how task names are packed: instruction, part; device, group or link
-MAIN, BARRIER, LINK = range(3)  # parts of an instruction; the last is a loop's on each link
+PARTS, MEMBERS = 1 << 2, 1 << 22  # a task's name packs its instruction, its part, and its device, group or link
+MAIN, BARRIER, LINK = range(3)  # parts of an instruction; LINK is a loop's use of each link
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a program is simulated on.
+    """The machine or topology that a program is simulated on.
 
     Args:
         machine: its formulas price collectives, unless there is a topology.
-        topology: devices that are not alike; as many as the machine has.
-        folded: one device stands for all.
+        topology: devices that differ from each other, as many as the machine has.
+        folded: whether one device stands for all.
         overlap: whether devices communicate while they compute.
 
     Raises:
@@ -60,31 +61,31 @@ class Target:
 
     @cached_property
     def devices(self) -> int:
-        """How many devices are simulated."""
+        """The number of devices that are simulated."""
         return 1 if self.folded else self.machine.devices
 
     @cached_property
     def resources(self) -> tuple[Resource, ...]:
-        """The devices, the barriers' own, and the links."""
+        """The devices, one resource for all barriers, and the links."""
         names = [f"each of {self.machine.devices} devices"] if self.folded else [f"device {i}" for i in range(self.devices)]
-        found = [*(Resource(n, "compute") for n in names), Resource("barriers", "barrier")]
+        resources = [*(Resource(n, "compute") for n in names), Resource("barriers", "barrier")]
         if not self.overlap:
-            return tuple(found)
+            return tuple(resources)
         if self.topology is not None:
-            return (*found, *(Resource(link.name, "link") for link in self.topology.links))
-        return (*found, *(Resource(f"{n}, link to {level.name}s", "link") for n in names for level in self.machine.levels))
+            return (*resources, *(Resource(link.name, "link") for link in self.topology.links))
+        return (*resources, *(Resource(f"{n}, link to {level.name}s", "link") for n in names for level in self.machine.levels))
 
     @property
     def barrier(self) -> int:
-        """The barriers' device."""
+        """The resource on which barriers run."""
         return self.devices
 
     def groups(self, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """The devices that a collective over mesh axes joins, group by group; folded: the one."""
+        """Return the groups of devices that a collective over mesh axes joins; if folded, the only one."""
         return ((0,),) if self.folded else grid_groups(tuple(a.size for a in self.machine.axes), axes)
 
     def links(self, axes: tuple[int, ...], members: Sequence[int]) -> Sequence[int]:
-        """The device of the task graph by which each member sends."""
+        """Return the resource through which each member sends."""
         if not self.overlap:
             return members
         first = self.devices + 1
@@ -93,39 +94,39 @@ class Target:
         level = min(self.machine.axes[a].level for a in axes)
         return [first + m * len(self.machine.levels) + level for m in members]
 
-    def seconds(self, instruction: Instruction, what: Sent, members: Sequence[int]) -> float:
-        """How long a collective takes in one group."""
+    def seconds(self, instruction: SpmdInstruction, sent: Communication, members: Sequence[int]) -> float:
+        """Return the time that a collective takes in one group."""
         if self.topology is None:
             return instruction.seconds
-        return what.runs * self.topology.collective_seconds(what.kind, members, what.nbytes, what.merged, what.turned)
+        return sent.runs * self.topology.collective_seconds(sent.kind, members, sent.nbytes, sent.merged, sent.turned)
 
     def speed(self, device: int) -> float:
         return 1.0 if self.topology is None else self.topology.speeds[device]
 
 
-def expand(program: Program, target: Target) -> tuple[TaskGraph, Mapping[int, str]]:
-    """The task graph of a program, and every task's label."""
+def expand(program: SpmdProgram, target: Target) -> tuple[TaskGraph, Mapping[int, str]]:
+    """Return the task graph of a program, and every task's label."""
     tasks: dict[int, Task] = {}
     labels: dict[int, str] = {}
-    ends: dict[int, list[Names]] = {}  # by instruction: for each device, what to wait for
+    ends: dict[int, list[Names]] = {}  # by instruction: for each device, the tasks that end it
     for instruction in program.instructions:
         before = [union(ends[b][d] for b in instruction.before) for d in range(target.devices)]
-        found, ends[instruction.name] = _tasks(instruction, before, target)
-        tasks |= found
-        labels.update(dict.fromkeys(found, instruction.label))
+        expanded, ends[instruction.name] = _tasks(instruction, before, target)
+        tasks |= expanded
+        labels.update(dict.fromkeys(expanded, instruction.label))
     return TaskGraph(tasks, target.resources), labels
 
 
 Expanded = tuple[dict[int, Task], list[Names]]
 
 
-def _tasks(instruction: Instruction, before: list[Names], target: Target) -> Expanded:
-    """One instruction's tasks, and for each device which of them end it there."""
-    what, base = instruction.what, instruction.name * PARTS
-    if isinstance(what, Sent):
-        return _collective(instruction, what, before, target)
-    if isinstance(what, Loop):
-        return _loop(instruction, what, before, target)
+def _tasks(instruction: SpmdInstruction, before: list[Names], target: Target) -> Expanded:
+    """Return the tasks of an instruction, and for each device the tasks that end it there."""
+    action, base = instruction.action, instruction.name * PARTS
+    if isinstance(action, Communication):
+        return _collective(instruction, action, before, target)
+    if isinstance(action, ProgramLoop):
+        return _loop(instruction, action, before, target)
     names = [base * MEMBERS + d for d in range(target.devices)]
     return (
         {n: Task(d, instruction.seconds / target.speed(d), before[d]) for d, n in enumerate(names)},
@@ -133,52 +134,55 @@ def _tasks(instruction: Instruction, before: list[Names], target: Target) -> Exp
     )
 
 
-def _collective(instruction: Instruction, what: Sent, before: list[Names], target: Target) -> Expanded:
+def _collective(instruction: SpmdInstruction, sent: Communication, before: list[Names], target: Target) -> Expanded:
     base = instruction.name * PARTS
-    size = prod(target.machine.axes[a].size for a in what.axes)
-    each = what.runs * sent(what.kind, size, what.nbytes)
+    size = prod(target.machine.axes[a].size for a in sent.axes)
+    each = sent.runs * bytes_sent(sent.kind, size, sent.nbytes)
     tasks: dict[int, Task] = {}
     ends: list[Names] = [()] * target.devices
-    for g, members in enumerate(target.groups(what.axes)):
+    for g, members in enumerate(target.groups(sent.axes)):
         barrier = (base + BARRIER) * MEMBERS + g
         tasks[barrier] = Task(target.barrier, 0.0, union(before[m] for m in members))
-        seconds = target.seconds(instruction, what, members)
-        for m, link in zip(members, target.links(what.axes, members), strict=True):
+        seconds = target.seconds(instruction, sent, members)
+        for m, link in zip(members, target.links(sent.axes, members), strict=True):
             name = base * MEMBERS + m
             tasks[name] = Task(link, seconds, (barrier,), each)
             ends[m] = (name,)
     return tasks, ends
 
 
-def _loop(instruction: Instruction, what: Loop, before: list[Names], target: Target) -> Expanded:
+def _loop(instruction: SpmdInstruction, loop: ProgramLoop, before: list[Names], target: Target) -> Expanded:
     base, every = instruction.name * PARTS, range(target.devices)
-    step = full(expand(what.program, target)[0])
+    step = full(expand(loop.program, target)[0])
     tasks: dict[int, Task] = {}
     spans = [step.busy[d] for d in every]
-    if communicates(what.program):  # then its steps keep the devices together
+    if communicates(loop.program):  # its steps keep the devices in lockstep
         barrier = (base + BARRIER) * MEMBERS
         tasks[barrier] = Task(target.barrier, 0.0, union(before))
         before, spans = [(barrier,)] * target.devices, [step.makespan] * target.devices
     names = [base * MEMBERS + d for d in every]
-    tasks |= {n: Task(d, what.length * spans[d], before[d], what.length * step.nbytes[d]) for d, n in enumerate(names)}
+    tasks |= {n: Task(d, loop.length * spans[d], before[d], loop.length * step.nbytes[d]) for d, n in enumerate(names)}
     links = {(base + LINK) * MEMBERS + k: k for k, r in enumerate(target.resources) if r.kind == "link" and step.order[k]}
-    tasks |= {n: Task(k, what.length * step.busy[k], before[0], what.length * step.nbytes[k]) for n, k in links.items()}
+    tasks |= {n: Task(k, loop.length * step.busy[k], before[0], loop.length * step.nbytes[k]) for n, k in links.items()}
     return tasks, [(n, *links) for n in names]
 
 
 def moments_on(timeline: Timeline, device: int) -> Mapping[int, tuple[float, float]]:
-    """When each instruction of an expanded program runs on a device: from when to when, by its name."""
-    found: dict[int, tuple[float, float]] = {}
+    """Return when each instruction of an expanded program runs on a device: start and end, by the instruction's name."""
+    moments: dict[int, tuple[float, float]] = {}
     for name, start in timeline.start.items():
         part, member = divmod(name, MEMBERS)
         instruction, part = divmod(part, PARTS)
         if (part == MAIN and member == device) or part == LINK:
-            first, last = found.get(instruction, (start, timeline.end[name]))
-            found[instruction] = (min(first, start), max(last, timeline.end[name]))
-    return found
+            first, last = moments.get(instruction, (start, timeline.end[name]))
+            moments[instruction] = (min(first, start), max(last, timeline.end[name]))
+    return moments
 
 
-def communicates(program: Program) -> bool:
-    """Whether any of its instructions, in loops too, is a collective."""
-    found = (i.what for i in program.instructions)
-    return any(isinstance(w, Sent) or (isinstance(w, Loop) and communicates(w.program)) for w in found)
+def communicates(program: SpmdProgram) -> bool:
+    """Whether any instruction of a program, in loops too, is a collective."""
+    actions = (i.action for i in program.instructions)
+    return any(
+        isinstance(action, Communication) or (isinstance(action, ProgramLoop) and communicates(action.program))
+        for action in actions
+    )

@@ -1,11 +1,11 @@
-"""Memory over a simulated step: what a device holds from when to when, on the schedule that overlap and links make.
+"""Memory over a simulated step: what a device holds from when to when, on the schedule that overlap and links produce.
 
-What is held, and for whose sake, is what `search.memory` counts; here it has moments. Arguments and slots are there all the time.
-A value lies in memory from when its maker starts until its last reader is done, or, if the backward pass needs it, until the
-operator that it is kept for has run backward. A cotangent does from the first reader's backward pass until its maker's, a
-gradient from then until the end. Where several things run at once, all that they work on is there.
+Which buffers are live, and why, is the knowledge of `search.memory`; here they have times. Arguments and optimizer slots are live
+all the time. A value is live from the start of its producer until its last user ends, or, if it is a residual, until the operator
+that needs it has run backward. A cotangent is live from the first user's backward pass until its producer's, a gradient from then
+to the end of the step. Where several operators run at once, the working sets of all are live.
 
-Scans and remats are taken as wholes: what one of them works on is there for as long as it runs.
+Scans and remats are taken as wholes: the working set of one is live for as long as it runs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from unity.search.simulator.expansion import moments_on
 from unity.search.simulator.timeline import Timeline
 from unity.search.space.live_buffers import AGAIN, ARGUMENTS, COTANGENTS, GRADIENTS, RESULTS, SLOTS, WORKING, Held, local, unmoved
 
-Moment = tuple[float, float]  # from, until
+Moment = tuple[float, float]  # start, end
 Array = np.ndarray
 
 
 @dataclass(frozen=True)
 class Span:
-    """Something that is held, from a moment to another, in seconds from the start of the step."""
+    """A live range: a buffer, and its start and end in seconds from the start of the step."""
 
     held: Held
     start: float
@@ -42,7 +42,7 @@ class Span:
 
 @dataclass(frozen=True, eq=False)
 class MemoryOverTime:
-    """What one device holds while a step runs."""
+    """The buffers of one device while a step runs."""
 
     spans: tuple[Span, ...]
 
@@ -53,13 +53,13 @@ class MemoryOverTime:
 
     @cached_property
     def by_reason(self) -> Mapping[str, Array]:
-        """For every reason, the bytes from each of `times` to the next; after the last, nothing is said."""
-        found: dict[str, Array] = {}
+        """For every reason to be live, the bytes from each of `times` to the next; zero after the last."""
+        changes: dict[str, Array] = {}
         for s in self.spans:
-            change = found.setdefault(s.held.why, np.zeros(len(self.times)))
+            change = changes.setdefault(s.held.why, np.zeros(len(self.times)))
             change[np.searchsorted(self.times, s.start)] += s.held.nbytes
             change[np.searchsorted(self.times, s.end)] -= s.held.nbytes
-        return {why: np.cumsum(change) for why, change in found.items()}
+        return {why: np.cumsum(change) for why, change in changes.items()}
 
     @cached_property
     def nbytes(self) -> Array:
@@ -68,24 +68,26 @@ class MemoryOverTime:
 
     @property
     def peak(self) -> float:
-        """The most bytes that are held at once."""
+        """The maximum of the live bytes."""
         return float(self.nbytes.max(initial=0.0))
 
     @property
     def moment(self) -> float:
-        """Seconds at which most is held first."""
+        """The first time, in seconds, at which the peak is reached."""
         return float(self.times[self.nbytes.argmax()]) if len(self.times) else 0.0
 
     @property
     def held(self) -> tuple[Held, ...]:
-        """All that is there at the peak, largest first."""
+        """The buffers that are live at the peak, largest first."""
         there = (s.held for s in self.spans if s.start <= self.moment < s.end)
         return tuple(sorted(there, key=lambda h: -h.nbytes))
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
-    """What a step is of: a parallel graph, the inputs that gradients are taken for, what else counts, and who compiles it."""
+class SimulatedStep:
+    """The training step to simulate: a parallel graph, the inputs with respect to which gradients are taken, the training's other
+    needs, and the backend.
+    """
 
     graph: PCG
     differentiated: Collection[int]
@@ -93,16 +95,16 @@ class Step:
     backend: Backend
 
 
-def memory_over_time(step: Step, timeline: Timeline, device: int) -> MemoryOverTime:
-    """What a device holds. `device`: of those that are simulated; folded there is one."""
-    found = _Spans(step, timeline, device)
-    return MemoryOverTime(tuple(s for s in found.spans() if s.held.nbytes and s.end > s.start))
+def memory_over_time(step: SimulatedStep, timeline: Timeline, device: int) -> MemoryOverTime:
+    """Return the memory of a device over time. `device` is one of those that are simulated; there is one if they are folded."""
+    ranges = _Spans(step, timeline, device)
+    return MemoryOverTime(tuple(s for s in ranges.spans() if s.held.nbytes and s.end > s.start))
 
 
 class _Spans:
-    """When the nodes of the outermost graph run on a device, and from that, when everything is held."""
+    """The times at which the nodes of the outermost graph run on a device, and the live ranges that follow."""
 
-    def __init__(self, step: Step, timeline: Timeline, device: int) -> None:
+    def __init__(self, step: SimulatedStep, timeline: Timeline, device: int) -> None:
         self.graph, self.training = step.graph, step.training
         self.differentiated = frozenset(step.differentiated)
         self.flow: Gradients = gradients(self.graph, self.differentiated)
@@ -112,90 +114,90 @@ class _Spans:
         for node in self.graph.nodes:
             for v in dict.fromkeys(node.operands):
                 self.readers.setdefault(v, []).append(node)
-        self.run = program.moments_of_nodes(self.graph, moments_on(timeline, device))
-        self.forth = self.forward_moments()
-        self.back = self.backward_moments()
+        self._runs = program.moments_of_nodes(self.graph, moments_on(timeline, device))
+        self._forward = self.forward_moments()
+        self._backward = self.backward_moments()
 
     def forward_moments(self) -> dict[int, Moment]:
-        """By id(node): when it runs forward; what takes no time does when its operands are there."""
-        found: dict[int, Moment] = {}
+        """Return by id(node) when it runs forward. A node that takes no time runs when its operands are available."""
+        moments: dict[int, Moment] = {}
         for node in self.graph.nodes:
-            ready = max((found[id(v.node)][1] for v in node.operands), default=0.0)
-            found[id(node)] = self.run.get((id(node), program.FORTH), (ready, ready))
-        return found
+            ready = max((moments[id(v.node)][1] for v in node.operands), default=0.0)
+            moments[id(node)] = self._runs.get((id(node), program.FORTH), (ready, ready))
+        return moments
 
     def backward_moments(self) -> dict[int, Moment]:
-        """By id(node): when it runs backward, what is computed again for it included; nothing where no gradient flows."""
-        found: dict[int, Moment] = {}
+        """Return by id(node) when it runs backward, its recomputation included; nodes without a gradient are missing."""
+        moments: dict[int, Moment] = {}
         for node in reversed(self.graph.nodes):
             if not any(map(self.flow, node.results)) or node.kind == "input":
                 continue
-            after = [found[id(r)][1] for v in node.results for r in self.readers.get(v, ()) if id(r) in found]
-            ready = max(after, default=max(end for _, end in self.forth.values()))
-            ran = [m for phase in (program.AGAIN, program.BACK) if (m := self.run.get((id(node), phase))) is not None]
-            found[id(node)] = (min(m[0] for m in ran), max(m[1] for m in ran)) if ran else (ready, ready)
-        return found
+            after = [moments[id(r)][1] for v in node.results for r in self.readers.get(v, ()) if id(r) in moments]
+            ready = max(after, default=max(end for _, end in self._forward.values()))
+            ran = [m for phase in (program.AGAIN, program.BACK) if (m := self._runs.get((id(node), phase))) is not None]
+            moments[id(node)] = (min(m[0] for m in ran), max(m[1] for m in ran)) if ran else (ready, ready)
+        return moments
 
     def spans(self) -> Iterator[Span]:
-        """Everything that is held, each for its time."""
-        yield from self.always()
+        """Yield all live ranges."""
+        yield from self._arguments()
         for keeper in self.keeping:
-            yield from self.kept(keeper)
+            yield from self._residuals(keeper)
         yield from self.values()
         yield from self.cotangents()
 
-    def always(self) -> Iterator[Span]:
+    def _arguments(self) -> Iterator[Span]:
         for k, node in enumerate(self.graph.inputs):
             nbytes = local(Value(node), self.graph)
             yield Span(Held(ARGUMENTS, node, nbytes), 0.0, self.end)
             if k in self.differentiated and node.tensors[0].floating:
                 yield Span(Held(SLOTS, node, self.training.optimizer_slots * nbytes), 0.0, self.end)
 
-    def kept(self, keeper: Keeping) -> Iterator[Span]:
-        """What an operator keeps, from when it is made until it has run backward, and what it works on beside its ends."""
+    def _residuals(self, keeper: Keeping) -> Iterator[Span]:
+        """Yield the residuals of an operator, until it has run backward, and its working sets apart from operands and results."""
         node = keeper.node
-        forth, back = self.forth[id(node)], self.back.get(id(node))
-        until = back[1] if back is not None else forth[1]
+        forward, backward = self._forward[id(node)], self._backward.get(id(node))
+        until = backward[1] if backward is not None else forward[1]
         for h in keeper.kept:
-            yield Span(h, self.forth.get(id(h.node), forth)[0], until)
+            yield Span(h, self._forward.get(id(h.node), forward)[0], until)
         inside = ends_inside(node)
-        yield Span(Held(WORKING, node, inside if back is not None else max(inside, keeper.own)), *forth)
-        if back is not None:
-            yield Span(Held(WORKING, node, keeper.own), *back)
+        yield Span(Held(WORKING, node, inside if backward is not None else max(inside, keeper.own)), *forward)
+        if backward is not None:
+            yield Span(Held(WORKING, node, keeper.own), *backward)
 
     def values(self) -> Iterator[Span]:
-        """What is made forward and not kept; and in the backward pass, what is gathered again."""
-        kept = {v for keeper in self.keeping for v in keeper.values}
-        given = {id(node) for node in self.graph.inputs}
+        """Yield the values of the forward pass that are not residuals, and those that are gathered again in the backward pass."""
+        residuals = {v for keeper in self.keeping for v in keeper.values}
+        inputs = {id(node) for node in self.graph.inputs}
         outputs = {unmoved(v) for v in self.graph.outputs}
-        for base, last in self.classes(self.forth, lambda m: m[1], max).items():
-            if id(base.node) in given or (base in kept and base not in outputs):
+        for base, last in self._reads(self._forward, lambda m: m[1], max).items():
+            if id(base.node) in inputs or (base in residuals and base not in outputs):
                 continue
-            start = self.forth[id(base.node)]
+            start = self._forward[id(base.node)]
             out = base in outputs
             held = Held(RESULTS if out else WORKING, base.node, local(base, self.graph))
             yield Span(held, start[0], self.end if out else max(last, start[1]))
             alone = base.node.kind in PARALLELIZATION or runs_again(base.node)
-            if alone and (gathered := self.run.get((id(base.node), program.AGAIN))) is not None:
-                used = [self.back[id(r)][1] for r in self.readers.get(base, ()) if id(r) in self.back]
+            if alone and (gathered := self._runs.get((id(base.node), program.AGAIN))) is not None:
+                used = [self._backward[id(r)][1] for r in self.readers.get(base, ()) if id(r) in self._backward]
                 yield Span(Held(AGAIN, base.node, held.nbytes), gathered[0], max(used, default=gathered[1]))
 
     def cotangents(self) -> Iterator[Span]:
-        """Cotangents until they are read; of weights, gradients, which stay."""
+        """Yield the cotangents until they are read, and the gradients of weights, which stay."""
         weights = {id(n) for k, n in enumerate(self.graph.inputs) if k in self.differentiated}
-        for base, first in self.classes(self.back, lambda m: m[0], min).items():
+        for base, first in self._reads(self._backward, lambda m: m[0], min).items():
             if id(base.node) in weights:
                 yield Span(Held(GRADIENTS, base.node, local(base, self.graph)), first, self.end)
-            elif id(base.node) in self.back:
-                yield Span(Held(COTANGENTS, base.node, local(base, self.graph)), first, self.back[id(base.node)][1])
+            elif id(base.node) in self._backward:
+                yield Span(Held(COTANGENTS, base.node, local(base, self.graph)), first, self._backward[id(base.node)][1])
 
-    def classes(
+    def _reads(
         self, moments: Mapping[int, Moment], end: Callable[[Moment], float], best: Callable[..., float]
     ) -> dict[Value, float]:
-        """For every value that has memory of its own, the best moment at which it, or what lies where it lies, is read."""
-        found: dict[Value, list[float]] = {}
+        """Return for every buffer the best of the times at which any of the values that alias it is read."""
+        read_at: dict[Value, list[float]] = {}
         for node in self.graph.nodes:
             for v in node.results:
                 times = [end(moments[id(r)]) for r in self.readers.get(v, ()) if id(r) in moments]
-                found.setdefault(unmoved(v), []).extend(times or ([end(moments[id(node)])] if id(node) in moments else []))
-        return {base: best(times) for base, times in found.items() if times}
+                read_at.setdefault(unmoved(v), []).extend(times or ([end(moments[id(node)])] if id(node) in moments else []))
+        return {base: best(times) for base, times in read_at.items() if times}

@@ -1,13 +1,14 @@
-"""The SPMD program of one training step: what every device runs, in what order it could, from a parallel graph.
+"""The SPMD program of one training step of a parallel graph: the instructions that every device runs, and their order.
 
-Seconds are those of `predict`, term by term. Forward, an operator runs after what makes its operands. Backward, it runs after its
-users have, if a gradient flows there; what is computed or gathered again is so just before, as JAX ties it to the cotangent.
-Nothing waits for a weight's gradient, so what is sent for it may overlap with the rest of the backward pass.
+The seconds are those of `predict`, term by term. In the forward pass an operator runs after the producers of its operands. In the
+backward pass it runs after its users have, if a gradient flows there; recomputation and repeated gathers come directly before it,
+since JAX ties them to the cotangent. Nothing waits for the gradient of a weight, so its communication may overlap with the rest of
+the backward pass.
 
-A remat's graph is part of the program around it. A scan's is a program of its own, run as a unit `length` times: a compiled loop
-is one operation, and what its steps communicate does not overlap with other steps. So a step is simulated once.
-So is a pipeline's, for every tick; what its stages send each other comes after all of them. One that does not drain (2BW) is done
-with a batch's weights before its last ticks.
+The graph of a remat is part of the program around it. A scan's is a program of its own that runs as a unit `length` times: a
+compiled loop is one operation, and the communication of a step does not overlap with other steps. So one step is simulated. The
+same holds for every tick of a pipeline; the transfers between its stages come after all ticks. A pipeline that does not drain (2BW)
+has finished with a batch's weights before its last ticks.
 """
 
 from __future__ import annotations
@@ -25,14 +26,22 @@ from unity.search.cost.prediction import CollectiveTerm, predict
 from unity.search.simulator.tasks import Names, union
 
 FORTH, AGAIN, BACK = range(3)  # the phases of a step
-OPERATORS, CHANGES, PARTS = 4, 1 << 12, 1 << 8  # how names are packed: phases, changes of one result's type, parts of an operator
-LATER = PARTS - 1  # the part that is a loop's last steps
+OPERATORS, CHANGES, PARTS = 4, 1 << 12, 1 << 8  # names pack phases, changes of a result's type, and parts of an operator
+LATER = PARTS - 1  # the part for a loop's last steps
 
 
 @dataclass(frozen=True)
-class Sent:
-    """A collective: its kind, the mesh axes (by position) that its groups span, the bytes of its full side on one device, how often
-    it runs (a step of a loop has a part of what runs before the loop), and whether a compiler merges it with others."""
+class Communication:
+    """A collective.
+
+    Args:
+        kind: its name in XLA.
+        axes: the positions of the mesh axes that its groups span.
+        nbytes: the bytes of its full side on one device.
+        runs: how often it runs; a collective hoisted out of a loop counts for a fraction in each step.
+        merged: whether a compiler merges it with others.
+        turned: whether its layout is transposed.
+    """
 
     kind: str
     axes: tuple[int, ...]
@@ -43,33 +52,37 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Loop:
-    """A program that is run so many times."""
+class ProgramLoop:
+    """A program that runs `length` times."""
 
-    program: Program
+    program: SpmdProgram
     length: int
 
 
 @dataclass(frozen=True)
-class Instruction:
-    """What every device runs once. `seconds`: on a device of speed 1, of a collective as the machine's formulas say."""
+class SpmdInstruction:
+    """An instruction that every device runs once. `seconds` are those on a device of speed 1, or of a collective by the machine's
+    formulas.
+    """
 
     name: int
     label: str
     seconds: float
     before: Names
-    what: Sent | Loop | None = None  # None: it computes
+    action: Communication | ProgramLoop | None = None  # None: a computation
 
 
 @dataclass(frozen=True)
-class Program:
+class SpmdProgram:
     """Instructions, each after those that it waits for."""
 
-    instructions: tuple[Instruction, ...]
+    instructions: tuple[SpmdInstruction, ...]
 
 
-def program_of(graph: PCG, machine: Machine, differentiated: Collection[int]) -> Program:
-    """The program of a parallel graph. `differentiated`: the inputs that gradients are taken for; none: the forward pass."""
+def program_of(graph: PCG, machine: Machine, differentiated: Collection[int]) -> SpmdProgram:
+    """Return the program of a parallel graph. `differentiated` are the inputs with respect to which gradients are taken; if there
+    are none, the program is the forward pass.
+    """
     costs = _costs(graph, machine, differentiated)
     region = _Region(graph, costs, [()] * len(graph.inputs))
     region.forward()
@@ -77,12 +90,14 @@ def program_of(graph: PCG, machine: Machine, differentiated: Collection[int]) ->
         ends = [graph.outputs[k] for k in losses(graph) if costs.flow(graph.outputs[k])]
         after = union(region.done[v] for v in ends)
         region.backward(dict.fromkeys(ends, after))
-    return Program(tuple(region.made))
+    return SpmdProgram(tuple(region.instructions))
 
 
 @dataclass(frozen=True)
 class _Costs:
-    """What everything takes in one run, and the number of every operator: the same in all parallel graphs of one serial one."""
+    """The cost of everything in one run, and the number of every operator, which is the same in all parallel graphs of one serial
+    graph.
+    """
 
     flow: Gradients
     compute: Mapping[int, tuple[float, float, float]]  # by id(node): seconds forward, again, backward
@@ -93,8 +108,8 @@ class _Costs:
 def _costs(graph: PCG, machine: Machine, differentiated: Collection[int]) -> _Costs:
     prediction = predict(graph, machine, differentiated)
     compute = dict[int, tuple[float, float, float]]()
-    for t in prediction.operators:  # what runs before a loop, each of its steps has a part of
-        if t.runs and t.count:  # of a scan of no steps nothing runs
+    for t in prediction.operators:  # an operator hoisted out of a loop counts for a fraction in each step
+        if t.runs and t.count:  # nothing runs in a scan of zero steps
             once = t.forward / t.runs / t.count
             compute[id(t.node)] = (once * t.first, once * (t.runs - t.first), t.backward / t.count)
     collectives: dict[int, list[CollectiveTerm]] = {}
@@ -105,52 +120,58 @@ def _costs(graph: PCG, machine: Machine, differentiated: Collection[int]) -> _Co
 
 
 def numbers(graph: PCG) -> dict[int, int]:
-    """A number for every node. Changes of a result's type are numbered after what makes it."""
-    found: dict[int, int] = {}
+    """Return a number for every node. Changes of a result's type are numbered after its producer."""
+    number_of: dict[int, int] = {}
     for k, node in enumerate(n for n, _ in graph.walk() if n.kind not in PARALLELIZATION):
-        found[id(node)] = k * CHANGES
+        number_of[id(node)] = k * CHANGES
     changes: dict[int, int] = {}
     for node, _ in graph.walk():
         if node.kind in PARALLELIZATION:
-            made = found[id(node.operands[0].node)] // CHANGES
-            changes[made] = changes.get(made, 0) + 1
-            found[id(node)] = made * CHANGES + changes[made]
-    return found
+            producer = number_of[id(node.operands[0].node)] // CHANGES
+            changes[producer] = changes.get(producer, 0) + 1
+            number_of[id(node)] = producer * CHANGES + changes[producer]
+    return number_of
 
 
 def moments_of_nodes(graph: PCG, moments: Mapping[int, tuple[float, float]]) -> dict[tuple[int, int], tuple[float, float]]:
-    """By id(node) and phase: when the nodes of the outermost graph run, given when each instruction does; remats as wholes."""
-    named = numbers(graph)
-    outside = {named[id(n)]: id(n) for n in graph.nodes if id(n) in named}
-    outside |= {named[id(n)]: id(r) for r in graph.nodes if r.kind == "remat" and r.inside is not None for n, _ in r.inside.walk()}
-    found: dict[tuple[int, int], tuple[float, float]] = {}
+    """Return by id(node) and phase when the nodes of the outermost graph run, given when each instruction does; a remat is one
+    node.
+    """
+    number_of = numbers(graph)
+    outside = {number_of[id(n)]: id(n) for n in graph.nodes if id(n) in number_of}
+    outside |= {
+        number_of[id(n)]: id(r) for r in graph.nodes if r.kind == "remat" and r.inside is not None for n, _ in r.inside.walk()
+    }
+    moments_by_node: dict[tuple[int, int], tuple[float, float]] = {}
     for name, (start, end) in moments.items():
         number, phase = divmod(name // PARTS, OPERATORS)
         key = (outside[number], phase)
-        first, last = found.get(key, (start, end))
-        found[key] = (min(first, start), max(last, end))
-    return found
+        first, last = moments_by_node.get(key, (start, end))
+        moments_by_node[key] = (min(first, start), max(last, end))
+    return moments_by_node
 
 
 class _Region:
-    """Adds a graph's instructions to `made`, those of remats inside it too."""
+    """Appends a graph's instructions, and those of the remats inside it, to `instructions`."""
 
-    def __init__(self, graph: PCG, costs: _Costs, inputs: Iterable[Names], made: list[Instruction] | None = None) -> None:
-        """`inputs`: after which instructions each input is there."""
+    def __init__(
+        self, graph: PCG, costs: _Costs, inputs: Iterable[Names], instructions: list[SpmdInstruction] | None = None
+    ) -> None:
+        """Start without instructions. `inputs` are for each input the instructions after which it is available."""
         self.graph, self.costs = graph, costs
-        self.made: list[Instruction] = [] if made is None else made
+        self.instructions: list[SpmdInstruction] = [] if instructions is None else instructions
         self.done: dict[Value, Names] = {Value(n): after for n, after in zip(graph.inputs, inputs, strict=True)}
         self.remats: dict[int, _Region] = {}
         self.repeated: dict[int, Names] = {}  # by id(node): the instructions that compute it again
 
     def forward(self) -> None:
-        """What the forward pass runs."""
+        """Append the forward pass."""
         for node in self.graph.nodes:
             if node.kind == "input":
                 continue
             after = union(self.done[v] for v in node.operands)
             if node.kind == "remat":
-                inside = self.remats[id(node)] = self.inside(node, [self.done[v] for v in node.operands], self.made)
+                inside = self.remats[id(node)] = self.inside(node, [self.done[v] for v in node.operands], self.instructions)
                 inside.forward()
                 self.done.update((v, inside.done[w]) for v, w in zip(node.results, inside.graph.outputs, strict=True))
                 continue
@@ -158,14 +179,16 @@ class _Region:
                 step = self.inside(node, [()] * len(node.operands), [])
                 step.forward()
                 length = runs_of(node, self.costs.flow)
-                after = self.communicate(node, FORTH, self.loop(node, FORTH, step.made, length, after))
+                after = self.communicate(node, FORTH, self.loop(node, FORTH, step.instructions, length, after))
             else:
                 after = self.compute(node, FORTH, after)
                 after = self.communicate(node, FORTH, after)
             self.done.update((v, after) for v in node.results)
 
     def backward(self, cotangents: dict[Value, Names]) -> list[Names]:
-        """What the backward pass runs, given after which instructions the outputs' cotangents are there. Gives the inputs'."""
+        """Append the backward pass, given the instructions after which the cotangents of outputs are available. Returns those of
+        the inputs.
+        """
         flow = self.costs.flow
         for node in reversed(self.graph.nodes):
             if node.kind == "input" or not any(v in cotangents for v in node.results):
@@ -173,31 +196,34 @@ class _Region:
             after = union(cotangents.get(v, ()) for v in node.results)
             if node.kind == "remat":
                 inside = self.remats[id(node)]
-                inside.again(after)
+                inside.recompute(after)
                 ends = {w: cotangents[v] for v, w in zip(node.results, inside.graph.outputs, strict=True) if v in cotangents}
-                found = inside.backward(ends)
+                gradients_after = inside.backward(ends)
             elif node.inside is not None:
-                found = self.loop_back(node, after)
+                gradients_after = self._loop_backward(node, after)
             else:
-                found = [self.operator_back(node, after)] * len(node.operands)
-            for v, names in zip(node.operands, found, strict=True):
+                gradients_after = [self._operator_backward(node, after)] * len(node.operands)
+            for v, names in zip(node.operands, gradients_after, strict=True):
                 if flow(v):
                     cotangents[v] = union((cotangents.get(v, ()), names))
         return [cotangents.get(Value(n), ()) for n in self.graph.inputs]
 
-    def operator_back(self, node: Node, after: Names) -> Names:
-        """One operator's backward pass, and before it what is gathered and computed again for it."""
+    def _operator_backward(self, node: Node, after: Names) -> Names:
+        """Append one operator's backward pass, and before it the gathers and recomputation for it."""
         if node.kind not in PARALLELIZATION:
-            after = self.made_for(node, after)
+            after = self._recompute_operands(node, after)
             if id(node) not in self.repeated:
                 after = self.communicate(node, AGAIN, self.compute(node, AGAIN, after))
         after = union((after, self.repeated.get(id(node), ())))
         return self.communicate(node, BACK, self.compute(node, BACK, after))
 
-    def loop_back(self, node: Node, after: Names) -> list[Names]:
-        """A loop's backward pass, and after which instructions each operand's gradient is there. Weights of a pipeline that does
-        not drain have theirs before a step's last ticks, which run while these are sent (`exec.homeward`)."""
-        step, length = self.step_back(node), runs_of(node, self.costs.flow)
+    def _loop_backward(self, node: Node, after: Names) -> list[Names]:
+        """Append a loop's backward pass. Returns the instructions after which each operand's gradient is available.
+
+        The gradients of weights of a pipeline that does not drain are complete before the last ticks of a step, which run while
+        they are sent.
+        """
+        step, length = self._step_backward(node), runs_of(node, self.costs.flow)
         early, sampled = length, range(0)
         if node.kind == PIPELINE:
             schedule = schedule_of(node)
@@ -207,22 +233,24 @@ class _Region:
         first = last if early == length else first
         return [last if p in sampled else first for p in range(len(node.operands))]
 
-    def made_for(self, node: Node, after: Names) -> Names:
-        """What is made again for an operator: its operands, as far as they are not kept, by what makes and by what changes them."""
+    def _recompute_operands(self, node: Node, after: Names) -> Names:
+        """Append the recomputation of an operator's operands that are not residuals, their producers and changes of type
+        included.
+        """
         for v in node.operands:
-            changes = _gathered_for(v)
-            made = (changes[-1].operands[0] if changes else v).node
-            while made.kind == "view":
-                made = made.operands[0].node
-            if runs_again(made):
-                after = self.compute(made, AGAIN, self.made_for(made, after))
-                self.repeated[id(made)] = after
+            changes = _repeated_changes(v)
+            producer = (changes[-1].operands[0] if changes else v).node
+            while producer.kind == "view":
+                producer = producer.operands[0].node
+            if runs_again(producer):
+                after = self.compute(producer, AGAIN, self._recompute_operands(producer, after))
+                self.repeated[id(producer)] = after
             for change in reversed(changes):
                 after = self.communicate(change, AGAIN, after)
         return after
 
-    def again(self, after: Names) -> None:
-        """Issues the recomputation of a remat, or of a loop's step in one, once its cotangents have arrived."""
+    def recompute(self, after: Names) -> None:
+        """Append the recomputation of a remat, or of a loop's step in one, once its cotangents have arrived."""
         done: dict[Value, Names] = {Value(n): after for n in self.graph.inputs}
         for node in self.graph.nodes:
             if node.kind == "input":
@@ -232,60 +260,73 @@ class _Region:
                 ready = self.repeated[id(node)] = self.communicate(node, AGAIN, self.compute(node, AGAIN, ready))
             done.update((v, ready) for v in node.results)
 
-    def step_back(self, node: Node) -> list[Instruction]:
-        """The backward pass of one step of a scan; its forward pass is over."""
+    def _step_backward(self, node: Node) -> list[SpmdInstruction]:
+        """Return the backward pass of one step of a scan, whose forward pass is over."""
         step = self.inside(node, [()] * len(node.operands), [])
         step.forward()
-        forward = {i.name for i in step.made}
-        step.made.clear()
-        step.again(())  # inside of a remat
+        forward = {i.name for i in step.instructions}
+        step.instructions.clear()
+        step.recompute(())  # inside of a remat
         step.backward({v: () for v in step.graph.outputs if self.costs.flow(v)})
-        return [replace(i, before=tuple(n for n in i.before if n not in forward)) for i in step.made]
+        return [replace(i, before=tuple(n for n in i.before if n not in forward)) for i in step.instructions]
 
-    def inside(self, node: Node, inputs: Iterable[Names], made: list[Instruction]) -> _Region:
+    def inside(self, node: Node, inputs: Iterable[Names], instructions: list[SpmdInstruction]) -> _Region:
         assert node.inside is not None
-        return _Region(node.inside, self.costs, inputs, made)
+        return _Region(node.inside, self.costs, inputs, instructions)
 
     def compute(self, node: Node, phase: int, after: Names) -> Names:
-        """Runs an operator, if that takes any time; what is to be waited for then."""
+        """Append an operator, if it takes any time. Returns the instructions to wait for then."""
         seconds = self.costs.compute.get(id(node), (0.0, 0.0, 0.0))[phase]
         return self.add(node, phase, 0, node.kind, seconds, after, None) if seconds > 0 else after
 
     def communicate(self, node: Node, phase: int, after: Names) -> Names:
-        """Runs a node's collectives of a phase, one after the other; of a pipeline all that its ticks send, which is in no loop."""
+        """Append a node's collectives of a phase, one after the other. Those of a pipeline are the transfers of all its ticks,
+        outside of any loop.
+        """
         for part, term in enumerate(self.costs.collectives.get(id(node), ())):
             c = term.collective
             once = c.count if node.kind in (PIPELINE, TAIL) else 1
-            if c.direction == FORWARD:  # what runs before a loop, each of its steps has a part of
+            if c.direction == FORWARD:  # a collective hoisted out of a loop counts for a fraction in each step
                 first = c.count - c.repeats
                 runs = {FORTH: once / c.hoisted, AGAIN: c.repeats // (first * c.hoisted), BACK: 0}
             else:
                 runs = {BACK: once}
             if n := runs.get(phase, 0):
-                sent = Sent(c.kind, c.axes, c.nbytes, n, c.merged, c.turned)
+                sent = Communication(c.kind, c.axes, c.nbytes, n, c.merged, c.turned)
                 after = self.add(node, phase, 1 + part, f"{c.kind} of {node.kind}", n * term.seconds / c.count, after, sent)
         return after
 
-    def loop(self, node: Node, phase: int, step: list[Instruction], length: int, after: Names, part: int = 0) -> Names:
-        """Runs so many of a loop's steps."""
+    def loop(self, node: Node, phase: int, step: list[SpmdInstruction], length: int, after: Names, part: int = 0) -> Names:
+        """Append `length` steps of a loop."""
         if not step or not length:
             return after
         seconds = length * sum(i.seconds for i in step)
-        return self.add(node, phase, part, f"{length} × {node.kind}", seconds, after, Loop(Program(tuple(step)), length))
+        return self.add(node, phase, part, f"{length} × {node.kind}", seconds, after, ProgramLoop(SpmdProgram(tuple(step)), length))
 
-    def add(self, node: Node, phase: int, part: int, label: str, seconds: float, after: Names, what: Sent | Loop | None) -> Names:
+    def add(
+        self,
+        node: Node,
+        phase: int,
+        part: int,
+        label: str,
+        seconds: float,
+        after: Names,
+        action: Communication | ProgramLoop | None,
+    ) -> Names:
         name = (self.costs.numbers[id(node)] * OPERATORS + phase) * PARTS + part
-        self.made.append(Instruction(name, label if phase == FORTH else f"{label}, {PHASES[phase]}", seconds, after, what))
+        self.instructions.append(
+            SpmdInstruction(name, label if phase == FORTH else f"{label}, {PHASES[phase]}", seconds, after, action)
+        )
         return (name,)
 
 
 PHASES = ("forward", "again", "backward")
 
 
-def _gathered_for(v: Value) -> list[Node]:
-    """The changes of type that are made again for an operand, the last one first."""
-    found = []
+def _repeated_changes(v: Value) -> list[Node]:
+    """Return the changes of type that are repeated for an operand in the backward pass, the last one first."""
+    changes = []
     while v.node.kind in PARALLELIZATION and v.node.attributes.get("again"):
-        found.append(v.node)
+        changes.append(v.node)
         v = v.node.operands[0]
-    return found
+    return changes

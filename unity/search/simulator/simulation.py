@@ -13,22 +13,22 @@ from unity.pcg.ir.graph import PCG
 from unity.search.cost.cost import Training
 from unity.search.memory.backend import CPU, backend_of
 from unity.search.simulator.expansion import Target, expand
-from unity.search.simulator.memory import MemoryOverTime, Step, memory_over_time
+from unity.search.simulator.memory import MemoryOverTime, SimulatedStep, memory_over_time
 from unity.search.simulator.program import program_of
 from unity.search.simulator.timeline import Timeline, full
 from unity.search.simulator.topology import Topology
 from unity.search.simulator.trace import picture, write_trace
 
-MOST = 8  # devices that are named where a simulation is shown
+MOST = 8  # devices named in the text of a simulation
 
 
 @dataclass(frozen=True, repr=False)
 class Simulation:
-    """When every task of one step runs, what each is called, and what the step is of."""
+    """When every task of one step runs, the label of each, and the step itself."""
 
     timeline: Timeline
     labels: Mapping[int, str]
-    step: Step
+    step: SimulatedStep
 
     def __repr__(self) -> str:
         tasks, busy = len(self.timeline.graph.tasks), ", ".join(f"{name} {s * 1e3:.4g}" for name, s in [*self.busy.items()][:MOST])
@@ -43,34 +43,36 @@ class Simulation:
     @cached_property
     def busy(self) -> Mapping[str, float]:
         """Seconds for which each device and each link is busy, by name."""
-        found = zip(self.timeline.graph.devices, self.timeline.busy, strict=True)
-        return {r.name: seconds for r, seconds in found if r.kind != "barrier"}
+        pairs = zip(self.timeline.graph.devices, self.timeline.busy, strict=True)
+        return {r.name: seconds for r, seconds in pairs if r.kind != "barrier"}
 
     @cached_property
     def sent(self) -> Mapping[str, float]:
         """Bytes that each link carries, by name; without overlap, bytes that each device sends."""
-        found = zip(self.timeline.graph.devices, self.timeline.nbytes, strict=True)
-        return {r.name: nbytes for r, nbytes in found if r.kind == "link" or nbytes}
+        pairs = zip(self.timeline.graph.devices, self.timeline.nbytes, strict=True)
+        return {r.name: nbytes for r, nbytes in pairs if r.kind == "link" or nbytes}
 
     @cached_property
     def memory(self) -> Mapping[str, MemoryOverTime]:
-        """What each device holds when, by name."""
+        """The memory of each device over time, by name."""
         devices = self.timeline.graph.devices
         return {r.name: memory_over_time(self.step, self.timeline, k) for k, r in enumerate(devices) if r.kind == "compute"}
 
     @property
     def peak(self) -> float:
-        """The most bytes that a device holds at once."""
-        return max(found.peak for found in self.memory.values())
+        """The largest peak of any device, in bytes."""
+        return max(device.peak for device in self.memory.values())
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes the timeline as a trace that Perfetto and Chrome open, with what devices hold as counters."""
+        """Write the timeline as a trace that Perfetto and Chrome open, with the memory of each device as counters."""
         write_trace(path, self.timeline, self.labels.__getitem__, self.memory)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """The timeline as a matplotlib figure (the extra `plot`), and below it what the device that holds most holds when;
-        written to `path` if one is given."""
-        return picture(self.timeline, max(self.memory.values(), key=lambda found: found.peak), path)
+        """Draw the timeline as a matplotlib figure (the extra `plot`), and below it the memory of the device with the largest peak.
+
+        The figure is written to `path` if one is given.
+        """
+        return picture(self.timeline, max(self.memory.values(), key=lambda device: device.peak), path)
 
 
 def simulate(
@@ -83,15 +85,15 @@ def simulate(
     folded: bool | None = None,
     training: Training | None = None,
 ) -> Simulation:
-    """Simulates one step of a parallel graph.
+    """Simulate one step of a parallel graph.
 
     Args:
-        graph: what `unity.pcg.parallel.parallelize` gives.
-        machine: what it is for. Its formulas say what operators and collectives take.
-        differentiated: the inputs that gradients are taken for; none means the forward pass alone.
-        overlap: whether devices communicate while they compute, links being devices of their own. Default: they do on GPUs; a CPU's
-            collectives take the cores that compute.
-        topology: if devices or links are not alike, what they are. Operators take the machine's seconds at a device's speed,
+        graph: the result of `unity.pcg.parallel.parallelize`.
+        machine: its formulas price operators and collectives.
+        differentiated: the inputs with respect to which gradients are taken; none means the forward pass alone.
+        overlap: whether devices communicate while they compute, links being devices of their own. Default: they do on GPUs; the
+            collectives of a CPU use the cores that compute.
+        topology: devices and links that differ from each other. Operators take the machine's seconds scaled by a device's speed,
             collectives are rings over its links.
         folded: whether one device stands for all. Default: wherever all are alike.
         training: what else takes memory: the optimizer's slots. Default: two for each weight.
@@ -102,5 +104,5 @@ def simulate(
     overlap = backend_of(machine) is not CPU if overlap is None else overlap
     target = Target(machine, topology, topology is None if folded is None else folded, overlap)
     tasks, labels = expand(program_of(graph, machine, differentiated), target)
-    step = Step(graph, differentiated, replace(training or Training(), backward=bool(differentiated)), backend_of(machine))
+    step = SimulatedStep(graph, differentiated, replace(training or Training(), backward=bool(differentiated)), backend_of(machine))
     return Simulation(full(tasks), labels, step)

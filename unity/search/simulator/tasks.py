@@ -1,15 +1,15 @@
-"""The task graph: what runs on which device for how long, and what it waits for (FlexFlow, section 5.1 and table 3).
+"""The task graph: which task runs on which device, for how long, and after which others (FlexFlow, section 5.1 and table 3).
 
-Links are devices like any other, so communicating and computing overlap where they are on different ones. A device takes its
-tasks first in, first out, in the order of their keys:
+Links are devices like any other, so computation and communication overlap where they use different ones. A device runs its tasks
+first in, first out, in the order of their keys:
 
     (ready time, level, name)
 
-A task is ready when the last of its predecessors has ended. Its *level* is 0, or, where its last predecessor itself became ready
-at that very moment (it takes no time), one more than that predecessor's. So a predecessor's key is below its successors', whatever
-names are and however short tasks; and as a name does not depend on other tasks, ties are broken in the same way after a change.
-Keys, starts and ends of all tasks follow from one another in one way only (by induction over keys), which is why full and delta
-simulation must agree to the last bit.
+A task is ready when the last of its predecessors has ended. Its *level* is 0, or, if its last predecessor became ready at that very
+moment (because it takes no time), one more than that predecessor's. So a predecessor's key is lower than its successors', whatever
+the names and however short the tasks; and because a task's name does not depend on other tasks, ties are broken in the same way
+after a change. Keys, starts and ends of all tasks are determined uniquely (by induction over keys), which is why full and delta
+simulation agree to the last bit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SimulationError(UnityError, ValueError):
 
 
 class Task(NamedTuple):
-    """One task: its device (by number), its run time in seconds, the names of the tasks it waits for, the bytes it sends."""
+    """A task: its device (by number), its run time in seconds, the names of its predecessors, and the bytes that it sends."""
 
     device: int
     seconds: float
@@ -43,7 +43,7 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Resource:
-    """A device of the task graph. `kind`: "compute", "link", or "barrier", which is for tasks that take no time."""
+    """A device of the task graph. `kind` is "compute", "link", or "barrier", a device for tasks that take no time."""
 
     name: str
     kind: str
@@ -51,15 +51,15 @@ class Resource:
 
 @dataclass(frozen=True)
 class TaskGraph:
-    """Tasks by name (any integers), and the devices that they are numbered for."""
+    """Tasks by name (any integers), and the devices that they run on, by number."""
 
     tasks: Mapping[int, Task]
     devices: tuple[Resource, ...]
 
 
 def union(names: Iterable[Names]) -> Names:
-    """All names, each once, in the order in which they come."""
-    return tuple(dict.fromkeys(n for some in names for n in some))
+    """Return all names once, in order of appearance."""
+    return tuple(dict.fromkeys(name for group in names for name in group))
 
 
 def check_tasks(tasks: Mapping[int, Task], devices: int) -> None:
@@ -71,7 +71,7 @@ def check_tasks(tasks: Mapping[int, Task], devices: int) -> None:
             raise SimulationError(f"task {name} takes {task.seconds!r} seconds, which must be a finite number, zero or above")
 
 
-def circle(tasks: Mapping[int, Task]) -> str:
-    """Tasks that wait for each other, as text."""
+def cycle_text(tasks: Mapping[int, Task]) -> str:
+    """Return a cycle of tasks that wait for each other, as text."""
     graph = nx.DiGraph([(p, name) for name, task in tasks.items() for p in task.before])
     return " → ".join(str(p) for p, _ in nx.find_cycle(graph))

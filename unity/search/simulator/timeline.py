@@ -8,7 +8,7 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 
 from unity.base.gc_pause import uncollected
-from unity.search.simulator.tasks import SimulationError, TaskGraph, check_tasks, circle
+from unity.search.simulator.tasks import SimulationError, TaskGraph, check_tasks, cycle_text
 
 
 @dataclass(frozen=True)
@@ -74,5 +74,5 @@ def full(graph: TaskGraph) -> Timeline:
                 moment = ready[user]
                 heappush(heap, (moment, level + 1 if moment == now else 0, user))
     if len(end) < len(tasks):
-        raise SimulationError(f"tasks wait for each other in a circle: {circle(tasks)}")
+        raise SimulationError(f"tasks wait for each other in a circle: {cycle_text(tasks)}")
     return Timeline(graph, ready, start, end, tuple(map(tuple, order)))

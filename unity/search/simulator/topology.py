@@ -1,7 +1,8 @@
-"""Devices that need not be alike, and the links between any two of them (FlexFlow, section 3: the device topology graph).
+"""Devices that may differ from each other, and the links between any two of them (FlexFlow, section 3: the device topology graph).
 
-A `Machine` is uniform: its devices are of one speed, and what joins two of them follows from the level at which they part. A
-topology says both one by one. Each direction between two devices is a link of its own, unless several are said to share one.
+A `Machine` is uniform: its devices have one speed, and the link between two of them follows from the outermost level that separates
+them. A topology lists devices and links one by one. Each direction between two devices is a link of its own, unless several are
+declared to share one.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Link:
         check_not_negative(f"link {self.name!r}: latency", self.latency, "seconds")
 
     def seconds(self, nbytes: float) -> float:
-        """How long so many bytes take."""
+        """Return the time that `nbytes` bytes take."""
         return sending(self.latency, self.bandwidth, nbytes)
 
 
@@ -46,11 +47,11 @@ class Topology:
     """Devices and links.
 
     Args:
-        name: what reports call it.
-        machine: says what operators take on a device of speed 1. Its network is not asked for.
-        speeds: how fast each device computes, in parts of that.
-        links: all of them.
-        between: `between[i][j]` is the number of the link from device i to device j; of a device to itself it is not read.
+        name: the name for reports.
+        machine: prices operators on a device of speed 1. Its network is not used.
+        speeds: each device's speed, relative to that device.
+        links: all links.
+        between: `between[i][j]` is the number of the link from device i to device j; `between[i][i]` is not read.
 
     Raises:
         MachineError: there is no device, a speed is not positive, or two devices have no link.
@@ -77,32 +78,33 @@ class Topology:
 
     @property
     def devices(self) -> int:
-        """How many devices there are."""
+        """The number of devices."""
         return len(self.speeds)
 
     @classmethod
     def joined(
         cls, name: str, machine: Machine, speeds: Sequence[float], links: Mapping[tuple[int, int], Link | tuple[float, float]]
     ) -> Topology:
-        """A topology from its links.
+        """Build a topology from its links.
 
         Args:
-            name: what reports call it.
-            machine: says what operators take on a device of speed 1.
-            speeds: how fast each device computes, in parts of that.
-            links: for two devices (from, to) a link, which others that are given the same one share, or (bytes/s, seconds per
-                message). Where one direction is missing, it has a link of its own with the other's figures.
+            name: the name for reports.
+            machine: prices operators on a device of speed 1.
+            speeds: each device's speed, relative to that device.
+            links: for two devices (from, to) a link, shared by all pairs that are given the same one, or (bytes/s, seconds per
+                message). A missing direction has a link of its own with the figures of the other.
 
         Raises:
-            MachineError: a figure is not possible, two devices have no link, or a link is of a device that is not there.
+            MachineError: a figure is impossible, two devices have no link, or a link belongs to a device that does not exist.
         """
         n = len(speeds)
         every, numbers = [], {}
         between = [[-1] * n for _ in range(n)]
-        for (i, j), given in [*links.items(), *(((j, i), _figures(g)) for (i, j), g in links.items() if (j, i) not in links)]:
+        reverse = {(j, i): _figures(link) for (i, j), link in links.items() if (j, i) not in links}
+        for (i, j), figures in [*links.items(), *reverse.items()]:
             if not (0 <= i < n and 0 <= j < n and i != j):
                 raise MachineError(f"topology {name!r}: a link from device {i} to device {j}; there are {n} devices, from 0")
-            link = given if isinstance(given, Link) else Link(f"{i} → {j}", *given)
+            link = figures if isinstance(figures, Link) else Link(f"{i} → {j}", *figures)
             if link not in numbers:
                 numbers[link] = len(every)
                 every.append(link)
@@ -111,7 +113,9 @@ class Topology:
 
     @classmethod
     def uniform(cls, machine: Machine) -> Topology:
-        """A machine's devices, each with a port on every level: it sends by that of the outermost level at which they part."""
+        """Build the topology of a machine: each device has a port on every level, and sends through that of the outermost level
+        that separates it from the receiver.
+        """
         levels, n = machine.levels, machine.devices
         inside = [prod(level.size for level in levels[k + 1 :]) for k in range(len(levels))]
         links = tuple(Link(f"device {i}, {level.name}s", level.bandwidth, level.latency) for i in range(n) for level in levels)
@@ -122,19 +126,20 @@ class Topology:
         return cls(machine.name, machine, (1.0,) * n, links, tuple(parted))
 
     def link(self, i: int, j: int) -> Link:
-        """The link from one device to another."""
+        """Return the link from one device to another."""
         return self.links[self.between[i][j]]
 
     def ring(self, members: Sequence[int]) -> tuple[int, ...]:
-        """The links from each member to the next, by number."""
+        """Return the links from each member to the next, by number."""
         return tuple(self.between[i][j] for i, j in zip(members, [*members[1:], *members[:1]], strict=True))
 
     def collective_seconds(
         self, kind: str, members: Sequence[int], nbytes: float, merged: bool = False, turned: bool = False
     ) -> float:
-        """Seconds of a collective among some devices, a ring that is as slow as its slowest link.
+        """Return the seconds of a collective among some devices: a ring that is as slow as its slowest link.
 
-        `collectives` says what a ring takes, and which bytes are counted. One that is merged with others takes its bytes' time.
+        `machine.collectives` defines a ring's cost, and which bytes count. A collective that is merged with others costs the time
+        of its bytes alone.
         """
         if len(members) < 2:
             return 0.0
@@ -143,15 +148,15 @@ class Topology:
         return line.beta * nbytes if merged else line(nbytes)
 
     def ring_of(self, kind: str, size: int, bandwidth: float, latency: float, turned: bool = False) -> Linear:
-        """Seconds by bytes of a collective among so many devices, whose slowest link has these figures."""
+        """Return the cost, by bytes, of a collective among `size` devices whose slowest link has these figures."""
         return _ring(self.machine.device, kind, size, bandwidth, latency, turned)
 
     def has(self, devices: Collection[int]) -> bool:
-        """Whether there are devices, and the topology has all of them."""
+        """Whether `devices` is not empty and all of them exist."""
         return bool(devices) and min(devices) >= 0 and max(devices) < self.devices
 
     def check_devices(self, devices: Collection[int], where: str) -> None:
-        """Raises MachineError unless there are devices and the topology has all of them; `where` says whose they are."""
+        """Raise MachineError unless `devices` is not empty and all of them exist; `where` says for the message whose they are."""
         if self.has(devices):
             return
         strangers = sorted({d for d in devices if not 0 <= d < self.devices})
@@ -175,7 +180,7 @@ def grid_groups(sizes: tuple[int, ...], over: tuple[int, ...]) -> tuple[tuple[in
 
 @cache
 def _ring(device: Device, kind: str, size: int, bandwidth: float, latency: float, turned: bool) -> Linear:
-    """What a collective costs in a ring of `size` members: on a machine of one level."""
+    """Return the cost of a collective in a ring of `size` members: that on a machine of one level."""
     machine = Machine("ring", device, (Level("ring", size, bandwidth, latency),))
     return collective(machine, kind, machine.axes, turned)
 
@@ -188,10 +193,10 @@ F = TypeVar("F", float, NDArray[np.float64])
 
 
 def sending(latency: F, bandwidth: F, nbytes: F) -> F:
-    """Seconds that bytes take over a link."""
+    """Return the seconds that bytes take over a link."""
     return latency + nbytes / bandwidth
 
 
-def sent(kind: str, size: int, nbytes: float) -> float:
-    """Bytes that each of `size` members of a ring sends in a collective with `nbytes` bytes on the full side."""
+def bytes_sent(kind: str, size: int, nbytes: float) -> float:
+    """Return the bytes that each of `size` members of a ring sends in a collective with `nbytes` bytes on the full side."""
     return nbytes if kind == "collective-permute" else nbytes * (size - 1) / size * (2 if kind == "all-reduce" else 1)

@@ -1,4 +1,4 @@
-"""A timeline to look at: as a trace that Perfetto and Chrome (chrome://tracing) open, and as a picture; with memory over time."""
+"""Output of a timeline with memory over time: as a trace for Perfetto and Chrome (chrome://tracing), and as a picture."""
 
 from __future__ import annotations
 
@@ -13,49 +13,55 @@ from unity.search.simulator.timeline import Timeline
 
 PROCESSES = {"compute": (1, "computing"), "link": (2, "links")}
 MEMORY = (3, "memory")
-MOST_ROWS = 64  # of a picture
-HEIGHT = 2.5  # of its part for memory, inches
+MOST_ROWS = 64  # rows of a picture
+HEIGHT = 2.5  # height of its memory plot in inches
 
 
 def write_trace(
     path: str | os.PathLike[str], timeline: Timeline, label: Callable[[int], str], memory: Mapping[str, MemoryOverTime]
 ) -> None:
-    """Writes a timeline as trace events (JSON, microseconds); the file is replaced as a whole, or not at all. Raises
-    PlanError if it cannot be written."""
-    found = [*events(timeline, label), *counters(memory)]
-    save(path, json.dumps({"traceEvents": found, "displayTimeUnit": "ms"}) + "\n")
+    """Write a timeline as trace events (JSON, microseconds). The file is replaced as a whole, or not at all.
+
+    Raises:
+        PlanError: the file cannot be written.
+    """
+    trace = [*events(timeline, label), *counters(memory)]
+    save(path, json.dumps({"traceEvents": trace, "displayTimeUnit": "ms"}) + "\n")
 
 
 def events(timeline: Timeline, label: Callable[[int], str]) -> list[dict[str, Any]]:
-    """A complete event ("X") for every task, and the names of devices. Barriers take no time and are left out."""
-    found: list[dict[str, Any]] = [
+    """Return a complete event ("X") for every task, and the names of devices. Barriers take no time and are left out."""
+    trace: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for pid, name in PROCESSES.values()
     ]
     for k, (resource, names) in enumerate(zip(timeline.graph.devices, timeline.order, strict=True)):
         if resource.kind not in PROCESSES or not names:
             continue
         where = {"pid": PROCESSES[resource.kind][0], "tid": k}
-        found.append({"ph": "M", "name": "thread_name", **where, "args": {"name": resource.name}})
+        trace.append({"ph": "M", "name": "thread_name", **where, "args": {"name": resource.name}})
         for name in names:
             task, start = timeline.graph.tasks[name], timeline.start[name]
             args = {"task": name, "ready": timeline.ready[name] * 1e6} | ({"bytes": task.nbytes} if task.nbytes else {})
-            found.append({"ph": "X", "name": label(name), "ts": start * 1e6, "dur": task.seconds * 1e6, **where, "args": args})
-    return found
+            trace.append({"ph": "X", "name": label(name), "ts": start * 1e6, "dur": task.seconds * 1e6, **where, "args": args})
+    return trace
 
 
 def counters(memory: Mapping[str, MemoryOverTime]) -> Iterator[dict[str, Any]]:
-    """A counter event ("C") wherever what a device holds changes: its bytes by why they are held."""
+    """Yield a counter event ("C") wherever the memory of a device changes: its bytes by the reason why they are live."""
     pid, name = MEMORY
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
-    for device, found in memory.items():
-        for k, time in enumerate(found.times):
-            args = {why: float(nbytes[k]) for why, nbytes in found.by_reason.items()}
+    for device, device_memory in memory.items():
+        for k, time in enumerate(device_memory.times):
+            args = {why: float(nbytes[k]) for why, nbytes in device_memory.by_reason.items()}
             yield {"ph": "C", "name": device, "pid": pid, "ts": float(time) * 1e6, "args": args}
 
 
 def picture(timeline: Timeline, memory: MemoryOverTime, path: str | os.PathLike[str] | None = None) -> Any:
-    """A timeline as a matplotlib figure (the extra `plot`), a row for each device and link that is used, the busiest ones if there
-    are many, and below it a device's memory; written to `path` if one is given."""
+    """Draw a timeline as a matplotlib figure (the extra `plot`), and below it a device's memory.
+
+    Each device and link that is used has a row; if there are many, only the busiest have. The figure is written to `path` if one is
+    given.
+    """
     from matplotlib.figure import Figure
 
     graph, busy = timeline.graph, timeline.busy

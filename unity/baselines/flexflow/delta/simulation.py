@@ -32,7 +32,7 @@ from unity.baselines.flexflow.delta.task_table import (
     link,
     revert_change,
 )
-from unity.search.simulator.tasks import SimulationError, Task, TaskGraph, circle
+from unity.search.simulator.tasks import SimulationError, Task, TaskGraph, cycle_text
 from unity.search.simulator.timeline import Timeline
 
 Change = Mapping[int, Task | None]  # tasks to put under names, new or not; None removes one
@@ -158,7 +158,7 @@ class TaskSchedule:
             for p in task.before:
                 if p not in tasks:
                     return f"task {name} waits for task {p}, which is taken away"
-        return f"tasks wait for each other in a circle: {circle(tasks)}"
+        return f"tasks wait for each other in a circle: {cycle_text(tasks)}"
 
     def _make_room(self, tasks: int, waits: int) -> None:
         """Make room for more tasks and for more predecessors."""

@@ -12,7 +12,7 @@ from unity.base.compiled_loops import compiled
 from unity.baselines.flexflow.delta.columns import Moments, Numbers, in_ticks
 from unity.baselines.flexflow.strategy.encoding import NBYTES, RING, SECONDS, TASK, TaskBuffers
 from unity.search.simulator.tasks import Resource
-from unity.search.simulator.topology import Topology, sending, sent
+from unity.search.simulator.topology import Topology, bytes_sent, sending
 
 OWN = -1  # in place of the first link: sending takes the sender's own time
 
@@ -109,7 +109,7 @@ class Wiring:
         """Return seconds and bytes of each member of an all-reduce, from a ring's entry in `TaskBuffers`."""
         links, nbytes = self.topology.links, float(np.int64(bits).view(np.float64))
         line = self.topology.ring_of("all-reduce", size, links[slow].bandwidth, links[late].latency)
-        return line(nbytes), sent("all-reduce", size, nbytes)
+        return line(nbytes), bytes_sent("all-reduce", size, nbytes)
 
     @cached_property
     def _rings(self) -> dict[tuple[int, ...], tuple[float, float]]:
