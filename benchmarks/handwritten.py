@@ -92,7 +92,7 @@ CASES = {
 
 def sent(found: list[Collective]) -> float:
     """Bytes that one device sends in one step, in rings."""
-    return sum(c.count * topology.sent(c.kind, len(c.groups[0]), c.nbytes) for c in found)
+    return sum(c.count * topology.bytes_sent(c.kind, len(c.groups[0]), c.nbytes) for c in found)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from unity.baselines.flexflow.strategy.configs import ParallelConfig, drawn
 from unity.baselines.flexflow.strategy.operators import Operators, operators
 from unity.baselines.flexflow.strategy.strategy import Strategy
 from unity.machine.machine import Machine
-from unity.search.simulator import SimulationError, Task, TaskGraph, Topology, full
+from unity.search.simulator import SimulationError, TaskGraph, TimedTask, Topology, full
 
 LOOPS = {
     (task_table, event_loop): ("follow",),
@@ -96,13 +96,13 @@ def test_tasks_that_are_made_by_compiled_loops_are_those_of_interpreted_ones(nam
 
 def test_names_may_be_long_and_order_what_is_ready_at_once() -> None:
     devices, names = rolled_graph(random.Random(0)).graph.devices, [1 - 2**63, -1, 0, 2**61, 2**62, 2**63 - 1]
-    found = DeltaSimulation(TaskGraph({name: Task(0, 1.0) for name in random.Random(1).sample(names, len(names))}, devices))
+    found = DeltaSimulation(TaskGraph({name: TimedTask(0, 1.0) for name in random.Random(1).sample(names, len(names))}, devices))
     assert list(found.timeline.order[0]) == names
 
 
 def test_names_that_are_too_long_are_refused() -> None:
     devices = rolled_graph(random.Random(0)).graph.devices
     for name in (2**63, -(2**63)):
-        for tasks in ({name: Task(0, 1.0)}, {0: Task(0, 1.0, (name,))}):
+        for tasks in ({name: TimedTask(0, 1.0)}, {0: TimedTask(0, 1.0, (name,))}):
             with pytest.raises(SimulationError, match=f"task {name} has a name of more than 64 bits"):
                 DeltaSimulation(TaskGraph(tasks, devices))

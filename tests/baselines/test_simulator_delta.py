@@ -22,9 +22,9 @@ from simulator_cases import (
 
 from unity.baselines.flexflow.delta import simulation
 from unity.baselines.flexflow.delta.simulation import DeltaSimulation
-from unity.search.simulator import Resource, SimulationError, Task, TaskGraph, full
+from unity.search.simulator import Resource, SimulationError, TaskGraph, TimedTask, full
 
-Tasks = dict[int, Task]
+Tasks = dict[int, TimedTask]
 TWO = (Resource("a", "compute"), Resource("b", "link"))
 
 
@@ -83,14 +83,14 @@ def test_after_changes_of_layers_that_wait_for_each_other_delta_is_full(seed: in
 
 
 def chain(n: int, seconds: float = 1.0) -> TaskGraph:
-    return TaskGraph({k: Task(0, seconds, (k - 1,) if k else ()) for k in range(n)}, TWO)
+    return TaskGraph({k: TimedTask(0, seconds, (k - 1,) if k else ()) for k in range(n)}, TWO)
 
 
 def test_a_change_may_make_tasks_earlier_and_later() -> None:
     delta = DeltaSimulation(chain(300))
-    delta.change({200: Task(0, 0.25, (199,))})
+    delta.change({200: TimedTask(0, 0.25, (199,))})
     assert delta.makespan == 299.25
-    delta.change({100: Task(1, 3.0, (99,)), 150: None, 151: Task(0, 1.0, (149,))})
+    delta.change({100: TimedTask(1, 3.0, (99,)), 150: None, 151: TimedTask(0, 1.0, (149,))})
     assert delta.makespan == 300.25
     assert delta.timeline == full(delta.graph)
 
@@ -99,7 +99,7 @@ def test_a_change_may_make_tasks_earlier_and_later() -> None:
 def test_only_what_comes_after_the_change_is_simulated(seconds: float, simulated: int) -> None:
     """Where nothing is rounded, only until all is as before, but later."""
     delta = DeltaSimulation(chain(1000, seconds))
-    delta.change({900: Task(0, 2 * seconds, (899,))})
+    delta.change({900: TimedTask(0, 2 * seconds, (899,))})
     assert delta.simulated == simulated
     assert delta.timeline == full(delta.graph)
 
@@ -107,7 +107,7 @@ def test_only_what_comes_after_the_change_is_simulated(seconds: float, simulated
 @pytest.mark.parametrize("seconds", [2048.0, 2.0**-43])
 def test_what_is_rounded_is_not_moved(seconds: float) -> None:
     delta = DeltaSimulation(chain(1000))
-    delta.change({950: Task(0, seconds, (949,))})
+    delta.change({950: TimedTask(0, seconds, (949,))})
     assert delta.simulated == 50
     assert delta.timeline == full(delta.graph)
 
@@ -115,7 +115,7 @@ def test_what_is_rounded_is_not_moved(seconds: float) -> None:
 @pytest.mark.parametrize("later", [-0.75, 0.0, 2.5])
 def test_between_two_changes_nothing_is_simulated_that_is_moved_alike(later: float) -> None:
     delta = DeltaSimulation(chain(1000))
-    delta.change({100: Task(0, 1.0 + later, (99,)), 600: Task(0, 3.0, (599,)), 700: Task(1, 0.5, (699,)), 999: None})
+    delta.change({100: TimedTask(0, 1.0 + later, (99,)), 600: TimedTask(0, 3.0, (599,)), 700: TimedTask(1, 0.5, (699,)), 999: None})
     assert delta.makespan == 1000.5 + later
     assert delta.simulated < 60
     assert delta.timeline == full(delta.graph)
@@ -123,9 +123,9 @@ def test_between_two_changes_nothing_is_simulated_that_is_moved_alike(later: flo
 
 def test_what_goes_on_for_longer_than_before_is_waited_for() -> None:
     """All of device 0 is as before, but device 1 is kept by a task that now takes longer."""
-    tasks = dict(chain(100).tasks) | {200: Task(1, 2.0, (3,)), 201: Task(1, 1.0, (60,))}
+    tasks = dict(chain(100).tasks) | {200: TimedTask(1, 2.0, (3,)), 201: TimedTask(1, 1.0, (60,))}
     delta = DeltaSimulation(TaskGraph(tasks, TWO))
-    delta.change({200: Task(1, 70.0, (3,))})
+    delta.change({200: TimedTask(1, 70.0, (3,))})
     assert delta.timeline == full(delta.graph)
     assert delta.timeline.start[201] == 74.0
 
@@ -133,19 +133,23 @@ def test_what_goes_on_for_longer_than_before_is_waited_for() -> None:
 @pytest.mark.parametrize("seconds", range(130, 145))
 def test_what_is_ready_at_once_but_was_ready_before_is_not_forgotten(seconds: int) -> None:
     """The chain is one second later. Task 1002, five seconds later, is ready together with one of the chain, which comes first."""
-    tasks = dict(chain(300).tasks) | {1000: Task(1, 5.0), 1001: Task(2, float(seconds), (1000,)), 1002: Task(1, 1.0, (1001,))}
+    tasks = dict(chain(300).tasks) | {
+        1000: TimedTask(1, 5.0),
+        1001: TimedTask(2, float(seconds), (1000,)),
+        1002: TimedTask(1, 1.0, (1001,)),
+    }
     delta = DeltaSimulation(TaskGraph(tasks, (*TWO, Resource("c", "compute"))))
-    delta.change({50: Task(0, 2.0, (49,)), 1000: Task(1, 10.0)})
+    delta.change({50: TimedTask(0, 2.0, (49,)), 1000: TimedTask(1, 10.0)})
     assert delta.timeline == full(delta.graph)
     assert delta.simulated < 200
 
 
 def test_what_is_running_still_is_not_forgotten() -> None:
     """Device 0 is free when it was before, but the first of its tasks, which task 50 waits for, ends later."""
-    tasks = {k: Task(1, 0.25, (k - 1,) if k > 10 else ()) for k in range(10, 40)}
-    tasks |= {0: Task(0, 1.0), 1: Task(0, 3.0), 50: Task(2, 1.0, (0, 11))}
+    tasks = {k: TimedTask(1, 0.25, (k - 1,) if k > 10 else ()) for k in range(10, 40)}
+    tasks |= {0: TimedTask(0, 1.0), 1: TimedTask(0, 3.0), 50: TimedTask(2, 1.0, (0, 11))}
     delta = DeltaSimulation(TaskGraph(tasks, (*TWO, Resource("c", "compute"))))
-    delta.change({0: Task(0, 3.0), 1: Task(0, 1.0)})
+    delta.change({0: TimedTask(0, 3.0), 1: TimedTask(0, 1.0)})
     assert delta.timeline == full(delta.graph)
     assert delta.timeline.start[50] == 3.0
 
@@ -153,13 +157,13 @@ def test_what_is_running_still_is_not_forgotten() -> None:
 def test_what_one_run_took_and_the_other_did_not_yet_is_not_forgotten() -> None:
     """At 10 and 11 all looks as before: device 0 is free at 13. But then task 101 was its last, behind 102, which ended at 12; now
     103 is, and 102 has ended at 10. Task 105 waits for it and for task 12, and need not wait till 12."""
-    tasks = {k: Task(1, 0.25 if k == 12 else 1.0, (k - 1,) if k > 1 else ()) for k in range(1, 31)}
-    tasks |= {100: Task(2, 3.0), 101: Task(0, 1.0, (100,)), 102: Task(0, 1.0, (104,)), 103: Task(0, 3.0, (20,))}
-    tasks |= {104: Task(3, 2.0), 105: Task(4, 1.0, (102, 12))}
+    tasks = {k: TimedTask(1, 0.25 if k == 12 else 1.0, (k - 1,) if k > 1 else ()) for k in range(1, 31)}
+    tasks |= {100: TimedTask(2, 3.0), 101: TimedTask(0, 1.0, (100,)), 102: TimedTask(0, 1.0, (104,)), 103: TimedTask(0, 3.0, (20,))}
+    tasks |= {104: TimedTask(3, 2.0), 105: TimedTask(4, 1.0, (102, 12))}
     delta = DeltaSimulation(TaskGraph(tasks, (*TWO, *(Resource(name, "compute") for name in "cde"))))
-    delta.change({102: Task(0, 10.0, (104,))})
+    delta.change({102: TimedTask(0, 10.0, (104,))})
     assert (delta.timeline.end[102], delta.timeline.end[101]) == (12.0, 13.0)
-    delta.change({100: Task(2, 3.0, (20,)), 103: Task(0, 3.0, (2,)), 104: Task(3, 0.0)})
+    delta.change({100: TimedTask(2, 3.0, (20,)), 103: TimedTask(0, 3.0, (2,)), 104: TimedTask(3, 0.0)})
     assert (delta.timeline.end[102], delta.timeline.end[103]) == (10.0, 13.0)
     assert delta.timeline == full(delta.graph)
     assert delta.timeline.start[105] == 11.25
@@ -170,7 +174,7 @@ def test_taking_back_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
     before = delta.timeline
     with pytest.raises(SimulationError, match="no change of the task graph to be taken back"):
         delta.back()
-    delta.change({100: Task(0, 2.0, (99,)), 5000: Task(1, 3.0, (99,)), 999: None})
+    delta.change({100: TimedTask(0, 2.0, (99,)), 5000: TimedTask(1, 3.0, (99,)), 999: None})
     monkeypatch.setattr(simulation, "apply_change", None)  # nothing is simulated
     delta.back()
     assert delta.timeline == before
@@ -181,15 +185,15 @@ def test_taking_back_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_after_a_change_was_refused_none_is_taken_back() -> None:
     """Room that was made for it is kept."""
     delta = DeltaSimulation(chain(10))
-    delta.change({9: Task(0, 2.0, (8,))})
+    delta.change({9: TimedTask(0, 2.0, (8,))})
     before = delta.timeline
-    refused = {k: Task(1, 1.0, tuple(range(10))) for k in range(10, 60)} | {3: Task(0, 1.0, (9,))}
+    refused = {k: TimedTask(1, 1.0, tuple(range(10))) for k in range(10, 60)} | {3: TimedTask(0, 1.0, (9,))}
     with pytest.raises(SimulationError, match="circle"):
         delta.change(refused)
     with pytest.raises(SimulationError, match="no change of the task graph to be taken back"):
         delta.back()
     assert delta.timeline == before
-    delta.change({9: Task(0, 1.0, (8,))})
+    delta.change({9: TimedTask(0, 1.0, (8,))})
     delta.back()
     assert delta.timeline == before
 
@@ -200,7 +204,7 @@ def test_names_are_found_whatever_others_came_and_went(names: list[int]) -> None
     """A name that is there is taken away, and one that is not there is put; every third change is taken back."""
     delta, tasks = DeltaSimulation(TaskGraph({}, TWO)), Tasks()
     for step, name in enumerate(names):
-        change = {name: None if name in tasks else Task(0, 1.0)}
+        change = {name: None if name in tasks else TimedTask(0, 1.0)}
         delta.change(change)
         if step % 3 == 2:
             delta.back()
@@ -213,9 +217,9 @@ def test_there_is_always_room() -> None:
     """For more tasks than there were, and for more that they wait for, again and again."""
     delta = DeltaSimulation(chain(3))
     for k in range(3, 43):
-        delta.change({k: Task(1, 0.5, (1, k - 1))})
-        delta.change({2: Task(0, 1.0 + k, (1,))})
-        delta.change({0: Task(0, 1.0), k - 1: None, k: Task(1, 0.5, (1,))} if k % 10 == 0 else {})
+        delta.change({k: TimedTask(1, 0.5, (1, k - 1))})
+        delta.change({2: TimedTask(0, 1.0 + k, (1,))})
+        delta.change({0: TimedTask(0, 1.0), k - 1: None, k: TimedTask(1, 0.5, (1,))} if k % 10 == 0 else {})
     assert len(delta.graph.tasks) == 39
     assert delta.timeline == full(delta.graph)
 
@@ -225,18 +229,18 @@ def test_there_is_always_room() -> None:
     [
         ({1: None}, "task 2 waits for task 1, which is taken away"),
         ({77: None}, "task 77 is to be taken away, but is not there"),
-        ({9: Task(0, 1.0, (77,))}, "task 9 waits for task 77, which is not there"),
-        ({9: Task(0, 2.0, (8,)), 8: None}, "task 9 waits for task 8, which is taken away"),
-        ({9: Task(0, -1.0)}, "task 9 takes -1.0 seconds"),
-        ({9: Task(5, 1.0)}, "task 9 is on device 5"),
-        ({3: Task(0, 1.0, (9,))}, "circle"),
+        ({9: TimedTask(0, 1.0, (77,))}, "task 9 waits for task 77, which is not there"),
+        ({9: TimedTask(0, 2.0, (8,)), 8: None}, "task 9 waits for task 8, which is taken away"),
+        ({9: TimedTask(0, -1.0)}, "task 9 takes -1.0 seconds"),
+        ({9: TimedTask(5, 1.0)}, "task 9 is on device 5"),
+        ({3: TimedTask(0, 1.0, (9,))}, "circle"),
     ],
 )
-def test_an_impossible_change_changes_nothing(change: dict[int, Task | None], message: str) -> None:
+def test_an_impossible_change_changes_nothing(change: dict[int, TimedTask | None], message: str) -> None:
     delta = DeltaSimulation(chain(10))
     before = delta.timeline
     with pytest.raises(SimulationError, match=message):
         delta.change(change)
     assert delta.timeline == before
-    delta.change({9: Task(0, 5.0, (8,))})
+    delta.change({9: TimedTask(0, 5.0, (8,))})
     assert delta.makespan == 14

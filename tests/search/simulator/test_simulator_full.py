@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from simulator_cases import Case, task_graphs
 
-from unity.search.simulator import Resource, SimulationError, Task, TaskGraph, Timeline, full
+from unity.search.simulator import Resource, SimulationError, TaskGraph, TimedTask, Timeline, full
 
 TWO = (Resource("a", "compute"), Resource("b", "link"))
 
 
-def simulated(**tasks: Task) -> Timeline:
+def simulated(**tasks: TimedTask) -> Timeline:
     """Tasks whose names are the letters of the alphabet."""
     return full(TaskGraph({ord(k): t for k, t in tasks.items()}, TWO))
 
@@ -56,7 +56,10 @@ def test_a_timeline_obeys_the_assumptions(case: Case) -> None:
 
 def test_computing_and_communicating_overlap_on_different_devices() -> None:
     found = simulated(
-        a=Task(0, 1.0), b=Task(1, 5.0, after("a"), 100.0), c=Task(0, 2.0, after("a")), d=Task(0, 1.0, after("b", "c"))
+        a=TimedTask(0, 1.0),
+        b=TimedTask(1, 5.0, after("a"), 100.0),
+        c=TimedTask(0, 2.0, after("a")),
+        d=TimedTask(0, 1.0, after("b", "c")),
     )
     assert [found.start[n] for n in after(*"abcd")] == [0, 1, 1, 6]
     assert found.makespan == 7
@@ -65,28 +68,30 @@ def test_computing_and_communicating_overlap_on_different_devices() -> None:
 
 
 def test_the_first_to_be_ready_runs_first_even_if_it_is_longer() -> None:
-    found = simulated(a=Task(1, 1.0), b=Task(1, 1.0, after("a")), x=Task(0, 9.0, after("a")), c=Task(0, 1.0, after("b")))
+    found = simulated(
+        a=TimedTask(1, 1.0), b=TimedTask(1, 1.0, after("a")), x=TimedTask(0, 9.0, after("a")), c=TimedTask(0, 1.0, after("b"))
+    )
     assert found.order[0] == after(*"xc")
     assert found.makespan == 11
 
 
 def test_a_task_without_time_does_not_overtake_what_it_waits_for() -> None:
-    found = simulated(z=Task(0, 0.0), a=Task(0, 0.0, after("z")), b=Task(0, 1.0, after("a")), y=Task(0, 1.0))
+    found = simulated(z=TimedTask(0, 0.0), a=TimedTask(0, 0.0, after("z")), b=TimedTask(0, 1.0, after("a")), y=TimedTask(0, 1.0))
     assert found.order[0] == after(*"yzab")  # all are ready at 0: y and z wait for nothing
 
 
 @pytest.mark.parametrize(
     ("tasks", "message"),
     [
-        ({1: Task(2, 1.0)}, "task 1 is on device 2; there are 2"),
-        ({1: Task(0, -1.0)}, "task 1 takes -1.0 seconds"),
-        ({1: Task(0, math.nan)}, "task 1 takes nan seconds"),
-        ({1: Task(0, math.inf)}, "task 1 takes inf seconds"),
-        ({1: Task(0, 1.0, (7,))}, "task 1 waits for task 7, which is not there"),
-        ({1: Task(0, 1.0, (2,)), 2: Task(0, 1.0, (1,)), 3: Task(0, 1.0)}, "circle: (1 → 2|2 → 1)"),
+        ({1: TimedTask(2, 1.0)}, "task 1 is on device 2; there are 2"),
+        ({1: TimedTask(0, -1.0)}, "task 1 takes -1.0 seconds"),
+        ({1: TimedTask(0, math.nan)}, "task 1 takes nan seconds"),
+        ({1: TimedTask(0, math.inf)}, "task 1 takes inf seconds"),
+        ({1: TimedTask(0, 1.0, (7,))}, "task 1 waits for task 7, which is not there"),
+        ({1: TimedTask(0, 1.0, (2,)), 2: TimedTask(0, 1.0, (1,)), 3: TimedTask(0, 1.0)}, "circle: (1 → 2|2 → 1)"),
     ],
 )
-def test_what_cannot_be_simulated_is_named(tasks: dict[int, Task], message: str) -> None:
+def test_what_cannot_be_simulated_is_named(tasks: dict[int, TimedTask], message: str) -> None:
     with pytest.raises(SimulationError, match=message):
         full(TaskGraph(tasks, TWO))
 

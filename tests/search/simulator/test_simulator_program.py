@@ -19,7 +19,7 @@ from unity.pcg.ir.graph import PCG
 from unity.pcg.parallel.parallelize import parallelize
 from unity.search.cost.assembly import Assembled
 from unity.search.cost.prediction import predict
-from unity.search.simulator import Link, Simulation, SimulationError, Topology, simulate
+from unity.search.simulator import DirectedLink, Simulation, SimulationError, Topology, simulate
 from unity.search.solver.minimizer import Minimizer
 
 DRAWN = {"name": st.sampled_from(sorted(MODELS)), "seed": st.integers(0, 2**32 - 1)}
@@ -166,7 +166,7 @@ def test_links_carry_what_rings_send() -> None:
         c, size = t.collective, np.prod([MACHINE.axes[a].size for a in t.collective.axes])
         wanted += c.count * c.nbytes * (size - 1) / size * (2 if c.kind == "all-reduce" else 1)
     assert sum(found.sent.values()) == pytest.approx(wanted)
-    assert Link("x", 1e9, 1e-6).seconds(1e6) == pytest.approx(1e-3 + 1e-6)
+    assert DirectedLink("x", 1e9, 1e-6).seconds(1e6) == pytest.approx(1e-3 + 1e-6)
 
 
 def test_a_simulation_is_shown_in_a_line() -> None:

@@ -9,10 +9,10 @@ import pytest
 from unity.machine.collectives import collective_seconds
 from unity.machine.hardware import MachineError
 from unity.machine.machine import Machine
-from unity.search.simulator import Link, Topology
+from unity.search.simulator import DirectedLink, Topology
 
 K80 = Machine.grid(1, 4, "k80")
-PCIE, SHARED = 15.75e9, Link("shared switch", 15.75e9 / 2, 5e-6)
+PCIE, SHARED = 15.75e9, DirectedLink("shared switch", 15.75e9 / 2, 5e-6)
 
 
 def flexflow_k80() -> Topology:

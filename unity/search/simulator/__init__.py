@@ -4,17 +4,17 @@ It follows FlexFlow (Jia et al., MLSys 2019), section 5 and appendices A and B.
 """
 
 from unity.search.simulator.simulation import Simulation, simulate
-from unity.search.simulator.tasks import Resource, SimulationError, Task, TaskGraph
+from unity.search.simulator.tasks import Resource, SimulationError, TaskGraph, TimedTask
 from unity.search.simulator.timeline import Timeline, full
-from unity.search.simulator.topology import Link, Topology
+from unity.search.simulator.topology import DirectedLink, Topology
 
 __all__ = [
-    "Link",
+    "DirectedLink",
     "Resource",
     "Simulation",
     "SimulationError",
-    "Task",
     "TaskGraph",
+    "TimedTask",
     "Timeline",
     "Topology",
     "full",

@@ -19,7 +19,7 @@ from math import prod
 
 from unity.machine.machine import Machine
 from unity.search.simulator.program import Communication, ProgramLoop, SpmdInstruction, SpmdProgram
-from unity.search.simulator.tasks import Names, Resource, SimulationError, Task, TaskGraph, union
+from unity.search.simulator.tasks import Names, Resource, SimulationError, TaskGraph, TimedTask, union
 from unity.search.simulator.timeline import Timeline, full
 from unity.search.simulator.topology import Topology, bytes_sent, grid_groups
 
@@ -106,7 +106,7 @@ class Target:
 
 def expand(program: SpmdProgram, target: Target) -> tuple[TaskGraph, Mapping[int, str]]:
     """Return the task graph of a program, and every task's label."""
-    tasks: dict[int, Task] = {}
+    tasks: dict[int, TimedTask] = {}
     labels: dict[int, str] = {}
     ends: dict[int, list[Names]] = {}  # by instruction: for each device, the tasks that end it
     for instruction in program.instructions:
@@ -117,7 +117,7 @@ def expand(program: SpmdProgram, target: Target) -> tuple[TaskGraph, Mapping[int
     return TaskGraph(tasks, target.resources), labels
 
 
-Expanded = tuple[dict[int, Task], list[Names]]
+Expanded = tuple[dict[int, TimedTask], list[Names]]
 
 
 def _tasks(instruction: SpmdInstruction, before: list[Names], target: Target) -> Expanded:
@@ -129,7 +129,7 @@ def _tasks(instruction: SpmdInstruction, before: list[Names], target: Target) ->
         return _loop(instruction, action, before, target)
     names = [base * MEMBERS + d for d in range(target.devices)]
     return (
-        {n: Task(d, instruction.seconds / target.speed(d), before[d]) for d, n in enumerate(names)},
+        {n: TimedTask(d, instruction.seconds / target.speed(d), before[d]) for d, n in enumerate(names)},
         [(n,) for n in names],
     )
 
@@ -138,15 +138,15 @@ def _collective(instruction: SpmdInstruction, sent: Communication, before: list[
     base = instruction.name * PARTS
     size = prod(target.machine.axes[a].size for a in sent.axes)
     each = sent.runs * bytes_sent(sent.kind, size, sent.nbytes)
-    tasks: dict[int, Task] = {}
+    tasks: dict[int, TimedTask] = {}
     ends: list[Names] = [()] * target.devices
     for g, members in enumerate(target.groups(sent.axes)):
         barrier = (base + BARRIER) * MEMBERS + g
-        tasks[barrier] = Task(target.barrier, 0.0, union(before[m] for m in members))
+        tasks[barrier] = TimedTask(target.barrier, 0.0, union(before[m] for m in members))
         seconds = target.seconds(instruction, sent, members)
         for m, link in zip(members, target.links(sent.axes, members), strict=True):
             name = base * MEMBERS + m
-            tasks[name] = Task(link, seconds, (barrier,), each)
+            tasks[name] = TimedTask(link, seconds, (barrier,), each)
             ends[m] = (name,)
     return tasks, ends
 
@@ -154,16 +154,16 @@ def _collective(instruction: SpmdInstruction, sent: Communication, before: list[
 def _loop(instruction: SpmdInstruction, loop: ProgramLoop, before: list[Names], target: Target) -> Expanded:
     base, every = instruction.name * PARTS, range(target.devices)
     step = full(expand(loop.program, target)[0])
-    tasks: dict[int, Task] = {}
+    tasks: dict[int, TimedTask] = {}
     spans = [step.busy[d] for d in every]
     if communicates(loop.program):  # its steps keep the devices in lockstep
         barrier = (base + BARRIER) * MEMBERS
-        tasks[barrier] = Task(target.barrier, 0.0, union(before))
+        tasks[barrier] = TimedTask(target.barrier, 0.0, union(before))
         before, spans = [(barrier,)] * target.devices, [step.makespan] * target.devices
     names = [base * MEMBERS + d for d in every]
-    tasks |= {n: Task(d, loop.length * spans[d], before[d], loop.length * step.nbytes[d]) for d, n in enumerate(names)}
+    tasks |= {n: TimedTask(d, loop.length * spans[d], before[d], loop.length * step.nbytes[d]) for d, n in enumerate(names)}
     links = {(base + LINK) * MEMBERS + k: k for k, r in enumerate(target.resources) if r.kind == "link" and step.order[k]}
-    tasks |= {n: Task(k, loop.length * step.busy[k], before[0], loop.length * step.nbytes[k]) for n, k in links.items()}
+    tasks |= {n: TimedTask(k, loop.length * step.busy[k], before[0], loop.length * step.nbytes[k]) for n, k in links.items()}
     return tasks, [(n, *links) for n in names]
 
 

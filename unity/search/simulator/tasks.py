@@ -32,7 +32,7 @@ class SimulationError(UnityError, ValueError):
     docs = "costs"
 
 
-class Task(NamedTuple):
+class TimedTask(NamedTuple):
     """A task: its device (by number), its run time in seconds, the names of its predecessors, and the bytes that it sends."""
 
     device: int
@@ -53,7 +53,7 @@ class Resource:
 class TaskGraph:
     """Tasks by name (any integers), and the devices that they run on, by number."""
 
-    tasks: Mapping[int, Task]
+    tasks: Mapping[int, TimedTask]
     devices: tuple[Resource, ...]
 
 
@@ -62,7 +62,7 @@ def union(names: Iterable[Names]) -> Names:
     return tuple(dict.fromkeys(name for group in names for name in group))
 
 
-def check_tasks(tasks: Mapping[int, Task], devices: int) -> None:
+def check_tasks(tasks: Mapping[int, TimedTask], devices: int) -> None:
     """Raise SimulationError unless every task has one of the devices and a finite time."""
     for name, task in tasks.items():
         if not 0 <= task.device < devices:
@@ -71,7 +71,7 @@ def check_tasks(tasks: Mapping[int, Task], devices: int) -> None:
             raise SimulationError(f"task {name} takes {task.seconds!r} seconds, which must be a finite number, zero or above")
 
 
-def cycle_text(tasks: Mapping[int, Task]) -> str:
+def cycle_text(tasks: Mapping[int, TimedTask]) -> str:
     """Return a cycle of tasks that wait for each other, as text."""
     graph = nx.DiGraph([(p, name) for name, task in tasks.items() for p in task.before])
     return " → ".join(str(p) for p, _ in nx.find_cycle(graph))

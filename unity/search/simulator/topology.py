@@ -22,7 +22,7 @@ from unity.machine.machine import Machine
 
 
 @dataclass(frozen=True)
-class Link:
+class DirectedLink:
     """A link in one direction: bytes/s, and seconds per message.
 
     Raises:
@@ -60,7 +60,7 @@ class Topology:
     name: str
     machine: Machine
     speeds: tuple[float, ...]
-    links: tuple[Link, ...]
+    links: tuple[DirectedLink, ...]
     between: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
@@ -83,7 +83,11 @@ class Topology:
 
     @classmethod
     def joined(
-        cls, name: str, machine: Machine, speeds: Sequence[float], links: Mapping[tuple[int, int], Link | tuple[float, float]]
+        cls,
+        name: str,
+        machine: Machine,
+        speeds: Sequence[float],
+        links: Mapping[tuple[int, int], DirectedLink | tuple[float, float]],
     ) -> Topology:
         """Build a topology from its links.
 
@@ -104,7 +108,7 @@ class Topology:
         for (i, j), figures in [*links.items(), *reverse.items()]:
             if not (0 <= i < n and 0 <= j < n and i != j):
                 raise MachineError(f"topology {name!r}: a link from device {i} to device {j}; there are {n} devices, from 0")
-            link = figures if isinstance(figures, Link) else Link(f"{i} → {j}", *figures)
+            link = figures if isinstance(figures, DirectedLink) else DirectedLink(f"{i} → {j}", *figures)
             if link not in numbers:
                 numbers[link] = len(every)
                 every.append(link)
@@ -118,14 +122,16 @@ class Topology:
         """
         levels, n = machine.levels, machine.devices
         inside = [prod(level.size for level in levels[k + 1 :]) for k in range(len(levels))]
-        links = tuple(Link(f"device {i}, {level.name}s", level.bandwidth, level.latency) for i in range(n) for level in levels)
+        links = tuple(
+            DirectedLink(f"device {i}, {level.name}s", level.bandwidth, level.latency) for i in range(n) for level in levels
+        )
         parted = [
             tuple(i * len(levels) + next((k for k, m in enumerate(inside) if i // m != j // m), 0) for j in range(n))
             for i in range(n)
         ]
         return cls(machine.name, machine, (1.0,) * n, links, tuple(parted))
 
-    def link(self, i: int, j: int) -> Link:
+    def link(self, i: int, j: int) -> DirectedLink:
         """Return the link from one device to another."""
         return self.links[self.between[i][j]]
 
@@ -185,8 +191,8 @@ def _ring(device: Device, kind: str, size: int, bandwidth: float, latency: float
     return collective(machine, kind, machine.axes, turned)
 
 
-def _figures(link: Link | tuple[float, float]) -> tuple[float, float]:
-    return (link.bandwidth, link.latency) if isinstance(link, Link) else link
+def _figures(link: DirectedLink | tuple[float, float]) -> tuple[float, float]:
+    return (link.bandwidth, link.latency) if isinstance(link, DirectedLink) else link
 
 
 F = TypeVar("F", float, NDArray[np.float64])

@@ -16,7 +16,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from unity.search.simulator.tasks import SimulationError, Task, check_tasks
+from unity.search.simulator.tasks import SimulationError, TimedTask, check_tasks
 
 Numbers = NDArray[np.int64]  # Python lists inside interpreted loops
 Moments = NDArray[np.float64]
@@ -24,7 +24,7 @@ Moments = NDArray[np.float64]
 LARGEST = 2**63 - 1  # the largest name, and minus the smallest one
 GONE = -1  # the device of a task that does not exist
 
-T = TypeVar("T", bound=Task | None, covariant=True)
+T = TypeVar("T", bound=TimedTask | None, covariant=True)
 F = TypeVar("F", float, NDArray[np.float64])
 
 TICKS = 2.0**42  # per second: a tick is a fifth of a picosecond
@@ -80,7 +80,7 @@ class ByColumn(Mapping[int, T], Generic[T]):
         name, device, seconds, nbytes, waits, before = (column.tolist() for column in self.columns)
         ends = np.cumsum(self.columns.waits).tolist()
         rows = zip(name, device, seconds, nbytes, waits, ends, strict=True)
-        return {n: None if d == GONE else Task(d, s, tuple(before[end - w : end]), b) for n, d, s, b, w, end in rows}  # pyright: ignore[reportReturnType]
+        return {n: None if d == GONE else TimedTask(d, s, tuple(before[end - w : end]), b) for n, d, s, b, w, end in rows}  # pyright: ignore[reportReturnType]
 
     def __getitem__(self, name: int) -> T:
         return self._tasks[name]
@@ -92,7 +92,7 @@ class ByColumn(Mapping[int, T], Generic[T]):
         return len(self.columns.name)
 
 
-def columns_of(tasks: Mapping[int, Task | None], devices: int) -> Columns:
+def columns_of(tasks: Mapping[int, TimedTask | None], devices: int) -> Columns:
     """Return tasks as columns; None stands for a task that is removed.
 
     Raises:
@@ -118,4 +118,4 @@ def columns_of(tasks: Mapping[int, Task | None], devices: int) -> Columns:
     )
 
 
-_NONE = Task(GONE, 0.0)
+_NONE = TimedTask(GONE, 0.0)

@@ -32,10 +32,10 @@ from unity.baselines.flexflow.delta.task_table import (
     link,
     revert_change,
 )
-from unity.search.simulator.tasks import SimulationError, Task, TaskGraph, cycle_text
+from unity.search.simulator.tasks import SimulationError, TaskGraph, TimedTask, cycle_text
 from unity.search.simulator.timeline import Timeline
 
-Change = Mapping[int, Task | None]  # tasks to put under names, new or not; None removes one
+Change = Mapping[int, TimedTask | None]  # tasks to put under names, new or not; None removes one
 
 ROOM = 1.5  # factor by which full arrays grow
 SLOTS = 2  # slots of the register, at least, for each task that has room
@@ -64,7 +64,7 @@ class Undo(NamedTuple):
     @property
     def undo(self) -> Change:
         """The change that restores the old tasks under the changed names."""
-        return ByColumn[Task | None](self._undo)
+        return ByColumn[TimedTask | None](self._undo)
 
     def _undo(self) -> Columns:
         was = self.was
@@ -79,7 +79,7 @@ class TaskSchedule:
         SimulationError: a task is impossible, or waits for one that does not exist, or that waits for it.
     """
 
-    def __init__(self, tasks: Mapping[int, Task], devices: int) -> None:
+    def __init__(self, tasks: Mapping[int, TimedTask], devices: int) -> None:
         self._register = Register(np.empty(1, np.int64), np.full(1, NONE, np.int32), np.empty(0, np.int32), np.zeros(2, np.int64))
         self._table, self._devices = _table(0, 0), devices
         self._times, self._spare = _times(0), _times(0)
@@ -95,12 +95,12 @@ class TaskSchedule:
         return rows[np.argsort(self._table.name[rows])]
 
     @property
-    def tasks(self) -> Mapping[int, Task]:
+    def tasks(self) -> Mapping[int, TimedTask]:
         """All tasks by name."""
         t, rows = self._table, self._rows
         predecessors = t.name[t.before[_slots_of_ranges(t.first[rows], t.waits[rows])]]
         columns = t.device[rows].astype(np.int64), t.seconds[rows], t.nbytes[rows], t.waits[rows].astype(np.int64)
-        return ByColumn[Task](Columns(t.name[rows], *columns, predecessors))
+        return ByColumn[TimedTask](Columns(t.name[rows], *columns, predecessors))
 
     @property
     def makespan(self) -> float:

@@ -34,7 +34,7 @@ from unity.baselines.flexflow.strategy.operators import OperandEdge, Operators
 from unity.baselines.flexflow.strategy.regions import numbered
 from unity.baselines.flexflow.strategy.task_builder import build_tasks
 from unity.baselines.flexflow.strategy.wiring import Wiring
-from unity.search.simulator.tasks import SimulationError, Task, TaskGraph
+from unity.search.simulator.tasks import SimulationError, TaskGraph, TimedTask
 
 T = TypeVar("T", bound=Hashable)
 
@@ -88,7 +88,7 @@ class Strategy:
     @property
     def graph(self) -> TaskGraph:
         """The task graph of all operators."""
-        return TaskGraph(ByColumn[Task](change_between(NOTHING, self._records(sorted(self._parts)))), self.wiring.resources)
+        return TaskGraph(ByColumn[TimedTask](change_between(NOTHING, self._records(sorted(self._parts)))), self.wiring.resources)
 
     @uncollected()
     def change(self, operator: int, config: ParallelConfig) -> Change:
@@ -106,7 +106,7 @@ class Strategy:
         self._before = _Before(operator, self.configs[operator], self._pieces[operator], waits, parts)
         self.configs[operator] = config
         self._rebuild(affected)
-        return ByColumn[Task | None](change_between(before, self._records(affected.ordered)))
+        return ByColumn[TimedTask | None](change_between(before, self._records(affected.ordered)))
 
     def back(self) -> None:
         """Undo the last change without rebuilding anything.
@@ -122,10 +122,10 @@ class Strategy:
         self._waits |= old.waits
         self._parts |= old.parts
 
-    def transfers(self, edge: OperandEdge) -> Mapping[int, Task]:
+    def transfers(self, edge: OperandEdge) -> Mapping[int, TimedTask]:
         """Return the transfers of an operand."""
         k, p = edge[:2]
-        return ByColumn[Task](change_between(NOTHING, self._parts[task_name(k, TRANSFERS + p * WAYS)]))
+        return ByColumn[TimedTask](change_between(NOTHING, self._parts[task_name(k, TRANSFERS + p * WAYS)]))
 
     def _rebuild(self, affected: AffectedTasks) -> None:
         """Rebuild all tasks that depend on the configurations of some operators."""
