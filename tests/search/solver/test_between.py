@@ -15,7 +15,7 @@ from unity.search.solver.elimination import BUDGET, Elimination
 from unity.search.solver.frontier import corners, frontier, frontier_under
 from unity.search.solver.minimizer import Minimizer
 from unity.search.solver.nearby import nearby
-from unity.search.solver.pareto import Work, pareto
+from unity.search.solver.pareto import JoinBudget, pareto
 from unity.search.solver.problem import Cost, Edge, Problem
 
 # Sums of fewer than 50 numbers below 100, with weights below 10, in another order.
@@ -41,7 +41,7 @@ def test_near_a_line_nothing_is_left_out(problem: Problem, weight: float, more: 
     most = min(p.time + weight * p.memory for p in every) + more
     elimination = Elimination(problem, domains(problem), BUDGET)
     near = nearby(elimination, weight, most + ROUNDING)
-    found = {(p.time, p.memory) for p in pareto(problem, elimination.domains, elimination.schedule, Work(10**6), near)}
+    found = {(p.time, p.memory) for p in pareto(problem, elimination.domains, elimination.schedule, JoinBudget(10**6), near)}
     assert {(t, m) for t, m in lower_left(every) if t + weight * m <= most} <= found
     assert near.total == pytest.approx(most - more, rel=1e-9, abs=ROUNDING)
 
@@ -81,7 +81,7 @@ def test_what_many_read_and_has_one_value_is_no_obstacle() -> None:
     problem = Problem((*chain.sizes, 1), (*chain.unary, one), edges)
     minimizer = Minimizer(problem)
     assert any(step.single for step in minimizer.elimination.schedule.steps)
-    whole = pareto(problem, minimizer.domains, minimizer.elimination.schedule, Work(10**7))
+    whole = pareto(problem, minimizer.domains, minimizer.elimination.schedule, JoinBudget(10**7))
     hull = corners(minimizer, 1000)
     inside = [between(minimizer, fast, lean) for fast, lean in pairwise(hull)]
     assert all(done for _, done in inside)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from unity.search.solver import core as reduction
 from unity.search.solver import directed, minimizer
 from unity.search.solver.core import Core, core
-from unity.search.solver.directed import Wanted, best_strategy
+from unity.search.solver.directed import DirectedQuery, best_strategy
 from unity.search.solver.domains import all_values, domains
 from unity.search.solver.elimination import BUDGET, Elimination, Solved
 from unity.search.solver.minimizer import Minimizer
@@ -115,8 +115,8 @@ def test_the_best_strategy_is_that_of_brute_force(
     monkeypatch.setattr(reduction, "CHEAP", 4)
     start = None
     if other is not None:
-        _, start = best_strategy(problem, domains(problem), Wanted(np.array([1.0, other]), budget))
-    wanted = Wanted(np.array(direction(weight)), budget, start=start)
+        _, start = best_strategy(problem, domains(problem), DirectedQuery(np.array([1.0, other]), budget))
+    wanted = DirectedQuery(np.array(direction(weight)), budget, start=start)
     found, _ = best_strategy(problem, domains(problem), wanted)
     expected = least(problem, weight)
     assert (found is None) == math.isinf(expected)
@@ -134,7 +134,7 @@ def test_a_dense_problem_has_the_minimum_that_elimination_finds(few: int, monkey
     problem = segments(6, (8, 9, 7, 8), (*DENSE, (0, 4), (3, 4), (2, 4)))
     for weight in (0.0, 0.1, 1.0, math.inf):
         some = np.array(direction(weight))
-        found, messages = best_strategy(problem, domains(problem), Wanted(some, BUDGET))
+        found, messages = best_strategy(problem, domains(problem), DirectedQuery(some, BUDGET))
         plain = Elimination(problem, domains(problem), BUDGET)
         (point,) = plain.solve(some[None])
         assert plain.schedule.exact

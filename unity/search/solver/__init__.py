@@ -1,1 +1,8 @@
-"""Exact optimization over discrete variables with costs on pairs. It knows no graph."""
+"""Exact optimization over discrete variables with costs on variables and on pairs of them. The package knows no graph.
+
+- `problem`: problems and their solutions; `domains`: arc consistency.
+- `elimination_order` and `elimination`: exact variable elimination, whose inner loop is `minplus`.
+- `core`, `bounds` and `directed`: reduction and lower bounds for problems that elimination alone cannot solve.
+- `minimizer`: the minimum of time + weight * memory for any number of weights.
+- `frontier`, `pareto`, `between_corners`, `nearby` and `local_search`: the trade-off between time and memory.
+"""

@@ -1,9 +1,9 @@
-"""Lower bounds on all strategies that use a value of a variable, by which most values are left out of a search.
+"""Lower bounds on all strategies that use a value of a variable, by which most values are excluded from a search.
 
-Sequential tree-reweighted message passing (Kolmogorov 2006, "Convergent tree-reweighted message passing for energy
-minimization", section 4.2). The graph is covered by chains that are monotonic in the order of the variables; messages
-move cost between them so that the sum of the chains' minima, a lower bound, never falls. A pass takes time quadratic in
-the number of values, where to eliminate a variable between two others takes cubic time.
+The method is sequential tree-reweighted message passing (Kolmogorov 2006, "Convergent tree-reweighted message passing for energy
+minimization", section 4.2). The graph is covered by chains that are monotonic in the order of the variables; messages move cost
+between them so that the sum of the chains' minima, a lower bound, never falls. A pass takes time quadratic in the number of values,
+whereas eliminating a variable between two others takes cubic time.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 
 from unity.search.solver.problem import Array
 
-# Values are left out only if their bound is above the best known by more than rounding, relatively.
+# A value is excluded only if its bound exceeds the best known objective by more than this, relatively: more than rounding.
 ABOVE = 1e-9
 Messages = dict[tuple[int, int], Array]  # from a variable to a neighbour: a cost for each of the neighbour's values
 
 
 @dataclass(frozen=True, eq=False)
 class Energy:
-    """One objective's tables: `pairs[s, t]`, s < t, is [values of s, values of t]. Infinite is forbidden."""
+    """One objective's tables: `pairs[s, t]`, s < t, is [values of s, values of t]. An infinite cost forbids an entry."""
 
     unary: list[Array]
     pairs: dict[tuple[int, int], Array]
@@ -32,15 +32,15 @@ class Energy:
         return sum(table.size for table in self.pairs.values())
 
     def at(self, values: Sequence[int]) -> float:
-        """The objective of one strategy."""
+        """Return the objective of one strategy."""
         alone = sum(float(own[v]) for own, v in zip(self.unary, values, strict=True))
         return alone + sum(float(table[values[s], values[t]]) for (s, t), table in self.pairs.items())
 
 
 class Bounds:
-    """A bound on all strategies, and for every value on those that use it. They rise with the passes made.
+    """A bound on all strategies, and for every value one on those that use it. Bounds rise with the passes made.
 
-    `start` are the messages of an objective that is not much different, if there is one.
+    `start` are the messages of a similar objective, if there is one.
     """
 
     def __init__(self, energy: Energy, start: Messages | None = None) -> None:
@@ -51,17 +51,17 @@ class Bounds:
         for s, t in sorted(energy.pairs):
             self.after[s].append(t)
             self.before[t].append(s)
-        # the share of a variable's cost that each chain through it has
+        # each chain's share of the cost of a variable on it
         self.share = [1 / max(1, len(b), len(a)) for b, a in zip(self.before, self.after, strict=True)]
         self.work = np.empty(max((table.size for table in energy.pairs.values()), default=0))
         ends = [edge for s, t in energy.pairs for edge in ((s, t), (t, s))]
         self.messages = dict(start) if start else {(s, t): np.zeros(len(energy.unary[t])) for s, t in ends}
         self.least = -np.inf
-        self.met: tuple[float, Sequence[int]] = np.inf, ()  # the best strategy so far, and what it costs
+        self.met: tuple[float, Sequence[int]] = np.inf, ()  # the best strategy so far, after its cost
         self.excess = [own - own.min() for own in energy.unary]
 
     def improve(self, passes: int) -> float:
-        """Makes so many passes in both directions. Returns the objective of the best strategy met so far."""
+        """Make `passes` passes in both directions. Returns the objective of the best strategy met so far."""
         for _ in range(passes):
             self._backward()
             self.least = max(self.least, self._bound())
@@ -71,33 +71,35 @@ class Bounds:
         return self.met[0]
 
     def left(self, best: float) -> list[Array]:
-        """For every variable, the values that some strategy no worse than `best` may use."""
+        """Return for every variable the values that some strategy no worse than `best` may use."""
         most = best - self.least + ABOVE * abs(best)
         return [np.flatnonzero(np.isfinite(own) & (own <= most)) for own in self.excess]
 
     def enough(self, best: float, share: float) -> bool:
-        """Whether strategies no worse than `best` have few values left, this share of the tables' entries; or are all as good."""
+        """Whether strategies no worse than `best` have few values left, at most this share of the tables' entries, or are all
+        equally good.
+        """
         return self.remaining(best) <= share or best <= self.least + ABOVE * abs(best)
 
     def remaining(self, best: float) -> float:
-        """The share of the tables' entries that strategies no worse than `best` have."""
+        """Return the share of the tables' entries that strategies no worse than `best` may use."""
         left = tuple(map(len, self.left(best)))
         return sum(left[s] * left[t] for s, t in self.energy.pairs) / max(1, self.energy.entries)
 
     def first(self, count: int) -> list[Array]:
-        """For every variable, the values with the lowest bounds, ascending."""
+        """Return for every variable the values with the lowest bounds, ascending."""
         return [np.sort(np.argsort(own, kind="stable")[:count]) for own in self.excess]
 
     def _forward(self) -> list[Array]:
-        """A pass in the order of the variables. For every value, by how much it is worse than the variable's best.
+        """Make a pass in the order of the variables. Returns for every value by how much it is worse than the variable's best.
 
-        That is the excess over the bound of any strategy with this value: at its turn, a variable's own cost and its
-        messages are together the minima, for each of its values, of the chains through it.
+        That is the excess over the bound of any strategy with this value: at its turn, a variable's own cost plus its messages are
+        the minima, for each of its values, of the chains through it.
         """
         return [own - own.min() for own in self._pass(range(len(self.energy.unary)), self.after)]
 
     def _backward(self) -> None:
-        """A pass against the order of the variables."""
+        """Make a pass against the order of the variables."""
         for _ in self._pass(reversed(range(len(self.energy.unary))), self.before):
             pass
 
@@ -121,7 +123,7 @@ class Bounds:
         return total
 
     def _minimum(self, s: int, t: int, own: Array) -> Array:
-        """For every value of t, the minimum over the values of s of their table and a cost of s."""
+        """Return for every value of t the minimum over the values of s of their table plus a cost of s."""
         table = self.energy.pairs[min(s, t), max(s, t)]
         total = self.work[: table.size].reshape(table.shape)
         if s < t:
@@ -129,12 +131,14 @@ class Bounds:
         return np.add(table, own, out=total).min(1)
 
     def _bound(self) -> float:
-        """The sum of the chains' minima, after a backward pass: each where the chain starts."""
+        """Return the sum of the chains' minima after a backward pass, each taken where its chain starts."""
         starting = (1 - share * len(before) for share, before in zip(self.share, self.before, strict=True))
         return sum(part * float(self._gathered(s).min()) for s, part in enumerate(starting) if part > 0)
 
     def _decoded(self) -> list[int]:
-        """A strategy: variable by variable the best value, given those before, and messages for those after."""
+        """Return a strategy: variable by variable the best value, given the values before it and the messages from those after
+        it.
+        """
         values: list[int] = []
         for s, own in enumerate(self.energy.unary):
             total = own.copy()

@@ -1,7 +1,7 @@
-"""The best strategy for one objective: the problem's core is bounded, what bounds leave has a smaller core, and so on.
+"""The best strategy for one objective: the core is bounded, the values that bounds leave have a smaller core, and so on.
 
-To eliminate, and to leave out what others beat, costs little and makes bounds tighter; bounds leave out values, and then more is
-cheap.
+Elimination and the removal of dominated values cost little and tighten the bounds; bounds remove values, which makes more
+eliminations cheap.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from unity.search.solver.domains import Domains, all_values, narrowed
 from unity.search.solver.elimination import Elimination, Solved
 from unity.search.solver.problem import Array, Point, Problem
 
-# Sums that the elimination of a core may look at before bounds are worth their passes.
+# Sums that the elimination of a core may compute before bounds are worth their passes.
 FEW = 20_000_000
-# Passes over the graph between two looks, looks at most, and values of each variable that a guess looks at.
+# Passes over the graph between two checks, the maximum number of checks, and the values of each variable in a guess.
 PASSES, LOOKS, VALUES = 3, 24, 6
-# The share of the gap between bound and best that is left where further passes are hardly worth their time.
+# If a check leaves more than this share of the gap between bound and best, further passes are hardly worth their time.
 SLOW = 0.995
-# Entries of a table in a guess: what is not exact with so many is not tried, as strategies that are met in passes are better.
+# Entries of a table in a guess. A guess that is not exact within them is skipped: strategies met in passes are better.
 GUESSED = 200_000
-# The same of the last elimination, if it is not exact with all of the budget, either: it hardly ever finds more than what was met,
-# and took nine tenths of the search for an unrolled network.
+# The same for the last elimination if it is not exact within the whole budget either: it hardly ever improves on the strategies
+# met, and took nine tenths of the search for an unrolled network.
 INEXACT = 2_000_000
-# The share of all entries that bounds should leave, so that it is worth while to look for a smaller core.
+# The share of all entries that bounds may leave for a smaller core to be worth searching for.
 FEWER = 0.5
 ONLY = np.array([1.0, 0.0])  # the direction of a core's objective, which is its time
 
 
 @dataclass(frozen=True, eq=False)
-class Strategy:
-    """A value for every variable, what they cost together, and whether that is proved to be the least."""
+class DirectedOptimum:
+    """A value for every variable, the objective, and whether that is proved to be the minimum."""
 
     values: Array
     objective: float
@@ -44,9 +44,16 @@ class Strategy:
 
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
-    """What is asked about a problem in one direction. `above`: what is certainly more need not be found; `known`: what some
-    strategy costs; `start`: messages of an objective that is not much different (see `Bounds`)."""
+class DirectedQuery:
+    """A request for the best strategy in one direction.
+
+    Args:
+        direction: the objective (see `problem.direction`).
+        budget: entries of a table that elimination may compute.
+        above: strategies that are certainly worse need not be found.
+        known: the objective of some known strategy.
+        start: messages of a similar objective (see `Bounds`).
+    """
 
     direction: Array
     budget: int
@@ -56,79 +63,87 @@ class Wanted:
 
 
 def best_strategy(
-    problem: Problem, domains: Domains, wanted: Wanted, solved: Solved | None = None
-) -> tuple[Strategy | None, Messages | None]:
-    """The best strategy, if there is one and it may not be above what is wanted; and the messages that bounded it, if any did."""
-    reduced = core(problem, domains, wanted.direction, solved)
+    problem: Problem, domains: Domains, query: DirectedQuery, solved: Solved | None = None
+) -> tuple[DirectedOptimum | None, Messages | None]:
+    """Return the best strategy, unless there is none or it is certainly worse than requested; and the messages that bounded it, if
+    any.
+    """
+    reduced = core(problem, domains, query.direction, solved)
     if reduced is None:
         return None, None
     if not reduced.variables:
-        found = Strategy(reduced.whole(()), reduced.constant, True)
-        return None if found.objective > wanted.above + ABOVE * abs(wanted.above) else found, None
-    plain = Elimination(reduced.problem, all_values(reduced.problem), wanted.budget)
+        strategy = DirectedOptimum(reduced.whole(()), reduced.constant, True)
+        return None if strategy.objective > query.above + ABOVE * abs(query.above) else strategy, None
+    plain = Elimination(reduced.problem, all_values(reduced.problem), query.budget)
     if plain.schedule.exact and plain.schedule.work <= FEW:
-        return _whole(reduced, plain.solve(ONLY[None])), None
-    bounded = _Bounded(reduced, wanted, plain)
-    found = bounded.best()
-    return found, reduced.outward(bounded.bounds.messages)
+        return _extended(reduced, plain.solve(ONLY[None])), None
+    bounded = _Bounded(reduced, query, plain)
+    strategy = bounded.best()
+    return strategy, reduced.outward(bounded.bounds.messages)
 
 
-def _whole(reduced: Core, found: list[Point]) -> Strategy | None:
-    return Strategy(reduced.whole(found[0].values), found[0].time, found[0].exact) if found else None
+def _extended(reduced: Core, solutions: list[Point]) -> DirectedOptimum | None:
+    return DirectedOptimum(reduced.whole(solutions[0].values), solutions[0].time, solutions[0].exact) if solutions else None
 
 
 class _Bounded:
-    """A core, bounds on it, and the best of it that is known."""
+    """A core, bounds on it, and the best strategy known of it."""
 
-    def __init__(self, reduced: Core, wanted: Wanted, plain: Elimination) -> None:
-        self.reduced, self.wanted, self.plain = reduced, wanted, plain
-        self.bounds = Bounds(reduced.energy, None if wanted.start is None else reduced.inward(wanted.start))
-        self.met: tuple[float, Sequence[int]] = math.inf, ()  # the best strategy so far, and what it costs
+    def __init__(self, reduced: Core, query: DirectedQuery, plain: Elimination) -> None:
+        self.reduced, self.query, self.plain = reduced, query, plain
+        self.bounds = Bounds(reduced.energy, None if query.start is None else reduced.inward(query.start))
+        self.met: tuple[float, Sequence[int]] = math.inf, ()  # the best strategy so far, after its cost
 
-    def best(self) -> Strategy | None:
-        """The best strategy, if there is one that is wanted: among what bounds leave."""
+    def best(self) -> DirectedOptimum | None:
+        """Return the best strategy, if one is as good as requested, among the values that bounds leave."""
         if not self._bound():
             return None
         bounds, reduced = self.bounds, self.reduced
-        best = min(self.wanted.known, self.met[0])
+        best = min(self.query.known, self.met[0])
         left = narrowed(self.plain.domains, bounds.left(best))
         if bounds.remaining(best) <= FEWER:
-            found, _ = best_strategy(reduced.problem, left, Wanted(ONLY, self.wanted.budget, known=best, start=bounds.messages))
-            found = None if found is None else replace(found, values=reduced.whole(found.values.tolist()))
+            strategy, _ = best_strategy(
+                reduced.problem, left, DirectedQuery(ONLY, self.query.budget, known=best, start=bounds.messages)
+            )
+            strategy = None if strategy is None else replace(strategy, values=reduced.whole(strategy.values.tolist()))
         else:
-            found = self._eliminated(left)
-        return found if found is not None and found.exact else self._least(found)
+            strategy = self._eliminated(left)
+        return strategy if strategy is not None and strategy.exact else self._least(strategy)
 
-    def _eliminated(self, left: Domains) -> Strategy | None:
-        """The best with these values, exactly if that can be done. Else nothing, where one is known that is proved to be."""
-        whole = Elimination(self.reduced.problem, left, self.wanted.budget)
+    def _eliminated(self, left: Domains) -> DirectedOptimum | None:
+        """Return the best strategy with these values, exactly if possible. None if it is not and a strategy that is proved best is
+        known.
+        """
+        whole = Elimination(self.reduced.problem, left, self.query.budget)
         if not whole.schedule.exact:
             if self.met[0] <= self._most:
                 return None
-            whole = Elimination(self.reduced.problem, left, min(INEXACT, self.wanted.budget))
-        return _whole(self.reduced, whole.solve(ONLY[None]))
+            whole = Elimination(self.reduced.problem, left, min(INEXACT, self.query.budget))
+        return _extended(self.reduced, whole.solve(ONLY[None]))
 
     @property
     def _most(self) -> float:
-        """What a strategy may cost that is proved to be the best."""
+        """The most that a strategy may cost to be proved best."""
         return self.bounds.least + ABOVE * abs(self.bounds.least)
 
-    def _least(self, found: Strategy | None) -> Strategy | None:
-        """The best of what was met and what was found beside that."""
+    def _least(self, strategy: DirectedOptimum | None) -> DirectedOptimum | None:
+        """Return the better of the strategy met in passes and the one found otherwise."""
         cost, values = self.met
-        if math.isfinite(cost) and (found is None or cost < found.objective):
-            found = Strategy(self.reduced.whole(values), cost, False)
-        return None if found is None else replace(found, exact=found.objective <= self._most)
+        if math.isfinite(cost) and (strategy is None or cost < strategy.objective):
+            strategy = DirectedOptimum(self.reduced.whole(values), cost, False)
+        return None if strategy is None else replace(strategy, exact=strategy.objective <= self._most)
 
     def _bound(self) -> bool:
-        """Raises bounds until they leave little, or rise no more. Returns whether there may be a solution that is wanted."""
-        bounds, wanted, gap, guessed = self.bounds, self.wanted, math.inf, False
+        """Raise bounds until they leave few values, or stop rising. Returns whether there may be a strategy as good as
+        requested.
+        """
+        bounds, query, gap, guessed = self.bounds, self.query, math.inf, False
         for _ in range(LOOKS):
             bounds.improve(PASSES)
-            if not math.isfinite(bounds.least) or bounds.least > wanted.above + ABOVE * abs(wanted.above):
+            if not math.isfinite(bounds.least) or bounds.least > query.above + ABOVE * abs(query.above):
                 return False
             self.met = min(self.met, bounds.met, key=lambda met: met[0])
-            best = min(wanted.known, self.met[0])
+            best = min(query.known, self.met[0])
             if bounds.enough(best, FEWER):
                 break
             if not guessed:
@@ -141,10 +156,11 @@ class _Bounded:
         return True
 
     def _guess(self) -> None:
-        """Meets the best strategy with the most promising values of each variable, if that is found exactly: it is hardly ever
-        improved on."""
+        """Solve the problem on the most promising values of each variable, if that is exact: the result is hardly ever
+        improved on.
+        """
         promising = narrowed(self.plain.domains, self.bounds.first(VALUES))
-        guess = Elimination(self.reduced.problem, promising, min(GUESSED, self.wanted.budget))
+        guess = Elimination(self.reduced.problem, promising, min(GUESSED, self.query.budget))
         if guess.schedule.exact:
             for point in guess.solve(ONLY[None]):
                 self.met = min(self.met, (point.time, point.values), key=lambda met: met[0])

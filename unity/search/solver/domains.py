@@ -1,4 +1,4 @@
-"""The values of variables that some strategy can use: what the tables forbid outright is left out first."""
+"""The values of variables that some solution can use: values that the tables forbid outright are removed first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unity.search.solver.problem import Array, Cost, Problem
 
 @dataclass(frozen=True, eq=False)
 class Domains:
-    """For every variable, the values that are left, ascending; equal ones have equal names."""
+    """For every variable its remaining values, ascending. Variables with equal values have equal names."""
 
     values: tuple[Array, ...]
     names: tuple[int, ...]
@@ -24,34 +24,34 @@ class Domains:
 
     @property
     def empty(self) -> bool:
-        """Whether some variable has no value left: the problem has no solution."""
+        """Whether some variable has no value left, so that the problem has no solution."""
         return not all(self.sizes)
 
 
-def narrowed(domains: Domains, kept: Sequence[Array]) -> Domains:
-    """Some of the values: `kept` are their positions, for every variable."""
-    return _named(values[positions] for values, positions in zip(domains.values, kept, strict=True))
+def narrowed(domains: Domains, positions_of: Sequence[Array]) -> Domains:
+    """Restrict domains to some of their values. `kept` gives their positions for every variable."""
+    return _named(values[positions] for values, positions in zip(domains.values, positions_of, strict=True))
 
 
 def _named(values: Iterable[Array]) -> Domains:
-    every = tuple(values)
+    arrays = tuple(values)
     named: dict[bytes, int] = {}
-    return Domains(every, tuple(named.setdefault(some.tobytes(), len(named)) for some in every))
+    return Domains(arrays, tuple(named.setdefault(array.tobytes(), len(named)) for array in arrays))
 
 
 def all_values(problem: Problem) -> Domains:
-    """Every value, whatever the tables forbid."""
+    """Return the domains with every value, whatever the tables forbid."""
     return _named(np.arange(size) for size in problem.sizes)
 
 
 def domains(problem: Problem) -> Domains:
-    """Leaves out values that a unary cost forbids, or that an edge forbids with every value left at its other end.
+    """Remove the values that a unary cost forbids, or that an edge forbids with every remaining value at its other end.
 
     This is arc consistency (Mackworth 1977, algorithm AC-3). It excludes no solution.
     """
     left = [_allowed(cost) for cost in problem.unary]
     allowed = {cost.key: _allowed(cost) for cost, _, _ in problem.groups}
-    arcs: list[list[tuple[int, Array]]] = [[] for _ in problem.sizes]  # of a variable: a neighbour, [neighbour, own]
+    arcs: list[list[tuple[int, Array]]] = [[] for _ in problem.sizes]  # for each variable: a neighbour, and [neighbour, own]
     for edge in problem.edges:
         table = allowed[edge.cost.key]
         if not table.all():

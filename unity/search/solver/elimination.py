@@ -1,4 +1,4 @@
-"""The best strategies for many objectives at once, by the elimination of variables."""
+"""Exact variable elimination in the (min, +) semiring: the best strategies for many objectives at once."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ import numpy as np
 from unity.base.errors import UnityError
 from unity.search.solver.bounds import Energy
 from unity.search.solver.domains import Domains
-from unity.search.solver.elimination_order import Choose, Eliminate, Leaf, Operation, Schedule, Slice, schedule
+from unity.search.solver.elimination_order import Choose, Eliminate, EliminationSchedule, InputTable, Operation, Slice, schedule
 from unity.search.solver.minplus import product
 from unity.search.solver.problem import Array, Point, Problem, best_alternatives, points, score
 
-# Entries of a table that exact elimination may make, for one weight: 160 MB.
+# Entries of the largest table that exact elimination may compute for one weight: 160 MB.
 BUDGET = 20_000_000
-# Entries of all tables that may be kept at once; weights are taken in batches that stay below. 1 GB.
+# Entries of all tables that may be live at once, 1 GB; weights are processed in batches that stay below.
 RESIDENT = 125_000_000
 # Entries of a temporary: less than a megabyte, so that it stays in the cache.
 TEMPORARY = 100_000
-# Terms of which a minimum is taken: with more it pays to look for neighbours that are apart but for one.
+# Terms of a minimum above which it pays to look for a neighbour that separates the others.
 WHOLE = 1_000_000
 Labelled = dict[tuple[int, ...], Array]  # labels of the axes (see `Eliminate`), and a table [weights, *axes]
 
 
 class Infeasible(UnityError):
-    """Heuristic elimination fixed variables so that nothing is left, and exact elimination would be too large."""
+    """Heuristic elimination fixed variables such that no solution is left, and exact elimination would be too large."""
 
     docs = "search"
 
 
 class Solved:
-    """Tables that eliminations made, by what they were made of. Programs that are much alike share most of theirs.
+    """A cache of the tables that eliminations compute, keyed by what they are computed from. Similar programs share most of their
+    tables.
 
-    As many as are worth their memory: what was made first is forgotten first.
+    It is bounded by the entries of its tables, and evicts the oldest table first.
     """
 
     def __init__(self, entries: int = BUDGET) -> None:
@@ -44,18 +45,18 @@ class Solved:
         self.left = entries
 
     def of(self, key: bytes, make: Callable[[], Array]) -> Array:
-        """The table of this key, made if it is not known."""
-        found = self.tables.get(key)
-        if found is None:
-            found = self.tables[key] = make()
-            self.left -= found.size
+        """Return the table of a key, computed by `make` if it is not in the cache."""
+        table = self.tables.get(key)
+        if table is None:
+            table = self.tables[key] = make()
+            self.left -= table.size
             while self.left < 0:
                 self.left += self.tables.pop(next(iter(self.tables))).size
-        return found
+        return table
 
 
 class Elimination:
-    """A problem on some of its values, made ready for any number of objectives. `solved`: what others have made already."""
+    """A problem on some of its values, prepared for any number of objectives. `solved` is a cache shared with other problems."""
 
     def __init__(self, problem: Problem, domains: Domains, budget: int = BUDGET, solved: Solved | None = None) -> None:
         self.problem = problem
@@ -64,23 +65,23 @@ class Elimination:
         self.solved = solved
 
     @cached_property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> EliminationSchedule:
         """The order in which variables are eliminated."""
         return schedule(self.problem, self.domains, self.budget)
 
     def solve(self, directions: Array) -> list[Point]:
-        """The best point in every direction [directions, 2] (see `problem.direction`); nothing if there is none."""
+        """Return the best point in every direction [directions, 2] (see `problem.direction`); nothing if there is none."""
         entries = max(1, sum(map(prod, self.schedule.shapes)))
         batch = max(1, RESIDENT // entries)
-        found: list[Point] = []
+        solutions: list[Point] = []
         for start in range(0, len(directions), batch):
-            some = directions[start : start + batch]
-            values = self._values(some)
+            chunk = directions[start : start + batch]
+            values = self._values(chunk)
             if values is None:
                 return self._with_more_budget(directions)
-            alternatives = best_alternatives(self.problem, values, some)
-            found += points(self.problem, values, alternatives, self.schedule.exact)
-        return found
+            alternatives = best_alternatives(self.problem, values, chunk)
+            solutions += points(self.problem, values, alternatives, self.schedule.exact)
+        return solutions
 
     def _with_more_budget(self, directions: Array) -> list[Point]:
         if self.schedule.exact:
@@ -93,7 +94,7 @@ class Elimination:
         return Elimination(self.problem, self.domains, 8 * max(1, self.budget), self.solved).solve(directions)
 
     def energy(self, direction: Array) -> Energy:
-        """The problem's tables in one direction."""
+        """Return the problem's tables in one direction."""
         once = {leaf.operation: leaf for leaf in self.schedule.leaves}
         tables = {number: self._table(self.schedule.operations[number], (), [], direction[None])[0] for number in once}
         unary = [np.zeros(n) for n in self.domains.sizes]
@@ -108,7 +109,7 @@ class Elimination:
         return Energy(unary, pairs)
 
     def _values(self, directions: Array) -> Array | None:
-        """The best value of every variable in every direction; nothing if there is none."""
+        """Return the best value of every variable in every direction; None if there is no solution."""
         tables = self.tables(directions)
         total = sum(tables[constant.operation] for constant in self.schedule.constants)
         if not np.isfinite(total).all():
@@ -118,7 +119,7 @@ class Elimination:
         return np.stack(columns, axis=1) if columns else positions
 
     def tables(self, directions: Array) -> list[Array]:
-        """The table of every operation in every direction, [directions, *shape]."""
+        """Return the table of every operation in every direction, [directions, *shape]."""
         tables: list[Array] = []
         for number, (operation, shape) in enumerate(zip(self.schedule.operations, self.schedule.shapes, strict=True)):
             if self.solved is None or len(directions) > 1:
@@ -130,43 +131,43 @@ class Elimination:
 
     @cached_property
     def keys(self) -> list[bytes]:
-        """Of every operation a hash of all that its table is made of, but for the objective."""
+        """For every operation a hash of everything that its table depends on, except the objective."""
         values = {name: _hash(v.tobytes()) for name, v in zip(self.domains.names, self.domains.values, strict=True)}
-        found: list[bytes] = []
+        hashes: list[bytes] = []
         for operation in self.schedule.operations:
             match operation:
-                case Leaf(key, kept, transposed):
-                    found.append(_hash(repr((key, [values[name] for name in kept], transposed)).encode()))
+                case InputTable(key, names, transposed):
+                    hashes.append(_hash(repr((key, [values[name] for name in names], transposed)).encode()))
                 case Eliminate(inputs) | Choose(inputs):
-                    text = [(found[number], labels) for number, labels in inputs]
-                    found.append(_hash(repr((type(operation).__name__, text)).encode()))
+                    text = [(hashes[number], labels) for number, labels in inputs]
+                    hashes.append(_hash(repr((type(operation).__name__, text)).encode()))
                 case Slice(table, axis, choice):
-                    found.append(_hash(repr((found[table], axis, found[choice])).encode()))
-        return found
+                    hashes.append(_hash(repr((hashes[table], axis, hashes[choice])).encode()))
+        return hashes
 
     def _table(self, operation: Operation, shape: tuple[int, ...], tables: list[Array], directions: Array) -> Array:
         match operation:
-            case Leaf():
+            case InputTable():
                 return self._leaf(operation, directions)
             case Eliminate(inputs):
-                return _eliminate(_merged(inputs, tables), tuple(range(1, len(shape) + 1)))
+                return _eliminate(_merge_tables(inputs, tables), tuple(range(1, len(shape) + 1)))
             case Choose(inputs):
-                costs = [table.min(axis=_others(labels)) for labels, table in _merged(inputs, tables).items()]
+                costs = [table.min(axis=_others(labels)) for labels, table in _merge_tables(inputs, tables).items()]
                 return np.argmin(sum(costs), axis=1)
             case Slice(table, axis, choice):
                 return np.moveaxis(tables[table], axis + 1, 1)[np.arange(len(directions)), tables[choice]]
 
-    def _leaf(self, leaf: Leaf, directions: Array) -> Array:
+    def _leaf(self, leaf: InputTable, directions: Array) -> Array:
         scope, cost = self.problem.tables[leaf.table]
-        kept = np.ix_(*(self.domains.values[v] for v in scope))
+        cells = np.ix_(*(self.domains.values[v] for v in scope))
         best = np.full((len(directions), *(len(self.domains.values[v]) for v in scope)), np.inf)
         shaped = directions.reshape(len(directions), *(1 for _ in scope), 2)
         for time, memory in zip(cost.time, cost.memory, strict=True):
-            np.minimum(best, score(time[kept], memory[kept], shaped), out=best)
+            np.minimum(best, score(time[cells], memory[cells], shaped), out=best)
         return np.ascontiguousarray(best.swapaxes(1, 2)) if leaf.transposed else best
 
     def _decode(self, tables: list[Array], weights: int) -> Array:
-        """Walks the eliminations backwards: the neighbours of a variable are known by then."""
+        """Return the best values by walking the eliminations backwards, so that a variable's neighbours are decided before it."""
         positions = np.zeros((weights, len(self.problem.sizes)), np.int64)
         every = np.arange(weights)[:, None]
         for step in reversed(self.schedule.steps):
@@ -177,8 +178,8 @@ class Elimination:
             own = np.arange(len(self.domains.values[v]))[None]
             total = np.zeros((weights, own.size))
             for factor in step.factors:
-                known = (own if u == v else positions[:, u, None] for u in factor.scope)
-                total += tables[factor.operation][(every, *known)]
+                entries = (own if u == v else positions[:, u, None] for u in factor.scope)
+                total += tables[factor.operation][(every, *entries)]
             positions[:, v] = total.argmin(1)
         return positions
 
@@ -187,8 +188,8 @@ def _hash(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-def _merged(inputs: Sequence[tuple[int, tuple[int, ...]]], tables: list[Array]) -> Labelled:
-    """Edge elimination (OptCNN, section 5.2): tables on the same variables are added up."""
+def _merge_tables(inputs: Sequence[tuple[int, tuple[int, ...]]], tables: list[Array]) -> Labelled:
+    """Add up the tables on the same variables (edge elimination: OptCNN, section 5.2)."""
     merged: Labelled = {}
     for number, labels in inputs:
         merged[labels] = merged[labels] + tables[number] if labels in merged else tables[number]
@@ -200,7 +201,7 @@ def _others(labels: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _eliminate(tables: Labelled, order: tuple[int, ...]) -> Array:
-    """The minimum over axis 0 of the sum of the tables, a table [weights, *order]."""
+    """Return the minimum over axis 0 of the sum of the tables, as a table [weights, *order]."""
     middle = tables.pop((0,), None)
     if middle is None:
         labels, table = next(iter(tables.items()))
@@ -208,19 +209,19 @@ def _eliminate(tables: Labelled, order: tuple[int, ...]) -> Array:
     if not order:
         return middle.min(1)
     sizes = {label: n for labels, table in tables.items() for label, n in zip(labels, table.shape[1:], strict=True)}
-    left, right = _halves(tables, sizes)
+    left, right = _split_neighbours(tables, sizes)
     if not right:
-        between = _between(tables, sizes) if middle.size * prod(sizes[label] for label in order) > WHOLE else None
+        between = _separator(tables, sizes) if middle.size * prod(sizes[label] for label in order) > WHOLE else None
         tables |= {(0,): middle}
-        return _minimum(tables, order, sizes) if between is None else _one_by_one(tables, order, between, sizes[between])
-    a, b = (_joined(_inside(tables, half), half, sizes, len(middle)) for half in (left, right))
+        return _minimum(tables, order, sizes) if between is None else _minimum_by_value(tables, order, between, sizes[between])
+    a, b = (_flattened_sum(_inside(tables, half), half, sizes, len(middle)) for half in (left, right))
     c = product(a, middle, b.swapaxes(1, 2))
     c = c.reshape(len(c), *(sizes[label] for label in (*left, *right)))
     return np.ascontiguousarray(c.transpose(0, *(1 + (*left, *right).index(label) for label in order)))
 
 
-def _halves(scopes: Iterable[tuple[int, ...]], sizes: dict[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Two sets of neighbours that no table joins, of about the same number of entries; the second may be empty."""
+def _split_neighbours(scopes: Iterable[tuple[int, ...]], sizes: dict[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Split the neighbours into two sets that no table joins, of about the same number of entries; the second may be empty."""
     parts: list[set[int]] = []
     for labels in scopes:
         joined = {label for label in labels if label != 0}
@@ -234,29 +235,31 @@ def _halves(scopes: Iterable[tuple[int, ...]], sizes: dict[int, int]) -> tuple[t
     return tuple(sorted(halves[0])), tuple(sorted(halves[1]))
 
 
-def _between(tables: Labelled, sizes: dict[int, int]) -> int | None:
-    """A neighbour without which no table joins the others: that with the larger smaller half of these."""
+def _separator(tables: Labelled, sizes: dict[int, int]) -> int | None:
+    """Return a neighbour without which no table joins the others: the one whose removal gives the larger smaller half. None if
+    there is none.
+    """
     smaller: dict[int, int] = {}
     for label in sorted(sizes.keys() - {0}):
         rest = [tuple(other for other in own if other != label) for own in tables]
-        halves = _halves([own for own in rest if own != (0,)], sizes)
+        halves = _split_neighbours([own for own in rest if own != (0,)], sizes)
         if halves[1]:
             smaller[label] = min(prod(sizes[other] for other in half) for half in halves)
     return max(smaller, key=smaller.__getitem__, default=None)
 
 
 def _without(tables: Labelled, label: int, value: int) -> Labelled:
-    """Tables where a neighbour has this value; those that are on the same axes then are added up."""
-    found: Labelled = {}
+    """Return the tables at one value of a neighbour; tables that are then on the same axes are added up."""
+    cut: Labelled = {}
     for own, table in tables.items():
         rest = tuple(other for other in own if other != label)
-        there = table if rest == own else np.take(table, value, 1 + own.index(label))
-        found[rest] = found[rest] + there if rest in found else there
-    return found
+        slice_ = table if rest == own else np.take(table, value, 1 + own.index(label))
+        cut[rest] = cut[rest] + slice_ if rest in cut else slice_
+    return cut
 
 
-def _one_by_one(tables: Labelled, order: tuple[int, ...], label: int, count: int) -> Array:
-    """The minimum for every value of a neighbour, without which the others are apart."""
+def _minimum_by_value(tables: Labelled, order: tuple[int, ...], label: int, count: int) -> Array:
+    """Compute the minimum for each value of a neighbour separately, because the others are independent given it."""
     rest = tuple(other for other in order if other != label)
     return np.stack([_eliminate(_without(tables, label, value), rest) for value in range(count)], 1 + order.index(label))
 
@@ -265,17 +268,17 @@ def _inside(tables: Labelled, labels: tuple[int, ...]) -> Labelled:
     return {own: table for own, table in tables.items() if set(own) & set(labels)}
 
 
-def _joined(tables: Labelled, labels: tuple[int, ...], sizes: dict[int, int], weights: int) -> Array:
-    """The sum of tables as [weights, all entries of `labels`, axis 0]."""
+def _flattened_sum(tables: Labelled, labels: tuple[int, ...], sizes: dict[int, int], weights: int) -> Array:
+    """Return the sum of tables as [weights, all entries of `labels`, axis 0]."""
     total = _sum(tables, (*labels, 0))
     shape = tuple(sizes[label] for label in (*labels, 0))
     return np.broadcast_to(total, (weights, *shape)).reshape(weights, -1, sizes[0])
 
 
 def _sum(tables: Labelled, order: tuple[int, ...]) -> Array:
-    """The sum of tables, its axes in this order."""
+    """Return the sum of tables with its axes in the given order."""
     total: Array | None = None
-    made = False  # whether it may be written into
+    writable = False
     for own, table in tables.items():
         present = [label for label in order if label in own]
         aligned = table.transpose(0, *(1 + own.index(label) for label in present))
@@ -283,18 +286,18 @@ def _sum(tables: Labelled, order: tuple[int, ...]) -> Array:
         aligned = np.expand_dims(aligned, missing)
         if total is None:
             total = aligned
-        elif made and all(n in (1, m) for n, m in zip(aligned.shape, total.shape, strict=True)):
+        elif writable and all(n in (1, m) for n, m in zip(aligned.shape, total.shape, strict=True)):
             total += aligned
         else:
-            total, made = total + aligned, True
+            total, writable = total + aligned, True
     assert total is not None
     return total
 
 
 def _minimum(tables: Labelled, order: tuple[int, ...], sizes: dict[int, int]) -> Array:
-    """The minimum over axis 0 of the sum, made a block at a time.
+    """Compute the minimum over axis 0 of the sum, one block at a time.
 
-    Axis 0 is the outermost: numpy then compares whole rows, some times faster than the entries of each.
+    Axis 0 is the outermost: NumPy then compares whole rows, which is several times faster than comparing the entries of each.
     """
     weights = len(next(iter(tables.values())))
     least = np.empty((weights, *(sizes[label] for label in order)))
@@ -306,7 +309,9 @@ def _minimum(tables: Labelled, order: tuple[int, ...], sizes: dict[int, int]) ->
 
 
 def _blocks(sizes: Sequence[int], depth: int) -> Iterator[tuple[slice, ...]]:
-    """A table, of each of whose entries there are so many, in parts that stay in the cache: outer axes are taken entry by entry."""
+    """Yield slices that cut a table into parts that stay in the cache, given `depth` terms per entry. Outer axes are cut into
+    single entries.
+    """
     first = next(k for k in range(len(sizes)) if depth * prod(sizes[k + 1 :]) <= TEMPORARY or k == len(sizes) - 1)
     step = max(1, TEMPORARY // (depth * prod(sizes[first + 1 :])))
     for outer in np.ndindex(*sizes[:first]):

@@ -1,9 +1,9 @@
-"""The order in which variables are eliminated, and which eliminations are the same: decided without touching a table.
+"""The order in which variables are eliminated, and which eliminations are equal, decided without touching a table.
 
-OptCNN's node and edge elimination (section 5.2), and TensorOpt's branch and heuristic elimination and linear dynamic
-programming (section 3.2), are one operation here: to eliminate a variable is to add up the tables that have it, and to
-minimize over its values. Its degree makes it branch elimination (1: a chain eliminated from its end is the linear
-dynamic programming), node elimination (2), or the general case.
+OptCNN's node and edge elimination (section 5.2), and TensorOpt's branch and heuristic elimination and linear dynamic programming
+(section 3.2), are one operation here: to eliminate a variable is to add up the tables that contain it, and to minimize over its
+values. Its degree makes it branch elimination (1: a chain eliminated from its end is linear dynamic programming), node elimination
+(2), or the general case.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from unity.search.solver.problem import Problem
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """One of the problem's tables, cut down to the values that are left, its axes by ascending variable."""
+class InputTable:
+    """One of the problem's tables, restricted to the remaining values, with its axes by ascending variable."""
 
     key: str
-    kept: tuple[int, ...]  # of each axis: a number that stands for the values left
+    kept: tuple[int, ...]  # for each axis, a number that identifies its remaining values
     transposed: bool
-    table: int = field(compare=False)  # index in `problem.tables` of one that is like this
+    table: int = field(compare=False)  # the index in `problem.tables` of one that is equal to this
 
 
 @dataclass(frozen=True)
 class Eliminate:
-    """The sum of tables, minimized over one variable. Axes are labelled: 0 is the variable, 1, 2, … its neighbours."""
+    """The sum of tables, minimized over one variable. Axes have labels: 0 is the variable, 1, 2, … its neighbours."""
 
     inputs: tuple[tuple[int, tuple[int, ...]], ...]
 
@@ -50,13 +50,13 @@ class Slice:
     choice: int
 
 
-Operation = Leaf | Eliminate | Choose | Slice
+Operation = InputTable | Eliminate | Choose | Slice
 
-AROUND = 30  # neighbours of a variable from which on those of one value are fixed: an array has 64 dimensions at most
+AROUND = 30  # with more neighbours, those with one value are fixed: an array has at most 64 dimensions
 
 
 @dataclass(frozen=True, eq=False)
-class Factor:
+class TableFactor:
     """The table of an operation at one place in the problem: on these variables, in ascending order."""
 
     scope: tuple[int, ...]
@@ -64,37 +64,37 @@ class Factor:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
-    """The elimination of a variable: the factors that had it, and what came of them.
+class EliminationStep:
+    """The elimination of a variable: the factors that contained it, and the factors that replace them.
 
     `results` is one factor on the neighbours; after heuristic elimination, one for each of the factors.
     """
 
     variable: int
-    factors: tuple[Factor, ...]
-    results: tuple[Factor, ...]
+    factors: tuple[TableFactor, ...]
+    results: tuple[TableFactor, ...]
     chosen: int | None = None  # the `Choose` of a heuristic elimination
-    single: bool = False  # whether the variable had but one value, so that fixing it loses nothing
+    single: bool = False  # whether the variable had only one value, so that fixing it loses nothing
 
 
 @dataclass(frozen=True, eq=False)
-class Schedule:
-    """All operations, each after those it needs, all steps, and the factors without variables that remain."""
+class EliminationSchedule:
+    """All operations, each after its inputs, all steps, and the remaining factors without variables."""
 
     operations: tuple[Operation, ...]
     shapes: tuple[tuple[int, ...], ...]
-    leaves: tuple[Factor, ...]  # one for each of `problem.tables`
-    steps: tuple[Step, ...]
-    constants: tuple[Factor, ...]
+    leaves: tuple[TableFactor, ...]  # one for each of `problem.tables`
+    steps: tuple[EliminationStep, ...]
+    constants: tuple[TableFactor, ...]
 
     @property
     def exact(self) -> bool:
-        """Whether no variable with a choice had to be fixed by heuristic elimination."""
+        """Whether no variable with a choice was fixed by heuristic elimination."""
         return all(step.chosen is None or step.single for step in self.steps)
 
     @property
     def work(self) -> int:
-        """Sums that eliminations look at, for one objective; equal eliminations counted once."""
+        """The number of sums that eliminations compute for one objective; equal eliminations count once."""
         total = 0
         for operation, shape in zip(self.operations, self.shapes, strict=True):
             if isinstance(operation, Eliminate) and operation.inputs:
@@ -104,16 +104,16 @@ class Schedule:
 
     @property
     def products(self) -> int:
-        """Eliminations with a result on two variables or more, equal ones counted once."""
+        """The number of eliminations with a result on two variables or more; equal ones count once."""
         return sum(isinstance(o, Eliminate) and len(s) > 1 for o, s in zip(self.operations, self.shapes, strict=True))
 
 
-def schedule(problem: Problem, domains: Domains, budget: int) -> Schedule:
-    """Eliminates every variable: exactly while no table exceeds `budget` entries, else by fixing a variable."""
-    elimination = _Elimination(problem, domains, budget)
+def schedule(problem: Problem, domains: Domains, budget: int) -> EliminationSchedule:
+    """Eliminate every variable: exactly while no table exceeds `budget` entries, else by fixing a variable."""
+    elimination = _EliminationOrder(problem, domains, budget)
     elimination.run()
     constants = tuple(sorted((f for f in elimination.factors if not f.scope), key=lambda f: f.operation))
-    return Schedule(
+    return EliminationSchedule(
         tuple(elimination.operations),
         tuple(elimination.shapes),
         tuple(elimination.leaves),
@@ -122,8 +122,8 @@ def schedule(problem: Problem, domains: Domains, budget: int) -> Schedule:
     )
 
 
-class _Elimination:
-    """The factors that are left, while variables disappear.
+class _EliminationOrder:
+    """The remaining factors while variables are eliminated.
 
     Operations are interned: equal ones are one, so that all copies of a repeated segment are computed together.
     """
@@ -134,28 +134,28 @@ class _Elimination:
         self.numbers: dict[Operation, int] = {}
         self.operations: list[Operation] = []
         self.shapes: list[tuple[int, ...]] = []
-        self.steps: list[Step] = []
-        self.factors: list[Factor] = []
-        self.at: list[list[Factor]] = [[] for _ in self.sizes]
+        self.steps: list[EliminationStep] = []
+        self.factors: list[TableFactor] = []
+        self.at: list[list[TableFactor]] = [[] for _ in self.sizes]
         self.alive = set(range(len(self.sizes)))
         self.signatures: dict[int, Eliminate] = {}
-        self.factored: dict[int, tuple[Factor, ...]] = {}  # with the signatures, the factors in that order
-        self.around: dict[int, tuple[int, ...]] = {}  # neighbours, as long as they are these
-        self.sets: dict[int, frozenset[int]] = {}  # the same
-        self.counts: dict[int, int] = {}  # and the entries of a table on them
-        self.known: dict[tuple[str, int, int, bool, int], int] = {}  # leaves, by what they are equal in
+        self.factored: dict[int, tuple[TableFactor, ...]] = {}  # a variable's factors, in the order of its signature's inputs
+        self._neighbours: dict[int, tuple[int, ...]] = {}  # cached neighbours
+        self._neighbour_sets: dict[int, frozenset[int]] = {}  # the same as sets
+        self._table_entries: dict[int, int] = {}  # the entries of a table on the neighbours
+        self._inputs_by_content: dict[tuple[str, int, int, bool, int], int] = {}  # operations of the problem's tables, by content
         self.leaves = [self._leaf(i, scope, cost.key, domains) for i, (scope, cost) in enumerate(problem.tables)]
         for leaf in self.leaves:
             self._add(leaf)
 
-    def _leaf(self, index: int, scope: tuple[int, ...], key: str, domains: Domains) -> Factor:
+    def _leaf(self, index: int, scope: tuple[int, ...], key: str, domains: Domains) -> TableFactor:
         ordered = scope if scope[0] <= scope[-1] else scope[::-1]
         names = domains.names
         same = (key, names[scope[0]], names[scope[-1]], ordered is scope, len(scope))
-        if same not in self.known:
-            leaf = Leaf(key, tuple(names[v] for v in scope), ordered is not scope, index)
-            self.known[same] = self._number(leaf, tuple(self.sizes[v] for v in ordered))
-        return Factor(ordered, self.known[same])
+        if same not in self._inputs_by_content:
+            leaf = InputTable(key, tuple(names[v] for v in scope), ordered is not scope, index)
+            self._inputs_by_content[same] = self._number(leaf, tuple(self.sizes[v] for v in ordered))
+        return TableFactor(ordered, self._inputs_by_content[same])
 
     def _number(self, operation: Operation, shape: tuple[int, ...]) -> int:
         number = self.numbers.setdefault(operation, len(self.operations))
@@ -164,14 +164,14 @@ class _Elimination:
             self.shapes.append(shape)
         return number
 
-    def _add(self, factor: Factor) -> None:
+    def _add(self, factor: TableFactor) -> None:
         if not factor.scope:
             self.factors.append(factor)
         for v in factor.scope:
             self.at[v].append(factor)
             self._forget(v)
 
-    def _remove(self, variable: int) -> tuple[Factor, ...]:
+    def _remove(self, variable: int) -> tuple[TableFactor, ...]:
         removed = tuple(self.at[variable])
         for neighbour in self.neighbours(variable):
             self.at[neighbour] = [f for f in self.at[neighbour] if variable not in f.scope]
@@ -182,14 +182,14 @@ class _Elimination:
         return removed
 
     def _forget(self, variable: int) -> None:
-        """What is known of a variable is so no longer: its factors are others."""
-        for known in (self.signatures, self.factored, self.around, self.counts, self.sets):
-            known.pop(variable, None)
+        """Drop what is cached of a variable because its factors have changed."""
+        for cache in (self.signatures, self.factored, self._neighbours, self._table_entries, self._neighbour_sets):
+            cache.pop(variable, None)
 
     def neighbours(self, variable: int) -> tuple[int, ...]:
-        if variable not in self.around:
-            self.around[variable] = tuple(sorted({v for f in self.at[variable] for v in f.scope} - {variable}))
-        return self.around[variable]
+        if variable not in self._neighbours:
+            self._neighbours[variable] = tuple(sorted({v for f in self.at[variable] for v in f.scope} - {variable}))
+        return self._neighbours[variable]
 
     def run(self) -> None:
         self._singles()
@@ -209,50 +209,54 @@ class _Elimination:
             self._branches(sorted(touched & self.alive))
 
     def _singles(self) -> None:
-        """Fixes what has one value and many neighbours: to eliminate it would join them all. A weight of an unrolled network is
-        such a variable, in searches that give it one place."""
+        """Fix variables with one value and many neighbours, since eliminating one would join all its neighbours.
+
+        A weight of an unrolled network is such a variable in searches that give it a single placement.
+        """
         for v in sorted(self.alive):
             if self.sizes[v] == 1 and len(self.neighbours(v)) > AROUND:
                 self._fix(v)
 
     def _crowd(self, chosen: Iterable[int]) -> list[int]:
-        """Variables of one value among the neighbours of one that has many: its elimination would give each of them an axis."""
+        """Return the one-valued neighbours of variables with many neighbours, since elimination would give each of them an axis."""
         many = (self.neighbours(v) for v in chosen if len(self.neighbours(v)) > AROUND)
-        return sorted({n for around in many for n in around if self.sizes[n] == 1})
+        return sorted({n for _neighbours in many for n in _neighbours if self.sizes[n] == 1})
 
     def _branches(self, variables: Iterable[int]) -> None:
-        """Branch elimination, until no variable has a single neighbour: it costs no more than to look at the tables."""
+        """Eliminate variables with at most one neighbour until none is left. Branch elimination costs no more than reading the
+        tables.
+        """
         queue = deque(variables)
         while queue:
             v = queue.popleft()
-            around = self.neighbours(v)
-            if v in self.alive and len(around) <= 1:
+            _neighbours = self.neighbours(v)
+            if v in self.alive and len(_neighbours) <= 1:
                 self._eliminate(v)
-                queue.extend(around)
+                queue.extend(_neighbours)
 
     def _round(self, nodes: list[int]) -> list[int]:
-        """Variables to eliminate together: no two are neighbours, and none is dearer than a neighbour that could be.
+        """Return variables to eliminate together: no two are neighbours, and none costs more than a neighbour that qualifies.
 
-        Equal eliminations are taken or left together, the cheapest first: so repeated segments stay equal, and a ring
-        of equal segments is halved.
+        Equal eliminations are chosen or left together, the cheapest first; so repeated segments stay equal, and a ring of equal
+        segments is halved.
         """
         classes: dict[Eliminate, list[int]] = {}
         for v in nodes:
             classes.setdefault(self._signature(v), []).append(v)
         work = {v: self._entries(v) * self.sizes[v] for v in nodes}
         chosen: list[int] = []
-        taken: set[int] = set()
+        blocked: set[int] = set()
         for members in sorted(classes.values(), key=lambda members: (work[members[0]], -len(members), members[0])):
             for v in members:
-                around = self.neighbours(v)
-                cheapest = all(work[v] <= work.get(n, work[v]) for n in around)
-                if cheapest and self._entries(v) <= self.budget and not taken.intersection(around):
+                _neighbours = self.neighbours(v)
+                cheapest = all(work[v] <= work.get(n, work[v]) for n in _neighbours)
+                if cheapest and self._entries(v) <= self.budget and not blocked.intersection(_neighbours):
                     chosen.append(v)
-                    taken.add(v)
+                    blocked.add(v)
         return chosen
 
     def _smallest(self) -> list[int]:
-        """The variable whose elimination gives the smallest table, then adds the fewest edges, and others like it."""
+        """Return the variable whose elimination gives the smallest table and then adds the fewest edges, and others like it."""
         entries = {v: self._entries(v) for v in sorted(self.alive)}
         least = min(entries.values())
         if least > self.budget:
@@ -266,21 +270,21 @@ class _Elimination:
         return chosen
 
     def _fill(self, variable: int) -> int:
-        """Edges that its elimination adds: pairs of its neighbours that are none yet."""
-        around = self.neighbours(variable)
-        joined = sum(len(self.together(a).intersection(around)) for a in around)
-        return (len(around) * (len(around) - 1) - joined) // 2
+        """Return the number of edges that a variable's elimination adds: pairs of neighbours that are not neighbours yet."""
+        _neighbours = self.neighbours(variable)
+        joined = sum(len(self.neighbour_set(a).intersection(_neighbours)) for a in _neighbours)
+        return (len(_neighbours) * (len(_neighbours) - 1) - joined) // 2
 
-    def together(self, variable: int) -> frozenset[int]:
-        """The neighbours, to look some up in."""
-        if variable not in self.sets:
-            self.sets[variable] = frozenset(self.neighbours(variable))
-        return self.sets[variable]
+    def neighbour_set(self, variable: int) -> frozenset[int]:
+        """Return the neighbours as a set."""
+        if variable not in self._neighbour_sets:
+            self._neighbour_sets[variable] = frozenset(self.neighbours(variable))
+        return self._neighbour_sets[variable]
 
     def _entries(self, variable: int) -> int:
-        if variable not in self.counts:
-            self.counts[variable] = prod(self.sizes[n] for n in self.neighbours(variable))
-        return self.counts[variable]
+        if variable not in self._table_entries:
+            self._table_entries[variable] = prod(self.sizes[n] for n in self.neighbours(variable))
+        return self._table_entries[variable]
 
     def _signature(self, variable: int) -> Eliminate:
         if variable not in self.signatures:
@@ -289,23 +293,25 @@ class _Elimination:
             self.factored[variable] = tuple(f for f, _ in inputs)
         return self.signatures[variable]
 
-    def _inputs(self, variable: int) -> list[tuple[Factor, tuple[int, ...]]]:
+    def _inputs(self, variable: int) -> list[tuple[TableFactor, tuple[int, ...]]]:
         label = {v: i for i, v in enumerate((variable, *self.neighbours(variable)))}
         labelled = [(f, tuple(label[v] for v in f.scope)) for f in self.at[variable]]
         return sorted(labelled, key=lambda pair: (pair[1], pair[0].operation))
 
     def _eliminate(self, variable: int) -> None:
-        around = self.neighbours(variable)
-        number = self._number(self._signature(variable), tuple(self.sizes[v] for v in around))
+        _neighbours = self.neighbours(variable)
+        number = self._number(self._signature(variable), tuple(self.sizes[v] for v in _neighbours))
         factors = self.factored[variable]
         self._remove(variable)
-        result = Factor(around, number)
+        result = TableFactor(_neighbours, number)
         self._add(result)
-        self.steps.append(Step(variable, factors, (result,)))
+        self.steps.append(EliminationStep(variable, factors, (result,)))
 
     def _fix(self, variable: int) -> set[int]:
-        """Heuristic elimination; of the variable with the most neighbours, as TensorOpt does with an attention mask."""
-        around = self.neighbours(variable)
+        """Fix a variable by heuristic elimination. TensorOpt does so with an attention mask, the variable with the most
+        neighbours.
+        """
+        _neighbours = self.neighbours(variable)
         inputs = self._inputs(variable)
         choice = self._number(Choose(tuple((f.operation, labels) for f, labels in inputs)), ())
         self._remove(variable)
@@ -314,7 +320,7 @@ class _Elimination:
             axis = f.scope.index(variable)
             scope = f.scope[:axis] + f.scope[axis + 1 :]
             number = self._number(Slice(f.operation, axis, choice), tuple(self.sizes[v] for v in scope))
-            results.append(Factor(scope, number))
+            results.append(TableFactor(scope, number))
             self._add(results[-1])
-        self.steps.append(Step(variable, tuple(f for f, _ in inputs), tuple(results), choice, self.sizes[variable] == 1))
-        return set(around)
+        self.steps.append(EliminationStep(variable, tuple(f for f, _ in inputs), tuple(results), choice, self.sizes[variable] == 1))
+        return set(_neighbours)

@@ -1,4 +1,4 @@
-"""The trade-off between time and memory: all strategies that no other beats in both, or the best that can be found."""
+"""The trade-off between time and memory: all nondominated strategies, or the best that can be found."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from unity.search.solver.between_corners import between
-from unity.search.solver.local_search import improved, way
+from unity.search.solver.local_search import improved, search_steps
 from unity.search.solver.minimizer import Minimizer
-from unity.search.solver.pareto import TooLarge, Work, pareto
+from unity.search.solver.pareto import JoinBudget, JoinTooLarge, pareto
 from unity.search.solver.problem import Point, Problem, nondominated
 
-# Rows that are joined at most to find the whole frontier: some seconds.
+# Rows that may be joined to find the whole frontier: some seconds.
 EXACT = 3_000_000
-# The same, where only what fits a limit is wanted: a tenth of a second. What lies between corners is found in any case.
+# The same if only a point under a limit is asked for: a tenth of a second. Points between corners are found in any case.
 QUICK = 200_000
 # Objectives in one round of the search for the hull.
 ROUND = 8
-# Gaps of the hull that are filled, the largest first, and points kept in each.
+# Gaps of the hull that are filled, the largest first, and points in each.
 GAPS, FILL = 8, 4
-# A gap of the hull that is no more than this part of the whole, in area, is left alone.
+# A gap of the hull with at most this share of the total area is not searched.
 SMALL = 1e-5
-# Points of a hull whose times differ by less, relatively, are not looked between for others of it.
+# A gap of the hull whose times differ by less than this, relatively, is not searched for further vertices.
 CLOSE = 5e-4
 # A new point must be below the line between its neighbours by more than rounding, relatively.
 BELOW = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class Frontier:
-    """Points by ascending time and descending memory, none of which beats another.
+class ParetoFrontier:
+    """Points by ascending time and descending memory, none of which dominates another.
 
-    `exact` says that they are all there are. Otherwise those with `exact` of their own are vertices of the convex hull.
+    `exact` says that they are all there are. Otherwise those points that are `exact` themselves are vertices of the convex hull.
     """
 
     points: tuple[Point, ...]
@@ -41,61 +41,64 @@ class Frontier:
     minimizer: Minimizer = field(repr=False)
 
     def fastest(self) -> Point | None:
-        """The point with the least time; nothing if there is no solution."""
+        """Return the point with the least time; None if there is no solution."""
         return self.points[0] if self.points else None
 
     def under(self, memory: float) -> Point | None:
-        """The fastest point that fits; nothing if none does. Looks between the points if they are not all there are."""
+        """Return the fastest point that fits; None if none does. Searches between the points unless they are all there are."""
         fitting = next((point for point in self.points if point.memory <= memory), None)
         if self.exact or fitting is None or fitting is self.points[0]:
             return fitting
         return _first(self.minimizer, self.points, lambda point: point.memory <= memory)
 
 
-def frontier(problem: Problem, *, points: int = 24, exact_limit: int = EXACT, minimizer: Minimizer | None = None) -> Frontier:
-    """The time-memory frontier (TensorOpt, section 3.1).
+def frontier(problem: Problem, *, points: int = 24, exact_limit: int = EXACT, minimizer: Minimizer | None = None) -> ParetoFrontier:
+    """Return the time-memory frontier (TensorOpt, section 3.1).
 
-    It is exact if that takes no more than `exact_limit` joined rows. Otherwise it has up to `points` vertices of the
-    convex hull, each the exact minimum of time + weight * memory for some weight, and points found between them.
-    A `minimizer` of the same problem knows what it was asked before.
+    It is exact if that takes at most `exact_limit` joined rows. Otherwise it has up to `points` vertices of the convex hull, each
+    the exact minimum of time + weight * memory for some weight, and points found between them. A `minimizer` of the same problem
+    remembers its earlier results.
     """
     minimizer = minimizer or Minimizer(problem)
     if minimizer.domains.empty:
-        return Frontier((), True, minimizer)
+        return ParetoFrontier((), True, minimizer)
     try:
-        return Frontier(pareto(problem, minimizer.domains, minimizer.elimination.schedule, Work(exact_limit)), True, minimizer)
-    except TooLarge:
+        return ParetoFrontier(
+            pareto(problem, minimizer.domains, minimizer.elimination.schedule, JoinBudget(exact_limit)), True, minimizer
+        )
+    except JoinTooLarge:
         hull = corners(minimizer, points)
-        return Frontier(nondominated([*hull, *_filled(problem, hull)]), not hull, minimizer)
+        return ParetoFrontier(nondominated([*hull, *_filled(problem, hull)]), not hull, minimizer)
 
 
 def frontier_under(problem: Problem, memory: float, minimizer: Minimizer | None = None) -> Point | None:
-    """The fastest point found whose memory is at most `memory`; nothing if the leanest has more."""
+    """Return the fastest point found whose memory is at most `memory`; None if the leanest needs more."""
     return fastest_fitting(minimizer or Minimizer(problem), (0.0, math.inf), lambda point: point.memory <= memory)
 
 
 def fastest_fitting(
     minimizer: Minimizer, weights: Sequence[float], fits: Callable[[Point], bool], below: float = math.inf
 ) -> Point | None:
-    """The fastest point found that fits, if it is faster than `below`; nothing if none of those for `weights` does.
+    """Return the fastest fitting point found, if it is faster than `below`; None if none of those for `weights` fits.
 
-    Whether something fits is all that is asked of a limit, of one point after another, and a yes leads only to points that are
-    as fast as what a no leads to, or faster. So more room never gives a slower point, though not every point is looked at.
+    The limit is used only to ask of one point after another whether it fits, and a yes leads only to points at least as fast as
+    those that a no leads to. So a larger limit never gives a slower point, though not every point is tried.
     """
     fastest = minimizer.at(weights[:1])
     if not fastest or fastest[0].time >= below:
         return None
     try:
-        every = pareto(minimizer.problem, minimizer.domains, minimizer.elimination.schedule, Work(QUICK))
-    except TooLarge:
+        every = pareto(minimizer.problem, minimizer.domains, minimizer.elimination.schedule, JoinBudget(QUICK))
+    except JoinTooLarge:
         return _first(minimizer, nondominated(minimizer.at(weights)), fits, below)
     return _last([lambda point=point: point for point in reversed(every) if point.time < below], fits)
 
 
 def corners(minimizer: Minimizer, most: int) -> tuple[Point, ...]:
-    """Vertices of the convex hull, up to so many: the ends, then what is farthest below the line between two neighbours.
+    """Return up to `most` vertices of the convex hull: the ends, then the point farthest below the line between two neighbours, and
+    so on.
 
-    This is the dichotomy of bi-objective optimization (Aneja and Nair 1979), the largest gaps first.
+    This is the dichotomy of bi-objective optimization (Aneja and Nair 1979), with the largest gaps first.
     """
     hull = nondominated(minimizer.at([0.0, math.inf]))
     small = SMALL * _area((hull[0], hull[-1])) if hull else 0.0
@@ -106,17 +109,17 @@ def corners(minimizer: Minimizer, most: int) -> tuple[Point, ...]:
         gaps = gaps[: min(ROUND, most - len(hull))]
         if not gaps:
             break
-        found = minimizer.at([_slope(*gap) for gap in gaps])
-        new = [point for gap, point in zip(gaps, found, strict=True) if _is_below(point, *gap)]
-        closed.update(gap for gap, point in zip(gaps, found, strict=True) if not _is_below(point, *gap))
+        minimizers = minimizer.at([_slope(*gap) for gap in gaps])
+        new = [point for gap, point in zip(gaps, minimizers, strict=True) if _is_below(point, *gap)]
+        closed.update(gap for gap, point in zip(gaps, minimizers, strict=True) if not _is_below(point, *gap))
         hull = nondominated([*hull, *new])
     return hull
 
 
 def _first(minimizer: Minimizer, known: Sequence[Point], fits: Callable[[Point], bool], below: float = math.inf) -> Point | None:
-    """The fastest that fits, from the points of a hull: a narrower and narrower gap of it, then what lies in that.
+    """Return the fastest fitting point, from the points of a hull: first narrow a gap of the hull, then search inside it.
 
-    What is not below is as if it fitted, and is not asked about: only what is faster is wanted.
+    A point that is not below `below` counts as fitting without being asked about, as only faster ones are of interest.
     """
 
     def enough(point: Point) -> bool:
@@ -138,16 +141,19 @@ def _first(minimizer: Minimizer, known: Sequence[Point], fits: Callable[[Point],
 
 
 def _within(minimizer: Minimizer, fast: Point, lean: Point, fits: Callable[[Point], bool], wide: bool) -> Point:
-    """The fastest that fits in a gap of the hull: of what no other beats, and in a wide one of what single changes lead to.
+    """Return the fastest fitting point in a gap of the hull: among nondominated points, and in a wide gap among those reached by
+    single changes.
 
-    These are beaten by others, but may need less at once.
+    The latter are dominated, but may have a lower peak.
     """
     near, _ = between(minimizer, fast, lean)
     ways: list[Sequence[Callable[[], Point]]] = [[lambda point=point: point for point in reversed(near)]]
     if wide:
         problem = minimizer.problem
-        ways.append([step.point for step in way(problem, lean, fast.memory) if fast.time < step.time])
-        down = [step.point for step in way(problem, fast, lean.memory) if step.time < lean.time and step.memory > lean.memory]
+        ways.append([step.point for step in search_steps(problem, lean, fast.memory) if fast.time < step.time])
+        down = [
+            step.point for step in search_steps(problem, fast, lean.memory) if step.time < lean.time and step.memory > lean.memory
+        ]
         ways.append(down[::-1])
     best = lean
     for steps in ways:
@@ -157,7 +163,7 @@ def _within(minimizer: Minimizer, fast: Point, lean: Point, fits: Callable[[Poin
 
 
 def _last(steps: Sequence[Callable[[], Point]], fits: Callable[[Point], bool]) -> Point | None:
-    """The last point of a way that fits, where memory grows along it."""
+    """Return the last fitting point of a sequence along which memory grows."""
     best, start, end = None, 0, len(steps)
     while start < end:
         middle = (start + end) // 2
@@ -167,12 +173,12 @@ def _last(steps: Sequence[Callable[[], Point]], fits: Callable[[Point], bool]) -
 
 
 def _filled(problem: Problem, hull: tuple[Point, ...]) -> list[Point]:
-    """Points between those of the hull, up to `FILL` in every large gap, evenly spread over them."""
+    """Return points between those of the hull, up to `FILL` in every large gap, evenly spread."""
     filled: list[Point] = []
     for fast, lean in sorted(pairwise(hull), key=lambda gap: _area(gap), reverse=True)[:GAPS]:
-        found = nondominated(p for p in improved(problem, lean, fast.memory) if p.time > fast.time)
-        step = max(1, math.ceil(len(found) / FILL))
-        filled += found[::step]
+        front = nondominated(p for p in improved(problem, lean, fast.memory) if p.time > fast.time)
+        step = max(1, math.ceil(len(front) / FILL))
+        filled += front[::step]
     return filled
 
 
@@ -182,12 +188,12 @@ def _area(gap: tuple[Point, Point]) -> float:
 
 
 def _slope(fast: Point, lean: Point) -> float:
-    """Seconds per byte between two points: the objective for which they are equally good."""
+    """Return the seconds per byte between two points: the weight for which they are equally good."""
     return (lean.time - fast.time) / (fast.memory - lean.memory)
 
 
 def _is_below(point: Point, fast: Point, lean: Point) -> bool:
-    """Whether a point is strictly between two, and strictly below the line that joins them."""
+    """Whether a point is strictly between two others, and strictly below the line that joins them."""
     inside = fast.time < point.time < lean.time and lean.memory < point.memory < fast.memory
     weight = _slope(fast, lean)
     line = fast.time + weight * fast.memory

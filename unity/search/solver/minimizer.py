@@ -10,57 +10,58 @@ from functools import cached_property
 import numpy as np
 
 from unity.search.solver.bounds import Messages
-from unity.search.solver.directed import Wanted, best_strategy
+from unity.search.solver.directed import DirectedQuery, best_strategy
 from unity.search.solver.domains import domains
 from unity.search.solver.elimination import BUDGET, Elimination, Solved
 from unity.search.solver.problem import Array, Point, Problem, best_alternatives, direction, points
 
 # Ties go to less memory: to count memory by this much more changes no objective beyond the rounding of long sums.
 NUDGE = 2.0**-36
-# Where one of the two does not count at all, it is then made to count so little, relative to the other.
+# To break ties, the cost that does not count is given this small weight, relative to the other.
 TINY = (1e-8, 1e-11)
 # Two sums of the same terms differ by less than this, relatively.
 ROUNDING = 1e-12
-# Sums that an elimination must look at before bounds are worth their passes: at all, and for each entry of the tables.
+# Sums that an elimination must compute before bounds are worth their passes: in all, and for each entry of the tables.
 LARGE, PER_ENTRY = 100_000_000, 40
-# A problem is reduced to its core for a single objective, whatever an elimination of all would take, if its tables have so many
-# entries, at least and at most, and so many edges for each variable: with fewer, elimination is quick, and with more entries,
-# too little of it is cheap.
+# For a single objective, a problem is reduced to its core without comparing the cost of plain elimination if its tables have this
+# many entries (at least, at most) and this many edges for each variable. With fewer, elimination is quick; with more entries, too
+# little of it is cheap.
 ENTRIES, DENSE = (60_000, 1_000_000), 1.25
 
 
 class Minimizer:
-    """A problem made ready for any number of objectives.
+    """A problem prepared for any number of objectives.
 
-    It remembers what it found: for a further objective, a point that is known bounds the best one from above.
+    It remembers its results: for a further objective, a known point bounds the best one from above.
     """
 
     def __init__(self, problem: Problem, budget: int = BUDGET, solved: Solved | None = None) -> None:
-        """`solved`: what was made for problems that are much alike."""
+        """Remove impossible values. `solved` is a cache shared with similar problems."""
         self.problem = problem
         self.solved = solved
         self.domains = domains(problem)
         self.elimination = Elimination(problem, self.domains, budget, solved)
         self.known: dict[float, Point] = {}  # by weight
-        self.messages: list[tuple[Array, Point, Messages]] = []  # of a direction, and what was found there
+        self.messages: list[tuple[Array, Point, Messages]] = []  # a direction, its best point, and the messages that bounded it
 
     def at(self, weights: Sequence[float] | Array) -> list[Point]:
-        """The minimizer of time + weight * memory for every weight; nothing if there is no solution.
+        """Return the minimizer of time + weight * memory for every weight; nothing if there is no solution.
 
-        An infinite weight stands for memory alone. Ties go to less memory (for an infinite weight, to less time), then
-        to lower indices.
+        An infinite weight means memory alone. Ties go to less memory (for an infinite weight, to less time), then to lower indices.
         """
-        wanted = [float(weight) for weight in weights]
-        new = sorted(set(wanted) - self.known.keys())
+        requested = [float(weight) for weight in weights]
+        new = sorted(set(requested) - self.known.keys())
         if self.domains.empty or not self._learn(new):
             return []
         for weight in new:
             if weight == 0 or math.isinf(weight):
                 self._break_ties(weight)
-        return [self.known[weight] for weight in wanted]
+        return [self.known[weight] for weight in requested]
 
     def _break_ties(self, weight: float) -> None:
-        """Of equals, takes what has less of the other. What is best in two directions is best in all between."""
+        """Among equally good points, take one with less of the other cost. A point that is best in two directions is best in all
+        between.
+        """
         for tiny in TINY:
             (point,) = self._solve([_tie_breaking(weight, self.known[weight], tiny)])
             tied = _tied(weight, self.known[weight], point)
@@ -69,29 +70,31 @@ class Minimizer:
                 break
 
     def least(self, weight: float, above: float = math.inf) -> float:
-        """The least time + weight * memory alone: infinite if there is no solution, or if bounds tell that it is above so much."""
-        some = direction(weight)
+        """Return the minimum of time + weight * memory alone: infinite if there is no solution, or if bounds prove that it is above
+        `above`.
+        """
+        objective = direction(weight)
         if self.domains.empty:
             return math.inf
-        found = self._bounded(np.array(some), above) if self.tangled else self._solve([some], above)
-        return _objective(found[0], np.array(some)) if found else math.inf
+        solutions = self._bounded(np.array(objective), above) if self.tangled else self._solve([objective], above)
+        return _objective(solutions[0], np.array(objective)) if solutions else math.inf
 
     def _learn(self, weights: list[float]) -> bool:
-        """Finds the points for some weights, without breaking ties. Returns whether there are any."""
-        found = self._solve([(time, memory * (1 + NUDGE)) for time, memory in map(direction, weights)])
-        self.known.update(zip(weights, found, strict=False))
-        return len(found) == len(weights)
+        """Find the points for some weights without breaking ties. Returns whether there are any."""
+        solutions = self._solve([(time, memory * (1 + NUDGE)) for time, memory in map(direction, weights)])
+        self.known.update(zip(weights, solutions, strict=False))
+        return len(solutions) == len(weights)
 
     @property
     def tangled(self) -> bool:
-        """Whether to reduce the problem takes less, as far as its size tells, than to find out in which order to eliminate."""
+        """Whether, judged by its size, reducing the problem is faster than finding an elimination order for it."""
         sizes, edges = self.domains.sizes, self.problem.edges
         entries = sum(sizes[edge.first] * sizes[edge.second] for edge in edges)
         return ENTRIES[0] <= entries <= ENTRIES[1] and len(edges) >= DENSE * len(sizes)
 
     @cached_property
     def large(self) -> bool:
-        """Whether values should be left out by bounds before variables are eliminated."""
+        """Whether bounds should exclude values before variables are eliminated."""
         schedule = self.elimination.schedule
         entries = sum(math.prod(schedule.shapes[leaf.operation]) for leaf in schedule.leaves)
         return not schedule.exact or schedule.work > max(LARGE, PER_ENTRY * entries)
@@ -101,24 +104,26 @@ class Minimizer:
             return self.elimination.solve(np.array(directions).reshape(-1, 2))
         return [point for some in directions for point in self._bounded(np.array(some), above)]
 
-    def _bounded(self, some: Array, above: float) -> list[Point]:
-        """The best point in one direction, if there is one that may not be `above`."""
-        known = min((_objective(point, some) for point in self.known.values()), default=math.inf)
-        wanted = Wanted(some, self.elimination.budget, above, known, self._start(some))
-        strategy, messages = best_strategy(self.problem, self.domains, wanted, self.solved)
+    def _bounded(self, direction_: Array, above: float) -> list[Point]:
+        """Return the best point in one direction, unless there is none or it is certainly above `above`."""
+        known = min((_objective(point, direction_) for point in self.known.values()), default=math.inf)
+        query = DirectedQuery(direction_, self.elimination.budget, above, known, self._start(direction_))
+        strategy, messages = best_strategy(self.problem, self.domains, query, self.solved)
         if strategy is None:
             return []
         values = strategy.values[None]
-        found = points(self.problem, values, best_alternatives(self.problem, values, some[None]), strategy.exact)
+        solutions = points(self.problem, values, best_alternatives(self.problem, values, direction_[None]), strategy.exact)
         if not strategy.exact:
-            best = min([*found, *self.known.values()], key=lambda point: _objective(point, some))
-            found = [replace(best, exact=False)]
+            best = min([*solutions, *self.known.values()], key=lambda point: _objective(point, direction_))
+            solutions = [replace(best, exact=False)]
         if messages is not None:
-            self.messages.append((some, found[0], messages))
-        return found
+            self.messages.append((direction_, solutions[0], messages))
+        return solutions
 
     def _start(self, some: Array) -> Messages | None:
-        """The messages of the nearest direction, scaled: bytes and seconds are of other magnitudes, and so are rounding errors."""
+        """Return the messages of the nearest direction, scaled, since bytes and seconds differ in magnitude, and so do rounding
+        errors.
+        """
         if not self.messages:
             return None
         nearest, point, messages = min(self.messages, key=lambda known: abs(_angle(known[0]) - _angle(some)))
@@ -127,7 +132,7 @@ class Minimizer:
 
 
 def minimize(problem: Problem, weights: Sequence[float] | Array, budget: int = BUDGET) -> list[Point]:
-    """For every weight (seconds per byte) the exact minimizer of time + weight * memory; nothing if there is none."""
+    """Return for every weight (seconds per byte) the exact minimizer of time + weight * memory; nothing if there is none."""
     return Minimizer(problem, budget).at(weights)
 
 
@@ -140,18 +145,18 @@ def _angle(some: Array) -> float:
 
 
 def _tie_breaking(weight: float, best: Point, tiny: float) -> tuple[float, float]:
-    """The direction of weight 0 or infinity, turned a little towards what it leaves out."""
+    """Return the direction of weight 0 or infinity, turned slightly towards the cost that it ignores."""
     ratio = abs(best.time / best.memory) if best.time and best.memory else 1.0
     return (1.0, tiny * ratio) if weight == 0 else (tiny / ratio, 1.0)
 
 
 def _less_of_the_other(weight: float, best: Point, other: Point) -> Point:
-    """The second point, if it is as good as the first by what counts, and better by what does not."""
+    """Return the second point if it equals the first in the cost that counts, and is better in the other; else the first."""
     left_out = (best.memory, other.memory) if weight == 0 else (best.time, other.time)
     return other if _tied(weight, best, other) and left_out[1] < left_out[0] else best
 
 
 def _tied(weight: float, best: Point, other: Point) -> bool:
-    """Whether the second point is as good as the first by what counts."""
+    """Whether the second point is as good as the first in the cost that counts."""
     counted = (best.time, other.time) if weight == 0 else (best.memory, other.memory)
     return counted[1] <= counted[0] + ROUNDING * abs(counted[0])

@@ -1,4 +1,4 @@
-"""The product of two tables in the (min, +) semiring: the inner loop of every search over strategies."""
+"""The product of two tables in the (min, +) semiring, the inner loop of every search over strategies."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 from unity.base.compiled_loops import compiled, pays
 from unity.search.solver.problem import Array
 
-# Terms: with fewer, to look for structure costs more than it saves; and where a compiled loop takes them.
+# Numbers of terms up to which searching for equal rows costs more than it saves: with NumPy, and with the compiled loop.
 DIRECT, LOOPED = 200_000, 100_000_000
 # Numbers in a temporary: small enough to stay in the second-level cache, and far below any limit on memory.
 BLOCK = 64_000
-TERM = 1e-9  # seconds of one, by NumPy; the compiled loop takes a quarter, where tables are small a tenth
+TERM = 1e-9  # seconds of a term with NumPy; the compiled loop takes a quarter of that, for small tables a tenth
 
 
 def product(a: Array, middle: Array, b: Array) -> Array:
-    """The table `c[w, i, j] = min over k of (a[w, i, k] + middle[w, k]) + b[w, k, j]`.
+    """Return the table `c[w, i, j] = min over k of (a[w, i, k] + middle[w, k]) + b[w, k, j]`.
 
-    This is node elimination (OptCNN, section 5.2; TensorOpt, equation 4) for a batch of objectives w. The result is
-    exact: only what provably cannot change it is left out. Rows of `a` that are equal give equal rows of the result;
-    so do columns of `b`; and all k with equal rows in `b` (or columns in `a`) count as one, once the minimum over them
-    is taken on the other side. Tables of redistribution costs are full of these, since a cost depends on the layouts
-    of one tensor, not on all that an operator may choose.
+    This is node elimination (OptCNN, section 5.2; TensorOpt, equation 4) for a batch of objectives w. The result is exact: only
+    terms that provably cannot change it are left out. Equal rows of `a` give equal rows of the result, and equal columns of `b`
+    equal columns; and all k with equal rows in `b` (or columns in `a`) count as one, once the minimum over them is taken on the
+    other side. Tables of redistribution costs have many equal rows and columns, because a cost depends on the layouts of one
+    tensor, not on all the choices of an operator.
     """
     terms = a.shape[1] * a.shape[2] * b.shape[2]
     looped = pays(len(a) * terms * TERM)
@@ -38,12 +38,12 @@ def product(a: Array, middle: Array, b: Array) -> Array:
 
 
 def _stacked(tables: list[Array]) -> Array:
-    """Tables as one, [weights, …]; a single one is not copied."""
+    """Stack tables as [weights, …]; a single one is not copied."""
     return np.stack(tables) if len(tables) > 1 else tables[0][None]
 
 
 def twins(table: Array) -> tuple[Array, Array]:
-    """Representatives of the classes of equal `table[:, i]`, and the class of every i."""
+    """Return representatives of the classes of equal `table[:, i]`, and the class of every i."""
     count = table.shape[1]
     # Equal rows have equal fingerprints; the converse is checked, for every weight.
     shades = _shades(table.shape[2])
@@ -61,7 +61,7 @@ def _shades(count: int) -> Array:
 
 
 def _grouped(a: Array, middle: Array, b: Array) -> tuple[Array, Array]:
-    """The two factors without the middle's own cost, and with as few values of it as there are equal rows or columns."""
+    """Add the middle's own cost to one factor, and merge the values of the middle that have equal rows or columns."""
     _, left = twins(a.swapaxes(1, 2))
     rows, right = twins(b)
     if left.max(initial=-1) < right.max(initial=-1):
@@ -77,15 +77,15 @@ def _grouped(a: Array, middle: Array, b: Array) -> tuple[Array, Array]:
 
 
 def _take(table: Array, indices: Array, axis: int) -> Array:
-    """`table[indices]` along an axis, contiguous in memory (indexing alone may leave it transposed)."""
+    """Return `table[indices]` along an axis, contiguous in memory (plain indexing may leave it transposed)."""
     return table if np.array_equal(indices, np.arange(table.shape[axis])) else np.take(table, indices, axis)
 
 
 def _direct(a: Array, b: Array, looped: bool) -> Array:
-    """The product as it is defined, by the compiled loop or by NumPy.
+    """Compute the product by its definition, with the compiled loop or with NumPy.
 
-    To leave out terms by bounds on them, row by row, was slower on the tables of real problems: a term takes less than
-    a nanosecond here, and the looking is not vectorized.
+    Leaving out terms by bounds on them, row by row, was slower on the tables of real problems: a term takes less than a nanosecond
+    here, and checking a bound is not vectorized.
     """
     if not a.shape[1]:
         return np.full((a.shape[0], b.shape[1]), np.inf)
@@ -97,7 +97,7 @@ def _direct(a: Array, b: Array, looped: bool) -> Array:
 
 
 def _tiled(a: Array, columns: Array) -> Array:
-    """The product with the columns of the other table, in tiles."""
+    """Compute the product in tiles. `columns` are the columns of the second table."""
     c = np.empty((a.shape[0], len(columns)))
     wide = max(1, min(len(columns), BLOCK // a.shape[1]))
     high = max(1, BLOCK // (a.shape[1] * wide))
@@ -112,7 +112,9 @@ def _tiled(a: Array, columns: Array) -> Array:
 
 @compiled
 def _loop(a: Array, b: Array, c: Array) -> None:
-    """The product, written to `c`: whole rows of `b` at once, and four of them for each time that a row of `c` is read."""
+    """Compute the product and write it to `c`. Whole rows of `b` are processed at once, four of them each time that a row of `c` is
+    read.
+    """
     last = len(b) - len(b) % 4
     for i in range(len(a)):
         x, best = a[i], c[i]

@@ -1,7 +1,7 @@
-"""How much all else adds to an entry of a table: the eliminations of a problem, backwards.
+"""The least that everything else adds to an entry of a table: the eliminations of a problem in reverse.
 
-To eliminate variables one after another gives the best of what was eliminated, for every entry of a table. To go back from the last
-to the first gives the best of all else. The two together are the best strategy that has the entry.
+Eliminating variables one after another gives, for every entry of a table, the best of what was eliminated. Going back from the last
+elimination to the first gives the best of everything else. Their sum is the best strategy that uses the entry.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ Inputs = Sequence[tuple[int, tuple[int, ...]]]  # operations, and the labels of 
 
 @dataclass(frozen=True, eq=False)
 class Near:
-    """The strategies with time + weight * memory of at most so much, and what is known of them.
+    """The strategies with time + weight * memory of at most `most`, and lower bounds for recognizing them.
 
-    `tables`: of every operation, what its entries cost at least; `rest`: what all else adds to them at least, wherever they stand;
-    `best`: of what an elimination adds up, for all positions on its labels, what strategies that have them cost at least; `total`:
-    what any costs.
+    Args:
+        weight: seconds per byte.
+        most: the limit of the objective.
+        tables: for every operation, the least cost of its entries.
+        rest: the least that everything else adds to them, over all places of the operation.
+        best: for each elimination, the least cost of strategies by their positions on all of its labels.
+        total: the least cost of any strategy.
     """
 
     weight: float
@@ -35,38 +39,38 @@ class Near:
     total: float
 
     def has(self, number: int, positions: Sequence[Array], time: Array, memory: Array) -> Array:
-        """Which points of entries of an operation's table some such strategy may have."""
+        """Return which points of entries of an operation's table some such strategy may use."""
         return time + self.weight * memory + self.rest[number][tuple(positions)] <= self.most
 
     def has_some(self, number: int, inputs: Inputs, axes: dict[int, Array], time: Array, memory: Array) -> Array:
-        """Which points of a sum of some of the tables that an elimination adds up some such strategy may have."""
+        """Return which points of a partial sum of the tables that an elimination adds up some such strategy may use."""
         labels = sorted(axes)
         best = self.best[number] if number in self.best else np.array(self.total)
         least = best.min(axis=tuple(axis for axis in range(best.ndim) if axis not in labels))
         for k, own in inputs:
             missing = tuple(place for place, label in enumerate(labels) if label not in own)
-            least = _without(least, np.expand_dims(self.tables[k].transpose(np.argsort(own)), missing))
+            least = _subtract(least, np.expand_dims(self.tables[k].transpose(np.argsort(own)), missing))
         return time + self.weight * memory + least[tuple(axes[label] for label in labels)] <= self.most
 
 
 def nearby(elimination: Elimination, weight: float, most: float) -> Near:
-    """What strategies with so little have. The schedule must be exact.
+    """Return the strategies near the optimum. The schedule must be exact.
 
-    Equal operations are one: what is known of it is the least of all its places.
+    Equal operations are one; its bounds are the least over all its places.
     """
     schedule = elimination.schedule
     tables = [table[0] for table in elimination.tables(np.array([[1.0, weight]]))]
     total = sum((tables[constant.operation] for constant in schedule.constants), np.zeros(()))
     rest, best = [np.full(table.shape, np.inf) for table in tables], dict[int, Array]()
     for constant in schedule.constants:
-        _lower(rest[constant.operation], _without(total, tables[constant.operation]))
+        _lower(rest[constant.operation], _subtract(total, tables[constant.operation]))
     for number in reversed(range(len(tables))):
         match schedule.operations[number]:
             case Eliminate(inputs):
-                whole = best[number] = _whole(inputs, tables, rest[number])
+                whole = best[number] = _total(inputs, tables, rest[number])
                 for k, labels in inputs:
                     least = whole.min(axis=tuple(axis for axis in range(whole.ndim) if axis not in labels))
-                    _lower(rest[k], _without(least.transpose(np.argsort(np.argsort(labels))), tables[k]))
+                    _lower(rest[k], _subtract(least.transpose(np.argsort(np.argsort(labels))), tables[k]))
             case Slice(table, axis):
                 _lower(rest[table], np.expand_dims(rest[number], axis))
             case _:
@@ -74,8 +78,8 @@ def nearby(elimination: Elimination, weight: float, most: float) -> Near:
     return Near(weight, most, tables, rest, best, float(total))
 
 
-def _whole(inputs: Inputs, tables: Sequence[Array], rest: Array) -> Array:
-    """The sum of all that an elimination adds up, and of the rest: its axes are the labels."""
+def _total(inputs: Inputs, tables: Sequence[Array], rest: Array) -> Array:
+    """Return the sum of all tables that an elimination adds up, and of the rest. Its axes are the labels."""
     total = rest[None]
     for number, labels in inputs:
         missing = tuple(axis for axis in range(1 + rest.ndim) if axis not in labels)
@@ -83,8 +87,8 @@ def _whole(inputs: Inputs, tables: Sequence[Array], rest: Array) -> Array:
     return total
 
 
-def _without(sums: Array, table: Array) -> Array:
-    """What sums have without a table that is part of them."""
+def _subtract(sums: Array, table: Array) -> Array:
+    """Subtract from sums a table that is part of them."""
     allowed = np.isfinite(table)
     return np.where(allowed, sums - np.where(allowed, table, 0.0), np.inf)
 

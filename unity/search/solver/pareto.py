@@ -1,7 +1,7 @@
 """The whole frontier of small problems: the elimination of variables over sets of (time, memory) points.
 
-This is TensorOpt's frontier tracking (section 3.2, algorithm 2): every entry of a table holds the points that no other
-beats. Tables are relations, one row for each point of each entry, and their sum is a join.
+This is TensorOpt's frontier tracking (section 3.2, algorithm 2): every entry of a table holds its nondominated points. Tables are
+relations with one row for each point of each entry, and their sum is a join.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from dataclasses import dataclass
 import numpy as np
 
 from unity.search.solver.domains import Domains
-from unity.search.solver.elimination_order import Choose, Eliminate, Factor, Leaf, Schedule, Slice
+from unity.search.solver.elimination_order import Choose, Eliminate, EliminationSchedule, InputTable, Slice, TableFactor
 from unity.search.solver.nearby import Near
 from unity.search.solver.problem import Array, Point, Problem, nondominated, points
 
-# Where the entries alone are so many times the limit, forbidden ones will not make the difference.
+# If the sums alone are this many times the limit, forbidden entries will not make the difference.
 HOPELESS = 4
 
 
-class TooLarge(Exception):
+class JoinTooLarge(Exception):
     """More rows would be joined than allowed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Relation:
-    """Points of a table: their positions on its axes, their costs, and where they come from."""
+    """Points of a table: their positions on its axes, their costs, and their sources."""
 
     axes: dict[int, Array]  # by label (see `Eliminate`)
     time: Array
     memory: Array
-    sources: tuple[Array, ...] = ()  # of a sum: the row in every table that was added
-    alternative: Array | None = None  # of a leaf
-    eliminated: Array | None = None  # of an elimination: the position of the variable
+    sources: tuple[Array, ...] = ()  # for a sum, the row in every table that was added
+    alternative: Array | None = None  # for one of the problem's tables
+    eliminated: Array | None = None  # for an elimination, the position of the variable
 
     def __len__(self) -> int:
         return len(self.time)
 
     def take(self, rows: Array) -> Relation:
-        """Some of the rows, in the given order."""
+        """Return some of the rows, in the given order."""
         return Relation(
             {label: axis[rows] for label, axis in self.axes.items()},
             self.time[rows],
@@ -50,8 +50,8 @@ class Relation:
         )
 
 
-class Work:
-    """Counts rows that are joined, down from a limit."""
+class JoinBudget:
+    """A budget of rows to join."""
 
     def __init__(self, limit: int) -> None:
         self.left = limit
@@ -59,40 +59,42 @@ class Work:
     def spend(self, rows: int) -> None:
         self.left -= rows
         if self.left < 0:
-            raise TooLarge
+            raise JoinTooLarge
 
 
-def pareto(problem: Problem, domains: Domains, schedule: Schedule, work: Work, near: Near | None = None) -> tuple[Point, ...]:
-    """All points of the frontier, by ascending time; or all of it that is `near`, and others.
+def pareto(
+    problem: Problem, domains: Domains, schedule: EliminationSchedule, work: JoinBudget, near: Near | None = None
+) -> tuple[Point, ...]:
+    """Return all points of the frontier, by ascending time; with `near`, all that are near enough, and possibly others.
 
     Raises:
         TooLarge: more rows would be joined than `work` has left, or the schedule is not exact.
     """
     if not schedule.exact or (near is None and schedule.work > HOPELESS * work.left):
-        raise TooLarge
+        raise JoinTooLarge
     relations: list[Relation] = []
     for number, operation in enumerate(schedule.operations):
         match operation:
-            case Leaf():
-                made = _leaf(problem, domains, operation, work)
+            case InputTable():
+                relation = _leaf(problem, domains, operation, work)
             case Eliminate(inputs):
                 parts = [_labelled(relations[k], labels) for k, labels in inputs]
-                made = _eliminate(_sum(parts, work, _Kept(near, number, inputs)))
+                relation = _eliminate(_sum(parts, work, _RowFilter(near, number, inputs)))
             case Slice(table, axis):
-                made = _sliced(relations[table], axis)
+                relation = _sliced(relations[table], axis)
             case Choose():  # of one value
-                made = Relation({}, np.zeros(0), np.zeros(0))
-        relations.append(made if near is None or isinstance(operation, Slice | Choose) else _near(made, number, near))
+                relation = Relation({}, np.zeros(0), np.zeros(0))
+        relations.append(relation if near is None or isinstance(operation, Slice | Choose) else _near(relation, number, near))
     inputs = tuple((constant.operation, ()) for constant in schedule.constants)
-    total = _sum([_labelled(relations[k], ()) for k, _ in inputs], work, _Kept(near, -1, inputs))
+    total = _sum([_labelled(relations[k], ()) for k, _ in inputs], work, _RowFilter(near, -1, inputs))
     values, alternatives = _decode(schedule, domains, relations, total)
     return nondominated(points(problem, values, alternatives, True))
 
 
-def _leaf(problem: Problem, domains: Domains, leaf: Leaf, work: Work) -> Relation:
+def _leaf(problem: Problem, domains: Domains, leaf: InputTable, work: JoinBudget) -> Relation:
     scope, cost = problem.tables[leaf.table]
-    kept = np.ix_(np.arange(len(cost.time)), *(domains.values[v] for v in scope))
-    time, memory = cost.time[kept], cost.memory[kept]
+    cells = np.ix_(np.arange(len(cost.time)), *(domains.values[v] for v in scope))
+    time, memory = cost.time[cells], cost.memory[cells]
     work.spend(time.size)
     alternative, *positions = np.nonzero(np.isfinite(time))
     rows = (alternative, *positions)
@@ -101,47 +103,47 @@ def _leaf(problem: Problem, domains: Domains, leaf: Leaf, work: Work) -> Relatio
 
 
 def _sliced(relation: Relation, axis: int) -> Relation:
-    """The same rows without an axis, on which all have one position, as the one source of themselves."""
+    """Return the rows without an axis on which all have one position. Each row is its own source."""
     axes = {label - (label > axis): positions for label, positions in relation.axes.items() if label != axis}
     return Relation(axes, relation.time, relation.memory, (np.arange(len(relation)),))
 
 
 def _near(relation: Relation, number: int, near: Near) -> Relation:
-    """The rows of an operation's table that some strategy near enough may have."""
+    """Return the rows of an operation's table that some strategy near enough may use."""
     positions = [relation.axes[label] for label in range(len(relation.axes))]
     return relation.take(np.flatnonzero(near.has(number, positions, relation.time, relation.memory)))
 
 
 def _labelled(relation: Relation, labels: Sequence[int]) -> Relation:
-    """The same rows with other names for the axes, as the one source of themselves."""
+    """Return the rows with other names for the axes. Each row is its own source."""
     axes = {label: relation.axes[axis] for axis, label in enumerate(labels)}
     return Relation(axes, relation.time, relation.memory, (np.arange(len(relation)),))
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """Which rows of a sum of tables are kept: those that are `near`, if that is asked for."""
+class _RowFilter:
+    """A filter for the rows of a sum of tables: those that strategies `near` enough may use, if that is given."""
 
     near: Near | None
     number: int  # of the operation that the sum is for
     inputs: tuple[tuple[int, tuple[int, ...]], ...]
 
     def __call__(self, count: int, axes: dict[int, Array], time: Array, memory: Array) -> Array | None:
-        """Of the first so many tables; nothing if all are."""
+        """Return the rows of the sum of the first `count` tables that pass; None if all do."""
         if self.near is None:
             return None
         return np.flatnonzero(self.near.has_some(self.number, self.inputs[:count], axes, time, memory))
 
 
-def _sum(inputs: Sequence[Relation], work: Work, kept: _Kept) -> Relation:
-    """The points of the sum of tables (TensorOpt's product of frontiers), with their rows in every table."""
+def _sum(inputs: Sequence[Relation], work: JoinBudget, row_filter: _RowFilter) -> Relation:
+    """Return the points of the sum of tables (TensorOpt's product of frontiers), with their rows in every table."""
     total = Relation({}, np.zeros(1), np.zeros(1))
     for count, table in enumerate(inputs, 1):
         left, right = _matching(total, table, work)
         axes = {label: axis[left] for label, axis in total.axes.items()}
         axes |= {label: axis[right] for label, axis in table.axes.items()}
         time, memory = total.time[left] + table.time[right], total.memory[left] + table.memory[right]
-        rows = kept(count, axes, time, memory)
+        rows = row_filter(count, axes, time, memory)
         if rows is not None:
             left, right, time, memory = left[rows], right[rows], time[rows], memory[rows]
             axes = {label: axis[rows] for label, axis in axes.items()}
@@ -150,8 +152,8 @@ def _sum(inputs: Sequence[Relation], work: Work, kept: _Kept) -> Relation:
     return total
 
 
-def _matching(a: Relation, b: Relation, work: Work) -> tuple[Array, Array]:
-    """All pairs of rows that agree on the axes that both have."""
+def _matching(a: Relation, b: Relation, work: JoinBudget) -> tuple[Array, Array]:
+    """Return all pairs of rows that agree on the axes that both have."""
     shared = sorted(a.axes.keys() & b.axes.keys())
     key_a, key_b = (np.zeros(len(r), np.int64) for r in (a, b))
     for label in shared:
@@ -172,7 +174,7 @@ def _eliminate(total: Relation) -> Relation:
 
 
 def _undominated(relation: Relation) -> Relation:
-    """Of the points of an entry, those that no other beats (TensorOpt, algorithm 1); of equal ones, the first."""
+    """Return the nondominated points of each entry (TensorOpt, algorithm 1); of equal ones, the first."""
     entry, entries = np.zeros(len(relation), np.int64), 1
     for label in sorted(relation.axes):
         size = 1 + int(relation.axes[label].max(initial=0))
@@ -192,7 +194,7 @@ def _undominated(relation: Relation) -> Relation:
 
 
 def _ranked(costs: Array) -> tuple[Array, int]:
-    """The rank of every cost among all different ones, and how many there are, or one if there are none."""
+    """Return the rank of every cost among the distinct ones, and their number, or one if there are none."""
     order = np.argsort(costs)
     ascending, higher = costs[order], np.zeros(len(costs), bool)
     higher[1:] = ascending[1:] > ascending[:-1]
@@ -201,9 +203,9 @@ def _ranked(costs: Array) -> tuple[Array, int]:
     return ranks, 1 + int(ranks.max(initial=0))
 
 
-def _decode(schedule: Schedule, domains: Domains, relations: Sequence[Relation], total: Relation) -> tuple[Array, Array]:
-    """Follows every point of the total back to the rows of the problem's own tables."""
-    rows: dict[Factor, Array] = dict(zip(schedule.constants, total.sources, strict=True))
+def _decode(schedule: EliminationSchedule, domains: Domains, relations: Sequence[Relation], total: Relation) -> tuple[Array, Array]:
+    """Trace every point of the total back to rows of the problem's own tables."""
+    rows: dict[TableFactor, Array] = dict(zip(schedule.constants, total.sources, strict=True))
     values = np.zeros((len(total), len(domains.values)), np.int64)
     for step in reversed(schedule.steps):
         if step.chosen is not None:  # of one value

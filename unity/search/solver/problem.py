@@ -1,4 +1,4 @@
-"""What the optimizer takes and gives: variables with finitely many values, and costs on them and on pairs of them."""
+"""The optimizer's input and output: variables with finitely many values, costs on them and on pairs of them, and solutions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Cost:
     """A table of costs: time and memory for every value of a variable, or for every pair of values of two.
 
-    `time` and `memory` are float64 arrays, [alternatives, n] or [alternatives, n_first, n_second]. An alternative is an
-    independent further choice at an entry of the table: to keep a gathered weight, or to gather it again. A time of
-    infinity forbids the alternative there. Equal keys must mean equal tables, and what is equal is solved once; an
-    empty key is replaced by a hash of the content.
+    `time` and `memory` are float64 arrays, [alternatives, n] or [alternatives, n_first, n_second]. An alternative is an independent
+    further choice at an entry of the table: to keep a gathered weight, or to gather it again. A time of infinity forbids the
+    alternative there. Equal keys must mean equal tables, and equal tables are solved once; an empty key is replaced by a hash of
+    the content.
     """
 
     key: str
@@ -59,7 +59,7 @@ class Edge:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Variables with `sizes` values each, a unary cost for every one, and costs on pairs."""
+    """Variables with `sizes` values each, a unary cost for every variable, and costs on pairs."""
 
     sizes: tuple[int, ...]
     unary: tuple[Cost, ...]
@@ -85,7 +85,7 @@ class Problem:
 
     @cached_property
     def groups(self) -> tuple[tuple[Cost, Array, Array], ...]:
-        """Every cost once, with the indices of its tables and their variables, [tables, 1 or 2]."""
+        """Every distinct cost, with the indices of its tables and their variables, [tables, 1 or 2]."""
         indices: dict[str, list[int]] = {}
         for index, (_, cost) in enumerate(self.tables):
             indices.setdefault(cost.key, []).append(index)
@@ -96,7 +96,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Alternatives:
-    """Which alternative was taken at the table of every variable, and of every edge."""
+    """The alternative chosen at the table of every variable, and of every edge."""
 
     unary: tuple[int, ...]
     edges: tuple[int, ...]
@@ -106,7 +106,7 @@ class Alternatives:
 class Point:
     """A value for every variable, an alternative for every table, and what they cost together.
 
-    `exact` says that the point is proved optimal: for the weight it was found for, or as a member of a whole frontier.
+    `exact` says that the point is proved optimal: for its weight, or as a member of a whole frontier.
     """
 
     time: float
@@ -117,12 +117,12 @@ class Point:
 
 
 def direction(weight: float) -> tuple[float, float]:
-    """What time and memory count in the objective time + weight * memory; memory alone for an infinite weight."""
+    """Return the factors of time and memory in the objective time + weight * memory; an infinite weight means memory alone."""
     return (0.0, 1.0) if np.isinf(weight) else (1.0, float(weight))
 
 
 def score(time: Array, memory: Array, directions: Array) -> Array:
-    """The objective in every direction, infinite where the time is. `directions`: [..., 2], broadcast with the rest."""
+    """Return the objective in every direction, infinite where the time is. `directions`: [..., 2], broadcast with the rest."""
     allowed = np.isfinite(time)
     if allowed.all():
         return directions[..., 0] * time + directions[..., 1] * memory
@@ -131,7 +131,7 @@ def score(time: Array, memory: Array, directions: Array) -> Array:
 
 
 def best_alternatives(problem: Problem, values: Array, directions: Array) -> Array:
-    """For points with `values` [points, variables], the best alternative at every table, [points, tables].
+    """Return for points with `values` [points, variables] the best alternative at every table, [points, tables].
 
     Each point has its own direction, [points, 2]. Ties go to less memory, then to the lower index.
     """
@@ -146,7 +146,7 @@ def best_alternatives(problem: Problem, values: Array, directions: Array) -> Arr
 
 
 def points(problem: Problem, values: Array, alternatives: Array, exact: bool) -> list[Point]:
-    """The points with `values` [points, variables] and `alternatives` [points, tables], costed from the tables."""
+    """Return the points with `values` [points, variables] and `alternatives` [points, tables], with costs from the tables."""
     time = np.empty(alternatives.shape)
     memory = np.empty(alternatives.shape)
     for cost, indices, scopes in problem.groups:
@@ -155,15 +155,15 @@ def points(problem: Problem, values: Array, alternatives: Array, exact: bool) ->
         memory[:, indices] = cost.memory[entries]
     unary = len(problem.unary)
     return [
-        Point(float(t), float(m), tuple(v), Alternatives(tuple(taken[:unary]), tuple(taken[unary:])), exact)
-        for t, m, v, taken in zip(time.sum(1), memory.sum(1), values.tolist(), alternatives.tolist(), strict=True)
+        Point(float(t), float(m), tuple(v), Alternatives(tuple(chosen[:unary]), tuple(chosen[unary:])), exact)
+        for t, m, v, chosen in zip(time.sum(1), memory.sum(1), values.tolist(), alternatives.tolist(), strict=True)
     ]
 
 
 def nondominated(candidates: Iterable[Point]) -> tuple[Point, ...]:
-    """The points that no other beats (TensorOpt, algorithm 1), by ascending time; of equal ones, the first."""
-    kept: list[Point] = []
+    """Return the points that no other dominates (TensorOpt, algorithm 1), by ascending time; of equal ones, the first."""
+    front: list[Point] = []
     for point in sorted(candidates, key=lambda p: (p.time, p.memory)):
-        if not kept or point.memory < kept[-1].memory:
-            kept.append(point)
-    return tuple(kept)
+        if not front or point.memory < front[-1].memory:
+            front.append(point)
+    return tuple(front)
