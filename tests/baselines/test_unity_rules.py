@@ -27,7 +27,7 @@ from unity.search.cost.prediction import predict
 from unity.search.joint.joint import Budget
 from unity.search.substitution.backtracking import Spent, canonical, hashes
 from unity.search.substitution.levels import Reached, parts, rounds
-from unity.search.substitution.space import Space
+from unity.search.substitution.space import GraphSpace
 from unity.search.substitution.substitutions import after, steps
 from unity.search.substitution.trace import simplified
 
@@ -160,7 +160,7 @@ def test_it_is_deterministic(monkeypatch, tmp_path):
 def test_every_substitution_leads_to_a_well_typed_graph_that_computes_the_same(name, data):
     """And what it changes of the price is what the two graphs differ by."""
     captured, assembled = small_models.named(name)
-    space = Space.of(captured.graph, captured.differentiated, assembled.machine, Training())
+    space = GraphSpace.of(captured.graph, captured.differentiated, assembled.machine, Training())
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     graph = space.serial
     for _ in range(data.draw(st.integers(1, 12))):
@@ -183,7 +183,7 @@ def test_every_substitution_leads_to_a_well_typed_graph_that_computes_the_same(n
 def test_no_substitution_that_types_allow_is_priced_as_impossible(name, seed):
     """Every choice of every operator, put into a serial graph, is a substitution; or the graph would not be well-typed."""
     captured, assembled = small_models.named(name)
-    space = Space.of(captured.graph, captured.differentiated, assembled.machine, Training())
+    space = GraphSpace.of(captured.graph, captured.differentiated, assembled.machine, Training())
     rng = np.random.default_rng(seed)
     s = int(rng.integers(len(space.sites)))
     for step, changed in steps(space, space.serial, [s], space.degrees):
@@ -199,7 +199,7 @@ def test_equal_layers_are_searched_once():
     for layers in (6, 12):
         model = small_models.gpt(layers)
         captured = capture(model.loss, model.params, model.batch)
-        space, spent = Space.of(captured.graph, captured.differentiated, TWO, Training()), Spent(Budget(None))
+        space, spent = GraphSpace.of(captured.graph, captured.differentiated, TWO, Training()), Spent(Budget(None))
         first = Reached(space.serial, space.price(space.serial))
         every = parts(space)
         assert sorted(s for part in every for s in part) == list(range(len(space.sites)))
@@ -213,7 +213,7 @@ def test_equal_layers_are_searched_once():
 def test_interchangeable_axes_are_one():
     """Graphs that differ only in which of two equal axes is which have one name."""
     captured, _ = small_models.named("gpt")
-    space = Space.of(captured.graph, captured.differentiated, small_models.MACHINE, Training())
+    space = GraphSpace.of(captured.graph, captured.differentiated, small_models.MACHINE, Training())
     first, second = space.groups[-1][:2]
     found = [(s, c) for s, c in steps(space, space.serial, range(len(space.sites)), [(first,), (second,)])]
     names = {}

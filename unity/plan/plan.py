@@ -28,7 +28,7 @@ from unity.plan.frontier import Frontier
 from unity.plan.placement import Placement
 from unity.plan.plan_family import Made, Tried
 from unity.search.session import Candidate
-from unity.search.substitution.trace import Application
+from unity.search.substitution.trace import RuleApplication
 from unity.transforms.branches import Branching
 from unity.transforms.packing import Joining
 from unity.transforms.pipelining import Pipelining
@@ -114,7 +114,7 @@ class Plan:
         return self._made.joining
 
     @property
-    def applications(self) -> tuple[Application, ...]:
+    def applications(self) -> tuple[RuleApplication, ...]:
         """The rules that parallelized it, in order; nothing but with `search="unity-rules"`."""
         return self._made.applications
 

@@ -11,7 +11,7 @@ from unity.constraints.bound import Bound
 from unity.pcg.capture.capture import Captured
 from unity.pcg.jaxprs.mesh_context import apart
 from unity.search.session import Candidate, Search
-from unity.search.substitution.trace import Application
+from unity.search.substitution.trace import RuleApplication
 from unity.transforms.branches import Branching
 from unity.transforms.packing import Joining
 from unity.transforms.pipelining import Pipelining
@@ -41,7 +41,7 @@ class Made:
     rewriting: Rewriting | None = None  # how the captured function was rewritten, if it was
     pipelining: Pipelining | None = None  # and what was made a pipeline then
     branching: Branching | None = None  # and which branches went to devices of their own
-    applications: tuple[Application, ...] = ()  # what the search by substitution did
+    applications: tuple[RuleApplication, ...] = ()  # what the search by substitution did
     tried: tuple[Tried, ...] = ()  # the plans that this one was chosen from by measuring, itself first
     bound: Bound = field(default_factory=Bound)  # what the user constrains
     limit: float | None = None  # bytes on one device that a plan may need

@@ -24,7 +24,7 @@ from unity.plan.plan_family import Made
 from unity.plan.strategies import from_json, to_json
 from unity.search.cost.cost import Training
 from unity.search.session import Candidate, Search
-from unity.search.substitution.trace import Application
+from unity.search.substitution.trace import RuleApplication
 from unity.substitutions.language.axioms import default_library
 from unity.substitutions.language.library import Library
 from unity.substitutions.language.parallel_derivation import Parallelization
@@ -243,7 +243,7 @@ def restore(
         exact, whole, interrupted = (bool(data[name]) for name in ("exact", "whole", "interrupted"))
     with reading(path, "applications"):
         applications = tuple(
-            Application(rule, operator, source, tuple(axes)) for rule, operator, source, axes in data["applications"]
+            RuleApplication(rule, operator, source, tuple(axes)) for rule, operator, source, axes in data["applications"]
         )
     with reading(path, "points"):
         chosen, *candidates = from_json(captured.graph, machine.axes, data)

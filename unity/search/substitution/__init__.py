@@ -1,1 +1,1 @@
-"""Parallelization by substitution alone, as Unity published it (sections 4 and 5), for comparison with the exact search."""
+"""Unity's published search: parallelization by substitution alone (sections 4 and 5), for comparison with the exact search."""

@@ -10,15 +10,15 @@ from itertools import pairwise
 
 from unity.search.joint.backtracking import ALPHA
 from unity.search.joint.joint import Budget
-from unity.search.substitution.space import Axes, Graph, Space
-from unity.search.substitution.substitutions import Step, steps
+from unity.search.substitution.space import Axes, Graph, GraphSpace
+from unity.search.substitution.substitutions import Substitution, steps
 
-Hashes = tuple[int, ...]  # of what is on each axis; 0 where nothing is
+Hashes = tuple[int, ...]  # for each axis a hash of the choices along it; 0 if the axis is idle
 
 
 @dataclass
 class Spent:
-    """Candidates that were priced, out of a budget."""
+    """The number of candidates priced so far, out of a budget."""
 
     budget: Budget
     candidates: int = 0
@@ -27,97 +27,97 @@ class Spent:
 
     @property
     def left(self) -> bool:
-        """Whether there is any left."""
+        """Whether any of the budget is left."""
         return self.budget.left(self.candidates, self.started)
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """A graph, by what is different from the graph before; its price is relative to the first one's."""
+class ReachedGraph:
+    """A reached graph, stored as a difference to the graph before; its price is relative to the first graph's."""
 
     price: float
     hashes: Hashes
-    before: Found | None = None
-    step: Step | None = None
+    before: ReachedGraph | None = None
+    step: Substitution | None = None
     changed: Mapping[int, int] = field(default_factory=dict)
 
     @property
-    def line(self) -> tuple[Found, ...]:
-        """The graphs on the way here, from the one after the first."""
-        at: Found = self
-        found = list[Found]()
+    def path(self) -> tuple[ReachedGraph, ...]:
+        """The graphs on the path to this one, without the first."""
+        at: ReachedGraph = self
+        path = list[ReachedGraph]()
         while at.before is not None:
-            found.append(at)
+            path.append(at)
             at = at.before
-        return tuple(reversed(found))
+        return tuple(reversed(path))
 
     @property
-    def steps(self) -> tuple[Step, ...]:
-        """Every step from the first graph."""
-        return tuple(found.step for found in self.line if found.step is not None)
+    def steps(self) -> tuple[Substitution, ...]:
+        """All steps from the first graph."""
+        return tuple(reached.step for reached in self.path if reached.step is not None)
 
     def graph(self, first: Graph) -> Graph:
-        """The graph itself. `first`: the one that the search began with."""
+        """Return the graph itself. `first` is the graph with which the search began."""
         values = list(first)
-        for found in self.line:
-            for s, v in found.changed.items():
+        for reached in self.path:
+            for s, v in reached.changed.items():
                 values[s] = v
         return tuple(values)
 
 
-def hashes(space: Space, graph: Graph) -> Hashes:
-    """A hash of what is on each axis."""
-    found = [0] * len(space.machine.axes)
+def hashes(space: GraphSpace, graph: Graph) -> Hashes:
+    """Return a hash of the choices on each axis."""
+    by_axis = [0] * len(space.machine.axes)
     for s, value in enumerate(graph):
         for axis, h in _of_site(space, s, value):
-            found[axis] ^= h
-    return tuple(found)
+            by_axis[axis] ^= h
+    return tuple(by_axis)
 
 
-def _of_site(space: Space, s: int, value: int) -> list[tuple[int, int]]:
+def _of_site(space: GraphSpace, s: int, value: int) -> list[tuple[int, int]]:
     kind = space.kinds[s]
     return [(axis, hash((s, c, 1))) for axis, c in enumerate(kind.values[value]) if c != kind.serial]
 
 
-def canonical(space: Space, found: Hashes) -> Hashes:
-    """Equal for graphs that differ only in which of interchangeable axes is which."""
-    return tuple(h for group in space.groups for h in sorted(found[i] for i in group))
+def canonical(space: GraphSpace, by_axis: Hashes) -> Hashes:
+    """Return hashes that are equal for graphs that differ only by a permutation of interchangeable axes."""
+    return tuple(h for group in space.groups for h in sorted(by_axis[i] for i in group))
 
 
-def usable(space: Space, degrees: Sequence[Axes], found: Hashes) -> list[Axes]:
-    """Those that a step may use: of interchangeable axes that nothing is on, the first."""
+def usable(space: GraphSpace, degrees: Sequence[Axes], by_axis: Hashes) -> list[Axes]:
+    """Return the degrees that a step may use: of interchangeable axes that are idle, only the first."""
     before = {i: j for group in space.groups for j, i in pairwise(group)}
-    return [axes for axes in degrees if all(i not in before or found[before[i]] or before[i] in axes for i in axes)]
+    return [axes for axes in degrees if all(i not in before or by_axis[before[i]] or before[i] in axes for i in axes)]
 
 
 def backtrack(
-    space: Space, first: Graph, part: Sequence[int], degrees: Sequence[Axes], most: int, spent: Spent, alpha: float = ALPHA
-) -> Found:
-    """The cheapest graph that is reached from one by substitutions in a part of it.
+    space: GraphSpace, first: Graph, part: Sequence[int], degrees: Sequence[Axes], most: int, spent: Spent, alpha: float = ALPHA
+) -> ReachedGraph:
+    """Return the cheapest graph that is reached from `first` by substitutions in a part of it.
 
-    At most so many graphs are taken from the queue. Their order depends on nothing but the graph, so a longer search finds what
-    a shorter one did, and more.
+    At most `most` graphs are taken from the queue. Their order depends only on the graph, so a longer search finds everything that
+    a shorter one does, and more.
     """
     start = space.price(first, part)
-    best = Found(0.0, hashes(space, first))
+    best = ReachedGraph(0.0, hashes(space, first))
     seen, waiting, count = {canonical(space, best.hashes)}, [(0.0, 0, best)], 0
     while waiting and most:
-        price, _, found = heapq.heappop(waiting)
+        price, _, current = heapq.heappop(waiting)
         most -= 1
         if start + price > alpha * (start + best.price):
             return best
-        graph = found.graph(first)
-        for step, changed in steps(space, graph, part, usable(space, degrees, found.hashes)):
-            after = _hashed(space, graph, found.hashes, changed, step.axes)
-            name = canonical(space, after)
-            if name in seen:
+        graph = current.graph(first)
+        for step, changed in steps(space, graph, part, usable(space, degrees, current.hashes)):
+            after = _updated_hashes(space, graph, current.hashes, changed, step.axes)
+            key = canonical(space, after)
+            if key in seen:
                 continue
             if not spent.left:
                 return best
-            seen.add(name)
+            seen.add(key)
             count += 1
             spent.candidates += 1
-            reached = Found(price + space.difference(graph, changed), after, found, step, changed)
+            reached = ReachedGraph(price + space.difference(graph, changed), after, current, step, changed)
             if start + reached.price <= alpha * (start + best.price):
                 heapq.heappush(waiting, (reached.price, count, reached))
             if reached.price < best.price:
@@ -126,11 +126,11 @@ def backtrack(
     return best
 
 
-def _hashed(space: Space, graph: Graph, before: Hashes, changed: Mapping[int, int], axes: Axes) -> Hashes:
-    found = list(before)
+def _updated_hashes(space: GraphSpace, graph: Graph, before: Hashes, changed: Mapping[int, int], axes: Axes) -> Hashes:
+    by_axis = list(before)
     for s, value in changed.items():
         kind = space.kinds[s]
         for axis in axes:
             for c in (kind.values[graph[s]][axis], kind.values[value][axis]):
-                found[axis] ^= hash((s, c, 1)) if c != kind.serial else 0
-    return tuple(found)
+                by_axis[axis] ^= hash((s, c, 1)) if c != kind.serial else 0
+    return tuple(by_axis)

@@ -1,9 +1,10 @@
-"""Parallel graphs as the search by substitution sees them, and what they cost.
+"""Parallel graphs as the search by substitution sees them, and their costs.
 
-A parallel graph is known by the choice that every site (`unity.search.space.sites`) makes along every axis: the operators' types
-follow, and so do the parallelization operators between them, which `pcg.resharding.steps` puts in their simplest form. So a state
+A parallel graph is given by the choice of every site (`unity.search.space.sites`) along every axis: the operators' types follow,
+and so do the parallelization operators between them, which `pcg.parallel.resharding.steps` puts in their simplest form. So a state
 is a number for each site, a substitution changes a few of them, and only those sites and their edges are priced again. Prices are
-the exact search's own (`unity.search.cost.assembly`), equal sites share them, and what was priced once is remembered."""
+those of the exact search (`unity.search.cost.assembly`), shared by equal sites and cached.
+"""
 
 from __future__ import annotations
 
@@ -29,37 +30,37 @@ from unity.search.space.sites import Port, Site
 
 Graph = tuple[int, ...]  # a parallel graph: for each site, which of its kind's values
 Axes = tuple[int, ...]
-FEW = (Limits(1, 1, np.inf),)  # the values themselves are found here, not listed
+FEW = (Limits(1, 1, np.inf),)  # values are generated here on demand, not listed in advance
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
-    """What equal sites share: their choices, and the values that were met so far, numbered. Value 0 is serial."""
+class SiteKind:
+    """A class of equal sites: their choices, and the values met so far, numbered. Value 0 is serial."""
 
     site: Site
     choices: tuple[Choice, ...]
     serial: int  # the choice that leaves an axis unused
-    values: list[tuple[int, ...]] = field(default_factory=list)  # the choice along each axis
+    values: list[tuple[int, ...]] = field(default_factory=list)  # for each value, the choice along each axis
     numbers: dict[tuple[int, ...], int] = field(default_factory=dict)
-    ends: list[tuple[int, ...]] = field(default_factory=list)  # of a value, the number of each operand's and result's type
+    ends: list[tuple[int, ...]] = field(default_factory=list)  # for each value, the type numbers of operands and results
     prices: list[float] = field(default_factory=list)
     turned: dict[tuple[int, Axes], tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
-class Space:
-    """All parallel graphs of one serial graph on one machine. `weight`: seconds that a byte of memory counts."""
+class GraphSpace:
+    """All parallel graphs of one serial graph on one machine. `weight` is the price of a byte of memory in seconds."""
 
     assembled: Assembled
     weight: float = 0.0
-    types: dict[Type, int] = field(default_factory=dict)  # that were met, numbered
-    listed: list[Type] = field(default_factory=list)  # and in that order
+    types: dict[Type, int] = field(default_factory=dict)  # numbers of the types met so far
+    listed: list[Type] = field(default_factory=list)  # the same types by number
     changes: dict[tuple[int, int, int], float] = field(default_factory=dict)
 
     @staticmethod
-    def of(graph: PCG, differentiated: frozenset[int], machine: Machine, training: Training, weight: float = 0.0) -> Space:
-        """The parallel graphs of a serial one."""
-        return Space(assemble(graph, differentiated, machine, training, FEW, Listed()), weight)
+    def of(graph: PCG, differentiated: frozenset[int], machine: Machine, training: Training, weight: float = 0.0) -> GraphSpace:
+        """Return the parallel graphs of a serial one."""
+        return GraphSpace(assemble(graph, differentiated, machine, training, FEW, Listed()), weight)
 
     @property
     def sites(self) -> Sequence[Site]:
@@ -70,61 +71,65 @@ class Space:
         return self.assembled.machine
 
     @cached_property
-    def kinds(self) -> tuple[Kind, ...]:
-        """Every site's kind; the same object for equal sites."""
-        found: dict[int, Kind] = {}
+    def kinds(self) -> tuple[SiteKind, ...]:
+        """The kind of every site; equal sites have the same object."""
+        kind_of: dict[int, SiteKind] = {}
         for site, domain, cost in zip(self.sites, self.assembled.domains, self.assembled.costs, strict=True):
-            if id(cost) not in found:
+            if id(cost) not in kind_of:
                 serial = next(i for i, c in enumerate(domain.choices) if all(s == UNUSED for s in c.states))
-                kind = found[id(cost)] = Kind(site, domain.choices, serial)
+                kind = kind_of[id(cost)] = SiteKind(site, domain.choices, serial)
                 self.add(kind, np.full((1, len(self.machine.axes)), serial))
-        return tuple(found[id(cost)] for cost in self.assembled.costs)
+        return tuple(kind_of[id(cost)] for cost in self.assembled.costs)
 
     @cached_property
     def serial(self) -> Graph:
-        """The graph that search begins with: every tensor is unused along every axis."""
+        """The graph at which the search starts: every tensor is unused along every axis."""
         return (0,) * len(self.kinds)
 
     @cached_property
     def edges(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
-        """Of every site's operands: the site that makes it, where it stands among its ends, and the number of the edge's kind."""
+        """For every site and operand: the site that produces it, its position among that site's ends, and the number of the edge's
+        kind.
+        """
         numbers = {kind: k for k, kind in enumerate(self.edge_kinds)}
         position = self.assembled.position
         return tuple(tuple((p.source, position(p), numbers[self.edge_kind(site, p)]) for p in site.ports) for site in self.sites)
 
     @cached_property
     def edge_kinds(self) -> tuple[tuple[Port, bool], ...]:
-        """Edges that differ in what a change costs on them."""
+        """The distinct edges, as far as the price of a change of type is concerned."""
         return tuple(dict.fromkeys(self.edge_kind(site, p) for site in self.sites for p in site.ports))
 
     def edge_kind(self, site: Site, port: Port) -> tuple[Port, bool]:
-        """What a change of type on an edge costs depends on this, and on whether the user is a product."""
+        """Return what the price of a change of type on an edge depends on: the port, and whether the user is a product."""
         return replace(port, source=0, index=0), site.node is not None and facts_of(site.node.kind).product
 
     @cached_property
     def users(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Of every site: who uses its results, as (site, operand)."""
-        found: list[list[tuple[int, int]]] = [[] for _ in self.sites]
+        """For every site the users of its results, as (site, operand)."""
+        users: list[list[tuple[int, int]]] = [[] for _ in self.sites]
         for s, site in enumerate(self.sites):
             for p, port in enumerate(site.ports):
-                found[port.source].append((s, p))
-        return tuple(map(tuple, found))
+                users[port.source].append((s, p))
+        return tuple(map(tuple, users))
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Axes that are interchangeable, group by group: of one size on one level."""
+        """The groups of interchangeable axes: those of one size on one level."""
         numbered = groupby(enumerate(self.machine.axes), key=lambda a: (a[1].size, a[1].level))
         return tuple(tuple(i for i, _ in same) for _, same in numbered)
 
     @cached_property
     def degrees(self) -> tuple[Axes, ...]:
-        """What one substitution may use: neighbouring axes, most devices first. A rule holds for every degree, not for an axis."""
+        """The axes that one substitution may use: neighbouring ones, most devices first. A rule holds for every degree, not for a
+        single axis.
+        """
         sizes = [a.size for a in self.machine.axes]
-        found = (tuple(range(start, end)) for start in range(len(sizes)) for end in range(start + 1, len(sizes) + 1))
-        return tuple(sorted(found, key=lambda axes: (-prod(sizes[i] for i in axes), axes)))
+        runs = (tuple(range(start, end)) for start in range(len(sizes)) for end in range(start + 1, len(sizes) + 1))
+        return tuple(sorted(runs, key=lambda axes: (-prod(sizes[i] for i in axes), axes)))
 
-    def add(self, kind: Kind, picks: np.ndarray) -> None:
-        """Prices values that are new."""
+    def add(self, kind: SiteKind, picks: np.ndarray) -> None:
+        """Price new values."""
         cost = site_cost(kind.site, Domain(kind.choices, picks, ""), self.machine, self.assembled.training)
         time, memory = direction(self.weight)
         prices = time * cost.time + memory * cost.memory
@@ -138,14 +143,16 @@ class Space:
             kind.ends.append(tuple(map(self.number, ends)))
 
     def number(self, type_: Type) -> int:
-        """A type's number."""
-        found = self.types.setdefault(type_, len(self.listed))
-        if found == len(self.listed):
+        """Return a type's number."""
+        number = self.types.setdefault(type_, len(self.listed))
+        if number == len(self.listed):
             self.listed.append(type_)
-        return found
+        return number
 
-    def turned(self, kind: Kind, value: int, axes: Axes) -> tuple[int, ...]:
-        """The values with each of the choices in turn on some axes; -1 where the tensors cannot be divided so."""
+    def turned(self, kind: SiteKind, value: int, axes: Axes) -> tuple[int, ...]:
+        """Return the values that have each of the choices in turn on some axes; -1 where the tensors cannot be divided like
+        this.
+        """
         key = (value, axes)
         if key not in kind.turned:
             picks = np.repeat(np.array([kind.values[value]], np.int16), len(kind.choices), axis=0)
@@ -158,50 +165,50 @@ class Space:
         return kind.turned[key]
 
     def change(self, edge: int, before: int, after: int) -> float:
-        """The price of the parallelization operators on an edge; infinite where none lead there."""
+        """Return the price of the parallelization operators on an edge; infinite if none convert between the types."""
         key = (edge, before, after)
-        found = self.changes.get(key)
-        if found is None:
+        price = self.changes.get(key)
+        if price is None:
             port, product = self.edge_kinds[edge]
             old, new = (_alone(self.listed[t]) for t in (before, after))
             times, memories = self.assembled.change(old, new, port, product)
             time, memory = direction(self.weight)
             seconds = float(times[0, 0, 0])
-            found = self.changes[key] = time * seconds + memory * float(memories[0, 0, 0]) if np.isfinite(seconds) else np.inf
-        return found
+            price = self.changes[key] = time * seconds + memory * float(memories[0, 0, 0]) if np.isfinite(seconds) else np.inf
+        return price
 
     def price(self, graph: Graph, part: Sequence[int] | None = None) -> float:
-        """What a graph costs; of a part of its sites, with all edges that touch it."""
+        """Return the cost of a graph, or of a part of its sites with all edges that touch it."""
         inside = set(range(len(graph)) if part is None else part)
         total = sum(self.kinds[s].prices[graph[s]] for s in sorted(inside))
         for s, edges in enumerate(self.edges):
-            wanted = self.kinds[s].ends[graph[s]]
+            user_ends = self.kinds[s].ends[graph[s]]
             for p, (source, position, edge) in enumerate(edges):
                 if s in inside or source in inside:
-                    total += self.change(edge, self.kinds[source].ends[graph[source]][position], wanted[p])
+                    total += self.change(edge, self.kinds[source].ends[graph[source]][position], user_ends[p])
         return total
 
     def difference(self, graph: Graph, changed: Mapping[int, int]) -> float:
-        """How much more a graph costs when some sites have other values; infinite if it is none then."""
+        """Return how much more a graph costs if some sites have other values; infinite if it is impossible then."""
         kinds, edges, ends = self.kinds, self.edges, {s: self.kinds[s].ends[v] for s, v in changed.items()}
         total = 0.0
         for s, value in changed.items():
             kind, old, new = kinds[s], graph[s], ends[s]
             total += kind.prices[value] - kind.prices[old]
             for p, (source, position, edge) in enumerate(edges[s]):
-                made = kinds[source].ends[graph[source]]
-                total += self.change(edge, ends.get(source, made)[position], new[p])
-                total -= self.change(edge, made[position], kind.ends[old][p])
+                source_ends = kinds[source].ends[graph[source]]
+                total += self.change(edge, ends.get(source, source_ends)[position], new[p])
+                total -= self.change(edge, source_ends[position], kind.ends[old][p])
             for u, p in self.users[s]:
                 if u not in changed:
                     _, position, edge = edges[u][p]
-                    wanted = kinds[u].ends[graph[u]][p]
-                    total += self.change(edge, new[position], wanted)
-                    total -= self.change(edge, kind.ends[old][position], wanted)
+                    user_type = kinds[u].ends[graph[u]][p]
+                    total += self.change(edge, new[position], user_type)
+                    total -= self.change(edge, kind.ends[old][position], user_type)
         return total
 
     def point(self, graph: Graph) -> tuple[Assembled, Point]:
-        """A graph as the only point of a problem, for what the exact search's points are good for."""
+        """Return a graph as the only point of a problem, in the form of the exact search's points."""
         domains = [
             made(kind.choices, np.array([kind.values[v]], np.int16), shapes_of(kind.site), self.machine.axes)
             for kind, v in zip(self.kinds, graph, strict=True)
@@ -210,11 +217,11 @@ class Space:
         only = replace(self.assembled, domains=tuple(domains), costs=tuple(costs))
         tables = [cost for _, cost in only.problem.tables]
         time, memory = (sum(float(getattr(c, of).reshape(len(c.time), -1)[0, 0]) for c in tables) for of in ("time", "memory"))
-        kept = Alternatives((0,) * len(graph), (0,) * len(only.ports))
-        return only, Point(time, memory, (0,) * len(graph), kept, exact=False)
+        alternatives = Alternatives((0,) * len(graph), (0,) * len(only.ports))
+        return only, Point(time, memory, (0,) * len(graph), alternatives, exact=False)
 
 
 def _alone(type_: Type) -> Types:
-    """A set of one type. On a single device, which has no axes, a set still has a state."""
+    """Return a set of one type. On a single device, which has no axes, a set still has a state."""
     states = tuple(dict.fromkeys((UNUSED, *type_)))
     return Types(states, np.array([states.index(s) for s in type_], np.int16).reshape(1, -1))

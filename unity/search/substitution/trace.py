@@ -1,4 +1,4 @@
-"""What a search did, as a list of rules applied: every step, and every simplification that it allowed."""
+"""The trace of a search: the rules applied by every step, and by every simplification that the step allowed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 from unity.pcg.propagation.choices import Choice
 from unity.pcg.types.parallel_type import State
-from unity.search.substitution.space import Axes, Graph, Space
-from unity.search.substitution.substitutions import Step, after, choice_on
+from unity.search.substitution.space import Axes, Graph, GraphSpace
+from unity.search.substitution.substitutions import Substitution, after, choice_on
 
 
 @dataclass(frozen=True)
-class Application:
-    """A rule (a is what it is applied along), the operator or place that it was applied to, the user's line, the mesh axes."""
+class RuleApplication:
+    """An applied rule (in which `a` is the applied degree), the operator or place it was applied to, the user's line, and the mesh
+    axes.
+    """
 
     rule: str
     operator: str
@@ -25,17 +27,17 @@ class Application:
         return f"{self.rule}, at {self.operator}{where}, a = {'·'.join(self.axes)}"
 
 
-def trace(space: Space, steps: Sequence[Step]) -> tuple[Application, ...]:
-    """All rules applied from the serial graph on, in order."""
-    found, graph = list[Application](), space.serial
+def trace(space: GraphSpace, steps: Sequence[Substitution]) -> tuple[RuleApplication, ...]:
+    """Return all rules applied since the serial graph, in order."""
+    applications, graph = list[RuleApplication](), space.serial
     for step in steps:
         new = after(space, graph, step)
-        found += _applications(space, graph, new, step)
+        applications += _applications(space, graph, new, step)
         graph = new
-    return tuple(found)
+    return tuple(applications)
 
 
-def _applications(space: Space, old: Graph, new: Graph, step: Step) -> Iterator[Application]:
+def _applications(space: GraphSpace, old: Graph, new: Graph, step: Substitution) -> Iterator[RuleApplication]:
     for s, choice in step.choices:
         kind = space.kinds[s]
         before = choice_on(space, old, s, step.axes)
@@ -48,27 +50,31 @@ def _applications(space: Space, old: Graph, new: Graph, step: Step) -> Iterator[
     for u, edges in enumerate(space.edges):
         for p, (source, position, _) in enumerate(edges):
             if (u in changed or source in changed) and source not in placed and (u not in placed or space.users[u]):
-                made, wanted = _state(space, new, source, position, step.axes), _state(space, new, u, p, step.axes)
-                rule = simplified(made, wanted, space.sites[u].ports[p].tensor.ndim) if made and wanted else ""
+                producer_state, user_state = _state(space, new, source, position, step.axes), _state(space, new, u, p, step.axes)
+                rule = (
+                    simplified(producer_state, user_state, space.sites[u].ports[p].tensor.ndim)
+                    if producer_state and user_state
+                    else ""
+                )
                 if rule:
                     yield _at(space, u if space.sites[u].node else source, rule, step.axes)
 
 
-def _state(space: Space, graph: Graph, s: int, end: int, axes: Axes) -> State | None:
+def _state(space: GraphSpace, graph: Graph, s: int, end: int, axes: Axes) -> State | None:
     choice = choice_on(space, graph, s, axes)
     return None if choice is None else space.kinds[s].choices[choice].states[end]
 
 
-def _at(space: Space, s: int, rule: str, axes: Axes) -> Application:
+def _at(space: GraphSpace, s: int, rule: str, axes: Axes) -> RuleApplication:
     site, names = space.sites[s], tuple(space.machine.axes[i].name for i in axes)
-    while site.node is None:  # a place has no line of its own: that of what it holds
+    while site.node is None:  # a place has no line of its own: use that of its value
         site = space.sites[site.ports[0].source]
     name = str(site.node.attributes["name"]) if site.kind == "input" else site.node.kind
-    return Application(rule, name, site.node.source, names)
+    return RuleApplication(rule, name, site.node.source, names)
 
 
-def rule_of(space: Space, s: int, choice: Choice) -> str:
-    """The rule that a choice of a site is, in the language of `unity.substitutions.language.text`; a place's in words."""
+def rule_of(space: GraphSpace, s: int, choice: Choice) -> str:
+    """Return the rule that a choice of a site is, in the language of `unity.substitutions.language.text`; for a place, in words."""
     site = space.sites[s]
     ranks = [p.tensor.ndim for p in site.ports], [t.ndim for t in site.results]
     if site.kind != "operator":
@@ -82,7 +88,7 @@ def rule_of(space: Space, s: int, choice: Choice) -> str:
     # what an operator can be given only by its neighbour (a partial sum) or only leave to it (a replica) moves through it
     left = [f"reduce(a, {x})" if s.kind == "S" else x for x, s in zip(names, choice.operands, strict=True)]
     right = [_changed(x, s, rank) for x, s, rank in zip(names, choice.operands, ranks[0], strict=True)]
-    before, now = (f"{site.node.kind}({', '.join(given)})" for given in (left, right))
+    before, now = (f"{site.node.kind}({', '.join(arguments)})" for arguments in (left, right))
     results = list(zip(choice.results, ranks[1], strict=True))
     indexed = [""] if len(results) == 1 else [f".{k}" for k in range(len(results))]
     lefts = [f"replicate(a, {before}{i})" if s.kind == "R" else f"{before}{i}" for i, (s, _) in zip(indexed, results, strict=True)]
@@ -99,22 +105,22 @@ def _dim(state: State, rank: int) -> str:
 
 
 def _changed(x: str, state: State, rank: int) -> str:
-    """An operand, brought into a state."""
+    """Return an operand converted to a state."""
     return {"P": f"partition({_dim(state, rank)}, a, {x})", "R": f"replicate(a, {x})"}.get(state.kind, x)
 
 
 def _back(x: str, state: State, rank: int) -> str:
-    """A result, brought back from a state."""
+    """Return a result converted back from a state."""
     return {"P": f"combine({_dim(state, rank)}, a, {x})", "S": f"reduce(a, {x})"}.get(state.kind, x)
 
 
-def simplified(made: State, wanted: State, rank: int) -> str:
-    """The rule by which neighbours on an edge become less; nothing if none does."""
-    d, e = _dim(made, rank), _dim(wanted, rank)
-    if made.kind == "P" and made == wanted:
+def simplified(producer_state: State, user_state: State, rank: int) -> str:
+    """Return the rule by which neighbours on an edge become fewer; empty if there is none."""
+    d, e = _dim(producer_state, rank), _dim(user_state, rank)
+    if producer_state.kind == "P" and producer_state == user_state:
         return f"partition({d}, a, combine({d}, a, x)) = x"
     return {
         "PP": f"partition({e}, a, combine({d}, a, x)) = combine_partition({d}, {e}, a, x)",
         "PR": f"replicate(a, combine({d}, a, x)) = combine_replicate({d}, a, x)",
         "SP": f"partition({e}, a, reduce(a, x)) = reduce_partition({e}, a, x)",
-    }.get(made.kind + wanted.kind, "")
+    }.get(producer_state.kind + user_state.kind, "")
