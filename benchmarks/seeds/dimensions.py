@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from unity.baselines.by_hand import product_with_weight
-from unity.baselines.restricted import Space, Structure
+from unity.baselines.restricted import RestrictedSpace, Structure
 from unity.pcg.propagation.choices import Choice
 from unity.pcg.types.factors import facts_of
 from unity.search.cost.cost import site_cost
@@ -34,21 +34,21 @@ ABLATION = {
 PIPELINE = "data+model+reduction+heads+pipeline"  # is no restriction: all that there is, and `unity.optimize`'s pipelines besides
 
 
-def space(structure: Structure, may: Dimensions) -> Space:
+def space(structure: Structure, may: Dimensions) -> RestrictedSpace:
     """The strategies that split only these dimensions."""
     base, shared = structure.search.assembled, {}
     domains, costs = [], []
     for s, site in enumerate(base.opened.sites):
-        kept = tuple(k for k, c in enumerate(structure.found[s]) if allowed(structure, s, site, c, structure.rank[s][k], may))
+        kept = tuple(k for k, c in enumerate(structure.choices[s]) if allowed(structure, s, site, c, structure.rank[s][k], may))
         same = id(base.domains[s]), kept
         if same not in shared:
             rank = tuple(structure.rank[s][k] for k in kept)
-            found = domain(site, tuple(structure.found[s][k] for k in kept), rank, base.machine.axes)
+            found = domain(site, tuple(structure.choices[s][k] for k in kept), rank, base.machine.axes)
             shared[same] = found, site_cost(site, found, base.machine, base.training)
         domains.append(shared[same][0])
         costs.append(shared[same][1])
     assembled = replace(base, domains=tuple(domains), costs=tuple(costs), known={})
-    return Space(assembled, assembled.problem)
+    return RestrictedSpace(assembled, assembled.problem)
 
 
 def allowed(structure: Structure, s: int, site: Site, choice: Choice, rank: int, may: Dimensions) -> bool:

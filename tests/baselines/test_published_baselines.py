@@ -247,9 +247,9 @@ def test_mesh_tensorflow_splits_a_dimension_everywhere_or_nowhere() -> None:
                 site = assembled.opened.sites[s]
                 if site.kind == "input" and not site.weight:  # loaded by samples, whatever the layout
                     continue
-                rank = {c.states: r for c, r in zip(structure.found[s], structure.rank[s], strict=True)}
+                rank = {c.states: r for c, r in zip(structure.choices[s], structure.rank[s], strict=True)}
                 taken = [assembled.domains[s].choices[i] for i in assembled.domains[s].picks[value]]
-                for choice in structure.found[s]:
+                for choice in structure.choices[s]:
                     if choice.name not in ("unused", "replicated") and all(o.kind != "S" for o in choice.operands):
                         split.setdefault(rank[choice.states], set()).add(any(rank[t.states] == rank[choice.states] for t in taken))
             assert all(len(found) == 1 for found in split.values())

@@ -1,4 +1,5 @@
-"""What others published, on this project's costs: algorithms, and strategies that people choose by hand.
+"""Published searches and strategies that people choose by hand, all on this project's costs, for comparison.
 
-Each is a function of one name in a module of its own, from a search and what is asked of it to a strategy.
+Each takes a search and a request (`unity.search.published`) and returns a strategy. The product imports none of them: it finds one
+by its name.
 """

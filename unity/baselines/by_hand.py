@@ -1,21 +1,22 @@
-"""Strategies that people choose by hand, as restrictions: each by its name, and what it leaves open found by exact search.
+"""Strategies that people choose by hand, as restrictions of the search; what a strategy leaves open is found by exact search.
 
-A mesh is cut in two: along its first axes (data) every operator splits its samples as far as they go, along its last ones (tensor)
-products with weights split these. Where the cut may lie anywhere, every place is tried and the best is taken.
+A mesh is cut in two: along its first axes (data) every operator splits its samples as far as sizes allow, along its last ones
+(tensor) products with weights split these. If the cut may lie anywhere, every place is tried and the best is taken.
 
-- *data-parallel*: data axes alone, weights stored whole.
-- *fsdp* (ZeRO-3): data axes alone, weights stored in pieces as far as they go and gathered for use; for the backward pass again, or
-  kept.
-- *model-parallel* (Krizhevsky 2014, as OptCNN compares with it, section 6): tensor axes alone; products with weights split these
-  by what they put out (OptCNN, figure 2b), so that nothing is summed over devices.
+- *data-parallel*: data axes alone; every device stores whole weights.
+- *fsdp* (ZeRO-3): data axes alone; weights are stored in pieces as far as sizes allow and gathered for use, and gathered again or
+  kept for the backward pass.
+- *model-parallel* (Krizhevsky 2014, as OptCNN compares with it, section 6): tensor axes alone; products with weights split these by
+  their output dimensions (OptCNN, figure 2b), so that nothing is summed over devices.
 - *one-weird-trick* (Krizhevsky 2014): data parallelism up to the first dense layer, model parallelism from there on.
 - *megatron* (Shoeybi et al. 2019): data and tensor axes in all mixtures. Along tensor axes products with weights split columns or
-  rows; what arguments have as dimensions (samples, sequence) is never split there, pieces stay where they are until a sum over them
-  is reduced, and that is done by an all-reduce.
-- *expert*: what the papers compare with by this name. Convolutional networks: one weird trick (FlexFlow, section 8.1.1). Networks
-  with embedding tables: tables split, all else data parallel (Naumov et al. 2019; Unity, section 6.2). Recurrent networks (Wu et
-  al. 2016): data parallelism between nodes, and in a node every layer on a device of its own. That cannot be said here: along one
-  mesh all devices run all layers; it is refused. (`benchmarks/seeds/steps.py` simulates it, as FlexFlow did.)
+  rows; dimensions of arguments (samples, sequence) are never split there, pieces stay where they are until a sum over them is
+  reduced, and that takes an all-reduce.
+- *expert*: the strategy that the papers compare with by this name. Convolutional networks: one weird trick (FlexFlow, section
+  8.1.1). Networks with embedding tables: tables split, everything else data parallel (Naumov et al. 2019; Unity, section 6.2).
+  Recurrent networks (Wu et al. 2016): data parallelism between nodes, and in a node every layer on a device of its own. A mesh on
+  which all devices run all layers cannot express that, so it is refused. (`benchmarks/seeds/steps.py` simulates it, as FlexFlow
+  did.)
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from itertools import combinations_with_replacement, product
 import numpy as np
 
 from unity.base.errors import InfeasibleError
-from unity.baselines.restricted import Space, Structure, only, restricted, without
+from unity.baselines.restricted import RestrictedSpace, Structure, only, restricted, without
 from unity.machine.resharding_tables import Types
 from unity.pcg.types.factors import facts_of
 from unity.search.cost.assembly import Assembled
@@ -43,10 +44,14 @@ CONVOLUTION, LOOKUPS = "conv_general_dilated", ("embedding", "gather")
 
 @dataclass(frozen=True)
 class Mesh:
-    """A mesh cut in two. `data`: how many axes split the samples; `pieces`: whether weights are stored in pieces along those.
+    """A mesh cut in two.
 
-    `forced`: along tensor axes products with weights split these as far as sizes allow, and may not leave them whole; with
-    `columns`, by their results' dimensions alone. `features`: what arguments have as dimensions is not split along tensor axes.
+    Args:
+        data: the number of axes that split the samples.
+        pieces: whether weights are stored in pieces along the data axes.
+        forced: whether products with weights must split these along the tensor axes, as far as sizes allow.
+        columns: whether they may split them only by the dimensions of their results.
+        features: whether dimensions of arguments are kept whole along the tensor axes.
     """
 
     data: int
@@ -60,7 +65,7 @@ KRIZHEVSKY = Mesh(0, forced=True, columns=True)  # model parallelism
 
 
 def on_mesh(structure: Structure, mesh: Mesh | Callable[[int], Mesh]) -> Assembled:
-    """The values that a mesh allows; a mesh for each site, where it differs."""
+    """Return the search's graph with the values that a mesh allows; with a mesh for each site, where they differ."""
     of = mesh if callable(mesh) else lambda s: mesh
 
     def apart(s: int) -> object:
@@ -72,22 +77,24 @@ def on_mesh(structure: Structure, mesh: Mesh | Callable[[int], Mesh]) -> Assembl
 
 
 def picks(structure: Structure, s: int, site: Site, mesh: Mesh) -> Array:
-    """The values of a site on a mesh: most split along the data axes, and if it is forced to along the tensor axes."""
-    found, axes = structure.found[s], structure.search.machine.axes
-    idle = [i for i, c in enumerate(found) if c.name in IDLE]
-    split = [i for i in range(len(found)) if along_data(structure, s, i, mesh)]
-    tensor = [i for i in range(len(found)) if along_tensor(structure, s, site, i, mesh)]
+    """Return the values of a site on a mesh: split as far as possible along the data axes, and if forced also along the tensor
+    axes.
+    """
+    choices, axes = structure.choices[s], structure.search.machine.axes
+    idle = [i for i, c in enumerate(choices) if c.name in IDLE]
+    split = [i for i in range(len(choices)) if along_data(structure, s, i, mesh)]
+    tensor = [i for i in range(len(choices)) if along_tensor(structure, s, site, i, mesh)]
     first = {(i,) * k + (j,) * (mesh.data - k) for k in range(mesh.data + 1) for i in split or idle for j in idle}
     last = [p for p in combinations_with_replacement(tensor, len(axes) - mesh.data) if len(set(p)) <= 2]
-    every = only(found, np.array([a + b for a, b in product(sorted(first), last)], np.int16), site, axes)
-    every = _most(every, split, slice(0, mesh.data), structure)
+    values = only(choices, np.array([a + b for a, b in product(sorted(first), last)], np.int16), site, axes)
+    values = _most(values, split, slice(0, mesh.data), structure)
     if mesh.forced and product_with_weight(structure, s, site):
-        every = _most(every, [i for i in tensor if i not in idle], slice(mesh.data, len(axes)), structure)
-    return every
+        values = _most(values, [i for i in tensor if i not in idle], slice(mesh.data, len(axes)), structure)
+    return values
 
 
 def _most(picks_: Array, wanted: Iterable[int], some: slice, structure: Structure) -> Array:
-    """The values that take one of the wanted choices on most devices along some axes (none has to, where there is none)."""
+    """Return the values that take one of the wanted choices on most devices along some axes; if none can, all values."""
     sizes = np.array([a.size for a in structure.search.machine.axes])[some]
     if not len(sizes) or not len(picks_):
         return picks_
@@ -96,15 +103,17 @@ def _most(picks_: Array, wanted: Iterable[int], some: slice, structure: Structur
 
 
 def along_data(structure: Structure, s: int, i: int, mesh: Mesh) -> bool:
-    """Whether a choice is what the data axes are for."""
+    """Whether a choice belongs on the data axes."""
     if structure.weights[s]:
-        return mesh.pieces and structure.found[s][i].name not in IDLE
+        return mesh.pieces and structure.choices[s][i].name not in IDLE
     return structure.rank[s][i] in structure.samples
 
 
 def along_tensor(structure: Structure, s: int, site: Site, i: int, mesh: Mesh) -> bool:
-    """Whether a choice may be taken on the tensor axes: not the samples; of a product with a weight, what splits that."""
-    choice = structure.found[s][i]
+    """Whether a choice may be taken on the tensor axes: no split of samples, and for a product with a weight only splits of the
+    weight.
+    """
+    choice = structure.choices[s][i]
     if choice.name in IDLE:
         return True
     if structure.rank[s][i] in (structure.data if mesh.features and not structure.weights[s] else structure.samples):
@@ -117,59 +126,59 @@ def along_tensor(structure: Structure, s: int, site: Site, i: int, mesh: Mesh) -
 
 
 def product_with_weight(structure: Structure, s: int, site: Site) -> bool:
-    """Whether a site is a matrix product or a convolution of something with a weight."""
+    """Whether a site is a matrix product or a convolution with a weight."""
     heavy = site.node is not None and facts_of(site.node.kind).product and not structure.weights[s]
     return heavy and any(structure.weights[p.source] for p in site.ports)
 
 
 def mixtures(axes: int) -> list[Mesh]:
-    """Data parallelism, FSDP, tensor parallelism and all their mixtures, with nothing forced."""
+    """Return data parallelism, FSDP, tensor parallelism and all their mixtures, with nothing forced."""
     return [Mesh(k, pieces) for k in range(axes, -1, -1) for pieces in (False, True) if k or not pieces]
 
 
-def space_on(structure: Structure, mesh: Mesh | Callable[[int], Mesh]) -> Space:
-    """The strategies of a mesh."""
+def space_on(structure: Structure, mesh: Mesh | Callable[[int], Mesh]) -> RestrictedSpace:
+    """Return the strategies of a mesh."""
     assembled = on_mesh(structure, mesh)
-    return Space(assembled, assembled.problem)
+    return RestrictedSpace(assembled, assembled.problem)
 
 
-def best_of(spaces: Iterable[Space], search: Search, limit: float, name: str) -> Candidate:
-    """The fastest of some spaces that fits; if none does, the leanest that was found.
+def best_of(spaces: Iterable[RestrictedSpace], search: Search, limit: float, name: str) -> Candidate:
+    """Return the fastest strategy of some spaces that fits; if none does, the leanest found.
 
     Raises:
         InfeasibleError: there is no strategy at all.
     """
-    found = [c for space in spaces if (c := space.under(search, limit)) is not None]
-    if not found:
+    candidates = [c for space in spaces if (c := space.under(search, limit)) is not None]
+    if not candidates:
         raise InfeasibleError(f"{name}: no strategy of this kind is possible for this graph on {search.machine.name}")
-    fitting = [c for c in found if c.memory <= limit]
-    return min(fitting, key=lambda c: (c.time, c.memory)) if fitting else min(found, key=lambda c: (c.memory, c.time))
+    fitting = [c for c in candidates if c.memory <= limit]
+    return min(fitting, key=lambda c: (c.time, c.memory)) if fitting else min(candidates, key=lambda c: (c.memory, c.time))
 
 
 def data_parallel(search: Search, asked: Asked) -> Candidate:
-    """Samples are split; every device has all weights."""
+    """Return the fastest strategy where samples are split, and every device has all weights."""
     return best_of([space_on(Structure(search), Mesh(len(search.machine.axes)))], search, asked.limit, "data parallelism")
 
 
 def fsdp(search: Search, asked: Asked) -> Candidate:
-    """Samples are split, and weights stored in pieces."""
+    """Return the fastest strategy where samples are split, and weights are stored in pieces."""
     return best_of([space_on(Structure(search), Mesh(len(search.machine.axes), pieces=True))], search, asked.limit, "FSDP")
 
 
 def model_parallel(search: Search, asked: Asked) -> Candidate:
-    """Every product with a weight splits it among all devices."""
+    """Return the fastest strategy where every product with a weight splits it over all devices."""
     return best_of([space_on(Structure(search), KRIZHEVSKY)], search, asked.limit, "model parallelism")
 
 
 def megatron(search: Search, asked: Asked) -> Candidate:
-    """The best mixture of data and Megatron's tensor parallelism."""
+    """Return the best mixture of data and Megatron's tensor parallelism."""
     structure = Structure(search)
     every = (megatron_space(structure, k) for k in range(len(search.machine.axes), -1, -1))
     return best_of(every, search, asked.limit, "Megatron")
 
 
-def megatron_space(structure: Structure, data: int) -> Space:
-    """Megatron's strategies with so many data axes."""
+def megatron_space(structure: Structure, data: int) -> RestrictedSpace:
+    """Return Megatron's strategies with `data` data axes."""
     assembled = on_mesh(structure, Mesh(data, forced=True, features=True))
     tensor = range(data, len(structure.search.machine.axes))
     forbidden = dict[int, Array]()
@@ -178,23 +187,23 @@ def megatron_space(structure: Structure, data: int) -> Space:
         before, first = assembled.domains[port.source].types[assembled.position(port)]
         after, second = assembled.domains[s].types[p]
         forbidden[e] = moved(before, after, tensor)[first[:, None], second]
-    return Space(assembled, without(assembled.problem, forbidden))
+    return RestrictedSpace(assembled, without(assembled.problem, forbidden))
 
 
 def moved(before: Types, after: Types, axes: Iterable[int]) -> Array:
-    """Whether a change of type moves pieces along some of the axes: gathers, scatters or exchanges them, [before, after]."""
-    found = np.zeros((len(before), len(after)), bool)
+    """Return which changes of type move pieces along some of the axes, by a gather, scatter or exchange, [before, after]."""
+    moves = np.zeros((len(before), len(after)), bool)
     for k in axes:
         pairs = [[(b.kind == "S" and a.kind == "P") or (b.kind == "P" and a != b) for a in after.states] for b in before.states]
-        found |= np.array(pairs, bool)[before.rows[:, k][:, None], after.rows[:, k]]
-    return found
+        moves |= np.array(pairs, bool)[before.rows[:, k][:, None], after.rows[:, k]]
+    return moves
 
 
 def one_weird_trick(search: Search, asked: Asked) -> Candidate:
-    """Data parallelism for convolutions, model parallelism for dense layers.
+    """Return the fastest strategy with data parallelism for convolutions and model parallelism for dense layers.
 
     Raises:
-        InfeasibleError: there are no convolutions, which it is made for.
+        InfeasibleError: the graph has no convolutions.
     """
     structure, axes = Structure(search), len(search.machine.axes)
     kinds = {site.node.kind for site in structure.opened.sites if site.node is not None}
@@ -206,22 +215,22 @@ def one_weird_trick(search: Search, asked: Asked) -> Candidate:
 
 
 def after_dense(structure: Structure) -> list[bool]:
-    """For every site, whether it is a dense layer, comes after one, or is a weight that only such read."""
-    sites, found = structure.opened.sites, [False] * len(structure.opened.sites)
+    """Return for every site whether it is a dense layer, comes after one, or is a weight that only such sites read."""
+    sites, dense = structure.opened.sites, [False] * len(structure.opened.sites)
     for s, site in enumerate(sites):
         is_dense = site.node is not None and site.node.kind == "dot_general" and product_with_weight(structure, s, site)
-        found[s] = is_dense or any(found[p.source] for p in site.ports if p.source < s)
+        dense[s] = is_dense or any(dense[p.source] for p in site.ports if p.source < s)
     for s in reversed(range(len(sites))):
         if structure.weights[s]:
-            found[s] = bool(structure.readers[s]) and all(found[u] for u, _ in structure.readers[s])
-    return found
+            dense[s] = bool(structure.users[s]) and all(dense[u] for u, _ in structure.users[s])
+    return dense
 
 
 def expert(search: Search, asked: Asked) -> Candidate:
-    """What experts do for this kind of network.
+    """Return the experts' strategy for this kind of network.
 
     Raises:
-        InfeasibleError: it is of no kind that the papers have a strategy for, or of one whose strategy cannot be expressed.
+        InfeasibleError: the papers have no strategy for this kind of network, or one that cannot be expressed.
     """
     structure = Structure(search)
     kinds = {site.node.kind for site in structure.opened.sites if site.node is not None}
@@ -239,37 +248,37 @@ def expert(search: Search, asked: Asked) -> Candidate:
 
 
 def looked_up(structure: Structure) -> frozenset[int]:
-    """The lookups in weights, and the weights that they look up."""
+    """Return the lookups in weights, and the weights that they read."""
     sites = structure.opened.sites
-    found = set[int]()
+    lookups = set[int]()
     for s, site in enumerate(sites):
         table = table_of(structure, site)
         if site.node is not None and site.node.kind in LOOKUPS and table is not None and not structure.weights[s]:
-            found |= {s, site.ports[table].source}
-    return frozenset(found)
+            lookups |= {s, site.ports[table].source}
+    return frozenset(lookups)
 
 
 def table_of(structure: Structure, site: Site) -> int | None:
-    """Which operand of a lookup is a weight."""
+    """Return which operand of a lookup is a weight."""
     return next((p for p, port in enumerate(site.ports) if structure.weights[port.source]), None)
 
 
-def tables_split(structure: Structure, tables: frozenset[int]) -> Space:
-    """Tables split among all devices as far as sizes allow, and all else data parallel."""
+def tables_split(structure: Structure, tables: frozenset[int]) -> RestrictedSpace:
+    """Return the strategies where tables are split over all devices as far as sizes allow, and everything else is data parallel."""
     axes = len(structure.search.machine.axes)
 
     def values(s: int, site: Site) -> Array:
         if s not in tables:
             return picks(structure, s, site, Mesh(axes))
-        found = structure.found[s]
+        choices = structure.choices[s]
         table = table_of(structure, site)
-        split = [i for i, c in enumerate(found) if (c.results[0] if table is None else c.operands[table]).kind == "P"]
-        free = [i for i, c in enumerate(found) if c.name in IDLE or i in split]
-        every = only(found, np.array(list(_at_most_two(free, axes)), np.int16), site, structure.search.machine.axes)
-        return _most(every, split, slice(0, axes), structure)
+        split = [i for i, c in enumerate(choices) if (c.results[0] if table is None else c.operands[table]).kind == "P"]
+        free = [i for i, c in enumerate(choices) if c.name in IDLE or i in split]
+        picks_ = only(choices, np.array(list(_at_most_two(free, axes)), np.int16), site, structure.search.machine.axes)
+        return _most(picks_, split, slice(0, axes), structure)
 
     assembled = restricted(structure, values, lambda s: (s in tables, structure.weights[s]))
-    return Space(assembled, assembled.problem)
+    return RestrictedSpace(assembled, assembled.problem)
 
 
 def _at_most_two(choices: list[int], axes: int) -> Iterator[tuple[int, ...]]:
@@ -277,7 +286,8 @@ def _at_most_two(choices: list[int], axes: int) -> Iterator[tuple[int, ...]]:
 
 
 def usual(assembled: Assembled, data: bool, weights: bool) -> Point | None:
-    """The fastest strategy with data and weights stored in pieces along all axes, or whole, where sizes allow it; all else is open.
+    """Return the fastest strategy with data and weights stored in pieces along all axes, or whole, where sizes allow it; the rest
+    is open.
 
     None: there is no such strategy.
     """
@@ -291,5 +301,5 @@ def usual(assembled: Assembled, data: bool, weights: bool) -> Point | None:
             allowed = allowed if allowed.any() else whole
             cost = replace(cost, forward=np.where(allowed, cost.forward, np.inf))
         costs.append(cost)
-    found = Minimizer(replace(assembled, costs=tuple(costs), known={}).problem).at([0.0])
-    return found[0] if found and np.isfinite(found[0].time) else None
+    points = Minimizer(replace(assembled, costs=tuple(costs), known={}).problem).at([0.0])
+    return points[0] if points and np.isfinite(points[0].time) else None

@@ -1,13 +1,14 @@
-"""OptCNN's strategies among all that there are (Jia et al., ICML 2018, section 4), and what of a graph is no layer there.
+"""OptCNN's strategies as a subset of the search's (Jia et al., ICML 2018, section 4), and the parts of a graph that are not layers
+there.
 
 A layer is split along dimensions of its output alone: no operator makes a partial sum that another would have to add up. (A loss,
-which has no dimensions, is the sum of what the pieces of its largest operand give.) A layer's parameters are where the layer needs
-them: along an axis that splits the layer so that every device needs its own part of them, each has that part; along the others all
-devices have all, and synchronize. So nothing of a weight is ever gathered.
+which has no dimensions, is the sum of the contributions of its largest operand's pieces.) A layer's parameters are stored where the
+layer needs them: along an axis that splits the layer so that every device needs its own part, each has that part; along the others
+all devices have all of them, and synchronize. So weights are never gathered.
 
 In the paper's graph nodes are layers and edges are the tensors between them. Here arguments, results and light operators are
-variables too. Those of them at the rim, joined to one other variable alone, are part of the layer beside them, as parameters are
-there: what they cost at best is the layer's own cost (t_s, section 5.1).
+variables too. Those at the rim, joined to one other variable alone, are part of the layer beside them, as parameters are in the
+paper: their least cost is part of the layer's own cost (t_s, section 5.1).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from unity.search.space.sites import Site, Sites, copies
 
 
 def layerwise(assembled: Assembled) -> Problem:
-    """The problem with OptCNN's strategies alone: others take for ever."""
+    """Return the problem with OptCNN's strategies alone; the others take forever."""
     whole, opened = assembled.problem, assembled.opened
     unary = list[Cost]()
     for site, domain, cost in zip(opened.sites, assembled.domains, whole.unary, strict=True):
@@ -38,13 +39,13 @@ def layerwise(assembled: Assembled) -> Problem:
 
 
 def light(opened: Sites) -> list[bool]:
-    """For every site, whether it has no dense work: no product or convolution."""
+    """Return for every site whether it has no dense work, that is, no product or convolution."""
     bodies = [site.node.body if site.node is not None else None for site in opened.sites]
     return [body is None or not dense_work(body)[0] for body in bodies]
 
 
 def _splits_its_output(site: Site, domain: Domain) -> Array:
-    """Which values of an operator only split dimensions of its output; of what is no operator, all."""
+    """Return which values of an operator split only dimensions of its output; for other sites, all values."""
     if site.kind != "operator" or site.node is None:
         return np.ones(len(domain), bool)
     position = reference(site.node)
@@ -53,16 +54,16 @@ def _splits_its_output(site: Site, domain: Domain) -> Array:
 
 
 def _parameters(opened: Sites) -> list[bool]:
-    """For every site, whether it is a parameter as it is stored, or a copy of one."""
-    found: list[bool] = []
+    """Return for every site whether it is a parameter as it is stored, or a copy of one."""
+    parameters: list[bool] = []
     for site in opened.sites:
-        copied = copies(site) and found[site.ports[0].source]
-        found.append(site.weight if site.kind == "input" else copied)
-    return found
+        copied = copies(site) and parameters[site.ports[0].source]
+        parameters.append(site.weight if site.kind == "input" else copied)
+    return parameters
 
 
 def _gathered(assembled: Assembled, s: int, p: int) -> Array:
-    """Which pairs of values change the operand of a port along an axis that it is partitioned on, [maker's, user's]."""
+    """Return which pairs of values change a port's operand along an axis that it is partitioned on, [producer's, user's]."""
     port = assembled.opened.sites[s].ports[p]
     before, first = assembled.domains[port.source].types[assembled.position(port)]
     after, second = assembled.domains[s].types[p]

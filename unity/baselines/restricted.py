@@ -1,7 +1,8 @@
-"""Restrictions of the search's values: what published systems, and strategies that people choose by hand, do not have.
+"""Restrictions of the search: the strategies of published systems, or of people, as subsets of its values.
 
-A restriction leaves every operator some of its values, and forbids some pairs of values along edges. What it leaves open is found
-by exact search, so what comes out is the best of its kind. All else, costs included, is that of the search it is taken from.
+A restriction gives every operator some of its values, and forbids some pairs of values along edges. What it leaves open is found by
+exact search, so the result is the best strategy of its kind. Everything else, costs included, is the same as in the search that it
+restricts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from unity.pcg.types.axis import Axis
 from unity.search.cost.assembly import Assembled
 from unity.search.cost.cost import SiteCost, site_cost
 from unity.search.session import Candidate, Search
-from unity.search.solver.frontier import Frontier, fastest_fitting, frontier
+from unity.search.solver.frontier import ParetoFrontier, fastest_fitting, frontier
 from unity.search.solver.minimizer import Minimizer
 from unity.search.solver.problem import Array, Cost, Edge, Point, Problem
 from unity.search.space.configurations import Domain, fits, made, ranks, shapes_of
@@ -30,7 +31,9 @@ from unity.search.space.sites import Site, Sites
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """What restrictions speak of: choices, the dimensions that they follow through the graph, samples, weights."""
+    """The structure of a graph that restrictions refer to: choices, the dimensions that they follow through the graph, samples, and
+    weights.
+    """
 
     search: Search
 
@@ -39,19 +42,19 @@ class Structure:
         return self.search.assembled.opened
 
     @cached_property
-    def found(self) -> Offers:
+    def choices(self) -> Offers:
         """The choices of every site."""
         return offered(self.opened.sites)
 
     @cached_property
     def rank(self) -> list[tuple[int, ...]]:
-        """For every choice, a number of the dimension that it follows: equal ones are the same dimension."""
-        return ranks(self.opened.sites, self.found)
+        """For every choice the number of the dimension that it follows; equal numbers mean the same dimension."""
+        return ranks(self.opened.sites, self.choices)
 
     @cached_property
     def dimensions(self) -> Dimensions:
         """The dimensions of the program."""
-        return Dimensions(self.opened, self.found, self.rank)
+        return Dimensions(self.opened, self.choices, self.rank)
 
     @property
     def samples(self) -> frozenset[int]:
@@ -60,25 +63,25 @@ class Structure:
 
     @property
     def data(self) -> frozenset[int]:
-        """The dimensions of all arguments that are no weights."""
+        """The dimensions of all arguments that are not weights."""
         return self.dimensions.data
 
     @property
     def weights(self) -> tuple[bool, ...]:
-        """For every site, whether it is made of nothing but weights."""
+        """For every site, whether it is computed from weights alone."""
         return self.dimensions.weights
 
     @cached_property
-    def readers(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """For every site, who reads its results: (site, operand)."""
-        found: list[list[tuple[int, int]]] = [[] for _ in self.opened.sites]
+    def users(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For every site, the users of its results: (site, operand)."""
+        choices: list[list[tuple[int, int]]] = [[] for _ in self.opened.sites]
         for u, site in enumerate(self.opened.sites):
             for p, port in enumerate(site.ports):
-                found[port.source].append((u, p))
-        return tuple(map(tuple, found))
+                choices[port.source].append((u, p))
+        return tuple(map(tuple, choices))
 
     def name(self, s: int) -> str:
-        """A site for messages: its operator, and the user's source line."""
+        """Return a site's name for messages: its operator, and the user's source line."""
         site = self.opened.sites[s]
         what = site.node.kind if site.node is not None else site.kind
         source = site.node.source if site.node is not None else ""
@@ -86,7 +89,7 @@ class Structure:
 
 
 @dataclass(frozen=True, eq=False)
-class Space:
+class RestrictedSpace:
     """The graph with some of its values, and the problem on them: that of `assembled`, with pairs of values forbidden."""
 
     assembled: Assembled
@@ -97,45 +100,48 @@ class Space:
         return Minimizer(self.problem)
 
     def at(self, weight: float) -> Point | None:
-        """The least time + weight * memory; nothing if no strategy is left."""
-        found = self.minimizer.at([weight])
-        return found[0] if found else None
+        """Return the minimum of time + weight * memory; None if no strategy is left."""
+        points = self.minimizer.at([weight])
+        return points[0] if points else None
 
-    def frontier(self) -> Frontier:
-        """The trade-off inside the restriction."""
+    def frontier(self) -> ParetoFrontier:
+        """Return the trade-off between time and memory inside the restriction."""
         return frontier(self.problem, minimizer=self.minimizer)
 
     def strategy(self, point: Point) -> Point:
-        """A point with the variables of the graph alone, where the problem has more."""
+        """Return a point with the variables of the graph alone, if the problem has more."""
         sites, edges = len(self.assembled.domains), len(self.assembled.ports)
-        taken = point.alternatives
-        return replace(
-            point, values=point.values[:sites], alternatives=replace(taken, unary=taken.unary[:sites], edges=taken.edges[:edges])
-        )
+        alternatives = point.alternatives
+        own = replace(alternatives, unary=alternatives.unary[:sites], edges=alternatives.edges[:edges])
+        return replace(point, values=point.values[:sites], alternatives=own)
 
     def under(self, search: Search, limit: float) -> Candidate | None:
-        """The fastest that is found to fit the limit; if none does the leanest; nothing if no strategy is left at all."""
-        made: dict[Point, Candidate] = {}
+        """Return the fastest strategy found that fits the limit; if none does, the leanest; None if no strategy is left at all."""
+        candidates: dict[Point, Candidate] = {}
 
         def candidate(point: Point) -> Candidate:
-            if point not in made:
-                made[point] = search.candidate(self.assembled, self.strategy(point))
-            return made[point]
+            if point not in candidates:
+                candidates[point] = search.candidate(self.assembled, self.strategy(point))
+            return candidates[point]
 
         fastest, leanest = self.at(0.0), self.at(np.inf)
         if fastest is None or leanest is None:
             return None
         if candidate(fastest).memory <= limit:
             return candidate(fastest)
-        found = fastest_fitting(self.minimizer, (0.0, np.inf), lambda p: candidate(p).memory <= limit)
-        return candidate(found or leanest)
+        fitting = fastest_fitting(self.minimizer, (0.0, np.inf), lambda p: candidate(p).memory <= limit)
+        return candidate(fitting or leanest)
 
 
 def restricted(
     structure: Structure, values: Callable[[int, Site], Array], apart: Callable[[int], object] = lambda s: None
 ) -> Assembled:
-    """The search's graph with other values: `values` gives a site's choices along all axes, [values, axes], before they are checked
-    for sizes. Sites that are equal to the search share them, if `apart` does not tell them apart.
+    """Return the search's graph with other values.
+
+    Args:
+        structure: the structure of the graph.
+        values: returns a site's choices along all axes, [values, axes]; they are then checked against sizes.
+        apart: distinguishes sites that are equal for the search. Equal sites with equal results share their values.
 
     Raises:
         InfeasibleError: an operator is left without any value.
@@ -146,10 +152,10 @@ def restricted(
     for s, site in enumerate(base.opened.sites):
         same = (id(base.domains[s]), apart(s))
         if same not in shared:
-            picks = only(structure.found[s], values(s, site), site, axes)
+            picks = only(structure.choices[s], values(s, site), site, axes)
             if not len(picks):
                 raise InfeasibleError(f"{structure.name(s)}: no way to split it is left by the restriction on {base.machine.name}")
-            near = made(structure.found[s], picks, shapes_of(site), axes)
+            near = made(structure.choices[s], picks, shapes_of(site), axes)
             shared[same] = near, site_cost(site, near, base.machine, base.training)
         domains.append(shared[same][0])
         costs.append(shared[same][1])
@@ -157,7 +163,7 @@ def restricted(
 
 
 def only(choices: Sequence[Choice], picks: Array, site: Site, axes: Sequence[Axis]) -> Array:
-    """Those of some values that sizes allow, each once."""
+    """Return those of some values that sizes allow, each once."""
     if not axes:  # one device
         return np.zeros((1, 0), np.int16)
     picks = np.unique(np.asarray(picks, np.int16).reshape(-1, len(axes)), axis=0)
@@ -165,7 +171,9 @@ def only(choices: Sequence[Choice], picks: Array, site: Site, axes: Sequence[Axi
 
 
 def most_split(choices: Sequence[Choice], wanted: Sequence[int], site: Site, axes: Sequence[Axis]) -> Array:
-    """The values that split by one of the wanted choices along as many devices as sizes allow, and leave the other axes unused."""
+    """Return the values that split by one of the wanted choices over as many devices as sizes allow, and leave the other axes
+    unused.
+    """
     whole = next(i for i, c in enumerate(choices) if c.name == "unused")
     picks = np.full((1, len(axes)), whole, np.int16)
     for i in wanted:
@@ -180,14 +188,14 @@ def most_split(choices: Sequence[Choice], wanted: Sequence[int], site: Site, axe
 
 
 def without(problem: Problem, forbidden: Mapping[int, Array]) -> Problem:
-    """The problem without some pairs of values: [first's, second's] of an edge, by its number."""
-    known, edges = dict[tuple[str, bytes], Cost](), list[Edge]()
+    """Return the problem without some pairs of values: [first's, second's] of an edge, by its number."""
+    restricted_costs, edges = dict[tuple[str, bytes], Cost](), list[Edge]()
     for e, edge in enumerate(problem.edges):
         if e not in forbidden or not forbidden[e].any():
             edges.append(edge)
             continue
         key = edge.cost.key, forbidden[e].tobytes()
-        if key not in known:
-            known[key] = Cost("", np.where(forbidden[e], np.inf, edge.cost.time), edge.cost.memory)
-        edges.append(replace(edge, cost=known[key]))
+        if key not in restricted_costs:
+            restricted_costs[key] = Cost("", np.where(forbidden[e], np.inf, edge.cost.time), edge.cost.memory)
+        edges.append(replace(edge, cost=restricted_costs[key]))
     return replace(problem, edges=tuple(edges))

@@ -1,7 +1,7 @@
-"""TensorOpt (Cai et al. 2020): the frontier of time and memory by frontier tracking, and its three options.
+"""TensorOpt (Cai et al. 2020): the frontier of time and memory by frontier tracking, and its three options (section 4.1).
 
-Its space of strategies is in `space.py`, its algorithm in `frontiers.py` and `tracking.py`, and in `configurations.py` what is left
-out for it to take only seconds. Here are its options (section 4.1).
+- `space` has its strategies, `frontiers` and `tracking` its algorithm.
+- `configurations` selects promising configurations, so that tracking takes only seconds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from unity.base.errors import InfeasibleError
-from unity.baselines.restricted import Space, Structure
+from unity.baselines.restricted import RestrictedSpace, Structure
 from unity.baselines.tensoropt.configurations import promising
 from unity.baselines.tensoropt.space import space
 from unity.baselines.tensoropt.tracking import LAST, MOST, Tracked, Way, track
@@ -19,15 +19,23 @@ from unity.search.published import Asked
 from unity.search.session import Candidate, Search
 from unity.search.solver.problem import Point
 
-CLOSE = 2  # configurations that an operator has besides those of the hull, for each of some weights
+CLOSE = 2  # configurations of an operator besides those of the hull, for each of some weights
 
 __all__ = ["TensorOpt", "mini_parallelism", "mini_time", "profiling"]
 
 
 @dataclass(frozen=True, eq=False)
 class TensorOpt:
-    """Frontier tracking of one search's graph on its machine. `most`, `cumulative`: see `tracking`. `of`: how many configurations
-    close to the hull an operator has besides those of the hull, see `configurations`; all, if None."""
+    """Frontier tracking of one search's graph on its machine.
+
+    Args:
+        search: the search.
+        way: the variant of the algorithm (see `tracking`).
+        most: tuples per frontier while operators are eliminated; all, if None.
+        cumulative: tuples per frontier along the row; all, if None.
+        of: how many configurations close to the hull an operator has besides those of the hull (see `configurations`); all, if
+            None.
+    """
 
     search: Search
     way: Way = "ldp"
@@ -36,23 +44,23 @@ class TensorOpt:
     of: int | None = CLOSE
 
     @cached_property
-    def space(self) -> Space:
+    def space(self) -> RestrictedSpace:
         return space(Structure(self.search))
 
     @cached_property
     def tracked(self) -> Tracked:
         """The cost frontier."""
         sites = self.space.assembled.opened.sites
-        given = [s for s, site in enumerate(sites) if site.kind == "input" and not site.weight]
-        first = next((u for u, site in enumerate(sites) if any(p.source == given[0] for p in site.ports)), 0) if given else 0
+        data = [s for s, site in enumerate(sites) if site.kind == "input" and not site.weight]
+        first = next((u for u, site in enumerate(sites) if any(p.source == data[0] for p in site.ports)), 0) if data else 0
         if self.of is None:
             return track(self.space.problem, first, way=self.way, most=self.most, cumulative=self.cumulative)
         some = promising(self.space, self.of)
-        found = track(some.problem, first, way=self.way, most=self.most, cumulative=self.cumulative)
-        return replace(found, points=some.strategy(found.points))
+        result = track(some.problem, first, way=self.way, most=self.most, cumulative=self.cumulative)
+        return replace(result, points=some.strategy(result.points))
 
     def candidate(self, point: Point) -> Candidate:
-        """A point of the frontier as a strategy."""
+        """Return a point of the frontier as a strategy."""
         return self.search.candidate(self.space.assembled, point)
 
     @cached_property
@@ -61,10 +69,13 @@ class TensorOpt:
         return tuple(self.candidate(point) for point in self.tracked.points)
 
     def fastest_under(self, limit: float) -> Candidate:
-        """The fastest strategy of the frontier that fits; the leanest if none does. Raises InfeasibleError if there is none at all.
+        """Return the fastest strategy of the frontier that fits; the leanest if none does.
 
-        What is tried of the frontier is halved with every try, as memory falls along it. What is held for a moment does not, so if
-        that finds nothing, all others whose sums fit are tried, the leanest first.
+        Memory falls along the frontier, so binary search finds the strategy. Peak memory need not fall, though; if binary search
+        finds nothing, all others whose sums fit are tried, the leanest first.
+
+        Raises:
+            InfeasibleError: there is no strategy at all.
         """
         every = self.tracked.points
         if not every:
@@ -72,32 +83,34 @@ class TensorOpt:
         best, start, end = self.candidate(every[-1]), 0, len(every) - 1
         while start < end:
             middle = (start + end) // 2
-            found = self.candidate(every[middle])
-            best, start, end = (found, start, middle) if found.memory <= limit else (best, middle + 1, end)
+            candidate = self.candidate(every[middle])
+            best, start, end = (candidate, start, middle) if candidate.memory <= limit else (best, middle + 1, end)
         if best.memory <= limit:
             return best
         others = (self.candidate(point) for point in reversed(every[:-1]) if point.memory <= limit)
-        return next((found for found in others if found.memory <= limit), best)
+        return next((candidate for candidate in others if candidate.memory <= limit), best)
 
 
 def mini_time(search: Search, asked: Asked) -> Candidate:
-    """The fastest strategy under the memory limit (the option *mini-time*)."""
+    """Return the fastest strategy under the memory limit (the option *mini-time*)."""
     return TensorOpt(search).fastest_under(asked.limit)
 
 
 def profiling(searches: Iterable[Search], limit: float) -> tuple[tuple[int, Candidate], ...]:
-    """The fastest strategy on each number of devices (the option *profiling*), searches of the same graph on machines of several
-    sizes. Where a strategy has more memory than the limit, none fits."""
+    """Return the fastest strategy on each number of devices (the option *profiling*).
+
+    `searches` are of the same graph on machines of several sizes. A strategy that exceeds the limit means that none fits.
+    """
     return tuple((search.machine.devices, TensorOpt(search).fastest_under(limit)) for search in searches)
 
 
 def mini_parallelism(searches: Iterable[Search], limit: float) -> tuple[Search, Candidate] | None:
-    """The fastest strategy on the fewest devices that fit it (the option *mini-parallelism*); None if it fits on none.
+    """Return the fastest strategy on the fewest devices on which one fits (the option *mini-parallelism*); None if it fits on none.
 
-    `searches`: of the same graph, on machines of several sizes, the smallest first.
+    `searches` are of the same graph on machines of several sizes, the smallest first.
     """
     for search in searches:
-        found = TensorOpt(search).fastest_under(limit)
-        if found.memory <= limit:
-            return search, found
+        candidate = TensorOpt(search).fastest_under(limit)
+        if candidate.memory <= limit:
+            return search, candidate
     return None

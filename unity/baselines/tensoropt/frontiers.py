@@ -1,8 +1,8 @@
-"""Cost frontiers, and what TensorOpt does with them (section 3.2): product, union and reduce.
+"""Cost frontiers, and TensorOpt's operations on them (section 3.2): product, union and reduce.
 
 A table holds a frontier for every configuration of an operator, F(o_i, s), or for every pair of configurations at the ends of an
-edge, F(e_ij, s, p). `combined` is product, union and reduce in one, named like an einsum: "hi,ij->hj" takes the product where the
-configurations of i agree, and the union over them. Equations (4) to (7) and line 6 of algorithm 3 are such combinations.
+edge, F(e_ij, s, p). `combined` is product, union and reduce in one, with the notation of an einsum: "hi,ij->hj" takes the product
+where the configurations of i agree, and the union over them. Equations (4) to (7) and line 6 of algorithm 3 are such combinations.
 """
 
 from __future__ import annotations
@@ -16,18 +16,23 @@ import numpy as np
 
 from unity.search.solver.problem import Array, Cost
 
-CHUNK = 100_000  # strategy tuples that are looked at together: a few megabytes, which caches hold
-CELLS = 64  # parts into which the memory of an entry's tuples is cut, to leave most of them out before they are sorted
-SORTED = 20_000  # tuples that are sorted at once without that
+CHUNK = 100_000  # tuples processed together: a few megabytes, which fit in a cache
+CELLS = 64  # cells into which the memory range of an entry is cut, to remove most tuples before sorting
+SORTED = 20_000  # up to this many tuples are sorted directly
 
 
 @dataclass(frozen=True, eq=False)
 class Frontiers:
-    """A frontier for each entry of a table: strategy tuples, entry after entry, in each by ascending memory and descending time.
+    """A frontier for each entry of a table: tuples, entry after entry, and within an entry by ascending memory and descending time.
 
-    `time` in seconds and `memory` in bytes on one device, [tuples]. `back` says for unrolling what each tuple was made of, an array
-    [tuples] for each table: its tuple there. Of what nothing was eliminated from (`initial`), it is the alternative that was taken.
-    Tables with equal keys are equal.
+    Args:
+        key: equal for equal tables.
+        shape: the shape of the table.
+        entry: the index in the flattened table of each tuple, [tuples].
+        time: seconds, [tuples].
+        memory: bytes on one device, [tuples].
+        back: for unrolling, an array [tuples] for each table from which the tuples were made: the number of the tuple there. In an
+            `initial` table it is the alternative that was chosen.
     """
 
     key: str
@@ -42,52 +47,52 @@ class Frontiers:
 
     @cached_property
     def at(self) -> tuple[Array, ...]:
-        """Where each tuple is, an index for every axis."""
+        """The position of each tuple, an index for every axis."""
         return np.unravel_index(self.entry, self.shape) if self.shape else ()
 
     @cached_property
     def first(self) -> Array:
-        """The first tuple, and so the leanest, of each entry that has any."""
+        """The first, and so the leanest, tuple of each entry that has any."""
         return _firsts(self.entry)
 
     @cached_property
     def count(self) -> Array:
-        """How many tuples each of these entries has. Its last one is the fastest."""
+        """The number of tuples of each of these entries. The last one of an entry is the fastest."""
         return np.diff(self.first, append=len(self.entry))
 
     @cached_property
     def feasible(self) -> Array:
-        """Which entries have any tuple."""
-        found = np.zeros(int(np.prod(self.shape, dtype=int)), bool)
-        found[self.entry] = True
-        return found.reshape(self.shape)
+        """Whether each entry has any tuple."""
+        mask = np.zeros(int(np.prod(self.shape, dtype=int)), bool)
+        mask[self.entry] = True
+        return mask.reshape(self.shape)
 
 
 def named(*parts: object) -> str:
-    """A key for what is made of these."""
+    """Return a key for a value computed from these parts."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
 
 
 def initial(cost: Cost, most: int | None) -> Frontiers:
-    """The frontiers of one of the problem's tables (initialization): of each entry, the alternatives that no other beats."""
+    """Return the frontiers of one of the problem's tables: for each entry its nondominated alternatives."""
     by_entry = [np.moveaxis(x, 0, -1).reshape(-1, len(cost.time)) for x in (cost.time, cost.memory)]
     entry, alternative = np.nonzero(np.isfinite(by_entry[0]))
     time, memory = (x[entry, alternative] for x in by_entry)
-    kept = thinned(entry, memory, reduced(entry, time, memory), most)
-    return Frontiers(named(cost.key, most), cost.sizes, entry[kept], time[kept], memory[kept], (alternative[kept],))
+    rows = thinned(entry, memory, reduced(entry, time, memory), most)
+    return Frontiers(named(cost.key, most), cost.sizes, entry[rows], time[rows], memory[rows], (alternative[rows],))
 
 
 def one() -> Frontiers:
-    """A table without axes, of one strategy that costs nothing."""
+    """Return a table without axes, with one strategy of zero cost."""
     zero = np.zeros(1)
     return Frontiers("one", (), np.zeros(1, np.int64), zero, zero, ())
 
 
 def reduced(entry: Array, time: Array, memory: Array) -> Array:
-    """The positions of the tuples that no other of their entry beats (algorithm 1), by entry and ascending memory.
+    """Return the positions of the nondominated tuples of each entry (algorithm 1), by entry and ascending memory.
 
-    `entry`: ascending. Of equal tuples the first is kept. Sorting is what takes time, so most of many tuples are left out before:
-    those that are no faster than one of their entry that needs less memory, by more than a cell of it.
+    `entry` is ascending. Of equal tuples the first is kept. Sorting dominates the time, so of many tuples most are removed before:
+    those that are no faster than one of their entry that needs less memory by more than a cell.
     """
     left, first = np.arange(len(entry)), _firsts(entry)
     if not len(entry):
@@ -97,28 +102,30 @@ def reduced(entry: Array, time: Array, memory: Array) -> Array:
         left = left[~_beaten(first, number, time, memory)]
         number, time, memory = number[left], time[left], memory[left]
     order = np.argsort(memory, kind="stable")
-    small = number.astype(np.min_scalar_type(number[-1]))  # of two bytes it is sorted without comparing
+    small = number.astype(np.min_scalar_type(number[-1]))  # integers of at most two bytes are radix-sorted
     order = order[np.argsort(small[order], kind="stable")]
     # The running minimum of the time must start anew at every entry. Complex numbers are compared by their real part first.
     after = np.empty(len(order), complex)
     after.real, after.imag = -number[order], time[order]
     faster = np.ones(len(order), bool)
     faster[1:] = after[1:] < np.minimum.accumulate(after)[:-1]
-    kept = order[faster]
-    follows = (np.diff(number[kept]) == 0) & (np.diff(memory[kept]) == 0)  # of as much memory the last is the fastest
-    return left[kept[~np.append(follows, False)]]
+    front = order[faster]
+    follows = (np.diff(number[front]) == 0) & (np.diff(memory[front]) == 0)  # of tuples with equal memory, the last is the fastest
+    return left[front[~np.append(follows, False)]]
 
 
 def _firsts(entry: Array) -> Array:
-    """Where in a list of entries, ascending, another one begins."""
+    """Return the positions at which another entry begins in an ascending list of entries."""
     new = np.ones(len(entry), bool)
     new[1:] = entry[1:] != entry[:-1]
     return np.flatnonzero(new)
 
 
 def _beaten(first: Array, number: Array, time: Array, memory: Array) -> Array:
-    """Some of the tuples that others beat: a cell of higher memory begins where all of a lower one's end. `first`: where each entry
-    begins, `number`: of each tuple's."""
+    """Find some of the dominated tuples: a cell of higher memory begins where all tuples of a lower one end.
+
+    `first` is where each entry begins, `number` the entry of each tuple.
+    """
     low, high = np.minimum.reduceat(memory, first), np.maximum.reduceat(memory, first)
     scale = np.zeros(len(first))
     np.divide(CELLS * (1 - 1e-9), high - low, out=scale, where=high > low)
@@ -128,50 +135,51 @@ def _beaten(first: Array, number: Array, time: Array, memory: Array) -> Array:
     return time >= np.minimum.accumulate(best, axis=1)[number, cell]
 
 
-def thinned(entry: Array, memory: Array, kept: Array, most: int | None) -> Array:
-    """Of the tuples at `kept`, as `reduced` gives them, at most so many of each entry, its first and its last among them."""
-    if most is None or not len(kept):
-        return kept
-    of = entry[kept]
-    start = _firsts(of)
-    count = np.diff(start, append=len(of))
+def thinned(entry: Array, memory: Array, rows: Array, most: int | None) -> Array:
+    """Return at most `most` of the tuples at `kept` for each entry, its first and its last among them."""
+    if most is None or not len(rows):
+        return rows
+    entries = entry[rows]
+    start = _firsts(entries)
+    count = np.diff(start, append=len(entries))
     if count.max() <= most:
-        return kept
+        return rows
     first, size = np.repeat(start, count), np.repeat(count, count)
-    position = np.arange(len(of)) - first
+    position = np.arange(len(entries)) - first
     steps = np.maximum(size - 1, 1)
     even = (position * (most - 1)) // steps > ((position - 1) * (most - 1)) // steps
-    return kept[(size <= most) | (position == 0) | even]
+    return rows[(size <= most) | (position == 0) | even]
 
 
 def combined(a: Frontiers, b: Frontiers, axes: str, most: int | None) -> Frontiers:
-    """The product of the entries of two tables that agree on the axes they share, and the union over axes that the result lacks.
+    """Return the product of the entries of two tables that agree on their common axes, and the union over axes that the result
+    lacks.
 
-    `axes`: as in "hi,ij->hj". Each entry keeps at most `most` tuples, evenly spread between the leanest and the fastest.
+    `axes` is given as in "hi,ij->hj". Each entry keeps at most `most` tuples, evenly spread between the leanest and the fastest.
     """
-    given, result = axes.split("->")
-    of_a, of_b = given.split(",")
+    operands, result = axes.split("->")
+    of_a, of_b = operands.split(",")
     shape = tuple(a.shape[of_a.index(x)] if x in of_a else b.shape[of_b.index(x)] for x in result)
     stride = {x: int(np.prod(shape[k + 1 :], dtype=np.int64)) for k, x in enumerate(result)}
     part_a = _weighted(a, of_a, {x: stride[x] for x in of_a if x in stride})
     part_b = _weighted(b, of_b, {x: stride[x] for x in of_b if x in stride and x not in of_a})
-    found = list[tuple[Array, ...]]()
+    chunks = list[tuple[Array, ...]]()
     left, right = _agreeing(a, of_a, b, of_b)
     into = part_a[left] + part_b[right]
     order = np.argsort(into, kind="stable")
     for entry, rows_a, rows_b in _products(a, b, left[order], right[order], into[order]):
         time, memory = a.time[rows_a] + b.time[rows_b], a.memory[rows_a] + b.memory[rows_b]
-        kept = reduced(entry, time, memory)
-        found.append((entry[kept], time[kept], memory[kept], rows_a[kept], rows_b[kept]))
-    entry, time, memory, rows_a, rows_b = (np.concatenate(part) for part in zip(*found, strict=True))
-    kept = reduced(entry, time, memory) if len(found) > 1 else np.arange(len(entry))
-    kept = thinned(entry, memory, kept, most)
+        rows = reduced(entry, time, memory)
+        chunks.append((entry[rows], time[rows], memory[rows], rows_a[rows], rows_b[rows]))
+    entry, time, memory, rows_a, rows_b = (np.concatenate(part) for part in zip(*chunks, strict=True))
+    rows = reduced(entry, time, memory) if len(chunks) > 1 else np.arange(len(entry))
+    rows = thinned(entry, memory, rows, most)
     key = named(a.key, b.key, axes, most)
-    return Frontiers(key, shape, entry[kept], time[kept], memory[kept], (rows_a[kept], rows_b[kept]))
+    return Frontiers(key, shape, entry[rows], time[rows], memory[rows], (rows_a[rows], rows_b[rows]))
 
 
 def _weighted(table: Frontiers, axes: str, strides: dict[str, int]) -> Array:
-    """Of every entry that has tuples, the sum of its indices on some axes, each times its stride."""
+    """Return for every entry that has tuples the sum of its indices on some axes, each times its stride."""
     total = np.zeros(len(table.first), np.int64)
     for x, stride in strides.items():
         total += table.at[axes.index(x)][table.first] * stride
@@ -179,7 +187,7 @@ def _weighted(table: Frontiers, axes: str, strides: dict[str, int]) -> Array:
 
 
 def _agreeing(a: Frontiers, of_a: str, b: Frontiers, of_b: str) -> tuple[Array, Array]:
-    """All pairs of entries (of those that have tuples, by number) that agree on the axes that both tables have."""
+    """Return all pairs of entries that agree on the axes of both tables. Entries are numbered among those that have tuples."""
     sizes = {x: a.shape[of_a.index(x)] for x in of_a if x in of_b}
     strides, keys = dict[str, int](), 1
     for x, n in sizes.items():
@@ -191,14 +199,13 @@ def _agreeing(a: Frontiers, of_a: str, b: Frontiers, of_b: str) -> tuple[Array, 
 
 
 def _ranges(first: Array, count: Array) -> Array:
-    """All numbers of some ranges, one after the other."""
+    """Return all numbers of some ranges, one range after the other."""
     end = np.cumsum(count)
     return np.repeat(first - (end - count), count) + np.arange(end[-1] if len(end) else 0)
 
 
 def _products(a: Frontiers, b: Frontiers, left: Array, right: Array, into: Array) -> Iterator[tuple[Array, Array, Array]]:
-    """For each pair of entries every tuple of the one with every tuple of the other, and the entry of the result that it is for,
-    `into`; a chunk at a time."""
+    """Yield every pair of tuples for each pair of entries, and the entry of the result that it belongs to, a chunk at a time."""
     total = np.cumsum(a.count[left] * b.count[right])
     cuts = np.searchsorted(total, np.arange(CHUNK, int(total[-1]) if len(total) else 0, CHUNK))
     for some in np.split(np.arange(len(left)), np.unique(cuts)):
@@ -209,7 +216,7 @@ def _products(a: Frontiers, b: Frontiers, left: Array, right: Array, into: Array
 
 
 def chosen(table: Frontiers, axes: Sequence[int | None]) -> Frontiers:
-    """The part of a table where some axes have a given index; those axes are gone."""
+    """Return the part of a table where some axes have a given index; those axes are removed."""
     keep = np.ones(len(table), bool)
     for axis, index in enumerate(axes):
         keep &= True if index is None else table.at[axis] == index
@@ -221,7 +228,7 @@ def chosen(table: Frontiers, axes: Sequence[int | None]) -> Frontiers:
 
 
 def expanded(table: Frontiers, axis: int, index: Array) -> Frontiers:
-    """The table whose entries along an axis are those at `index`, in that order; an entry may come any number of times."""
+    """Return the table whose entries along an axis are those at `index`, in that order, with repetitions."""
     moved = np.moveaxis(np.arange(int(np.prod(table.shape))).reshape(table.shape), axis, 0)[index]
     old = np.moveaxis(moved, 0, axis)
     count = np.bincount(table.entry, minlength=int(np.prod(table.shape)))
