@@ -14,7 +14,7 @@ A mesh is cut in two: along its first axes (data) every operator splits its samp
   reduced, and that takes an all-reduce.
 - *expert*: the strategy that the papers compare with by this name. Convolutional networks: one weird trick (FlexFlow, section
   8.1.1). Networks with embedding tables: tables split, everything else data parallel (Naumov et al. 2019; Unity, section 6.2).
-  Recurrent networks (Wu et al. 2016): data parallelism between nodes, and in a node every layer on a device of its own. A mesh on
+  Recurrent networks (Wu et al. 2016): data parallelism between nodes, and in a node each layer on its own device. A mesh on
   which all devices run all layers cannot express that, so it is refused. (`benchmarks/seeds/steps.py` simulates it, as FlexFlow
   did.)
 """
@@ -146,7 +146,7 @@ def best_of(spaces: Iterable[RestrictedSpace], search: Search, limit: float, nam
     """Return the fastest strategy of some spaces that fits; if none does, the leanest found.
 
     Raises:
-        InfeasibleError: there is no strategy at all.
+        InfeasibleError: no strategy of these spaces is possible.
     """
     candidates = [c for space in spaces if (c := space.under(search, limit)) is not None]
     if not candidates:
@@ -289,7 +289,7 @@ def usual(assembled: Assembled, data: bool, weights: bool) -> Point | None:
     """Return the fastest strategy with data and weights stored in pieces along all axes, or whole, where sizes allow it; the rest
     is open.
 
-    None: there is no such strategy.
+    Returns None if no such strategy exists.
     """
     costs = []
     for site, domain, cost in zip(assembled.opened.sites, assembled.domains, assembled.costs, strict=True):

@@ -47,7 +47,7 @@ class _LayerClusters:
         self.dims: dict[str, frozenset[int]] = {}  # by pattern of a program
 
     def add(self, members: Sequence[int]) -> None:
-        """Add a cluster, as a layer of its own or as part of an existing one."""
+        """Add a cluster, as a new layer or as part of an existing one."""
         layer, makers = len(self.below), self._producers(members)
         self.members[layer] = list(members)
         self.home.update(dict.fromkeys(members, layer))

@@ -86,7 +86,7 @@ def starts(search: Search, o: Operators, may: Mapping[int, Options], rng: random
 
 
 def samples(search: Search) -> int:
-    """Return the first dimension of the first argument that is not a weight and has dimensions; 0 if there is none."""
+    """Return the first dimension of the first argument that is not a weight and has dimensions; 0 if no argument has."""
     data = [n for k, n in enumerate(search.graph.inputs) if k not in search.differentiated and n.tensors[0].shape]
     return data[0].tensors[0].shape[0] if data else 0
 

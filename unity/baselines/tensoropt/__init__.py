@@ -75,7 +75,7 @@ class TensorOpt:
         finds nothing, all others whose sums fit are tried, the leanest first.
 
         Raises:
-            InfeasibleError: there is no strategy at all.
+            InfeasibleError: no strategy is possible at all.
         """
         every = self.tracked.points
         if not every:

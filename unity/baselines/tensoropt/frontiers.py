@@ -92,7 +92,7 @@ def reduced(entry: Array, time: Array, memory: Array) -> Array:
     """Return the positions of the nondominated tuples of each entry (algorithm 1), by entry and ascending memory.
 
     `entry` is ascending. Of equal tuples the first is kept. Sorting dominates the time, so of many tuples most are removed before:
-    those that are no faster than one of their entry that needs less memory by more than a cell.
+    those at least as slow as one of their entry that needs less memory by more than a cell.
     """
     left, first = np.arange(len(entry)), _firsts(entry)
     if not len(entry):

@@ -2,10 +2,10 @@
 
 The paper's assumptions, and their counterparts here:
 
-- *Every operator has a device mesh and tensor maps of its own*: a configuration is one choice for each mesh axis, and different
+- *Every operator has its own device mesh and tensor maps*: a configuration is one choice for each mesh axis, and different
   operators take different ones. The paper's rules for valid configurations are not published; here they are the operator table's.
-- *A parameter belongs to its operator* (m_p and t_s, equation 1): a weight is stored as its operator uses it, so it is never
-  gathered for use, and there is no FSDP. A weight that several operators read is re-scheduled for them, as other tensors are.
+- *A parameter belongs to its operator* (m_p and t_s, equation 1): a weight is stored as its operator uses it and never gathered
+  for use, so FSDP is not part of the space. A weight that several operators read is re-scheduled for them, as other tensors are.
 - *Redundant computation of the same tensor on different devices is allowed*: an axis may be unused.
 - *Results are merged by an all-reduce after the operator*: a partial sum is never an operand. If the user needs pieces of it, the
   change of type is a reduce-scatter, which is also the shortest path of the paper's collectives.

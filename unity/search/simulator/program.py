@@ -5,7 +5,7 @@ backward pass it runs after its users have, if a gradient flows there; recomputa
 since JAX ties them to the cotangent. Nothing waits for the gradient of a weight, so its communication may overlap with the rest of
 the backward pass.
 
-The graph of a remat is part of the program around it. A scan's is a program of its own that runs as a unit `length` times: a
+The graph of a remat is part of the program around it. A scan's is a separate program that runs as a unit `length` times: a
 compiled loop is one operation, and the communication of a step does not overlap with other steps. So one step is simulated. The
 same holds for every tick of a pipeline; the transfers between its stages come after all ticks. A pipeline that does not drain (2BW)
 has finished with a batch's weights before its last ticks.

@@ -1,7 +1,7 @@
 """Devices that may differ from each other, and the links between any two of them (FlexFlow, section 3: the device topology graph).
 
 A `Machine` is uniform: its devices have one speed, and the link between two of them follows from the outermost level that separates
-them. A topology lists devices and links one by one. Each direction between two devices is a link of its own, unless several are
+them. A topology lists devices and links one by one. Each direction between two devices is a separate link, unless several are
 declared to share one.
 """
 
@@ -54,7 +54,7 @@ class Topology:
         between: `between[i][j]` is the number of the link from device i to device j; `between[i][i]` is not read.
 
     Raises:
-        MachineError: there is no device, a speed is not positive, or two devices have no link.
+        MachineError: the topology has no devices, a speed is not positive, or two devices have no link.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Topology:
             machine: prices operators on a device of speed 1.
             speeds: each device's speed, relative to that device.
             links: for two devices (from, to) a link, shared by all pairs that are given the same one, or (bytes/s, seconds per
-                message). A missing direction has a link of its own with the figures of the other.
+                message). A missing direction gets a separate link with the figures of the other.
 
         Raises:
             MachineError: a figure is impossible, two devices have no link, or a link belongs to a device that does not exist.

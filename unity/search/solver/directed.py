@@ -65,8 +65,9 @@ class DirectedQuery:
 def best_strategy(
     problem: Problem, domains: Domains, query: DirectedQuery, solved: Solved | None = None
 ) -> tuple[DirectedOptimum | None, Messages | None]:
-    """Return the best strategy, unless there is none or it is certainly worse than requested; and the messages that bounded it, if
-    any.
+    """Return the best strategy, and the messages that bounded it, if any did.
+
+    The strategy is None if the problem has no solution, or the best one is certainly worse than requested.
     """
     reduced = core(problem, domains, query.direction, solved)
     if reduced is None:

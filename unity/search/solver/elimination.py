@@ -70,7 +70,9 @@ class Elimination:
         return schedule(self.problem, self.domains, self.budget)
 
     def solve(self, directions: Array) -> list[Point]:
-        """Return the best point in every direction [directions, 2] (see `problem.direction`); nothing if there is none."""
+        """Return the best point in every direction [directions, 2] (see `problem.direction`); an empty list if the problem has no
+        solution.
+        """
         entries = max(1, sum(map(prod, self.schedule.shapes)))
         batch = max(1, RESIDENT // entries)
         solutions: list[Point] = []
@@ -109,7 +111,7 @@ class Elimination:
         return Energy(unary, pairs)
 
     def _values(self, directions: Array) -> Array | None:
-        """Return the best value of every variable in every direction; None if there is no solution."""
+        """Return the best value of every variable in every direction; None if the problem has no solution."""
         tables = self.tables(directions)
         total = sum(tables[constant.operation] for constant in self.schedule.constants)
         if not np.isfinite(total).all():
@@ -236,8 +238,8 @@ def _split_neighbours(scopes: Iterable[tuple[int, ...]], sizes: dict[int, int]) 
 
 
 def _separator(tables: Labelled, sizes: dict[int, int]) -> int | None:
-    """Return a neighbour without which no table joins the others: the one whose removal gives the larger smaller half. None if
-    there is none.
+    """Return a neighbour without which no table joins the others: the one whose removal gives the larger smaller half. None if no
+    neighbour separates them.
     """
     smaller: dict[int, int] = {}
     for label in sorted(sizes.keys() - {0}):

@@ -41,7 +41,7 @@ class ParetoFrontier:
     minimizer: Minimizer = field(repr=False)
 
     def fastest(self) -> Point | None:
-        """Return the point with the least time; None if there is no solution."""
+        """Return the point with the least time; None if the problem has no solution."""
         return self.points[0] if self.points else None
 
     def under(self, memory: float) -> Point | None:

@@ -45,7 +45,7 @@ class Minimizer:
         self.messages: list[tuple[Array, Point, Messages]] = []  # a direction, its best point, and the messages that bounded it
 
     def at(self, weights: Sequence[float] | Array) -> list[Point]:
-        """Return the minimizer of time + weight * memory for every weight; nothing if there is no solution.
+        """Return the minimizer of time + weight * memory for every weight; an empty list if the problem has no solution.
 
         An infinite weight means memory alone. Ties go to less memory (for an infinite weight, to less time), then to lower indices.
         """
@@ -59,7 +59,7 @@ class Minimizer:
         return [self.known[weight] for weight in requested]
 
     def _break_ties(self, weight: float) -> None:
-        """Among equally good points, take one with less of the other cost. A point that is best in two directions is best in all
+        """Replace a point by an equally good one with less of the other cost. A point that is best in two directions is best in all
         between.
         """
         for tiny in TINY:
@@ -70,8 +70,8 @@ class Minimizer:
                 break
 
     def least(self, weight: float, above: float = math.inf) -> float:
-        """Return the minimum of time + weight * memory alone: infinite if there is no solution, or if bounds prove that it is above
-        `above`.
+        """Return the minimum of time + weight * memory alone: infinite if the problem has no solution, or bounds prove that it
+        exceeds `above`.
         """
         objective = direction(weight)
         if self.domains.empty:
@@ -105,7 +105,9 @@ class Minimizer:
         return [point for some in directions for point in self._bounded(np.array(some), above)]
 
     def _bounded(self, direction_: Array, above: float) -> list[Point]:
-        """Return the best point in one direction, unless there is none or it is certainly above `above`."""
+        """Return the best point in one direction; an empty list if the problem has no solution, or the best one is certainly above
+        `above`.
+        """
         known = min((_objective(point, direction_) for point in self.known.values()), default=math.inf)
         query = DirectedQuery(direction_, self.elimination.budget, above, known, self._start(direction_))
         strategy, messages = best_strategy(self.problem, self.domains, query, self.solved)
@@ -132,7 +134,9 @@ class Minimizer:
 
 
 def minimize(problem: Problem, weights: Sequence[float] | Array, budget: int = BUDGET) -> list[Point]:
-    """Return for every weight (seconds per byte) the exact minimizer of time + weight * memory; nothing if there is none."""
+    """Return for every weight (seconds per byte) the exact minimizer of time + weight * memory; an empty list if the problem has no
+    solution.
+    """
     return Minimizer(problem, budget).at(weights)
 
 

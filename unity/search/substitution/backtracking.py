@@ -11,7 +11,7 @@ from itertools import pairwise
 from unity.search.joint.backtracking import ALPHA
 from unity.search.joint.joint import Budget
 from unity.search.substitution.space import Axes, Graph, GraphSpace
-from unity.search.substitution.substitutions import Substitution, steps
+from unity.search.substitution.substitutions import SubstitutionStep, steps
 
 Hashes = tuple[int, ...]  # for each axis a hash of the choices along it; 0 if the axis is idle
 
@@ -38,7 +38,7 @@ class ReachedGraph:
     price: float
     hashes: Hashes
     before: ReachedGraph | None = None
-    step: Substitution | None = None
+    step: SubstitutionStep | None = None
     changed: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -52,7 +52,7 @@ class ReachedGraph:
         return tuple(reversed(path))
 
     @property
-    def steps(self) -> tuple[Substitution, ...]:
+    def steps(self) -> tuple[SubstitutionStep, ...]:
         """All steps from the first graph."""
         return tuple(reached.step for reached in self.path if reached.step is not None)
 

@@ -21,7 +21,7 @@ from unity.search.joint.joint import Budget
 from unity.search.joint.segments import places
 from unity.search.substitution.backtracking import Spent, backtrack, hashes, usable
 from unity.search.substitution.space import Axes, Graph, GraphSpace
-from unity.search.substitution.substitutions import Substitution, after, applied
+from unity.search.substitution.substitutions import SubstitutionStep, after, applied
 
 LEAST = 10  # minimum of operators in a segment (Unity, section 5.3)
 SHARE, DEEPER = 8, 4  # graphs of a segment rewritten in a round, and the factor by which that grows when everything is repeated
@@ -37,7 +37,7 @@ class Reached:
 
     graph: Graph
     price: float
-    steps: tuple[Substitution, ...] = ()
+    steps: tuple[SubstitutionStep, ...] = ()
     candidates: int = 0  # graphs priced until then
 
 
@@ -72,7 +72,7 @@ def rounds(
     space: GraphSpace, best: Reached, every: Sequence[Part], degrees: Sequence[Axes], share: int, spent: Spent
 ) -> Iterator[Reached]:
     """Search segments in turns, forward and back again, as long as anything is gained. Yields ever cheaper graphs."""
-    steps_of: dict[tuple, tuple[Substitution, ...]] = {}
+    steps_of: dict[tuple, tuple[SubstitutionStep, ...]] = {}
     idle, turn = 0, itertools.cycle((every, every[::-1]))
     while idle < 2 and spent.left:
         before = best
@@ -115,24 +115,24 @@ def starts(space: GraphSpace, every: Sequence[Part], axes: Axes, spent: Spent) -
     yield replace(serial, candidates=spent.candidates)
 
 
-def _partitioning(space: GraphSpace, graph: Graph, s: int, dim: int, axes: Axes) -> Substitution | None:
-    """Return the step that partitions a site's results in a dimension; None if there is none."""
+def _partitioning(space: GraphSpace, graph: Graph, s: int, dim: int, axes: Axes) -> SubstitutionStep | None:
+    """Return the step that partitions a site's results in a dimension; None if no choice does."""
     kind = space.kinds[s]
     for choice, value in enumerate(space.turned(kind, graph[s], axes)):
         if value >= 0 and all(r == partitioned(dim) for r in kind.choices[choice].results):
-            step = Substitution(s, choice, axes)
+            step = SubstitutionStep(s, choice, axes)
             return step if space.difference(graph, applied(space, graph, step)) < math.inf else None
     return None
 
 
-def _reached_by(space: GraphSpace, start: Reached, steps: tuple[Substitution, ...], candidates: int) -> Reached:
+def _reached_by(space: GraphSpace, start: Reached, steps: tuple[SubstitutionStep, ...], candidates: int) -> Reached:
     graph = start.graph
     for step in steps:
         graph = after(space, graph, step)
     return Reached(graph, space.price(graph), (*start.steps, *steps), candidates)
 
 
-def _renamed(step: Substitution, name: Callable[[int], int]) -> Substitution:
+def _renamed(step: SubstitutionStep, name: Callable[[int], int]) -> SubstitutionStep:
     return replace(step, site=name(step.site), placed=tuple((name(s), c) for s, c in step.placed))
 
 

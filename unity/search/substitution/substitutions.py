@@ -20,7 +20,7 @@ from unity.search.substitution.space import Axes, Graph, GraphSpace
 
 
 @dataclass(frozen=True)
-class Substitution:
+class SubstitutionStep:
     """A substitution: a site makes another choice along some axes. `placed` are the places that follow it, with their choices."""
 
     site: int
@@ -34,13 +34,13 @@ class Substitution:
         return ((self.site, self.choice), *self.placed)
 
 
-def applied(space: GraphSpace, graph: Graph, step: Substitution) -> dict[int, int]:
+def applied(space: GraphSpace, graph: Graph, step: SubstitutionStep) -> dict[int, int]:
     """Return the values of sites after a step; empty if a tensor cannot be divided like this."""
     values = {s: space.turned(space.kinds[s], graph[s], step.axes)[c] for s, c in step.choices}
     return {} if -1 in values.values() else values
 
 
-def after(space: GraphSpace, graph: Graph, step: Substitution) -> Graph:
+def after(space: GraphSpace, graph: Graph, step: SubstitutionStep) -> Graph:
     """Return the graph after a step."""
     values = list(graph)
     for s, v in applied(space, graph, step).items():
@@ -50,7 +50,7 @@ def after(space: GraphSpace, graph: Graph, step: Substitution) -> Graph:
 
 def steps(
     space: GraphSpace, graph: Graph, part: Sequence[int], degrees: Sequence[Axes]
-) -> Iterator[tuple[Substitution, dict[int, int]]]:
+) -> Iterator[tuple[SubstitutionStep, dict[int, int]]]:
     """Yield every substitution of some sites of a graph, of some degrees, with the values that change."""
     inside = frozenset(part)
     for s in part:
@@ -58,7 +58,7 @@ def steps(
             kind, now = space.kinds[s], choice_on(space, graph, s, axes)
             for choice, value in enumerate(space.turned(kind, graph[s], axes) if now is not None else ()):
                 if choice != now and value >= 0:
-                    step = Substitution(s, choice, axes, tuple(following(space, graph, s, choice, axes, inside)))
+                    step = SubstitutionStep(s, choice, axes, tuple(following(space, graph, s, choice, axes, inside)))
                     changed = applied(space, graph, step)
                     if changed:
                         yield step, changed

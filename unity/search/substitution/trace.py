@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from unity.pcg.propagation.choices import Choice
 from unity.pcg.types.parallel_type import State
 from unity.search.substitution.space import Axes, Graph, GraphSpace
-from unity.search.substitution.substitutions import Substitution, after, choice_on
+from unity.search.substitution.substitutions import SubstitutionStep, after, choice_on
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class RuleApplication:
         return f"{self.rule}, at {self.operator}{where}, a = {'·'.join(self.axes)}"
 
 
-def trace(space: GraphSpace, steps: Sequence[Substitution]) -> tuple[RuleApplication, ...]:
+def trace(space: GraphSpace, steps: Sequence[SubstitutionStep]) -> tuple[RuleApplication, ...]:
     """Return all rules applied since the serial graph, in order."""
     applications, graph = list[RuleApplication](), space.serial
     for step in steps:
@@ -37,7 +37,7 @@ def trace(space: GraphSpace, steps: Sequence[Substitution]) -> tuple[RuleApplica
     return tuple(applications)
 
 
-def _applications(space: GraphSpace, old: Graph, new: Graph, step: Substitution) -> Iterator[RuleApplication]:
+def _applications(space: GraphSpace, old: Graph, new: Graph, step: SubstitutionStep) -> Iterator[RuleApplication]:
     for s, choice in step.choices:
         kind = space.kinds[s]
         before = choice_on(space, old, s, step.axes)
@@ -115,7 +115,7 @@ def _back(x: str, state: State, rank: int) -> str:
 
 
 def simplified(producer_state: State, user_state: State, rank: int) -> str:
-    """Return the rule by which neighbours on an edge become fewer; empty if there is none."""
+    """Return the rule by which neighbours on an edge become fewer; empty if none applies."""
     d, e = _dim(producer_state, rank), _dim(user_state, rank)
     if producer_state.kind == "P" and producer_state == user_state:
         return f"partition({d}, a, combine({d}, a, x)) = x"

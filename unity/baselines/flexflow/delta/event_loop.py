@@ -36,7 +36,7 @@ class TaskTable(NamedTuple):
 
     Args:
         name: the task's name.
-        device: where it runs; GONE if there is no such task (any more).
+        device: where it runs; GONE if the task does not exist (any more).
         seconds: its run time.
         nbytes: the bytes that it sends.
         first: where its predecessors begin: before[first : first + waits].

@@ -187,7 +187,7 @@ class TaskSchedule:
         self._register = Register(names, numbers, stack, np.array([more + free, used]))
 
     def _more_slots(self, waits: int) -> None:
-        """Make room for more predecessors, and drop slots that are no longer used."""
+        """Make room for more predecessors, and drop unused slots."""
         t, rows = self._table, np.flatnonzero(self._table.device != GONE)
         counts = t.waits[rows]
         used = int(counts.sum())

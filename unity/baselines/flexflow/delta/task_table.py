@@ -235,7 +235,7 @@ def apply_change(
         spare: receives the times after the change.
         line: the loop's state.
 
-    Returns the status and index of `enter`, or FULL if there is no room and nothing was entered; the old entries; `total` and
+    Returns the status and index of `enter`, or FULL if room was missing and nothing was entered; the old entries; `total` and
     `exact` after the change; and how many tasks were simulated, NONE if some can never be taken.
     """
     if len(c.name) > r.sizes[FREE] or r.sizes[USED] + len(c.before) > len(t.before):

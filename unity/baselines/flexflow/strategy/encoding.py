@@ -15,7 +15,7 @@ of the predecessors.
                 backward too, bytes, groups * size pieces; then P names of the tasks that end each piece, P names of those that
                 end it backward, P devices
     operand     length, n pairs of pieces that share elements, number of parts that several pieces of the producer hold (0 if
-                every piece holds a part of its own); n pieces of the producer, n pieces of the user, n times elements, n parts
+                every piece holds a different part); n pieces of the producer, n pieces of the user, n times elements, n parts
     weight      length, number of parts, the number of devices that hold each, the bytes of each; then these devices, by number
     waiting     length, number of pairs forward, number of pairs backward, and the pairs: a piece and the name of a task that it
                 waits for
