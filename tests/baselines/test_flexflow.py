@@ -59,7 +59,7 @@ def test_full_and_delta_simulation_lead_through_the_same_chain(name: str, seed: 
 
 @settings(max_examples=12)
 @given(name=st.sampled_from(sorted(MODELS)), seed=st.integers(0, 2**32 - 1))
-def test_what_is_found_takes_what_is_said_and_is_never_worse_than_the_initial_strategies(name: str, seed: int) -> None:
+def test_the_result_has_the_reported_time_and_is_no_worse_than_the_initial_strategies(name: str, seed: int) -> None:
     o = model(name)
     found = walked(o, seed, 60)
     starts = initial(o, 8, seed)
@@ -71,7 +71,7 @@ def test_what_is_found_takes_what_is_said_and_is_never_worse_than_the_initial_st
         assert chain.proposals == 60
 
 
-def test_without_a_temperature_all_is_accepted_and_at_none_what_is_slower_never_is() -> None:
+def test_zero_beta_accepts_every_proposal_and_infinite_beta_none_that_is_slower() -> None:
     """The two ends of equation 1: β = 0, and β without end."""
     o = model("gpt")
     assert all(chain.accepted == chain.proposals for chain in walked(o, 0, 50, beta=0.0).chains)
@@ -106,7 +106,7 @@ def test_the_best_of_all_strategies_of_a_tiny_graph_is_found(sizes: tuple[int, i
     assert found.best.best == best
 
 
-def test_a_chain_ends_when_it_has_not_found_anything_for_half_of_its_time() -> None:
+def test_a_chain_ends_after_half_of_its_proposals_without_progress() -> None:
     o = model("cnn")
     (chain, _) = explored(o, initial(o, 8)).chains
     assert chain.proposals >= 2 * 10 * len(o.numbers)
@@ -116,7 +116,7 @@ def test_a_chain_ends_when_it_has_not_found_anything_for_half_of_its_time() -> N
 
 @settings(max_examples=60)
 @given(name=st.sampled_from(sorted(MODELS)), seed=st.integers(0, 2**32 - 1))
-def test_a_change_that_is_taken_back_leaves_nothing_behind(name: str, seed: int) -> None:
+def test_an_undone_change_leaves_nothing_behind(name: str, seed: int) -> None:
     """Neither in the strategy's tasks, nor for the changes that come after it."""
     o, rng = model(name), random.Random(seed)
     strategy = Strategy(o, {k: drawn(o.nodes[k], 4, rng) for k in o.numbers})
@@ -186,13 +186,13 @@ def test_a_value_and_its_configuration_have_the_same_pieces(name: str) -> None:
 
 @pytest.mark.parametrize("machine", [Machine.grid(1, 1, "p100"), TWO], ids=["1", "2"])
 @pytest.mark.parametrize("fn", [lambda p, x: jnp.mean(x @ p), lambda p, x: x], ids=["one", "none"])
-def test_where_there_is_nothing_to_choose(machine: Machine, fn) -> None:
+def test_a_graph_with_nothing_to_choose_is_accepted(machine: Machine, fn) -> None:
     """One device; or a function without an operator."""
     _, search, plan = searched(Small(fn, f(8, 8), f(8, 8)), machine, budget=5)
     assert plan.time == pytest.approx(search.fastest.time)
 
 
-def test_the_same_seed_gives_the_same_plan_and_chains_are_of_what_a_mesh_has() -> None:
+def test_equal_seeds_give_equal_plans_and_chains_stay_on_the_mesh() -> None:
     small = two_layers(2**20, 64)
     with jax.enable_x64(True):
         found = [searched(small, EIGHT, seed=1, budget=60)[2] for _ in range(2)]

@@ -1,4 +1,4 @@
-"""What FlexFlow counts as one operator: the same function, for the same seconds, with fewer operators to place."""
+"""FlexFlow's layers: they compute the same function in the same time as their operators, with fewer operators to place."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_layers_are_made_of_operators_and_take_no_longer(name: str) -> None:
     assert (whole(coarse) <= whole(fine) * (1 + 1e-9)).all()
 
 
-def test_a_step_of_an_lstm_layer_is_one_operator_and_costs_what_its_parts_do() -> None:
+def test_a_step_of_an_lstm_layer_is_one_operator_with_the_cost_of_its_parts() -> None:
     steps = 5
     fine, coarse = both(rnnlm_unrolled(hidden=16, vocab=61, steps=steps, batch=8))
     cells = [p for p in programs(coarse) if p.count("dot_general") == 2]
@@ -89,7 +89,7 @@ def test_a_step_of_an_lstm_layer_is_one_operator_and_costs_what_its_parts_do() -
     np.testing.assert_allclose(whole(coarse), whole(fine), rtol=1e-9)
 
 
-def test_layers_are_those_that_papers_count() -> None:
+def test_layers_are_those_counted_in_papers() -> None:
     """FlexFlow's table 4: a 12-layer AlexNet. Five convolutions, three products, three poolings, a soft-max."""
     _, coarse = both(tiny("alexnet"))
     assert len(coarse.numbers) == 12
@@ -120,7 +120,7 @@ def test_a_strategy_of_layers_takes_as_long_as_that_of_their_operators_on_the_sa
     assert makespan(Strategy(coarse, configs).graph) == pytest.approx(makespan(Strategy(fine, own).graph), rel=1e-6)
 
 
-def test_on_one_device_a_network_takes_what_its_layers_do() -> None:
+def test_on_one_device_a_network_takes_the_time_of_its_layers() -> None:
     for o in mlp():
         alone = Strategy(o, {k: on_one(o.nodes[k]) for k in o.numbers})
         assert makespan(alone.graph) == pytest.approx(whole(o).sum(), rel=1e-6)

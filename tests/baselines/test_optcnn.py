@@ -63,7 +63,7 @@ def series_parallel(draw: st.DrawFn, budget: int) -> list[tuple[int, int]]:
 
 
 @given(st.data(), st.integers(0, 12))
-def test_what_is_made_of_chains_in_series_and_side_by_side_ends_as_two_layers(data: st.DataObject, budget: int) -> None:
+def test_series_parallel_graphs_end_as_two_layers(data: st.DataObject, budget: int) -> None:
     edges = data.draw(st.composite(series_parallel)(budget))
     count = 1 + max(map(max, edges))
     rng = np.random.default_rng(0)
@@ -87,7 +87,7 @@ def test_a_final_graph_that_is_too_large_and_too_dense_is_refused(monkeypatch: p
 
 
 @given(problems())
-def test_what_is_not_enumerated_is_the_same(problem: Problem) -> None:
+def test_elimination_gives_the_result_of_enumeration(problem: Problem) -> None:
     """Other eliminations find what enumeration finds."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("unity.baselines.optcnn.ENUMERATED", 0)
@@ -102,7 +102,7 @@ def test_what_is_not_enumerated_is_the_same(problem: Problem) -> None:
 
 
 def test_a_large_final_graph_is_enumerated_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of whatever size the blocks are."""
+    """The size of the blocks makes no difference."""
     problem = segments(2, (3, 4, 5), ((0, 1), (1, 2), (0, 2), (0, 3), (2, 3)))
     whole = optimal(problem)
     monkeypatch.setattr("unity.baselines.optcnn.BLOCK", 7)
@@ -131,7 +131,7 @@ def test_it_is_the_best_of_its_strategies_and_never_better_than_the_exact_search
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_its_strategies_split_outputs_alone_and_gather_no_parameter(name: str) -> None:
-    """What is left allows what the paper has, and nothing else: read off the types, not the choices' names."""
+    """The restriction allows the paper's strategies and no others, judged by types rather than by the names of choices."""
     _, assembled = named(name)
     problem, whole = layerwise(assembled), assembled.problem
     opened = assembled.opened

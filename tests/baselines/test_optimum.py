@@ -67,7 +67,7 @@ def any_config(o: Operators, k: int, rng: random.Random) -> ParallelConfig:
 @example(seed=2, which="two")
 @example(seed=0, which="unlike")
 @given(seed=st.integers(0, 2**32 - 1), which=st.sampled_from(["lenet", "one", "two", "unlike"]))
-def test_no_bound_is_above_what_is_simulated(seed: int, which: str) -> None:
+def test_no_bound_exceeds_the_simulated_time(seed: int, which: str) -> None:
     """Both searches compare the two for whatever they simulate."""
     o, rng = executions()[which], random.Random(seed)
     configs = {k: any_config(o, k, rng) for k in o.numbers}
@@ -96,7 +96,7 @@ def test_a_transfer_between_other_devices_waits_for_no_gradients() -> None:
 @settings(max_examples=6)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_best_of_all_is_found(seed: int) -> None:
-    """Of some configurations for some operators."""
+    """With a random choice of configurations for every operator."""
     o, rng = lenet(), random.Random(seed)
     many = rng.sample(o.numbers, 6)
     may = {k: [any_config(o, k, rng) for _ in range(1 + (k in many))] for k in o.numbers}
@@ -126,7 +126,7 @@ def test_devices_that_are_alike_may_be_exchanged(devices: int, samples: int, wid
     assert found[0].nodes < found[1].nodes
 
 
-def test_what_is_not_looked_at_is_said() -> None:
+def test_unvisited_strategies_are_reported() -> None:
     o, rng = lenet(), random.Random(0)
     many = rng.sample(o.numbers, 4)
     may = {k: [any_config(o, k, rng) for _ in range(3 if k in many else 1)] for k in o.numbers}

@@ -1,4 +1,4 @@
-"""What the strategies that people choose by hand are: which tensors are split how, and which collectives that takes."""
+"""Strategies that people choose by hand: which tensors they split and how, and which collectives that takes."""
 
 import math
 from collections import Counter
@@ -194,14 +194,14 @@ def test_experts_split_tables_alone() -> None:
             assert all(state.kind == wanted for state in node.types[0])
 
 
-def test_what_experts_do_that_cannot_be_expressed_is_refused() -> None:
+def test_expert_strategies_that_cannot_be_expressed_are_refused() -> None:
     with pytest.raises(InfeasibleError, match="every layer a device of its own"):
         algorithm("expert")(small("lstm"), ROOMY)
     with pytest.raises(InfeasibleError, match="no strategy of experts"):
         algorithm("expert")(search_of(*DENSE), ROOMY)
 
 
-def test_what_leaves_an_operator_nothing_is_refused_by_its_name_and_line() -> None:
+def test_a_restriction_that_leaves_an_operator_no_value_names_it_and_its_line() -> None:
     structure = Structure(search_of(perceptron, [f(8, 8)], f(3, 8), Machine.grid(1, 2, "v100")))
     with pytest.raises(InfeasibleError, match=r"test_published_baselines.py:\d+.*: dot_general of float32\[3,8\]: no way"):
         mesh_space(structure, 1)  # three samples on two devices

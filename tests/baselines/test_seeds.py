@@ -42,7 +42,7 @@ def case(algorithm: str, **options) -> Case:
     return Case("optcnn7", "lenet5", algorithm, MACHINE, {"batch": 32}, 2, **options)
 
 
-def test_every_case_has_a_name_of_its_own_and_keeps_it() -> None:
+def test_every_case_has_a_unique_and_stable_name() -> None:
     every = cases(tuple(PARTS))
     assert len({c.name for c in every}) == len(every)
     assert [c.name for c in every] == [c.name for c in cases(tuple(PARTS))]
@@ -50,7 +50,7 @@ def test_every_case_has_a_name_of_its_own_and_keeps_it() -> None:
     assert {c.algorithm for c in every} <= {*OWN, *names()}
 
 
-def test_a_run_goes_on_where_it_was(tmp_path, monkeypatch) -> None:
+def test_a_run_resumes_where_it_stopped(tmp_path, monkeypatch) -> None:
     every = [case("data-parallel"), case("captured"), case("no such algorithm")]
     assert left(tmp_path, every) == every
     group(every[:1], str(tmp_path))
@@ -74,14 +74,14 @@ def test_a_run_goes_on_where_it_was(tmp_path, monkeypatch) -> None:
     assert failed["failed"].startswith("ZeroDivisionError")
 
 
-def test_a_process_runs_as_many_groups_as_there_are(tmp_path) -> None:
+def test_a_process_runs_all_groups(tmp_path) -> None:
     every = [replace(case("no such algorithm"), scale=n) for n in range(6)]
     done = [name for names in run(every, tmp_path, 1) for name in names]
     assert sorted(done) == sorted(c.name for c in every)
     assert known(tmp_path, every).keys() == set(done)
 
 
-def test_a_limit_and_what_cannot_be_are_said(tmp_path) -> None:
+def test_limits_and_impossible_cases_are_reported(tmp_path) -> None:
     tight, expert = case("data-parallel", limit=1.0), Case("flexflow6", "mlp_unity", "expert", MACHINE, {"batch": 32}, 2)
     group([tight], str(tmp_path))
     group([expert], str(tmp_path))
@@ -112,7 +112,7 @@ def result(algorithm: str, time: float, **more) -> dict:
     return {**about, "algorithm": algorithm, "time": time, "memory": 1e9, "sent": 1e9, "seconds": 1.0, **more}
 
 
-def test_another_algorithm_that_is_faster_is_said() -> None:
+def test_a_faster_algorithm_is_reported() -> None:
     slower = Results((result("unity", 1.0), result("optcnn", 1.5), result("data-parallel", 2.0)))
     assert "No other strategy is faster" in never_slower(slower).notes[0]
     assert never_slower(slower).rows[0][5] == "+50.00%"
@@ -120,7 +120,7 @@ def test_another_algorithm_that_is_faster_is_said() -> None:
     assert never_slower(faster).notes == ("optcnn7, vgg16 on m: optcnn is faster by 10.00%",)
 
 
-def test_results_of_older_code_are_said_to_be() -> None:
+def test_results_of_older_code_are_marked() -> None:
     new = {"code": "abc", "written": "2026-01-02 03:04 UTC"}
     some = (result("unity", 1.0) | new, result("optcnn", 1.5) | new, result("tofu", 1.5))
     assert "In 1 of them not all results are of the same code" in never_slower(Results(some)).notes[1]
@@ -131,7 +131,7 @@ def test_results_of_older_code_are_said_to_be() -> None:
     assert age.stamp()["code"] == age.code()
 
 
-def test_tables_are_written_of_whatever_is_there() -> None:
+def test_tables_are_written_from_incomplete_results() -> None:
     some = Results((result("unity", 1.0), result("optcnn", 1.5), {"part": "unity14", "model": "xdl", "machine": "m", "devices": 6,
                     "scale": 6, "limit": None, "algorithm": "flexflow", "missing": "flexflow: not available"}))  # fmt: skip
     for table in tables(some):
@@ -147,7 +147,7 @@ def test_the_turning_point_is_the_farthest_from_the_line_between_the_ends() -> N
     assert "too few" in turning(points[:2])
 
 
-def test_how_layers_are_treated() -> None:
+def test_layers_are_grouped_by_their_treatment() -> None:
     """By data parallelism: every matrix is used with other samples on every device, and all gradients are added up."""
     model = get("nmt", layers=1, hidden=16, vocab=32, steps=3, batch=8)
     captured = capture(model.loss, model.params, model.batch)
@@ -160,7 +160,7 @@ def test_how_layers_are_treated() -> None:
     assert found["synchronized"] == pytest.approx(2 * every)  # a ring of two sends all of it once, twice over
 
 
-def test_what_the_papers_case_studies_found_is_beside_ours() -> None:
+def test_case_studies_show_the_papers_results_beside_ours() -> None:
     about = {"part": PART, "devices": DEVICES, "model": "nmt", "time": 1.0, "synchronized": 8.0}
     layers = [["p['table']", 4, 1, 1], ["p['softmax']['w']", 1, 4, 1]]
     some = [about | {"algorithm": "unity", "treated": layers}, about | {"algorithm": "data-parallel", "treated": layers[:1]}]
@@ -224,7 +224,7 @@ def test_figure_13_has_each_embedding_on_a_gpu_and_softmax_in_parameters() -> No
     assert sum(row[-1] for row in rows if "token" in row[0]) == 2 * 3  # three steps
 
 
-def test_what_is_simulated_of_a_strategy_and_its_search_is_no_slower_than_where_it_begins() -> None:
+def test_a_search_is_no_slower_than_its_initial_strategy() -> None:
     machine = Machine.grid(1, 2, "p100")
     captured, _ = unrolled(machine, "rnntc_unrolled")
     found = {name: steps.simulated(captured, machine, name, 64, 60) for name in steps.SIMULATED}
@@ -234,7 +234,7 @@ def test_what_is_simulated_of_a_strategy_and_its_search_is_no_slower_than_where_
 
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=7), st.integers(1, 5), st.data())
-def test_depths_are_shared_out_so_that_the_busiest_gpu_has_the_least(work: list[float], gpus: int, data: st.DataObject) -> None:
+def test_depths_are_assigned_to_minimize_the_load_of_the_busiest_gpu(work: list[float], gpus: int, data: st.DataObject) -> None:
     def busiest(gpu_of: list[int]) -> float:
         return max(sum(w for w, g in zip(work, gpu_of, strict=True) if g == gpu) for gpu in set(gpu_of))
 
@@ -274,7 +274,7 @@ def test_vgg_as_the_paper_splits_it() -> None:
     assert candidate.time >= algorithm("optcnn")(search, Asked(math.inf)).time * (1 - 1e-9)
 
 
-def test_what_other_benchmarks_kept_is_on_the_page(tmp_path) -> None:
+def test_the_page_shows_results_of_other_benchmarks(tmp_path) -> None:
     assert beside(tmp_path) == []
     row = {"algorithm": "flexflow", "model": "nmt", "devices": 64, "published": 2190.0, "search": 900.0, "whole": False}
     kept = {"date": "today", "targets": {"optcnn": 2, "flexflow": 1}, "configured": "layer"}

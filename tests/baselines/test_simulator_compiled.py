@@ -1,4 +1,4 @@
-"""Compiled loops do what the same loops do in Python, to the last bit."""
+"""Compiled loops give the same results as the same loops in Python, to the last bit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def in_python() -> Iterator[None]:
 
 @settings(max_examples=40)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_what_is_compiled_is_what_is_interpreted(seed: int) -> None:
+def test_compiled_and_interpreted_loops_simulate_alike(seed: int) -> None:
     pytest.importorskip("numba")
     rng = random.Random(seed)
     case = rolled_graph(rng)
@@ -72,7 +72,7 @@ def model(name: str) -> Operators:
 
 @settings(max_examples=30)
 @given(name=st.sampled_from(sorted(MODELS)), seed=st.integers(0, 2**32 - 1))
-def test_tasks_that_are_made_by_compiled_loops_are_those_of_interpreted_ones(name: str, seed: int) -> None:
+def test_compiled_and_interpreted_loops_build_equal_tasks(name: str, seed: int) -> None:
     """Pieces may be on one device, too, where they are not all different."""
     pytest.importorskip("numba")
     o, rng = model(name), random.Random(seed)
@@ -94,7 +94,7 @@ def test_tasks_that_are_made_by_compiled_loops_are_those_of_interpreted_ones(nam
     assert fast.graph.tasks == slow.graph.tasks
 
 
-def test_names_may_be_long_and_order_what_is_ready_at_once() -> None:
+def test_long_names_break_ties_between_tasks_that_are_ready_at_once() -> None:
     devices, names = rolled_graph(random.Random(0)).graph.devices, [1 - 2**63, -1, 0, 2**61, 2**62, 2**63 - 1]
     found = DeltaSimulation(TaskGraph({name: TimedTask(0, 1.0) for name in random.Random(1).sample(names, len(names))}, devices))
     assert list(found.timeline.order[0]) == names

@@ -1,4 +1,4 @@
-"""Delta simulation: whatever is changed, in whatever order, the timeline is that of a full simulation, to the last bit."""
+"""Delta simulation: after any sequence of changes the timeline equals that of a full simulation, to the last bit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TWO = (Resource("a", "compute"), Resource("b", "link"))
 
 @settings(max_examples=300)
 @given(case=task_graphs(), data=st.data())
-def test_delta_is_full_to_the_last_bit(case: Case, data: st.DataObject) -> None:
+def test_delta_equals_full_simulation_to_the_last_bit(case: Case, data: st.DataObject) -> None:
     delta, tasks = DeltaSimulation(case.graph), dict(case.graph.tasks)
     for _ in range(data.draw(st.integers(1, 8))):
         change = data.draw(changes(case, tasks))
@@ -52,7 +52,7 @@ def test_delta_is_full_to_the_last_bit(case: Case, data: st.DataObject) -> None:
 
 
 def follows(rng: random.Random, graph: TaskGraph, steps: int, taken_back: float, draw: Callable[[int, Tasks], Change]) -> None:
-    """Holds delta simulation against full simulation after so many changes, some of which are taken back at once."""
+    """Compare delta simulation with full simulation after `steps` changes, some of which are undone at once."""
     delta, tasks = DeltaSimulation(graph), dict(graph.tasks)
     for step in range(steps):
         change = draw(step, tasks)
@@ -66,7 +66,7 @@ def follows(rng: random.Random, graph: TaskGraph, steps: int, taken_back: float,
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_after_many_changes_of_a_larger_graph_delta_is_full(seed: int) -> None:
+def test_delta_equals_full_simulation_after_many_changes_of_a_larger_graph(seed: int) -> None:
     """Changes that are taken back leave no trace."""
     rng = random.Random(seed)
     case = rolled_graph(rng)
@@ -75,7 +75,7 @@ def test_after_many_changes_of_a_larger_graph_delta_is_full(seed: int) -> None:
 
 @settings(max_examples=150)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_after_changes_of_layers_that_wait_for_each_other_delta_is_full(seed: int) -> None:
+def test_delta_equals_full_simulation_after_changes_of_synchronized_layers(seed: int) -> None:
     """Tasks come, go, and move to other devices; what was taken away leaves room for others."""
     rng = random.Random(seed)
     graph = layered_graph(rng)
@@ -97,7 +97,7 @@ def test_a_change_may_make_tasks_earlier_and_later() -> None:
 
 @pytest.mark.parametrize(("seconds", "simulated"), [(1.0, 9), (0.1, 100)], ids=["exact", "rounded"])
 def test_only_what_comes_after_the_change_is_simulated(seconds: float, simulated: int) -> None:
-    """Where nothing is rounded, only until all is as before, but later."""
+    """If times are exact, simulation ends as soon as all tasks have a common offset."""
     delta = DeltaSimulation(chain(1000, seconds))
     delta.change({900: TimedTask(0, 2 * seconds, (899,))})
     assert delta.simulated == simulated
@@ -105,7 +105,7 @@ def test_only_what_comes_after_the_change_is_simulated(seconds: float, simulated
 
 
 @pytest.mark.parametrize("seconds", [2048.0, 2.0**-43])
-def test_what_is_rounded_is_not_moved(seconds: float) -> None:
+def test_rounded_times_are_not_shifted(seconds: float) -> None:
     delta = DeltaSimulation(chain(1000))
     delta.change({950: TimedTask(0, seconds, (949,))})
     assert delta.simulated == 50
@@ -113,7 +113,7 @@ def test_what_is_rounded_is_not_moved(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("later", [-0.75, 0.0, 2.5])
-def test_between_two_changes_nothing_is_simulated_that_is_moved_alike(later: float) -> None:
+def test_tasks_with_a_common_offset_are_shifted_between_two_changes(later: float) -> None:
     delta = DeltaSimulation(chain(1000))
     delta.change({100: TimedTask(0, 1.0 + later, (99,)), 600: TimedTask(0, 3.0, (599,)), 700: TimedTask(1, 0.5, (699,)), 999: None})
     assert delta.makespan == 1000.5 + later
@@ -121,8 +121,8 @@ def test_between_two_changes_nothing_is_simulated_that_is_moved_alike(later: flo
     assert delta.timeline == full(delta.graph)
 
 
-def test_what_goes_on_for_longer_than_before_is_waited_for() -> None:
-    """All of device 0 is as before, but device 1 is kept by a task that now takes longer."""
+def test_a_task_that_runs_longer_than_before_delays_its_device() -> None:
+    """Device 0 is as before, but device 1 is kept busy by a task that now takes longer."""
     tasks = dict(chain(100).tasks) | {200: TimedTask(1, 2.0, (3,)), 201: TimedTask(1, 1.0, (60,))}
     delta = DeltaSimulation(TaskGraph(tasks, TWO))
     delta.change({200: TimedTask(1, 70.0, (3,))})
@@ -131,7 +131,7 @@ def test_what_goes_on_for_longer_than_before_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("seconds", range(130, 145))
-def test_what_is_ready_at_once_but_was_ready_before_is_not_forgotten(seconds: int) -> None:
+def test_tasks_that_were_ready_earlier_are_not_lost(seconds: int) -> None:
     """The chain is one second later. Task 1002, five seconds later, is ready together with one of the chain, which comes first."""
     tasks = dict(chain(300).tasks) | {
         1000: TimedTask(1, 5.0),
@@ -144,7 +144,7 @@ def test_what_is_ready_at_once_but_was_ready_before_is_not_forgotten(seconds: in
     assert delta.simulated < 200
 
 
-def test_what_is_running_still_is_not_forgotten() -> None:
+def test_running_tasks_are_not_lost() -> None:
     """Device 0 is free when it was before, but the first of its tasks, which task 50 waits for, ends later."""
     tasks = {k: TimedTask(1, 0.25, (k - 1,) if k > 10 else ()) for k in range(10, 40)}
     tasks |= {0: TimedTask(0, 1.0), 1: TimedTask(0, 3.0), 50: TimedTask(2, 1.0, (0, 11))}
@@ -154,7 +154,7 @@ def test_what_is_running_still_is_not_forgotten() -> None:
     assert delta.timeline.start[50] == 3.0
 
 
-def test_what_one_run_took_and_the_other_did_not_yet_is_not_forgotten() -> None:
+def test_tasks_taken_in_one_run_but_not_yet_in_the_other_are_not_lost() -> None:
     """At 10 and 11 all looks as before: device 0 is free at 13. But then task 101 was its last, behind 102, which ended at 12; now
     103 is, and 102 has ended at 10. Task 105 waits for it and for task 12, and need not wait till 12."""
     tasks = {k: TimedTask(1, 0.25 if k == 12 else 1.0, (k - 1,) if k > 1 else ()) for k in range(1, 31)}
@@ -169,7 +169,7 @@ def test_what_one_run_took_and_the_other_did_not_yet_is_not_forgotten() -> None:
     assert delta.timeline.start[105] == 11.25
 
 
-def test_taking_back_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_is_undone_once(monkeypatch: pytest.MonkeyPatch) -> None:
     delta = DeltaSimulation(chain(1000))
     before = delta.timeline
     with pytest.raises(SimulationError, match="no change of the task graph to be taken back"):
@@ -182,7 +182,7 @@ def test_taking_back_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
         delta.back()
 
 
-def test_after_a_change_was_refused_none_is_taken_back() -> None:
+def test_a_refused_change_leaves_nothing_to_undo() -> None:
     """Room that was made for it is kept."""
     delta = DeltaSimulation(chain(10))
     delta.change({9: TimedTask(0, 2.0, (8,))})
@@ -200,7 +200,7 @@ def test_after_a_change_was_refused_none_is_taken_back() -> None:
 
 @settings(max_examples=100)
 @given(names=st.lists(st.one_of(st.integers(-(2**63) + 1, 2**63 - 1), st.integers(0, 30).map(lambda k: k << 40)), max_size=60))
-def test_names_are_found_whatever_others_came_and_went(names: list[int]) -> None:
+def test_names_are_found_after_other_names_come_and_go(names: list[int]) -> None:
     """A name that is there is taken away, and one that is not there is put; every third change is taken back."""
     delta, tasks = DeltaSimulation(TaskGraph({}, TWO)), Tasks()
     for step, name in enumerate(names):
@@ -213,7 +213,7 @@ def test_names_are_found_whatever_others_came_and_went(names: list[int]) -> None
         assert delta.graph.tasks == tasks
 
 
-def test_there_is_always_room() -> None:
+def test_arrays_grow_as_needed() -> None:
     """For more tasks than there were, and for more that they wait for, again and again."""
     delta = DeltaSimulation(chain(3))
     for k in range(3, 43):

@@ -57,7 +57,7 @@ SHAPES = st.sampled_from([(12,), (12, 36), (4, 6, 12)])
 
 
 @given(st.data())
-def test_pieces_share_what_both_have(data: st.DataObject) -> None:
+def test_overlaps_count_the_elements_of_both_pieces(data: st.DataObject) -> None:
     shape = data.draw(SHAPES)
     a, b = data.draw(cuts(shape)), data.draw(cuts(shape))
     found = overlap(a, b)
@@ -102,7 +102,7 @@ def test_a_loss_is_split_along_its_largest_operand() -> None:
     assert slices(node, (4, 1), 0).local == (2, 32)
 
 
-def test_what_the_table_blocks_is_not_split() -> None:
+def test_dimensions_that_the_table_blocks_are_not_split() -> None:
     node = only(lambda x: jnp.sort(x, axis=1), (8, 32))
     assert [most(node, dim) for dim in range(2)] == [8, 1]
 

@@ -1,4 +1,4 @@
-"""FlexFlow's strategies: what is sent where, and that a change makes the same tasks as starting anew."""
+"""FlexFlow's strategies: the transfers that they need, and the equality of a changed strategy with a new one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def bytes_sent(s: Strategy) -> float:
 
 @settings(max_examples=40)
 @given(name=st.sampled_from(sorted(MODELS)), seed=st.integers(0, 2**32 - 1), overlap=st.booleans())
-def test_a_change_is_starting_anew_and_delta_is_full(name: str, seed: int, overlap: bool) -> None:
+def test_changed_strategies_equal_new_ones_and_delta_equals_full_simulation(name: str, seed: int, overlap: bool) -> None:
     changed(model(name), random.Random(seed), overlap)
 
 
@@ -77,7 +77,7 @@ def changed(o: Operators, rng: random.Random, overlap: bool) -> None:
 
 @settings(max_examples=10)
 @given(seed=st.integers(0, 2**32 - 1), overlap=st.booleans())
-def test_what_has_no_gradient_is_sent_again_where_its_reader_changes(seed: int, overlap: bool) -> None:
+def test_values_without_a_gradient_are_sent_again_when_their_user_changes(seed: int, overlap: bool) -> None:
     """A mask, computed from numbers of words: its maker has nothing to do backward, so it does not compute anew."""
 
     def loss(params: dict, batch: dict) -> jax.Array:
@@ -94,7 +94,7 @@ def test_what_has_no_gradient_is_sent_again_where_its_reader_changes(seed: int, 
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_on_one_device_a_step_takes_what_is_predicted(name: str) -> None:
+def test_on_one_device_a_step_takes_the_predicted_time(name: str) -> None:
     """Nothing is sent, and operators run one after the other."""
     o = model(name)
     found = full(Strategy(o, {k: on_one(o.nodes[k], 2) for k in o.numbers}).graph)
@@ -106,7 +106,7 @@ def test_on_one_device_a_step_takes_what_is_predicted(name: str) -> None:
     assert found.makespan == pytest.approx(sum(t.forward + t.backward for t in terms if id(t.node) not in there))
 
 
-def test_moving_an_operator_sends_what_it_reads_and_makes() -> None:
+def test_moving_an_operator_sends_its_operands_and_results() -> None:
     """Forward its operand there and its result back, backward their cotangents."""
     o = two_layers(Topology.uniform(FOUR))
     strategy = Strategy(o, {k: on_one(o.nodes[k]) for k in o.numbers})
@@ -160,7 +160,7 @@ def test_statistics_of_a_split_batch_are_summed() -> None:
     assert 32 * 4 * 2 * 3 / 4 in rings
 
 
-def test_slow_devices_and_links_hold_up_what_is_on_them() -> None:
+def test_slow_devices_and_links_delay_their_tasks() -> None:
     links = {(i, j): (1e9, 0.0) for i in range(2) for j in range(2) if i != j}
     o = two_layers(Topology.joined("uneven", FOUR, [1.0, 0.25], links))
     alone = [full(Strategy(o, {k: on_one(o.nodes[k], d) for k in o.numbers}).graph).makespan for d in range(2)]
@@ -171,7 +171,7 @@ def test_slow_devices_and_links_hold_up_what_is_on_them() -> None:
     assert full(there.graph).makespan == pytest.approx(alone[0] + 3 * relu_seconds + 4 * 64 * 512 * 4 / 1e9)
 
 
-def test_what_an_operator_cannot_have_is_named() -> None:
+def test_impossible_configurations_are_named() -> None:
     o = two_layers(Topology.uniform(FOUR))
     configs = {k: on_one(o.nodes[k]) for k in o.numbers}
     (relu,) = kinds(o)["relu"]
@@ -193,7 +193,7 @@ def test_what_an_operator_cannot_have_is_named() -> None:
         Strategy(o, configs)
 
 
-def test_more_operands_or_devices_than_there_are_names_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_operands_or_devices_for_task_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     o = two_layers(Topology.uniform(FOUR))
     configs = {k: on_one(o.nodes[k]) for k in o.numbers}
     monkeypatch.setattr(encoding, "PURPOSES", encoding.TRANSFERS + 2)

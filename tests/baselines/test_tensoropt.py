@@ -47,7 +47,7 @@ def test_the_frontier_is_that_of_brute_force_and_of_the_projects_own(way, proble
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=150)
 @given(problems())
-def test_heuristic_elimination_gives_strategies_that_there_are(way, problem: Problem) -> None:
+def test_heuristic_elimination_gives_possible_strategies(way, problem: Problem) -> None:
     every = brute_force(problem)
     found = track(problem, way=way, most=None, cumulative=None, concatenated=0)
     assert set(found.points) <= set(every)
@@ -67,7 +67,7 @@ def test_thin_frontiers_keep_the_leanest_and_the_fastest(way, problem: Problem, 
     assert costs[-1:] == every[-1:]
 
 
-def test_heuristic_elimination_fixes_what_all_layers_read_and_may_lose_points() -> None:
+def test_heuristic_elimination_fixes_an_operator_that_all_layers_read_and_may_lose_points() -> None:
     """A mask that every layer of a row reads, and all of them read each other: no other elimination is left."""
     rng = np.random.default_rng(1)
     table = lambda *n: Cost("", rng.random((1, *n)), rng.random((1, *n)))  # noqa: E731
@@ -97,7 +97,7 @@ def test_equal_layers_are_eliminated_once(monkeypatch) -> None:
 
 @settings(max_examples=100)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 400), st.integers(1, 5))
-def test_reduce_keeps_what_no_other_beats(seed: int, count: int, entries: int) -> None:
+def test_reduce_keeps_nondominated_tuples(seed: int, count: int, entries: int) -> None:
     rng = np.random.default_rng(seed)
     entry, (time, memory) = np.sort(rng.integers(0, entries, count)), rng.integers(0, 30, (2, count)) * 1.0
     rows = list(zip(entry.tolist(), time.tolist(), memory.tolist(), strict=True))
@@ -206,7 +206,7 @@ def test_both_ways_find_the_same_ends_and_unity_is_no_slower(name: str) -> None:
         assert search.fastest.time <= point.time * (1 + 1e-12)
 
 
-def test_the_options() -> None:
+def test_the_options_mini_time_profiling_and_mini_parallelism() -> None:
     searches = [search_on("gpt", Machine.grid(1, n, "v100")) for n in (1, 2, 4)]
     roomy = profiling(searches, math.inf)
     assert [n for n, _ in roomy] == [1, 2, 4]

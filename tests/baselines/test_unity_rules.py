@@ -251,7 +251,7 @@ def test_neighbours_on_an_edge_are_fused():
     assert simplified(PARTIAL, REPLICATED, 2) == "", "an all-reduce, and nothing more"
 
 
-def test_memory_limits():
+def test_memory_limits_are_met():
     """A limit that the fastest does not keep to is kept, or said to be too small."""
     args = {"1": f(256, 256), "2": f(256, 256)}, f(1024, 256)
 
@@ -268,7 +268,7 @@ def test_memory_limits():
 
 
 @pytest.mark.parametrize("machine", [Machine.grid(1, 1, "v100"), TWO], ids=["1", "2"])
-def test_where_there_is_nothing_to_parallelize(machine):
+def test_a_graph_without_parallelism_stays_serial(machine):
     """One device; or a function without an operator."""
     small = f(8, 8), f(8, 8)
     for fn in (lambda p, x: jnp.mean(x @ p), lambda p, x: x):

@@ -1,4 +1,4 @@
-"""Full simulation: a timeline is what FlexFlow's assumptions say, and nothing else is."""
+"""Full simulation: a timeline satisfies FlexFlow's assumptions, which determine it."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ def test_a_task_without_time_does_not_overtake_what_it_waits_for() -> None:
         ({1: TimedTask(0, 1.0, (2,)), 2: TimedTask(0, 1.0, (1,)), 3: TimedTask(0, 1.0)}, "circle: (1 → 2|2 → 1)"),
     ],
 )
-def test_what_cannot_be_simulated_is_named(tasks: dict[int, TimedTask], message: str) -> None:
+def test_impossible_task_graphs_are_named(tasks: dict[int, TimedTask], message: str) -> None:
     with pytest.raises(SimulationError, match=message):
         full(TaskGraph(tasks, TWO))
 
 
-def test_nothing_takes_no_time() -> None:
+def test_an_empty_graph_takes_no_time() -> None:
     assert full(TaskGraph({}, TWO)).makespan == 0.0

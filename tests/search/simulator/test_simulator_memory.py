@@ -1,4 +1,4 @@
-"""Memory over a simulated step: what is held at every moment, and how that fits what is predicted for the whole."""
+"""Memory over a simulated step: the live buffers at every moment, and their agreement with the prediction for the whole step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def only(memory: Mapping[str, MemoryOverTime]) -> MemoryOverTime:
 
 @settings(max_examples=40)
 @given(overlap=st.booleans(), **DRAWN)
-def test_it_begins_with_arguments_and_ends_with_gradients(overlap: bool, name: str, seed: int) -> None:
+def test_memory_begins_with_arguments_and_ends_with_gradients(overlap: bool, name: str, seed: int) -> None:
     graph, captured = drawn(name, seed)
     found = only(simulate(graph, MACHINE, captured.differentiated, overlap=overlap).memory)
     weights = sum(local(Value(n), graph) for k, n in enumerate(graph.inputs) if k in captured.differentiated)
@@ -56,8 +56,8 @@ def test_bytes_are_those_of_the_spans(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 @pytest.mark.parametrize("weight", [0.0, np.inf])
-def test_the_peak_is_about_what_is_predicted(name: str, weight: float) -> None:
-    """No more than if every gradient were there from the start; no less than what is kept when the forward pass is over."""
+def test_the_peak_is_near_the_predicted_one(name: str, weight: float) -> None:
+    """At most as if all gradients were live from the start, and at least the residuals at the end of the forward pass."""
     captured, assembled = made(MODELS[name]())
     (point,) = Minimizer(assembled.problem).at([weight])
     graph = parallelize(captured.graph, assembled.assignment(point))
@@ -68,7 +68,7 @@ def test_the_peak_is_about_what_is_predicted(name: str, weight: float) -> None:
     assert found.peak >= 0.7 * predicted.total
 
 
-def test_what_is_kept_grows_and_shrinks() -> None:
+def test_residuals_grow_and_shrink() -> None:
     graph, captured, _ = data_parallel(layers(6))
     simulation = simulate(graph, MACHINE, captured.differentiated, overlap=False)
     kept = only(simulation.memory).by_reason[KEPT]
@@ -79,15 +79,15 @@ def test_what_is_kept_grows_and_shrinks() -> None:
     assert RESULTS in only(simulation.memory).by_reason
 
 
-def test_the_forward_pass_alone_keeps_nothing() -> None:
+def test_the_forward_pass_alone_has_no_residuals() -> None:
     graph, captured, _ = data_parallel(layers(6))
     both, forward = (only(simulate(graph, MACHINE, d).memory) for d in (captured.differentiated, ()))
     assert not {KEPT, GRADIENTS, SLOTS} & set(forward.by_reason)
     assert forward.peak < both.peak
 
 
-def test_overlapping_never_keeps_less() -> None:
-    """What is sent while other things are computed is still there."""
+def test_overlap_never_lowers_the_peak() -> None:
+    """Buffers stay live while they are sent, even if other operators run meanwhile."""
     graph, captured, _ = data_parallel(layers(6))
     without, with_ = (only(simulate(graph, MACHINE, captured.differentiated, overlap=o).memory) for o in (False, True))
     assert with_.peak >= without.peak * (1 - 1e-9)

@@ -1,4 +1,4 @@
-"""A parallel graph's step: what is simulated costs what is predicted, and one device may stand for all."""
+"""The simulation of a parallel graph's step: it agrees with the prediction, and one device may stand for all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def drawn(name: str, seed: int) -> tuple[PCG, Captured]:
 
 @settings(max_examples=40)
 @given(training=st.booleans(), **DRAWN)
-def test_without_overlap_a_step_takes_what_is_predicted(name: str, seed: int, training: bool) -> None:
+def test_without_overlap_a_step_takes_the_predicted_time(name: str, seed: int, training: bool) -> None:
     graph, captured = drawn(name, seed)
     differentiated = captured.differentiated if training else ()
     found = simulate(graph, MACHINE, differentiated, overlap=False)
@@ -61,7 +61,7 @@ def by_device(found: Simulation, each: int) -> Iterator[float]:
 
 @settings(max_examples=20)
 @given(**DRAWN)
-def test_overlapping_takes_no_longer_than_not(name: str, seed: int) -> None:
+def test_overlap_never_lengthens_a_step(name: str, seed: int) -> None:
     graph, captured = drawn(name, seed)
     with_, without = (simulate(graph, MACHINE, captured.differentiated, overlap=o) for o in (True, False))
     terms = predict(graph, MACHINE, captured.differentiated)
@@ -71,7 +71,7 @@ def test_overlapping_takes_no_longer_than_not(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 @pytest.mark.parametrize("weight", [0.0, 1e-12, np.inf])
-def test_what_is_gathered_or_computed_again_is_counted(name: str, weight: float) -> None:
+def test_repeated_gathers_and_recomputation_are_counted(name: str, weight: float) -> None:
     """Lean plans keep little: they gather weights and compute inner values once more."""
     captured, assembled = named(name)
     (point,) = Minimizer(assembled.problem).at([weight])
@@ -111,7 +111,7 @@ def test_a_weights_gradient_is_sent_while_the_backward_pass_goes_on() -> None:
     assert found.timeline.start[first] < max(found.timeline.end[n] for n in found.timeline.order[0])
 
 
-def test_a_scan_is_its_step_so_many_times() -> None:
+def test_a_scan_takes_length_times_its_step() -> None:
     def loss(params: jax.Array, x: jax.Array) -> jax.Array:
         y, _ = lax.scan(lambda x, _: (jnp.tanh(x @ params), None), x, None, length=17)
         return jnp.mean(y**2)
@@ -130,7 +130,7 @@ def uneven(slow: float) -> Topology:
     return Topology.joined("uneven", MACHINE, [slow, *[1.0] * 7], links)
 
 
-def test_a_slow_device_holds_up_all() -> None:
+def test_a_slow_device_delays_all() -> None:
     graph, captured, _ = data_parallel(layers(4))
     times = [
         simulate(graph, MACHINE, captured.differentiated, topology=uneven(s), overlap=False).makespan for s in (1.0, 0.5, 0.25)
@@ -140,7 +140,7 @@ def test_a_slow_device_holds_up_all() -> None:
     assert times[2] - times[0] == pytest.approx(3 * compute, rel=1e-6)
 
 
-def test_a_slow_link_holds_up_the_rings_that_have_it() -> None:
+def test_a_slow_link_delays_the_rings_through_it() -> None:
     graph, captured, _ = data_parallel(layers(4))
     links = {(i, j): (50e9, 1e-6) for i in range(8) for j in range(8) if i != j}
     equal = Topology.joined("equal", MACHINE, [1.0] * 8, links)
@@ -158,7 +158,7 @@ def test_a_topology_of_another_machine_is_refused() -> None:
         simulate(graph, MACHINE, captured.differentiated, topology=uneven(1.0), folded=True)
 
 
-def test_links_carry_what_rings_send() -> None:
+def test_links_carry_the_bytes_of_rings() -> None:
     graph, captured, _ = data_parallel(layers(2))
     found = simulate(graph, MACHINE, captured.differentiated)
     wanted = 0.0

@@ -1,4 +1,4 @@
-"""Devices and links that are not alike, and what is said of those that cannot be."""
+"""Devices and links that differ from each other, and the errors for impossible ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_on_one_level_a_uniform_topology_is_the_machine() -> None:
         assert t.collective_seconds(kind, range(8), 1e6) == pytest.approx(collective_seconds(machine, kind, machine.axes, 1e6))
 
 
-def test_a_device_sends_by_its_port_of_the_level_where_two_part() -> None:
+def test_a_device_sends_through_its_port_of_the_outermost_separating_level() -> None:
     machine = Machine.preset("flexflow-p100")
     t = Topology.uniform(machine)
     assert t.link(0, 3).bandwidth == machine.levels[1].bandwidth
@@ -67,7 +67,7 @@ def test_a_device_sends_by_its_port_of_the_level_where_two_part() -> None:
         ([], {}, "there is no device"),
     ],
 )
-def test_what_is_missing_or_impossible_is_named(speeds: list[float], links: dict, message: str) -> None:
+def test_missing_and_impossible_figures_are_named(speeds: list[float], links: dict, message: str) -> None:
     with pytest.raises(MachineError, match=message):
         Topology.joined("mine", K80, speeds, links)
 
@@ -77,7 +77,7 @@ def test_links_must_be_given_for_all_devices() -> None:
         Topology("mine", K80, (1.0, 1.0), (SHARED,), ((0, 0),))
 
 
-def test_devices_that_are_not_there_are_named() -> None:
+def test_nonexistent_devices_are_named() -> None:
     t = flexflow_k80()
     t.check_devices([0, 3], "here")
     with pytest.raises(MachineError, match=r"here: none of the devices \[4, 9\] is one of 'flexflow k80', which are 0 to 3"):

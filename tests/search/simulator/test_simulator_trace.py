@@ -42,7 +42,7 @@ def test_a_trace_that_cannot_be_written_names_its_file(tmp_path: Path) -> None:
         simulated().save_trace(tmp_path / "nowhere" / "step.json")
 
 
-def test_a_trace_counts_what_is_held(tmp_path: Path) -> None:
+def test_a_trace_counts_live_bytes(tmp_path: Path) -> None:
     found, path = simulated(), tmp_path / "step.json"
     found.save_trace(path)
     events = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "C"]

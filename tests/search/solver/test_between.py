@@ -24,7 +24,7 @@ ROUNDING = 1e-9
 
 @settings(max_examples=80)
 @given(problems())
-def test_in_every_gap_they_are_those_of_brute_force(problem: Problem) -> None:
+def test_every_gap_has_the_points_of_brute_force(problem: Problem) -> None:
     minimizer, every = Minimizer(problem), lower_left(brute_force(problem))
     for fast, lean in pairwise(corners(minimizer, 1000)):
         found, whole = between(minimizer, fast, lean)
@@ -34,7 +34,7 @@ def test_in_every_gap_they_are_those_of_brute_force(problem: Problem) -> None:
 
 @settings(max_examples=100)
 @given(problems(), st.floats(0, 10), st.floats(0, 20))
-def test_near_a_line_nothing_is_left_out(problem: Problem, weight: float, more: float) -> None:
+def test_all_points_near_a_line_are_found(problem: Problem, weight: float, more: float) -> None:
     every = brute_force(problem)
     if not every:
         return
@@ -70,7 +70,7 @@ def test_with_less_time_some_are_found(rows: int, monkeypatch: pytest.MonkeyPatc
     assert {(p.time, p.memory) for found, done in whole if done for p in found} <= every
 
 
-def test_what_many_read_and_has_one_value_is_no_obstacle() -> None:
+def test_a_variable_of_one_value_with_many_neighbours_is_no_obstacle() -> None:
     """A weight of an unrolled network in a search that gives it one place: it is fixed, and not eliminated."""
     chain = segments(40, (3,), ((0, 1),))
     last = len(chain.sizes)

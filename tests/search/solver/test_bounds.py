@@ -110,7 +110,7 @@ def test_bounds_change_no_answer() -> None:
 @pytest.mark.usefixtures("always_bounded")
 @settings(max_examples=200)
 @given(problem=problems(), weight=st.floats(0, 10), share=st.floats(0, 2))
-def test_only_what_is_above_a_limit_is_not_priced(problem: Problem, weight: float, share: float) -> None:
+def test_only_objectives_above_a_limit_are_not_priced(problem: Problem, weight: float, share: float) -> None:
     least = min((p.time + weight * p.memory for p in brute_force(problem)), default=math.inf)
     above = share * least if math.isfinite(least) else 1.0
     found = Minimizer(problem).least(weight, above)
@@ -132,7 +132,7 @@ def test_far_above_a_limit_nothing_is_eliminated(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.usefixtures("always_bounded")
 @settings(max_examples=100)
 @given(problem=problems(), weights=st.lists(st.floats(0.01, 10), min_size=2, max_size=4, unique=True))
-def test_what_is_not_solved_exactly_is_no_worse_than_what_is_known(problem: Problem, weights: list[float]) -> None:
+def test_inexact_solutions_are_no_worse_than_known_ones(problem: Problem, weights: list[float]) -> None:
     every = brute_force(problem)
     if not every:
         return
@@ -148,7 +148,7 @@ def test_what_is_not_solved_exactly_is_no_worse_than_what_is_known(problem: Prob
 
 
 @pytest.mark.usefixtures("always_bounded")
-def test_what_little_of_the_budget_finds_is_no_worse_than_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_budget_is_no_worse_than_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
     """All variables of a segment are joined, so that nothing but a guess is exact within the budget."""
     monkeypatch.setattr(directed, "INEXACT", 1)
     problem = segments(6, (12,) * 4, ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)))

@@ -1,4 +1,4 @@
-"""What is left of a problem when all that is cheap is decided has the same minimum, and leads back to it."""
+"""The core of a problem has the same minimum as the problem, and its strategies lead back to the whole."""
 
 import math
 
@@ -68,7 +68,7 @@ def test_every_strategy_of_the_core_is_one_of_the_whole_with_its_costs(problem: 
         assert reduced.energy.at(point.values) == same(point.time)
 
 
-def test_of_trees_and_rings_nothing_is_left() -> None:
+def test_trees_and_rings_have_an_empty_core() -> None:
     for problem in (segments(20, (3, 4), ((0, 1), (1, 2))), segments(8, (3, 4), ((0, 1), (1, 2)), ring=True)):
         reduced = core(problem, domains(problem), np.array([1.0, 0.5]))
         assert reduced is not None
@@ -79,7 +79,7 @@ def test_of_trees_and_rings_nothing_is_left() -> None:
 
 @settings(max_examples=100)
 @given(st.lists(problems(), min_size=2, max_size=4), WEIGHTS, st.sampled_from([BUDGET, 40]))
-def test_what_problems_share_changes_no_core(some: list[Problem], weight: float, entries: int) -> None:
+def test_shared_tables_change_no_core(some: list[Problem], weight: float, entries: int) -> None:
     solved, toward = Solved(entries), np.array(direction(weight))
     for problem in [*some, *some]:
         shared, alone = core(problem, domains(problem), toward, solved), core(problem, domains(problem), toward)
@@ -93,7 +93,7 @@ def tables(reduced: Core) -> tuple[object, ...]:
     return reduced.variables, own, {ends: table.costs.tolist() for ends, table in reduced.pairs.items()}, reduced.constant
 
 
-def test_what_was_compared_and_joined_for_one_problem_is_there_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_of_one_problem_are_reused_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, solved, toward = segments(5, (4, 5, 3), ((0, 1), (1, 2), (0, 2), (0, 3))), Solved(), np.array([1.0, 0.5])
     first = core(problem, domains(problem), toward, solved)
     monkeypatch.setattr(reduction, "product", None)
@@ -110,7 +110,7 @@ def test_what_was_compared_and_joined_for_one_problem_is_there_for_the_next(monk
 def test_the_best_strategy_is_that_of_brute_force(
     monkeypatch: pytest.MonkeyPatch, problem: Problem, weight: float, other: float | None, budget: int
 ) -> None:
-    """Also from messages of another objective, and where little may be tabulated: then what is said to be exact is."""
+    """It holds with messages of another objective too. With a small budget, strategies that are reported as exact are."""
     monkeypatch.setattr(directed, "FEW", -1)
     monkeypatch.setattr(reduction, "CHEAP", 4)
     start = None
@@ -149,7 +149,7 @@ def test_a_dense_problem_has_the_minimum_that_elimination_finds(few: int, monkey
 def test_a_price_by_the_core_is_that_of_brute_force(
     monkeypatch: pytest.MonkeyPatch, problem: Problem, weight: float, share: float
 ) -> None:
-    """Infinite only where it is above what is asked for."""
+    """The price is infinite only if it exceeds the given bound."""
     monkeypatch.setattr(minimizer, "ENTRIES", (0, 1_000_000))
     monkeypatch.setattr(minimizer, "DENSE", 0)
     made, expected = Minimizer(problem, solved=Solved()), least(problem, weight)
@@ -159,6 +159,6 @@ def test_a_price_by_the_core_is_that_of_brute_force(
     assert found == same(expected) or (math.isinf(found) and share <= 1)
 
 
-def test_all_values_are_there_whatever_is_forbidden() -> None:
+def test_all_values_includes_forbidden_ones() -> None:
     problem = segments(2, (3, 4), ((0, 1), (1, 2)))
     assert all_values(problem).sizes == problem.sizes

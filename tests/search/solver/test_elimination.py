@@ -20,7 +20,7 @@ ROUNDING = 1e-7
 
 
 def objective(point: Point, weight: float) -> tuple[float, float]:
-    """What is minimized, then what breaks ties."""
+    """Return the cost to minimize, then the cost that breaks ties."""
     if math.isinf(weight):
         return point.memory, point.time
     return point.time + weight * point.memory, point.memory
@@ -42,7 +42,7 @@ def test_the_minimum_is_that_of_brute_force(problem: Problem, some: list[float])
 
 @settings(max_examples=100)
 @given(st.lists(problems(), min_size=2, max_size=4), st.sampled_from([0.0, 0.5, math.inf]), st.sampled_from([BUDGET, 40]))
-def test_what_problems_share_is_made_once_and_changes_nothing(some: list[Problem], weight: float, entries: int) -> None:
+def test_shared_tables_are_computed_once_and_change_no_result(some: list[Problem], weight: float, entries: int) -> None:
     """To the last bit; also if most of it is forgotten at once."""
     solved = Solved(entries)
     for problem in [*some, *some]:
@@ -74,7 +74,7 @@ def factors(draw: st.DrawFn) -> tuple[dict[tuple[int, ...], np.ndarray], int]:
 
 @settings(max_examples=300)
 @given(factors(), st.sampled_from([(0, 1), (0, 20), (100, 20), (10**9, 1), (10**9, 10**9)]))
-def test_large_tables_in_parts_are_what_they_are_at_once(given_: tuple[dict, int], limits: tuple[int, int]) -> None:
+def test_large_tables_are_equal_in_parts_and_at_once(given_: tuple[dict, int], limits: tuple[int, int]) -> None:
     tables, count = given_
     every = range(count + 1)
     total = sum(
@@ -103,7 +103,7 @@ def test_a_little_time_is_not_given_for_much_memory() -> None:
 
 @settings(max_examples=100)
 @given(problems())
-def test_heuristic_elimination_is_said_and_never_forbidden(problem: Problem) -> None:
+def test_heuristic_elimination_is_reported_and_gives_allowed_values(problem: Problem) -> None:
     minimizer = Minimizer(problem, budget=0)
     every = brute_force(problem)
     found = minimizer.at([0.5])
@@ -188,7 +188,7 @@ def test_the_product_is_the_minimum_over_all_terms(seed: int, kind: str) -> None
                 assert np.array_equal(minplus.product(a, middle, b), whole)
 
 
-def test_a_problem_that_makes_no_sense_is_refused() -> None:
+def test_inconsistent_problems_are_refused() -> None:
     one = Cost("", np.zeros((1, 2)), np.zeros((1, 2)))
     pair = Cost("", np.zeros((1, 2, 3)), np.zeros((1, 2, 3)))
     with pytest.raises(ValueError, match="they must exist, and differ"):
@@ -199,7 +199,7 @@ def test_a_problem_that_makes_no_sense_is_refused() -> None:
         Cost("", np.zeros((1, 2)), np.full((1, 2), np.inf))
 
 
-def test_what_has_one_value_may_have_any_number_of_neighbours() -> None:
+def test_a_variable_of_one_value_may_have_any_number_of_neighbours() -> None:
     """A weight that every step of an unrolled network reads; an array has 64 dimensions at most."""
     rng, steps = np.random.default_rng(0), 100
     chain = Cost("chain", rng.random((1, 3, 3)), np.zeros((1, 3, 3)))

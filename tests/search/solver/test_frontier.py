@@ -36,7 +36,7 @@ def test_the_frontier_is_that_of_brute_force(problem: Problem) -> None:
 
 @settings(max_examples=200)
 @given(problems())
-def test_of_a_large_problem_the_hull_is_exact(problem: Problem) -> None:
+def test_the_hull_of_a_large_problem_is_exact(problem: Problem) -> None:
     every = brute_force(problem)
     found = frontier(problem, exact_limit=0, points=1000)
     assert set(found.points) <= set(every)
@@ -47,7 +47,7 @@ def test_of_a_large_problem_the_hull_is_exact(problem: Problem) -> None:
 
 @settings(max_examples=100)
 @given(problems())
-def test_the_fastest_that_fits(problem: Problem) -> None:
+def test_the_fastest_fitting_point_is_found(problem: Problem) -> None:
     every = brute_force(problem)
     whole, hull = frontier(problem), frontier(problem, exact_limit=0)
     for memory in range(-1, 60, 4):
@@ -61,7 +61,7 @@ def test_the_fastest_that_fits(problem: Problem) -> None:
                 assert fitting[0][0] <= point.time <= max((t for t, _ in convex(lower_left(every)) if _ <= memory), default=0)
 
 
-def test_what_cannot_be_solved_has_no_points() -> None:
+def test_an_unsolvable_problem_has_no_points() -> None:
     never = np.where(np.eye(2, dtype=bool), np.inf, 0.0)[None]
     one = Cost("", np.zeros((1, 2)), np.zeros((1, 2)))
     apart = Cost("", never, np.zeros_like(never))

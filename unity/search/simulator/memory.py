@@ -22,8 +22,8 @@ from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
 from unity.search.cost.cost import Training
 from unity.search.memory.backend import Backend
 from unity.search.memory.memory import Keeping, ends_inside, keeping
-from unity.search.simulator import program
 from unity.search.simulator.expansion import moments_on
+from unity.search.simulator.program import Phase, moments_of_nodes
 from unity.search.simulator.timeline import Timeline
 from unity.search.space.live_buffers import AGAIN, ARGUMENTS, COTANGENTS, GRADIENTS, RESULTS, SLOTS, WORKING, Held, local, unmoved
 
@@ -114,7 +114,7 @@ class _Spans:
         for node in self.graph.nodes:
             for v in dict.fromkeys(node.operands):
                 self.readers.setdefault(v, []).append(node)
-        self._runs = program.moments_of_nodes(self.graph, moments_on(timeline, device))
+        self._runs = moments_of_nodes(self.graph, moments_on(timeline, device))
         self._forward = self.forward_moments()
         self._backward = self.backward_moments()
 
@@ -123,7 +123,7 @@ class _Spans:
         moments: dict[int, Moment] = {}
         for node in self.graph.nodes:
             ready = max((moments[id(v.node)][1] for v in node.operands), default=0.0)
-            moments[id(node)] = self._runs.get((id(node), program.FORTH), (ready, ready))
+            moments[id(node)] = self._runs.get((id(node), Phase.FORWARD), (ready, ready))
         return moments
 
     def backward_moments(self) -> dict[int, Moment]:
@@ -134,7 +134,7 @@ class _Spans:
                 continue
             after = [moments[id(r)][1] for v in node.results for r in self.readers.get(v, ()) if id(r) in moments]
             ready = max(after, default=max(end for _, end in self._forward.values()))
-            ran = [m for phase in (program.AGAIN, program.BACK) if (m := self._runs.get((id(node), phase))) is not None]
+            ran = [m for phase in (Phase.RECOMPUTE, Phase.BACKWARD) if (m := self._runs.get((id(node), phase))) is not None]
             moments[id(node)] = (min(m[0] for m in ran), max(m[1] for m in ran)) if ran else (ready, ready)
         return moments
 
@@ -178,7 +178,7 @@ class _Spans:
             held = Held(RESULTS if out else WORKING, base.node, local(base, self.graph))
             yield Span(held, start[0], self.end if out else max(last, start[1]))
             alone = base.node.kind in PARALLELIZATION or runs_again(base.node)
-            if alone and (gathered := self._runs.get((id(base.node), program.AGAIN))) is not None:
+            if alone and (gathered := self._runs.get((id(base.node), Phase.RECOMPUTE))) is not None:
                 used = [self._backward[id(r)][1] for r in self.readers.get(base, ()) if id(r) in self._backward]
                 yield Span(Held(AGAIN, base.node, held.nbytes), gathered[0], max(used, default=gathered[1]))
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from enum import IntEnum
 
 from unity.machine.machine import Machine
 from unity.pcg.analysis.rematerialization import runs_again
@@ -25,7 +26,16 @@ from unity.pcg.parallel.traffic import FORWARD
 from unity.search.cost.prediction import CollectiveTerm, predict
 from unity.search.simulator.tasks import Names, union
 
-FORTH, AGAIN, BACK = range(3)  # the phases of a step
+
+class Phase(IntEnum):
+    """A phase of a training step. `RECOMPUTE` also covers gathers that are repeated for the backward pass."""
+
+    FORWARD = 0
+    RECOMPUTE = 1
+    BACKWARD = 2
+
+
+PHASES = ("forward", "again", "backward")  # the phases in labels
 OPERATORS, CHANGES, PARTS = 4, 1 << 12, 1 << 8  # names pack phases, changes of a result's type, and parts of an operator
 LATER = PARTS - 1  # the part for a loop's last steps
 
@@ -179,10 +189,10 @@ class _Region:
                 step = self.inside(node, [()] * len(node.operands), [])
                 step.forward()
                 length = runs_of(node, self.costs.flow)
-                after = self.communicate(node, FORTH, self.loop(node, FORTH, step.instructions, length, after))
+                after = self.communicate(node, Phase.FORWARD, self.loop(node, Phase.FORWARD, step.instructions, length, after))
             else:
-                after = self.compute(node, FORTH, after)
-                after = self.communicate(node, FORTH, after)
+                after = self.compute(node, Phase.FORWARD, after)
+                after = self.communicate(node, Phase.FORWARD, after)
             self.done.update((v, after) for v in node.results)
 
     def backward(self, cotangents: dict[Value, Names]) -> list[Names]:
@@ -213,9 +223,9 @@ class _Region:
         if node.kind not in PARALLELIZATION:
             after = self._recompute_operands(node, after)
             if id(node) not in self.repeated:
-                after = self.communicate(node, AGAIN, self.compute(node, AGAIN, after))
+                after = self.communicate(node, Phase.RECOMPUTE, self.compute(node, Phase.RECOMPUTE, after))
         after = union((after, self.repeated.get(id(node), ())))
-        return self.communicate(node, BACK, self.compute(node, BACK, after))
+        return self.communicate(node, Phase.BACKWARD, self.compute(node, Phase.BACKWARD, after))
 
     def _loop_backward(self, node: Node, after: Names) -> list[Names]:
         """Append a loop's backward pass. Returns the instructions after which each operand's gradient is available.
@@ -228,8 +238,8 @@ class _Region:
         if node.kind == PIPELINE:
             schedule = schedule_of(node)
             early, sampled = length * schedule.done // schedule.ticks, ends_of(node).sampled
-        first = self.loop(node, BACK, step, early, after)
-        last = self.communicate(node, BACK, self.loop(node, BACK, step, length - early, first, LATER))
+        first = self.loop(node, Phase.BACKWARD, step, early, after)
+        last = self.communicate(node, Phase.BACKWARD, self.loop(node, Phase.BACKWARD, step, length - early, first, LATER))
         first = last if early == length else first
         return [last if p in sampled else first for p in range(len(node.operands))]
 
@@ -243,10 +253,10 @@ class _Region:
             while producer.kind == "view":
                 producer = producer.operands[0].node
             if runs_again(producer):
-                after = self.compute(producer, AGAIN, self._recompute_operands(producer, after))
+                after = self.compute(producer, Phase.RECOMPUTE, self._recompute_operands(producer, after))
                 self.repeated[id(producer)] = after
             for change in reversed(changes):
-                after = self.communicate(change, AGAIN, after)
+                after = self.communicate(change, Phase.RECOMPUTE, after)
         return after
 
     def recompute(self, after: Names) -> None:
@@ -257,7 +267,9 @@ class _Region:
                 continue
             ready = union(done[v] for v in node.operands) or after
             if node.inside is None and not node.attributes.get("again"):
-                ready = self.repeated[id(node)] = self.communicate(node, AGAIN, self.compute(node, AGAIN, ready))
+                ready = self.repeated[id(node)] = self.communicate(
+                    node, Phase.RECOMPUTE, self.compute(node, Phase.RECOMPUTE, ready)
+                )
             done.update((v, ready) for v in node.results)
 
     def _step_backward(self, node: Node) -> list[SpmdInstruction]:
@@ -274,12 +286,12 @@ class _Region:
         assert node.inside is not None
         return _Region(node.inside, self.costs, inputs, instructions)
 
-    def compute(self, node: Node, phase: int, after: Names) -> Names:
+    def compute(self, node: Node, phase: Phase, after: Names) -> Names:
         """Append an operator, if it takes any time. Returns the instructions to wait for then."""
         seconds = self.costs.compute.get(id(node), (0.0, 0.0, 0.0))[phase]
         return self.add(node, phase, 0, node.kind, seconds, after, None) if seconds > 0 else after
 
-    def communicate(self, node: Node, phase: int, after: Names) -> Names:
+    def communicate(self, node: Node, phase: Phase, after: Names) -> Names:
         """Append a node's collectives of a phase, one after the other. Those of a pipeline are the transfers of all its ticks,
         outside of any loop.
         """
@@ -288,15 +300,15 @@ class _Region:
             once = c.count if node.kind in (PIPELINE, TAIL) else 1
             if c.direction == FORWARD:  # a collective hoisted out of a loop counts for a fraction in each step
                 first = c.count - c.repeats
-                runs = {FORTH: once / c.hoisted, AGAIN: c.repeats // (first * c.hoisted), BACK: 0}
+                runs = {Phase.FORWARD: once / c.hoisted, Phase.RECOMPUTE: c.repeats // (first * c.hoisted), Phase.BACKWARD: 0}
             else:
-                runs = {BACK: once}
+                runs = {Phase.BACKWARD: once}
             if n := runs.get(phase, 0):
                 sent = Communication(c.kind, c.axes, c.nbytes, n, c.merged, c.turned)
                 after = self.add(node, phase, 1 + part, f"{c.kind} of {node.kind}", n * term.seconds / c.count, after, sent)
         return after
 
-    def loop(self, node: Node, phase: int, step: list[SpmdInstruction], length: int, after: Names, part: int = 0) -> Names:
+    def loop(self, node: Node, phase: Phase, step: list[SpmdInstruction], length: int, after: Names, part: int = 0) -> Names:
         """Append `length` steps of a loop."""
         if not step or not length:
             return after
@@ -306,7 +318,7 @@ class _Region:
     def add(
         self,
         node: Node,
-        phase: int,
+        phase: Phase,
         part: int,
         label: str,
         seconds: float,
@@ -315,12 +327,9 @@ class _Region:
     ) -> Names:
         name = (self.costs.numbers[id(node)] * OPERATORS + phase) * PARTS + part
         self.instructions.append(
-            SpmdInstruction(name, label if phase == FORTH else f"{label}, {PHASES[phase]}", seconds, after, action)
+            SpmdInstruction(name, label if phase == Phase.FORWARD else f"{label}, {PHASES[phase]}", seconds, after, action)
         )
         return (name,)
-
-
-PHASES = ("forward", "again", "backward")
 
 
 def _repeated_changes(v: Value) -> list[Node]:
