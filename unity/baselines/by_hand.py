@@ -93,13 +93,13 @@ def picks(structure: Structure, s: int, site: Site, mesh: Mesh) -> Array:
     return values
 
 
-def _most(picks_: Array, wanted: Iterable[int], some: slice, structure: Structure) -> Array:
+def _most(values: Array, wanted: Iterable[int], some: slice, structure: Structure) -> Array:
     """Return the values that take one of the wanted choices on most devices along some axes; if none can, all values."""
     sizes = np.array([a.size for a in structure.search.machine.axes])[some]
-    if not len(sizes) or not len(picks_):
-        return picks_
-    degree = np.prod(np.where(np.isin(picks_[:, some], list(wanted)), sizes, 1), axis=1)
-    return picks_[degree == degree.max()]
+    if not len(sizes) or not len(values):
+        return values
+    degree = np.prod(np.where(np.isin(values[:, some], list(wanted)), sizes, 1), axis=1)
+    return values[degree == degree.max()]
 
 
 def along_data(structure: Structure, s: int, i: int, mesh: Mesh) -> bool:
@@ -274,8 +274,8 @@ def tables_split(structure: Structure, tables: frozenset[int]) -> RestrictedSpac
         table = table_of(structure, site)
         split = [i for i, c in enumerate(choices) if (c.results[0] if table is None else c.operands[table]).kind == "P"]
         free = [i for i, c in enumerate(choices) if c.name in IDLE or i in split]
-        picks_ = only(choices, np.array(list(_at_most_two(free, axes)), np.int16), site, structure.search.machine.axes)
-        return _most(picks_, split, slice(0, axes), structure)
+        allowed = only(choices, np.array(list(_at_most_two(free, axes)), np.int16), site, structure.search.machine.axes)
+        return _most(allowed, split, slice(0, axes), structure)
 
     assembled = restricted(structure, values, lambda s: (s in tables, structure.weights[s]))
     return RestrictedSpace(assembled, assembled.problem)

@@ -104,22 +104,22 @@ class Minimizer:
             return self.elimination.solve(np.array(directions).reshape(-1, 2))
         return [point for some in directions for point in self._bounded(np.array(some), above)]
 
-    def _bounded(self, direction_: Array, above: float) -> list[Point]:
+    def _bounded(self, objective: Array, above: float) -> list[Point]:
         """Return the best point in one direction; an empty list if the problem has no solution, or the best one is certainly above
         `above`.
         """
-        known = min((_objective(point, direction_) for point in self.known.values()), default=math.inf)
-        query = DirectedQuery(direction_, self.elimination.budget, above, known, self._start(direction_))
+        known = min((_objective(point, objective) for point in self.known.values()), default=math.inf)
+        query = DirectedQuery(objective, self.elimination.budget, above, known, self._start(objective))
         strategy, messages = best_strategy(self.problem, self.domains, query, self.solved)
         if strategy is None:
             return []
         values = strategy.values[None]
-        solutions = points(self.problem, values, best_alternatives(self.problem, values, direction_[None]), strategy.exact)
+        solutions = points(self.problem, values, best_alternatives(self.problem, values, objective[None]), strategy.exact)
         if not strategy.exact:
-            best = min([*solutions, *self.known.values()], key=lambda point: _objective(point, direction_))
+            best = min([*solutions, *self.known.values()], key=lambda point: _objective(point, objective))
             solutions = [replace(best, exact=False)]
         if messages is not None:
-            self.messages.append((direction_, solutions[0], messages))
+            self.messages.append((objective, solutions[0], messages))
         return solutions
 
     def _start(self, some: Array) -> Messages | None:

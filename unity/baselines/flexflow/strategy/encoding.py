@@ -158,10 +158,10 @@ OPERATOR, REDUCTION, OPERAND, WEIGHT, WAITING = 4, 4, 3, 2, 3  # lengths of the 
 
 def operator_block(pieces: int, backward: bool, reductions: Sequence[Reduction]) -> Numbers:
     """Return an operator's block without its last part, the devices of its pieces."""
-    facts_of = [np.zeros(0, np.int64)]
+    parts = [np.zeros(0, np.int64)]
     for r in reductions:
-        facts_of += [np.array([*r.groups.shape, r.backward], np.int64), bits(np.array([r.nbytes])), r.groups.ravel()]
-    facts = np.concatenate(facts_of)
+        parts += [np.array([*r.groups.shape, r.backward], np.int64), bits(np.array([r.nbytes])), r.groups.ravel()]
+    facts = np.concatenate(parts)
     head = np.array([OPERATOR + len(facts) + 3 * pieces, pieces, backward, len(reductions)], np.int64)
     return np.concatenate((head, facts, np.zeros(2 * pieces, np.int64)))
 

@@ -130,17 +130,17 @@ class Strategy:
     def _rebuild(self, affected: AffectedTasks) -> None:
         """Rebuild all tasks that depend on the configurations of some operators."""
         o, configs = self.operators, self.configs
-        facts_of = [block for k in affected.changed for block in self._operator(k)]
-        facts_of += [self._pieces[k] for k in affected.referenced]
-        facts_of += self._weights(affected)
-        facts_of += [self._operand(name, e) for name, e in zip(affected.names, affected.edges, strict=True)]
-        facts, reused = (np.concatenate([NOTHING, *some]) for some in (facts_of, [self._waits[e[:2]] for e in affected.reused]))
-        built, waits, ends, ringed, sent = build_tasks(affected.header, facts, reused, self.wiring.wires)
+        blocks = [block for k in affected.changed for block in self._operator(k)]
+        blocks += [self._pieces[k] for k in affected.referenced]
+        blocks += self._weights(affected)
+        blocks += [self._operand(name, e) for name, e in zip(affected.names, affected.edges, strict=True)]
+        facts, reused = (np.concatenate([NOTHING, *some]) for some in (blocks, [self._waits[e[:2]] for e in affected.reused]))
+        buffers, waits, ends, ringed, sent = build_tasks(affected.header, facts, reused, self.wiring.wires)
         seconds = np.array([o.seconds(k, configs[k].degrees)[way] for k, way in affected.computations])
-        self.wiring.time(built, ringed, sent, seconds)
+        self.wiring.time(buffers, ringed, sent, seconds)
         self._pieces.update(_named(affected.changed, facts))
         self._waits.update(_named(affected.names, waits))
-        records, begin = built.records[: built.used[0]].copy(), 0  # without the spare room
+        records, begin = buffers.records[: buffers.used[0]].copy(), 0  # without the spare room
         for first, end in zip(affected.first_names, ends.tolist(), strict=True):
             self._parts[first], begin = records[begin:end], end
 
@@ -173,10 +173,10 @@ class Strategy:
         if config is None or len(set(config.devices)) < len(config.devices):
             return [self._weight(w) for w in affected.weights]
         key = self.operators.alike[affected.changed[0]], config.degrees, affected.weight_positions
-        blocks_of = self._blocks.get(key)
-        if blocks_of is None:
-            blocks_of = self._blocks[key] = np.concatenate([NOTHING, *[self._weight(w) for w in affected.weights]])
-        return [blocks_of]
+        block = self._blocks.get(key)
+        if block is None:
+            block = self._blocks[key] = np.concatenate([NOTHING, *[self._weight(w) for w in affected.weights]])
+        return [block]
 
     def _weight(self, weight: tuple[int, int]) -> Numbers:
         """Return a weight's block."""

@@ -49,11 +49,11 @@ def _grown(array: Numbers, used: int, more: int) -> Numbers:
 
 def _with_room(buffers: TaskBuffers, tasks: int, waits: int, rings: int) -> TaskBuffers:
     """Return the buffers with room for more tasks, predecessors and rings."""
-    records, tasks_of, ringed, used = buffers
+    records, tasks_array, rings_array, used = buffers
     return TaskBuffers(
         _grown(records, used[0], RECORD * tasks + waits),
-        _grown(tasks_of, used[1], TASK * tasks),
-        _grown(ringed, used[2], RING * rings),
+        _grown(tasks_array, used[1], TASK * tasks),
+        _grown(rings_array, used[2], RING * rings),
         used,
     )
 
@@ -129,7 +129,7 @@ def _add_rings(
     """
     rings = len(counts)
     buffers = _with_room(buffers, rings + len(devices), len(before) + len(devices), rings)
-    records, tasks, rings_of, used = buffers
+    records, tasks, rings_array, used = buffers
     place, first = 0, 0
     for g in range(rings):
         _append_task(barrier + g * ROW, w.barrier, waits[g], BARRIER, 0, records, tasks, used)
@@ -146,7 +146,7 @@ def _add_rings(
             records[used[0]] = barrier + g * ROW
             used[0] += 1
         if size > 1:
-            rings_of[at], rings_of[at + 1], rings_of[at + 2], rings_of[at + 3] = size, bits[g], slow, late
+            rings_array[at], rings_array[at + 1], rings_array[at + 2], rings_array[at + 3] = size, bits[g], slow, late
             used[2] = at + RING
         first += size
     return buffers
