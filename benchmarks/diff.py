@@ -17,10 +17,8 @@ from typing import Any
 import unity
 from benchmarks.models import get
 from benchmarks.record import asked, record, show
-from unity.diff import PlanDiff
-from unity.diff.files import formatted
-from unity.diff.graphs import apply, diff
-from unity.diff.graphs.data import to_json
+from unity.diff import PlanDiff, apply, diff
+from unity.diff.graph_diff_json import to_json
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.graph import PCG
 from unity.pcg.parallel.parallelize import parallelize
@@ -54,7 +52,7 @@ def seconds(run: Callable[[], Any], clock: Callable[[], float] = time.perf_count
 
 def said(before: PCG, after: PCG, form: str) -> str:
     one, other = (Summary(name, "", 0, 0.0, 0.0, graph, (), ()) for name, graph in (("before", before), ("after", after)))
-    return formatted(PlanDiff(one, other), form)
+    return PlanDiff(one, other).formatted(form)
 
 
 def row_of(machine: str, case: str, before: PCG, after: PCG) -> dict[str, Any]:

@@ -21,11 +21,11 @@ from small_models import MODELS, made, named, random_point
 from test_graph import chain, small_graphs, through_text
 
 from unity.base.errors import PlanError, PlanFileError
-from unity.diff.graphs import Diff, apply, diff
-from unity.diff.graphs.data import SCHEMA, from_json, to_json
-from unity.diff.graphs.matching import matching
-from unity.diff.graphs.skeleton import is_change
-from unity.diff.graphs.words import moved, words
+from unity.diff import GraphDiff, apply, diff
+from unity.diff.graph_diff_json import SCHEMA, from_json, to_json
+from unity.diff.matching import matching
+from unity.diff.placements import is_moved, type_in_words
+from unity.diff.skeleton import is_parallelization
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture, graph_of
 from unity.pcg.ir.dead_code import used
@@ -42,7 +42,7 @@ from unity.substitutions.rewriting.reading import Reading
 from unity.substitutions.rewriting.rewriting import rewritten
 
 
-def applies(before: PCG, after: PCG) -> Diff:
+def applies(before: PCG, after: PCG) -> GraphDiff:
     """The diff, after it was found to give the second graph of the first: with every name, and from its JSON too."""
     found = diff(before, after)
     assert graph_json(apply(found, before)) == graph_json(after)
@@ -54,7 +54,7 @@ def applies(before: PCG, after: PCG) -> Diff:
     return found
 
 
-def empty(found: Diff) -> bool:
+def empty(found: GraphDiff) -> bool:
     return not (found or found.removed or found.added or found.changed)
 
 
@@ -93,7 +93,7 @@ def rebuilt(graph: PCG, instead: dict[int, Node], bypass: dict[int, Value] | Non
 @settings(max_examples=200)
 @given(small_graphs(), st.data())
 def test_one_node_that_computes_something_else_is_all_that_differs(graph, data):
-    numbers = [k for k, n in enumerate(graph.nodes) if not is_change(n) and n.kind != "input"]
+    numbers = [k for k, n in enumerate(graph.nodes) if not is_parallelization(n) and n.kind != "input"]
     if not numbers:
         return
     k = data.draw(st.sampled_from(numbers))
@@ -149,16 +149,16 @@ def signature(node: Node) -> str:
 @settings(max_examples=200)
 @given(small_graphs(depth=0), small_graphs(depth=0))
 def test_no_matching_of_operators_to_their_like_leaves_fewer_over(one, other):
-    sides = [[n for n in g.nodes if not is_change(n) and n.kind != "input"] for g in (one, other)]
+    sides = [[n for n in g.nodes if not is_parallelization(n) and n.kind != "input"] for g in (one, other)]
     most = sum((Counter(map(signature, sides[0])) & Counter(map(signature, sides[1]))).values())
     partner = matching(one, other)
-    alike = [(i, j) for i, j in partner.items() if not is_change(one.nodes[i]) and one.nodes[i].kind != "input"]
+    alike = [(i, j) for i, j in partner.items() if not is_parallelization(one.nodes[i]) and one.nodes[i].kind != "input"]
     assert all(one.nodes[i].kind == other.nodes[j].kind for i, j in partner.items())
     assert len(set(partner.values())) == len(partner)
     assert sum(signature(one.nodes[i]) == signature(other.nodes[j]) for i, j in alike) == most
 
 
-def rewired(found: Diff) -> int:
+def rewired(found: GraphDiff) -> int:
     return sum(c.operands is not None for c in found.changed)
 
 
@@ -290,7 +290,9 @@ def held(node: Node, graph: PCG) -> list[tuple]:
     """In words, and along which axes: those of two meshes may be called alike and have other sizes."""
     if not node.types:
         return [("whole", ())] * len(node.tensors)
-    return [(words(t, graph.axes), tuple(a for a, s in zip(graph.axes, t, strict=True) if s.kind != "U")) for t in node.types]
+    return [
+        (type_in_words(t, graph.axes), tuple(a for a, s in zip(graph.axes, t, strict=True) if s.kind != "U")) for t in node.types
+    ]
 
 
 MACHINES = (Machine.grid(1, 4, "a100"), Machine.grid(3, 2, "a100"))
@@ -303,7 +305,7 @@ def whole(name: str, machine: Machine) -> PCG:
     return parallelize(found.graph, assembled.assignment(random_point(assembled, np.random.default_rng(0))))
 
 
-def only_parallelization(found: Diff) -> None:
+def only_parallelization(found: GraphDiff) -> None:
     assert all(is_change_kind(x.node) for x in (*found.removed, *found.added))
     for c in found.changed:
         assert set(c.fields) <= {"types", "attributes"}
@@ -313,7 +315,7 @@ def only_parallelization(found: Diff) -> None:
 
 
 def is_change_kind(node: Node) -> bool:
-    return is_change(replace(node, operands=(Value(node),)))
+    return is_parallelization(replace(node, operands=(Value(node),)))
 
 
 def test_programs_inside_of_scans_and_remats_are_compared():
@@ -359,16 +361,16 @@ def test_other_schemas_and_damage_are_refused():
 def test_types_in_words():
     axes = strategies("gpt")[1].axes
     a, b, c = (axis.name for axis in axes)
-    assert words((UNUSED, UNUSED, UNUSED), axes) == "whole"
-    assert words((partitioned(0), partitioned(0), PARTIAL), axes) == f"dim 0 over {a}·{b}, partial sum over {c}"
-    assert words((REPLICATED, partitioned(1, 3), UNUSED), axes) == f"dim 1 (inside of 3) over {b}, replicated over {a}"
+    assert type_in_words((UNUSED, UNUSED, UNUSED), axes) == "whole"
+    assert type_in_words((partitioned(0), partitioned(0), PARTIAL), axes) == f"dim 0 over {a}·{b}, partial sum over {c}"
+    assert type_in_words((REPLICATED, partitioned(1, 3), UNUSED), axes) == f"dim 1 (inside of 3) over {b}, replicated over {a}"
 
 
 def test_what_is_cut_alike_and_lies_elsewhere_is_moved():
     one, other, third = Axis("n0", 2, 0), Axis("d0", 2, 1), Axis("d1", 3, 1)
     rows, columns = partitioned(0), partitioned(1)
-    assert moved(((one, rows),), ((other, rows),))
-    assert moved(((one, rows), (other, PARTIAL)), ((one, PARTIAL), (other, rows)))
-    assert not moved(((one, rows),), ((one, rows),))
-    assert not moved(((one, rows),), ((one, columns),))
-    assert not moved(((one, rows),), ((third, rows),))
+    assert is_moved(((one, rows),), ((other, rows),))
+    assert is_moved(((one, rows), (other, PARTIAL)), ((one, PARTIAL), (other, rows)))
+    assert not is_moved(((one, rows),), ((one, rows),))
+    assert not is_moved(((one, rows),), ((one, columns),))
+    assert not is_moved(((one, rows),), ((third, rows),))

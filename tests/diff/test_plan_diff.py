@@ -21,12 +21,10 @@ from test_joint import layers
 from test_nested import CASES
 
 import unity
-from unity.diff import FORMATS, PlanDiff
-from unity.diff.files import formatted
-from unity.diff.folding import pattern, together
+from unity.diff import FORMATS, PlanDiff, apply
 from unity.diff.formats.markdown import escaped
-from unity.diff.graphs import apply
-from unity.diff.graphs.data import from_json
+from unity.diff.graph_diff_json import from_json
+from unity.diff.regions import joined_lines, line_pattern
 from unity.pcg.ir.compact_json import fold, unfold
 from unity.pcg.ir.graph import PARALLELIZATION, PCG
 from unity.pcg.ir.graph_json import from_json as read_graph
@@ -104,11 +102,11 @@ def test_arguments_that_differ_in_a_number_and_are_otherwise_alike_are_one_regio
 
 
 def test_names_together() -> None:
-    assert pattern("args[1]['w10']['x'][2]") == "args[1]['w#']['x'][#]"
-    assert pattern("model.py:12 (f1)") == "model.py:12 (f1)"
-    assert together(["args[0]['w1']", "args[0]['w2']", "args[0]['w3']", "args[0]['w7']"]) == "args[0]['w{1-3,7}']"
-    assert together(["args[0]['w1']['b2']", "args[0]['w2']['b3']"]) == "args[0]['w*']['b*']"
-    assert together([f"args[0]['w{i}'][{k}]" for i in (1, 2) for k in (0, 5)]) == "args[0]['w{1-2}'][{0,5}]"
+    assert line_pattern("args[1]['w10']['x'][2]") == "args[1]['w#']['x'][#]"
+    assert line_pattern("model.py:12 (f1)") == "model.py:12 (f1)"
+    assert joined_lines(["args[0]['w1']", "args[0]['w2']", "args[0]['w3']", "args[0]['w7']"]) == "args[0]['w{1-3,7}']"
+    assert joined_lines(["args[0]['w1']['b2']", "args[0]['w2']['b3']"]) == "args[0]['w*']['b*']"
+    assert joined_lines([f"args[0]['w{i}'][{k}]" for i in (1, 2) for k in (0, 5)]) == "args[0]['w{1-2}'][{0,5}]"
 
 
 def test_costs_are_those_of_one_device_and_of_the_plan() -> None:
@@ -213,7 +211,7 @@ def test_two_programs() -> None:
 def test_any_difference_of_graphs_can_be_said(one: PCG, other: PCG) -> None:
     found = PlanDiff(*(Summary(name, "", 0, 0.0, 0.0, graph, (), ()) for name, graph in (("a", one), ("b", other))))
     for form in FORMATS:
-        assert formatted(found, form)
+        assert found.formatted(form)
     assert bool(found) >= bool(found.edits)
 
 

@@ -1,4 +1,4 @@
-"""`unity diff A [B]`."""
+"""The command `unity diff A [B]`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 from unity.base.errors import PlanError
 from unity.cli.files import read, write
 from unity.diff import FORMATS, PlanDiff
-from unity.diff.files import ENDINGS, formatted
+from unity.diff.plan_diff import FORMAT_OF_SUFFIX
 from unity.plan.summary import Summary
 
 HELP = "say what is different between two saved plans, or two graphs"
-SAME, DIFFERENT, WRONG = 0, 1, 2  # as `diff` says
+SAME, DIFFERENT, WRONG = 0, 1, 2  # exit statuses, as those of `diff`
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Describes `unity diff`."""
+    """Describe `unity diff`."""
     command.set_defaults(run=run, wrong=WRONG)
     command.description = (
         "Says what is different between two saved plans or graphs; of one plan, between the program as captured and as planned. "
@@ -38,19 +38,19 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compares."""
-    found = PlanDiff(*_sides(options.before, options.after))
-    form = options.format or (ENDINGS.get(options.output.suffix) if options.output else None) or "text"
+    """Compare two plans or graphs, and return whether they differ as the exit status."""
+    diff = PlanDiff(*_sides(options.before, options.after))
+    form = options.format or (FORMAT_OF_SUFFIX.get(options.output.suffix) if options.output else None) or "text"
     if form == "text" and options.output is None:
         if not options.quiet:
-            found.show()
+            diff.show()
     elif options.output is not None or not options.quiet:
-        write(formatted(found, form), options.output)
-    return DIFFERENT if found else SAME
+        write(diff.formatted(form), options.output)
+    return DIFFERENT if diff else SAME
 
 
 def _sides(before: Path, after: Path | None) -> tuple[Summary, Summary]:
-    """What is compared. Two files are told apart by their names."""
+    """Return the two programs to compare. Those of two files are named by the files."""
     first = read(before)
     if after is not None:
         one, other = first[-1], read(after)[-1]

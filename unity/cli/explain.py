@@ -1,4 +1,4 @@
-"""`unity explain FILE [MODULE:FUNCTION]`."""
+"""The command `unity explain FILE [MODULE:FUNCTION [PATH]]`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from unity.cli.errors import CommandError
 from unity.cli.files import read
 from unity.cli.model import METAVAR, model_of
 from unity.cli.output import print_json, stage
-from unity.diff.document import Document, Row, Table
+from unity.diff.document import UNMARKED, Document, DocumentRow, DocumentTable, cut
 from unity.diff.formats.text import show
+from unity.explain.tables import blocked
+from unity.explain.undivided import undivided
+from unity.explain.why import answers
 from unity.pcg.ir.user_lines import line_behind
 from unity.pcg.types.parallel_type import show as in_types
 from unity.plan.summary import RuleUse, Summary, differentiated_in, summary_of
@@ -27,11 +30,11 @@ if TYPE_CHECKING:
     from unity.plan.plan import Plan
 
 HELP = "say what a saved plan decided, and what it costs"
-ROWS = 40  # of a table, before the rest is counted only
+MAX_ROWS = 40  # rows of a table that are shown
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Describes `unity explain`."""
+    """Describe `unity explain`."""
     command.set_defaults(run=run)
     command.description = (
         "Says where a saved plan's arguments live, what every line of yours computes and communicates, and the rules behind it. "
@@ -52,12 +55,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Explains."""
+    """Print an explanation."""
     if options.model is not None:
         with stage("capturing the model"):
             plan = model_of(options.model).plan(options.path)
         if options.json:
-            print_json(more(plan, options.about))
+            print_json(data_with_model(plan, options.about))
         else:
             plan.explain(options.about, file=sys.stdout)
         return 0
@@ -72,18 +75,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def data(summary: Summary) -> dict[str, Any]:
-    """What a plan decided, for other tools; `unity show --json` has the graph."""
+    """Return a plan's decisions and costs as data for other tools. The graph is left out: `unity show --json` prints it."""
     plain = {k: v for k, v in vars(summary).items() if isinstance(v, str | int | float)}
     rows = {k: [asdict(row) for row in getattr(summary, k)] for k in ("work", "talk", "rules", "applications")}
-    return {**plain, "arguments": [{"name": n, "tensor": t, "stored": s, "nbytes": b} for (n, t, s), b in _stored(summary)], **rows}
+    arguments = [{"name": n, "tensor": t, "stored": s, "nbytes": b} for (n, t, s), b in _stored_arguments(summary)]
+    return {**plain, "arguments": arguments, **rows}
 
 
-def more(plan: Plan, about: str | None) -> dict[str, Any] | list[dict[str, Any]]:
-    """What is known with the model, too: who holds memory, what could not be split; or about one thing, why it is as it is."""
-    from unity.explain.tables import blocked
-    from unity.explain.undivided import undivided
-    from unity.explain.why import answers
-
+def data_with_model(plan: Plan, about: str | None) -> dict[str, Any] | list[dict[str, Any]]:
+    """Return `data` together with what takes memory and what could not be split; or the reasons for what `about` names."""
     if about is not None:
         return answers(plan, about)
     memory = predict_memory(plan.pcg, differentiated_in(plan), plan._made.search.training, backend_of(plan.machine))
@@ -92,7 +92,7 @@ def more(plan: Plan, about: str | None) -> dict[str, Any] | list[dict[str, Any]]
 
 
 def document(summary: Summary) -> Document:
-    """The same as tables."""
+    """Return a plan's decisions and costs as tables."""
     title = (
         f"{summary.name} on {summary.machine}, {summary.devices} devices: {duration(summary.time)} a step, "
         f"{size(summary.memory)} on each device (predicted)"
@@ -101,49 +101,49 @@ def document(summary: Summary) -> Document:
         _rules("rewritten by", summary.rules),
         _rules("parallelized by", summary.applications),
         _arguments(summary),
-        _work(summary),
-        _talk(summary),
+        _operators(summary),
+        _collectives(summary),
     )
     return Document(title, tuple(t for t in tables if t.rows))
 
 
-def _rules(title: str, uses: tuple[RuleUse, ...]) -> Table:
+def _rules(title: str, uses: tuple[RuleUse, ...]) -> DocumentTable:
     rows = [(f"{u.times} ×", u.rule, u.says, ", ".join((*u.lines, *u.over))) for u in uses]
-    return Table(title, ("", "rule", "what it says", "where"), _cut(rows, "rules"))
+    return _table(title, ("", "rule", "what it says", "where"), rows, "rules")
 
 
-def _stored(summary: Summary) -> list[tuple[tuple[str, str, str], float]]:
-    """Every argument's name, tensor and type, and the bytes of its piece on one device."""
-    axes, found = summary.graph.axes, []
+def _stored_arguments(summary: Summary) -> list[tuple[tuple[str, str, str], float]]:
+    """Return every argument's name, tensor and type, and the bytes of its piece on one device."""
+    axes, rows = summary.graph.axes, []
     for node in summary.graph.inputs:
         tensor, type_ = node.tensors[0], node.types[0]
         pieces = prod(a.size for a, s in zip(axes, type_, strict=True) if s.kind == "P")
-        found.append(((str(node.attributes["name"]), str(tensor), in_types(type_, axes, tensor.ndim)), tensor.nbytes / pieces))
-    return found
+        names = str(node.attributes["name"]), str(tensor), in_types(type_, axes, tensor.ndim)
+        rows.append((names, tensor.nbytes / pieces))
+    return rows
 
 
-def _arguments(summary: Summary) -> Table:
-    """Arguments that differ in a layer's number, and are treated alike, are one row."""
-    often: dict[tuple[str, str, str], list[float]] = {}
-    for (name, tensor, type_), nbytes in _stored(summary):
-        often.setdefault((pattern(name), tensor, type_), []).append(nbytes)
-    rows = [(f"{len(b)} ×", *key, size(sum(b))) for key, b in sorted(often.items(), key=lambda row: -sum(row[1]))]
+def _arguments(summary: Summary) -> DocumentTable:
+    """Return the arguments, those of one type whose names differ only in a layer's number in one row."""
+    sizes: dict[tuple[str, str, str], list[float]] = {}
+    for (name, tensor, type_), nbytes in _stored_arguments(summary):
+        sizes.setdefault((pattern(name), tensor, type_), []).append(nbytes)
+    rows = [(f"{len(b)} ×", *key, size(sum(b))) for key, b in sorted(sizes.items(), key=lambda row: -sum(row[1]))]
     columns = ("", "arguments", "shape", "stored", "bytes on a device")
-    return Table("where arguments live", columns, _cut(rows, "kinds of arguments"))
+    return _table("where arguments live", columns, rows, "kinds of arguments")
 
 
-def _work(summary: Summary) -> Table:
+def _operators(summary: Summary) -> DocumentTable:
     rows = [(f"{w.count} ×", w.kind, duration(w.seconds), w.line) for w in sorted(summary.work, key=lambda w: -w.seconds)]
-    return Table("what computes", ("", "operator", "forward + backward", "line"), _cut(rows, "kinds of operators"))
+    return _table("what computes", ("", "operator", "forward + backward", "line"), rows, "kinds of operators")
 
 
-def _talk(summary: Summary) -> Table:
-    found = sorted(summary.talk, key=lambda t: -t.seconds)
-    rows = [(f"{t.count} ×", t.kind, t.over, size(t.nbytes), duration(t.seconds), t.why, t.line) for t in found]
+def _collectives(summary: Summary) -> DocumentTable:
+    slowest_first = sorted(summary.talk, key=lambda t: -t.seconds)
+    rows = [(f"{t.count} ×", t.kind, t.over, size(t.nbytes), duration(t.seconds), t.why, t.line) for t in slowest_first]
     columns = ("", "collective", "over", "bytes", "time", "why", "line")
-    return Table("what communicates", columns, _cut(rows, "kinds of collectives"))
+    return _table("what communicates", columns, rows, "kinds of collectives")
 
 
-def _cut(rows: list[tuple[str, ...]], what: str) -> tuple[Row, ...]:
-    more = [Row("", (f"… and {len(rows) - ROWS} more {what}", *("" for _ in rows[0][1:])))] if len(rows) > ROWS else []
-    return (*(Row("", row) for row in rows[:ROWS]), *more)
+def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]], what: str) -> DocumentTable:
+    return DocumentTable(title, columns, cut([DocumentRow(UNMARKED, row) for row in rows], what, MAX_ROWS))

@@ -1,5 +1,17 @@
-"""Plans compared: what is different between two programs as they run, in words, tables, pictures and data."""
+"""Differences of two graphs, and of two plans: in words, tables, pictures and data."""
 
-from unity.diff.compare import FORMATS, PlanDiff
+from unity.diff.graph_diff import AddedNode, ChangedNode, GraphDiff, GraphHeader, Reference, RemovedNode, apply, diff
+from unity.diff.plan_diff import FORMATS, PlanDiff
 
-__all__ = ["FORMATS", "PlanDiff"]
+__all__ = [
+    "FORMATS",
+    "AddedNode",
+    "ChangedNode",
+    "GraphDiff",
+    "GraphHeader",
+    "PlanDiff",
+    "Reference",
+    "RemovedNode",
+    "apply",
+    "diff",
+]

@@ -1,23 +1,26 @@
-"""A difference as headings and tables of text, whatever it is shown in."""
+"""A difference of two plans as headings and tables of text, for the formats to lay out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from unity.base.formatting import duration, size
-from unity.diff.compare import PlanDiff, costs
 from unity.diff.edits import ADDED, CHANGED, REMOVED
-from unity.diff.regions import Cost
+from unity.diff.regions import CostChange, step_costs
 from unity.plan.summary import RuleUse, Summary
 
-ROWS = 400  # of a table, before the rest is counted only
-SAME = " "
+if TYPE_CHECKING:
+    from unity.diff.plan_diff import PlanDiff
+
+MAX_ROWS = 400  # rows of a table that are shown; of more, the number is given
+UNMARKED = " "
 
 
 @dataclass(frozen=True)
-class Row:
-    """Cells, and a mark: what is added, removed, changed, or neither."""
+class DocumentRow:
+    """Cells, and a mark: `ADDED`, `REMOVED`, `CHANGED` or `UNMARKED`."""
 
     mark: str
     cells: tuple[str, ...]
@@ -25,51 +28,54 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
-    """A heading, the columns, the rows."""
+class DocumentTable:
+    """A title, the columns' names, and the rows."""
 
     title: str
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[DocumentRow, ...]
 
 
 @dataclass(frozen=True)
 class Document:
-    """A title and tables; none of them where nothing is different."""
+    """A title, and tables. Without a difference there are no tables."""
 
     title: str
-    tables: tuple[Table, ...]
+    tables: tuple[DocumentTable, ...]
 
 
-def document(found: PlanDiff) -> Document:
-    """A difference in words."""
-    title = f"{_named(found.before)}  →  {_named(found.after)}"
-    if not found:
+def document(diff: PlanDiff) -> Document:
+    """Return a difference as tables: costs, rules, lines, collectives."""
+    title = f"{_name(diff.before)}  →  {_name(diff.after)}"
+    if not diff:
         return Document(f"{title}: no difference", ())
-    tables = (_costs(found), _rules(found), _regions(found), _collectives(found))
+    tables = (_costs(diff.before, diff.after), _rules(diff), _regions(diff), _collectives(diff))
     return Document(title, tuple(t for t in tables if t.rows))
 
 
-def _named(s: Summary) -> str:
+def _name(s: Summary) -> str:
     return f"{s.name} on {s.machine}" if s.machine else s.name
 
 
-def _costs(found: PlanDiff) -> Table:
-    """Graphs alone have no costs, and are on meshes all the same."""
-    one, other = found.before, found.after
-    rows = [Row(SAME, (what, _seconds(c.before), _seconds(c.after), _factor(c))) for what, c in costs(found).items()]
-    memory = Cost(one.memory, other.memory)
-    rows.append(Row(SAME, ("memory on each device", size(memory.before), size(memory.after), _factor(memory))))
-    rows.append(Row(SAME, ("devices", str(one.devices), str(other.devices), "")))
-    mesh = Row(SAME, ("mesh", _mesh(one), _mesh(other), ""))
-    return Table("costs", ("predicted", "before", "after", ""), (*(rows if one.machine and other.machine else ()), mesh))
+def _costs(before: Summary, after: Summary) -> DocumentTable:
+    """Return the costs of a step. Graphs without a plan have no costs, but have a mesh."""
+    rows = [
+        DocumentRow(UNMARKED, (what, _seconds(c.before), _seconds(c.after), _factor(c)))
+        for what, c in step_costs(before, after).items()
+    ]
+    memory = CostChange(before.memory, after.memory)
+    rows.append(DocumentRow(UNMARKED, ("memory on each device", size(memory.before), size(memory.after), _factor(memory))))
+    rows.append(DocumentRow(UNMARKED, ("devices", str(before.devices), str(after.devices), "")))
+    mesh = DocumentRow(UNMARKED, ("mesh", _mesh(before), _mesh(after), ""))
+    columns = ("predicted", "before", "after", "")
+    return DocumentTable("costs", columns, (*(rows if before.machine and after.machine else ()), mesh))
 
 
 def _mesh(s: Summary) -> str:
     return " × ".join(f"{a.name} of {a.size}" for a in s.graph.axes) or "none"
 
 
-def _factor(c: Cost) -> str:
+def _factor(c: CostChange) -> str:
     if c.same:
         return "the same"
     if not (c.before and c.after):
@@ -77,32 +83,32 @@ def _factor(c: Cost) -> str:
     return f"{c.before / c.after:.3g} times less" if c.after < c.before else f"{c.after / c.before:.3g} times more"
 
 
-def _rules(found: PlanDiff) -> Table:
-    rows = [Row(mark, (f"{use.times} ×", use.rule, use.says, _where(use))) for mark, use in found.rules]
-    return Table("rules, in the order in which they were applied", ("", "rule", "what it says", "where"), _cut(rows, "rules"))
+def _rules(diff: PlanDiff) -> DocumentTable:
+    rows = [DocumentRow(mark, (f"{use.times} ×", use.rule, use.says, _lines_and_axes(use))) for mark, use in diff.rules]
+    title = "rules, in the order in which they were applied"
+    return DocumentTable(title, ("", "rule", "what it says", "where"), cut(rows, "rules"))
 
 
-def _where(use: RuleUse) -> str:
+def _lines_and_axes(use: RuleUse) -> str:
     along = f"along {'·'.join(use.over)}" if use.over else ""
     return ", ".join(x for x in (*use.lines, along) if x)
 
 
-def _regions(found: PlanDiff) -> Table:
-    """A row for every line of the user's, with its costs; below it what is otherwise there."""
+def _regions(diff: PlanDiff) -> DocumentTable:
+    """Return a heading for every line with its costs, and below it the line's rules and edits."""
     rows = []
-    for region in found.regions:
-        times = [_pair(c) for c in (region.computing, region.communicating)]
-        rows.append(Row(SAME, (region.line or "(no line)", "", "", *times), heading=True))
-        rows += [Row(CHANGED, (f"{use.times} ×", "rule", f"{use.rule}:  {use.says}", "", "")) for use in region.rules]
-        rows += [Row(e.mark, (f"{often} ×", e.kind, f"{_topic(e.topic)}{e.what}", "", "")) for e, often in region.edits]
-    return Table("what is different, by line", ("", "operator", "", "computing", "communicating"), _cut(rows, "rows"))
+    for region in diff.regions:
+        costs = [_before_and_after(c) for c in (region.computing, region.communicating)]
+        rows.append(DocumentRow(UNMARKED, (region.line or "(no line)", "", "", *costs), heading=True))
+        rows += [DocumentRow(CHANGED, (f"{use.times} ×", "rule", f"{use.rule}:  {use.says}", "", "")) for use in region.rules]
+        rows += [
+            DocumentRow(e.mark, (f"{count} ×", e.kind, f"{'moved: ' if e.topic == 'move' else ''}{e.what}", "", ""))
+            for e, count in region.edits
+        ]
+    return DocumentTable("what is different, by line", ("", "operator", "", "computing", "communicating"), cut(rows, "rows"))
 
 
-def _topic(topic: str) -> str:
-    return "moved: " if topic == "move" else ""
-
-
-def _pair(c: Cost) -> str:
+def _before_and_after(c: CostChange) -> str:
     if not (c.before or c.after):
         return ""
     return _seconds(c.after) if c.same else f"{_seconds(c.before)} → {_seconds(c.after)}"
@@ -112,23 +118,20 @@ def _seconds(seconds: float) -> str:
     return duration(seconds) if seconds else "0"
 
 
-def _collectives(found: PlanDiff) -> Table:
+def _collectives(diff: PlanDiff) -> DocumentTable:
     rows = []
-    for c in found.collectives:
+    for c in diff.collectives:
         t, (before, after) = c.alike, c.counts
         mark = ADDED if not before else REMOVED if not after else CHANGED
-        often = f"{after or before} ×" if not (before and after) or before == after else f"{before} → {after} ×"
-        rows.append(Row(mark, (often, t.kind, t.over, size(t.nbytes), _pair(c.seconds), t.why, t.line)))
+        count = f"{after or before} ×" if not (before and after) or before == after else f"{before} → {after} ×"
+        rows.append(DocumentRow(mark, (count, t.kind, t.over, size(t.nbytes), _before_and_after(c.seconds), t.why, t.line)))
     columns = ("", "collective", "over", "bytes", "time", "why", "line")
-    return Table("collectives", columns, _cut(rows, "collectives"))
+    return DocumentTable("collectives", columns, cut(rows, "collectives"))
 
 
-def _cut(rows: Sequence[Row], what: str) -> tuple[Row, ...]:
-    return tuple(_first(rows, what))
-
-
-def _first(rows: Sequence[Row], what: str) -> Iterator[Row]:
-    yield from rows[:ROWS]
-    if len(rows) > ROWS:
-        width = len(rows[0].cells)
-        yield Row(SAME, (f"… and {len(rows) - ROWS} more {what}", *("" for _ in range(width - 1))))
+def cut(rows: Sequence[DocumentRow], what: str, most: int = MAX_ROWS) -> tuple[DocumentRow, ...]:
+    """Return the first rows, and if there are more, a last row that counts them: "… and 12 more `what`"."""
+    if len(rows) <= most:
+        return tuple(rows)
+    rest = (f"… and {len(rows) - most} more {what}", *("" for _ in rows[0].cells[1:]))
+    return (*rows[:most], DocumentRow(UNMARKED, rest))

@@ -1,4 +1,4 @@
-"""A difference of two graphs as a list of edits in words, each at a line of the user's."""
+"""The differences of two graphs as a list of edits in words, each at a source line of the user's."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from functools import cached_property
 from typing import Any
 
 from unity.base.formatting import short
-from unity.diff.graphs.comparing import between
-from unity.diff.graphs.difference import Changed, Diff
-from unity.diff.graphs.matching import matching
-from unity.diff.graphs.skeleton import is_change
-from unity.diff.graphs.words import Marks, marks, moved, said
-from unity.pcg.analysis.rematerialization import in_words
+from unity.diff.graph_diff import ChangedNode, GraphDiff, diff_matched
+from unity.diff.matching import matching
+from unity.diff.placements import Placement, in_words, is_moved, placements
+from unity.diff.skeleton import is_parallelization
+from unity.pcg.analysis.rematerialization import in_words as recomputation_in_words
 from unity.pcg.ir.graph import PCG, Node, Value
 from unity.pcg.ir.user_lines import line_behind
 
@@ -22,10 +21,15 @@ REMOVED, ADDED, CHANGED = "-", "+", "~"
 
 @dataclass(frozen=True)
 class Edit:
-    """Something that is otherwise: `mark` says how, `line` where, `kind` which operator, `what` in words.
+    """One difference.
 
-    `topic`: "operator" (what is computed), "type" (who holds and computes which part), "move" (the same, elsewhere), "change" (a
-    parallelization operator).
+    Attributes:
+        mark: `REMOVED`, `ADDED` or `CHANGED`.
+        topic: "operator" (what is computed), "type" (how it is split), "move" (the same, on other devices), or "change" (a
+            parallelization operator).
+        line: the source line.
+        kind: the kind of operator.
+        what: the difference in words.
     """
 
     mark: str
@@ -36,141 +40,148 @@ class Edit:
 
 
 def edits(before: PCG, after: PCG, partner: Mapping[int, int]) -> tuple[Edit, ...]:
-    """All edits, in the order of the second graph; what is removed comes first. `partner`: as `matching` gives it."""
+    """Return all edits: first what is removed, then the rest in the order of the second graph.
+
+    Args:
+        before: the first graph.
+        after: the second graph.
+        partner: the matched nodes, as `matching` returns them.
+    """
     return tuple(_edits(before, after, partner))
 
 
 def _edits(before: PCG, after: PCG, partner: Mapping[int, int]) -> Iterator[Edit]:
-    diff = between(before, after, partner)
-    for r in diff.removed:
-        yield _alone(REMOVED, before.nodes[r.number], before)
-    for a in diff.added:
-        yield _alone(ADDED, after.nodes[a.number], after)
-    sides = _Sides(before, after, partner)
-    for c in sorted(diff.differences, key=lambda c: c.now):
+    difference = diff_matched(before, after, partner)
+    for r in difference.removed:
+        yield _single_edit(REMOVED, before.nodes[r.number], before)
+    for a in difference.added:
+        yield _single_edit(ADDED, after.nodes[a.number], after)
+    pair = _GraphPair(before, after, partner)
+    for c in sorted(difference.differences, key=lambda c: c.now):
         old, new = before.nodes[c.number], after.nodes[c.now]
-        line = place(new)
-        yield from (Edit(CHANGED, topic, line, called(new), what) for topic, what in sides.differences(c, old, new))
+        line = line_of(new)
+        yield from (Edit(CHANGED, topic, line, kind_of(new), what) for topic, what in pair.differences(c, old, new))
         if old.inside is not None and new.inside is not None and c.inside:
             yield from _edits(old.inside, new.inside, matching(old.inside, new.inside))
-    yield from _ends(diff, before, after)
+    yield from _boundary_edits(difference, before, after)
 
 
-def place(node: Node) -> str:
-    """Where a node is shown: its line; a parallelization operator's is that of what it changes."""
-    return line_behind(node) if is_change(node) or node.kind == "input" else short(node.source)
+def line_of(node: Node) -> str:
+    """Return the source line that a node is shown at. A parallelization operator has the line of the value that it changes."""
+    return line_behind(node) if is_parallelization(node) or node.kind == "input" else short(node.source)
 
 
-def called(node: Node) -> str:
-    """What a node is called: arguments are all of one kind."""
+def kind_of(node: Node) -> str:
+    """Return the kind of a node as users know it."""
     return "argument" if node.kind == "input" else node.kind
 
 
-def _alone(mark: str, node: Node, graph: PCG) -> Edit:
-    if is_change(node):
+def _single_edit(mark: str, node: Node, graph: PCG) -> Edit:
+    """Return the edit of a node that only one graph has."""
+    if is_parallelization(node):
         (operand,) = node.operands
         again = ", again in the backward pass" if node.attributes.get("again") else ""
-        what = f"{said(_marks(operand.node, graph)[operand.index])} → {said(_marks(node, graph)[0])}{again}"
-        return Edit(mark, "change", place(node), node.kind, what)
+        before, after = _placements(operand.node, graph)[operand.index], _placements(node, graph)[0]
+        return Edit(mark, "change", line_of(node), node.kind, f"{in_words(before)} → {in_words(after)}{again}")
     tensors = ", ".join(map(str, node.tensors))
-    held = f", {'; '.join(map(said, _marks(node, graph)))}" if graph.axes and node.types else ""
-    return Edit(mark, "operator", place(node), called(node), f"{tensors}{held}")
+    placed = f", {'; '.join(map(in_words, _placements(node, graph)))}" if graph.axes and node.types else ""
+    return Edit(mark, "operator", line_of(node), kind_of(node), f"{tensors}{placed}")
 
 
 @dataclass(frozen=True, eq=False)
-class _Sides:
-    """Both graphs, and which node of the first is which of the second."""
+class _GraphPair:
+    """Two graphs and their matched nodes, for the words about a node that both have."""
 
     before: PCG
     after: PCG
     partner: Mapping[int, int]
 
-    def differences(self, c: Changed, old: Node, new: Node) -> Iterator[tuple[str, str]]:
-        """What is otherwise with a node that is in both, by topic."""
+    def differences(self, c: ChangedNode, old: Node, new: Node) -> Iterator[tuple[str, str]]:
+        """Yield the topic and the words of every difference of a matched node."""
         if "tensors" in c.fields:
             one, other = c.fields["tensors"]
             yield "operator", f"{', '.join(map(str, one))} → {', '.join(map(str, other))}"
         elif "program" in c.fields:
-            yield "operator", _another(*c.fields["program"])
+            yield "operator", _program_words(*c.fields["program"])
         if "attributes" in c.fields:
-            yield from _attributes(*c.fields["attributes"])
+            yield from _attribute_words(*c.fields["attributes"])
         if "types" in c.fields:
-            yield from self.types(old, new)
-        elif c.operands is not None and not is_change(new):
+            yield from self.result_types(old, new)
+        elif c.operands is not None and not is_parallelization(new):
             yield from self.operand_types(old, new)
         if c.operands is not None:
-            yield from self.rewired(old, new)
+            yield from self.rewired_operands(old, new)
 
-    def types(self, old: Node, new: Node) -> Iterator[tuple[str, str]]:
-        pairs = zip(_marks(old, self.before), _marks(new, self.after), strict=False)
+    def result_types(self, old: Node, new: Node) -> Iterator[tuple[str, str]]:
+        pairs = zip(_placements(old, self.before), _placements(new, self.after), strict=False)
         several = len(new.tensors) > 1
         for k, (one, other) in enumerate(pairs):
             if one != other:
-                yield _topic(one, other), f"{f'result {k}: ' if several else ''}{said(one)} → {said(other)}"
+                yield _topic(one, other), f"{f'result {k}: ' if several else ''}{in_words(one)} → {in_words(other)}"
 
     def operand_types(self, old: Node, new: Node) -> Iterator[tuple[str, str]]:
         for k, (v, w) in enumerate(zip(old.operands, new.operands, strict=False)):
-            one, other = _marks(v.node, self.before)[v.index], _marks(w.node, self.after)[w.index]
+            one, other = _placements(v.node, self.before)[v.index], _placements(w.node, self.after)[w.index]
             if one != other:
-                yield _topic(one, other), f"operand {k}: {said(one)} → {said(other)}"
+                yield _topic(one, other), f"operand {k}: {in_words(one)} → {in_words(other)}"
 
-    def rewired(self, old: Node, new: Node) -> Iterator[tuple[str, str]]:
-        """Operands that are other values, however those are held."""
-        roots = [list(map(root, node.operands)) for node in (old, new)]
+    def rewired_operands(self, old: Node, new: Node) -> Iterator[tuple[str, str]]:
+        """Yield the operands that are other values, whatever their types."""
+        roots = [list(map(_root, node.operands)) for node in (old, new)]
         if len(roots[0]) != len(roots[1]):
             yield "move", f"reads {len(roots[1])} values, read {len(roots[0])}"
         for k, (v, w) in enumerate(zip(*roots, strict=False)):
-            if self.kept.get(id(v.node)) is not w.node or v.index != w.index:
-                yield "move", f"operand {k} is {_said(w)}, was {_said(v)}"
+            if self.matched.get(id(v.node)) is not w.node or v.index != w.index:
+                yield "move", f"operand {k} is {_value_words(w)}, was {_value_words(v)}"
 
     @cached_property
-    def kept(self) -> Mapping[int, Node]:
-        """Nodes of the first graph, by identity, as they are in the second."""
+    def matched(self) -> Mapping[int, Node]:
+        """The second graph's node of every matched node of the first, by identity."""
         return {id(self.before.nodes[i]): self.after.nodes[j] for i, j in self.partner.items()}
 
 
-def _marks(node: Node, graph: PCG) -> Marks:
-    """How devices hold a node's results; in a serial graph, whole."""
-    return marks(node.types, graph.axes) if node.types else ((),) * len(node.tensors)
+def _placements(node: Node, graph: PCG) -> tuple[Placement, ...]:
+    """Return the placements of a node's results. In a serial graph every result is whole."""
+    return placements(node.types, graph.axes) if node.types else ((),) * len(node.tensors)
 
 
-def root(v: Value) -> Value:
-    """The value that this one is, whatever types it went through."""
-    while is_change(v.node):
+def _root(v: Value) -> Value:
+    """Return the value that a value is, whatever parallelization operators it went through."""
+    while is_parallelization(v.node):
         v = v.node.operands[0]
     return v
 
 
-def _said(v: Value) -> str:
-    where = place(v.node)
-    return f"{called(v.node)}{f' ({where})' if where else ''}"
+def _value_words(v: Value) -> str:
+    line = line_of(v.node)
+    return f"{kind_of(v.node)}{f' ({line})' if line else ''}"
 
 
-def _topic(one: Any, other: Any) -> str:
-    return "move" if moved(one, other) else "type"
+def _topic(before: Placement, after: Placement) -> str:
+    return "move" if is_moved(before, after) else "type"
 
 
-def _another(one: Any, other: Any) -> str:
-    """A program that makes a tensor like the old one's."""
-    names = [list(dict.fromkeys(program.primitives)) if program else [] for program in (one, other)]
-    gone, new = ([n for n in side if n not in rest] for side, rest in (names, reversed(names)))
-    said = [f"with {', '.join(new)}"] if new else []
-    said += [f"without {', '.join(gone)}"] if gone else []
-    return f"computed {', '.join(said)}" if said else "computed with other parameters"
+def _program_words(before: Any, after: Any) -> str:
+    """Return the primitives that one of two programs with equal results has and the other has not."""
+    names = [list(dict.fromkeys(program.primitives)) if program else [] for program in (before, after)]
+    removed, added = ([n for n in side if n not in rest] for side, rest in (names, reversed(names)))
+    phrases = [f"with {', '.join(added)}"] if added else []
+    phrases += [f"without {', '.join(removed)}"] if removed else []
+    return f"computed {', '.join(phrases)}" if phrases else "computed with other parameters"
 
 
-def _attributes(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for k in sorted({*one, *other}):
-        if repr(one.get(k)) == repr(other.get(k)):
+def _attribute_words(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for k in sorted({*before, *after}):
+        if repr(before.get(k)) == repr(after.get(k)):
             continue
         if k == "again":
-            yield "type", in_words(int(other.get(k, 0)))
+            yield "type", recomputation_in_words(int(after.get(k, 0)))
         else:
-            yield "operator", f"{k}: {one.get(k)} → {other.get(k)}"
+            yield "operator", f"{k}: {before.get(k)} → {after.get(k)}"
 
 
-def _ends(diff: Diff, before: PCG, after: PCG) -> Iterator[Edit]:
-    """Arguments in another order, and results that are other values."""
+def _boundary_edits(diff: GraphDiff, before: PCG, after: PCG) -> Iterator[Edit]:
+    """Yield the edits of a graph's boundary: arguments in another order, and results that are other values."""
     if diff.inputs is not None and len(before.inputs) == len(after.inputs) and not any(r.added for r in diff.inputs):
         yield Edit(CHANGED, "operator", "", "arguments", "are in another order")
     if diff.outputs is None:
@@ -178,6 +189,6 @@ def _ends(diff: Diff, before: PCG, after: PCG) -> Iterator[Edit]:
     if len(before.outputs) != len(after.outputs):
         yield Edit(CHANGED, "operator", "", "results", f"{len(after.outputs)}, were {len(before.outputs)}")
     for k, (v, w) in enumerate(zip(before.outputs, after.outputs, strict=False)):
-        one, other = _marks(v.node, before)[v.index], _marks(w.node, after)[w.index]
+        one, other = _placements(v.node, before)[v.index], _placements(w.node, after)[w.index]
         if one != other:
-            yield Edit(CHANGED, _topic(one, other), place(w.node), f"result {k}", f"{said(one)} → {said(other)}")
+            yield Edit(CHANGED, _topic(one, other), line_of(w.node), f"result {k}", f"{in_words(one)} → {in_words(other)}")

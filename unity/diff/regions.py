@@ -1,135 +1,185 @@
-"""Edits and costs, gathered by the line of the user's that they belong to. Layers made by one line are one region."""
+"""Edits and costs by source line.
+
+The layers that one line builds are one region, and so are arguments whose names differ in numbers only.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
-from unity.diff.edits import Edit, place
-from unity.diff.folding import pattern, together
+from unity.diff.edits import Edit, line_of
 from unity.plan.summary import RuleUse, Summary, Talk
+
+ARGUMENT = re.compile(r"(args\[\d+\])(.*)")
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Seconds of one step: before and after."""
+class CostChange:
+    """Seconds of one step (or another figure), before and after."""
 
     before: float
     after: float
 
     @property
     def same(self) -> bool:
-        """Whether nothing changed, but for rounding."""
+        """Whether both are equal, up to rounding."""
         return abs(self.before - self.after) <= 1e-9 * max(self.before, self.after)
 
 
 @dataclass(frozen=True)
-class Region:
-    """A line of the user's: the rules that rewrote it, what is otherwise there, each with how often, and what computing and
-    communicating take.
-    """
+class RegionDiff:
+    """A source line: the rules that rewrote it, its edits with their counts, and the seconds that it computes and communicates."""
 
     line: str
     rules: tuple[RuleUse, ...]
     edits: tuple[tuple[Edit, int], ...]
-    computing: Cost
-    communicating: Cost
+    computing: CostChange
+    communicating: CostChange
 
 
 @dataclass(frozen=True)
 class Collectives:
-    """Collectives that are alike, before and after: how many of them, and their seconds."""
+    """Equal collectives: one of them, their counts before and after, and their seconds.
 
-    alike: Talk  # its count and seconds are those after, or before if there are none after
+    The count and the seconds of `alike` are those after, or those before if none are left.
+    """
+
+    alike: Talk
     counts: tuple[int, int]
-    seconds: Cost
+    seconds: CostChange
 
 
-def regions(edits: Iterable[Edit], before: Summary, after: Summary) -> tuple[Region, ...]:
-    """Everything that is otherwise, by line, in the order of the program after; lines where nothing is otherwise are left out."""
-    found: dict[str, Counter[Edit]] = {}
+def step_seconds(summary: Summary) -> tuple[float, float]:
+    """Return the seconds that a step computes, and the seconds that it communicates."""
+    return sum(w.seconds for w in summary.work), sum(t.seconds for t in summary.talk)
+
+
+def step_costs(before: Summary, after: Summary) -> dict[str, CostChange]:
+    """Return the seconds of a whole step, before and after."""
+    (compute, talk), (compute_after, talk_after) = step_seconds(before), step_seconds(after)
+    return {
+        "one step": CostChange(before.time, after.time),
+        "computing": CostChange(compute, compute_after),
+        "communicating": CostChange(talk, talk_after),
+    }
+
+
+def regions(edits: Iterable[Edit], before: Summary, after: Summary) -> tuple[RegionDiff, ...]:
+    """Return the lines that have edits or other costs, in the order of the second program."""
+    edits_by_line: dict[str, Counter[Edit]] = {}
     for edit in edits:
-        found.setdefault(edit.line, Counter())[edit] += 1
-    computing = _by_line(before.work), _by_line(after.work)
-    communicating = _by_line(before.talk), _by_line(after.talk)
+        edits_by_line.setdefault(edit.line, Counter())[edit] += 1
+    computing = _seconds_by_line(before.work), _seconds_by_line(after.work)
+    communicating = _seconds_by_line(before.talk), _seconds_by_line(after.talk)
     for line in (*computing[0], *computing[1], *communicating[0], *communicating[1]):
-        found.setdefault(line, Counter())
-    order = {line: k for k, line in enumerate(_order(before, after))}
-    rules = [use for use in after.rules if use not in before.rules]
-    made = (
-        Region(
+        edits_by_line.setdefault(line, Counter())
+    order = {line: k for k, line in enumerate(_lines_in_order(before, after))}
+    new_rules = [use for use in after.rules if use not in before.rules]
+    every = (
+        RegionDiff(
             line,
-            tuple(use for use in rules if line in use.lines),
+            tuple(use for use in new_rules if line in use.lines),
             tuple(edits.items()),
-            _cost(computing, line),
-            _cost(communicating, line),
+            _cost_change(computing, line),
+            _cost_change(communicating, line),
         )
-        for line, edits in found.items()
+        for line, edits in edits_by_line.items()
     )
-    kept = (r for r in made if r.edits or not (r.computing.same and r.communicating.same))
-    return _folded(sorted(kept, key=lambda r: order.get(r.line, len(order))))
+    differing = (r for r in every if r.edits or not (r.computing.same and r.communicating.same))
+    return _folded_regions(sorted(differing, key=lambda r: order.get(r.line, len(order))))
 
 
-def _folded(regions: Iterable[Region]) -> tuple[Region, ...]:
-    """Arguments that differ in a number, and are otherwise in the same way, as one region where the first of them is."""
-    alike: dict[Hashable, list[Region]] = {}
+def _folded_regions(regions: Iterable[RegionDiff]) -> tuple[RegionDiff, ...]:
+    """Return the regions with arguments that differ in numbers only, and have equal edits, joined where the first of them is."""
+    groups: dict[Hashable, list[RegionDiff]] = {}
     for r in regions:
-        edits = frozenset((replace(edit, line=""), often) for edit, often in r.edits)
-        alike.setdefault((pattern(r.line), r.rules, edits), []).append(r)
-    return tuple(same[0] if len(same) == 1 else _one(same) for same in alike.values())
+        edits = frozenset((replace(edit, line=""), count) for edit, count in r.edits)
+        groups.setdefault((line_pattern(r.line), r.rules, edits), []).append(r)
+    return tuple(group[0] if len(group) == 1 else _joined_region(group) for group in groups.values())
 
 
-def _one(same: Sequence[Region]) -> Region:
-    line = together([r.line for r in same])
-    edits = tuple((replace(edit, line=line), often * len(same)) for edit, often in same[0].edits)
-    return Region(line, same[0].rules, edits, _sum(r.computing for r in same), _sum(r.communicating for r in same))
+def _joined_region(group: Sequence[RegionDiff]) -> RegionDiff:
+    line = joined_lines([r.line for r in group])
+    edits = tuple((replace(edit, line=line), count * len(group)) for edit, count in group[0].edits)
+    return RegionDiff(line, group[0].rules, edits, _sum(r.computing for r in group), _sum(r.communicating for r in group))
 
 
-def _sum(costs: Iterable[Cost]) -> Cost:
+def _sum(costs: Iterable[CostChange]) -> CostChange:
     before, after = zip(*((c.before, c.after) for c in costs), strict=True)
-    return Cost(sum(before), sum(after))
+    return CostChange(sum(before), sum(after))
 
 
-def _by_line(rows: Sequence) -> dict[str, float]:
-    found: dict[str, float] = {}
+def _seconds_by_line(rows: Sequence) -> dict[str, float]:
+    seconds: dict[str, float] = {}
     for row in rows:
-        found[row.line] = found.get(row.line, 0.0) + row.seconds
-    return found
+        seconds[row.line] = seconds.get(row.line, 0.0) + row.seconds
+    return seconds
 
 
-def _cost(pair: tuple[dict[str, float], dict[str, float]], line: str) -> Cost:
-    return Cost(pair[0].get(line, 0.0), pair[1].get(line, 0.0))
+def _cost_change(seconds: tuple[dict[str, float], dict[str, float]], line: str) -> CostChange:
+    return CostChange(seconds[0].get(line, 0.0), seconds[1].get(line, 0.0))
 
 
-def _order(before: Summary, after: Summary) -> dict[str, None]:
-    """Lines in the order of the programs."""
-    return dict.fromkeys(place(node) for side in (after, before) for node, _ in side.graph.walk())
+def _lines_in_order(before: Summary, after: Summary) -> dict[str, None]:
+    """Return the lines in the order of the second program, then those of the first alone."""
+    return dict.fromkeys(line_of(node) for side in (after, before) for node, _ in side.graph.walk())
 
 
 def collectives(before: Summary, after: Summary) -> tuple[Collectives, ...]:
-    """Collectives of which there are more or fewer, the most expensive difference first."""
+    """Return the collectives whose count or time differs, the largest difference of time first."""
     sides = [{(t.line, t.kind, t.over, t.why, t.nbytes): t for t in side.talk} for side in (before, after)]
-    found = []
+    differing = []
     for key in dict.fromkeys((*sides[1], *sides[0])):
         one, other = (side.get(key) for side in sides)
         counts = one.count if one else 0, other.count if other else 0
-        seconds = Cost(one.seconds if one else 0.0, other.seconds if other else 0.0)
+        seconds = CostChange(one.seconds if one else 0.0, other.seconds if other else 0.0)
         alike = other or one
         if alike is not None and (counts[0] != counts[1] or not seconds.same):
-            found.append(Collectives(alike, counts, seconds))
-    return tuple(sorted(_folded_collectives(found), key=lambda c: -abs(c.seconds.after - c.seconds.before)))
+            differing.append(Collectives(alike, counts, seconds))
+    return tuple(sorted(_folded_collectives(differing), key=lambda c: -abs(c.seconds.after - c.seconds.before)))
 
 
-def _folded_collectives(found: Iterable[Collectives]) -> Iterator[Collectives]:
-    """Those for arguments that differ in a number, and of which there are equally many, as one."""
-    alike: dict[Hashable, list[Collectives]] = {}
-    for c in found:
+def _folded_collectives(every: Iterable[Collectives]) -> Iterator[Collectives]:
+    """Yield the collectives with those joined that have equal counts and are for arguments that differ in numbers only."""
+    groups: dict[Hashable, list[Collectives]] = {}
+    for c in every:
         t = c.alike
-        alike.setdefault((pattern(t.line), t.kind, t.over, t.why, t.nbytes, c.counts), []).append(c)
-    for same in alike.values():
-        before, after = (sum(c.counts[k] for c in same) for k in (0, 1))
-        seconds = _sum(c.seconds for c in same)
-        line = same[0].alike.line if len(same) == 1 else together([c.alike.line for c in same])
+        groups.setdefault((line_pattern(t.line), t.kind, t.over, t.why, t.nbytes, c.counts), []).append(c)
+    for group in groups.values():
+        before, after = (sum(c.counts[k] for c in group) for k in (0, 1))
+        seconds = _sum(c.seconds for c in group)
+        line = group[0].alike.line if len(group) == 1 else joined_lines([c.alike.line for c in group])
         count, total = (after, seconds.after) if after else (before, seconds.before)
-        yield Collectives(replace(same[0].alike, line=line, count=count, seconds=total), (before, after), seconds)
+        yield Collectives(replace(group[0].alike, line=line, count=count, seconds=total), (before, after), seconds)
+
+
+def line_pattern(line: str) -> str:
+    """Return an argument's path with `#` for every number but the argument's position, and any other line as it is."""
+    argument = ARGUMENT.fullmatch(line)
+    return argument[1] + re.sub(r"\d+", "#", argument[2]) if argument else line
+
+
+def joined_lines(lines: Sequence[str]) -> str:
+    """Return one name for argument paths of one pattern: `args[0]['conv{3-7,9}']['kernel']`.
+
+    Numbers that differ stand in braces, or as a star where the braces would name more than the given paths.
+    """
+    parts = [re.split(r"(\d+)", line) for line in lines]
+    columns = [tuple(dict.fromkeys(column)) for column in zip(*parts, strict=True)]
+    complete = prod(map(len, columns)) == len(lines)
+    return "".join(c[0] if len(c) == 1 else f"{{{_ranges(map(int, c))}}}" if complete else "*" for c in columns)
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Return numbers in order, each run of consecutive ones by its ends: `0-3,7`."""
+    runs: list[list[int]] = []
+    for n in sorted(numbers):
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

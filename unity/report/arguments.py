@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from unity.base.formatting import pattern, size
-from unity.diff.graphs.words import words
+from unity.diff.placements import type_in_words
 from unity.pcg.ir.graph import PCG, Node, Value
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Type, degrees, digits, show
@@ -44,7 +44,7 @@ def rows(graph: PCG) -> list[dict[str, Any]]:
             "name": k.name,
             "count": k.count,
             "tensor": str(k.node.tensors[0]),
-            "held": words(k.node.types[0], graph.axes),
+            "held": type_in_words(k.node.types[0], graph.axes),
             "type": show(k.node.types[0], graph.axes, k.node.tensors[0].ndim),
             "whole": [k.whole, size(k.whole)],
             "here": [k.here, size(k.here)],

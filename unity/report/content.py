@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unity.base.formatting import duration, size
-from unity.diff.compare import total
+from unity.diff.regions import step_seconds
 from unity.machine.machine import Machine
 from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.parallel.serial_view import erased
@@ -115,7 +115,7 @@ def _frontier(source: Source, shared: Shared) -> dict[str, Any]:
 def _figures(source: Source) -> list[list[str]]:
     """The figures at the head: what, how much, and what it was before."""
     one, plan = source.captured, source.planned
-    compute, talk = total(plan)
+    compute, talk = step_seconds(plan)
     many = sum(t.count for t in plan.talk)
     return [
         ["one step", duration(plan.time), f"one device alone: {duration(one.time)}"],

@@ -9,7 +9,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from unity.base.formatting import pattern
-from unity.diff.graphs.skeleton import is_change
+from unity.diff.skeleton import is_parallelization
 from unity.pcg.capture.repetition import repeated
 from unity.pcg.ir.graph import LOOPS, PCG, PIPELINE, Node, Value
 from unity.pcg.parallel.stages import schedule_of
@@ -202,7 +202,7 @@ class _Folds:
 def _chain(graph: PCG, node: Node, own: Collection[int]) -> list[Node]:
     """A node, if it is an argument that is read once, or a change of type of such a one, and all up to that; else nothing."""
     found = [node]
-    while is_change(found[-1]) and len(graph.users[id(found[-1])]) == 1:
+    while is_parallelization(found[-1]) and len(graph.users[id(found[-1])]) == 1:
         found.append(found[-1].operands[0].node)
     last = found[-1]
     return found if id(last) in own and len(graph.users[id(last)]) == 1 else []

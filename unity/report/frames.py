@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from unity.base.formatting import short
-from unity.diff.graphs.matching import matching
+from unity.diff.matching import matching
 from unity.pcg.ir.graph import BRANCHES, PCG, PIPELINE, Node
 from unity.pcg.parallel.serial_view import erased
 from unity.plan.summary import RuleUse, Summary

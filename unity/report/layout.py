@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from unity.diff.graphs.skeleton import is_change
+from unity.diff.skeleton import is_parallelization
 from unity.report.drawing import OUTSIDE, SOURCES, Drawing
 from unity.report.layers import Item, Link, Placed, Point, place
 
@@ -140,7 +140,7 @@ class _Boxes:
     def late(self, leaf: int) -> bool:
         """Whether a leaf is an argument, or an argument held otherwise: it stands where it is read."""
         node = self.drawing.leaves[leaf].node
-        while node is not None and is_change(node):
+        while node is not None and is_parallelization(node):
             node = node.operands[0].node
         return node is not None and node.kind in SOURCES
 

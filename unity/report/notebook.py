@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from unity.base.formatting import duration, size
-from unity.diff.graphs.words import words
+from unity.diff.placements import type_in_words
 from unity.report.arguments import kinds
 
 if TYPE_CHECKING:
@@ -21,7 +21,10 @@ def summary(plan: Plan) -> str:
     """A plan in short, as HTML that takes the notebook's own colours."""
     graph, machine = plan.pcg, plan.machine
     found = kinds(graph)
-    rows = [(k.name, str(k.count), str(k.node.tensors[0]), words(k.node.types[0], graph.axes), size(k.here)) for k in found[:ROWS]]
+    rows = [
+        (k.name, str(k.count), str(k.node.tensors[0]), type_in_words(k.node.types[0], graph.axes), size(k.here))
+        for k in found[:ROWS]
+    ]
     rest = found[ROWS:]
     if rest:
         many = f"… and {sum(k.count for k in rest)} more"

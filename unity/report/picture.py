@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unity.base.formatting import pattern, short, size
-from unity.diff.graphs.skeleton import is_change
-from unity.diff.graphs.words import WHOLE, words
+from unity.diff.placements import WHOLE, type_in_words
+from unity.diff.skeleton import is_parallelization
 from unity.pcg.ir.graph import PCG, Node, Value
 from unity.pcg.ir.user_lines import line_behind
 from unity.pcg.parallel.traffic import TRAFFIC
@@ -63,7 +63,7 @@ def legend_of(graph: PCG) -> Legend:
     """The colours of a parallel graph."""
     often: Counter[str] = Counter()
     for inner in graphs(graph):
-        often.update(held(n, inner) for n in inner.nodes if not is_change(n))
+        often.update(held(n, inner) for n in inner.nodes if not is_parallelization(n))
     del often[WHOLE]
     return Legend({said: k for k, (said, _) in enumerate(often.most_common(COLOURS))})
 
@@ -75,7 +75,7 @@ def graphs(graph: PCG) -> list[PCG]:
 
 def held(node: Node, graph: PCG) -> str:
     """How devices hold a node's first result, in words."""
-    return words(node.types[0], graph.axes) if node.types else WHOLE
+    return type_in_words(node.types[0], graph.axes) if node.types else WHOLE
 
 
 def picture(drawing: Drawing, graph: PCG, shared: Shared, legend: Legend, keys: Mapping[int, int], said: Said) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def title(leaf: Leaf) -> tuple[str, str]:
     if node.kind == "input":
         name = str(node.attributes.get("name", "input"))
         return _short(pattern(name) if leaf.times > 1 else name), ""
-    return node.kind, "" if is_change(node) else str(node.tensors[0]) if node.tensors else ""
+    return node.kind, "" if is_parallelization(node) else str(node.tensors[0]) if node.tensors else ""
 
 
 def _short(name: str) -> str:
@@ -137,7 +137,7 @@ def _look(leaf: Leaf) -> str:
         return "result"
     if node.kind == "input":
         return "input"
-    if not is_change(node):
+    if not is_parallelization(node):
         return "operator"
     return "sends" if any(TRAFFIC.get(node.kind, ())) else "quiet"
 
@@ -150,8 +150,8 @@ def _described(leaf: Leaf, said: Said) -> Rows:
     name = str(node.attributes.get("name", "")) if node.kind == "input" else ""
     named = [("argument", pattern(name) if leaf.times > 1 else name)] if name else []
     program = node.body or node.outline
-    computed = [("computes", ", ".join(dict.fromkeys(program.primitives)))] if program and not is_change(node) else []
-    line = short(node.source) or (line_behind(node) if is_change(node) else "")
+    computed = [("computes", ", ".join(dict.fromkeys(program.primitives)))] if program and not is_parallelization(node) else []
+    line = short(node.source) or (line_behind(node) if is_parallelization(node) else "")
     return [*named, *times, *computed, *_results(node, graph), *([("line", line)] if line else []), *said(node)]
 
 
@@ -172,6 +172,6 @@ def _held_as(v: Value, graph: PCG) -> Rows:
     piece = "×".join(map(str, local_shape(v.tensor.shape, v.type, graph.axes))) or "a number"
     return [
         ("held as", f"{show(v.type, graph.axes, v.tensor.ndim)}"),
-        ("", words(v.type, graph.axes)),
+        ("", type_in_words(v.type, graph.axes)),
         ("on a device", f"{piece}, {size(local(v, graph))}"),
     ]

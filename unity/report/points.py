@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from unity.base.formatting import duration, pattern, size
-from unity.diff.graphs.words import words
+from unity.diff.placements import type_in_words
 from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Type
@@ -67,7 +67,7 @@ def _differences(serial: PCG, c: Candidate, chosen: Candidate) -> list[str]:
 
 @cache
 def _said(types: tuple[Type, ...], axes: tuple[Axis, ...]) -> str:
-    return ", ".join(words(t, axes) for t in types)
+    return ", ".join(type_in_words(t, axes) for t in types)
 
 
 def _moved(node: Node, one: tuple[Type, ...], other: tuple[Type, ...], chosen: Candidate, c: Candidate) -> str:

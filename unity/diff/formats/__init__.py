@@ -1,1 +1,1 @@
-"""A difference as text, Markdown, HTML, JSON or DOT."""
+"""Formats of a difference: text, Markdown, HTML, JSON, DOT."""

@@ -1,13 +1,13 @@
-"""A difference as one HTML page: no scripts, nothing from the network."""
+"""A difference as one HTML page, without scripts and without anything from the network."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 from unity.base.errors import UnityError
-from unity.diff.document import Document, Row
+from unity.diff.document import Document, DocumentRow
 
-CLASSES = {"+": "added", "-": "removed", "~": "changed"}
+CLASS_OF_MARK = {"+": "added", "-": "removed", "~": "changed"}
 PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -44,18 +44,22 @@ PAGE = """<!DOCTYPE html>
 """
 
 
-def html(found: Document) -> str:
-    """A document as a page. Raises UnityError where jinja2 is not installed."""
+def html(document: Document) -> str:
+    """Return a document as an HTML page.
+
+    Raises:
+        UnityError: jinja2 is not installed.
+    """
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError:
         raise UnityError("HTML needs jinja2, which is not installed: pip install 'unity-jax[html]'") from None
     environment = Environment(autoescape=True, undefined=StrictUndefined)
-    return environment.from_string(PAGE).render(title=found.title, tables=found.tables, classes=CLASSES, spans=spans)
+    return environment.from_string(PAGE).render(title=document.title, tables=document.tables, classes=CLASS_OF_MARK, spans=spans)
 
 
-def spans(row: Row) -> list[tuple[str, int]]:
-    """A row's cells, each with how many columns it takes: a heading has those that are empty after it."""
+def spans(row: DocumentRow) -> list[tuple[str, int]]:
+    """Return the cells of a row, each with the number of columns that it spans. A heading's cell spans the empty ones after it."""
     if not row.heading:
         return [(cell, 1) for cell in row.cells]
     filled = [k for k, cell in enumerate(row.cells) if cell or not k]

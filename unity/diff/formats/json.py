@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from unity.diff.compare import PlanDiff, costs
-from unity.diff.graphs.data import to_json
-from unity.diff.regions import Region
+from unity.diff.graph_diff_json import to_json
+from unity.diff.regions import RegionDiff, step_costs
 from unity.plan.summary import Summary
+
+if TYPE_CHECKING:
+    from unity.diff.plan_diff import PlanDiff
 
 SCHEMA = 1
 
 
-def data(found: PlanDiff) -> dict[str, Any]:
-    """All that is different. `graph` alone is enough to make the second graph of the first."""
+def data(diff: PlanDiff) -> dict[str, Any]:
+    """Return all differences. The second graph can be built from the first and `graph` alone."""
     return {
         "unity": "diff",
         "schema": SCHEMA,
-        "different": bool(found),
-        "before": _side(found.before),
-        "after": _side(found.after),
-        "costs": {what: asdict(c) for what, c in costs(found).items()},
-        "rules": [{"mark": mark, **asdict(use)} for mark, use in found.rules],
-        "regions": [_region(r) for r in found.regions],
-        "collectives": [{**asdict(c.alike), "count": c.counts, "seconds": asdict(c.seconds)} for c in found.collectives],
-        "graph": to_json(found.graph),
+        "different": bool(diff),
+        "before": _side(diff.before),
+        "after": _side(diff.after),
+        "costs": {what: asdict(c) for what, c in step_costs(diff.before, diff.after).items()},
+        "rules": [{"mark": mark, **asdict(use)} for mark, use in diff.rules],
+        "regions": [_region(r) for r in diff.regions],
+        "collectives": [{**asdict(c.alike), "count": c.counts, "seconds": asdict(c.seconds)} for c in diff.collectives],
+        "graph": to_json(diff.graph),
     }
 
 
@@ -34,7 +36,7 @@ def _side(s: Summary) -> dict[str, Any]:
     return {**figures, "operators": len(s.graph), "key": s.graph.key}
 
 
-def _region(r: Region) -> dict[str, Any]:
+def _region(r: RegionDiff) -> dict[str, Any]:
     edits = [{"times": times, **{k: v for k, v in asdict(e).items() if k != "line"}} for e, times in r.edits]
     costs = {"computing": asdict(r.computing), "communicating": asdict(r.communicating)}
     return {"line": r.line, "rules": [use.rule for use in r.rules], "edits": edits, **costs}

@@ -5,28 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from unity.diff.document import Document, Row, Table
+from unity.diff.document import Document, DocumentRow, DocumentTable
 
 
-def markdown(found: Document) -> str:
-    """A document as headings and tables."""
-    return "\n".join(_lines(found)) + "\n"
+def markdown(document: Document) -> str:
+    """Return a document as Markdown headings and tables."""
+    return "\n".join(_lines(document)) + "\n"
 
 
-def _lines(found: Document) -> Iterator[str]:
-    yield f"# {escaped(found.title)}"
-    for table in found.tables:
+def _lines(document: Document) -> Iterator[str]:
+    yield f"# {escaped(document.title)}"
+    for table in document.tables:
         yield from ("", f"## {escaped(table.title)}", "")
         yield from _table(table)
 
 
-def _table(table: Table) -> Iterator[str]:
-    yield _row(Row("", table.columns))
+def _table(table: DocumentTable) -> Iterator[str]:
+    yield _row(DocumentRow("", table.columns))
     yield "|" + " --- |" * (len(table.columns) + 1)
     yield from map(_row, table.rows)
 
 
-def _row(row: Row) -> str:
+def _row(row: DocumentRow) -> str:
     cells = [escaped(cell.strip()) for cell in row.cells]
     if row.heading:
         cells = [f"**{cell}**" if cell else "" for cell in cells]
@@ -34,5 +34,5 @@ def _row(row: Row) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown shows as it is: what would be a column, a link, a tag or emphasis is none."""
+    """Return text with Markdown's special characters escaped, on one line."""
     return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", text.replace("\n", " "))
