@@ -30,9 +30,9 @@ import unity
 from unity.exec.compiled.hlo import collectives
 from unity.export import ExportError, write
 from unity.export.nested import NESTED
-from unity.export.primitives import PRIMITIVES
-from unity.export.public import FACES, HOMES
-from unity.export.source import Code
+from unity.export.primitives.public_names import FUNCTION_PRINTERS, PUBLIC_MODULES
+from unity.export.primitives.table import PRIMITIVES
+from unity.export.source_code import Code
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
 from unity.pcg.operators.promised_reads import PROMISED
@@ -308,10 +308,10 @@ def test_it_runs_where_unity_is_not(model: Callable[[], Small], tmp_path: Path) 
 
 def test_every_operator_of_the_table_can_be_written_or_is_known_not_to_be() -> None:
     refused = {"constrain", "kernel", "log2", "one_minus_square", "polynomial", "sharding_constraint"}
-    public = {p.name for module in HOMES.values() for p in vars(module).values() if isinstance(p, core.Primitive)}
+    public = {p.name for module in PUBLIC_MODULES.values() for p in vars(module).values() if isinstance(p, core.Primitive)}
     assert refused <= set(TABLE)
     runs_as_others = {PROMISED}  # its local program is written in JAX's own primitives
-    assert set(TABLE) - {*runs_as_others, *PRIMITIVES, *FACES, *NESTED, *(public - refused)} == refused
+    assert set(TABLE) - {*runs_as_others, *PRIMITIVES, *FUNCTION_PRINTERS, *NESTED, *(public - refused)} == refused
 
 
 def test_what_cannot_be_said_is_refused_by_name_and_line(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from test_export import PAIR, agrees, in_64_bits, planned, well_written
 from test_held import rooted
 
 from unity.export import ExportError, write
-from unity.export.public import Unsaid, public, said
+from unity.export.primitives.public_names import NoPublicName, public_name, value_code
 
 
 @pytest.fixture(autouse=True)
@@ -210,8 +210,8 @@ def test_functions_of_the_program_that_was_started_are_refused(tmp_path: Path, m
 
 def test_parameters_are_said_by_public_names() -> None:
     for value in (lax.FftType.IRFFT, lax.linalg.SvdAlgorithm.QR, lax.ge_p, (1, (2.0, None)), np.dtype("int32"), jnp.float32, True):
-        found = eval(said(value).text, {"lax": lax, "jnp": jnp})
+        found = eval(value_code(value).text, {"lax": lax, "jnp": jnp})
         assert np.dtype(found) == np.dtype(value) if isinstance(value, type | np.dtype) else found == value
-    assert public(lax.linalg.svd_p) == "lax.linalg.svd_p"
-    with pytest.raises(Unsaid, match="no public name"):
-        said(object())
+    assert public_name(lax.linalg.svd_p) == "lax.linalg.svd_p"
+    with pytest.raises(NoPublicName, match="no public name"):
+        value_code(object())

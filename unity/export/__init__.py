@@ -1,6 +1,6 @@
-"""Plans as files of plain JAX: no trace of this library is left in them."""
+"""Export of plans as files of plain JAX, which do not import unity."""
 
 from unity.export.errors import ExportError
-from unity.export.file import source, write
+from unity.export.python_file import source, write
 
 __all__ = ["ExportError", "source", "write"]

@@ -1,4 +1,4 @@
-"""The arguments of an exported function: their paths, shapes and partitions, and the structure that they come in."""
+"""The arguments of an exported function: their paths, shapes and partitions, and their tree structure."""
 
 from __future__ import annotations
 
@@ -13,97 +13,115 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from unity.export.errors import ExportError
-from unity.export.source import Code, call, code, literal, mapping, sequence
+from unity.export.source_code import Code, call, code, literal, mapping, sequence
 from unity.pcg.ir.program import Tensor
 
-NUMBER = r"(?<=/)\d+(?=/|$)"  # in a path: an index, which is left open where all are alike
+INDEX = r"(?<=/)\d+(?=/|$)"  # in a path
 
 
 @dataclass(frozen=True)
-class Arguments:
-    """The leaves of all arguments, in order: their paths, tensors and partitions."""
+class FileArguments:
+    """The leaves of all arguments, in order.
 
-    names: tuple[str, ...]  # of the arguments
+    Attributes:
+        names: the names of the arguments.
+        paths: the path of each leaf.
+        tensors: the tensor of each leaf.
+        specs: the partition of each leaf.
+        trees: the structure of each argument, with 0 for its leaves.
+    """
+
+    names: tuple[str, ...]
     paths: tuple[str, ...]
     tensors: tuple[Tensor, ...]
     specs: tuple[PartitionSpec, ...]
-    trees: tuple[Any, ...]  # what every argument is, with 0 for its leaves
+    trees: tuple[Any, ...]
 
     @property
     def plain(self) -> bool:
-        """Whether they are made of dictionaries, lists and tuples alone, and so can be written down."""
+        """Whether the arguments are made of dictionaries, lists and tuples alone, and so have a literal."""
         return all(map(is_plain, self.trees))
 
     def table(self) -> Code:
-        """Every path with its shape, type and partition; those alike but for numbers together, if they can be told apart so."""
-        rows = {p: entry(t, s) for p, t, s in zip(self.paths, self.tensors, self.specs, strict=True)}
-        return mapping([(literal(p).text, c) for p, c in (grouped(rows) if self.plain else rows).items()])
+        """Return the shape, dtype and partition of every path, with equal rows joined whose paths differ in indices only."""
+        rows = {p: table_row(t, s) for p, t, s in zip(self.paths, self.tensors, self.specs, strict=True)}
+        return mapping([(literal(p).text, c) for p, c in (grouped_rows(rows) if self.plain else rows).items()])
 
     def structure(self) -> Code:
-        """What all arguments are made of."""
-        return mapping([(literal(n).text, skeleton(t)) for n, t in zip(self.names, self.trees, strict=True)])
+        """Return the structure of all arguments as a literal."""
+        return mapping([(literal(n).text, tree_literal(t)) for n, t in zip(self.names, self.trees, strict=True)])
 
 
-def arguments_of(fn: Callable[..., Any], in_tree: Any, tensors: Sequence[Tensor], specs: Sequence[PartitionSpec]) -> Arguments:
-    """The arguments of a planned function. `in_tree` is the structure of them all."""
+def arguments_of(fn: Callable[..., Any], in_tree: Any, tensors: Sequence[Tensor], specs: Sequence[PartitionSpec]) -> FileArguments:
+    """Return the arguments of a planned function.
+
+    Args:
+        fn: the function.
+        in_tree: the structure of all arguments.
+        tensors: the tensor of each leaf.
+        specs: the partition of each leaf.
+
+    Raises:
+        ExportError: two leaves have the same path.
+    """
     trees = tuple(jax.tree.unflatten(in_tree, [0] * in_tree.num_leaves))
     names = names_of(fn, len(trees))
-    found = [path for name, tree in zip(names, trees, strict=True) for path, _ in tree_flatten_with_path({name: tree})[0]]
-    paths = tuple(keystr(p, simple=True, separator="/") for p in found)
-    twice = next((p for p in paths if paths.count(p) > 1), None) if len(set(paths)) < len(paths) else None
-    if twice is not None:
-        raise ExportError("", f"the argument {twice}", "two of the leaves have this path")
-    return Arguments(names, paths, tuple(tensors), tuple(specs), trees)
+    key_paths = [path for name, tree in zip(names, trees, strict=True) for path, _ in tree_flatten_with_path({name: tree})[0]]
+    paths = tuple(keystr(p, simple=True, separator="/") for p in key_paths)
+    repeated = next((p for p in paths if paths.count(p) > 1), None) if len(set(paths)) < len(paths) else None
+    if repeated is not None:
+        raise ExportError("", f"the argument {repeated}", "two of the leaves have this path")
+    return FileArguments(names, paths, tuple(tensors), tuple(specs), trees)
 
 
 def names_of(fn: Callable[..., Any], count: int) -> tuple[str, ...]:
-    """The names of a function's arguments, as far as it tells."""
+    """Return the names of a function's positional arguments, or numbered names if its signature does not have them."""
     try:
-        found = [p.name for p in inspect.signature(fn).parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD][:count]
+        names = [p.name for p in inspect.signature(fn).parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD][:count]
     except (TypeError, ValueError):
-        found = []
-    return tuple(found) if len(found) == count else tuple(f"argument{k}" for k in range(count))
+        names = []
+    return tuple(names) if len(names) == count else tuple(f"argument{k}" for k in range(count))
 
 
-def entry(tensor: Tensor, spec: PartitionSpec) -> Code:
-    """One row of the table."""
+def table_row(tensor: Tensor, spec: PartitionSpec) -> Code:
+    """Return one row of the table."""
     return sequence([literal(tensor.shape), literal(str(tensor.dtype)), spec_code(spec)])
 
 
 def spec_code(spec: PartitionSpec) -> Code:
-    """A partition, without the dimensions at its end that are whole."""
+    """Return a partition, without the replicated dimensions at its end."""
     parts = list(spec)
     while parts and parts[-1] is None:
         parts.pop()
     return call("P", *parts)
 
 
-def grouped(rows: Mapping[str, Code]) -> dict[str, Code]:
-    """Rows that differ in numbers of their path only as one, if all with such a path are alike."""
+def grouped_rows(rows: Mapping[str, Code]) -> dict[str, Code]:
+    """Return the rows, those joined whose paths differ in indices only, if all rows of such paths are equal."""
     groups: dict[str, list[str]] = {}
     for path in rows:
-        groups.setdefault(re.sub(NUMBER, "*", path), []).append(path)
-    found: dict[str, Code] = {}
+        groups.setdefault(re.sub(INDEX, "*", path), []).append(path)
+    joined: dict[str, Code] = {}
     for path, row in rows.items():
-        pattern = re.sub(NUMBER, "*", path)
+        pattern = re.sub(INDEX, "*", path)
         alike = len({rows[p].text for p in groups[pattern]}) == 1
-        found[pattern if alike else path] = row
-    return found
+        joined[pattern if alike else path] = row
+    return joined
 
 
 def is_plain(tree: Any) -> bool:
-    """Whether a tree is made of what Python has literals for."""
+    """Return whether a tree is made of values that have a Python literal."""
     if type(tree) is dict:
         return all(isinstance(k, (str, int)) and is_plain(v) for k, v in tree.items())
     return tree is None or type(tree) is int or (type(tree) in (list, tuple) and all(map(is_plain, tree)))
 
 
-def skeleton(tree: Any, leaf: Callable[[Any], Code] = code) -> Code:
-    """A tree as a literal; several equal items of a list are one, repeated."""
+def tree_literal(tree: Any, leaf: Callable[[Any], Code] = code) -> Code:
+    """Return a tree as a literal, with a list of equal items as a repetition."""
     if type(tree) is dict:
-        return mapping([(literal(k).text, skeleton(v, leaf)) for k, v in tree.items()])
+        return mapping([(literal(k).text, tree_literal(v, leaf)) for k, v in tree.items()])
     if type(tree) in (list, tuple):
-        items = [skeleton(v, leaf) for v in tree]
+        items = [tree_literal(v, leaf) for v in tree]
         if type(tree) is list and len(items) > 2 and len({i.text for i in items}) == 1:
             one = sequence(items[:1], "[]")
             return Code(f"{one.text} * {len(items)}", 50, one.head, one.items, f"{one.close} * {len(items)}", True)

@@ -1,4 +1,4 @@
-"""Why a plan cannot be written as a file."""
+"""The error of plans that cannot be exported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from unity.base.formatting import short
 
 
 class ExportError(PlanError):
-    """A plan that no file of plain JAX says the same as: the operator, the user's line, and why."""
+    """A plan that has no counterpart in plain JAX: the operator, the source line, and the reason."""
 
     def __init__(self, source: str, operator: str, why: str) -> None:
         self.operator, self.why = operator, why

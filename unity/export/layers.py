@@ -1,80 +1,151 @@
-"""Repeated layers of a graph, as one function each: which operators are its body, and what it is given every time."""
+"""The pieces that an export writes: units, one for each operator of a parallel graph, and layers, which run several times.
+
+A unit includes the gathers (and the operators) that run again for it in the backward pass. A layer is a sequence of units that
+occurs several times, wired alike, and becomes one function.
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from unity.export.units import Unit, units
-from unity.pcg.capture.repetition import repeated
-from unity.pcg.ir.graph import PCG, Value
+from unity.export.tracing import LocalProgram, local_program
+from unity.pcg.analysis.rematerialization import runs_again
+from unity.pcg.capture.repetition import repeated, signature
+from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """An operator, the nodes that run again whenever it runs, and the operands of all of them."""
+
+    node: Node
+    rerun: tuple[Node, ...]
+    operands: tuple[Value, ...]
+
+    @property
+    def results(self) -> tuple[Value, ...]:
+        return self.node.results
+
+    @property
+    def key(self) -> Hashable:
+        """A key that is equal for units that compute the same function of their operands."""
+        number = {v: ("operand", k) for k, v in enumerate(self.operands)}
+        parts: list[Hashable] = [(str(v.tensor), v.type) for v in self.operands]
+        for k, node in enumerate((*self.rerun, self.node)):
+            identity = node.body.identity if node.body is not None else ()
+            parts.append((signature(node), identity, id(node.policy), *(number[v] for v in node.operands)))
+            number.update((v, ("made", k + v.index)) for v in node.results)
+        return tuple(parts)
+
+    def program(self, graph: PCG) -> LocalProgram:
+        """Return the unit's local program, traced."""
+        inputs = [Node("input", (), (v.tensor,), types=(v.type,)) for v in self.operands]
+        new = {v: Value(n) for v, n in zip(self.operands, inputs, strict=True)}
+        for node in (*self.rerun, self.node):
+            copied = replace(node, operands=tuple(new[v] for v in node.operands))
+            new.update(zip(node.results, copied.results, strict=True))
+        return local_program(PCG(tuple(inputs), tuple(new[v] for v in self.results), graph.axes))
+
+
+def units(graph: PCG) -> list[Unit]:
+    """Return a graph's units, in order."""
+    rerun: set[int] = set()  # nodes that become parts of the units of their users
+    units = []
+    for node in graph.nodes:
+        if runs_again(node) or (
+            node.kind in PARALLELIZATION
+            and (id(node.operands[0].node) in rerun or (node.kind != "view" and node.attributes.get("again")))
+        ):
+            rerun.add(id(node))
+        elif node.kind != "input":
+            units.append(_unit(node, rerun))
+    return units + [_unit(v.node, rerun) for v in dict.fromkeys(graph.outputs) if id(v.node) in rerun]
+
+
+def _unit(node: Node, rerun: set[int]) -> Unit:
+    nodes: dict[int, Node] = {}
+    operands: dict[Value, None] = {}
+
+    def read(values: Sequence[Value]) -> None:
+        for v in values:
+            if id(v.node) in rerun:
+                read(v.node.operands)
+                nodes.setdefault(id(v.node), v.node)
+            else:
+                operands.setdefault(v)
+
+    read(node.operands)
+    return Unit(node, tuple(nodes.values()), tuple(operands))
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """Segments of a graph that do the same.
+    """Segments of a graph that compute the same function.
 
-    `slots`: for every parameter, where it is read, as (unit, operand) positions; `results`: the (unit, result) positions of what is
-    used outside of a segment.
+    Attributes:
+        segments: the units of each segment.
+        slots: for every parameter of the function, the (unit, operand) positions where it is read.
+        results: the (unit, result) positions of the values that are used outside of a segment.
     """
 
     segments: tuple[tuple[Unit, ...], ...]
     slots: tuple[tuple[tuple[int, int], ...], ...]
     results: tuple[tuple[int, int], ...]
 
-    def given(self, segment: int) -> list[Value]:
-        """What one segment is given, parameter by parameter."""
+    def arguments_of(self, segment: int) -> list[Value]:
+        """Return the arguments of one segment, parameter by parameter."""
         return [self.segments[segment][i].operands[j] for (i, j), *_ in self.slots]
 
-    def made(self, segment: int) -> list[Value]:
-        """What one segment gives."""
+    def results_of(self, segment: int) -> list[Value]:
+        """Return the results of one segment."""
         return [self.segments[segment][i].results[k] for i, k in self.results]
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class LayerCall:
     """One run of a layer."""
 
     layer: Layer
     segment: int
 
 
-Item: TypeAlias = Unit | Call
+Item: TypeAlias = Unit | LayerCall
 
 
 def items(graph: PCG) -> list[Item]:
-    """A graph's units and runs of layers, operands before users."""
+    """Return a graph's units and layer calls, operands before users."""
     every = units(graph)
     of_node = {id(u.node): u for u in every}
-    used: dict[Value, set[int]] = {}
+    users: dict[Value, set[int]] = {}
     for u in every:
         for v in u.operands:
-            used.setdefault(v, set()).add(id(u))
+            users.setdefault(v, set()).add(id(u))
     for v in graph.outputs:
-        used.setdefault(v, set()).add(-1)
+        users.setdefault(v, set()).add(-1)
     calls: list[Item] = []
-    inside: set[int] = set()
+    in_layers: set[int] = set()
     for run in repeated(graph):
         segments = [tuple(of_node[id(n)] for n in s if id(n) in of_node) for s in run.segments]
-        for layer in _layers(segments, used):
-            calls += [Call(layer, k) for k in range(len(layer.segments))]
-            inside |= {id(u) for s in layer.segments for u in s}
-    return _ordered([*calls, *(u for u in every if id(u) not in inside)], {id(u): k for k, u in enumerate(every)})
+        for layer in _layers(segments, users):
+            calls += [LayerCall(layer, k) for k in range(len(layer.segments))]
+            in_layers |= {id(u) for s in layer.segments for u in s}
+    return _in_order([*calls, *(u for u in every if id(u) not in in_layers)], {id(u): k for k, u in enumerate(every)})
 
 
-def _layers(segments: Sequence[tuple[Unit, ...]], used: dict[Value, set[int]]) -> list[Layer]:
-    """Segments that are wired alike, as layers; one that is like no other stays as it is."""
-    alike: dict[Hashable, list[tuple[Unit, ...]]] = {}
+def _layers(segments: Sequence[tuple[Unit, ...]], users: dict[Value, set[int]]) -> list[Layer]:
+    """Return the layers of segments that are wired alike. A segment that is like no other is part of none."""
+    by_wiring: dict[Hashable, list[tuple[Unit, ...]]] = {}
     for s in segments:
         number = {v: (i, k) for i, u in enumerate(s) for k, v in enumerate(u.results)}
         wiring = tuple((u.key, *(number.get(v) for v in u.operands)) for u in s)
-        alike.setdefault(wiring, []).append(s)
-    return [_layer(tuple(group), used) for group in alike.values() if len(group) > 1 and len(group[0]) > 1]
+        by_wiring.setdefault(wiring, []).append(s)
+    return [_layer(tuple(group), users) for group in by_wiring.values() if len(group) > 1 and len(group[0]) > 1]
 
 
-def _layer(segments: tuple[tuple[Unit, ...], ...], used: dict[Value, set[int]]) -> Layer:
+def _layer(segments: tuple[tuple[Unit, ...], ...], users: dict[Value, set[int]]) -> Layer:
     own = [{v for u in s for v in u.results} for s in segments]
     slots: dict[tuple[Value, ...], list[tuple[int, int]]] = {}
     for i, u in enumerate(segments[0]):
@@ -84,35 +155,34 @@ def _layer(segments: tuple[tuple[Unit, ...], ...], used: dict[Value, set[int]]) 
     results = []
     for i, u in enumerate(segments[0]):
         for k in range(len(u.results)):
-            if any(used.get(s[i].results[k], set()) - {id(x) for x in s} for s in segments):
+            if any(users.get(s[i].results[k], set()) - {id(x) for x in s} for s in segments):
                 results.append((i, k))
     return Layer(segments, tuple(map(tuple, slots.values())), tuple(results))
 
 
-def members(item: Item) -> tuple[Unit, ...]:
-    """The units of an item."""
-    return item.layer.segments[item.segment] if isinstance(item, Call) else (item,)
+def _members(item: Item) -> tuple[Unit, ...]:
+    return item.layer.segments[item.segment] if isinstance(item, LayerCall) else (item,)
 
 
-def _ordered(found: Sequence[Item], place: dict[int, int]) -> list[Item]:
-    """Operands before users, otherwise as in the graph."""
-    maker = {v: k for k, item in enumerate(found) for u in members(item) for v in u.results}
-    before = [{maker[v] for u in members(item) for v in u.operands if v in maker} - {k} for k, item in enumerate(found)]
-    after: list[list[int]] = [[] for _ in found]
-    for k, needed in enumerate(before):
-        for j in needed:
-            after[j].append(k)
-    first = [min(place[id(u)] for u in members(item)) for item in found]
-    ready = [(first[k], k) for k, needed in enumerate(before) if not needed]
+def _in_order(items: Sequence[Item], place: dict[int, int]) -> list[Item]:
+    """Return items sorted topologically, otherwise in the order of the graph."""
+    maker = {v: k for k, item in enumerate(items) for u in _members(item) for v in u.results}
+    operands = [{maker[v] for u in _members(item) for v in u.operands if v in maker} - {k} for k, item in enumerate(items)]
+    users: list[list[int]] = [[] for _ in items]
+    for k, makers in enumerate(operands):
+        for j in makers:
+            users[j].append(k)
+    first = [min(place[id(u)] for u in _members(item)) for item in items]
+    ready = [(first[k], k) for k, makers in enumerate(operands) if not makers]
     heapq.heapify(ready)
     order: list[Item] = []
-    left = [len(needed) for needed in before]
+    missing = [len(makers) for makers in operands]
     while ready:
         _, k = heapq.heappop(ready)
-        order.append(found[k])
-        for j in after[k]:
-            left[j] -= 1
-            if not left[j]:
+        order.append(items[k])
+        for j in users[k]:
+            missing[j] -= 1
+            if not missing[j]:
                 heapq.heappush(ready, (first[j], j))
-    assert len(order) == len(found), "layers of a graph are in the order of its operators"
+    assert len(order) == len(items), "layers of a graph are in the order of its operators"
     return order

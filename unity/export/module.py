@@ -1,137 +1,155 @@
-"""The functions of the exported file: each different program is written once, and called by name."""
+"""The module that an export writes: functions, of which each different program has one, arrays, and imports."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import re
+import sys
+from collections.abc import Hashable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unity.export.applied import array_code
-from unity.export.block import Block
-from unity.export.inner import inputs_of
-from unity.export.rules import Rule
-from unity.export.source import Code, Names, definition, lines, returned, sequence, unpacked
-from unity.export.tracing import Program
+from unity.export.body_writer import Block, program_operands
+from unity.export.derivative_rules import DerivativeRule
+from unity.export.nested import nested_writer
+from unity.export.primitives.primitive_call import array_code
+from unity.export.primitives.random_bits import PRIMITIVES_MODULE
+from unity.export.primitives.table import CHECKPOINT_NAME, LAYOUT_CLASS, LAYOUT_FUNCTION
+from unity.export.source_code import Code, Scope, definition, letters, lines, returned, sequence, unpacked
+from unity.export.tracing import LocalProgram
 from unity.pcg.ir.program import Literal
 from unity.pcg.types.varying_axes import CAST
 
-LARGEST = 24  # elements of an array that is written as a literal
-NAME = "__name_of_function__"  # as long as names are, so that lines stay as they are
-LETTERS = ("x", "y", "z", "u", "v")
+MAX_LITERAL = 24  # elements of an array that is written as a literal
+NAME = "__name_of_function__"  # stands for a function's name; about as long as names are, so that lines are broken alike
+JAX_IMPORTS = [
+    "import jax",
+    "import jax.numpy as jnp",
+    "import numpy as np",
+    "from jax import lax",
+    "from jax.sharding import AxisType, Mesh, NamedSharding",
+    "from jax.sharding import PartitionSpec as P",
+]
 
 
-class Module:
-    """The functions and arrays of a file, as they are written."""
+class ModuleWriter:
+    """The functions and arrays of a file, while they are written."""
 
     def __init__(self) -> None:
-        self.scope = Names(("fn", "program", "ARRAYS", "array", CAST, "Primitive", "mlir"))
+        self.scope = Scope(("fn", "program", "ARRAYS", "array", CAST, "Primitive", "mlir"))
         self.functions: list[list[str]] = []
-        self.known: dict[Hashable, str] = {}
+        self.names: dict[Hashable, str] = {}  # of functions and arrays, by content
         self.arrays: dict[str, np.ndarray] = {}
-        self.imports: dict[tuple[str, str], str] = {}  # functions of the user's by module and name → what they are called here
-        self.operator = "operator"  # the one that is being written
+        self.user_imports: dict[tuple[str, str], str] = {}  # (module, name) of a user's function → its name in the file
+        self.operator = "operator"  # the kind of operator that is being written
+        self.nested_writer = nested_writer  # a field, because nested.py imports body_writer.py, which calls it
 
     def constant(self, atom: Literal) -> Code:
-        """A constant: a literal, or an array of the file beside."""
+        """Return a constant: as a literal, or as an array of the file beside."""
         if jnp.issubdtype(atom.tensor.dtype, jax.dtypes.extended):
             impl = str(jax.random.key_impl(atom.value))
             data = np.asarray(jax.random.key_data(atom.value))
             return Code(f'jax.random.wrap_key_data({array_code(data)}, impl="{impl}")')
         value = np.asarray(atom.value, atom.tensor.dtype)
-        return array_code(value) if value.size <= LARGEST else self.stored(value)
+        return array_code(value) if value.size <= MAX_LITERAL else self.stored(value)
 
     def stored(self, value: np.ndarray) -> Code:
-        """An array that is kept in the file beside."""
-        name = self.known.get(("array", value.tobytes(), value.shape, str(value.dtype)))
+        """Store an array in the file beside, and return the expression that reads it."""
+        key = ("array", value.tobytes(), value.shape, str(value.dtype))
+        name = self.names.get(key)
         if name is None:
             name = f"a{len(self.arrays)}"
             self.arrays[name] = value
-            self.known["array", value.tobytes(), value.shape, str(value.dtype)] = name
+            self.names[key] = name
         return Code(f'array("{name}")' + (".view(jnp.bfloat16)" if value.dtype == jnp.bfloat16 else ""))
 
     def imported(self, module: str, name: str) -> Code:
-        """A function of the user's, or a class of theirs, by the name under which the file imports it."""
-        if (module, name) not in self.imports:
-            self.imports[module, name] = self.scope.new(name)
-        return Code(self.imports[module, name])
+        """Import a user's function or class, and return its name in the file."""
+        if (module, name) not in self.user_imports:
+            self.user_imports[module, name] = self.scope.new(name)
+        return Code(self.user_imports[module, name])
 
     def function(
-        self, wanted: str, program: Program, decorators: Sequence[Code] = (), parameters: Sequence[str] = (), about: str = ""
+        self,
+        preferred: str,
+        program: LocalProgram,
+        decorators: Sequence[Code] = (),
+        parameters: Sequence[str] = (),
+        about: str = "",
     ) -> str:
-        """The name of a function that runs a program; written, if it is not there yet."""
-        return self.add(wanted, [self.written("", program, decorators, parameters, about)])
+        """Write a function that runs a program, unless there is one, and return its name."""
+        return self.add(preferred, [self.unnamed_function("", program, decorators, parameters, about)])
 
-    def written(
-        self, ending: str, program: Program, decorators: Sequence[Code] = (), parameters: Sequence[str] = (), about: str = ""
+    def unnamed_function(
+        self, ending: str, program: LocalProgram, decorators: Sequence[Code] = (), parameters: Sequence[str] = (), about: str = ""
     ) -> list[str]:
-        """A program as a function without a name."""
+        """Return the lines of a function that runs a program, with `NAME` and an ending for its name."""
         scope = self.scope.within()
-        given = [scope.new(p) for p in parameters or letters(len(program.varying))]
+        parameters = [scope.new(p) for p in parameters or letters(len(program.varying))]
         block = Block(self, scope)
-        results = block.write(program.body, inputs_of(program, [Code(p) for p in given]), keep=True)
-        return drawn(ending, given, block.lines, [r.code for r in results], decorators, about)
+        results = block.write(program.body, program_operands(program, [Code(p) for p in parameters]), keep=True)
+        return function_lines(ending, parameters, block.lines, [r.code for r in results], decorators, about)
 
-    def add(self, wanted: str, functions: Sequence[Sequence[str]]) -> str:
-        """Adds functions that have a name together, unless there are such; gives the name."""
-        key = ("functions", wanted, *map(tuple, functions))
-        if key not in self.known:
-            name = self.known[key] = self.scope.new(wanted)
+    def add(self, preferred: str, functions: Sequence[Sequence[str]]) -> str:
+        """Add functions that share a name, unless there are equal ones, and return the name."""
+        key = ("functions", preferred, *map(tuple, functions))
+        if key not in self.names:
+            name = self.names[key] = self.scope.new(preferred)
             self.functions += [[line.replace(NAME, name) for line in f] for f in functions]
-        return self.known[key]
+        return self.names[key]
 
-    def custom(self, rule: Rule) -> str:
-        """The name of a function with a derivative of its own."""
+    def custom_derivative(self, rule: DerivativeRule) -> str:
+        """Write a function with its custom derivative rule, unless there is one, and return its name."""
         slices = any(e.name == "axis_index" for e in rule.value.body.equations)
-        wanted = "slice_here" if slices else self.operator
+        preferred = "slice_here" if slices else self.operator
         if rule.derivative is not None:
-            value = self.written("", rule.value, [Code("jax.custom_jvp")])
-            return self.add(wanted, [value, self.derivative(rule.derivative, rule)])
+            value = self.unnamed_function("", rule.value, [Code("jax.custom_jvp")])
+            return self.add(preferred, [value, self._jvp_rule(rule.derivative, rule)])
         assert rule.forward is not None
         assert rule.backward is not None
-        value = self.written("", rule.value, [Code("jax.custom_vjp")])
-        passes = [self.first_pass(rule.forward, rule), self.second_pass(rule.backward, rule)]
-        return self.add(wanted, [value, *passes, [f"{NAME}.defvjp({NAME}_fwd, {NAME}_bwd)"]])
+        value = self.unnamed_function("", rule.value, [Code("jax.custom_vjp")])
+        passes = [self._forward_rule(rule.forward, rule), self._backward_rule(rule.backward, rule)]
+        return self.add(preferred, [value, *passes, [f"{NAME}.defvjp({NAME}_fwd, {NAME}_bwd)"]])
 
-    def derivative(self, program: Program, rule: Rule) -> list[str]:
-        """The rule of a `custom_jvp`."""
+    def _jvp_rule(self, program: LocalProgram, rule: DerivativeRule) -> list[str]:
+        """Return the rule of a `custom_jvp`."""
         scope = self.scope.within()
         primals = [scope.new(p) for p in letters(len(rule.floating))]
         all_tangents = [scope.new(f"{p}_dot") if f else "_" for p, f in zip(primals, rule.floating, strict=True)]
         block = Block(self, scope)
         block.lines += [*unpacked(primals, "primals", 4), *unpacked(all_tangents, "tangents", 4)]
-        given = [Code(name) for name in (*primals, *all_tangents) if name != "_"]
-        results = [r.code for r in block.write(program.body, inputs_of(program, given))]
+        operands = [Code(name) for name in (*primals, *all_tangents) if name != "_"]
+        results = [r.code for r in block.write(program.body, program_operands(program, operands))]
         n = len(results) // 2
-        both = [_one(results[:n]), _one(results[n:])]
-        return drawn("_jvp", ["primals", "tangents"], block.lines, both, [Code(f"{NAME}.defjvp")])
+        pair = [_one_or_tuple(results[:n]), _one_or_tuple(results[n:])]
+        return function_lines("_jvp", ["primals", "tangents"], block.lines, pair, [Code(f"{NAME}.defjvp")])
 
-    def first_pass(self, program: Program, rule: Rule) -> list[str]:
-        """The forward rule of a `custom_vjp`: results, and what is kept."""
+    def _forward_rule(self, program: LocalProgram, rule: DerivativeRule) -> list[str]:
+        """Return the forward rule of a `custom_vjp`, which returns the results and the residuals."""
         scope, count = self.scope.within(), len(rule.value.body.outputs)
         primals = [scope.new(p) for p in letters(len(rule.floating))]
         block = Block(self, scope)
-        results = [r.code for r in block.write(program.body, inputs_of(program, list(map(Code, primals))))]
-        kept = sequence(results[count:]) if results[count:] else Code("None")
-        return drawn("_fwd", primals, block.lines, [_one(results[:count]), kept])
+        results = [r.code for r in block.write(program.body, program_operands(program, list(map(Code, primals))))]
+        residuals = sequence(results[count:]) if results[count:] else Code("None")
+        return function_lines("_fwd", primals, block.lines, [_one_or_tuple(results[:count]), residuals])
 
-    def second_pass(self, program: Program, rule: Rule) -> list[str]:
-        """The backward rule of a `custom_vjp`: gradients of the floating operands."""
+    def _backward_rule(self, program: LocalProgram, rule: DerivativeRule) -> list[str]:
+        """Return the backward rule of a `custom_vjp`, which returns the cotangents of the floating-point operands."""
         scope, count = self.scope.within(), len(rule.value.body.outputs)
-        kept, given = scope.new("kept"), scope.new("cotangents" if count > 1 else "cotangent")
-        saved = [scope.new("saved") for _ in program.varying[count:]]
-        each = [scope.new("cotangent") for _ in range(count)] if count > 1 else [given]
+        residuals, cotangents = scope.new("kept"), scope.new("cotangents" if count > 1 else "cotangent")
+        each_residual = [scope.new("saved") for _ in program.varying[count:]]
+        each_cotangent = [scope.new("cotangent") for _ in range(count)] if count > 1 else [cotangents]
         block = Block(self, scope)
-        block.lines += unpacked(saved, kept, 4) if saved else []
-        block.lines += unpacked(each, given, 4) if count > 1 else []
-        results = block.write(program.body, inputs_of(program, list(map(Code, (*saved, *each)))))
-        found = iter(r.code for r in results)
-        gradients = sequence([next(found) if f else Code("None") for f in rule.floating])
-        return drawn("_bwd", [kept if saved else "_", given], block.lines, [gradients])
+        block.lines += unpacked(each_residual, residuals, 4) if each_residual else []
+        block.lines += unpacked(each_cotangent, cotangents, 4) if count > 1 else []
+        operands = list(map(Code, (*each_residual, *each_cotangent)))
+        results = iter(r.code for r in block.write(program.body, program_operands(program, operands)))
+        gradients = sequence([next(results) if f else Code("None") for f in rule.floating])
+        return function_lines("_bwd", [residuals if each_residual else "_", cotangents], block.lines, [gradients])
 
 
-def drawn(
+def function_lines(
     ending: str,
     parameters: Sequence[str],
     statements: Sequence[str],
@@ -139,17 +157,54 @@ def drawn(
     decorators: Sequence[Code] = (),
     about: str = "",
 ) -> list[str]:
-    """The lines of a function that has no name yet."""
+    """Return the lines of a function, with `NAME` and an ending for its name, and `about` as its docstring."""
     head = [line for d in decorators for line in lines(d, 0, "@")] + definition(NAME + ending, parameters)
     doc = [f'    """{about}"""'] if about else []
     gap = 1 if statements and not statements[0] else 0
     return [*head, *doc, *statements[gap:], *returned(results, 4)]
 
 
-def letters(count: int) -> list[str]:
-    """Names for parameters of which nothing is known."""
-    return [LETTERS[k % len(LETTERS)] for k in range(count)]
-
-
-def _one(results: Sequence[Code]) -> Code:
+def _one_or_tuple(results: Sequence[Code]) -> Code:
     return results[0] if len(results) == 1 else sequence(results)
+
+
+def imports(module: ModuleWriter) -> tuple[list[str], list[str]]:
+    """Return the import lines of a file, in the order of linters: of the standard library, and of everything else."""
+    text = "\n".join(line for f in module.functions for line in f)
+    of_users = list(_user_import_lines(module))
+    of_python = [line for line in of_users if _imported_module(line).partition(".")[0] in sys.stdlib_module_names]
+    standard = ["import re", *(["from functools import partial"] if "partial(" in text else []), *of_python]
+    standard += ["from pathlib import Path"] if module.arrays else []
+    others = [*JAX_IMPORTS, *(line for line in of_users if line not in of_python)]
+    binds_primitive = re.search(rf"\b{PRIMITIVES_MODULE}\.\w+_p\.bind\(", text)
+    others += [f"from jax.ad_checkpoint import {CHECKPOINT_NAME}"] if f"{CHECKPOINT_NAME}(" in text else []
+    others += [f"from jax.experimental.layout import {LAYOUT_CLASS}, {LAYOUT_FUNCTION}"] if f"{LAYOUT_FUNCTION}(" in text else []
+    casts = f"{CAST}.bind(" in text
+    core = [*(["Primitive"] if casts else []), *([PRIMITIVES_MODULE] if binds_primitive else [])]
+    others += [f"from jax.extend.core import {', '.join(core)}"] if core else []
+    others += ["from jax.interpreters import mlir"] if casts else []
+    return _in_order(standard), _in_order(others)
+
+
+def _user_import_lines(module: ModuleWriter) -> Iterable[str]:
+    """Yield one line for each module of the user's, and one for each function that has another name in the file."""
+    plain: dict[str, list[str]] = {}
+    for (where, name), here in module.user_imports.items():
+        if name == here:
+            plain.setdefault(where, []).append(name)
+    for where, names in plain.items():
+        yield f"from {where} import {', '.join(sorted(names, key=_sort_key))}"
+    yield from (f"from {where} import {name} as {here}" for (where, name), here in module.user_imports.items() if name != here)
+
+
+def _sort_key(name: str) -> tuple[int, str]:
+    """Return a key that sorts constants first, then classes, then the rest."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
+
+
+def _in_order(lines: list[str]) -> list[str]:
+    return sorted(lines, key=lambda line: (line.startswith("from"), _imported_module(line).lower()))
+
+
+def _imported_module(line: str) -> str:
+    return line.split()[1]

@@ -1,4 +1,4 @@
-"""Local programs as they will run: traced on one device's pieces, inside a `shard_map`, without any device."""
+"""Local programs as they will run: traced on the pieces of one device, inside a `shard_map`, without devices."""
 
 from __future__ import annotations
 
@@ -24,72 +24,78 @@ from unity.pcg.types.parallel_type import UNUSED, local_shape
 T = TypeVar("T")
 
 
-def inside(axes: Sequence[Axis], wide: bool, run: Callable[[], T]) -> T:
-    """What `run` gives where values are one device's pieces; `wide`: in 64 bits."""
+def within_mesh(axes: Sequence[Axis], wide: bool, run: Callable[[], T]) -> T:
+    """Return what a function returns when it is called inside a `shard_map`, where values are one device's pieces.
+
+    Args:
+        axes: the mesh axes.
+        wide: whether 64-bit types are enabled.
+        run: the function.
+    """
     names, sizes = tuple(a.name for a in axes) or ("d0",), tuple(a.size for a in axes) or (1,)
     mesh = AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(sizes))
-    found: list[T] = []
+    results: list[T] = []
 
     def local() -> tuple:
-        found.append(run())
+        results.append(run())
         return ()
 
     with jax.enable_x64(True) if wide else nullcontext(), apart():
         jax.make_jaxpr(jax.shard_map(local, mesh=mesh, in_specs=(), out_specs=()))()
-    return found[0]
+    return results[0]
 
 
 def piece(v: Value, axes: Sequence[Axis]) -> jax.ShapeDtypeStruct:
-    """One device's piece of a value: its shape, and the axes along which it differs."""
+    """Return one device's piece of a value, as a shape with the mesh axes along which devices differ."""
     varying = frozenset(a.name for a, s in zip(axes, v.type, strict=True) if s != UNUSED)
-    return _struct(local_shape(v.tensor.shape, v.type, axes), v.tensor.dtype, ManualAxisType(varying=varying))
+    return _piece_struct(local_shape(v.tensor.shape, v.type, axes), v.tensor.dtype, ManualAxisType(varying=varying))
 
 
 def like(aval: Any) -> jax.ShapeDtypeStruct:
-    """A piece like another."""
-    return _struct(aval.shape, aval.dtype, aval.manual_axis_type)
+    """Return a piece with the shape, dtype and varying axes of an abstract value."""
+    return _piece_struct(aval.shape, aval.dtype, aval.manual_axis_type)
 
 
-def _struct(shape: Sequence[int], dtype: Any, varying: ManualAxisType) -> jax.ShapeDtypeStruct:
-    here = NamedSharding(get_abstract_mesh(), PartitionSpec())
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=here, manual_axis_type=varying)
+def _piece_struct(shape: Sequence[int], dtype: Any, varying: ManualAxisType) -> jax.ShapeDtypeStruct:
+    sharding = NamedSharding(get_abstract_mesh(), PartitionSpec())
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=varying)
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
-    """A local program, and the axes along which each of its operands differs."""
+class LocalProgram:
+    """A local program, the mesh axes along which each operand varies, and which results are weakly typed, if it was traced."""
 
     body: Body
     varying: tuple[frozenset[str], ...]
-    weak: tuple[bool, ...] = ()  # which of its results are weakly typed, if it was traced
+    weak: tuple[bool, ...] = ()
 
     @property
     def pieces(self) -> list[jax.ShapeDtypeStruct]:
-        """Operands to trace it with."""
+        """The operands to trace the program with."""
         tensors = [self.body.tensors[v] for v in self.body.inputs]
         pairs = zip(tensors, self.varying, strict=True)
-        return [_struct(t.shape, t.dtype, ManualAxisType(varying=names)) for t, names in pairs]
+        return [_piece_struct(t.shape, t.dtype, ManualAxisType(varying=names)) for t, names in pairs]
 
 
-def traced(run: Callable[..., Any], pieces: Sequence[jax.ShapeDtypeStruct], rule: bool = False) -> Program:
-    """A local program, or that of a derivative rule; to be called inside."""
-    made = jax.make_jaxpr(run)(*pieces)
-    body = used(close(first_order(made) if rule else made))
+def traced(run: Callable[..., Any], pieces: Sequence[jax.ShapeDtypeStruct], rule: bool = False) -> LocalProgram:
+    """Return the local program of a function, or of a derivative rule. To be called inside `within_mesh`."""
+    jaxpr = jax.make_jaxpr(run)(*pieces)
+    body = used(close(first_order(jaxpr) if rule else jaxpr))
     varying = tuple(frozenset(p.manual_axis_type.varying) for p in pieces)
-    return Program(body, varying, tuple(map(is_weak, made.out_avals)))
+    return LocalProgram(body, varying, tuple(map(is_weak, jaxpr.out_avals)))
 
 
-def closed(jaxpr: core.ClosedJaxpr) -> Program:
-    """A program inside of a local program."""
-    return Program(close(jaxpr), varying_of(jaxpr.jaxpr.invars))
+def closed(jaxpr: core.ClosedJaxpr) -> LocalProgram:
+    """Return a program that is nested in a local program."""
+    return LocalProgram(close(jaxpr), varying_of(jaxpr.jaxpr.invars))
 
 
 def varying_of(variables: Sequence[Any]) -> tuple[frozenset[str], ...]:
-    """The axes along which variables differ."""
+    """Return the mesh axes along which each of some variables varies."""
     return tuple(frozenset(v.aval.manual_axis_type.varying) for v in variables)
 
 
-def local_program(graph: PCG) -> Program:
-    """A graph's local program."""
+def local_program(graph: PCG) -> LocalProgram:
+    """Return a graph's local program."""
     pieces = [piece(Value(n), graph.axes) for n in graph.inputs]
-    return traced(lambda *given: run_graph(graph, given), pieces)
+    return traced(lambda *operands: run_graph(graph, operands), pieces)

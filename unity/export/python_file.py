@@ -1,4 +1,4 @@
-"""A plan as one file of plain JAX, traced again before it is written: it does what the plan does, or there is no file."""
+"""A plan as one file of plain JAX. The file is traced before it is written, and written only if it computes what the plan does."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ import numpy as np
 
 from unity.base.atomic_files import path_of, save
 from unity.exec.lowering import run_graph, spec_of
-from unity.export.arguments import Arguments, arguments_of, is_plain, skeleton, spec_code
-from unity.export.block import Block
-from unity.export.collectives import DEFINED
+from unity.export.arguments import FileArguments, arguments_of, is_plain, spec_code, table_row, tree_literal
+from unity.export.body_writer import Block
+from unity.export.equivalence import meanings
 from unity.export.errors import ExportError
-from unity.export.graphs import GraphWriter
-from unity.export.imports import imports
-from unity.export.module import Module
-from unity.export.same import meanings
-from unity.export.source import Code, call, lines, literal, mapping, returned, sequence
-from unity.export.tracing import inside, piece, traced
+from unity.export.graph_writer import GraphWriter
+from unity.export.module import ModuleWriter, imports
+from unity.export.primitives.collectives import UNREPLICATE_DEFINITION
+from unity.export.source_code import Code, call, lines, literal, mapping, returned, sequence
+from unity.export.tracing import LocalProgram, piece, traced, within_mesh
 from unity.pcg.ir.graph import PCG, Value
 from unity.pcg.ir.program import Tensor
 from unity.pcg.types.varying_axes import CAST
@@ -36,11 +35,13 @@ CLOSED_OVER = "closed over/"  # the paths of arrays that the planned function cl
 
 
 def write(plan: Plan, path: str | Path) -> tuple[Path, ...]:
-    """Writes a plan as a Python file that needs nothing but JAX, and beside it, if there are any, the arrays that it reads.
+    """Write a plan as a Python file that needs nothing but JAX, and beside it a file with the arrays that it reads, if there are
+    any.
 
-    Gives the files, the Python file first.
+    Returns the paths of the files, the Python file first.
 
-    Raises ExportError, naming the operator and the user's line, if something in it has no counterpart in public JAX.
+    Raises:
+        ExportError: something in the plan has no counterpart in public JAX. The message names the operator and the source line.
     """
     path = path_of(path)
     text, arrays = source(plan, path.stem)
@@ -53,79 +54,78 @@ def write(plan: Plan, path: str | Path) -> tuple[Path, ...]:
 
 
 def source(plan: Plan, name: str) -> tuple[str, dict[str, np.ndarray]]:
-    """The text of the file, and the arrays beside it."""
+    """Return the text of the file, and the arrays of the file beside it."""
     graph, captured = by_gpipe(plan.pcg), plan._made.captured
     specs = [spec_of(n.types[0], graph.axes, n.tensors[0].ndim) for n in graph.inputs]
     count = len(captured.paths)
     tensors = [n.tensors[0] for n in graph.inputs]
     arguments = arguments_of(plan._made.fn, captured.in_tree, tensors[:count], specs[:count])
-    module = Module()
+    module = ModuleWriter()
     closed = {f"{CLOSED_OVER}{k}": module.stored(np.asarray(c)) for k, c in enumerate(captured.consts)}
     paths = [*arguments.paths, *closed]
-    weak = inside(graph.axes, wide(graph), lambda: _written(module, graph, paths))
+    weak = within_mesh(graph.axes, uses_64_bits(graph), lambda: _write_program(module, graph, paths))
     parts = [
-        *_head(plan, name, arguments, module, wide(graph)),
-        *_tables(arguments, dict(zip(closed, zip(tensors[count:], specs[count:], strict=True), strict=True))),
+        *_head(plan, name, arguments, module, uses_64_bits(graph)),
+        *_argument_tables(arguments, dict(zip(closed, zip(tensors[count:], specs[count:], strict=True), strict=True))),
         *module.functions,
-        *_entry(plan, graph, arguments, closed, [(now, then) for now, then in zip(weak, captured.weak[1], strict=True)]),
+        *_entry_point(plan, graph, arguments, closed, [(now, then) for now, then in zip(weak, captured.weak[1], strict=True)]),
     ]
     return "\n\n\n".join("\n".join(part) for part in parts) + "\n", module.arrays
 
 
-def wide(graph: PCG) -> bool:
-    """Whether a graph computes in 64 bits."""
+def uses_64_bits(graph: PCG) -> bool:
+    """Return whether a graph computes in 64 bits."""
     dtypes = {t.dtype for n, _ in graph.walk() for t in n.tensors}
     return any(d in (np.float64, np.int64, np.uint64, np.complex128) for d in dtypes)
 
 
-def _written(module: Module, graph: PCG, paths: list[str]) -> tuple[bool, ...]:
-    """Writes the local program, compares it with the plan's, and returns which of its results are weakly typed."""
+def _write_program(module: ModuleWriter, graph: PCG, paths: list[str]) -> tuple[bool, ...]:
+    """Write the local program, check it against the plan's, and return which of its results are weakly typed."""
     writer = GraphWriter(module)
     block = Block(module, module.scope.within())
     results = writer.write(block, graph, [Code(f"w[{literal(p)}]") for p in paths])
-    about = '    """One device\'s part: `w` has its pieces of the arguments, by their paths."""'
-    module.functions.append(["def program(w):", about, *block.lines, *returned([sequence(results)], 4)])
+    doc = '    """One device\'s part: `w` has its pieces of the arguments, by their paths."""'
+    module.functions.append(["def program(w):", doc, *block.lines, *returned([sequence(results)], 4)])
     if any(f"{CAST}.bind(" in line for f in module.functions for line in f):
-        module.functions.insert(0, [*DEFINED.strip().splitlines()])
-    space = run(module)
+        module.functions.insert(0, [*UNREPLICATE_DEFINITION.strip().splitlines()])
+    namespace = run_functions(module)
     pieces = [piece(Value(n), graph.axes) for n in graph.inputs]
     try:
-        here = traced(lambda *given: space["program"](dict(zip(paths, given, strict=True))), pieces)
-    except (NameError, TypeError, ValueError, LookupError) as error:  # of a wrong rank JAX raises IndexError
+        written = traced(lambda *operands: namespace["program"](dict(zip(paths, operands, strict=True))), pieces)
+    except (NameError, TypeError, ValueError, LookupError) as error:  # JAX raises IndexError for a wrong rank
         raise ExportError("", "the program", f"as source it does not run ({error})") from error
-    wanted = traced(lambda *given: tuple(run_graph(graph, given)), pieces)
-    if meanings(here.body) != meanings(wanted.body):
-        raise _different(writer, space)
-    return here.weak
+    planned = traced(lambda *operands: tuple(run_graph(graph, operands)), pieces)
+    if meanings(written.body) != meanings(planned.body):
+        raise _mismatch(writer, namespace)
+    return written.weak
 
 
-def run(module: Module) -> dict[str, Any]:
-    """The functions of a module, as they are when the file is run."""
-    space: dict[str, Any] = {"jnp": jnp, "np": np, "array": module.arrays.__getitem__}
-    exec("\n".join(line for section in imports(module) for line in section), space)
-    exec("\n\n\n".join("\n".join(f) for f in module.functions), space)
-    return space
+def run_functions(module: ModuleWriter) -> dict[str, Any]:
+    """Return the names that a module's functions define when the file runs."""
+    namespace: dict[str, Any] = {"jnp": jnp, "np": np, "array": module.arrays.__getitem__}
+    exec("\n".join(line for section in imports(module) for line in section), namespace)
+    exec("\n\n\n".join("\n".join(f) for f in module.functions), namespace)
+    return namespace
 
 
-def _different(writer: GraphWriter, space: dict[str, Any]) -> ExportError:
-    """Which operator's function does something else than the operator."""
-    from unity.export.tracing import Program
+def _mismatch(writer: GraphWriter, namespace: dict[str, Any]) -> ExportError:
+    """Return the error that names the operator whose function differs from it."""
 
-    def same(name: str, program: Program) -> bool:
-        return meanings(traced(space[name], program.pieces).body) == meanings(program.body)
+    def is_equal(name: str, program: LocalProgram) -> bool:
+        return meanings(traced(namespace[name], program.pieces).body) == meanings(program.body)
 
-    wrong = next((node for name, (program, node) in writer.written.items() if not same(name, program)), None)
+    node = next((n for name, (program, n) in writer.operator_functions.items() if not is_equal(name, program)), None)
     why = "as source it would not be what the plan runs"
-    return ExportError("", "the program", why) if wrong is None else ExportError(wrong.source, wrong.kind, why)
+    return ExportError("", "the program", why) if node is None else ExportError(node.source, node.kind, why)
 
 
-def _head(plan: Plan, name: str, arguments: Arguments, module: Module, in_64: bool) -> list[Sequence[str]]:
-    """What the file is, its imports, its devices."""
+def _head(plan: Plan, name: str, arguments: FileArguments, module: ModuleWriter, in_64: bool) -> list[Sequence[str]]:
+    """Return the head of the file: its docstring, imports and devices."""
     machine, axes = plan.machine, plan.machine.axes or ()
     shape = tuple(a.size for a in axes) or (1,)
     names = tuple(a.name for a in axes) or ("d0",)
     standard, others = imports(module)
-    needed = " and ".join(["nothing but JAX", *sorted({where for where, _ in module.imports})])
+    needed = " and ".join(["nothing but JAX", *sorted({where for where, _ in module.user_imports})])
     return [
         [
             f'"""`{plan.__name__}` on {machine.devices} devices ({machine.name}): plain JAX, every collective written out.',
@@ -160,16 +160,16 @@ def array(name):
 '''
 
 
-def _usage(name: str, arguments: Arguments) -> list[str]:
-    """How the file is used, for its first lines."""
-    given, one = ", ".join(arguments.names), "," if len(arguments.names) == 1 else ""
+def _usage(name: str, arguments: FileArguments) -> list[str]:
+    """Return the lines of the docstring that show how the file is used."""
+    names, comma = ", ".join(arguments.names), "," if len(arguments.names) == 1 else ""
     if arguments.plain:
-        first, where = [f"    from {name} import fn, in_shardings", ""], "in_shardings"
+        usage, placement = [f"    from {name} import fn, in_shardings", ""], "in_shardings"
     else:
         tree = ", ".join(f'"{n}": {n}' for n in arguments.names)
-        first = [f"    from {name} import fn, shardings", "", f"    there = shardings({{{tree}}})"]
-        where = "(" + ", ".join(f'there["{n}"]' for n in arguments.names) + one + ")"
-    return [*first, f"    {given}{one} = jax.device_put(({given}{one}), {where})", f"    jax.jit(fn)({given})"]
+        usage = [f"    from {name} import fn, shardings", "", f"    there = shardings({{{tree}}})"]
+        placement = "(" + ", ".join(f'there["{n}"]' for n in arguments.names) + comma + ")"
+    return [*usage, f"    {names}{comma} = jax.device_put(({names}{comma}), {placement})", f"    jax.jit(fn)({names})"]
 
 
 _LOOK_UP = r'''
@@ -189,17 +189,15 @@ def shardings(arguments):
 '''
 
 
-def _tables(arguments: Arguments, closed: dict[str, tuple[Tensor, Any]]) -> list[Sequence[str]]:
-    """Shapes and partitions of the arguments, and how they are looked up."""
-    from unity.export.arguments import entry
-
+def _argument_tables(arguments: FileArguments, closed: dict[str, tuple[Tensor, Any]]) -> list[Sequence[str]]:
+    """Return the table of the arguments, and the functions that look them up."""
     table = arguments.table()
     if closed:
-        more = mapping([(literal(p).text, entry(t, s)) for p, (t, s) in closed.items()])
-        table = replace(sequence((*table.items, *more.items), "[]"), head="{", close="}")
-    first = ["# Every argument by its path: shape, type, and the axes that partition its dimensions; * is any number."]
+        closed_rows = mapping([(literal(p).text, table_row(t, s)) for p, (t, s) in closed.items()])
+        table = replace(sequence((*table.items, *closed_rows.items), "[]"), head="{", close="}")
+    comment = ["# Every argument by its path: shape, type, and the axes that partition its dimensions; * is any number."]
     look_up: list[Sequence[str]] = [
-        [*first, *lines(table, 0, "ARGUMENTS = ")],
+        [*comment, *lines(table, 0, "ARGUMENTS = ")],
         *(part.splitlines() for part in _LOOK_UP.strip().split("\n\n\n")),
     ]
     if not arguments.plain:
@@ -214,24 +212,31 @@ def _tables(arguments: Arguments, closed: dict[str, tuple[Tensor, Any]]) -> list
     return [*look_up, structure]
 
 
-def _entry(
-    plan: Plan, graph: PCG, arguments: Arguments, closed: dict[str, Code], weak: Sequence[tuple[bool, bool]]
+def _entry_point(
+    plan: Plan, graph: PCG, arguments: FileArguments, closed: dict[str, Code], weak: Sequence[tuple[bool, bool]]
 ) -> list[Sequence[str]]:
-    """The function that takes whole arrays, and a first run of it. `weak`: whether results of the program, and of the function, are
-    weakly typed."""
+    """Return the function that takes whole arrays, and a first run of it.
+
+    Args:
+        plan: the plan.
+        graph: its graph.
+        arguments: the arguments of the function.
+        closed: the arrays that the function closes over, by path.
+        weak: for each result, whether the local program's and the planned function's result is weakly typed.
+    """
     specs = sequence([spec_code(spec_of(v.type, graph.axes, v.tensor.ndim)) for v in graph.outputs])
     tree = plan._made.captured.out_tree
     results = jax.tree.unflatten(tree, list(range(tree.num_leaves)))
     if not is_plain(results):
         kind = type(results).__name__
         raise ExportError("", f"the result, a {kind},", "it is made of more than dictionaries, lists and tuples; return those")
-    given = mapping([(literal(n).text, Code(n)) for n in arguments.names])
-    more = [f"    given[{literal(p)}] = {c}" for p, c in closed.items()]
-    spread = [
+    by_name = mapping([(literal(n).text, Code(n)) for n in arguments.names])
+    closed_lines = [f"    given[{literal(p)}] = {c}" for p, c in closed.items()]
+    run_lines = [
         "@jax.jit",
         "def run(given):",
         '    """The results for arguments by their paths, wherever they lie."""',
-        *more,
+        *closed_lines,
         "    specs = {path: argument(path)[2] for path in given}",
         "    wrong = [path for path, x in given.items() if jnp.shape(x) != argument(path)[0]]",
         "    if wrong:",
@@ -241,20 +246,20 @@ def _entry(
         "    return jax.shard_map(program, mesh=mesh, in_specs=(specs,), out_specs=out_specs)(placed)",
     ]
 
-    def result(k: int) -> Code:
-        now, then = weak[k]
-        return call("typed", Code(f"results[{k}]"), weak=then) if now or then else Code(f"results[{k}]")
+    def result_code(k: int) -> Code:
+        written, planned = weak[k]
+        return call("typed", Code(f"results[{k}]"), weak=planned) if written or planned else Code(f"results[{k}]")
 
     doc = (plan.__doc__ or "").strip().split("\n")[0].replace('"""', "'''").replace("\\", "\\\\")
     fn = [
         f"def fn({', '.join(arguments.names)}):",
         f'    """{doc or "What the planned function gives."}"""',
-        *lines(given, 4, "leaves = jax.tree_util.tree_leaves_with_path(", ")"),
+        *lines(by_name, 4, "leaves = jax.tree_util.tree_leaves_with_path(", ")"),
         "    results = run({path_of(keys): x for keys, x in leaves})",
-        *lines(skeleton(results, result), 4, "return "),
+        *lines(tree_literal(results, result_code), 4, "return "),
     ]
-    helper = [_TYPED.strip().splitlines()] if any(now or then for now, then in weak) else []
-    return [spread, *helper, fn, _ZEROS.strip().splitlines(), _main(arguments)]
+    helpers = [_TYPED.strip().splitlines()] if any(written or planned for written, planned in weak) else []
+    return [run_lines, *helpers, fn, _ZEROS.strip().splitlines(), _main(arguments)]
 
 
 _TYPED = '''
@@ -272,13 +277,13 @@ def zeros(path):
 '''
 
 
-def _main(arguments: Arguments) -> list[str]:
-    first = 'if __name__ == "__main__":'
+def _main(arguments: FileArguments) -> list[str]:
+    condition = 'if __name__ == "__main__":'
     if not arguments.plain:
-        return [first, "    print(jax.tree.map(jnp.shape, jax.jit(run)({path: zeros(path) for path in ARGUMENTS})))"]
-    given = ", ".join(f"arguments[{literal(n)}]" for n in arguments.names)
+        return [condition, "    print(jax.tree.map(jnp.shape, jax.jit(run)({path: zeros(path) for path in ARGUMENTS})))"]
+    names = ", ".join(f"arguments[{literal(n)}]" for n in arguments.names)
     return [
-        first,
+        condition,
         "    arguments = jax.tree.map_with_path(lambda keys, _: zeros(path_of(keys)), STRUCTURE)",
-        *lines(Code(f"jax.tree.map(jnp.shape, jax.jit(fn)({given}))"), 4, "print(", ")"),
+        *lines(Code(f"jax.tree.map(jnp.shape, jax.jit(fn)({names}))"), 4, "print(", ")"),
     ]

@@ -1,4 +1,4 @@
-"""One equation as it is written down: its operands' expressions, its parameters and its tensors."""
+"""The application of a primitive to expressions, as the printers of primitives take it; and literals of numbers, dtypes, arrays."""
 
 from __future__ import annotations
 
@@ -10,28 +10,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unity.export.source import UNARY, Code, call, sequence
+from unity.export.source_code import UNARY, Code, call, sequence
 from unity.pcg.ir.program import Equation, Literal, Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """An operand: its expression, and the axes along which it differs.
+    """An operand: its expression, its tensor, and the mesh axes along which devices differ in it.
 
-    `constant`: the literal that it is; `maker`: what made it, if only this use needs that; `bare`: the same before it was made to
-    vary, where JAX's functions do that themselves and no gradient knows of it.
+    Attributes:
+        code: the expression.
+        tensor: the shape and dtype.
+        varying: the mesh axes along which it varies.
+        constant: the literal, if the operand is one.
+        maker: the application that computes it, if it is used here only.
+        bare: the same value before a `pvary`, where JAX's functions insert that themselves and no gradient depends on it.
     """
 
     code: Code
     tensor: Tensor
     varying: frozenset[str] = frozenset()
     constant: Literal | None = None
-    maker: Applied | None = None
+    maker: PrimitiveCall | None = None
     bare: Operand | None = None
 
     @property
     def scalar(self) -> Code | None:
-        """The constant as a Python number, where one stands for it beside another operand of its type."""
+        """The constant as a Python number, if that has the same meaning beside an operand of the same dtype; else None."""
         value = None if self.constant is None else np.asarray(self.constant.value)
         if value is None or value.shape or (value.dtype.kind not in "bif" and value.dtype != jnp.bfloat16):
             return None
@@ -41,8 +46,8 @@ class Operand:
 
 
 @dataclass(frozen=True, eq=False)
-class Applied:
-    """One application of a primitive."""
+class PrimitiveCall:
+    """One application of a primitive: the equation, its operands and its results."""
 
     equation: Equation
     operands: tuple[Operand, ...]
@@ -54,22 +59,22 @@ class Applied:
 
     @property
     def codes(self) -> list[Code]:
-        """The operands' expressions."""
+        """The expressions of the operands."""
         return [o.code for o in self.operands]
 
     def __getitem__(self, parameter: str) -> Any:
         return self.equation.params[parameter]
 
     def get(self, parameter: str) -> Any:
-        """A parameter, or None."""
+        """Return a parameter, or None if the equation does not have it."""
         return self.equation.params.get(parameter)
 
 
-Printer = Callable[[Applied], Code]
+Printer = Callable[[PrimitiveCall], Code]
 
 
 def number(value: np.ndarray) -> Code:
-    """A scalar as a Python number; the shortest that is read back as the same in its own precision."""
+    """Return a scalar as a Python number: the shortest text that reads back as the same value in its own precision."""
     if value.dtype.kind == "c":
         return Code(f"complex({number(np.real(value))}, {number(np.imag(value))})")
     x = value.item() if value.dtype.kind != "f" or value.dtype == np.float64 else float(str(value))
@@ -78,24 +83,24 @@ def number(value: np.ndarray) -> Code:
     if isinstance(x, float) and not np.isfinite(x):
         text = "jnp.nan" if np.isnan(x) else "jnp.inf" if x > 0 else "-jnp.inf"
         return Code(text, UNARY)
-    text = repr(x).replace("e+", "e")  # as formatters have it
+    text = repr(x).replace("e+", "e")  # as formatters write it
     return Code(text, UNARY if text.startswith("-") else Code("").level)
 
 
 def dtype_code(dtype: Any) -> Code:
-    """A dtype by its public name."""
+    """Return a dtype by its public name."""
     name = np.dtype(dtype).name if dtype != jax.dtypes.float0 else "float0"
     return Code({"bool": "jnp.bool_", "float0": "jax.dtypes.float0"}.get(name, f"jnp.{name}"))
 
 
 def array_code(value: np.ndarray) -> Code:
-    """A small array, or a scalar with its type, as a literal."""
-    if not value.size or value.dtype == jax.dtypes.float0:  # as a list it would have one dimension, or elements
+    """Return a small array, or a scalar of a certain dtype, as a literal."""
+    if not value.size or value.dtype == jax.dtypes.float0:  # a list would have one dimension, or elements
         return Code(f"np.zeros({value.shape}, dtype={dtype_code(value.dtype)})")
     if not value.shape:
         return Code(f"{dtype_code(value.dtype)}({number(value)})")
-    return call("np.array", _nested(value), dtype=dtype_code(value.dtype))
+    return call("np.array", _nested_list(value), dtype=dtype_code(value.dtype))
 
 
-def _nested(value: np.ndarray) -> Code:
-    return sequence([_nested(v) for v in value], "[]") if value.shape else number(value)
+def _nested_list(value: np.ndarray) -> Code:
+    return sequence([_nested_list(v) for v in value], "[]") if value.shape else number(value)

@@ -1,4 +1,4 @@
-"""Python source as small values: expressions that know their precedence, laid out in lines as formatters do it."""
+"""Python source as values: expressions that know their precedence, broken into lines as formatters break them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ ATOM, POWER, UNARY, TIMES, PLUS, SHIFT, AND, XOR, OR, COMPARE, NOT, TUPLE = rang
 
 @dataclass(frozen=True)
 class Code:
-    """An expression: its text on one line, how tightly it binds, and the parts of a call or a collection at its end, which may be
-    broken."""
+    """An expression: its text on one line, its precedence, and the items of a trailing call or collection, where it may be broken.
+
+    `head` is the text up to the items and `close` the text after them; `collection` is true for tuples, lists and dictionaries.
+    """
 
     text: str
     level: int = ATOM
@@ -30,17 +32,17 @@ class Code:
         return self.text
 
     def within(self, level: int) -> str:
-        """Its text as an operand of something that binds so tightly."""
+        """Return the text as an operand of an operator of some precedence, in parentheses if it binds less tightly."""
         return self.text if self.level >= level else f"({self.text})"
 
 
 def code(x: object) -> Code:
-    """An expression as it is; anything else by its literal."""
+    """Return an expression as it is, and any other value as its literal."""
     return x if isinstance(x, Code) else literal(x)
 
 
 def literal(x: object) -> Code:
-    """A Python value as its literal: numbers, strings, None and tuples of these."""
+    """Return the literal of a number, a string, None, or a tuple of these."""
     if isinstance(x, (tuple, list)):
         return sequence([code(v) for v in x])
     if isinstance(x, str):
@@ -49,17 +51,17 @@ def literal(x: object) -> Code:
     if text in ("nan", "inf", "-inf"):
         text = text.replace("nan", "jnp.nan").replace("inf", "jnp.inf")
     if isinstance(x, float | np.floating):
-        text = text.replace("e+", "e")  # as formatters have it
+        text = text.replace("e+", "e")  # as formatters write it
     return Code(text, UNARY if text.startswith("-") else ATOM)
 
 
 def _after(before: str, x: Code) -> Code:
-    """An expression behind a keyword, a key or an operator."""
+    """Return an expression with a keyword, a key or an operator before it."""
     return replace(x, text=before + x.text, level=TUPLE, head=before + x.head if x.items else "")
 
 
 def call(function: str, *arguments: object, **named: object) -> Code:
-    """A call. Arguments that are no expressions are written as literals."""
+    """Return a call. Arguments that are not expressions are written as literals."""
     items = [code(a) for a in arguments]
     for key, value in named.items():
         items.append(_after(f"{key}=", code(value)))
@@ -67,44 +69,44 @@ def call(function: str, *arguments: object, **named: object) -> Code:
 
 
 def method(x: Code, name: str, *arguments: object, **named: object) -> Code:
-    """A call of an expression's method."""
+    """Return a call of a method of an expression."""
     return call(f"{x.within(ATOM)}.{name}", *arguments, **named)
 
 
 def sequence(items: Sequence[Code], brackets: str = "()") -> Code:
-    """A tuple or a list."""
+    """Return a tuple or a list."""
     comma = "," if len(items) == 1 and brackets == "()" else ""
     text = brackets[0] + ", ".join(i.text for i in items) + comma + brackets[1]
     return Code(text, ATOM, brackets[0], tuple(items), brackets[1], True)
 
 
 def first_of(x: Code) -> Code:
-    """The first of several values."""
+    """Return the first item of an expression that has several values."""
     if x.collection:
         return x.items[0]
     return Code(f"{x.within(ATOM)}[0]", ATOM, x.head, x.items, f"{x.close}[0]" if x.items else "")
 
 
 def mapping(pairs: Iterable[tuple[str, Code]]) -> Code:
-    """A dictionary, from the text of keys."""
+    """Return a dictionary, given the source of its keys."""
     items = [_after(f"{k}: ", c) for k, c in pairs]
     return Code("{" + ", ".join(i.text for i in items) + "}", ATOM, "{", tuple(items), "}", True)
 
 
 def infix(left: Code, operator: str, right: Code, level: int) -> Code:
-    """Two operands and an operator between them; of equal levels the left is first."""
-    above = level + 1 if level == COMPARE else level  # comparisons would chain
+    """Return an operator between two operands, left-associative."""
+    above = level + 1 if level == COMPARE else level  # else comparisons would chain
     last = right if right.level > level else Code(right.within(level + 1))
     return replace(_after(f"{left.within(above)} {operator} ", last), level=level)
 
 
 def prefix(operator: str, x: Code) -> Code:
-    """A sign, or a `not`, before an operand."""
+    """Return a sign or `~` before an operand."""
     return Code(operator + x.within(UNARY), UNARY)
 
 
 def lines(x: Code, indent: int, before: str = "", after: str = "") -> list[str]:
-    """A statement in lines: as one if it fits; else broken inside of its outermost brackets, and of theirs."""
+    """Return a statement as one line if it fits, else broken inside its outermost brackets, and recursively inside theirs."""
     whole = " " * indent + before + x.text + after
     if len(whole) <= WIDTH or not x.items:
         return [whole]
@@ -119,7 +121,7 @@ def lines(x: Code, indent: int, before: str = "", after: str = "") -> list[str]:
 
 
 def assign(names: Sequence[str], x: Code, indent: int) -> list[str]:
-    """An assignment to one name, or of a tuple to several."""
+    """Return an assignment to one name, or of a tuple to several."""
     targets = names[0] if len(names) == 1 else ", ".join(names)
     if len(targets) <= WIDTH // 2 or len(names) == 1:
         return lines(x, indent, f"{targets} = ")
@@ -127,14 +129,14 @@ def assign(names: Sequence[str], x: Code, indent: int) -> list[str]:
     return [*first, *(f"{' ' * indent}{name} = results[{k}]" for k, name in enumerate(names) if name != "_")]
 
 
-def unpacked(names: Sequence[str], whole: str, indent: int) -> list[str]:
-    """An assignment of a tuple's items to names."""
-    flat = " " * indent + (f"({names[0]},)" if len(names) == 1 else ", ".join(names)) + f" = {whole}"
-    return [flat] if len(flat) <= WIDTH else lines(sequence([Code(n) for n in names]), indent, after=f" = {whole}")
+def unpacked(names: Sequence[str], value: str, indent: int) -> list[str]:
+    """Return an assignment of a tuple's items to names."""
+    flat = " " * indent + (f"({names[0]},)" if len(names) == 1 else ", ".join(names)) + f" = {value}"
+    return [flat] if len(flat) <= WIDTH else lines(sequence([Code(n) for n in names]), indent, after=f" = {value}")
 
 
 def returned(results: Sequence[Code], indent: int) -> list[str]:
-    """A return of one value, or of a tuple."""
+    """Return a return statement of one value or of a tuple."""
     if len(results) == 1:
         return lines(results[0], indent, "return ")
     flat = " " * indent + "return " + ", ".join(r.text for r in results)
@@ -142,32 +144,32 @@ def returned(results: Sequence[Code], indent: int) -> list[str]:
 
 
 def definition(name: str, parameters: Sequence[str], indent: int = 0) -> list[str]:
-    """The first line of a function, in several if it is long."""
+    """Return the first line of a function, broken into several if it is long."""
     return lines(call(name, *(Code(p) for p in parameters)), indent, "def ", ":")
 
 
-IMPORTED = ("jax", "jnp", "lax", "primitives", "np", "re", "partial", "Path", "P", "mesh", "fn", "w", "results", "checkpoint_name")
+RESERVED = ("jax", "jnp", "lax", "primitives", "np", "re", "partial", "Path", "P", "mesh", "fn", "w", "results", "checkpoint_name")
 
 
-class Names:
-    """Names of one scope, each given once. No function's own names are those of the module around it, and the other way round."""
+class Scope:
+    """The names of one scope. A function's names never equal those of the module around it, nor the other way round."""
 
-    def __init__(self, taken: Iterable[str] = (), outside: Names | None = None) -> None:
-        self.taken = {*taken, *IMPORTED, *keyword.kwlist, *dir(builtins)}
+    def __init__(self, taken: Iterable[str] = (), outside: Scope | None = None) -> None:
+        self.taken = {*taken, *RESERVED, *keyword.kwlist, *dir(builtins)}
         self.outside = outside
         self.inside: set[str] = set()
 
-    def within(self) -> Names:
-        """The names of a function."""
-        return Names(outside=self)
+    def within(self) -> Scope:
+        """Return the scope of a function in this scope."""
+        return Scope(outside=self)
 
-    def copy(self) -> Names:
-        """The names of a function inside of a function."""
-        return Names(self.taken, self.outside)
+    def copy(self) -> Scope:
+        """Return the scope of a function nested in this function, which may reuse the names that are defined later."""
+        return Scope(self.taken, self.outside)
 
-    def new(self, wanted: str) -> str:
-        """A name like the wanted one that is not taken."""
-        base = re.sub(r"\W+", "_", wanted).strip("_") or "x"
+    def new(self, preferred: str) -> str:
+        """Return a free name like the preferred one, and reserve it."""
+        base = re.sub(r"\W+", "_", preferred).strip("_") or "x"
         base = f"x{base}" if base[0].isdigit() else base
         name, k = base, 2
         while self.has(name):
@@ -178,5 +180,29 @@ class Names:
         return name
 
     def has(self, name: str) -> bool:
-        """Whether a name is taken here, outside or inside."""
+        """Return whether a name is used here, in the module, or in a function of the module."""
         return name in self.taken or name in self.inside or (self.outside is not None and name in self.outside.taken)
+
+
+LETTERS = ("x", "y", "z", "u", "v")
+
+
+def letters(count: int) -> list[str]:
+    """Return parameter names for values that nothing is known of."""
+    return [LETTERS[k % len(LETTERS)] for k in range(count)]
+
+
+def stem(x: Code) -> str:
+    """Return the last name in an expression, without a number at its end, as the base of a new name."""
+    names = re.findall(r"[A-Za-z_]\w*", x.text)
+    return re.sub(r"(_\d+)+$", "", names[-1]) if names else "x"
+
+
+def packed(items: Sequence[Code]) -> Code:
+    """Return several values as one expression: None for no value, the value itself for one, else a tuple."""
+    return items[0] if len(items) == 1 else sequence(items) if items else Code("None")
+
+
+def packed_targets(names: Sequence[str]) -> str:
+    """Return the assignment target for values that `packed` packs."""
+    return names[0] if len(names) == 1 else f"({', '.join(names)})" if names else "_"

@@ -1,4 +1,4 @@
-"""JAX's primitives as source: one line for each that is exported. What has no line is refused, by name."""
+"""The table of JAX's primitives that are exported by name: each with the function that writes it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from unity.export.applied import Applied, Operand, Printer, dtype_code
-from unity.export.collectives import COMMUNICATION
-from unity.export.indexing import INDEXING
-from unity.export.random import RANDOM
-from unity.export.source import (  # fmt: skip
+from unity.export.primitives.collectives import COMMUNICATION_PRINTERS
+from unity.export.primitives.indexing import INDEXING_PRINTERS
+from unity.export.primitives.primitive_call import Operand, PrimitiveCall, Printer, dtype_code
+from unity.export.primitives.random_bits import RANDOM_PRINTERS
+from unity.export.source_code import (  # fmt: skip
     AND,
     COMPARE,
     OR,
@@ -29,92 +29,102 @@ from unity.export.source import (  # fmt: skip
     sequence,
 )
 
-CHECKPOINT_NAME = "checkpoint_name"  # of a module that `import jax` does not import
-LAYOUT, LAID_OUT = "Layout", "with_layout_constraint"  # of another one
-REDUCING = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "prod"}
+# Names that a file imports from modules of JAX that `import jax` does not import.
+CHECKPOINT_NAME = "checkpoint_name"
+LAYOUT_CLASS, LAYOUT_FUNCTION = "Layout", "with_layout_constraint"
+REDUCTION_METHODS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "prod"}
 INFIX = {
     "add": ("+", PLUS), "add_any": ("+", PLUS), "sub": ("-", PLUS), "mul": ("*", TIMES), "div": ("/", TIMES),
     "and": ("&", AND), "or": ("|", OR), "xor": ("^", XOR),
     "lt": ("<", COMPARE), "le": ("<=", COMPARE), "gt": (">", COMPARE), "ge": (">=", COMPARE),
     "eq": ("==", COMPARE), "ne": ("!=", COMPARE),
 }  # fmt: skip
-COMPARED = frozenset(name for name, (_, level) in INFIX.items() if level == COMPARE)  # Python turns those with a number first round
-BESIDE = frozenset({*INFIX, "max", "min", "pow", "rem", "atan2", "nextafter"})  # where a number stands for an array of its type
+# Python reverses a comparison whose left operand is a number.
+COMPARISONS = frozenset(name for name, (_, level) in INFIX.items() if level == COMPARE)
+# Primitives that take a Python number beside an array of its dtype.
+SCALAR_OPERAND = frozenset({*INFIX, "max", "min", "pow", "rem", "atan2", "nextafter"})
 
 
-def function(name: str, *parameters: str) -> Printer:
-    """A function of all operands, and of parameters by the same names."""
+def function_printer(name: str, *parameters: str) -> Printer:
+    """Return the printer of a function that takes all operands, and some parameters by name."""
     return lambda e: call(name, *e.codes, **{p: e[p] for p in parameters})
 
 
-def sides(e: Applied) -> list[Code]:
-    """Both operands, one of them as a number if it is one, or of lower rank if it only lacks leading dimensions."""
+def both_operands(e: PrimitiveCall) -> list[Code]:
+    """Return the two operands of an elementwise primitive: a constant as a number, and one that lacks only leading dimensions
+    without them.
+    """
     numbers = [o.scalar for o in e.operands]
-    if all(n is not None for n in numbers) or e.name in COMPARED:
+    if all(n is not None for n in numbers) or e.name in COMPARISONS:
         numbers[0] = None
     for k, n in enumerate(numbers):
         other = e.operands[1 - k]
         if n is not None and other.tensor.dtype == e.operands[k].tensor.dtype:
             return [n, other.code] if k == 0 else [other.code, n]
     left, right = e.operands
-    if left.tensor.ndim != right.tensor.ndim:  # beside a scalar the rank of the other is that of the result
+    if left.tensor.ndim != right.tensor.ndim:  # beside a scalar the other operand decides the rank
         return e.codes
-    lower = _leading(left)
-    return [left.code, _leading(right) or right.code] if lower is None else [lower, right.code]
+    lower = _without_leading_ones(left)
+    return [left.code, _without_leading_ones(right) or right.code] if lower is None else [lower, right.code]
 
 
-def _leading(x: Operand) -> Code | None:
-    """An operand without the dimensions of size 1 that were put before its own, if there are any."""
-    made = x.maker
-    if made is None or made.name != "broadcast_in_dim" or made.operands[0].tensor.ndim == 0:
+def _without_leading_ones(x: Operand) -> Code | None:
+    """Return an operand before dimensions of size 1 were put in front of its own, or None if none were."""
+    maker = x.maker
+    if maker is None or maker.name != "broadcast_in_dim" or maker.operands[0].tensor.ndim == 0:
         return None
-    inner = made.operands[0]
+    inner = maker.operands[0]
     last = tuple(range(x.tensor.ndim - inner.tensor.ndim, x.tensor.ndim))
-    only = tuple(made["broadcast_dimensions"]) == last and x.tensor.shape == (1,) * last[0] + inner.tensor.shape
+    only = tuple(maker["broadcast_dimensions"]) == last and x.tensor.shape == (1,) * last[0] + inner.tensor.shape
     return inner.code if only else None
 
 
-def _infix(e: Applied) -> Code:
+def _infix(e: PrimitiveCall) -> Code:
     operator, level = INFIX[e.name]
     if e.name == "div" and not e.operands[0].tensor.floating:
         return call("lax.div", *e.codes)
-    truths = e.operands[0].tensor.dtype == bool  # of which linters would not have it said that they equal one
-    left, right = e.codes if truths else sides(e)
+    truths = e.operands[0].tensor.dtype == bool  # linters reject comparisons with a boolean literal
+    left, right = e.codes if truths else both_operands(e)
     return infix(left, operator, right, level)
 
 
-def _reduce(e: Applied) -> Code:
+def _reduce(e: PrimitiveCall) -> Code:
     dtype = e.operands[0].tensor.dtype
-    if dtype in (np.float32, np.float64):  # of narrower ones jax.numpy's sums are wider
-        return method(e.codes[0], REDUCING[e.name], axis=axes_of(e["axes"], e.operands[0].tensor.ndim))
+    if dtype in (np.float32, np.float64):  # for narrower types, jax.numpy sums in a wider one
+        return method(e.codes[0], REDUCTION_METHODS[e.name], axis=axis_argument(e["axes"], e.operands[0].tensor.ndim))
     return call(f"lax.{e.name}", e.codes[0], tuple(e["axes"]))
 
 
-def axes_of(axes: Sequence[int], rank: int) -> Any:
-    """Axes as people write them: one alone, the last as -1, all as None."""
+def axis_argument(axes: Sequence[int], rank: int) -> Any:
+    """Return axes as people write them: None for all, one axis alone, the last axis as -1."""
     if len(axes) == rank:
         return None
     return (-1 if axes[0] == rank - 1 else axes[0]) if len(axes) == 1 else tuple(axes)
 
 
-def _broadcast(e: Applied) -> Code:
+def _broadcast(e: PrimitiveCall) -> Code:
     shape, dims, x = tuple(e["shape"]), tuple(e["broadcast_dimensions"]), e.operands[0]
     if not x.tensor.shape and x.scalar is not None:
         return call("jnp.full", shape, x.scalar, dtype_code(x.tensor.dtype))
     new = tuple(k for k in range(len(shape)) if k not in dims)
     if tuple(shape[k] for k in dims) == x.tensor.shape and all(shape[k] == 1 for k in new):
-        made = x.maker
-        if made is not None and made.name in REDUCING and tuple(made["axes"]) == new and made.operands[0].tensor.ndim == len(shape):
-            reduced = _reduce(made)
+        maker = x.maker
+        if (
+            maker is not None
+            and maker.name in REDUCTION_METHODS
+            and tuple(maker["axes"]) == new
+            and maker.operands[0].tensor.ndim == len(shape)
+        ):
+            reduced = _reduce(maker)
             if reduced.text.startswith("lax."):
-                return call("jnp.expand_dims", x.code, axes_of(new, 0) if len(new) == 1 else new)
-            axes = axes_of(new, len(shape))
-            return method(made.codes[0], REDUCING[made.name], axis=axes, keepdims=True)
-        return call("jnp.expand_dims", x.code, axes_of(new, len(shape)) if len(new) < len(shape) else new)
+                return call("jnp.expand_dims", x.code, axis_argument(new, 0) if len(new) == 1 else new)
+            axes = axis_argument(new, len(shape))
+            return method(maker.codes[0], REDUCTION_METHODS[maker.name], axis=axes, keepdims=True)
+        return call("jnp.expand_dims", x.code, axis_argument(new, len(shape)) if len(new) < len(shape) else new)
     return call("lax.broadcast_in_dim", x.code, shape, dims)
 
 
-def _convert(e: Applied) -> Code:
+def _convert(e: PrimitiveCall) -> Code:
     old, new = e.operands[0].tensor.dtype, np.dtype(e["new_dtype"])
     if old == new:
         return e.codes[0]
@@ -124,61 +134,61 @@ def _convert(e: Applied) -> Code:
     return call("lax.convert_element_type", e.codes[0], dtype_code(new))
 
 
-def _select(e: Applied) -> Code:
+def _select(e: PrimitiveCall) -> Code:
     which, *cases = e.operands
     if which.tensor.dtype != bool or len(cases) != 2:
         return call("lax.select_n", *e.codes)
-    chosen = [_spread(c) for c in reversed(cases)]
+    chosen = [_broadcast_number(c) for c in reversed(cases)]
     if which.tensor.shape == e.results[0].shape and sum(c is not None for c in chosen) < 2:
         both = [c or case.code for c, case in zip(chosen, reversed(cases), strict=True)]
         return call("jnp.where", which.code, *both)
     return call("lax.select", which.code, *(c.code for c in reversed(cases)))
 
 
-def _spread(x: Operand) -> Code | None:
-    """The number that an operand is everywhere, if it was made of one."""
-    made = x.maker
-    if made is not None and made.name == "broadcast_in_dim" and x.tensor.shape:
-        return made.operands[0].scalar
+def _broadcast_number(x: Operand) -> Code | None:
+    """Return the number that an operand has everywhere, or None if it is not the broadcast of a number."""
+    maker = x.maker
+    if maker is not None and maker.name == "broadcast_in_dim" and x.tensor.shape:
+        return maker.operands[0].scalar
     return x.scalar
 
 
-def _reshape(e: Applied) -> Code:
+def _reshape(e: PrimitiveCall) -> Code:
     if e["dimensions"] is not None:
         return call("lax.reshape", e.codes[0], tuple(e["new_sizes"]), tuple(e["dimensions"]))
     return method(e.codes[0], "reshape", *(e["new_sizes"] or ((),)))
 
 
-def _dot(e: Applied) -> Code:
+def _dot(e: PrimitiveCall) -> Code:
     ((a, b), (batch, _)), x, y = e["dimension_numbers"], e.operands[0].tensor, e.operands[1].tensor
     shared = len(batch)
     leading = tuple(batch) == tuple(range(shared)) == tuple(e["dimension_numbers"][1][1])
     ranks = x.ndim == y.ndim == shared + 2 if shared else y.ndim == 2 and x.ndim > 1
-    # a shared dimension of size 1 is taken out by `@`
+    # `@` squeezes batch dimensions of size 1
     matmul = leading and ranks and 1 not in x.shape[:shared] and tuple(a) == (x.ndim - 1,) and tuple(b) == (y.ndim - 2,)
     same = x.dtype == y.dtype == e.results[0].dtype and e["precision"] is None
-    wanted = e["preferred_element_type"]
-    if matmul and same and wanted is not None and wanted == x.dtype:  # None would be the same as float64 to numpy
+    element_type = e["preferred_element_type"]
+    if matmul and same and element_type is not None and element_type == x.dtype:  # numpy takes None for float64
         return infix(e.codes[0], "@", e.codes[1], TIMES)
     named: dict[str, object] = {}
     if e["precision"] is not None:
-        named["precision"] = precision(e["precision"])
+        named["precision"] = precision_code(e["precision"])
     if e["preferred_element_type"] is not None:
         named["preferred_element_type"] = dtype_code(e["preferred_element_type"])
     numbers = tuple(tuple(map(tuple, pair)) for pair in e["dimension_numbers"])
     return call("lax.dot_general", *e.codes, numbers, **named)
 
 
-def precision(value: Any) -> Code:
-    """A precision, or a pair of them, by name."""
+def precision_code(value: Any) -> Code:
+    """Return a precision, or a pair of precisions, by name."""
     if isinstance(value, tuple):
-        return sequence([precision(v) for v in value])
+        return sequence([precision_code(v) for v in value])
     if isinstance(value, lax.Precision):
         return Code(f"lax.Precision.{value.name}")
     return Code(f"lax.DotAlgorithmPreset.{value.name}") if hasattr(value, "name") else literal(value)
 
 
-def _conv(e: Applied) -> Code:
+def _conv(e: PrimitiveCall) -> Code:
     numbers = e["dimension_numbers"]
     named: dict[str, object] = {
         "dimension_numbers": call("lax.ConvDimensionNumbers", *(tuple(n) for n in numbers)),
@@ -187,94 +197,94 @@ def _conv(e: Applied) -> Code:
     named |= {k: tuple(e[k]) for k in ("lhs_dilation", "rhs_dilation") if tuple(e[k]) != ones}
     named |= {k: e[k] for k in ("feature_group_count", "batch_group_count") if e[k] != 1}
     if e["precision"] is not None:
-        named["precision"] = precision(e["precision"])
+        named["precision"] = precision_code(e["precision"])
     if e["preferred_element_type"] is not None:
         named["preferred_element_type"] = dtype_code(e["preferred_element_type"])
     return call("lax.conv_general_dilated", *e.codes, tuple(e["window_strides"]), _pairs(e["padding"]), **named)
 
 
-def _pairs(found: Sequence[Sequence[int]]) -> Code:
-    return sequence([literal(tuple(p)) for p in found])
+def _pairs(pairs: Sequence[Sequence[int]]) -> Code:
+    return sequence([literal(tuple(p)) for p in pairs])
 
 
-def _window(e: Applied) -> Code:
+def _window(e: PrimitiveCall) -> Code:
     how = e.name.removeprefix("reduce_window_")
     x = e.operands[0].tensor
     zero = Code("0j" if jnp.issubdtype(x.dtype, jnp.complexfloating) else "0.0" if x.floating else "0")
-    start = zero if how == "sum" else _end(x.dtype, "-", "min") if how == "max" else _end(x.dtype, "", "max")
+    start = zero if how == "sum" else _extreme(x.dtype, "-", "min") if how == "max" else _extreme(x.dtype, "", "max")
     operation = {"sum": "lax.add"}.get(how, f"lax.{how}")
     named = {k: tuple(e[k]) for k in ("base_dilation", "window_dilation") if set(e[k]) != {1}}
     shape = (tuple(e["window_dimensions"]), tuple(e["window_strides"]))
     return call("lax.reduce_window", e.codes[0], start, Code(operation), *shape, _pairs(e["padding"]), **named)
 
 
-def _end(dtype: Any, sign: str, end: str) -> Code:
-    """The least or the greatest number of a type."""
+def _extreme(dtype: Any, sign: str, limit: str) -> Code:
+    """Return the least or the greatest value of a dtype."""
     if jnp.issubdtype(dtype, np.floating):
         return prefix(sign, Code("jnp.inf")) if sign else Code("jnp.inf")
     if jnp.issubdtype(dtype, np.bool_):
-        return literal(end == "max")
-    return Code(f"np.{np.dtype(dtype).name}({getattr(jnp.iinfo(dtype), end)})")
+        return literal(limit == "max")
+    return Code(f"np.{np.dtype(dtype).name}({getattr(jnp.iinfo(dtype), limit)})")
 
 
-def _iota(e: Applied) -> Code:
+def _iota(e: PrimitiveCall) -> Code:
     shape, dtype = tuple(e["shape"]), dtype_code(e["dtype"])
     if len(shape) == 1:
         return call("lax.iota", dtype, shape[0])
     return call("lax.broadcasted_iota", dtype, shape, e["dimension"])
 
 
-def _pad(e: Applied) -> Code:
+def _pad(e: PrimitiveCall) -> Code:
     return call("lax.pad", *e.codes, _pairs(e["padding_config"]))
 
 
-def _sort(e: Applied) -> Code:
+def _sort(e: PrimitiveCall) -> Code:
     operands = sequence(e.codes) if len(e.codes) > 1 else e.codes[0]
-    found = call("lax.sort", operands, dimension=e["dimension"], is_stable=e["is_stable"], num_keys=e["num_keys"])
-    return found if len(e.codes) > 1 else sequence([found])
+    value = call("lax.sort", operands, dimension=e["dimension"], is_stable=e["is_stable"], num_keys=e["num_keys"])
+    return value if len(e.codes) > 1 else sequence([value])
 
 
-def _argument(e: Applied) -> Code:
+def _arg_reduction(e: PrimitiveCall) -> Code:
     return call(f"lax.{e.name}", *e.codes, e["axes"][0], dtype_code(e["index_dtype"]))
 
 
-def _concatenate(e: Applied) -> Code:
+def _concatenate(e: PrimitiveCall) -> Code:
     return call("lax.concatenate", sequence(e.codes, "[]"), e["dimension"])
 
 
-def _cumulative(e: Applied) -> Code:
+def _cumulative(e: PrimitiveCall) -> Code:
     return call(f"lax.{e.name}", e.codes[0], axis=e["axis"], reverse=e["reverse"])
 
 
-def _name(e: Applied) -> Code:
+def _checkpoint_name(e: PrimitiveCall) -> Code:
     return call(CHECKPOINT_NAME, e.codes[0], e["name"])
 
 
-def _laid_out(e: Applied) -> Code:
-    return call(LAID_OUT, e.codes[0], call(LAYOUT, tuple(e["layout"].major_to_minor)))
+def _layout_constraint(e: PrimitiveCall) -> Code:
+    return call(LAYOUT_FUNCTION, e.codes[0], call(LAYOUT_CLASS, tuple(e["layout"].major_to_minor)))
 
 
-def _bitcast(e: Applied) -> Code:
+def _bitcast(e: PrimitiveCall) -> Code:
     return call("lax.bitcast_convert_type", e.codes[0], dtype_code(e["new_dtype"]))
 
 
-def _barrier(e: Applied) -> Code:
+def _barrier(e: PrimitiveCall) -> Code:
     return call("lax.optimization_barrier", sequence(e.codes))
 
 
-def _transpose(e: Applied) -> Code:
+def _transpose(e: PrimitiveCall) -> Code:
     return method(e.codes[0], "transpose", *e["permutation"])
 
 
-def _squeeze(e: Applied) -> Code:
+def _squeeze(e: PrimitiveCall) -> Code:
     return call("lax.squeeze", e.codes[0], tuple(e["dimensions"]))
 
 
-UNARY_JNP = (
+JNP_FUNCTIONS = (
     "exp", "log", "log1p", "expm1", "tanh", "sin", "cos", "tan", "sqrt", "abs", "sign", "floor", "ceil", "square", "cbrt",
     "exp2", "sinh", "cosh", "real", "imag",
 )  # fmt: skip
-SPECIAL = (
+LAX_FUNCTIONS = (
     "rsqrt", "logistic", "erf", "erfc", "erf_inv", "lgamma", "digamma", "is_finite", "acos", "asin", "atan", "acosh",
     "asinh", "atanh", "bessel_i0e", "bessel_i1e", "clz", "population_count", "igamma", "igammac", "igamma_grad_a",
     "polygamma", "zeta", "nextafter", "atan2", "complex", "shift_left", "shift_right_arithmetic", "shift_right_logical",
@@ -283,28 +293,28 @@ SPECIAL = (
 
 PRIMITIVES: Mapping[str, Printer] = {
     **dict.fromkeys(INFIX, _infix),
-    **{name: function(f"jnp.{name}") for name in UNARY_JNP},
-    **{name: function(f"lax.{name}") for name in SPECIAL},
-    **dict.fromkeys(REDUCING, _reduce),
+    **{name: function_printer(f"jnp.{name}") for name in JNP_FUNCTIONS},
+    **{name: function_printer(f"lax.{name}") for name in LAX_FUNCTIONS},
+    **dict.fromkeys(REDUCTION_METHODS, _reduce),
     **{f"reduce_{how}": (lambda e: call(f"lax.{e.name}", e.codes[0], tuple(e["axes"]))) for how in ("and", "or", "xor")},
     "neg": lambda e: prefix("-", e.codes[0]),
     "not": lambda e: prefix("~", e.codes[0]),
-    "max": lambda e: call("jnp.maximum", *sides(e)),
-    "min": lambda e: call("jnp.minimum", *sides(e)),
+    "max": lambda e: call("jnp.maximum", *both_operands(e)),
+    "min": lambda e: call("jnp.minimum", *both_operands(e)),
     "pow": lambda e: call("lax.pow", *e.codes),
-    "rem": function("lax.rem"),
+    "rem": function_printer("lax.rem"),
     "round": lambda e: call("lax.round", e.codes[0], Code(f"lax.RoundingMethod.{e['rounding_method'].name}")),
     "conj": lambda e: call("lax.conj", e.codes[0]),
     "integer_pow": lambda e: call("lax.integer_pow", *e.codes, e["y"]),
-    "clamp": function("lax.clamp"),
+    "clamp": function_printer("lax.clamp"),
     "select_n": _select,
     "convert_element_type": _convert,
     "bitcast_convert_type": _bitcast,
-    "reduce_precision": function("lax.reduce_precision", "exponent_bits", "mantissa_bits"),
-    "copy": function("jnp.copy"),
-    "copy_p": function("jnp.copy"),
-    "name": _name,
-    "layout_constraint": _laid_out,
+    "reduce_precision": function_printer("lax.reduce_precision", "exponent_bits", "mantissa_bits"),
+    "copy": function_printer("jnp.copy"),
+    "copy_p": function_printer("jnp.copy"),
+    "name": _checkpoint_name,
+    "layout_constraint": _layout_constraint,
     "optimization_barrier": _barrier,
     "iota": _iota,
     "broadcast_in_dim": _broadcast,
@@ -318,15 +328,15 @@ PRIMITIVES: Mapping[str, Printer] = {
     "stack": lambda e: call("lax.stack", sequence(e.codes, "[]"), e["axis"]),
     "unstack": lambda e: call("lax.unstack", e.codes[0], e["axis"]),
     "split": lambda e: call("lax.split", e.codes[0], tuple(e["sizes"]), axis=e["axis"]),
-    **INDEXING,
-    "argmax": _argument,
-    "argmin": _argument,
+    **INDEXING_PRINTERS,
+    "argmax": _arg_reduction,
+    "argmin": _arg_reduction,
     "sort": _sort,
     "top_k": lambda e: call("lax.top_k", e.codes[0], e["k"], axis=e["axis"]),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _cumulative),
     "dot_general": _dot,
     "conv_general_dilated": _conv,
     **dict.fromkeys(("reduce_window_sum", "reduce_window_max", "reduce_window_min"), _window),
-    **RANDOM,
-    **COMMUNICATION,
+    **RANDOM_PRINTERS,
+    **COMMUNICATION_PRINTERS,
 }  # fmt: skip

@@ -1,0 +1,87 @@
+"""Custom derivative rules of local programs, as programs: traced on pieces, inside a `shard_map`.
+
+As in `unity.pcg.propagation.derivative_rules` for whole tensors, differentiating the call alone gives the rule's program. Custom
+calls in it are their values, since nothing differentiates them again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+
+from unity.export.tracing import LocalProgram, closed, like, traced
+from unity.pcg.ir.program import Equation
+from unity.pcg.jaxprs.jaxprs import called
+from unity.pcg.propagation.derivative_rules import as_function, ruled
+
+JVP = ("custom_jvp_call",)
+VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
+
+
+@dataclass(frozen=True, eq=False)
+class DerivativeRule:
+    """A call and its derivative rule.
+
+    Attributes:
+        value: the program of the call.
+        floating: which operands are floating-point.
+        forward: of a `custom_vjp`: operands → (results, residuals).
+        backward: of a `custom_vjp`: (residuals, cotangents of the results) → cotangents of the floating-point operands.
+        derivative: of a `custom_jvp`: (operands, tangents of the floating-point ones) → (results, their tangents).
+    """
+
+    value: LocalProgram
+    floating: tuple[bool, ...]
+    forward: LocalProgram | None = None
+    backward: LocalProgram | None = None
+    derivative: LocalProgram | None = None
+
+
+@lru_cache(maxsize=4096)
+def rule_of(equation: Equation) -> DerivativeRule:
+    """Return the programs of an equation's custom rule. To be called inside the `shard_map` that the equation was traced in."""
+    assert equation.origin is not None
+    pieces = [like(v.aval) for v in equation.origin.invars]
+    floating = ruled(equation)
+    value = closed(called(equation.params))
+    call = as_function(equation)
+
+    def of_floating(operands: Any) -> Any:
+        others = [x for x, f in zip(operands, floating, strict=True) if not f]
+
+        def run(*floats: Any) -> Any:
+            a, b = iter(floats), iter(others)
+            return call(*(next(a) if f else next(b) for f in floating))
+
+        return run, [x for x, f in zip(operands, floating, strict=True) if f]
+
+    if equation.name in JVP:
+
+        def derivative(*operands: Any) -> Any:
+            run, floats = of_floating(operands[: len(pieces)])
+            return jax.jvp(run, tuple(floats), tuple(operands[len(pieces) :]))
+
+        tangents = [p for p, f in zip(pieces, floating, strict=True) if f]
+        return DerivativeRule(value, floating, derivative=traced(derivative, [*pieces, *tangents], rule=True))
+    residuals: dict[str, Any] = {}
+
+    def forward(*operands: Any) -> Any:
+        run, floats = of_floating(operands)
+        results, pull = jax.vjp(run, *floats)
+        leaves, residuals["tree"] = jax.tree.flatten(pull)
+        residuals["leaves"] = [like(jax.typeof(x)) for x in leaves]
+        residuals["results"] = [like(jax.typeof(x)) for x in results]
+        return [*results, *leaves]
+
+    forward_program = traced(forward, pieces, rule=True)
+
+    def backward(*operands: Any) -> Any:
+        n = len(residuals["leaves"])
+        return jax.tree.unflatten(residuals["tree"], operands[:n])(list(operands[n:]))
+
+    return DerivativeRule(
+        value, floating, forward_program, traced(backward, [*residuals["leaves"], *residuals["results"]], rule=True)
+    )

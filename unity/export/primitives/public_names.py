@@ -1,0 +1,152 @@
+"""Primitives by public names: of a function if one is the primitive and nothing more, else of the primitive itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from enum import Enum
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend.core import primitives
+
+from unity.export.primitives.primitive_call import PrimitiveCall, Printer, dtype_code
+from unity.export.primitives.random_bits import PRIMITIVES_MODULE
+from unity.export.primitives.table import PRIMITIVES, precision_code
+from unity.export.source_code import Code, call, sequence
+from unity.pcg.ir.program import Equation
+
+PUBLIC_MODULES = {"lax": lax, "lax.linalg": lax.linalg, PRIMITIVES_MODULE: primitives}  # that an exported file imports
+
+
+class NoPublicName(Exception):
+    """A parameter without a public name in JAX. The message names it."""
+
+
+def printer_with_defaults(function: str, **defaults: Any) -> Printer:
+    """Return the printer of a function that takes all operands.
+
+    Args:
+        function: the function's name in the exported file.
+        defaults: its keyword parameters with their defaults, which are left out.
+    """
+
+    def printed(e: PrimitiveCall) -> Code:
+        others = {k: e[k] for k, value in defaults.items() if e[k] != value}
+        return call(function, *e.codes, **{k: value_code(v) for k, v in others.items()})
+
+    return printed
+
+
+def _fft(e: PrimitiveCall) -> Code:
+    return call("lax.fft", e.codes[0], value_code(e["fft_type"]), tuple(e["fft_lengths"]))
+
+
+def _eigh(e: PrimitiveCall) -> Code:
+    how = {"lower": e["lower"], "symmetrize_input": False, "sort_eigenvalues": e["sort_eigenvalues"]}
+    how |= {name: value_code(e[k]) for name, k in (("subset_by_index",) * 2, ("implementation", "algorithm")) if e[k] is not None}
+    return call("lax.linalg.eigh", *e.codes, **how)
+
+
+def _permutation(e: PrimitiveCall) -> Code:
+    return call("lax.linalg.lu_pivots_to_permutation", *e.codes, e["permutation_size"])
+
+
+def _ragged(e: PrimitiveCall) -> Code:
+    numbers = e["ragged_dot_dimension_numbers"]
+    dense = tuple(tuple(map(tuple, pair)) for pair in numbers.dot_dimension_numbers)
+    groups = tuple(numbers.lhs_ragged_dimensions), tuple(numbers.rhs_group_dimensions)
+    how: dict[str, object] = {}
+    if e["precision"] is not None:
+        how["precision"] = precision_code(e["precision"])
+    if e["preferred_element_type"] is not None:
+        how["preferred_element_type"] = dtype_code(e["preferred_element_type"])
+    return call("lax.ragged_dot_general", *e.codes, call("lax.RaggedDotDimensionNumbers", dense, *groups), **how)
+
+
+def _geqrf(e: PrimitiveCall) -> Code:
+    raw = call("jnp.linalg.qr", *e.codes, mode="raw")  # column-major, as LAPACK returns it
+    return Code(f"(lambda reflectors, scalars: (reflectors.mT, scalars))(*{raw})")
+
+
+def _ldexp(e: PrimitiveCall) -> Code:
+    return sequence([call("jnp.ldexp", *e.codes)])  # the primitive has a list of results
+
+
+_SIDES = {"left_side": False, "lower": False, "transpose_a": False, "conjugate_a": False, "unit_diagonal": False}
+
+FUNCTION_PRINTERS: Mapping[str, Printer] = {
+    "fft": _fft,
+    "eigh": _eigh,
+    "lu": printer_with_defaults("lax.linalg.lu"),
+    "lu_pivots_to_permutation": _permutation,
+    "ragged_dot_general": _ragged,
+    "geqrf": _geqrf,
+    "qr": printer_with_defaults("lax.linalg.qr", pivoting=False, full_matrices=True, use_magma=None),
+    "householder_product": printer_with_defaults("lax.linalg.householder_product"),
+    "ormqr": printer_with_defaults("lax.linalg.ormqr", left=True, transpose=False),
+    "hessenberg": printer_with_defaults("lax.linalg.hessenberg"),
+    "triangular_solve": printer_with_defaults("lax.linalg.triangular_solve", **_SIDES),
+    "tridiagonal": printer_with_defaults("lax.linalg.tridiagonal", lower=True),
+    "tridiagonal_solve": printer_with_defaults("lax.linalg.tridiagonal_solve", perturb_singular=False),
+    "regularized_incomplete_beta": printer_with_defaults("lax.betainc"),
+    "mulhi": printer_with_defaults("lax.mulhi"),
+    "frexp": printer_with_defaults("jnp.frexp"),
+    "ldexp": _ldexp,
+}
+
+
+def printer_of(e: Equation) -> Printer | None:
+    """Return the printer of an equation's primitive, or None if it has no public name."""
+    printer = PRIMITIVES.get(e.name) or FUNCTION_PRINTERS.get(e.name)
+    if printer is not None:
+        return printer
+    name = public_name(e.primitive)
+    return None if name is None else lambda applied: call(f"{name}.bind", *applied.codes, **_parameters(applied))
+
+
+def _parameters(e: PrimitiveCall) -> dict[str, Code]:
+    return {name: value_code(value) for name, value in e.equation.params.items()}
+
+
+@cache
+def public_name(target: Any) -> str | None:
+    """Return the name of an object in JAX's public modules, or None."""
+    for module_name, module in PUBLIC_MODULES.items():
+        for name, value in vars(module).items():
+            if value is target and not name.startswith("_"):
+                return f"{module_name}.{name}"
+    return None
+
+
+def value_code(value: Any) -> Code:
+    """Return a parameter's value as source.
+
+    Raises:
+        NoPublicName: the value has a part without a public name.
+    """
+    if isinstance(value, Enum):
+        return Code(f"{_name_or_raise(type(value))}.{value.name}")
+    if value is None or isinstance(value, bool | int | float | str):
+        return call("", value).items[0]
+    if isinstance(value, np.dtype) or (isinstance(value, type) and hasattr(value, "dtype")):
+        return dtype_code(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: value_code(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return call(_name_or_raise(type(value)), **fields)
+    if isinstance(value, tuple | list) and type(value) in (tuple, list):
+        return sequence([value_code(v) for v in value])
+    return Code(_name_or_raise(value))
+
+
+def _name_or_raise(target: Any) -> str:
+    try:
+        name = public_name(target)
+    except TypeError:  # not hashable
+        name = None
+    if name is None:
+        raise NoPublicName(f"its parameter {target!r} has no public name in JAX {jax.__version__}")
+    return name
