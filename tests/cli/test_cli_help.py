@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from unity.base.errors import UnityError
-from unity.cli import COMMANDS, main, parser, show
+from unity.cli import COMMANDS, main, parser
+from unity.cli.commands import show
 from unity.machine.machine import MachineError
 
 

@@ -97,7 +97,7 @@ def test_what_fits_no_memory_is_a_no(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_place_that_cannot_be_written_is_said_before_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unity, "optimize", lambda *args, **options: pytest.fail("it was planned"))
+    monkeypatch.setattr("unity.cli.commands.optimize.optimize", lambda *args, **options: pytest.fail("it was planned"))
     assert main(["optimize", "cli_models:small", "-o", str(tmp_path / "none" / "plan.json")]) == 1
     assert "there is no folder" in capsys.readouterr().err
 

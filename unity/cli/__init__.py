@@ -1,7 +1,4 @@
-"""The command line: `unity optimize …`, `unity explain …`, and all the others. A command is a module here, of its name.
-
-A module has `HELP`, a line about the command, `add_arguments`, which describes it, and a `run`, which gives the exit status.
-"""
+"""The command line: `unity optimize …`, `unity explain …` and the others, each a module of `unity.cli.commands`."""
 
 from __future__ import annotations
 
@@ -12,8 +9,22 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from unity.base.errors import UnityError
-from unity.cli import check, completion, diff, explain, export, machine, optimize, profile, report, rules, show, simulate
-from unity.cli.formatting import Lines, Parser
+from unity.base.installation import VERSION
+from unity.cli.commands import (
+    check,
+    completion,
+    diff,
+    explain,
+    export,
+    machine,
+    optimize,
+    profile,
+    report,
+    rules,
+    show,
+    simulate,
+)
+from unity.cli.help_format import HelpFormatter, UnityParser
 
 COMMANDS: dict[str, ModuleType] = {
     "optimize": optimize,
@@ -57,29 +68,24 @@ WRONG = 1
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands."""
-    top = Parser(prog="unity", description=ABOUT, epilog=EPILOG, formatter_class=Lines)
-    top.add_argument("--version", action="version", version=f"unity {_version()}")
+    """Return the parser of all commands."""
+    top = UnityParser(prog="unity", description=ABOUT, epilog=EPILOG, formatter_class=HelpFormatter)
+    top.set_defaults(top=top)
+    top.add_argument("--version", action="version", version=f"unity {VERSION}")
     commands = top.add_subparsers(required=True, metavar="COMMAND", title="commands")
     for name, module in COMMANDS.items():
-        command = commands.add_parser(name, help=module.HELP, formatter_class=Lines)
+        command = commands.add_parser(name, help=module.HELP, formatter_class=HelpFormatter)
         module.add_arguments(command)
     return top
 
 
-def _version() -> str:
-    from unity import __version__
-
-    return __version__
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command. The exit status is what the command gives, or says that something is wrong, which is then on stderr."""
+    """Run a command and return its exit status. Errors are printed on stderr and have a status that the command chooses."""
     options = parser().parse_args(arguments)
     try:
         return options.run(options)
     except BrokenPipeError:  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that nothing fails where Python flushes at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit, which must not fail
         return 141
     except KeyboardInterrupt:
         print("unity: interrupted; the same command goes on where this one stopped", file=sys.stderr)

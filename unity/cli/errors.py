@@ -1,4 +1,4 @@
-"""What is wrong with a command line that argparse could read."""
+"""Errors of command lines that argparse accepts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ from unity.base.errors import UnityError
 
 
 class CommandError(UnityError):
-    """What a command line names is not there, or cannot be used: which, why, and what is expected."""
+    """An error of a name on the command line that does not exist or cannot be used. The message says what is expected."""
 
     docs = "command-line"
 
 
-def blamed(which: str, error: BaseException, inside: str) -> CommandError:
-    """An error of the user's own code as one message: what raised it, and the innermost line that lies in the folder `inside`."""
+def user_code_error(which: str, error: BaseException, inside: str) -> CommandError:
+    """Return an exception of the user's own code as one message, with the innermost line in the user's folder.
+
+    Args:
+        which: the module or function that raised it.
+        error: the exception.
+        inside: the folder of the user's module.
+    """
     folder = Path(inside).resolve()
     frames = [f for f in traceback.extract_tb(error.__traceback__) if folder in Path(f.filename).resolve().parents]
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""

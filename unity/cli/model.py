@@ -1,4 +1,4 @@
-"""MODULE:FUNCTION, as every command takes it: a function of the user's that gives what to plan, and its arguments."""
+"""The MODULE:FUNCTION argument of commands: a user's function that returns the function to plan and its arguments."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from unity.cli.errors import CommandError, blamed
-
-if TYPE_CHECKING:
-    from unity.plan.plan import Plan
+from unity.cli.errors import CommandError, user_code_error
+from unity.optimize import optimize
+from unity.plan.plan import Plan
+from unity.plan.plan_file import load
 
 FORM = "expected MODULE:FUNCTION, a function that gives (fn, args) or (fn, args, options of unity.optimize)"
 METAVAR = "MODULE:FUNCTION"
@@ -30,66 +30,83 @@ class Model:
     options: Mapping[str, Any]
 
     def plan(self, path: Path) -> Plan:
-        """The plan of this model that a file holds. Raises PlanError if it is of another one."""
-        import unity
+        """Return the plan of this model that a file holds.
 
+        Raises:
+            PlanError: the plan is of another model.
+        """
         options = {name: self.options[name] for name in ("argnums", "rules") if name in self.options}
-        return unity.load(path, self.fn, *self.args, **options)
+        return load(path, self.fn, *self.args, **options)
 
 
-def add_model(command: argparse.ArgumentParser, what: str) -> None:
-    """Adds MODULE:FUNCTION. `what` says what is done with it."""
-    command.add_argument("model", metavar=METAVAR, help=f"{what}: a function that gives (fn, args) or (fn, args, options)")
+def add_model(command: argparse.ArgumentParser, purpose: str) -> None:
+    """Add MODULE:FUNCTION, with the purpose of the model in its help."""
+    command.add_argument("model", metavar=METAVAR, help=f"{purpose}: a function that gives (fn, args) or (fn, args, options)")
 
 
 def add_plan(command: argparse.ArgumentParser) -> None:
-    """Adds a saved plan and the model that it was made for."""
+    """Add a saved plan and the model that it was made for."""
     command.add_argument("path", type=Path, metavar="FILE", help="a plan (plan.save, unity optimize -o)")
     add_model(command, "the model that it was made for")
 
 
 def model_of(which: str) -> Model:
-    """Calls the function that the command line names. Raises CommandError where there is none, or it gives something else."""
-    given = called(which, FORM)
-    if not isinstance(given, tuple) or len(given) not in (2, 3) or not callable(given[0]) or not isinstance(given[1], tuple | list):
-        raise CommandError(f"{which}() gives a {type(given).__name__}; {FORM}")
-    options = given[2] if len(given) == 3 else {}
+    """Return the model that the function on the command line returns.
+
+    Raises:
+        CommandError: there is no such function, or it returns something else.
+    """
+    result = result_of(which, FORM)
+    if (
+        not isinstance(result, tuple)
+        or len(result) not in (2, 3)
+        or not callable(result[0])
+        or not isinstance(result[1], tuple | list)
+    ):
+        raise CommandError(f"{which}() gives a {type(result).__name__}; {FORM}")
+    options = result[2] if len(result) == 3 else {}
     if not isinstance(options, Mapping):
         raise CommandError(f"{which}() gives options that are a {type(options).__name__}; {FORM}")
-    unknown = set(options) - _known()
+    unknown = set(options) - _optimize_options()
     if unknown:
         raise CommandError(f"{which}() gives the option {min(map(str, unknown))}, which unity.optimize has not; {FORM}")
-    return Model(given[0], tuple(given[1]), options)
+    return Model(result[0], tuple(result[1]), options)
 
 
-def _known() -> set[str]:
-    from unity.optimize import optimize
-
+def _optimize_options() -> set[str]:
     return {name for name, p in inspect.signature(optimize).parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
-def called(which: str, form: str) -> Any:
-    """What the function MODULE:FUNCTION gives, called without arguments. Modules are found in the current folder too."""
+def result_of(which: str, form: str) -> Any:
+    """Return the result of the function MODULE:FUNCTION, called without arguments. The current folder is searched for modules too.
+
+    Args:
+        which: MODULE:FUNCTION.
+        form: the text for error messages that says what is expected.
+
+    Raises:
+        CommandError: there is no such function, or it raises an exception.
+    """
     module, colon, name = which.partition(":")
     if not (module and colon and name):
         raise CommandError(f"{which}: {form}")
     if "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` does
     try:
-        found = getattr(importlib.import_module(module), name)
+        function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as problem:
         raise CommandError(f"{which}: {problem}; {form}") from None
     except Exception as problem:
-        raise blamed(f"importing {module}", problem, _folder(module)) from problem
-    if not callable(found):
-        raise CommandError(f"{which} is a {type(found).__name__}; {form}")
+        raise user_code_error(f"importing {module}", problem, _folder(module)) from problem
+    if not callable(function):
+        raise CommandError(f"{which} is a {type(function).__name__}; {form}")
     try:
-        return found()
+        return function()
     except Exception as problem:
-        raise blamed(f"{which}()", problem, _folder(module)) from problem
+        raise user_code_error(f"{which}()", problem, _folder(module)) from problem
 
 
 def _folder(module: str) -> str:
-    """Where a module of the user's lies: what goes wrong below it is theirs."""
+    """Return the folder of a user's module. Exceptions raised in files below it are the user's."""
     spec = importlib.util.find_spec(module)
     return str(Path(spec.origin).parent) if spec is not None and spec.origin else "."

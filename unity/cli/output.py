@@ -1,33 +1,29 @@
-"""What commands print: results on stdout, as text or JSON; what is being done on stderr, and on a terminal only."""
+"""Output of commands: results on stdout, as text or JSON; progress on stderr, and on a terminal only."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress, ProgressColumn
+from rich.console import Console
+from rich.progress import Progress, ProgressColumn
+from rich.table import Table
 
 
 def print_json(data: Any) -> None:
-    """Prints data."""
+    """Print data as JSON."""
     print(json.dumps(data, indent=1, ensure_ascii=False))
 
 
-def errors() -> Console:
-    """Where it is said what is being done."""
-    from rich.console import Console
-
+def error_console() -> Console:
+    """Return the console for progress, which is stderr."""
     return Console(stderr=True)
 
 
-def results() -> Console:
-    """Where results go. In a pipe no line is broken, since a program reads it."""
-    from rich.console import Console
-
+def result_console() -> Console:
+    """Return the console for results, which is stdout. In a pipe no line is broken, since a program may read it."""
     console = Console(markup=False, highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = 160
@@ -36,8 +32,8 @@ def results() -> Console:
 
 @contextmanager
 def stage(text: str) -> Iterator[Callable[[str], None]]:
-    """Shows what is being done, with a spinner; gives what says something else. Nothing into a pipe."""
-    console = errors()
+    """Show a spinner with a text while the block runs, and yield a function that changes the text. In a pipe nothing is shown."""
+    console = error_console()
     if not console.is_terminal:
         yield lambda other: None
         return
@@ -46,8 +42,14 @@ def stage(text: str) -> Iterator[Callable[[str], None]]:
 
 
 def progress(*columns: ProgressColumn) -> Progress:
-    """A bar for long work; nothing into a pipe."""
-    from rich.progress import Progress
-
-    console = errors()
+    """Return a progress bar, which shows nothing in a pipe."""
+    console = error_console()
     return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print rows as a table with a title."""
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*map(str, row))
+    result_console().print(table)

@@ -38,7 +38,7 @@ class DocumentTable:
 
 @dataclass(frozen=True)
 class Document:
-    """A title, and tables. Without a difference there are no tables."""
+    """A title, and the tables that show the difference, none if nothing differs."""
 
     title: str
     tables: tuple[DocumentTable, ...]

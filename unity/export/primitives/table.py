@@ -69,7 +69,7 @@ def both_operands(e: PrimitiveCall) -> list[Code]:
 
 
 def _without_leading_ones(x: Operand) -> Code | None:
-    """Return an operand before dimensions of size 1 were put in front of its own, or None if none were."""
+    """Return an operand before dimensions of size 1 were put in front of it, or None if none were."""
     maker = x.maker
     if maker is None or maker.name != "broadcast_in_dim" or maker.operands[0].tensor.ndim == 0:
         return None

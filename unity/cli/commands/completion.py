@@ -1,4 +1,4 @@
-"""`unity completion bash | zsh`: a script, since starting Python at every key takes seconds."""
+"""The command `unity completion bash | zsh`. It prints a static script, since starting Python at every key takes seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHELLS = ("bash", "zsh")
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Describes `unity completion`."""
+    """Describe `unity completion`."""
     command.set_defaults(run=run)
     command.description = "Prints a script for a shell, which completes commands, options and files. Needs the extra `completion`."
     command.epilog = (
@@ -23,25 +23,22 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the script."""
-    from unity.cli import parser
-
+    """Print the script."""
     try:
         import shtab  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise CommandError("completion needs shtab: pip install 'unity-jax[completion]'") from None
-    top = parser()
-    for action in _actions(top):
+    for action in _actions(options.top):
         if action.metavar in ("FILE", "A", "B", "PATH"):
-            action.complete = shtab.FILE  # type: ignore[attr-defined]  # which is how shtab is told
-    print(shtab.complete(top, options.shell))
+            action.complete = shtab.FILE  # type: ignore[attr-defined]  # as shtab wants it
+    print(shtab.complete(options.top, options.shell))
     return 0
 
 
 def _actions(command: argparse.ArgumentParser) -> list[argparse.Action]:
-    """The arguments of a command and of all below it."""
-    found = list(command._actions)
+    """Return the arguments of a command and of all its subcommands."""
+    actions = list(command._actions)
     for action in command._actions:
         if isinstance(action, argparse._SubParsersAction):
-            found += [a for below in action.choices.values() for a in _actions(below)]
-    return found
+            actions += [a for below in action.choices.values() for a in _actions(below)]
+    return actions

@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unity.base.formatting import duration, pattern, size
 from unity.cli.arguments import add_json
@@ -22,12 +22,10 @@ from unity.explain.undivided import undivided
 from unity.explain.why import answers
 from unity.pcg.ir.user_lines import line_behind
 from unity.pcg.types.parallel_type import show as in_types
+from unity.plan.plan import Plan
 from unity.plan.summary import RuleUse, Summary, differentiated_in, summary_of
 from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import predict_memory
-
-if TYPE_CHECKING:
-    from unity.plan.plan import Plan
 
 HELP = "say what a saved plan decided, and what it costs"
 MAX_ROWS = 40  # rows of a table that are shown

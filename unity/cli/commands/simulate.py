@@ -1,27 +1,27 @@
-"""`unity simulate FILE MODULE:FUNCTION`."""
+"""The command `unity simulate FILE MODULE:FUNCTION`."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.table import Table
+
+from unity.base.formatting import duration, size
 from unity.cli.arguments import add_json
 from unity.cli.errors import CommandError
 from unity.cli.model import add_plan, model_of
-from unity.cli.output import print_json, results, stage
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from unity.search.simulator import Simulation
+from unity.cli.output import print_json, result_console, stage
+from unity.pcg.ir.user_lines import line_behind
+from unity.search.simulator import Simulation
 
 HELP = "say when everything of one step runs"
-ROWS = 32  # of each table: the busiest devices and links, the largest that hold memory
+MAX_ROWS = 32  # rows of each table: the busiest devices and links, the largest live values
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Describes `unity simulate`."""
+    """Describe `unity simulate`."""
     command.set_defaults(run=run)
     command.description = (
         "Simulates one step of a saved plan on the machine that it is for: how long it takes, what every device and link is "
@@ -40,51 +40,45 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Simulates."""
+    """Simulate one step of a plan."""
     model = model_of(options.model)
     with stage("simulating one step"):
         plan = model.plan(options.path)
-        found = plan.simulate()
+        simulation = plan.simulate()
     if options.trace is not None:
-        found.save_trace(options.trace)
+        simulation.save_trace(options.trace)
     if options.plot is not None:
-        _plot(found, options.plot)
+        _plot(simulation, options.plot)
     if options.json:
         print_json({
-            "name": plan.__name__, "machine": plan.machine.name, "makespan": found.makespan, "predicted": plan.time,
-            "busy": dict(found.busy), "sent": dict(found.sent), "memory": _most(found),
+            "name": plan.__name__, "machine": plan.machine.name, "makespan": simulation.makespan, "predicted": plan.time,
+            "busy": dict(simulation.busy), "sent": dict(simulation.sent), "memory": _fullest_device(simulation),
         })  # fmt: skip
         return 0
-    from unity.base.formatting import duration
-
-    console = results()
+    console = result_console()
     console.print(f"{plan.__name__} on {plan.machine}")
-    console.print(f"one step: {duration(found.makespan)} simulated, {duration(plan.time)} predicted by the search")
-    console.print(_busy(found))
-    console.print(_held(found))
+    console.print(f"one step: {duration(simulation.makespan)} simulated, {duration(plan.time)} predicted by the search")
+    console.print(_busy_table(simulation))
+    console.print(_memory_table(simulation))
     return 0
 
 
-def _busy(found: Simulation) -> Table:
-    from rich.table import Table
-
-    from unity.base.formatting import duration, size
-
+def _busy_table(simulation: Simulation) -> Table:
     table = Table("device or link", "busy", "of the step", "sent")
-    rows = sorted(found.busy.items(), key=lambda row: -row[1])
-    for name, seconds in rows[:ROWS]:
-        sent = size(found.sent[name]) if name in found.sent else ""
-        table.add_row(name, duration(seconds), f"{seconds / found.makespan:.0%}", sent)
-    if len(rows) > ROWS:
-        table.add_row(f"… and {len(rows) - ROWS} more", "", "", "")
+    rows = sorted(simulation.busy.items(), key=lambda row: -row[1])
+    for name, seconds in rows[:MAX_ROWS]:
+        sent = size(simulation.sent[name]) if name in simulation.sent else ""
+        table.add_row(name, duration(seconds), f"{seconds / simulation.makespan:.0%}", sent)
+    if len(rows) > MAX_ROWS:
+        table.add_row(f"… and {len(rows) - MAX_ROWS} more", "", "", "")
     return table
 
 
-def _most(found: Simulation) -> dict[str, Any]:
-    """The device that holds most, when it does, how much that is, and what holds it: why, which operator, of which line."""
-    from unity.pcg.ir.user_lines import line_behind
-
-    name, memory = max(found.memory.items(), key=lambda row: row[1].peak)
+def _fullest_device(simulation: Simulation) -> dict[str, Any]:
+    """Return the device with the highest peak memory, the time of the peak, and its live values by reason, operator and source
+    line.
+    """
+    name, memory = max(simulation.memory.items(), key=lambda row: row[1].peak)
     joined: dict[tuple[str, str, str], float] = {}
     for h in memory.held:
         key = h.why, "" if h.node.kind == "input" else h.node.kind, line_behind(h.node)
@@ -94,25 +88,21 @@ def _most(found: Simulation) -> dict[str, Any]:
     return {"device": name, "seconds": memory.moment, "peak": memory.peak, "held": held}
 
 
-def _held(found: Simulation) -> Table:
-    from rich.table import Table
-
-    from unity.base.formatting import duration, size
-
-    most = _most(found)
+def _memory_table(simulation: Simulation) -> Table:
+    most = _fullest_device(simulation)
     title = f"most memory: {size(most['peak'])} on {most['device']}, {duration(most['seconds'])} into the step"
     table = Table("held as", "made by", "bytes", "line", title=title, title_justify="left")
-    for row in most["held"][:ROWS]:
+    for row in most["held"][:MAX_ROWS]:
         table.add_row(row["why"], row["operator"], size(row["bytes"]), row["line"])
-    if len(most["held"]) > ROWS:
-        rest = most["held"][ROWS:]
+    if len(most["held"]) > MAX_ROWS:
+        rest = most["held"][MAX_ROWS:]
         table.add_row(f"… and {len(rest)} more", "", size(sum(row["bytes"] for row in rest)), "")
     return table
 
 
-def _plot(found: Simulation, path: Path) -> None:
+def _plot(simulation: Simulation, path: Path) -> None:
     try:
-        found.plot(path)
+        simulation.plot(path)
     except ImportError:
         raise CommandError("--plot needs matplotlib: pip install 'unity-jax[plot]'") from None
     except ValueError as problem:  # a format that matplotlib does not know

@@ -1,4 +1,4 @@
-"""`unity export FILE MODULE:FUNCTION -o FILE`."""
+"""The command `unity export FILE MODULE:FUNCTION -o FILE`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 from unity.cli.arguments import add_json
 from unity.cli.model import add_plan, model_of
 from unity.cli.output import print_json, stage
+from unity.export import write
 
 HELP = "write a saved plan as a file of plain JAX"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Describes `unity export`."""
+    """Describe `unity export`."""
     command.set_defaults(run=run)
     command.description = (
         "Writes a saved plan as a Python file that needs nothing but JAX: the mesh, a PartitionSpec for every argument, and the "
@@ -30,9 +31,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the file."""
-    from unity.export import write
-
+    """Write a plan as a file of plain JAX."""
     model = model_of(options.model)
     with stage("writing the program"):
         plan = model.plan(options.path)

@@ -1,4 +1,4 @@
-"""`unity report FILE [MODULE:FUNCTION] -o PAGE`."""
+"""The command `unity report FILE [MODULE:FUNCTION] -o PAGE`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 from unity.cli.arguments import add_json
 from unity.cli.model import METAVAR, model_of
 from unity.cli.output import print_json, stage
+from unity.report import content, of_file, of_plan, save
 
 HELP = "write a saved plan as an HTML page"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Describes `unity report`."""
+    """Describe `unity report`."""
     command.set_defaults(run=run)
     command.description = (
         "Writes a saved plan as one HTML page that needs nothing from the network: its graph and the steps that led to it, what "
@@ -30,29 +31,27 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the page, and says where."""
-    from unity.report import content, of_file, of_plan, save
-
+    """Write the page, and print its path."""
     output = options.output or options.path.with_suffix(".html")
     with stage("drawing the plan"):
         source = of_file(options.path) if options.model is None else of_plan(model_of(options.model).plan(options.path))
-        found = content(source)
-        save(found, output)
+        report = content(source)
+        save(report, output)
     if options.json:
-        print_json({"page": str(output), "bytes": output.stat().st_size, **data(found)})
+        print_json({"page": str(output), "bytes": output.stat().st_size, **data(report)})
     else:
         print(output)
     return 0
 
 
-def data(found: dict[str, Any]) -> dict[str, Any]:
-    """What the page shows, in short, for other tools: its figures, its steps, and what it lacks."""
-    lacks = [name for name in ("timeline", "memory") if "missing" in found[name]]
+def data(report: dict[str, Any]) -> dict[str, Any]:
+    """Return the page in short as data for other tools: its figures, its steps, and what is missing."""
+    lacks = [name for name in ("timeline", "memory") if "missing" in report[name]]
     return {
-        "name": found["title"],
-        "machine": found["machine"],
-        "figures": {what: figure for what, figure, _ in found["figures"]},
-        "steps": [frame["title"] for frame in found["frames"]],
-        "points": len(found["frontier"]["points"]),
+        "name": report["title"],
+        "machine": report["machine"],
+        "figures": {what: figure for what, figure, _ in report["figures"]},
+        "steps": [frame["title"] for frame in report["frames"]],
+        "points": len(report["frontier"]["points"]),
         "lacks": lacks,
     }

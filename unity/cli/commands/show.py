@@ -1,4 +1,4 @@
-"""`unity show FILE`."""
+"""The command `unity show FILE`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from unity.base.formatting import duration, size
 from unity.cli.files import read, write
 from unity.pcg.ir.dot import to_dot
 from unity.plan.summary import Summary
@@ -15,7 +16,7 @@ FORMATS = ("text", "json", "dot")
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Describes `unity show`."""
+    """Describe `unity show`."""
     command.set_defaults(run=run)
     command.description = "Prints the parallel computation graph of a saved plan, or a graph."
     command.epilog = "examples:\n  unity show plan.json\n  unity show plan.json --captured --format dot -o program.dot"
@@ -27,18 +28,16 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Shows a file."""
-    found = read(options.path)
-    summary = found[0] if options.captured else found[-1]
-    text = {"text": _text, "json": lambda s: json.dumps(s.to_json(), indent=1), "dot": lambda s: to_dot(s.graph)}
-    write(text[options.format](summary), options.output)
+    """Print the graph of a file."""
+    summaries = read(options.path)
+    summary = summaries[0] if options.captured else summaries[-1]
+    formats = {"text": _text, "json": lambda s: json.dumps(s.to_json(), indent=1), "dot": lambda s: to_dot(s.graph)}
+    write(formats[options.format](summary), options.output)
     return 0
 
 
 def _text(summary: Summary) -> str:
-    """A line about the whole, the graph, and the rules that led to it."""
-    from unity.base.formatting import duration, size
-
+    """Return a headline, the rules that led to the graph, and the graph."""
     lines = [f"# {summary.name}, {len(summary.graph)} operators"]
     if summary.machine:
         lines[0] += f", on {summary.machine}: {duration(summary.time)} a step, {size(summary.memory)} on each device (predicted)"

@@ -1,11 +1,13 @@
-"""`unity optimize MODULE:FUNCTION`."""
+"""The command `unity optimize MODULE:FUNCTION`."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from unity.base.errors import UnityError
+from unity.base.formatting import duration, size
 from unity.cli.arguments import (
     MACHINES,
     add_devices,
@@ -15,20 +17,20 @@ from unity.cli.arguments import (
     machine,
     nbytes,
     positions,
+    specified_options,
     stages,
     use_devices,
-    values,
 )
 from unity.cli.errors import CommandError
 from unity.cli.model import Model, add_model, model_of
 from unity.cli.output import print_json, stage
+from unity.explain.undivided import headline, undivided
+from unity.optimize import optimize
 from unity.plan.options import OBJECTIVES, SEARCHES
-
-if TYPE_CHECKING:
-    from unity.plan.plan import Plan
+from unity.plan.plan import Plan
 
 HELP = "find the best plan for a model, and save it"
-# what the command line may say beside what the model's own options do, by its name in `unity.optimize`
+# Options of `unity.optimize` that the command line has, by the names there.
 OPTIONS = (
     "argnums", "branches", "budget", "machine", "measure", "memory_limit", "objective", "optimizer_slots", "pack", "pipelines",
     "rules", "search", "seed", "training",
@@ -36,7 +38,7 @@ OPTIONS = (
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Describes `unity optimize`."""
+    """Describe `unity optimize`."""
     command.set_defaults(run=run)
     command.description = (
         "Captures a model's step, searches how it is best split over the devices of a machine, and saves the plan. "
@@ -54,63 +56,69 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--frontier", action="store_true", help="search the frontier of time and memory; print and save it too")
     add_json(command)
     add_devices(command)
-    asked = command.add_argument_group("options of unity.optimize", argument_default=argparse.SUPPRESS)
-    asked.add_argument("--machine", type=machine, metavar="NAME", help=f"what to plan for: {MACHINES}")
-    asked.add_argument("--memory", type=nbytes, dest="memory_limit", metavar="SIZE", help="what a device may use: 16GB, 40GiB")
-    asked.add_argument("--objective", choices=OBJECTIVES, help="the fastest that fits, the fewest devices, or the leanest")
-    asked.add_argument("--search", choices=SEARCHES, metavar="NAME", help=f"the algorithm: {', '.join(SEARCHES)}")
-    asked.add_argument("--budget", type=budget, metavar="N", help="how long to look: programs (500) or seconds (30s)")
-    asked.add_argument("--rules", type=Path, metavar="FILE", help="the library of rules that may be used")
-    asked.add_argument("--slots", type=int, dest="optimizer_slots", metavar="N", help="optimizer's values per weight")
-    asked.add_argument("--forward", action="store_false", dest="training", help="plan the forward pass alone")
-    asked.add_argument("--argnums", type=positions, metavar="N,…", help="the arguments that are differentiated (default 0)")
-    asked.add_argument("--pipelines", type=stages, metavar="SxM", help="a pipeline of S stages and M micro-batches; or none")
-    asked.add_argument("--branches", type=groups, metavar="N", help="branches on N groups of devices; or none")
-    asked.add_argument("--pack", action="store_true", help="weights packed: branches' on their own devices, joined ones once")
-    asked.add_argument("--seed", type=int, metavar="N", help="of searches that draw")
-    asked.add_argument("--measure", action="store_true", help="run the best plans on the devices here, and take the fastest")
+    group = command.add_argument_group("options of unity.optimize", argument_default=argparse.SUPPRESS)
+    group.add_argument("--machine", type=machine, metavar="NAME", help=f"what to plan for: {MACHINES}")
+    group.add_argument("--memory", type=nbytes, dest="memory_limit", metavar="SIZE", help="what a device may use: 16GB, 40GiB")
+    group.add_argument("--objective", choices=OBJECTIVES, help="the fastest that fits, the fewest devices, or the leanest")
+    group.add_argument("--search", choices=SEARCHES, metavar="NAME", help=f"the algorithm: {', '.join(SEARCHES)}")
+    group.add_argument("--budget", type=budget, metavar="N", help="how long to look: programs (500) or seconds (30s)")
+    group.add_argument("--rules", type=Path, metavar="FILE", help="the library of rules that may be used")
+    group.add_argument("--slots", type=int, dest="optimizer_slots", metavar="N", help="optimizer's values per weight")
+    group.add_argument("--forward", action="store_false", dest="training", help="plan the forward pass alone")
+    group.add_argument("--argnums", type=positions, metavar="N,…", help="the arguments that are differentiated (default 0)")
+    group.add_argument("--pipelines", type=stages, metavar="SxM", help="a pipeline of S stages and M micro-batches; or none")
+    group.add_argument("--branches", type=groups, metavar="N", help="branches on N groups of devices; or none")
+    group.add_argument("--pack", action="store_true", help="weights packed: branches' on their own devices, joined ones once")
+    group.add_argument("--seed", type=int, metavar="N", help="of searches that draw")
+    group.add_argument("--measure", action="store_true", help="run the best plans on the devices here, and take the fastest")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plans, and says what was found."""
+    """Plan a model, save the plan, and print it in short."""
     if options.output is not None and not options.output.absolute().parent.is_dir():
-        raise CommandError(f"{options.output} cannot be written: there is no folder {options.output.parent}")  # before the work
+        raise CommandError(
+            f"{options.output} cannot be written: there is no folder {options.output.parent}"
+        )  # checked before the search
     use_devices(options.devices)
-    plan = planned(options.model, model_of(options.model), values(options, OPTIONS))
+    plan = plan_of(options.model, model_of(options.model), specified_options(options, OPTIONS))
     if options.frontier:
         with stage("searching the frontier"):
-            _ = plan.frontier  # which is saved, too
+            _ = plan.frontier  # computed here, so that it is saved too
     if options.output is not None:
         with stage("saving the plan"):
             plan.save(options.output)
     if options.json:
         print_json(data(plan, options.output, options.frontier))
     else:
-        print(said(plan, options.output))
+        print(in_words(plan, options.output))
         if options.frontier:
             print(plan.frontier)
     return 0
 
 
-def planned(which: str, model: Model, asked: dict[str, Any]) -> Plan:
-    """A model's plan. What goes wrong inside of the user's function is said as such."""
-    import unity
+def plan_of(which: str, model: Model, options: dict[str, Any]) -> Plan:
+    """Return the plan of a model.
 
+    Args:
+        which: MODULE:FUNCTION, for error messages.
+        model: the model.
+        options: options of `unity.optimize`, which override the model's own.
+
+    Raises:
+        CommandError: the user's function raised an exception.
+    """
     try:
-        return unity.optimize(model.fn, *model.args, **{**model.options, **asked})
-    except unity.UnityError:
+        return optimize(model.fn, *model.args, **{**model.options, **options})
+    except UnityError:
         raise
     except Exception as problem:
-        if notes := getattr(problem, "__notes__", ()):  # of unity: whose error it is
+        if notes := getattr(problem, "__notes__", ()):  # unity notes that the error is in the user's function
             raise CommandError("\n    ".join((f"{which}: {type(problem).__name__}: {problem}", *notes))) from problem
         raise
 
 
-def said(plan: Plan, path: Path | None) -> str:
-    """A plan in a few lines."""
-    from unity.base.formatting import duration, size
-    from unity.explain.undivided import headline, undivided
-
+def in_words(plan: Plan, path: Path | None) -> str:
+    """Return a plan in a few lines."""
     lines = [
         f"{plan.__name__} on {plan.machine}",
         f"{duration(plan.time)} a step, {size(plan.memory)} on each device (predicted); {plan._made.searched}",
@@ -127,8 +135,8 @@ def said(plan: Plan, path: Path | None) -> str:
 
 
 def data(plan: Plan, path: Path | None, frontier: bool) -> dict[str, Any]:
-    """The same, for other tools."""
-    found = {
+    """Return a plan in short as data for other tools."""
+    result = {
         "name": plan.__name__,
         "machine": plan.machine.name,
         "devices": plan.machine.devices,
@@ -141,4 +149,4 @@ def data(plan: Plan, path: Path | None, frontier: bool) -> dict[str, Any]:
         "branches": None if plan.branching is None else str(plan.branching),
         "file": None if path is None else str(path),
     }
-    return found | ({"frontier": [{"time": p.time, "memory": p.memory} for p in plan.frontier]} if frontier else {})
+    return result | ({"frontier": [{"time": p.time, "memory": p.memory} for p in plan.frontier]} if frontier else {})

@@ -1,27 +1,27 @@
-"""`unity machine list | show | local`."""
+"""The command `unity machine list | show | local`."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from unity.cli.arguments import add_devices, add_json, described, use_devices
+import jax
+from rich.table import Table
+
+from unity.cli.arguments import add_devices, add_json, named_machine, use_devices
 from unity.cli.errors import CommandError
-from unity.cli.formatting import Lines
-from unity.cli.output import print_json, results, stage
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from unity.machine.machine import Level, Machine
+from unity.cli.help_format import HelpFormatter
+from unity.cli.output import print_json, result_console, stage
+from unity.machine.machine import Level, Machine
+from unity.machine.presets import CLUSTERS, DEVICES, LINKS
 
 HELP = "list machines, show one, describe this one"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Describes `unity machine` and the commands below it."""
+    """Describe `unity machine` and its subcommands."""
     command.description = "What plans are made for: a kind of device, and the levels of network that join the devices."
     command.epilog = (
         "examples:\n"
@@ -31,29 +31,28 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     commands = command.add_subparsers(required=True, metavar="COMMAND")
 
-    def below(name: str, run: Callable[[argparse.Namespace], int], text: str, examples: str) -> argparse.ArgumentParser:
-        found = commands.add_parser(name, help=text, description=text, epilog=f"examples:\n{examples}", formatter_class=Lines)
-        found.set_defaults(run=run)
-        add_json(found)
-        return found
+    def subcommand(name: str, run: Callable[[argparse.Namespace], int], text: str, examples: str) -> argparse.ArgumentParser:
+        parser = commands.add_parser(
+            name, help=text, description=text, epilog=f"examples:\n{examples}", formatter_class=HelpFormatter
+        )
+        parser.set_defaults(run=run)
+        add_json(parser)
+        return parser
 
     text = "Name the clusters, devices and links that are known."
-    below("list", run_list, text, "  unity machine list\n  unity machine list --json")
+    subcommand("list", run_list, text, "  unity machine list\n  unity machine list --json")
     text = "Show a machine: a cluster, nodes x devices of a kind of device, or a file."
-    shown = below("show", run_show, text, "  unity machine show a100-4x8\n  unity machine show dgx-h100 -o machine.json")
-    shown.add_argument("machine", type=described, metavar="NAME", help="dgx-h100, dgx-h100-4x8, v100-4x8, machine.json")
+    show_parser = subcommand("show", run_show, text, "  unity machine show a100-4x8\n  unity machine show dgx-h100 -o machine.json")
+    show_parser.add_argument("machine", type=named_machine, metavar="NAME", help="dgx-h100, dgx-h100-4x8, v100-4x8, machine.json")
     text = "Describe the devices of this computer; those that are not known are measured, which takes a minute or two, once."
-    here = below("local", run_local, text, "  unity machine local\n  unity machine local --devices 8 -o here.json")
-    add_devices(here)
-    for found in (shown, here):
-        found.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it as JSON, to change it or to plan elsewhere")
+    local_parser = subcommand("local", run_local, text, "  unity machine local\n  unity machine local --devices 8 -o here.json")
+    add_devices(local_parser)
+    for parser in (show_parser, local_parser):
+        parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it as JSON, to change it or to plan elsewhere")
 
 
 def run_list(options: argparse.Namespace) -> int:
-    """Prints the presets."""
-    from unity.machine.machine import Machine
-    from unity.machine.presets import CLUSTERS, DEVICES, LINKS
-
+    """Print the machines, devices and links that have a name."""
     clusters = {name: Machine.preset(name) for name in CLUSTERS}
     if options.json:
         links = {name: {"bandwidth": link.bandwidth, "latency": link.latency} for name, link in LINKS.items()}
@@ -62,37 +61,31 @@ def run_list(options: argparse.Namespace) -> int:
         return 0
     table = _table("clusters: NAME, or NAME-<nodes>x<devices per node>", "cluster", "devices", "as")
     for name, machine in clusters.items():
-        table.add_row(name, f"{machine.devices} x {machine.device.name}", _levels(machine))
-    results().print(table)
+        table.add_row(name, f"{machine.devices} x {machine.device.name}", _network(machine))
+    result_console().print(table)
     table = _table("devices: NAME-<nodes>x<devices per node>", "device", "memory", "TFLOP/s float32", "bfloat16", "GB/s")
     for name, device in DEVICES.items():
         rates = (f"{device.flops_of(dtype) / 1e12:.4g}" for dtype in ("float32", "bfloat16"))
         table.add_row(name, f"{device.memory / 2**30:.4g} GiB", *rates, f"{device.bandwidth / 1e9:.4g}")
-    results().print(table)
+    result_console().print(table)
     table = _table("links, for Machine.grid: in each direction, for each message", "link", "GB/s", "µs")
     for name, link in LINKS.items():
         table.add_row(name, f"{link.bandwidth / 1e9:.4g}", f"{link.latency * 1e6:.3g}")
-    results().print(table)
+    result_console().print(table)
     return 0
 
 
 def _table(title: str, *columns: str) -> Table:
-    from rich.table import Table
-
     return Table(*columns, title=title, title_justify="left")
 
 
 def run_show(options: argparse.Namespace) -> int:
-    """Prints a machine, or writes it."""
-    return _given(options.machine, options)
+    """Print a machine, or write it to a file."""
+    return _print_or_write(options.machine, options)
 
 
 def run_local(options: argparse.Namespace) -> int:
-    """Prints the machine that is here, or writes it."""
-    import jax
-
-    from unity.machine.machine import Machine
-
+    """Print the local machine, or write it to a file."""
     use_devices(options.devices)
     with stage("looking at this machine (measured once, which takes a minute or two)"):
         try:
@@ -100,16 +93,16 @@ def run_local(options: argparse.Namespace) -> int:
         except RuntimeError as problem:
             raise CommandError(f"JAX finds no devices: {problem}") from None
         machine = Machine.local(devices)
-    return _given(machine, options)
+    return _print_or_write(machine, options)
 
 
-def _given(machine: Machine, options: argparse.Namespace) -> int:
+def _print_or_write(machine: Machine, options: argparse.Namespace) -> int:
     if options.output is not None:
         machine.save(options.output)
     if options.json:
         print_json(machine.to_json())
         return 0
-    console = results()
+    console = result_console()
     for line in _lines(machine):
         console.print(line)
     if options.output is not None:
@@ -136,9 +129,9 @@ def _lines(machine: Machine) -> list[Any]:
 
 
 def _measured(level: Level) -> str:
-    """Which collectives were measured on a level."""
+    """Return the collectives that were measured on a level."""
     return ", ".join(sorted({c.kind for c in level.curves})) or "no: alpha-beta"
 
 
-def _levels(machine: Machine) -> str:
+def _network(machine: Machine) -> str:
     return " > ".join(f"{level.size} {level.name} at {level.bandwidth / 1e9:.4g} GB/s" for level in machine.levels)

@@ -1,4 +1,4 @@
-"""`unity profile MODULE:FUNCTION`."""
+"""The command `unity profile MODULE:FUNCTION`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import jax
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
 from unity.cli.arguments import add_devices, add_json, use_devices
 from unity.cli.model import Model, add_model, model_of
 from unity.cli.output import print_json, progress
+from unity.exec.measure.local_machine import where
+from unity.machine.machine import Machine
 from unity.machine.profiles.store import ProfileError, Store
+from unity.profiling import profile
 
 HELP = "measure a model's operators on the devices that are here"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Describes `unity profile`."""
+    """Describe `unity profile`."""
     command.set_defaults(run=run)
     command.description = (
         "Measures the operators that good plans of a model are made of, on the devices that are here. What is measured is kept in "
@@ -32,9 +38,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures what is missing."""
-    import jax
-
+    """Measure the operators that are not measured yet."""
     use_devices(options.devices)
     model = model_of(options.model)
     try:
@@ -45,31 +49,27 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _measure(model: Model, devices: list[Any], options: argparse.Namespace) -> int:
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-
-    from unity.exec.measure.local_machine import where
-    from unity.machine.machine import Machine
-    from unity.profiling import profile
-
     store, place, done, failed = Store.usual(), where(devices), 0, 0
-    with progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as shown:
-        bar = shown.add_task("planning", total=None)
+    with progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bars:
+        bar = bars.add_task("planning", total=None)
         for step in profile(model.fn, model.args, model.options, devices, store, options.all):
             if step.task is None:
-                shown.reset(bar, description=f"measuring operators, round {step.round + 1}", total=step.count)
+                bars.reset(bar, description=f"measuring operators, round {step.round + 1}", total=step.count)
                 continue
-            shown.advance(bar)
+            bars.advance(bar)
             done, failed = done + (not step.problem), failed + bool(step.problem)
             if step.problem:
-                shown.console.print(f"{' '.join(step.task.operator.body.primitives)[:60]}: {step.problem}", markup=False)
-    found = store.profile(place)
+                bars.console.print(f"{' '.join(step.task.operator.body.primitives)[:60]}: {step.problem}", markup=False)
+    all_measured = store.profile(place)
     if options.save:
-        Machine.local(devices).with_profile(found).save(options.save)
+        Machine.local(devices).with_profile(all_measured).save(options.save)
     if options.json:
-        print_json({"measured": done, "failed": failed, "known": len(found or ()), "on": str(place), "store": str(store.path)})
+        print_json(
+            {"measured": done, "failed": failed, "known": len(all_measured or ()), "on": str(place), "store": str(store.path)}
+        )
         return 0
     failures = f" ({failed} more do not run here)" if failed else ""
-    print(f"{done} operators measured on {place}{failures}; {len(found or ())} are known, in {store.path}")
+    print(f"{done} operators measured on {place}{failures}; {len(all_measured or ())} are known, in {store.path}")
     if options.save:
         print(f"the machine is in {options.save}: unity.Machine.load and --machine read it anywhere")
     return 0

@@ -1,25 +1,23 @@
-"""`unity check FILE MODULE:FUNCTION`."""
+"""The command `unity check FILE MODULE:FUNCTION`."""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unity.cli.arguments import add_devices, add_json, use_devices
 from unity.cli.model import add_plan, model_of
 from unity.cli.output import print_json, stage
-
-if TYPE_CHECKING:
-    from unity.exec.compiled.check import Check, Line
-    from unity.plan.plan import Plan
+from unity.exec.compiled.check import Check, Line
+from unity.plan.plan import Plan
 
 HELP = "hold a saved plan against its compiled program"
 AGREES, DIFFERS, WRONG = 0, 1, 2
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Describes `unity check`."""
+    """Describe `unity check`."""
     command.set_defaults(run=run, wrong=WRONG)
     command.description = (
         "Replays how a saved plan was derived, compiles one step of it, and compares the program's collectives with the plan's, "
@@ -39,36 +37,36 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compiles and compares."""
+    """Compile a plan's step and compare it with the plan."""
     use_devices(options.devices)
     model = model_of(options.model)
     with stage("replaying the derivation") as say:
         plan = model.plan(options.path)
         steps = plan.check_derivation()
         say("compiling one step")
-        found = plan.check(gradient=False if options.forward else None)
-    agrees = found.agrees(options.tolerance)
+        check = plan.check(gradient=False if options.forward else None)
+    agrees = check.agrees(options.tolerance)
     if options.json:
-        print_json(data(plan, found, len(steps), agrees))
+        print_json(data(plan, check, len(steps), agrees))
     else:
-        print(f"{plan!r}\nits derivation replays: {len(steps)} applications of proved rules\n{found}")
-        print(_verdict(found, agrees))
+        print(f"{plan!r}\nits derivation replays: {len(steps)} applications of proved rules\n{check}")
+        print(_verdict(check, agrees))
     return AGREES if agrees else DIFFERS
 
 
-def _verdict(found: Check, agrees: bool) -> str:
-    if found.disagreements:
+def _verdict(check: Check, agrees: bool) -> str:
+    if check.disagreements:
         return "the compiled program may hang: not all devices reach every collective"
     return "the compiled program has the plan's collectives" if agrees else "the compiled program's collectives are others"
 
 
-def data(plan: Plan, found: Check, steps: int, agrees: bool) -> dict[str, Any]:
-    """What was found, for other tools: elements of collectives, bytes of memory, on one device."""
+def data(plan: Plan, check: Check, steps: int, agrees: bool) -> dict[str, Any]:
+    """Return the comparison as data for other tools: elements of collectives, and bytes of memory, on one device."""
     lines: dict[str, tuple[Line, ...]] = {
-        "collectives": (*found.lines, found.total),
-        "memory": (*found.memory_lines, found.searched),
+        "collectives": (*check.lines, check.total),
+        "memory": (*check.memory_lines, check.searched),
     }
     rows = {what: [asdict(line) for line in of] for what, of in lines.items()}
-    parted = [asdict(one) for one in found.disagreements]
-    whose = {"name": plan.__name__, "machine": plan.machine.name, "derivation": steps}
-    return {**whose, "agrees": agrees, "disagreements": parted, **rows}
+    disagreements = [asdict(disagreement) for disagreement in check.disagreements]
+    identity = {"name": plan.__name__, "machine": plan.machine.name, "derivation": steps}
+    return {**identity, "agrees": agrees, "disagreements": disagreements, **rows}
