@@ -34,13 +34,12 @@ from unity.pcg.ir.compact_json import fold, fold_all, unfold_all
 from unity.pcg.ir.graph import PCG
 from unity.plan.plan_file import sealed
 from unity.report import Source, content, of_file, of_plan, page
-from unity.report.arguments import kinds, slices
+from unity.report.arguments import argument_kinds, slices
 from unity.report.drawing import OUTSIDE, drawing_of
-from unity.report.frames import Told, frames_of, told
-from unity.report.layers import Item, Link, place, spread
 from unity.report.layout import lay_out
+from unity.report.level_layout import LevelEdge, LevelItem, closest_positions, level_layout
 from unity.report.page import data
-from unity.report.steps import _applied
+from unity.report.steps import ComparedStep, _rewriting_steps, all_steps, compared
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -89,27 +88,27 @@ def without_its_report(file: Path) -> Path:
     return file
 
 
-def steps_of(source: Source) -> list[Told]:
+def steps_of(source: Source) -> list[ComparedStep]:
     between = None if source.live is None else source.live.steps
-    return list(told(frames_of(source.captured, source.planned, between)))
+    return list(compared(all_steps(source.captured, source.planned, between)))
 
 
 # --- positions ---
 
 
 @st.composite
-def levels(draw: st.DrawFn) -> tuple[list[Item], list[Link]]:
+def levels(draw: st.DrawFn) -> tuple[list[LevelItem], list[LevelEdge]]:
     count = draw(st.integers(1, 14))
     places = st.sampled_from(["", "", "", "late"])
-    items = [Item(draw(st.integers(2, 90)), draw(st.integers(0, 40)), draw(places)) for _ in range(count)]
+    items = [LevelItem(draw(st.integers(2, 90)), draw(st.integers(0, 40)), draw(places)) for _ in range(count)]
     pairs = draw(st.sets(st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)), max_size=24))
-    return items, [Link(a, b) for a, b in sorted(pairs) if a < b]
+    return items, [LevelEdge(a, b) for a, b in sorted(pairs) if a < b]
 
 
 @given(levels())
-def test_items_of_a_level_do_not_overlap_and_links_go_down(level: tuple[list[Item], list[Link]]) -> None:
+def test_items_of_a_level_do_not_overlap_and_links_go_down(level: tuple[list[LevelItem], list[LevelEdge]]) -> None:
     items, links = level
-    found = place(items, links)
+    found = level_layout(items, links)
     for (x, y), item in zip(found.corners, items, strict=True):
         assert -1e-6 <= x <= found.width - item.width + 1e-6
         assert -1e-6 <= y <= found.height - item.height + 1e-6
@@ -136,7 +135,7 @@ def test_spread_is_the_nearest_that_keeps_distance(wanted: list[tuple[float, int
     def cost(at: list[float]) -> float:
         return sum(w * (x - y) ** 2 for w, x, y in zip(weights, at, want, strict=True))
 
-    found = spread(want, weights, gaps)
+    found = closest_positions(want, weights, gaps)
     assert all(b - a >= gap - 1e-9 for a, b, gap in zip(found, found[1:], gaps[1:], strict=False))
     for _ in range(20):  # no step inside of what is allowed makes it better: it is convex, so a short one would
         other = sorted(x - o + random.uniform(-5, 5) for x, o in zip(found, np.cumsum(gaps), strict=True))
@@ -241,17 +240,17 @@ def planned_layers() -> unity.Plan:
 def test_steps_lead_from_the_captured_program_to_the_plan(of: Any) -> None:
     plan = of()
     steps = steps_of(of_plan(plan))
-    assert steps[0].frame.graph.key == plan.original.key
-    assert steps[-1].frame.graph.key == plan.pcg.key
+    assert steps[0].step.graph.key == plan.original.key
+    assert steps[-1].step.graph.key == plan.pcg.key
     assert plan.rewriting
-    assert [u.rule for s in steps[1:-1] for u in s.frame.uses] == [str(use.applied) for use in plan.rewriting.uses]
-    assert sum(u.times for s in steps[1:-1] for u in s.frame.uses) == len(plan.check_derivation())
-    assert steps[-2].frame.graph.key == plan.serial.key
+    assert [u.rule for s in steps[1:-1] for u in s.step.uses] == [str(use.applied) for use in plan.rewriting.uses]
+    assert sum(u.times for s in steps[1:-1] for u in s.step.uses) == len(plan.check_derivation())
+    assert steps[-2].step.graph.key == plan.serial.key
     for one, other in pairwise(steps):
-        assert one.frame.graph.key != other.frame.graph.key
+        assert one.step.graph.key != other.step.graph.key
         assert other.difference
         assert len(set(other.keys.values())) == len(other.keys)
-    assert all(set(s.keys) == {id(n) for n, _ in s.frame.graph.walk()} for s in steps)
+    assert all(set(s.keys) == {id(n) for n, _ in s.step.graph.walk()} for s in steps)
     kept = set(steps[0].keys.values()) & set(steps[-1].keys.values())
     assert len(kept) > 0.8 * len(steps[0].keys)
     assert all(s.marked for s in steps[1:-1])
@@ -260,17 +259,17 @@ def test_steps_lead_from_the_captured_program_to_the_plan(of: Any) -> None:
 def test_a_program_that_is_written_anew_without_a_rule_has_no_steps() -> None:
     rewriting = planned_layers().rewriting
     assert rewriting
-    assert list(_applied(replace(rewriting, ways={}), ())) == []
+    assert list(_rewriting_steps(replace(rewriting, ways={}), ())) == []
 
 
 @pytest.mark.parametrize("of", [planned, planned_layers])
 def test_the_steps_of_a_file_are_those_of_the_plan(of: Any, tmp_path: Path) -> None:
     of().save(tmp_path / "plan.json")
     for live, filed in zip(steps_of(of_plan(of())), steps_of(of_file(tmp_path / "plan.json")), strict=True):
-        assert (live.frame.title, live.frame.says, live.frame.uses) == (filed.frame.title, filed.frame.says, filed.frame.uses)
-        assert live.frame.graph.key == filed.frame.graph.key
+        assert (live.step.title, live.step.says, live.step.uses) == (filed.step.title, filed.step.says, filed.step.uses)
+        assert live.step.graph.key == filed.step.graph.key
         assert live.difference == filed.difference
-        marked = [[id(n) in s.marked for n, _ in s.frame.graph.walk()] for s in (live, filed)]
+        marked = [[id(n) in s.marked for n, _ in s.step.graph.walk()] for s in (live, filed)]
         assert marked[0] == marked[1]
 
 
@@ -285,10 +284,10 @@ def test_graphs_that_are_folded_together_are_the_same_again(graphs: list[PCG]) -
 def test_the_steps_of_a_file_without_them_are_the_rules_at_their_lines(file: Path) -> None:
     source = of_file(without_its_report(file))
     steps = steps_of(source)
-    assert [s.frame.title for s in steps] == ["As captured", *(u.rule for u in source.planned.rules), "Rewritten", "Parallelized"]
-    assert steps[-2].frame.graph.key == planned().serial.key
+    assert [s.step.title for s in steps] == ["As captured", *(u.rule for u in source.planned.rules), "Rewritten", "Parallelized"]
+    assert steps[-2].step.graph.key == planned().serial.key
     for step, use in zip(steps[1:], source.planned.rules, strict=False):
-        sources = {n.source for n, _ in step.frame.graph.walk() if id(n) in step.marked}
+        sources = {n.source for n, _ in step.step.graph.walk() if id(n) in step.marked}
         assert sources
         assert all(any(line.split(" ")[0] in where for line in use.lines) for where in sources)
 
@@ -337,7 +336,7 @@ def test_slices_are_those_of_the_shardings(plan: Any) -> None:
 def test_arguments_that_are_alike_are_one_row() -> None:
     rows = {a["name"]: a for a in own_content()["arguments"]}
     assert rows["args[0]['layers'][*]['up']"]["count"] == sum(
-        k.count for k in kinds(planned().pcg) if k.name == "args[0]['layers'][*]['up']"
+        k.count for k in argument_kinds(planned().pcg) if k.name == "args[0]['layers'][*]['up']"
     )
     assert sum(a["count"] for a in own_content()["arguments"]) == 2 * LAYERS + 3
     assert sum(a["here"][0] for a in own_content()["arguments"]) < sum(a["whole"][0] for a in own_content()["arguments"])

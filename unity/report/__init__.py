@@ -1,4 +1,4 @@
-"""Reports: a plan as one HTML page, to be looked at and sent around; and what a notebook shows of it."""
+"""Reports: a plan as one self-contained HTML page, and its short form in a notebook."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from unity.report.page import page
 __all__ = ["Source", "content", "of_file", "of_plan", "page", "save"]
 
 
-def save(found: dict[str, Any], path: str | Path) -> None:
-    """Writes a document's page; an old file is replaced as a whole, or not at all. Raises PlanError if it cannot be written."""
-    atomic.save(path, page(found))
+def save(report: dict[str, Any], path: str | Path) -> None:
+    """Write a report as a page. An existing file is replaced as a whole or not at all.
+
+    Raises:
+        PlanError: the file cannot be written.
+    """
+    atomic.save(path, page(report))

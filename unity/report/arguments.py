@@ -1,4 +1,4 @@
-"""Which device holds which slice of every argument; arguments that are alike once."""
+"""The arguments of a plan, one row for those that are alike, with the slice that each device holds."""
 
 from __future__ import annotations
 
@@ -16,29 +16,37 @@ from unity.search.memory.memory import local
 
 
 @dataclass(frozen=True)
-class Kind:
-    """Arguments that have one name but for numbers, one shape and one type: one of them, how many, and the bytes of all."""
+class ArgumentKind:
+    """Arguments of one shape and type whose names differ in numbers only.
+
+    Attributes:
+        name: the name, with `*` for its numbers.
+        node: one of the arguments.
+        count: how many there are.
+        whole: the bytes of all of them.
+        here: the bytes of their pieces on one device.
+    """
 
     name: str
     node: Node
     count: int
     whole: float
-    here: float  # on one device
+    here: float
 
 
-def kinds(graph: PCG) -> tuple[Kind, ...]:
-    """The arguments of a parallel graph, those first that take most of a device's memory."""
-    found: dict[tuple[str, str, tuple[Type, ...]], Kind] = {}
+def argument_kinds(graph: PCG) -> tuple[ArgumentKind, ...]:
+    """Return the arguments of a parallel graph, those that take the most memory on a device first."""
+    by_content: dict[tuple[str, str, tuple[Type, ...]], ArgumentKind] = {}
     for node in graph.inputs:
         name, whole, here = pattern(str(node.attributes.get("name", "input"))), node.tensors[0].nbytes, local(Value(node), graph)
         key = name, str(node.tensors[0]), node.types
-        old = found.get(key, Kind(name, node, 0, 0.0, 0.0))
-        found[key] = Kind(name, old.node, old.count + 1, old.whole + whole, old.here + here)
-    return tuple(sorted(found.values(), key=lambda k: -k.here))
+        kind = by_content.get(key, ArgumentKind(name, node, 0, 0.0, 0.0))
+        by_content[key] = ArgumentKind(name, kind.node, kind.count + 1, kind.whole + whole, kind.here + here)
+    return tuple(sorted(by_content.values(), key=lambda k: -k.here))
 
 
 def rows(graph: PCG) -> list[dict[str, Any]]:
-    """Every kind as data: how it is held in words, its shape in slices, and the number of the slice that each device holds."""
+    """Return every kind as data: its type in words, its shape in slices, and the number of the slice on each device."""
     return [
         {
             "name": k.name,
@@ -50,27 +58,27 @@ def rows(graph: PCG) -> list[dict[str, Any]]:
             "here": [k.here, size(k.here)],
             "shape": list(k.node.tensors[0].shape),
             "slices": list(degrees(k.node.types[0], graph.axes, k.node.tensors[0].ndim)),
-            "devices": [_flat(s, k, graph.axes) for s in slices(k.node.types[0], graph.axes, k.node.tensors[0].ndim)],
+            "devices": [_slice_number(s, k, graph.axes) for s in slices(k.node.types[0], graph.axes, k.node.tensors[0].ndim)],
         }
-        for k in kinds(graph)
+        for k in argument_kinds(graph)
     ]
 
 
 def slices(type_: Type, axes: Sequence[Axis], rank: int) -> list[tuple[int, ...]]:
-    """For every device, in mesh order, which slice of each dimension it holds. Of arguments: they are sliced at major digits."""
-    cut, of = digits(type_, axes), degrees(type_, axes, rank)
-    found = []
+    """Return, for every device in mesh order, the slice of each dimension that it holds. Arguments are sliced at major digits."""
+    cut, parts = digits(type_, axes), degrees(type_, axes, rank)
+    by_device = []
     for place in product(*(range(a.size) for a in axes)):
         here = [0] * rank
         for index, digit in zip(place, cut, strict=True):
             if digit is not None:
-                here[digit.dim] += index * (of[digit.dim] // (digit.outer * digit.size))
-        found.append(tuple(here))
-    return found
+                here[digit.dim] += index * (parts[digit.dim] // (digit.outer * digit.size))
+        by_device.append(tuple(here))
+    return by_device
 
 
-def _flat(slice_: Sequence[int], kind: Kind, axes: Sequence[Axis]) -> int:
-    """A slice's number, counted row by row."""
+def _slice_number(slice_: Sequence[int], kind: ArgumentKind, axes: Sequence[Axis]) -> int:
+    """Return a slice's number, counted in row-major order."""
     number = 0
     for index, n in zip(slice_, degrees(kind.node.types[0], axes, kind.node.tensors[0].ndim), strict=True):
         number = number * n + index

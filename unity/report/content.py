@@ -1,4 +1,4 @@
-"""All that a report shows, as one JSON document: of a plan, or of a plan's file."""
+"""The content of a report as one JSON document, for a plan or a plan's file."""
 
 from __future__ import annotations
 
@@ -6,34 +6,45 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unity.base.formatting import duration, size
 from unity.diff.regions import step_seconds
 from unity.machine.machine import Machine
 from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.parallel.serial_view import erased
+from unity.plan.plan import Plan
+from unity.plan.plan_file import read, reading, summaries
 from unity.plan.strategies import from_json
 from unity.plan.summary import RuleUse, Summary, captured_summary_of, summary_of
 from unity.report import arguments, costs
 from unity.report.drawing import Drawing, drawing_of
-from unity.report.frames import Told, frames_of, told
 from unity.report.live import Live, live_of
-from unity.report.live import from_json as live_again
-from unity.report.picture import Legend, Rows, Said, Shared, legend_of, picture
+from unity.report.live import from_json as read_live
+from unity.report.picture import Description, Interned, Legend, Rows, legend_of, picture
 from unity.report.points import points_of
+from unity.report.steps import ComparedStep, all_steps, compared
 from unity.report.timeline import on_page
 from unity.search.session import Candidate, unbeaten
 
-if TYPE_CHECKING:
-    from unity.plan.plan import Plan
-
-LIVE = "This plan's file does not hold it. With its function it is shown: unity report FILE MODULE:FUNCTION, or unity.load."
+MISSING = "This plan's file does not hold it. With its function it is shown: unity report FILE MODULE:FUNCTION, or unity.load."
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What a report is made of. `live`: none where a plan's file lacks it."""
+    """The data of a report.
+
+    Attributes:
+        captured: the summary of the captured program.
+        planned: the summary of the plan.
+        machine: the machine.
+        serial: the serial graph, which the candidates' assignments are for.
+        chosen: the plan's own strategy.
+        candidates: the frontier's points.
+        exact: whether the frontier is exact.
+        whole: whether the candidates are the whole frontier, and not some of its points.
+        live: the figures that need the plan's function; None if a plan's file lacks them.
+    """
 
     captured: Summary
     planned: Summary
@@ -42,21 +53,23 @@ class Source:
     chosen: Candidate
     candidates: Sequence[Candidate]
     exact: bool
-    whole: bool = True  # the candidates are the frontier, and not some points of it
+    whole: bool = True
     live: Live | None = None
 
 
 def of_plan(plan: Plan) -> Source:
-    """A plan, with everything that can be said of it."""
+    """Return the data of a plan's report."""
     planned, points = summary_of(plan), plan._made.points
     live = live_of(plan, planned)
     return Source(captured_summary_of(plan), planned, plan.machine, plan.serial, plan.candidate, *points, live)
 
 
 def of_file(path: str | Path) -> Source:
-    """What `plan.save` wrote. The function is not needed. Raises PlanError if it is no plan, or damaged."""
-    from unity.plan.plan_file import read, reading, summaries
+    """Return the data of a report from a plan's file, without the plan's function.
 
+    Raises:
+        PlanError: the file does not hold a plan, or is damaged.
+    """
     data = read(path)
     captured, planned = summaries(path, data)
     serial = erased(planned.graph)
@@ -66,99 +79,113 @@ def of_file(path: str | Path) -> Source:
         chosen, *candidates = from_json(serial, machine.axes, data)
         points = candidates, bool(data["exact"]), bool(data["whole"])
     with reading(path, "report"):
-        live = live_again(data["report"], planned.graph) if "report" in data else None
+        live = read_live(data["report"], planned.graph) if "report" in data else None
     return Source(captured, planned, machine, serial, chosen, *points, live)
 
 
 def content(source: Source) -> dict[str, Any]:
-    """The document. Where something cannot be had, it has a text that says so."""
-    shared = Shared()
+    """Return the document of a report. A part without data has a text that says how to get it."""
+    interned = Interned()
     legend = legend_of(source.planned.graph)
-    said, more = _exactly(source.live, shared) if source.live is not None else _roughly(source)
+    description, figures = _live_content(source.live, interned) if source.live is not None else _file_content(source)
     return {
         "title": source.planned.name,
         "machine": str(source.machine.name),
         "figures": _figures(source),
         "legend": legend.data(),
-        **_frames(source, legend, said, shared),
-        "frontier": _frontier(source, shared),
+        **_steps(source, legend, description, interned),
+        "frontier": _frontier(source, interned),
         "collectives": costs.collectives(source.planned.talk),
         "lines": costs.lines(source.captured, source.planned),
         "arguments": arguments.rows(source.planned.graph),
         "mesh": [[a.name, a.size, source.machine.levels[a.level].name] for a in source.planned.graph.axes],
-        "rules": [_use(u) for u in (*source.planned.rules, *source.planned.applications)],
-        **more,
-        "shared": shared.data(),
+        "rules": [_rule(u) for u in (*source.planned.rules, *source.planned.applications)],
+        **figures,
+        "shared": interned.data(),
     }
 
 
-def _exactly(live: Live, shared: Shared) -> tuple[Said, dict[str, Any]]:
-    more = {"memory": live.memory, "timeline": on_page(live.timeline, shared), "blocked": live.blocked}
-    return lambda node: live.costs[id(node)], more
+def _live_content(live: Live, interned: Interned) -> tuple[Description, dict[str, Any]]:
+    figures = {"memory": live.memory, "timeline": on_page(live.timeline, interned), "blocked": live.blocked}
+    return lambda node: live.costs[id(node)], figures
 
 
-def _roughly(source: Source) -> tuple[Said, dict[str, Any]]:
-    kinds = arguments.kinds(source.planned.graph)
-    whole, here = source.planned.memory, sum(k.here for k in kinds)
-    rest = whole - here
-    parts = [["arguments", here, size(here)], ["gradients, optimizer, what is kept and worked on", rest, size(rest)]]
-    memory = {"whole": [whole, size(whole)], "parts": parts, "less": [], "rows": [], "missing": LIVE}
-    return costs.on_average(source.planned), {"memory": memory, "timeline": {"missing": LIVE}, "blocked": []}
+def _file_content(source: Source) -> tuple[Description, dict[str, Any]]:
+    kinds = arguments.argument_kinds(source.planned.graph)
+    total, arguments_size = source.planned.memory, sum(k.here for k in kinds)
+    rest = total - arguments_size
+    parts = [
+        ["arguments", arguments_size, size(arguments_size)],
+        ["gradients, optimizer, what is kept and worked on", rest, size(rest)],
+    ]
+    memory = {"whole": [total, size(total)], "parts": parts, "less": [], "rows": [], "missing": MISSING}
+    return costs.average_costs(source.planned), {"memory": memory, "timeline": {"missing": MISSING}, "blocked": []}
 
 
-def _frontier(source: Source, shared: Shared) -> dict[str, Any]:
-    """The points that are known. Of some points only, those that the plan itself beats are left out."""
+def _frontier(source: Source, interned: Interned) -> dict[str, Any]:
+    """Return the known points. If they are only a part of the frontier, those that the plan itself dominates are left out."""
     points = source.candidates if source.whole else unbeaten([*source.candidates, source.chosen])
-    return {"points": points_of(source.serial, points, source.chosen, shared), "exact": source.exact, "whole": source.whole}
+    return {"points": points_of(source.serial, points, source.chosen, interned), "exact": source.exact, "whole": source.whole}
 
 
 def _figures(source: Source) -> list[list[str]]:
-    """The figures at the head: what, how much, and what it was before."""
-    one, plan = source.captured, source.planned
+    """Return the figures at the head of the page: name, value, comparison."""
+    captured, plan = source.captured, source.planned
     compute, talk = step_seconds(plan)
-    many = sum(t.count for t in plan.talk)
+    collectives = sum(t.count for t in plan.talk)
     return [
-        ["one step", duration(plan.time), f"one device alone: {duration(one.time)}"],
+        ["one step", duration(plan.time), f"one device alone: {duration(captured.time)}"],
         ["computing", duration(compute), "on every device"],
-        ["communicating", duration(talk), f"{many} collective{'' if many == 1 else 's'}"],
-        ["memory on a device", size(plan.memory), f"of {size(source.machine.device.memory)}; one device alone: {size(one.memory)}"],
+        ["communicating", duration(talk), f"{collectives} collective{'' if collectives == 1 else 's'}"],
+        [
+            "memory on a device",
+            size(plan.memory),
+            f"of {size(source.machine.device.memory)}; one device alone: {size(captured.memory)}",
+        ],
         ["devices", str(plan.devices), source.machine.device.name],
-        ["operators", str(len(plan.graph)), f"{len(one.graph)} were captured"],
+        ["operators", str(len(plan.graph)), f"{len(captured.graph)} were captured"],
     ]
 
 
-def _frames(source: Source, legend: Legend, said: Said, shared: Shared) -> dict[str, Any]:
-    """The steps, and the pictures that they show. Folded pictures of all, and the plan's own unfolded."""
+def _steps(source: Source, legend: Legend, description: Description, interned: Interned) -> dict[str, Any]:
+    """Return the steps with their pictures, which fold repeated layers, and the plan's own picture unfolded."""
     between = None if source.live is None else source.live.steps
-    steps = list(told(frames_of(source.captured, source.planned, between)))
-    of_rules = partial(costs.of_rules, uses=source.planned.rules)
+    comparisons = list(compared(all_steps(source.captured, source.planned, between)))
+    rules_of = partial(costs.rules_of_node, uses=source.planned.rules)
 
-    def fully(node: Node) -> Rows:
-        return [*said(node), *of_rules(node)]
+    def full_description(node: Node) -> Rows:
+        return [*description(node), *rules_of(node)]
 
     drawings: dict[int, Drawing] = {}
     pictures: list[dict[str, Any]] = []
-    frames = []
-    for step in steps:
-        graph = step.frame.graph
+    step_data = []
+    for comparison in comparisons:
+        graph = comparison.step.graph
         if id(graph) not in drawings:
             drawings[id(graph)] = drawing_of(graph, fold=True)
-            about = fully if graph is source.planned.graph else of_rules
-            pictures.append(picture(drawings[id(graph)], graph, shared, legend, step.keys, about))
-        frames.append(_frame(step, len(pictures) - 1, drawings[id(graph)].places))
-    graph, whole = steps[-1].frame.graph, None
+            describe = full_description if graph is source.planned.graph else rules_of
+            pictures.append(picture(drawings[id(graph)], graph, interned, legend, comparison.keys, describe))
+        step_data.append(_step(comparison, len(pictures) - 1, drawings[id(graph)].places))
+    graph, unfolded = comparisons[-1].step.graph, None
     if pictures[-1]["folded"]:
-        whole = picture(drawing_of(graph, fold=False), graph, shared, legend, steps[-1].keys, fully)
-    return {"frames": frames, "pictures": pictures, "whole": whole}
+        unfolded = picture(drawing_of(graph, fold=False), graph, interned, legend, comparisons[-1].keys, full_description)
+    return {"frames": step_data, "pictures": pictures, "whole": unfolded}
 
 
-def _frame(step: Told, number: int, places: Mapping[int, int]) -> dict[str, Any]:
-    """`marked`: leaves of the picture, by number."""
-    f = step.frame
-    marked = sorted({places[k] for k in step.marked if k in places})
-    uses = [_use(u) for u in f.uses]
-    return {"title": f.title, "says": f.says, "picture": number, "uses": uses, "marked": marked, "difference": step.difference}
+def _step(comparison: ComparedStep, number: int, places: Mapping[int, int]) -> dict[str, Any]:
+    """Return a step as data. `marked` has the numbers of leaves of the picture."""
+    step = comparison.step
+    marked = sorted({places[k] for k in comparison.marked if k in places})
+    uses = [_rule(u) for u in step.uses]
+    return {
+        "title": step.title,
+        "says": step.says,
+        "picture": number,
+        "uses": uses,
+        "marked": marked,
+        "difference": comparison.difference,
+    }
 
 
-def _use(u: RuleUse) -> dict[str, Any]:
+def _rule(u: RuleUse) -> dict[str, Any]:
     return {"rule": u.rule, "says": u.says, "times": u.times, "lines": [*u.lines, *(f"along {x}" for x in u.over)]}

@@ -1,7 +1,8 @@
-"""What is drawn of a graph: its operators, boxes around scans, remats and layers that repeat, and what reads what.
+"""The drawing of a graph: leaves for operators, boxes for nested graphs and repeated layers, and edges.
 
-A layer that repeats is drawn once (`unity.pcg.capture.repetition`): its first operators stand for those of the others, and its
-weights for theirs. So are arguments of one kind that one operator reads."""
+A repeated layer is drawn once (`unity.pcg.capture.repetition`): the operators of its first repetition stand for those of the
+others, its weights for theirs. Equal arguments that one operator reads are drawn once too.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ SOURCES = ("input", "constant")
 
 
 @dataclass(frozen=True, eq=False)
-class Leaf:
-    """An operator, an argument, or (without a node) a result. `times`: how many it stands for."""
+class DrawnLeaf:
+    """An operator, an argument, or (without a node) a result. `times` is the number of nodes that it stands for."""
 
     node: Node | None
     graph: PCG
@@ -31,7 +32,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Box:
-    """A frame around leaves and other boxes, and what is written on it. `layer`: it stands for several, with their weights."""
+    """A frame around leaves and other boxes, with a title. `layer` is true if it stands for several equal layers."""
 
     parent: int
     title: str
@@ -40,115 +41,129 @@ class Box:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Leaves and boxes by number, edges between leaves; `carried`: what of a box its next repetition reads: (leaf, box).
+    """Leaves and boxes by number, and the edges between leaves.
 
-    `places`: the leaf of every node, by identity, also of those that another one stands for.
+    Attributes:
+        leaves: the leaves.
+        boxes: the boxes; the first is the whole picture.
+        edges: pairs of leaves.
+        carried: pairs of a leaf and a box whose next repetition reads it.
+        places: the leaf of every node, by identity; for a node that another one stands for, the other's.
     """
 
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[DrawnLeaf, ...]
     boxes: tuple[Box, ...]
     edges: tuple[tuple[int, int], ...]
     carried: tuple[tuple[int, int], ...]
     places: Mapping[int, int]
 
     def path(self, box: int) -> tuple[int, ...]:
-        """The boxes around a box and the box itself, outermost first, the picture left out."""
-        found: list[int] = []
+        """Return the boxes around a box and the box itself, outermost first, without the picture."""
+        path: list[int] = []
         while box != OUTSIDE:
-            found.append(box)
+            path.append(box)
             box = self.boxes[box].parent
-        return tuple(reversed(found))
+        return tuple(reversed(path))
 
 
 def drawing_of(graph: PCG, fold: bool) -> Drawing:
-    """The drawing of a graph; `fold`: layers that repeat are drawn once."""
+    """Return the drawing of a graph. With `fold`, repeated layers are drawn once."""
     pen = _Pen(fold)
-    pen.draw(graph, OUTSIDE, 1, None)
+    pen.draw_graph(graph, OUTSIDE, 1, None)
     for k, v in enumerate(graph.outputs):
         title = "result" if len(graph.outputs) == 1 else f"result {k}"
-        pen.leaf(Leaf(None, graph, OUTSIDE, 1, title), (v,))
-    reads = [*pen.reads, *((leaf, v) for w, v in pen.others if (leaf := pen.maker(w)) is not None)]
+        pen.add_leaf(DrawnLeaf(None, graph, OUTSIDE, 1, title), (v,))
+    reads = [*pen.reads, *((leaf, v) for w, v in pen.stand_in_reads if (leaf := pen.maker(w)) is not None)]
     edges = {(source, leaf): None for leaf, v in reads if (source := pen.maker(v)) is not None}
-    carried = {(source, box): None for v, box in pen.again if (source := pen.maker(v)) is not None and pen.lies_in(source, box)}
+    makers = [(pen.maker(v), box) for v, box in pen.carried_reads]
+    carried = {(source, box): None for source, box in makers if source is not None and pen.is_in_box(source, box)}
     places = {id(n): leaf for n, _ in graph.walk() if n.inside is None and (leaf := pen.maker(Value(n))) is not None}
-    return _with_sources_inside(Drawing(tuple(pen.leaves), tuple(pen.boxes), tuple(edges), tuple(carried), places))
+    return _with_sources_in_layers(Drawing(tuple(pen.leaves), tuple(pen.boxes), tuple(edges), tuple(carried), places))
 
 
 class _Pen:
-    """Draws graphs, outer ones first. What reads what is settled at the end, when all that is drawn is known."""
+    """Draws graphs, outer ones first. Edges are resolved at the end, when every leaf is known."""
 
     def __init__(self, fold: bool) -> None:
         self.fold = fold
-        self.leaves: list[Leaf] = []
+        self.leaves: list[DrawnLeaf] = []
         self.boxes = [Box(OUTSIDE, "")]
-        self.made: dict[Value, int] = {}  # the leaf that draws what makes a value
-        self.same: dict[Value, Value] = {}  # values that are others, drawn elsewhere
+        self.leaf_of: dict[Value, int] = {}  # the leaf of the node that computes a value
+        self.replaced: dict[Value, Value] = {}  # values that are drawn as other values
         self.reads: list[tuple[int, Value]] = []
-        self.again: list[tuple[Value, int]] = []  # what the next repetition of a box reads
-        self.others: list[tuple[Value, Value]] = []  # what stands for a reader, and what the reader reads
+        self.carried_reads: list[tuple[Value, int]] = []  # values that the next repetition of a box reads
+        # Pairs of the value that stands for a reader's result, and a value that the reader reads.
+        self.stand_in_reads: list[tuple[Value, Value]] = []
 
-    def draw(self, graph: PCG, box: int, times: int, given: Sequence[Value] | None) -> None:
-        """`given`: what a graph's inputs are, if it is inside of another."""
-        folds = _Folds(graph, given is None) if self.fold else NOTHING
-        if given is not None:
-            self.same.update(zip(map(Value, graph.inputs), given, strict=True))
-        frames = {run: self.frame(box, f"{count} × the same", True) for run, count in folds.times.items()}
+    def draw_graph(self, graph: PCG, box: int, times: int, operands: Sequence[Value] | None) -> None:
+        """Draw a graph into a box.
+
+        Args:
+            graph: the graph.
+            box: the box.
+            times: how many times the graph's nodes count.
+            operands: of a nested graph, the values of its inputs; None of the outermost graph.
+        """
+        folds = _Folds(graph, operands is None) if self.fold else NO_FOLDS
+        if operands is not None:
+            self.replaced.update(zip(map(Value, graph.inputs), operands, strict=True))
+        boxes = {run: self.add_box(box, f"{count} × the same", True) for run, count in folds.times.items()}
         for node in graph.nodes:
             run, _ = folds.place(node)
-            first = folds.instead.get(id(node), node)
+            first = folds.stand_in.get(id(node), node)
             if first is not node:
-                self.same.update(zip(node.results, first.results, strict=True))
+                self.replaced.update(zip(node.results, first.results, strict=True))
                 if run is not None:
-                    self.repeated(folds, node, first, frames[run])
-            elif given is None or node.kind != "input":
-                self.one(node, graph, box if run is None else frames[run], times * folds.often.get(id(node), 1))
+                    self.add_repetition(folds, node, first, boxes[run])
+            elif operands is None or node.kind != "input":
+                self.draw_node(node, graph, box if run is None else boxes[run], times * folds.counts.get(id(node), 1))
 
-    def one(self, node: Node, graph: PCG, box: int, times: int) -> None:
+    def draw_node(self, node: Node, graph: PCG, box: int, times: int) -> None:
         if node.inside is None:
-            return self.leaf(Leaf(node, graph, box, times), node.operands)
-        frame = self.frame(box, _around(node))
-        self.draw(node.inside, frame, times, node.operands)
-        self.same.update(zip(node.results, node.inside.outputs, strict=True))
+            return self.add_leaf(DrawnLeaf(node, graph, box, times), node.operands)
+        inner_box = self.add_box(box, _box_title(node))
+        self.draw_graph(node.inside, inner_box, times, node.operands)
+        self.replaced.update(zip(node.results, node.inside.outputs, strict=True))
         if node.kind in LOOPS:
-            self.again += [(v, frame) for v in node.inside.outputs[: int(node.attributes.get("carry", 0))]]
+            self.carried_reads += [(v, inner_box) for v in node.inside.outputs[: int(node.attributes.get("carry", 0))]]
         return None
 
-    def leaf(self, leaf: Leaf, operands: Iterable[Value]) -> None:
+    def add_leaf(self, leaf: DrawnLeaf, operands: Iterable[Value]) -> None:
         number = len(self.leaves)
         self.leaves.append(leaf)
         if leaf.node is not None:
-            self.made.update(dict.fromkeys(leaf.node.results, number))
+            self.leaf_of.update(dict.fromkeys(leaf.node.results, number))
         self.reads += [(number, v) for v in operands]
 
-    def repeated(self, folds: _Folds, node: Node, first: Node, frame: int) -> None:
-        """What another repetition reads of the one before it, or of something that it alone reads."""
+    def add_repetition(self, folds: _Folds, node: Node, first: Node, box: int) -> None:
+        """Record the values that another repetition reads of the one before it, or that only it reads."""
         run, segment = folds.place(node)
         for v in node.operands:
-            where, other = folds.place(v.node)
-            if where == run and other != segment:
-                self.again.append((v, frame))
-            elif where != run and v.node.kind not in SOURCES and first.inside is None:
-                self.others.append((Value(first), v))
+            run_of_operand, segment_of_operand = folds.place(v.node)
+            if run_of_operand == run and segment_of_operand != segment:
+                self.carried_reads.append((v, box))
+            elif run_of_operand != run and v.node.kind not in SOURCES and first.inside is None:
+                self.stand_in_reads.append((Value(first), v))
 
     def maker(self, v: Value) -> int | None:
-        """The leaf that draws what makes a value."""
-        while v in self.same:
-            v = self.same[v]
-        return self.made.get(v)
+        """Return the leaf of the node that computes a value."""
+        while v in self.replaced:
+            v = self.replaced[v]
+        return self.leaf_of.get(v)
 
-    def lies_in(self, leaf: int, box: int) -> bool:
+    def is_in_box(self, leaf: int, box: int) -> bool:
         around = self.leaves[leaf].box
         while around not in (box, OUTSIDE):
             around = self.boxes[around].parent
         return around == box
 
-    def frame(self, parent: int, title: str, layer: bool = False) -> int:
+    def add_box(self, parent: int, title: str, layer: bool = False) -> int:
         self.boxes.append(Box(parent, title, layer))
         return len(self.boxes) - 1
 
 
-def _around(node: Node) -> str:
-    """What is written on the box of a node with a graph inside."""
+def _box_title(node: Node) -> str:
+    """Return the title of the box of a node with a nested graph."""
     if node.kind == PIPELINE:
         s = schedule_of(node)
         return f"pipeline, {s.stages} stages, {s.micro_batches} micro-batches"
@@ -156,63 +171,63 @@ def _around(node: Node) -> str:
 
 
 class _Folds:
-    """The layers of a graph that repeat, and which node stands for which."""
+    """The repeated layers of a graph, and which node stands for which."""
 
     def __init__(self, graph: PCG | None, outer: bool = False) -> None:
         runs = repeated(graph) if graph is not None else ()
         self.times = {r: run.times for r, run in enumerate(runs)}
         self.where = {id(n): (r, k) for r, run in enumerate(runs) for k, segment in enumerate(run.segments) for n in segment}
-        self.instead: dict[int, Node] = {}
+        self.stand_in: dict[int, Node] = {}
         for run in runs:
             for segment in run.segments[1:]:
                 for node, first in zip(segment, run.segments[0], strict=True):
-                    self.instead[id(node)] = first
-                    self.sources(graph, node, first)
+                    self.stand_in[id(node)] = first
+                    self.fold_sources(graph, node, first)
         if graph is not None and outer:
             own = {id(n) for n in graph.inputs}
             for node in graph.nodes:
-                self.alike(graph, node, own)
-        self.often: dict[int, int] = {}  # how many a drawn node stands for
-        for node in self.instead.values():
-            self.often[id(node)] = self.often.get(id(node), 1) + 1
+                self.fold_equal_arguments(graph, node, own)
+        self.counts: dict[int, int] = {}  # the number of nodes that a drawn node stands for
+        for node in self.stand_in.values():
+            self.counts[id(node)] = self.counts.get(id(node), 1) + 1
 
-    def sources(self, graph: PCG | None, node: Node, first: Node) -> None:
-        """An argument that only one repetition reads is drawn as that of the first."""
+    def fold_sources(self, graph: PCG | None, node: Node, first: Node) -> None:
+        """Draw an argument that only one repetition reads as that of the first repetition."""
         for v, w in zip(node.operands, first.operands, strict=True):
-            both = v.node.kind in SOURCES and w.node.kind in SOURCES and v.node is not w.node
-            if both and graph and all(self.place(user)[1] > 0 for user, _ in graph.users[id(v.node)]):
-                self.instead.setdefault(id(v.node), w.node)
+            are_sources = v.node.kind in SOURCES and w.node.kind in SOURCES and v.node is not w.node
+            if are_sources and graph and all(self.place(user)[1] > 0 for user, _ in graph.users[id(v.node)]):
+                self.stand_in.setdefault(id(v.node), w.node)
 
-    def alike(self, graph: PCG, node: Node, own: Collection[int]) -> None:
-        """Arguments that a node alone reads, in the same way, as a stack of all layers' weights does, are drawn as the first."""
-        found: dict[Hashable, list[Node]] = {}
-        for v in node.operands if id(node) not in self.instead else ():
-            chain = _chain(graph, v.node, own)
-            if chain and not any(id(n) in self.instead for n in chain):
+    def fold_equal_arguments(self, graph: PCG, node: Node, own: Collection[int]) -> None:
+        """Draw equal arguments of one node, such as the weights of all layers that it stacks, as the first of them."""
+        by_content: dict[Hashable, list[Node]] = {}
+        for v in node.operands if id(node) not in self.stand_in else ():
+            chain = _argument_chain(graph, v.node, own)
+            if chain and not any(id(n) in self.stand_in for n in chain):
                 key = tuple((n.kind, n.types, str(n.tensors), pattern(str(n.attributes.get("name", "")))) for n in chain)
-                for n, first in zip(chain, found.setdefault(key, chain), strict=True):
+                for n, first in zip(chain, by_content.setdefault(key, chain), strict=True):
                     if n is not first:
-                        self.instead[id(n)] = first
+                        self.stand_in[id(n)] = first
 
     def place(self, node: Node) -> tuple[int | None, int]:
-        """The run and the segment of a node."""
+        """Return a node's run of repeated segments, or None, and its segment."""
         return self.where.get(id(node), (None, 0))
 
 
-def _chain(graph: PCG, node: Node, own: Collection[int]) -> list[Node]:
-    """A node, if it is an argument that is read once, or a change of type of such a one, and all up to that; else nothing."""
-    found = [node]
-    while is_parallelization(found[-1]) and len(graph.users[id(found[-1])]) == 1:
-        found.append(found[-1].operands[0].node)
-    last = found[-1]
-    return found if id(last) in own and len(graph.users[id(last)]) == 1 else []
+def _argument_chain(graph: PCG, node: Node, own: Collection[int]) -> list[Node]:
+    """Return an argument that is read once, with the parallelization operators up to a node, the node first; else nothing."""
+    chain = [node]
+    while is_parallelization(chain[-1]) and len(graph.users[id(chain[-1])]) == 1:
+        chain.append(chain[-1].operands[0].node)
+    last = chain[-1]
+    return chain if id(last) in own and len(graph.users[id(last)]) == 1 else []
 
 
-NOTHING = _Folds(None)  # repeats
+NO_FOLDS = _Folds(None)
 
 
-def _with_sources_inside(drawing: Drawing) -> Drawing:
-    """Arguments and constants in the innermost layer around all that read them."""
+def _with_sources_in_layers(drawing: Drawing) -> Drawing:
+    """Return the drawing with arguments and constants moved into the innermost layer around all their readers."""
     readers: Mapping[int, list[int]] = {k: [] for k in range(len(drawing.leaves))}
     for source, target in drawing.edges:
         readers[source].append(target)

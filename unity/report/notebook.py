@@ -1,34 +1,31 @@
-"""What a notebook shows of a plan: its figures, and where its arguments are. It needs no jinja2, and searches for nothing."""
+"""The short form of a plan in a notebook: its figures, and where its arguments are. It needs no jinja2 and no search."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from unity.base.formatting import duration, size
 from unity.diff.placements import type_in_words
-from unity.report.arguments import kinds
+from unity.plan.plan import Plan
+from unity.report.arguments import argument_kinds
 
-if TYPE_CHECKING:
-    from unity.plan.plan import Plan
-
-ROWS = 12
+MAX_ROWS = 12
 LEFT = "text-align:left"
 
 
 def summary(plan: Plan) -> str:
-    """A plan in short, as HTML that takes the notebook's own colours."""
+    """Return a plan in short, as HTML in the notebook's own colours."""
     graph, machine = plan.pcg, plan.machine
-    found = kinds(graph)
+    kinds = argument_kinds(graph)
     rows = [
         (k.name, str(k.count), str(k.node.tensors[0]), type_in_words(k.node.types[0], graph.axes), size(k.here))
-        for k in found[:ROWS]
+        for k in kinds[:MAX_ROWS]
     ]
-    rest = found[ROWS:]
+    rest = kinds[MAX_ROWS:]
     if rest:
-        many = f"… and {sum(k.count for k in rest)} more"
-        rows.append((many, "", "", "", size(sum(k.here for k in rest))))
+        more = f"… and {sum(k.count for k in rest)} more"
+        rows.append((more, "", "", "", size(sum(k.here for k in rest))))
     head = (
         f"<b>{escape(plan.__name__)}</b> on {escape(machine.name)}: {duration(plan.time)} a step, "
         f"{size(plan.memory)} on each of {machine.devices} devices (predicted)"

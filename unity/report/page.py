@@ -1,4 +1,4 @@
-"""A report's document as one HTML page: styles, scripts and data are in it, and nothing comes from the network."""
+"""A report's document as one HTML page with its styles, scripts and data, and nothing from the network."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from unity.base.errors import UnityError
 SCRIPTS = ("dom.js", "graph.js", "steps.js", "frontier.js", "timeline.js", "memory.js", "tables.js", "arguments.js", "main.js")
 
 
-def page(found: dict[str, Any]) -> str:
-    """The page of a document. Raises UnityError where jinja2 is not installed."""
+def page(document: dict[str, Any]) -> str:
+    """Return the page of a document.
+
+    Raises:
+        UnityError: jinja2 is not installed.
+    """
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError:
@@ -20,12 +24,12 @@ def page(found: dict[str, Any]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     script = "\n".join(_part(name) for name in SCRIPTS)
     template = environment.from_string(_part("page.html.j2"))
-    return template.render(report=found, style=_part("style.css"), script=script, data=data(found))
+    return template.render(report=document, style=_part("style.css"), script=script, data=data(document))
 
 
-def data(found: dict[str, Any]) -> str:
-    """A document as JSON that can stand in a script element: nothing in it ends the element."""
-    text = json.dumps(found, separators=(",", ":"), ensure_ascii=False)
+def data(document: dict[str, Any]) -> str:
+    """Return a document as JSON for a script element: nothing in it ends the element."""
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 

@@ -1,4 +1,4 @@
-"""The frontier's points, each with what it does otherwise than the plan that is reported."""
+"""The points of the frontier, each with its differences from the plan of the report."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from unity.diff.placements import type_in_words
 from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Type
-from unity.report.picture import Shared
+from unity.report.picture import Interned
 from unity.search.session import Candidate
 
-SAID = 8  # differences of a point that are said one by one
+MAX_DIFFERENCES = 8  # differences of a point that are listed one by one
 
 
-def points_of(serial: PCG, candidates: Sequence[Candidate], chosen: Candidate, shared: Shared) -> list[dict[str, Any]]:
-    """All points as data, fastest first. `serial`: the graph that their assignments are of."""
+def points_of(serial: PCG, candidates: Sequence[Candidate], chosen: Candidate, interned: Interned) -> list[dict[str, Any]]:
+    """Return all points as data, fastest first. `serial` is the graph that their assignments are for."""
     points = list(candidates) or [chosen]
-    if not any(_same(c, chosen) for c in points):
+    if not any(_is_chosen(c, chosen) for c in points):
         points.append(chosen)
     points.sort(key=lambda c: (c.time, c.memory))
-    return [{**_point(c, chosen), "differs": [shared.of(text) for text in _differences(serial, c, chosen)]} for c in points]
+    return [{**_point(c, chosen), "differs": [interned.of(text) for text in _differences(serial, c, chosen)]} for c in points]
 
 
-def _same(c: Candidate, chosen: Candidate) -> bool:
+def _is_chosen(c: Candidate, chosen: Candidate) -> bool:
     return (c.time, c.memory) == (chosen.time, chosen.memory)
 
 
 def _point(c: Candidate, chosen: Candidate) -> dict[str, Any]:
     says = f"{duration(c.time)} a step, {size(c.memory)} on each device"
-    return {"time": c.time, "memory": c.memory, "says": says, "chosen": _same(c, chosen)}
+    return {"time": c.time, "memory": c.memory, "says": says, "chosen": _is_chosen(c, chosen)}
 
 
 def _differences(serial: PCG, c: Candidate, chosen: Candidate) -> list[str]:
-    """Arguments that are stored otherwise, kind by kind, and how many operators are split otherwise."""
-    if _same(c, chosen):
+    """Return the arguments that are stored otherwise, by kind, and how many operators are split otherwise."""
+    if _is_chosen(c, chosen):
         return []
     stored: Counter[str] = Counter()
     operators: Counter[str] = Counter()
@@ -50,26 +50,28 @@ def _differences(serial: PCG, c: Candidate, chosen: Candidate) -> list[str]:
             stored[_moved(node, one, other, chosen, c)] += 1
         else:
             operators[node.kind] += 1
-    rows = [f"{n} × {text}" if n > 1 else text for text, n in stored.most_common(SAID)]
-    if len(stored) > SAID:
-        rows.append(f"… and {sum(stored.values()) - sum(n for _, n in stored.most_common(SAID))} more arguments")
+    rows = [f"{n} × {text}" if n > 1 else text for text, n in stored.most_common(MAX_DIFFERENCES)]
+    if len(stored) > MAX_DIFFERENCES:
+        rows.append(f"… and {sum(stored.values()) - sum(n for _, n in stored.most_common(MAX_DIFFERENCES))} more arguments")
     if operators:
-        kinds = ", ".join(f"{n} {kind}" for kind, n in operators.most_common(SAID))
+        kinds = ", ".join(f"{n} {kind}" for kind, n in operators.most_common(MAX_DIFFERENCES))
         rows.append(f"operators that are split otherwise: {kinds}")
     again = len(c.assignment.again) - len(chosen.assignment.again)
-    once = len(c.assignment.recomputed) - len(chosen.assignment.recomputed)
+    recomputed = len(c.assignment.recomputed) - len(chosen.assignment.recomputed)
     rows += [f"{abs(again)} {'more' if again > 0 else 'fewer'} operands are gathered again in the backward pass"] if again else []
-    rows += [f"{abs(once)} {'more' if once > 0 else 'fewer'} operators compute inner values again"] if once else []
-    whole = len(c.assignment.rerun) - len(chosen.assignment.rerun)
-    rows += [f"{abs(whole)} {'more' if whole > 0 else 'fewer'} operators run again in the backward pass"] if whole else []
+    rows += (
+        [f"{abs(recomputed)} {'more' if recomputed > 0 else 'fewer'} operators compute inner values again"] if recomputed else []
+    )
+    rerun = len(c.assignment.rerun) - len(chosen.assignment.rerun)
+    rows += [f"{abs(rerun)} {'more' if rerun > 0 else 'fewer'} operators run again in the backward pass"] if rerun else []
     return rows or ["the same types; what is moved, or computed again, differs"]
 
 
 @cache
-def _said(types: tuple[Type, ...], axes: tuple[Axis, ...]) -> str:
+def _types_in_words(types: tuple[Type, ...], axes: tuple[Axis, ...]) -> str:
     return ", ".join(type_in_words(t, axes) for t in types)
 
 
 def _moved(node: Node, one: tuple[Type, ...], other: tuple[Type, ...], chosen: Candidate, c: Candidate) -> str:
-    before, after = (_said(types[:1], side.assignment.axes) for types, side in ((one, chosen), (other, c)))
+    before, after = (_types_in_words(types[:1], side.assignment.axes) for types, side in ((one, chosen), (other, c)))
     return f"{pattern(str(node.attributes.get('name', 'an input of a loop')))}: {before} → {after}"

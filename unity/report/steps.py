@@ -1,65 +1,196 @@
-"""The graph after every rule of the derivation, and after what became a pipeline or branches: made of a plan, kept in its file."""
+"""The steps from the captured program to the plan: the graph after every rule of the derivation, then as it is parallelized.
+
+The steps between the first and the last are computed from a plan with its function, and kept in the plan's file. For a file that
+lacks them, every rule is shown on the captured program, at the lines that it was applied to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from typing import Any
 
 from unity.base.formatting import short
+from unity.diff.matching import matching
 from unity.pcg.ir.compact_json import fold_all, unfold_all
-from unity.plan.summary import RuleUse, read_use
-from unity.report.frames import Frame, by_rules
+from unity.pcg.ir.graph import BRANCHES, PCG, PIPELINE, Node
+from unity.pcg.parallel.serial_view import erased
+from unity.plan.plan import Plan
+from unity.plan.summary import RuleUse, Summary, read_use
 from unity.search.joint.nested import program
 from unity.transforms.rewriting import Rewriting, end_of, path_of, programs_of
 
-if TYPE_CHECKING:
-    from unity.plan.plan import Plan
-
-MADE = (
+TRANSFORMED = {PIPELINE: "A loop is a pipeline.", BRANCHES: "What does not need each other runs at the same time."}
+TRANSFORMATIONS = (
     ("In stages", "A loop became a pipeline"),
     ("Apart", "What does not need each other runs at the same time"),
     ("Joined", "Weights that every step would join are joined once"),
 )
-MOST = 16  # steps by rules: of more, several that follow each other are one
+MAX_RULE_STEPS = 16  # if there are more rules, several that follow each other are one step
 
 
-def steps_of(plan: Plan, uses: Sequence[RuleUse]) -> tuple[Frame, ...]:
-    """The steps between the captured program and the parallel one. `uses`: the rules that rewrote it, as a summary has them."""
-    found = list(_applied(plan.rewriting, uses)) if plan.rewriting else []
-    made = (plan.pipelining, plan.branching, plan.joining)
-    found += [Frame(title, f"{says}: {m}.", m.after.graph) for (title, says), m in zip(MADE, made, strict=True) if m is not None]
-    return tuple(found)
+@dataclass(frozen=True, eq=False)
+class ReportStep:
+    """A step: its title, what happened, the graph after it, and the rules that were applied."""
+
+    title: str
+    says: str
+    graph: PCG
+    uses: tuple[RuleUse, ...] = ()
 
 
-def _applied(rewriting: Rewriting, uses: Sequence[RuleUse]) -> Iterator[Frame]:
-    """The graph after each application, where those to equal parts of the program are one."""
+def all_steps(captured: Summary, planned: Summary, between: Sequence[ReportStep] | None) -> tuple[ReportStep, ...]:
+    """Return all steps, the captured program first.
+
+    Args:
+        captured: the summary of the captured program.
+        planned: the summary of the plan.
+        between: the steps between both, as `steps_between` returns them; without them, the rules are shown at their lines.
+    """
+    text = f"{len(captured.graph)} operators, as your function says them, on one device."
+    first = ReportStep("As captured", text, captured.graph)
+    middle = _steps_at_lines(captured, planned) if between is None else between
+    devices = f"{planned.devices} devices" if planned.devices > 1 else "one device"
+    text = f"Operators and arguments have their places on {devices}; what changes who holds which part is an operator too."
+    return (first, *middle, ReportStep("Parallelized", text, planned.graph, planned.applications))
+
+
+def _steps_at_lines(captured: Summary, planned: Summary) -> Iterator[ReportStep]:
+    """Yield each rule on the captured program, then the serial graph, with the transformations that its nodes show."""
+    for use in planned.rules:
+        yield _rule_step((use,), captured.graph)
+    kinds = {node.kind for node, _ in planned.graph.walk()}
+    texts = ["What all rules together lead to."] if planned.rules else []
+    texts += [text for kind, text in TRANSFORMED.items() if kind in kinds]
+    if texts:
+        yield ReportStep("Rewritten", " ".join(texts), erased(planned.graph))
+
+
+def _rule_step(uses: tuple[RuleUse, ...], graph: PCG) -> ReportStep:
+    return ReportStep(", ".join(dict.fromkeys(u.rule for u in uses)), "\n".join(u.says for u in uses), graph, uses)
+
+
+def steps_between(plan: Plan, uses: Sequence[RuleUse]) -> tuple[ReportStep, ...]:
+    """Return the steps between the captured program and the parallel one.
+
+    Args:
+        plan: the plan, with its function.
+        uses: the rules that rewrote it, as its summary has them.
+    """
+    steps = list(_rewriting_steps(plan.rewriting, uses)) if plan.rewriting else []
+    transformations = (plan.pipelining, plan.branching, plan.joining)
+    steps += [
+        ReportStep(title, f"{says}: {t}.", t.after.graph)
+        for (title, says), t in zip(TRANSFORMATIONS, transformations, strict=True)
+        if t is not None
+    ]
+    return tuple(steps)
+
+
+def _rewriting_steps(rewriting: Rewriting, uses: Sequence[RuleUse]) -> Iterator[ReportStep]:
+    """Yield the graph after each application of a rule. Applications to equal parts of the program are one."""
     whole = program(rewriting.before.body, rewriting.before.differentiated)
     bodies = programs_of(whole, rewriting.ways)
     paths = {key: path_of(part, rewriting.ways[key], rewriting.library) for key, part in bodies.items()}
-    steps = [(key, k) for key, path in paths.items() for k in range(1, len(path) + 1)]
+    applications = [(key, k) for key, path in paths.items() for k in range(1, len(path) + 1)]
     says = {use.rule: use.says for use in uses}
-    each = max(1, -(-len(steps) // MOST))
-    for first in range(0, len(steps), each):
-        together = steps[first : first + each]
-        done = dict(steps[: first + len(together)])
+    per_step = max(1, -(-len(applications) // MAX_RULE_STEPS))
+    for first in range(0, len(applications), per_step):
+        end = first + len(applications[first : first + per_step])
         graph = rewriting.after.graph
-        if first + len(together) < len(steps):
-            changed = {key: end_of(bodies[key], paths[key][:k]) for key, k in done.items()}
+        if end < len(applications):
+            changed = {key: end_of(bodies[key], paths[key][:k]) for key, k in dict(applications[:end]).items()}
             graph = rewriting.before.of(whole.with_segments(changed), rewriting.before.bodies).graph
-        applied = rewriting.uses[first : first + each]
+        applied = rewriting.uses[first : first + per_step]
         lines = (tuple(dict.fromkeys(map(short, use.lines))) for use in applied)
         shown = (RuleUse(str(use.applied), says[str(use.applied)], use.times, at) for use, at in zip(applied, lines, strict=True))
-        yield by_rules(tuple(dict.fromkeys(shown)), graph)
+        yield _rule_step(tuple(dict.fromkeys(shown)), graph)
 
 
-def to_json(steps: Sequence[Frame]) -> dict[str, Any]:
-    """Steps as data for a plan's file."""
-    told = [{"title": s.title, "says": s.says, "uses": [asdict(u) for u in s.uses]} for s in steps]
-    return {"told": told, "graphs": fold_all(s.graph for s in steps)}
+def to_json(steps: Sequence[ReportStep]) -> dict[str, Any]:
+    """Return steps as data for a plan's file."""
+    texts = [{"title": s.title, "says": s.says, "uses": [asdict(u) for u in s.uses]} for s in steps]
+    return {"told": texts, "graphs": fold_all(s.graph for s in steps)}
 
 
-def from_json(data: Any) -> tuple[Frame, ...]:
-    """What `to_json` gave. Raises PlanFileError, or what damaged data raise: KeyError, TypeError and the like."""
+def from_json(data: Any) -> tuple[ReportStep, ...]:
+    """Return the steps that `to_json` described. Damaged data raise PlanFileError, KeyError, TypeError and the like."""
     pairs = zip(data["told"], unfold_all(data["graphs"]), strict=True)
-    return tuple(Frame(str(s["title"]), str(s["says"]), graph, tuple(map(read_use, s["uses"]))) for s, graph in pairs)
+    return tuple(ReportStep(str(s["title"]), str(s["says"]), graph, tuple(map(read_use, s["uses"]))) for s, graph in pairs)
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedStep:
+    """A step compared with the one before it.
+
+    Attributes:
+        step: the step.
+        keys: a number for every node, by identity. A matched node of the next step has the same number.
+        marked: the nodes to highlight, by identity.
+        difference: the operators that were added and removed, in words.
+    """
+
+    step: ReportStep
+    keys: Mapping[int, int]
+    marked: frozenset[int]
+    difference: str
+
+
+def compared(steps: Sequence[ReportStep]) -> Iterator[ComparedStep]:
+    """Yield the steps, each compared with the one before it."""
+    fresh, old = count(), _NodeKeys()
+    before: PCG | None = None
+    for step in steps:
+        if step.graph is before:
+            yield ComparedStep(step, old.keys, frozenset(_nodes_at_lines(step)), "")
+            continue
+        new = _NodeKeys()
+        _number(before, step.graph, old.keys, new, fresh)
+        marked = frozenset() if before is None or step.graph.axes else frozenset(new.added | new.changed)
+        difference = _difference(before, step.graph, len(new.changed)) if before is not None else ""
+        yield ComparedStep(step, new.keys, marked, difference)
+        before, old = step.graph, new
+
+
+@dataclass
+class _NodeKeys:
+    """The numbers of a graph's nodes, by identity; the nodes that are new; and those that compute or read something else."""
+
+    keys: dict[int, int] = field(default_factory=dict)
+    added: set[int] = field(default_factory=set)
+    changed: set[int] = field(default_factory=set)
+
+
+def _number(before: PCG | None, after: PCG, old: Mapping[int, int], new: _NodeKeys, fresh: Iterator[int]) -> None:
+    """Number the nodes of a graph and of its nested graphs. Matched nodes keep their number."""
+    partner = {j: i for i, j in matching(before, after).items()} if before is not None else {}
+    for j, node in enumerate(after.nodes):
+        was = before.nodes[partner[j]] if before is not None and j in partner else None
+        new.keys[id(node)] = old[id(was)] if was is not None else next(fresh)
+        if was is None:
+            new.added.add(id(node))
+        elif node.kind != "input" and _content(was, old) != _content(node, new.keys):
+            new.changed.add(id(node))
+        if node.inside is not None:
+            _number(was.inside if was is not None else None, node.inside, old, new, fresh)
+
+
+def _content(node: Node, keys: Mapping[int, int]) -> tuple[str, str, list[tuple[int, int]]]:
+    program = node.body or node.outline
+    return str(node.tensors), program.key if program else "", [(keys[id(v.node)], v.index) for v in node.operands]
+
+
+def _nodes_at_lines(step: ReportStep) -> set[int]:
+    """Return the nodes at the lines that a step's rules were applied to, by identity."""
+    lines = {line for use in step.uses for line in use.lines}
+    return {id(n) for n, _ in step.graph.walk() if n.source and short(n.source) in lines}
+
+
+def _difference(before: PCG, after: PCG, changed: int) -> str:
+    """Return how many operators of each kind were added and removed: `+ 3 reduce, + combine, − 2 dot_general`."""
+    kinds = [Counter(n.kind for n, _ in g.walk() if n.kind != "input") for g in (before, after)]
+    added, removed = kinds[1] - kinds[0], kinds[0] - kinds[1]
+    texts = [f"+ {n} {kind}" for kind, n in added.most_common()] + [f"− {n} {kind}" for kind, n in removed.most_common()]
+    return ", ".join(texts) or f"{changed} operators make or read something else"
