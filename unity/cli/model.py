@@ -54,7 +54,7 @@ def model_of(which: str) -> Model:
     """Return the model that the function on the command line returns.
 
     Raises:
-        CommandError: there is no such function, or it returns something else.
+        CommandError: the function does not exist, raises an exception, or returns something else.
     """
     result = result_of(which, FORM)
     if (
@@ -85,7 +85,7 @@ def result_of(which: str, form: str) -> Any:
         form: the text for error messages that says what is expected.
 
     Raises:
-        CommandError: there is no such function, or it raises an exception.
+        CommandError: the function does not exist, or raises an exception.
     """
     module, colon, name = which.partition(":")
     if not (module and colon and name):

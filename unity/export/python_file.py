@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +26,8 @@ from unity.export.tracing import LocalProgram, piece, traced, within_mesh
 from unity.pcg.ir.graph import PCG, Value
 from unity.pcg.ir.program import Tensor
 from unity.pcg.types.varying_axes import CAST
+from unity.plan.plan import Plan
 from unity.transforms.pipelining.staged import by_gpipe
-
-if TYPE_CHECKING:
-    from unity.plan.plan import Plan
 
 CLOSED_OVER = "closed over/"  # the paths of arrays that the planned function closes over
 
