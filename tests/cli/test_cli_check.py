@@ -35,9 +35,7 @@ def test_a_plan_agrees_with_its_program(folder: Path, capsys: pytest.CaptureFixt
     assert "derivation replays: 0 applications" in said
 
 
-def test_a_program_with_other_collectives_is_a_no(
-    folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_collectives_give_exit_status_1(folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     from unity.exec.compiled import check
 
     predicted = check.predicted_elements
@@ -60,6 +58,6 @@ def test_a_program_with_other_collectives_is_a_no(
         ("large.json", "cli_models:small", "(docs: plan#devices)"),
     ],
 )
-def test_what_is_wrong_is_no_answer(folder: Path, capsys: pytest.CaptureFixture, name: str, model: str, named: str) -> None:
+def test_errors_give_exit_status_2(folder: Path, capsys: pytest.CaptureFixture, name: str, model: str, named: str) -> None:
     assert main(["check", str(folder / name), model]) == 2
     assert named in capsys.readouterr().err

@@ -49,7 +49,7 @@ def test_bash_completes(script: dict[str, Path]) -> None:
     assert "plan.json" in completed(bash, "unity", "show", "plan")
 
 
-def test_zsh_is_told_of_everything(script: dict[str, Path]) -> None:
+def test_the_zsh_script_has_every_command_and_option(script: dict[str, Path]) -> None:
     text = script["zsh"].read_text()
     assert text.startswith("#compdef unity")
     for name in COMMANDS:
@@ -58,7 +58,7 @@ def test_zsh_is_told_of_everything(script: dict[str, Path]) -> None:
         subprocess.run(["zsh", "-n", script["zsh"]], check=True)
 
 
-def test_without_shtab_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_without_shtab_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 1
     assert "pip install 'unity-jax[completion]'" in capsys.readouterr().err

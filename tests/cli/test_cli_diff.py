@@ -56,7 +56,7 @@ def test_the_exit_status_is_that_of_diff(folder: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out == ""
 
 
-def test_graphs_are_compared_too(folder: Path, capsys: pytest.CaptureFixture) -> None:
+def test_graphs_are_compared(folder: Path, capsys: pytest.CaptureFixture) -> None:
     assert run("diff", folder / "graph.json", folder / "fast.json", "--json") == 1  # the same graph, without costs
     data = json.loads(capsys.readouterr().out)
     assert data["regions"] == [r for r in data["regions"] if not r["edits"]]
@@ -70,7 +70,9 @@ STARTS = {"text": "fast.json: loss on", "markdown": "# ", "json": "{", "dot": "d
 
 
 @pytest.mark.parametrize(("form", "start"), STARTS.items())
-def test_formats(folder: Path, capsys: pytest.CaptureFixture, tmp_path: Path, form: str, start: str) -> None:
+def test_every_format_is_printed_and_written(
+    folder: Path, capsys: pytest.CaptureFixture, tmp_path: Path, form: str, start: str
+) -> None:
     both = folder / "fast.json", folder / "lean.json"
     assert run("diff", *both, "--format", form) == 1
     printed = capsys.readouterr().out
@@ -81,7 +83,7 @@ def test_formats(folder: Path, capsys: pytest.CaptureFixture, tmp_path: Path, fo
     assert list(tmp_path.iterdir()) == [tmp_path / "out"]
 
 
-def test_a_file_that_cannot_be_written(folder: Path, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_an_error(folder: Path, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     assert run("diff", folder / "fast.json", "-o", tmp_path / "none" / "out.html") == 2
     assert "cannot be written: No such file" in capsys.readouterr().err
 
@@ -111,7 +113,7 @@ def test_other_files_are_refused(folder: Path, capsys: pytest.CaptureFixture, tm
         assert "other.json" in line
 
 
-def test_show(folder: Path, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+def test_show_prints_the_graph(folder: Path, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     assert run("show", folder / "fast.json") == 0
     shown = capsys.readouterr().out
     assert "predicted" in shown
@@ -125,7 +127,7 @@ def test_show(folder: Path, capsys: pytest.CaptureFixture, tmp_path: Path) -> No
     assert json.loads((tmp_path / "plan.json").read_text())["name"] == "loss"
 
 
-def test_the_command_in_a_process_of_its_own(folder: Path) -> None:
+def test_the_command_runs_in_a_separate_process(folder: Path) -> None:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "unity", "diff", "fast.json", "lean.json"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)

@@ -21,7 +21,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, unity.Plan]:
     return cli_models.saved(tmp_path_factory.mktemp("explain"), unity.Machine.grid(1, 8, "a100"))
 
 
-def test_without_the_model(saved: tuple[Path, unity.Plan], capsys: pytest.CaptureFixture) -> None:
+def test_explaining_without_the_model(saved: tuple[Path, unity.Plan], capsys: pytest.CaptureFixture) -> None:
     path, plan = saved
     assert main(["explain", str(path)]) == 0
     said = capsys.readouterr().out
@@ -31,7 +31,7 @@ def test_without_the_model(saved: tuple[Path, unity.Plan], capsys: pytest.Captur
     assert "\x1b" not in said
 
 
-def test_data_for_other_tools(saved: tuple[Path, unity.Plan], capsys: pytest.CaptureFixture) -> None:
+def test_json_has_the_decisions_and_costs(saved: tuple[Path, unity.Plan], capsys: pytest.CaptureFixture) -> None:
     path, plan = saved
     assert main(["explain", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -46,7 +46,7 @@ def test_data_for_other_tools(saved: tuple[Path, unity.Plan], capsys: pytest.Cap
         assert row["count"] <= operators[row["kind"]]
 
 
-def test_with_the_model_it_says_more(saved: tuple[Path, unity.Plan], capsys: pytest.CaptureFixture) -> None:
+def test_explaining_with_the_model_says_more(saved: tuple[Path, unity.Plan], capsys: pytest.CaptureFixture) -> None:
     path, plan = saved
     assert main(["explain", str(path), "cli_models:small"]) == 0
     assert "memory when most is held" in capsys.readouterr().out
@@ -58,7 +58,7 @@ def test_with_the_model_it_says_more(saved: tuple[Path, unity.Plan], capsys: pyt
     assert "was made for other arguments" in capsys.readouterr().err
 
 
-def test_why_one_thing_is_as_it_is(saved: tuple[Path, unity.Plan], capsys: pytest.CaptureFixture) -> None:
+def test_one_argument_operator_or_line_is_explained(saved: tuple[Path, unity.Plan], capsys: pytest.CaptureFixture) -> None:
     path, plan = saved
     said = io.StringIO()
     plan.explain("params['a']", file=said)

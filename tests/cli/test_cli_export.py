@@ -35,7 +35,7 @@ def test_the_file_computes_what_the_model_does(saved: Path, tmp_path: Path, caps
     assert jnp.allclose(jax.jit(names["fn"])(*placed), fn(*args), rtol=1e-5)
 
 
-def test_what_is_wrong_writes_no_file(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_errors_write_no_file(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = tmp_path / "exported.py"
     assert main(["export", str(saved), "cli_models:other", "-o", str(path)]) == 1
     assert "was made for other arguments" in capsys.readouterr().err

@@ -40,7 +40,7 @@ PARSERS = {p.prog: p for p in commands(parser())}
 
 
 @pytest.mark.parametrize("prog", PARSERS)
-def test_every_command_has_examples_that_it_takes(prog: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_commands_examples_can_be_parsed(prog: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     command = PARSERS[prog]
     assert command.description
@@ -53,14 +53,14 @@ def test_every_command_has_examples_that_it_takes(prog: str, tmp_path: Path, mon
         parser().parse_args(example)
 
 
-def test_every_command_can_give_data() -> None:
+def test_every_command_has_a_json_option() -> None:
     below = {prog: p for prog, p in PARSERS.items() if not any(isinstance(a, argparse._SubParsersAction) for a in p._actions)}
     assert len(below) > 15
     assert [prog for prog, p in below.items() if "--json" not in p.format_help()] == ["unity completion"]  # which prints a script
 
 
 @pytest.mark.parametrize("prog", PARSERS)
-def test_help_fits_a_terminal_and_says_something_of_every_option(
+def test_help_fits_a_terminal_and_describes_every_option(
     prog: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
@@ -74,7 +74,7 @@ def test_help_fits_a_terminal_and_says_something_of_every_option(
 
 
 @pytest.mark.parametrize("page", sorted((Path(__file__).parents[2] / "docs").glob("*.md")), ids=lambda p: p.name)
-def test_command_lines_in_the_documentation_are_taken(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_lines_in_the_documentation_can_be_parsed(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here.json").write_text("{}")
     for block in re.findall(r"^```\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
@@ -92,7 +92,7 @@ def test_command_lines_in_the_documentation_are_taken(page: Path, tmp_path: Path
         (KeyboardInterrupt(), 130, "unity: interrupted"),
     ],
 )
-def test_what_goes_wrong_has_a_status_and_one_message(
+def test_errors_have_an_exit_status_and_one_message(
     problem: BaseException, status: int, said: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(options: argparse.Namespace) -> int:
@@ -104,7 +104,7 @@ def test_what_goes_wrong_has_a_status_and_one_message(
 
 
 def test_from_a_model_to_a_checked_plan(tmp_path: Path) -> None:
-    """The whole way, in processes of their own: plan, explain, compare, simulate, check."""
+    """Plan, explain, compare, simulate and check, each in a separate process."""
     (tmp_path / "mymodel.py").write_text(
         "import jax, jax.numpy as jnp\n\n"
         "def loss(w, x):\n    return jnp.mean((jnp.tanh(x @ w['a']) @ w['b']) ** 2)\n\n"

@@ -35,7 +35,7 @@ def test_every_preset_is_listed(capsys: pytest.CaptureFixture) -> None:
         ("v100-32gb-2x4", Machine.grid(2, 4, "v100-32gb")),
     ],
 )
-def test_a_machine_is_shown_and_written(tmp_path: Path, capsys: pytest.CaptureFixture, name: str, machine: Machine) -> None:
+def test_a_machine_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture, name: str, machine: Machine) -> None:
     path = tmp_path / "machine.json"
     assert main(["machine", "show", name, "-o", str(path)]) == 0
     said = capsys.readouterr().out
@@ -55,7 +55,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture) 
     assert "machine.json" in capsys.readouterr().err
 
 
-def test_the_machine_that_is_here(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_local_machine(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     here = unity.Machine.grid(1, 8, "a100")
     monkeypatch.setattr(Machine, "local", classmethod(lambda cls, devices=None: here))
     assert main(["machine", "local", "-o", str(tmp_path / "here.json")]) == 0
@@ -63,13 +63,13 @@ def test_the_machine_that_is_here(tmp_path: Path, capsys: pytest.CaptureFixture,
     assert Machine.load(tmp_path / "here.json") == here
 
 
-def test_a_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["machine", "show", "dgx-h100", "-o", str(tmp_path / "none" / "machine.json")]) == 1
     assert "No such file or directory" in capsys.readouterr().err
 
 
 def test_one_virtual_device_is_measured(tmp_path: Path) -> None:
-    """For real: one device has no collectives to measure, so this is quick."""
+    """A real measurement, which is quick, since one device has no collectives."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(tmp_path), "XLA_FLAGS": ""}
     command = [sys.executable, "-m", "unity", "machine", "local", "--devices", "1", "--json"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

@@ -20,7 +20,7 @@ from unity.cli.arguments import budget, nbytes
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-def test_it_saves_the_plan_that_optimize_finds(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_saved_plan_is_the_one_that_optimize_returns(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = tmp_path / "plan.json"
     assert main(["optimize", "cli_models:small", "--machine", "a100-1x8", "-o", str(path)]) == 0
     said = capsys.readouterr()
@@ -33,7 +33,7 @@ def test_it_saves_the_plan_that_optimize_finds(tmp_path: Path, capsys: pytest.Ca
     assert (found.time, found.memory, found.pcg.key) == (wanted.time, wanted.memory, wanted.pcg.key)
 
 
-def test_data_for_other_tools(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_json_has_the_plans_figures(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["optimize", "cli_models:small", "--machine", "a100-1x8", "--frontier", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["name"], found["machine"], found["devices"], found["file"]) == ("loss", "a100-1x8", 8, None)
@@ -43,7 +43,7 @@ def test_data_for_other_tools(tmp_path: Path, capsys: pytest.CaptureFixture) -> 
     assert found["time"] == times[0]
 
 
-def test_a_pipeline_may_be_asked_for(capsys: pytest.CaptureFixture) -> None:
+def test_a_pipeline_can_be_requested(capsys: pytest.CaptureFixture) -> None:
     words = ["optimize", "cli_models:layered", "--machine", "v100-2x4"]
     assert main([*words, "--pipelines", "2x4"]) == 0
     assert "a pipeline: 2 stages of 2 steps" in capsys.readouterr().out
@@ -56,7 +56,7 @@ def test_a_pipeline_may_be_asked_for(capsys: pytest.CaptureFixture) -> None:
     assert "such as 4x16" in capsys.readouterr().err
 
 
-def test_a_schedule_and_branches_may_be_asked_for(capsys: pytest.CaptureFixture) -> None:
+def test_a_schedule_and_branches_can_be_requested(capsys: pytest.CaptureFixture) -> None:
     words = ["optimize", "cli_models:layered", "--machine", "v100-2x4"]
     assert main([*words, "--pipelines", "2x4:gpipe"]) == 0
     assert "1F1B" not in capsys.readouterr().out
@@ -71,7 +71,7 @@ def test_a_schedule_and_branches_may_be_asked_for(capsys: pytest.CaptureFixture)
     assert "a number of groups of devices" in capsys.readouterr().err
 
 
-def test_the_command_line_goes_before_the_models_options(capsys: pytest.CaptureFixture) -> None:
+def test_the_command_line_overrides_the_models_options(capsys: pytest.CaptureFixture) -> None:
     def asked(*words: str) -> dict[str, Any]:
         assert main(["optimize", "cli_models:with_options", "--json", *words]) == 0
         return json.loads(capsys.readouterr().out)
@@ -84,7 +84,7 @@ def test_the_command_line_goes_before_the_models_options(capsys: pytest.CaptureF
     assert asked("--objective", "memory")["memory"] <= plain["memory"]
 
 
-def test_what_fits_no_memory_is_a_no(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_plan_that_does_not_fit_gives_exit_status_1(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = tmp_path / "plan.json"
     assert main(["optimize", "cli_models:small", "--machine", "a100-1x8", "--memory", "1kB", "-o", str(path)]) == 1
     said = capsys.readouterr()
@@ -94,7 +94,7 @@ def test_what_fits_no_memory_is_a_no(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert not path.exists()
 
 
-def test_a_place_that_cannot_be_written_is_said_before_the_work(
+def test_an_output_that_cannot_be_written_is_refused_before_the_search(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("unity.cli.commands.optimize.optimize", lambda *args, **options: pytest.fail("it was planned"))
@@ -117,7 +117,7 @@ def test_a_place_that_cannot_be_written_is_said_before_the_work(
         ("cli_broken:model", ["importing cli_broken raises ZeroDivisionError", "(cli_broken.py:2 in <module>)"]),
     ],
 )
-def test_what_is_wrong_with_a_model_is_one_message(
+def test_an_error_of_the_model_is_one_message(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, which: str, parts: list[str]
 ) -> None:
     (tmp_path / "cli_broken.py").write_text("a = 1\nb = a / 0\n")
@@ -131,7 +131,7 @@ def test_what_is_wrong_with_a_model_is_one_message(
         assert part in said.err
 
 
-def test_options_that_do_not_go_together(capsys: pytest.CaptureFixture) -> None:
+def test_contradicting_options_are_refused(capsys: pytest.CaptureFixture) -> None:
     assert main(["optimize", "cli_models:small", "--machine", "a100-1x8", "--measure"]) == 1
     assert "leave machine= out" in capsys.readouterr().err
 
@@ -150,7 +150,7 @@ def test_options_that_do_not_go_together(capsys: pytest.CaptureFixture) -> None:
         (["--devices", "0"], "expected a whole number above zero, got 0"),
     ],
 )
-def test_a_command_line_that_cannot_be_read(capsys: pytest.CaptureFixture, words: list[str], named: str) -> None:
+def test_malformed_command_lines_are_refused(capsys: pytest.CaptureFixture, words: list[str], named: str) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(["optimize", "cli_models:small", *words])
     assert exit_.value.code == 2
@@ -158,7 +158,7 @@ def test_a_command_line_that_cannot_be_read(capsys: pytest.CaptureFixture, words
 
 
 @given(st.integers(1, 999), st.sampled_from(["B", "kB", "MB", "GB", ""]))
-def test_sizes_are_read_as_they_are_said(number: int, unit: str) -> None:
+def test_sizes_are_parsed_with_their_units(number: int, unit: str) -> None:
     found = nbytes(f"{number}{unit}")
     assert nbytes(f"{number} {unit.lower()}") == found
     assert size(found).split()[0] == str(number)

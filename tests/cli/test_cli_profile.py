@@ -69,7 +69,7 @@ def _machine(store: Store) -> Machine:
     )
 
 
-def test_it_measures_and_keeps_and_does_not_measure_again(place: Store, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+def test_operators_are_measured_once_and_stored(place: Store, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     saved = tmp_path / "machine.json"
     assert main(["profile", "profiled_model:small", "--all", "--save", str(saved)]) == 0
     found = place.profile(where(jax.devices()))
@@ -82,7 +82,7 @@ def test_it_measures_and_keeps_and_does_not_measure_again(place: Store, capsys: 
     assert place.profile(where(jax.devices())) == found
 
 
-def test_afterwards_a_plan_is_predicted_by_what_was_measured(place: Store) -> None:
+def test_plans_are_predicted_by_the_measurements(place: Store) -> None:
     from profiled_model import small  # pyright: ignore[reportMissingImports]
 
     assert main(["profile", "profiled_model:small", "--all"]) == 0
@@ -98,7 +98,7 @@ def test_afterwards_a_plan_is_predicted_by_what_was_measured(place: Store) -> No
     assert unity.optimize(loss, *args, progress=False).time == plan.time  # from the cache
 
 
-def test_a_saved_plan_has_what_it_was_predicted_by(place: Store, tmp_path: Path) -> None:
+def test_a_saved_plan_has_the_measurements_that_it_uses(place: Store, tmp_path: Path) -> None:
     from profiled_model import small  # pyright: ignore[reportMissingImports]
 
     assert main(["profile", "profiled_model:small"]) == 0
@@ -110,14 +110,14 @@ def test_a_saved_plan_has_what_it_was_predicted_by(place: Store, tmp_path: Path)
     assert again.machine.profile is not None
 
 
-def test_options_are_optimizes_own(place: Store) -> None:
+def test_the_models_options_apply(place: Store) -> None:
     assert main(["profile", "profiled_model:with_options"]) == 0
     found = place.profile(where(jax.devices()))
     assert found is not None
     assert not any(any(m.differentiated) for m in found.measurements)
 
 
-def test_an_interrupted_run_keeps_what_it_has(place: Store, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_an_interrupted_run_keeps_its_measurements(place: Store, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     measured = []
 
     def interrupted(program: Any) -> Timing:
@@ -144,13 +144,13 @@ def test_an_interrupted_run_keeps_what_it_has(place: Store, monkeypatch: pytest.
         ("profiled_model:wrong_options", "options that are a int"),
     ],
 )
-def test_what_is_no_model_is_refused(place: Store, capsys: pytest.CaptureFixture, which: str, named: str) -> None:
+def test_a_function_that_returns_no_model_is_refused(place: Store, capsys: pytest.CaptureFixture, which: str, named: str) -> None:
     assert main(["profile", which]) == 1
     assert named in capsys.readouterr().err
     assert place.profile(where(jax.devices())) is None
 
 
-def test_no_devices(place: Store, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_devices_are_an_error(place: Store, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> list:
         raise RuntimeError("Unable to initialize backend 'cuda'")
 
@@ -159,7 +159,7 @@ def test_no_devices(place: Store, capsys: pytest.CaptureFixture, monkeypatch: py
     assert "no devices to measure on: Unable to initialize backend 'cuda'" in capsys.readouterr().err
 
 
-def test_devices_of_several_kinds(place: Store, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_of_several_kinds_are_refused(place: Store, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     from unity.machine.hardware import MachineError
 
     def refused(cls: Any, devices: Any = None) -> Machine:
@@ -170,14 +170,14 @@ def test_devices_of_several_kinds(place: Store, capsys: pytest.CaptureFixture, m
     assert "got a, b" in capsys.readouterr().err
 
 
-def test_a_number_of_devices_that_cannot_be(place: Store, capsys: pytest.CaptureFixture) -> None:
+def test_an_impossible_number_of_devices_is_refused(place: Store, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(["profile", "profiled_model:small", "--devices", "0"])
     assert exit_.value.code == 2
     assert "--devices" in capsys.readouterr().err
 
 
-def test_the_command_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_the_command_runs_in_a_separate_process(tmp_path: Path) -> None:
     """With real figures: one virtual device, a model of one product; the module is found where the command is run.
 
     One device has no collectives, whose measuring takes a minute (test_profile_measure has it).

@@ -27,7 +27,7 @@ def mine(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_proved_becomes_a_library(mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_proved_rules_become_a_library(mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     out = tmp_path / "mine.json"
     assert main(["rules", "verify", str(mine), "-o", str(out), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
@@ -52,14 +52,14 @@ def test_rules_are_shown_by_pattern(capsys: pytest.CaptureFixture) -> None:
     assert name in capsys.readouterr().err
 
 
-def test_counts(capsys: pytest.CaptureFixture) -> None:
+def test_statistics_count_the_library(capsys: pytest.CaptureFixture) -> None:
     assert main(["rules", "stats", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["parallel"] + found["algebraic"] == len(default_library())
     assert sum(n for what, n in found.items() if what.startswith("found in")) == len(default_library())
 
 
-def test_generation_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_prints_its_counts(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / "cache"))
     out = tmp_path / "made.json"
     command = ["rules", "generate", "--families", "constants", "--max-ops", "2", "--processes", "1", "--out", str(out)]
@@ -71,7 +71,7 @@ def test_generation_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFix
     assert said.err == ""
 
 
-def test_others_rules_are_judged_and_kept_as_text(
+def test_imported_rules_are_proved_and_written_as_text(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from unity.substitutions import importing
@@ -91,6 +91,6 @@ def test_others_rules_are_judged_and_kept_as_text(
 
 
 @pytest.mark.parametrize("name", ["none.rules", "none.json"])
-def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture, name: str) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture, name: str) -> None:
     assert main(["rules", "verify", str(tmp_path / name)]) == 1
     assert name in capsys.readouterr().err

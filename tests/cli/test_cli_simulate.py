@@ -18,7 +18,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, unity.Plan]:
     return cli_models.saved(tmp_path_factory.mktemp("simulate"), unity.Machine.grid(2, 4, "a100"))
 
 
-def test_it_says_what_the_simulation_does(saved: tuple[Path, unity.Plan], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_output_agrees_with_the_simulation(
+    saved: tuple[Path, unity.Plan], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     path, plan = saved
     trace, picture = tmp_path / "step.json", tmp_path / "step.png"
     command = ["simulate", str(path), "cli_models:small"]
@@ -51,7 +53,7 @@ def test_it_says_what_the_simulation_does(saved: tuple[Path, unity.Plan], tmp_pa
         (["cli_models:small", "--trace", "none/step.json"], "none/step.json"),
     ],
 )
-def test_what_is_wrong_is_one_message(
+def test_errors_are_one_message(
     saved: tuple[Path, unity.Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture,
     words: list[str], named: str,
 ) -> None:  # fmt: skip

@@ -42,41 +42,43 @@ from unity.substitutions.rewriting.reading import Reading
 from unity.substitutions.rewriting.rewriting import rewritten
 
 
-def applies(before: PCG, after: PCG) -> GraphDiff:
-    """The diff, after it was found to give the second graph of the first: with every name, and from its JSON too."""
-    found = diff(before, after)
-    assert graph_json(apply(found, before)) == graph_json(after)
-    data = json.loads(json.dumps(to_json(found)))
-    read = from_json(data)
-    assert to_json(read) == data
-    assert graph_json(apply(read, before)) == graph_json(after)
-    assert bool(read) == bool(found)
-    return found
+def applied_diff(before: PCG, after: PCG) -> GraphDiff:
+    """Return the diff of two graphs, checked: applied to the first it gives the second with all names, also after a round trip
+    through JSON.
+    """
+    difference = diff(before, after)
+    assert graph_json(apply(difference, before)) == graph_json(after)
+    data = json.loads(json.dumps(to_json(difference)))
+    from_data = from_json(data)
+    assert to_json(from_data) == data
+    assert graph_json(apply(from_data, before)) == graph_json(after)
+    assert bool(from_data) == bool(difference)
+    return difference
 
 
-def empty(found: GraphDiff) -> bool:
-    return not (found or found.removed or found.added or found.changed)
+def has_no_difference(difference: GraphDiff) -> bool:
+    return not (difference or difference.removed or difference.added or difference.changed)
 
 
 @settings(max_examples=200)
 @given(small_graphs(), small_graphs())
-def test_a_diff_applied_to_one_graph_gives_the_other(one, other):
-    found = applies(one, other)
+def test_applying_a_diff_gives_the_second_graph(one, other):
+    found = applied_diff(one, other)
     if not found:
         assert one.key == other.key
 
 
 @given(small_graphs())
 def test_a_graph_does_not_differ_from_itself(graph):
-    assert empty(diff(graph, graph))
-    assert empty(diff(graph, through_text(graph)))
+    assert has_no_difference(diff(graph, graph))
+    assert has_no_difference(diff(graph, through_text(graph)))
 
 
 # --- small edits ---
 
 
-def rebuilt(graph: PCG, instead: dict[int, Node], bypass: dict[int, Value] | None = None) -> PCG:
-    """The graph with other nodes in the place of some, by number; or their users reading something else."""
+def with_nodes_replaced(graph: PCG, instead: dict[int, Node], bypass: dict[int, Value] | None = None) -> PCG:
+    """Return the graph with some nodes replaced, by index, and with users of some nodes reading another value."""
     made: dict[int, Node] = {}
     skipped = {} if bypass is None else bypass
 
@@ -92,13 +94,13 @@ def rebuilt(graph: PCG, instead: dict[int, Node], bypass: dict[int, Value] | Non
 
 @settings(max_examples=200)
 @given(small_graphs(), st.data())
-def test_one_node_that_computes_something_else_is_all_that_differs(graph, data):
+def test_one_changed_node_is_the_only_difference(graph, data):
     numbers = [k for k, n in enumerate(graph.nodes) if not is_parallelization(n) and n.kind != "input"]
     if not numbers:
         return
     k = data.draw(st.sampled_from(numbers))
     node = graph.nodes[k]
-    found = applies(graph, rebuilt(graph, {k: replace(node, attributes={**node.attributes, "otherwise": True})}))
+    found = applied_diff(graph, with_nodes_replaced(graph, {k: replace(node, attributes={**node.attributes, "otherwise": True})}))
     assert (found.removed, found.added) == ((), ())
     assert [c.number for c in found.changed] == [k]
     assert set(found.changed[0].fields) == {"attributes"}
@@ -112,43 +114,43 @@ def captured(operations: tuple[str, ...]) -> PCG:
 
 
 @given(functions, st.data())
-def test_what_is_left_out_of_a_program_is_all_that_is_removed(fn, data):
-    """Operators of one operand whose result is as the operand, in the middle of a program that goes on as before."""
+def test_an_omitted_operator_is_the_only_removed_node(fn, data):
+    """The operators have one operand of the same shape as their result, and the rest of the program is unchanged."""
     graph = capture(fn.loss, fn.params, fn.batch).graph
     places = [k for k, n in enumerate(graph.nodes) if n.operands and [n.operands[0].tensor] == list(n.tensors)]
     if not places:
         return
     k = data.draw(st.sampled_from(places))
     node = graph.nodes[k]
-    shorter = rebuilt(graph, {}, {id(node): node.operands[0]})
-    found = applies(graph, shorter)
+    shorter = with_nodes_replaced(graph, {}, {id(node): node.operands[0]})
+    found = applied_diff(graph, shorter)
     gone = len(graph.nodes) - len(shorter.nodes)
     assert len(found.removed) == gone
     assert not found.added
-    longer = applies(shorter, graph)
+    longer = applied_diff(shorter, graph)
     assert len(longer.added) == gone
     assert not longer.removed
 
 
 @settings(max_examples=30)
 @given(functions, functions)
-def test_random_functions(one, other):
+def test_diffs_of_random_functions_can_be_applied(one, other):
     graphs = [capture(fn.loss, fn.params, fn.batch).graph for fn in (one, other)]
-    applies(*graphs)
+    applied_diff(*graphs)
 
 
 # --- how good a matching is ---
 
 
 def signature(node: Node) -> str:
-    """What a node computes of its operands, said independently of the matching."""
+    """Return what a node computes of its operands, independently of the matching."""
     plain = sorted((k, v) for k, v in node.attributes.items() if k not in ("name", "again"))
     return repr((node.kind, plain, [str(t) for t in node.tensors], None if node.inside is None else id(node.inside)))
 
 
 @settings(max_examples=200)
 @given(small_graphs(depth=0), small_graphs(depth=0))
-def test_no_matching_of_operators_to_their_like_leaves_fewer_over(one, other):
+def test_as_many_equal_operators_are_matched_as_both_graphs_have(one, other):
     sides = [[n for n in g.nodes if not is_parallelization(n) and n.kind != "input"] for g in (one, other)]
     most = sum((Counter(map(signature, sides[0])) & Counter(map(signature, sides[1]))).values())
     partner = matching(one, other)
@@ -158,12 +160,12 @@ def test_no_matching_of_operators_to_their_like_leaves_fewer_over(one, other):
     assert sum(signature(one.nodes[i]) == signature(other.nodes[j]) for i, j in alike) == most
 
 
-def rewired(found: GraphDiff) -> int:
-    return sum(c.operands is not None for c in found.changed)
+def count_rewired(difference: GraphDiff) -> int:
+    return sum(c.operands is not None for c in difference.changed)
 
 
 def layered(layers) -> PCG:
-    """Equal layers one after the other, each adding to what is handed on, as a model is written out."""
+    """Return equal layers in sequence, each added to the result of the one before."""
     tensor = (tensor_type((4,), np.dtype("float32")),)
     start = Node("input", (), tensor, attributes={"index": 0, "name": "x"})
     weights = [Node("input", (), tensor, attributes={"index": k + 1, "name": f"w[{k}]"}) for k in layers]
@@ -175,27 +177,28 @@ def layered(layers) -> PCG:
 
 
 @given(st.data())
-def test_layers_that_are_left_out_are_all_that_is_removed(data):
-    """Whichever are left out, and although all layers are equal but for the names of their weights."""
+def test_omitted_layers_are_the_only_removed_nodes(data):
+    """Any layers may be omitted, although all layers are equal but for the names of their weights."""
     every = list(range(6))
     kept = sorted(data.draw(st.sets(st.sampled_from(every), min_size=1)))
-    found = applies(layered(every), layered(kept))
+    found = applied_diff(layered(every), layered(kept))
     assert len(found.removed) == 4 * (6 - len(kept))
     assert not found.added
     starts = sum(k > 0 and k - 1 not in kept for k in kept)  # layers that are handed what another one made before
-    assert rewired(found) <= 2 * starts
+    assert count_rewired(found) <= 2 * starts
 
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from("fg"), st.integers(0, 4)), min_size=1, max_size=5), st.data())
-def test_no_matching_of_tiny_graphs_leaves_fewer_nodes_over(operators, data):
-    """All matchings of nodes of one kind are tried. (Of those that leave as few over, the one with the fewest operands rewired is
-    not always found.)
+def test_no_matching_of_tiny_graphs_leaves_fewer_nodes_unmatched(operators, data):
+    """Every matching of nodes of one kind is tried.
+
+    Among those that leave as few unmatched, the one that rewires the fewest operands is not always found.
     """
     one, other = tiny(operators), tiny(data.draw(st.permutations(operators)) + data.draw(st.sampled_from([[], [("h", 1)]])))
     found = diff(one, other)
     matchings = permutations(range(1, len(other.nodes)))
-    assert len(found.removed) + len(found.added) <= min(left_over(one, other, (0, *order)) for order in matchings)
+    assert len(found.removed) + len(found.added) <= min(count_unmatched(one, other, (0, *order)) for order in matchings)
 
 
 def tiny(operators) -> PCG:
@@ -207,24 +210,24 @@ def tiny(operators) -> PCG:
     return PCG((nodes[0],), tuple(Value(n) for n in nodes if id(n) not in used_by))
 
 
-def left_over(one: PCG, other: PCG, order) -> int:
-    """Nodes left over if node k of the one is node order[k] of the other, where they are of one kind."""
+def count_unmatched(one: PCG, other: PCG, order) -> int:
+    """Return the number of unmatched nodes if node k of one graph is node order[k] of the other, where they are of one kind."""
     pairs = sum(a.kind == other.nodes[j].kind for a, j in zip(one.nodes, order, strict=False))
     return len(one.nodes) + len(other.nodes) - 2 * pairs
 
 
 def test_deep_graphs_need_no_recursion():
     one, other = chain(3 * sys.getrecursionlimit()), chain(3 * sys.getrecursionlimit() + 1)
-    found = applies(one, other)
+    found = applied_diff(one, other)
     assert (len(found.removed), len(found.added)) == (0, 1)
-    assert empty(diff(one, chain(3 * sys.getrecursionlimit())))
+    assert has_no_difference(diff(one, chain(3 * sys.getrecursionlimit())))
 
 
 # --- rewritings and strategies ---
 
 
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
-def test_random_rewritings(fn):
+def test_diffs_of_random_rewritings_can_be_applied(fn):
     first = used(program_of(jax.make_jaxpr(fn)(*arguments(fn)))[0])
     names = [f"args[{k}]" for k in range(len(first.inputs))]
     body, rng, library = opened(first), random.Random(0), patterns(default_library().rules)
@@ -236,13 +239,13 @@ def test_random_rewritings(fn):
             return
         body = rng.choice(ways)
         after = graph_of(closed(body), names)
-        applies(before, after)
-        applies(after, before)
+        applied_diff(before, after)
+        applied_diff(after, before)
 
 
 @cache
 def strategies(model: str) -> tuple[PCG, ...]:
-    """The serial graph, and strategies at random."""
+    """Return the serial graph and random strategies."""
     found, assembled = named(model)
     points = [random_point(assembled, np.random.default_rng(seed)) for seed in range(3)]
     return found.graph, *(parallelize(found.graph, assembled.assignment(p)) for p in points)
@@ -253,41 +256,42 @@ def test_strategies_of_one_program_differ_in_parallelization_alone(name):
     graphs = strategies(name)
     for one in graphs:
         for other in graphs:
-            found = applies(one, other)
-            assert empty(found) == (one is other)
-            only_parallelization(found)
+            found = applied_diff(one, other)
+            assert has_no_difference(found) == (one is other)
+            assert_only_parallelization(found)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_another_batch_size_adds_and_removes_nothing(name):
-    """No operator computes the same any more, and each is still the one that it was."""
+    """Every operator computes something else, and is still matched to its counterpart."""
     with jax.enable_x64(True):
         models = MODELS[name](), MODELS[name](b=16)
-        found = applies(*(capture(m.loss, m.params, m.batch).graph for m in models))
+        found = applied_diff(*(capture(m.loss, m.params, m.batch).graph for m in models))
     assert found
     assert (found.removed, found.added) == ((), ())
-    assert rewired(found) == 0
+    assert count_rewired(found) == 0
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_types_on_other_meshes_are_compared_axis_by_axis(name):
-    """A node's type is in the diff if and only if it says something else, however many axes there are."""
-    graphs = strategies(name)[0], *(whole(name, machine) for machine in MACHINES), strategies(name)[1]
+    """A node's type is in the diff if and only if its placement differs, however many axes there are."""
+    graphs = strategies(name)[0], *(random_strategy(name, machine) for machine in MACHINES), strategies(name)[1]
     for one in graphs:
         for other in graphs:
-            applies(one, other)
-            held_alike(one, other)
+            applied_diff(one, other)
+            assert_equal_placements(one, other)
 
 
-def held_alike(one: PCG, other: PCG) -> None:
-    partner, found = matching(one, other), diff(one, other)
-    changed = {c.number for c in found.changed if "types" in c.fields}
-    said = {i for i, j in partner.items() if held(one.nodes[i], one) != held(other.nodes[j], other)}
-    assert changed == said
+def assert_equal_placements(one: PCG, other: PCG) -> None:
+    partner, difference = matching(one, other), diff(one, other)
+    changed = {c.number for c in difference.changed if "types" in c.fields}
+    pairs = [(i, placements_in_words(one.nodes[i], one), placements_in_words(other.nodes[j], other)) for i, j in partner.items()]
+    expected = {i for i, before, after in pairs if before != after}
+    assert changed == expected
 
 
-def held(node: Node, graph: PCG) -> list[tuple]:
-    """In words, and along which axes: those of two meshes may be called alike and have other sizes."""
+def placements_in_words(node: Node, graph: PCG) -> list[tuple]:
+    """Return the placements in words and with their axes, since axes of two meshes may share names and differ in size."""
     if not node.types:
         return [("whole", ())] * len(node.tensors)
     return [
@@ -299,26 +303,26 @@ MACHINES = (Machine.grid(1, 4, "a100"), Machine.grid(3, 2, "a100"))
 
 
 @cache
-def whole(name: str, machine: Machine) -> PCG:
-    """A strategy on another mesh."""
+def random_strategy(name: str, machine: Machine) -> PCG:
+    """Return a random strategy on a machine."""
     found, assembled = made(MODELS[name](), machine)
     return parallelize(found.graph, assembled.assignment(random_point(assembled, np.random.default_rng(0))))
 
 
-def only_parallelization(found: GraphDiff) -> None:
-    assert all(is_change_kind(x.node) for x in (*found.removed, *found.added))
-    for c in found.changed:
+def assert_only_parallelization(difference: GraphDiff) -> None:
+    assert all(is_change_kind(x.node) for x in (*difference.removed, *difference.added))
+    for c in difference.changed:
         assert set(c.fields) <= {"types", "attributes"}
         assert set(dict(c.fields).get("attributes", ({}, {}))[1]) - set(dict(c.fields).get("attributes", ({}, {}))[0]) <= {"again"}
         if c.inside is not None:
-            only_parallelization(c.inside)
+            assert_only_parallelization(c.inside)
 
 
 def is_change_kind(node: Node) -> bool:
     return is_parallelization(replace(node, operands=(Value(node),)))
 
 
-def test_programs_inside_of_scans_and_remats_are_compared():
+def test_programs_nested_in_scans_and_remats_are_compared():
     serial, one, other, _ = strategies("gpt_scanned")
     for found in (diff(serial, one), diff(one, other)):
         inner = [c.inside for c in found.changed if c.inside is not None]
@@ -334,7 +338,7 @@ def is_scan(node: Node) -> bool:
 # --- what is refused ---
 
 
-def test_a_diff_is_for_one_graph():
+def test_a_diff_applies_only_to_the_graph_that_it_starts_from():
     serial, one, other, _ = strategies("lstm")
     with pytest.raises(PlanError, match="starts from: that has the hash"):
         apply(diff(serial, one), other)
@@ -346,7 +350,7 @@ def test_foreign_data_are_refused(data):
         from_json(data)
 
 
-def test_other_schemas_and_damage_are_refused():
+def test_other_schemas_and_damaged_data_are_refused():
     data = to_json(diff(captured(("dense", "relu")), captured(("dense", "softmax"))))
     with pytest.raises(PlanFileError, match=f"schema {SCHEMA + 1}"):
         from_json({**data, "schema": SCHEMA + 1})
@@ -366,7 +370,7 @@ def test_types_in_words():
     assert type_in_words((REPLICATED, partitioned(1, 3), UNUSED), axes) == f"dim 1 (inside of 3) over {b}, replicated over {a}"
 
 
-def test_what_is_cut_alike_and_lies_elsewhere_is_moved():
+def test_equal_splits_on_other_axes_are_moves():
     one, other, third = Axis("n0", 2, 0), Axis("d0", 2, 1), Axis("d1", 3, 1)
     rows, columns = partitioned(0), partitioned(1)
     assert is_moved(((one, rows),), ((other, rows),))

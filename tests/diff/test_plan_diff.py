@@ -52,7 +52,7 @@ def own_diff() -> PlanDiff:
 # --- a plan against its program ---
 
 
-def test_the_rules_are_those_of_the_derivation_with_the_lines_that_they_rewrote() -> None:
+def test_rules_are_the_derivations_with_their_source_lines() -> None:
     plan, found = planned(), own_diff()
     assert plan.rewriting
     steps = [(step.rule, step.backward) for step in plan.check_derivation()]
@@ -64,8 +64,8 @@ def test_the_rules_are_those_of_the_derivation_with_the_lines_that_they_rewrote(
 
 
 @pytest.mark.parametrize(("fn", "args"), [(layers, LAYERED), *CASES.values()], ids=["layers", *CASES])
-def test_every_step_of_a_derivation_is_said_at_its_line(fn: Any, args: Any) -> None:
-    """In equal layers, and inside of scans and remats, whose programs are rewritten once."""
+def test_every_rule_of_a_derivation_is_at_its_source_line(fn: Any, args: Any) -> None:
+    """Also in equal layers and in the nested programs of scans and remats, which are rewritten once."""
     plan = unity.optimize(fn, *args, machine=EIGHT, progress=False)
     found = plan.diff()
     steps = Counter(f"{step.rule}{' (backward)' if step.backward else ''}" for step in plan.check_derivation())
@@ -79,13 +79,13 @@ def test_every_step_of_a_derivation_is_said_at_its_line(fn: Any, args: Any) -> N
     assert said == steps
 
 
-def test_layers_written_by_one_line_are_one_region() -> None:
+def test_layers_of_one_source_line_are_one_region() -> None:
     (region,) = [r for r in own_diff().regions if r.line.startswith(line_of('layer["up"]'))]
     counts = {edit.kind: times for edit, times in region.edits if edit.mark == "~"}
     assert counts == {"dot_general": 2 * LAYERS, "gelu": LAYERS, "add": LAYERS}
 
 
-def test_arguments_that_differ_in_a_number_and_are_otherwise_alike_are_one_region() -> None:
+def test_arguments_that_differ_in_numbers_only_are_one_region() -> None:
     def numbered(params: dict[str, Any], x: Any) -> Any:
         for k in range(4):
             x = jnp.tanh(x @ params[f"dense{k}"]["w"])
@@ -101,7 +101,7 @@ def test_arguments_that_differ_in_a_number_and_are_otherwise_alike_are_one_regio
     assert one.seconds.after == pytest.approx(region.communicating.after)
 
 
-def test_names_together() -> None:
+def test_argument_paths_are_joined_by_their_numbers() -> None:
     assert line_pattern("args[1]['w10']['x'][2]") == "args[1]['w#']['x'][#]"
     assert line_pattern("model.py:12 (f1)") == "model.py:12 (f1)"
     assert joined_lines(["args[0]['w1']", "args[0]['w2']", "args[0]['w3']", "args[0]['w7']"]) == "args[0]['w{1-3,7}']"
@@ -109,7 +109,7 @@ def test_names_together() -> None:
     assert joined_lines([f"args[0]['w{i}'][{k}]" for i in (1, 2) for k in (0, 5)]) == "args[0]['w{1-2}'][{0,5}]"
 
 
-def test_costs_are_those_of_one_device_and_of_the_plan() -> None:
+def test_costs_compare_one_device_with_the_plan() -> None:
     plan, found = planned(), own_diff()
     assert found.before.devices == 1
     assert found.before.time > plan.time
@@ -122,7 +122,7 @@ def test_costs_are_those_of_one_device_and_of_the_plan() -> None:
     assert found.before.time == pytest.approx(single.time)
 
 
-def test_collectives_are_those_that_the_plan_added() -> None:
+def test_collectives_are_the_ones_that_the_plan_adds() -> None:
     plan, found = planned(), own_diff()
     counts: dict[str, int] = {}
     for t in predict(plan.pcg, plan.machine, differentiated_in(plan)).collectives:
@@ -141,7 +141,7 @@ def test_the_difference_of_the_graphs_can_be_applied() -> None:
     assert {e.kind for e in found.edits if e.topic == "change"} <= PARALLELIZATION
 
 
-def test_one_device_needs_nothing() -> None:
+def test_a_plan_for_one_device_has_no_collectives() -> None:
     plan = unity.optimize(loss, *arguments(LAYERS), machine=unity.Machine.grid(1, 1, "v100"), search="captured", progress=False)
     found = plan.diff()
     assert not found.edits
@@ -150,14 +150,14 @@ def test_one_device_needs_nothing() -> None:
     assert found.after.time == pytest.approx(found.before.time)
 
 
-def test_what_differs_inside_of_a_scan_is_at_its_own_line() -> None:
+def test_differences_inside_a_scan_are_at_their_own_lines() -> None:
     plan = unity.optimize(scanned, {"layers": f(4, 512, 512)}, f(1024, 512), machine=EIGHT, search="captured", progress=False)
     (region,) = [r for r in plan.diff().regions if r.line.startswith(line_of("jnp.tanh(x @ layer)"))]
     assert any(edit.kind == "dot_general" for edit, _ in region.edits)
     assert region.computing.after < region.computing.before
 
 
-def test_parallelization_by_rules_is_named_rule_by_rule() -> None:
+def test_parallelization_by_rules_lists_every_rule() -> None:
     plan = planned(unity.Machine.grid(1, 2, "v100"), search="unity-rules", budget=300)
     uses = [use for _, use in plan.diff().rules]
     assert sum(use.times for use in uses) == len(plan.applications)
@@ -175,7 +175,7 @@ def test_a_plan_does_not_differ_from_itself() -> None:
     assert "no difference" in found.html()
 
 
-def test_two_budgets() -> None:
+def test_plans_with_two_memory_limits_differ() -> None:
     fast, lean = planned(), planned().frontier[-1]
     found = fast.diff(lean)
     assert found
@@ -185,14 +185,14 @@ def test_two_budgets() -> None:
     assert one.keys() == other.keys()
 
 
-def test_two_machines() -> None:
+def test_plans_for_two_machines_differ() -> None:
     found = planned().diff(planned(unity.Machine.grid(2, 4, "v100")))
     assert found
     assert "d0 of 2 × d1 of 2 × d2 of 2  n0 of 2 × d0 of 2 × d1 of 2" in str(found)
     assert [a.name for a in found.graph.before.axes] == ["d0", "d1", "d2"]
 
 
-def test_two_programs() -> None:
+def test_plans_of_two_programs_differ() -> None:
     def other(params: dict[str, Any], x: Any) -> Any:
         return loss(params, jnp.tanh(x))
 
@@ -208,14 +208,14 @@ def test_two_programs() -> None:
 
 @settings(max_examples=50)
 @given(small_graphs(), small_graphs())
-def test_any_difference_of_graphs_can_be_said(one: PCG, other: PCG) -> None:
+def test_any_two_graphs_have_a_diff_in_every_format(one: PCG, other: PCG) -> None:
     found = PlanDiff(*(Summary(name, "", 0, 0.0, 0.0, graph, (), ()) for name, graph in (("a", one), ("b", other))))
     for form in FORMATS:
         assert found.formatted(form)
     assert bool(found) >= bool(found.edits)
 
 
-def test_text_is_plain_where_it_is_no_terminal() -> None:
+def test_text_is_plain_outside_a_terminal() -> None:
     file = io.StringIO()
     own_diff().show(file)
     assert "\x1b" not in file.getvalue()
@@ -262,7 +262,7 @@ class _Page(HTMLParser):
         self.text.append(data)
 
 
-def test_the_page_needs_nothing_else_and_shows_names_as_they_are() -> None:
+def test_the_page_is_self_contained_and_escapes_names() -> None:
     plan = planned()
     evil = "<script>alert('x')</script> & \"quotes\""
     found = own_diff()
@@ -291,7 +291,7 @@ def test_dot_has_every_node_of_both_graphs() -> None:
     assert all({a, b} <= named for a, b in re.findall(r"^ *(n\w+) -> (n\w+)", text, re.MULTILINE))
 
 
-def test_saving_goes_by_the_name(tmp_path: Path) -> None:
+def test_the_suffix_selects_the_format(tmp_path: Path) -> None:
     for name, start in (("d.txt", "loss"), ("d.md", "# loss"), ("d.html", "<!DOCTYPE"), ("d.dot", "digraph"), ("d.json", "{")):
         own_diff().save(tmp_path / name)
         assert (tmp_path / name).read_text().startswith(start)
@@ -299,7 +299,7 @@ def test_saving_goes_by_the_name(tmp_path: Path) -> None:
         own_diff().save(tmp_path / "d.pdf")
 
 
-def test_without_jinja2_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_jinja2_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
     with pytest.raises(unity.UnityError, match=r"unity-jax\[html\]"):
         own_diff().html()
@@ -316,7 +316,7 @@ def test_a_plan_as_data_for_other_tools() -> None:
     assert sum(row["seconds"] for row in (*data["work"], *data["talk"])) == pytest.approx(plan.time)
 
 
-def test_a_file_says_the_same_as_its_plan(tmp_path: Path) -> None:
+def test_the_diff_of_a_file_equals_the_plans(tmp_path: Path) -> None:
     plan = planned()
     plan.save(tmp_path / "plan.json")
     captured, saved = summaries("plan.json", read(tmp_path / "plan.json"))
@@ -336,7 +336,7 @@ def test_damaged_summaries_are_refused(tmp_path: Path) -> None:
         summaries("plan.json", {k: v for k, v in data.items() if k != "captured"})
 
 
-def test_folded_graphs_are_the_same_and_smaller() -> None:
+def test_compact_graphs_are_equal_and_smaller() -> None:
     for graph in (planned().pcg, planned().original):
         data = fold(graph)
         assert graph_json(unfold(json.loads(json.dumps(data)))) == graph_json(graph)

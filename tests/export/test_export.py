@@ -1,4 +1,4 @@
-"""An exported plan is the plan: values and gradients to the last bit, the same collectives, in plain JAX that reads well."""
+"""An exported plan equals the plan: the same values and gradients to the last bit, the same collectives, in readable plain JAX."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PAIR, FOUR = Machine.grid(1, 2, "a100"), Machine.grid(2, 2, "a100")
 
 @contextmanager
 def in_64_bits() -> Iterator[None]:
-    """As the models are; an exported file switches it on for good."""
+    """Enable 64-bit types, as the models need, and restore the setting that an exported file changes."""
     before = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
     try:
         with jax.enable_x64(True):
@@ -64,7 +64,7 @@ def _in_64_bits() -> Iterator[None]:
 
 
 def planned(model: Small, machine: Machine, seed: int = 0) -> Plan:
-    """A plan with a strategy drawn at random."""
+    """Return a plan with a random strategy."""
     captured = capture(model.loss, model.params, model.batch)
     assembled = assemble(captured.graph, captured.differentiated, machine, Training())
     point = random_point(assembled, np.random.default_rng(seed))
@@ -72,31 +72,31 @@ def planned(model: Small, machine: Machine, seed: int = 0) -> Plan:
     return Plan(Made(model.loss, captured, search, 0.0), Candidate(0.0, 0.0, assembled.assignment(point)))
 
 
-def imported(path: Path) -> dict[str, Any]:
-    """The names of a file that is run here."""
+def names_of_file(path: Path) -> dict[str, Any]:
+    """Run a file, and return its names."""
     names: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
     exec(compile(path.read_text(), str(path), "exec"), names)
     return names
 
 
 def step(fn: Callable[..., Any], params: Any, batch: Any) -> tuple[Any, Counter]:
-    """The value and the gradients of a compiled step, and its collectives."""
+    """Return the value and the gradients of a compiled step, and its collectives."""
     compiled = jax.jit(jax.value_and_grad(fn)).lower(params, batch).compile()
     found = Counter((c.kind, c.elements, c.count) for c in collectives(compiled.as_text() or ""))
     return jax.tree.map(np.asarray, compiled(params, batch)), found
 
 
-def agrees(plan: Plan, path: Path, params: Any, batch: Any) -> None:
-    """The exported file computes what the plan does, and communicates alike."""
-    names = imported(path)
+def assert_agrees(plan: Plan, path: Path, params: Any, batch: Any) -> None:
+    """Check that an exported file computes the plan's values and has its collectives."""
+    names = names_of_file(path)
     wanted, predicted = step(plan, *plan.shard(params, batch))
     got, found = step(names["fn"], *jax.device_put((params, batch), names["in_shardings"]))
     jax.tree.map(np.testing.assert_array_equal, got, wanted)
     assert found == predicted
 
 
-def well_written(path: Path, own: Collection[str] = ()) -> None:
-    """It parses, needs nothing but JAX, numpy and one's own modules, and is as a formatter and a linter would have it."""
+def assert_well_written(path: Path, own: Collection[str] = ()) -> None:
+    """Check that a file imports JAX, numpy and the given modules only, and passes a formatter and a linter."""
     tree = ast.parse(path.read_text())
     modules = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
     modules |= {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
@@ -137,12 +137,12 @@ QUICK = ("cnn", "dlrm", "mlp")
 
 
 @pytest.mark.parametrize("name", sorted(EVERY))
-def test_the_file_is_the_plan(name: str, tmp_path: Path) -> None:
+def test_the_file_computes_what_the_plan_computes(name: str, tmp_path: Path) -> None:
     model = EVERY[name]()
     plan, path = planned(model, FOUR if name in QUICK else PAIR), tmp_path / "exported.py"
     plan.export(path)
-    well_written(path)
-    agrees(plan, path, arrays(model.params), arrays(model.batch))
+    assert_well_written(path)
+    assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
 
 
 @jax.custom_vjp
@@ -154,7 +154,7 @@ clipped.defvjp(lambda x: (x * 2.0, x > 0.5), lambda big, g: (jnp.where(big, 0.0,
 
 
 def special(p: Any, batch: Any) -> Any:
-    """Custom rules, branches, loops, random numbers, arrays closed over, and what a checkpoint saves."""
+    """A loss with custom rules, branches, loops, random numbers, closed-over arrays, and a checkpoint with a policy."""
     x = clipped(jax.nn.relu(batch["x"] @ p["w"]))
     x = lax.cond(batch["n"][0] > 3, jnp.sin, lambda y: y * 0.5, x)
     x = lax.switch(batch["n"][1], [jnp.cos, jnp.tanh, lambda y: y + 1.0], x)
@@ -173,16 +173,16 @@ SHORT = np.linspace(0.0, 1.0, 32)
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_what_has_a_program_inside(seed: int, tmp_path: Path) -> None:
+def test_nested_programs(seed: int, tmp_path: Path) -> None:
     model = Small(special, {"w": f(8, 32)}, {"x": f(4, 8), "n": i(2)})
     plan, path = planned(model, PAIR, seed), tmp_path / "special.py"
     plan.export(path)
-    well_written(path)
+    assert_well_written(path)
     assert path.with_suffix(".npz").exists()
-    agrees(plan, path, arrays(model.params), arrays(model.batch))
+    assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
 
 
-def test_a_pipeline(tmp_path: Path) -> None:
+def test_a_pipeline_is_exported(tmp_path: Path) -> None:
     def loss(p: Any, x: Any) -> Any:
         x, _ = lax.scan(lambda h, w: (h + jnp.tanh(h @ w), None), x, p)
         return (x**2).mean()
@@ -191,8 +191,8 @@ def test_a_pipeline(tmp_path: Path) -> None:
     plan = unity.optimize(loss, model.params, model.batch, machine=FOUR, pipelines=(2, 4, "gpipe"), progress=False)
     assert any(n.kind == "pipeline" for n in plan.pcg.nodes)
     plan.export(path)
-    well_written(path)
-    agrees(plan, path, arrays(model.params), arrays(model.batch))
+    assert_well_written(path)
+    assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
 
 
 def dropped(p: Any, batch: Any) -> Any:
@@ -217,8 +217,8 @@ def masked(p: Any, batch: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("loss", [dropped, masked])
-def test_pipelines_hand_on_what_has_no_gradient(loss: Any, kind: str, tmp_path: Path) -> None:
-    """Their backward passes are handed it as well, and read none of it: nothing in the file says so, and nothing differs."""
+def test_pipelines_forward_values_without_gradients(loss: Any, kind: str, tmp_path: Path) -> None:
+    """The backward passes receive these values too and do not read them, which makes no difference."""
     params, path = arrays(f(4, 16, 16)), tmp_path / "stages.py"
     batch = (
         (arrays(f(16, 16)), jax.random.key(0))
@@ -228,26 +228,26 @@ def test_pipelines_hand_on_what_has_no_gradient(loss: Any, kind: str, tmp_path: 
     plan = unity.optimize(loss, params, batch, machine=FOUR, pipelines=(2, 4, kind), progress=False)
     assert any(n.kind == "pipeline" for n in plan.pcg.nodes)
     plan.export(path)
-    well_written(path)
+    assert_well_written(path)
     placed = plan.shard(params, batch)
-    (wanted, sent), (found, sends) = step(plan, *placed), step(imported(path)["fn"], *placed)
+    (wanted, sent), (found, sends) = step(plan, *placed), step(names_of_file(path)["fn"], *placed)
     # the file's 1F1B has the gradients of all that it reads, also of a batch of which nobody wants them
     assert sent == sends if kind == "gpipe" else sent.keys() == sends.keys()
     # XLA orders the additions of a loop by the order of its equations, which are others here
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-14), found, wanted)
 
 
-def test_branches_on_devices_of_their_own(tmp_path: Path) -> None:
+def test_branches_on_separate_devices(tmp_path: Path) -> None:
     model = Small(towers, *towers_arguments())
     path, options = tmp_path / "apart.py", {"search": "captured", "branches": 2, "progress": False}
     plan = unity.optimize(model.loss, model.params, model.batch, machine=FOUR, **options)
     assert any(n.kind == "branches" for n in plan.pcg.nodes)
     plan.export(path)
-    well_written(path)
-    agrees(plan, path, arrays(model.params), arrays(model.batch))
+    assert_well_written(path)
+    assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
 
 
-def test_bfloat16_and_results_in_a_tree(tmp_path: Path) -> None:
+def test_bfloat16_and_a_tree_of_results(tmp_path: Path) -> None:
     half = partial(jax.ShapeDtypeStruct, dtype="bfloat16")
 
     def fn(p: Any, x: Any) -> Any:
@@ -257,13 +257,13 @@ def test_bfloat16_and_results_in_a_tree(tmp_path: Path) -> None:
     model = Small(fn, half((8, 30)), half((4, 8)))
     plan, path = planned(model, PAIR), tmp_path / "half.py"
     plan.export(path)
-    well_written(path)
+    assert_well_written(path)
     rng = np.random.default_rng(0)
     p, x = jnp.asarray(rng.normal(size=(8, 30)), jnp.bfloat16), jnp.asarray(rng.normal(size=(4, 8)), jnp.bfloat16)
-    jax.tree.map(np.testing.assert_array_equal, imported(path)["fn"](p, x), plan(*plan.shard(p, x)))
+    jax.tree.map(np.testing.assert_array_equal, names_of_file(path)["fn"](p, x), plan(*plan.shard(p, x)))
 
 
-def test_layers_are_one_function(tmp_path: Path) -> None:
+def test_equal_layers_are_one_function(tmp_path: Path) -> None:
     plan = planned(mlp(), Machine.grid(1, 1, "a100"))
     path = tmp_path / "layers.py"
     plan.export(path)
@@ -278,12 +278,12 @@ class Weights(NamedTuple):
     b: Any
 
 
-def test_arguments_of_classes_of_ones_own(tmp_path: Path) -> None:
+def test_arguments_of_user_defined_classes(tmp_path: Path) -> None:
     model = Small(lambda p, x: jnp.tanh(x @ p.w + p.b).sum(), Weights(f(4, 8), f(8)), f(4, 4))
     plan, path = planned(model, PAIR), tmp_path / "own.py"
     plan.export(path)
-    well_written(path)
-    names, (p, x) = imported(path), (arrays(model.params), arrays(model.batch))
+    assert_well_written(path)
+    names, (p, x) = names_of_file(path), (arrays(model.params), arrays(model.batch))
     assert "in_shardings" not in names
     there, wanted = names["shardings"]({"p": p, "x": x}), plan.in_shardings
     assert jax.tree.all(jax.tree.map(lambda a, b, c: a.is_equivalent_to(b, c.ndim), (there["p"], there["x"]), wanted, (p, x)))
@@ -295,10 +295,10 @@ def named() -> Small:
 
 
 @pytest.mark.parametrize("model", [mlp, named])
-def test_it_runs_where_unity_is_not(model: Callable[[], Small], tmp_path: Path) -> None:
+def test_the_file_runs_without_unity(model: Callable[[], Small], tmp_path: Path) -> None:
     path = tmp_path / "alone.py"
     planned(model(), PAIR).export(path)
-    well_written(path)
+    assert_well_written(path)
     code = f"import runpy, sys; sys.modules['unity'] = None; runpy.run_path({str(path)!r}, run_name='__main__')"
     env = {**os.environ, "XLA_FLAGS": FLAGS, "JAX_PLATFORMS": "cpu", "PYTHONPATH": ""}
     run = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True)
@@ -306,7 +306,7 @@ def test_it_runs_where_unity_is_not(model: Callable[[], Small], tmp_path: Path) 
     assert run.stdout.strip() == "()"
 
 
-def test_every_operator_of_the_table_can_be_written_or_is_known_not_to_be() -> None:
+def test_every_operator_of_the_table_is_exported_or_known_to_be_refused() -> None:
     refused = {"constrain", "kernel", "log2", "one_minus_square", "polynomial", "sharding_constraint"}
     public = {p.name for module in PUBLIC_MODULES.values() for p in vars(module).values() if isinstance(p, core.Primitive)}
     assert refused <= set(TABLE)
@@ -314,7 +314,7 @@ def test_every_operator_of_the_table_can_be_written_or_is_known_not_to_be() -> N
     assert set(TABLE) - {*runs_as_others, *PRIMITIVES, *FUNCTION_PRINTERS, *NESTED, *(public - refused)} == refused
 
 
-def test_what_cannot_be_said_is_refused_by_name_and_line(tmp_path: Path) -> None:
+def test_unsupported_operators_are_refused_with_their_name_and_line(tmp_path: Path) -> None:
     def loss(w: Any, x: Any) -> Any:
         y = jax.pure_callback(lambda x: 2 * x, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
         return w.sum() + y.sum()
@@ -324,7 +324,7 @@ def test_what_cannot_be_said_is_refused_by_name_and_line(tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
-OPERATORS = (  # of which something was once written otherwise than it is
+OPERATORS = (  # regressions
     "dot_general, batch", "dynamic_slice in dim", "random integers", "random, vmapped keys", "random split, vmapped",
     "random fold_in, vmapped", "random seed", "rng_bit_generator", "contrastive", "reduce of two", "random gamma", "while, vmapped",
     "scan, of no steps", "frexp and ldexp", "pooling of complex numbers",
@@ -332,7 +332,7 @@ OPERATORS = (  # of which something was once written otherwise than it is
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_operators_are_written_as_they_are(name: str, tmp_path: Path) -> None:
+def test_operators_are_written_faithfully(name: str, tmp_path: Path) -> None:
     fn, operands = CASES[name]
     args = [make() if callable(make) else make for make in operands]
     captured, without = capture(fn, *args, argnums=()), Training(False)
@@ -340,16 +340,16 @@ def test_operators_are_written_as_they_are(name: str, tmp_path: Path) -> None:
     point = random_point(assembled, np.random.default_rng(0))
     search = Search(captured.graph, frozenset(), PAIR, without)
     write(Plan(Made(fn, captured, search, 0.0), Candidate(0.0, 0.0, assembled.assignment(point))), tmp_path / "operator.py")
-    well_written(tmp_path / "operator.py")
+    assert_well_written(tmp_path / "operator.py")
 
 
-def test_constants_are_computed_with_in_the_program(tmp_path: Path) -> None:
+def test_operations_on_constants_stay_in_the_program(tmp_path: Path) -> None:
     model = Small(lambda w, x: w[jnp.array([0, 1, 2]) + 1].sum() + x.sum(), f(4, 4), f(4))
     planned(model, PAIR).export(tmp_path / "constants.py")
-    well_written(tmp_path / "constants.py")
+    assert_well_written(tmp_path / "constants.py")
 
 
-def test_a_file_that_would_compute_something_else_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_computes_something_else_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PRIMITIVES, "tanh", PRIMITIVES["sin"])
     with pytest.raises(ExportError, match="not be what the plan runs"):
         write(planned(mlp(), PAIR), tmp_path / "never.py")
@@ -363,7 +363,7 @@ def test_a_file_that_does_not_run_is_not_written(tmp_path: Path, monkeypatch: py
     assert not list(tmp_path.iterdir())
 
 
-def test_in_shardings_are_what_jit_and_optax_take() -> None:
+def test_in_shardings_fit_jit_and_optax() -> None:
     model = gpt(d=16, s=8)
     plan = planned(model, PAIR)
     shardings, params = plan.in_shardings, arrays(model.params)
@@ -383,20 +383,20 @@ def test_pieces_with_one_sample(tmp_path: Path) -> None:
     for seed in range(4):
         plan = planned(model, PAIR, seed)
         plan.export(path)
-    well_written(path)
+    assert_well_written(path)
 
 
-def alike(plan: Plan, path: Path, model: Small) -> None:
-    """The exported file computes what the plan does, and that is what the function computes."""
+def assert_equal_results(plan: Plan, path: Path, model: Small) -> None:
+    """Check that the exported file computes the plan's results, and that these are the function's."""
     plan.export(path)
-    well_written(path)
+    assert_well_written(path)
     p, x = arrays(model.params), arrays(model.batch)
     wanted = plan(*plan.shard(p, x))
-    jax.tree.map(np.testing.assert_array_equal, imported(path)["fn"](p, x), wanted)
+    jax.tree.map(np.testing.assert_array_equal, names_of_file(path)["fn"](p, x), wanted)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), wanted, model.loss(p, x))
 
 
-def test_a_row_beside_a_scalar_or_a_row_of_one_sample(tmp_path: Path) -> None:
+def test_rows_beside_scalars_and_rows_of_one_sample(tmp_path: Path) -> None:
     def fn(p: Any, x: Any) -> Any:
         early = jnp.arange(6)[None] <= x["t"]
         rows = jnp.maximum(jnp.sin(p["v"])[None], p["u"][None])
@@ -404,10 +404,10 @@ def test_a_row_beside_a_scalar_or_a_row_of_one_sample(tmp_path: Path) -> None:
 
     model = Small(fn, {"v": f(6), "u": f(6)}, {"x": f(2, 6), "t": f()})
     for seed in range(2):
-        alike(planned(model, PAIR, seed), tmp_path / "row.py", model)
+        assert_equal_results(planned(model, PAIR, seed), tmp_path / "row.py", model)
 
 
-def test_a_loop_whose_samples_end_apart(tmp_path: Path) -> None:
+def test_a_loop_whose_samples_end_at_different_steps(tmp_path: Path) -> None:
     def one(x: Any, n: Any) -> Any:
         return lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, jnp.tanh(c[1])), (0, x))[1]
 
@@ -419,7 +419,7 @@ def test_a_loop_whose_samples_end_apart(tmp_path: Path) -> None:
     loops = [n for plan in plans for n in plan.pcg.nodes if n.kind == "while"]
     assert {n.types[0][0].kind for n in loops} == {"U", "P"}  # whole on every device, and in pieces
     for plan in plans:
-        alike(plan, tmp_path / "apart.py", model)
+        assert_equal_results(plan, tmp_path / "apart.py", model)
 
 
 @jax.custom_jvp
@@ -430,9 +430,9 @@ def log_gamma(x: Any) -> Any:
 log_gamma.defjvps(lambda tangent, _, x: tangent * lax.digamma(x))
 
 
-def test_a_rule_whose_argument_is_a_constant(tmp_path: Path) -> None:
+def test_a_custom_rule_of_a_constant_argument(tmp_path: Path) -> None:
     model = Small(lambda p, x: ((x["x"] @ p) ** 2).mean() + log_gamma(jnp.float64(1.5)) * p.mean(), f(8, 8), {"x": f(4, 8)})
     for seed in range(4):
         plan, path = planned(model, PAIR, seed), tmp_path / "constant.py"
         plan.export(path)
-        agrees(plan, path, arrays(model.params), arrays(model.batch))
+        assert_agrees(plan, path, arrays(model.params), arrays(model.batch))

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from small_models import arrays, f
-from test_export import agrees, in_64_bits, well_written
+from test_export import assert_agrees, assert_well_written, in_64_bits
 from test_programs import planned
 
 
 def written_at_the_counter(c: Any) -> Any:
-    """The counter began as a Python number, and JAX makes it the type that it has where it wraps it."""
+    """A counter that began as a Python number is converted to its own dtype where JAX wraps it."""
     t, x = c
     return t + 1, lax.dynamic_update_slice(x, x[:1] @ x, (t, 0))
 
@@ -26,7 +26,7 @@ def placed(c: Any) -> Any:
 
 
 @pytest.mark.parametrize("step", [written_at_the_counter, placed])
-def test_a_loop_that_runs_whole(step: Any, tmp_path: Path) -> None:
+def test_a_replicated_loop_is_exported(step: Any, tmp_path: Path) -> None:
     def loss(w: Any, x: Any) -> Any:
         looped = lax.while_loop(lambda c: (c[0] < 5) & (c[1][0, 0] < 9), step, (0, lax.stop_gradient(x)))[1]
         return jnp.mean((x @ w + looped) ** 2)
@@ -35,5 +35,5 @@ def test_a_loop_that_runs_whole(step: Any, tmp_path: Path) -> None:
         shapes = f(16, 16), f(16, 16)
         plan = planned(loss, *shapes)[0]
         plan.export(path := tmp_path / "plan.py")
-        well_written(path)
-        agrees(plan, path, *arrays(shapes))
+        assert_well_written(path)
+        assert_agrees(plan, path, *arrays(shapes))

@@ -1,4 +1,4 @@
-"""What is exported by JAX's public names, whole on every device: linear algebra, Fourier transforms, solvers, reductions."""
+"""Export of primitives by JAX's public names, replicated on every device: linear algebra, Fourier transforms, reductions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from jax import lax
 from jax.experimental.ode import odeint
 from small_models import Small, arrays, f
-from test_export import PAIR, agrees, in_64_bits, planned, well_written
+from test_export import PAIR, assert_agrees, assert_well_written, in_64_bits, planned
 from test_held import rooted
 
 from unity.export import ExportError, write
@@ -64,17 +64,17 @@ DIFFERENTIABLE: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_values_and_gradients_are_the_plans(name: str, tmp_path: Path) -> None:
+def test_values_and_gradients_equal_the_plans(name: str, tmp_path: Path) -> None:
     run = DIFFERENTIABLE[name]
     model, path = Small(lambda w, x: (run(w) ** 2).sum() + jnp.sin(x @ w).sum(), f(4, 4), f(4, 4)), tmp_path / "exported.py"
     plan = planned(model, PAIR)
     plan.export(path)
-    well_written(path)
-    agrees(plan, path, arrays(model.params), arrays(model.batch))
+    assert_well_written(path)
+    assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
 
 
 def combined(w: Any) -> Any:
-    """The sum and the largest of rows at once, by a function of one's own."""
+    """Return the sum and the maximum of rows at once, by a user's combiner."""
     start = jnp.zeros((), w.dtype), jnp.array(-jnp.inf, w.dtype)
     total, most = lax.reduce((w, w), start, lambda a, b: (a[0] + b[0] * 0.5, jnp.maximum(a[1], b[1])), (1,))
     return total * most
@@ -96,16 +96,16 @@ VALUES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_values_are_the_plans_where_jax_has_no_gradient(name: str, tmp_path: Path) -> None:
+def test_values_equal_the_plans_where_jax_has_no_gradient(name: str, tmp_path: Path) -> None:
     run = VALUES[name]
     model, path = Small(lambda w, x: run(lax.stop_gradient(w)).sum() + jnp.sin(x @ w).sum(), f(4, 4), f(4, 4)), tmp_path / "e.py"
     plan = planned(model, PAIR)
     plan.export(path)
-    well_written(path)
-    agrees(plan, path, arrays(model.params), arrays(model.batch))
+    assert_well_written(path)
+    assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
 
 
-def test_functions_that_people_call_are_written_where_they_are_the_primitive(tmp_path: Path) -> None:
+def test_public_functions_are_written_for_the_primitives_that_they_are(tmp_path: Path) -> None:
     def loss(w: Any, x: Any) -> Any:
         return jnp.linalg.eigh(symmetric(w))[0].sum() + jnp.abs(jnp.fft.fft(x)).sum() + jnp.linalg.solve(symmetric(w), x[0]).sum()
 
@@ -128,18 +128,18 @@ RANDOM: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", RANDOM)
-def test_random_numbers_of_the_gamma_family_are_the_plans(name: str, tmp_path: Path) -> None:
+def test_random_numbers_of_the_gamma_family_equal_the_plans(name: str, tmp_path: Path) -> None:
     run = RANDOM[name]
     model, path = Small(lambda w, x: (run(lax.stop_gradient(w)) * w).sum() + x.sum(), f(4, 4), f(4)), tmp_path / "exported.py"
     plan = planned(model, PAIR)
     plan.export(path)
-    well_written(path)
+    assert_well_written(path)
     if name == "gamma":  # which takes seconds to compile
-        agrees(plan, path, arrays(model.params), arrays(model.batch))
+        assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
 
 
 def on_the_host(call: Any, **how: Any) -> Callable[[Any, Any], Any]:
-    """A loss in which a function is called on the host."""
+    """Return a loss that calls a function on the host."""
 
     def loss(w: Any, x: Any) -> Any:
         y = jax.pure_callback(call, jax.ShapeDtypeStruct(x.shape, x.dtype), x, **how)
@@ -163,17 +163,17 @@ CALLED = {
 
 
 @pytest.mark.parametrize("name", CALLED)
-def test_functions_on_the_host_are_imported(name: str, tmp_path: Path) -> None:
+def test_host_functions_are_imported(name: str, tmp_path: Path) -> None:
     call, text = CALLED[name]
     model, path = Small(on_the_host(call, vmap_method="sequential"), f(4), f(4)), tmp_path / "exported.py"
     plan = planned(model, PAIR)
     plan.export(path)
     assert text in path.read_text()
-    well_written(path, {"host_functions", __name__})
-    agrees(plan, path, arrays(model.params), arrays(model.batch))
+    assert_well_written(path, {"host_functions", __name__})
+    assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
 
 
-def test_functions_on_the_host_are_told_apart(tmp_path: Path) -> None:
+def test_several_host_functions_are_imported(tmp_path: Path) -> None:
     def loss(w: Any, x: Any) -> Any:
         shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
         one = jax.pure_callback(host_functions.shifted, shape, x)
@@ -184,7 +184,7 @@ def test_functions_on_the_host_are_told_apart(tmp_path: Path) -> None:
     plan = planned(model, PAIR)
     plan.export(path)
     assert "from host_functions import both, shifted" in path.read_text()
-    agrees(plan, path, arrays(model.params), arrays(model.batch))
+    assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
 
 
 @pytest.mark.parametrize(
@@ -196,19 +196,19 @@ def test_functions_on_the_host_are_told_apart(tmp_path: Path) -> None:
     ],
     ids=["a lambda", "a partial", "a closure"],
 )
-def test_functions_on_the_host_that_have_no_name_are_refused(call: Any, why: str, tmp_path: Path) -> None:
+def test_host_functions_without_a_public_name_are_refused(call: Any, why: str, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=rf"test_export_public\.py:\d+.*pure_callback cannot be exported: .*{why}"):
         write(planned(Small(on_the_host(call), f(4), f(4)), PAIR), tmp_path / "never.py")
     assert not list(tmp_path.iterdir())
 
 
-def test_functions_of_the_program_that_was_started_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_functions_of_the_main_module_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_functions.shifted, "__module__", "__main__")
     with pytest.raises(ExportError, match="put it in a module"):
         write(planned(Small(on_the_host(host_functions.shifted), f(4), f(4)), PAIR), tmp_path / "never.py")
 
 
-def test_parameters_are_said_by_public_names() -> None:
+def test_parameters_are_written_by_public_names() -> None:
     for value in (lax.FftType.IRFFT, lax.linalg.SvdAlgorithm.QR, lax.ge_p, (1, (2.0, None)), np.dtype("int32"), jnp.float32, True):
         found = eval(value_code(value).text, {"lax": lax, "jnp": jnp})
         assert np.dtype(found) == np.dtype(value) if isinstance(value, type | np.dtype) else found == value

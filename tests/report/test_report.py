@@ -81,7 +81,7 @@ def file(saved: Path, tmp_path: Path) -> Path:
 
 
 def without_its_report(file: Path) -> Path:
-    """The file as it was before reports were kept in it."""
+    """Return the file as versions of unity wrote it that kept no report."""
     whole = json.loads(file.read_text())
     del whole["report"]
     file.write_text(json.dumps(sealed(whole)))
@@ -106,7 +106,7 @@ def levels(draw: st.DrawFn) -> tuple[list[LevelItem], list[LevelEdge]]:
 
 
 @given(levels())
-def test_items_of_a_level_do_not_overlap_and_links_go_down(level: tuple[list[LevelItem], list[LevelEdge]]) -> None:
+def test_items_of_a_level_do_not_overlap_and_edges_point_down(level: tuple[list[LevelItem], list[LevelEdge]]) -> None:
     items, links = level
     found = level_layout(items, links)
     for (x, y), item in zip(found.corners, items, strict=True):
@@ -129,8 +129,8 @@ numbers = st.integers(-50, 50).map(float)
 
 
 @given(st.lists(st.tuples(numbers, st.integers(1, 9), st.integers(0, 20)), min_size=1, max_size=7), st.randoms())
-def test_spread_is_the_nearest_that_keeps_distance(wanted: list[tuple[float, int, int]], random: Any) -> None:
-    want, weights, gaps = [w for w, _, _ in wanted], [float(w) for _, w, _ in wanted], [0.0, *(float(g) for *_, g in wanted[1:])]
+def test_positions_are_the_closest_at_minimum_distances(desired: list[tuple[float, int, int]], random: Any) -> None:
+    want, weights, gaps = [w for w, _, _ in desired], [float(w) for _, w, _ in desired], [0.0, *(float(g) for *_, g in desired[1:])]
 
     def cost(at: list[float]) -> float:
         return sum(w * (x - y) ** 2 for w, x, y in zip(weights, at, want, strict=True))
@@ -162,12 +162,12 @@ def test_every_operator_and_edge_of_a_graph_is_drawn(graph: PCG) -> None:
 
 
 def shown(node: Any, graph: PCG) -> bool:
-    """Inputs of graphs inside are what is given to them, and not drawn again."""
+    """Return whether a node is drawn. Inputs of nested graphs are drawn as the values that they are."""
     return node.kind != "input" or any(node is n for n in graph.inputs)
 
 
 @pytest.mark.parametrize("of", ["original", "pcg"])
-def test_layers_are_drawn_once_and_stand_for_all(of: str) -> None:
+def test_repeated_layers_are_drawn_once(of: str) -> None:
     graph = getattr(planned(), of)
     assert repeated(graph)
     drawing = drawing_of(graph, fold=True)
@@ -181,7 +181,7 @@ def test_layers_are_drawn_once_and_stand_for_all(of: str) -> None:
     assert drawing.carried
 
 
-def test_arguments_of_one_kind_that_one_operator_reads_are_drawn_once() -> None:
+def test_equal_arguments_of_one_operator_are_drawn_once() -> None:
     def stacked(params: Any, x: Any) -> Any:
         return jnp.sum(jnp.einsum("bi,kij->bkj", x, jnp.stack([p["w"] for p in params["layers"]])) * params["scale"])
 
@@ -196,7 +196,7 @@ def test_arguments_of_one_kind_that_one_operator_reads_are_drawn_once() -> None:
     assert sum(leaf.node is not None and leaf.node.kind == "input" for leaf in drawing_of(graph, fold=False).leaves) == 7
 
 
-def test_a_scan_is_a_box_that_carries_into_itself() -> None:
+def test_a_scan_is_a_box_with_an_edge_for_its_carry() -> None:
     drawing = drawing_of(planned_scan().pcg, fold=True)
     (scan,) = [k for k, box in enumerate(drawing.boxes) if box.title == "scan, 4 steps"]
     assert {box for _, box in drawing.carried} == {scan}
@@ -206,7 +206,7 @@ def test_a_scan_is_a_box_that_carries_into_itself() -> None:
 
 @pytest.mark.parametrize("fold", [True, False])
 @pytest.mark.parametrize("plan", [planned, planned_scan])
-def test_everything_lies_in_its_box_and_every_edge_has_a_way(plan: Any, fold: bool) -> None:
+def test_leaves_are_inside_their_boxes_and_edges_are_routed(plan: Any, fold: bool) -> None:
     drawing = drawing_of(plan().pcg, fold)
     found = lay_out(drawing, lambda k: (80.0, 30.0))
     for leaf, (x, y) in zip(drawing.leaves, found.corners, strict=True):
@@ -256,14 +256,14 @@ def test_steps_lead_from_the_captured_program_to_the_plan(of: Any) -> None:
     assert all(s.marked for s in steps[1:-1])
 
 
-def test_a_program_that_is_written_anew_without_a_rule_has_no_steps() -> None:
+def test_a_rewriting_without_rules_has_no_steps() -> None:
     rewriting = planned_layers().rewriting
     assert rewriting
     assert list(_rewriting_steps(replace(rewriting, ways={}), ())) == []
 
 
 @pytest.mark.parametrize("of", [planned, planned_layers])
-def test_the_steps_of_a_file_are_those_of_the_plan(of: Any, tmp_path: Path) -> None:
+def test_the_steps_of_a_file_equal_the_plans(of: Any, tmp_path: Path) -> None:
     of().save(tmp_path / "plan.json")
     for live, filed in zip(steps_of(of_plan(of())), steps_of(of_file(tmp_path / "plan.json")), strict=True):
         assert (live.step.title, live.step.says, live.step.uses) == (filed.step.title, filed.step.says, filed.step.uses)
@@ -275,13 +275,13 @@ def test_the_steps_of_a_file_are_those_of_the_plan(of: Any, tmp_path: Path) -> N
 
 @given(st.lists(small_graphs(), max_size=2))
 @settings(max_examples=25)
-def test_graphs_that_are_folded_together_are_the_same_again(graphs: list[PCG]) -> None:
+def test_graphs_survive_being_folded_together(graphs: list[PCG]) -> None:
     found = fold_all([*graphs, *graphs])
     assert [g.key for g in unfold_all(json.loads(json.dumps(found)))] == [g.key for g in graphs] * 2
     assert len(found["contents"]) <= sum(len(fold(g)["contents"]) for g in graphs)
 
 
-def test_the_steps_of_a_file_without_them_are_the_rules_at_their_lines(file: Path) -> None:
+def test_a_file_without_steps_shows_the_rules_at_their_lines(file: Path) -> None:
     source = of_file(without_its_report(file))
     steps = steps_of(source)
     assert [s.step.title for s in steps] == ["As captured", *(u.rule for u in source.planned.rules), "Rewritten", "Parallelized"]
@@ -292,7 +292,7 @@ def test_the_steps_of_a_file_without_them_are_the_rules_at_their_lines(file: Pat
         assert all(any(line.split(" ")[0] in where for line in use.lines) for where in sources)
 
 
-def test_what_became_a_pipeline_is_a_step(tmp_path: Path) -> None:
+def test_a_pipeline_is_a_step(tmp_path: Path) -> None:
     model = {"layers": f(4, 256, 256)}, f(1024, 256)
     plan = unity.optimize(scanned, *model, machine=EIGHT, progress=False, pipelines=(2, 4))
     live = content(of_plan(plan))
@@ -307,7 +307,7 @@ def test_what_became_a_pipeline_is_a_step(tmp_path: Path) -> None:
         assert "pipeline, 2 stages, 4 micro-batches" in titles
 
 
-def test_branches_on_devices_of_their_own_are_a_step(tmp_path: Path) -> None:
+def test_branches_are_a_step(tmp_path: Path) -> None:
     plan = unity.optimize(towers, *towers_arguments(), machine=EIGHT, progress=False, search="captured", branches=2)
     plan.save(tmp_path / "plan.json")
     for source in (of_plan(plan), of_file(tmp_path / "plan.json")):
@@ -321,7 +321,7 @@ def test_branches_on_devices_of_their_own_are_a_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plan", [planned, planned_scan])
-def test_slices_are_those_of_the_shardings(plan: Any) -> None:
+def test_slices_agree_with_the_shardings(plan: Any) -> None:
     graph = plan().pcg
     shardings = jax.tree.leaves(plan().in_shardings)
     assert len(shardings) == len(graph.inputs)
@@ -333,7 +333,7 @@ def test_slices_are_those_of_the_shardings(plan: Any) -> None:
         assert slices(node.types[0], graph.axes, len(shape)) == wanted
 
 
-def test_arguments_that_are_alike_are_one_row() -> None:
+def test_equal_arguments_are_one_row() -> None:
     rows = {a["name"]: a for a in own_content()["arguments"]}
     assert rows["args[0]['layers'][*]['up']"]["count"] == sum(
         k.count for k in argument_kinds(planned().pcg) if k.name == "args[0]['layers'][*]['up']"
@@ -345,7 +345,7 @@ def test_arguments_that_are_alike_are_one_row() -> None:
 # --- the document ---
 
 
-def test_what_is_said_of_operators_adds_up() -> None:
+def test_descriptions_of_operators_add_up_to_the_plans_figures() -> None:
     found = own_content()
     rows = found["collectives"]
     summary = of_plan(planned()).planned
@@ -359,7 +359,7 @@ def test_what_is_said_of_operators_adds_up() -> None:
         assert all(0 <= start <= start + length <= 1e5 + 1 for start, length, _ in row["bars"])
 
 
-def test_pictures_name_what_is_there() -> None:
+def test_pictures_refer_to_existing_texts_and_leaves() -> None:
     found = own_content()
     for picture in (*found["pictures"], found["whole"]):
         count = len(picture["nodes"])
@@ -374,18 +374,18 @@ def test_pictures_name_what_is_there() -> None:
     assert any("rewritten by" in d for d in products)
 
 
-def test_the_frontier_says_what_differs() -> None:
+def test_points_of_the_frontier_list_their_differences() -> None:
     points = own_content()["frontier"]["points"]
     assert [(p["time"], p["memory"]) for p in points] == [(p.time, p.memory) for p in planned().frontier]
     assert [bool(p["differs"]) for p in points] == [not p["chosen"] for p in points]
     assert sum(p["chosen"] for p in points) == 1
 
 
-def test_the_report_of_a_file_is_that_of_the_plan(file: Path) -> None:
+def test_the_report_of_a_file_equals_the_plans(file: Path) -> None:
     assert data(content(of_file(file))) == data(own_content())
 
 
-def test_a_file_without_its_report_says_the_same_as_far_as_it_goes(file: Path) -> None:
+def test_a_file_without_its_report_shows_what_its_summary_has(file: Path) -> None:
     live, filed = own_content(), content(of_file(without_its_report(file)))
 
     def points(found: dict[str, Any]) -> list[Any]:
@@ -403,7 +403,7 @@ def test_a_file_without_its_report_says_the_same_as_far_as_it_goes(file: Path) -
 
 
 class Tags(HTMLParser):
-    """Checks that what is opened is closed, and collects links."""
+    """A parser that checks that all tags are closed, and collects links."""
 
     VOID = frozenset({"meta", "link", "input", "br"})
 
@@ -422,7 +422,7 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_well_formed_and_needs_nothing_else() -> None:
+def test_the_page_is_well_formed_and_self_contained() -> None:
     text = page(own_content())
     tags = Tags()
     tags.feed(text)
@@ -438,13 +438,13 @@ def test_the_page_is_well_formed_and_needs_nothing_else() -> None:
     assert json.loads(inside[1]) == json.loads(json.dumps(own_content()))
 
 
-def test_nothing_in_the_data_ends_its_element() -> None:
+def test_no_data_end_the_script_element() -> None:
     hostile = {"name": "</script><script>alert(1)</script><!--", "line": "a\u2028b"}
     assert "<" not in data(hostile)
     assert json.loads(data(hostile)) == hostile
 
 
-def test_a_report_of_a_file_and_of_a_plan_are_written(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_reports_of_files_and_plans_are_written(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     planned().report(tmp_path / "live.html")
     assert (tmp_path / "live.html").read_text() == page(own_content())
     assert main(["report", str(file)]) == 0
@@ -479,7 +479,7 @@ def test_other_files_are_refused(file: Path, tmp_path: Path) -> None:
         assert "other.json" in str(problem.value)
 
 
-def test_without_jinja_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_jinja2_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(UnityError, match=r"unity-jax\[html\]"):
         planned().report(tmp_path / "page.html")
@@ -487,7 +487,7 @@ def test_without_jinja_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "layers" in planned()._repr_html_()  # which needs none
 
 
-def test_a_notebook_shows_a_plan_in_short() -> None:
+def test_a_notebook_shows_a_summary_of_a_plan() -> None:
     text = planned()._repr_html_()
     tags = Tags()
     tags.feed(text)
@@ -497,7 +497,7 @@ def test_a_notebook_shows_a_plan_in_short() -> None:
     assert "dim" in text
 
 
-def test_a_plan_of_one_device_and_no_rules_is_a_report_too() -> None:
+def test_a_plan_for_one_device_without_rules_has_a_report() -> None:
     one = unity.Machine.grid(1, 1, "v100")
     plan = unity.optimize(lambda x: jnp.sum(x**2), f(8), machine=one, search="captured", progress=False)
     found = content(of_plan(plan))

@@ -39,7 +39,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The report of a plan, and that of its file."""
+    """The report of a plan, and of the plan's file."""
     folder = tmp_path_factory.mktemp("pages")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
@@ -52,7 +52,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 class Opened:
-    """A page, and what went wrong in it."""
+    """An opened page, and its errors."""
 
     def __init__(self, browser: Any, path: Path, scheme: str = "light") -> None:
         context = browser.new_context(viewport={"width": 1300, "height": 900}, color_scheme=scheme, reduced_motion="reduce")
@@ -74,7 +74,7 @@ class Opened:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("of", ["plan", "file"])
-def test_nothing_is_complained_of_and_nothing_fetched(browser: Any, pages: dict[str, Path], of: str, scheme: str) -> None:
+def test_the_page_has_no_errors_and_no_requests(browser: Any, pages: dict[str, Path], of: str, scheme: str) -> None:
     opened = Opened(browser, pages[of], scheme)
     for press in ("#unfold", "#steps button >> nth=0", "th button >> nth=0", "#legend button >> nth=1", "#points circle >> nth=0"):
         opened.page.locator(press).first.click()
@@ -104,7 +104,7 @@ def test_the_slider_goes_from_the_captured_program_to_the_plan(browser: Any, pag
     assert opened.count(".node") > few
 
 
-def test_operators_say_what_they_are_and_keys_walk_along_edges(browser: Any, pages: dict[str, Path]) -> None:
+def test_operators_have_descriptions_and_keys_follow_edges(browser: Any, pages: dict[str, Path]) -> None:
     opened = Opened(browser, pages["plan"])
     node = opened.page.locator(".node.operator", has_text="gelu").first
     node.click()
@@ -139,7 +139,7 @@ def test_dragging_and_zooming_move_the_graph(browser: Any, pages: dict[str, Path
     assert place()["width"] > before["width"]
 
 
-def test_some_points_have_no_number_in_the_frontier(browser: Any, pages: dict[str, Path]) -> None:
+def test_a_partial_frontier_is_not_numbered(browser: Any, pages: dict[str, Path]) -> None:
     opened = Opened(browser, pages["file"])
     opened.page.locator("#points circle").last.click()
     assert "plan.frontier[" not in opened.text("#point")
@@ -147,7 +147,7 @@ def test_some_points_have_no_number_in_the_frontier(browser: Any, pages: dict[st
     assert not opened.complaints
 
 
-def test_points_rows_and_arguments_can_be_chosen(browser: Any, pages: dict[str, Path]) -> None:
+def test_points_rows_and_arguments_can_be_selected(browser: Any, pages: dict[str, Path]) -> None:
     opened = Opened(browser, pages["plan"])
     assert "This plan" in opened.text("#point")
     opened.page.locator("#points circle").last.focus()
@@ -174,7 +174,7 @@ def test_points_rows_and_arguments_can_be_chosen(browser: Any, pages: dict[str, 
 
 @cache
 def large() -> Source:
-    """A plan with 1,000 operators, of which no two layers are alike, so that none are folded."""
+    """Return a plan with 1,000 operators whose layers all differ, so that none are folded."""
 
     def deep(x: Any) -> Any:
         for k in range(500):
@@ -193,7 +193,7 @@ def empty() -> Any:
     return Assignment((), {}, {}, {})
 
 
-def test_a_graph_of_a_thousand_operators_is_drawn_whole(browser: Any, tmp_path: Path) -> None:
+def test_a_graph_with_a_thousand_operators_is_drawn_completely(browser: Any, tmp_path: Path) -> None:
     assert len(large().serial) >= 1000
     text = page(content(large()))
     assert len(text.encode()) < 3e6
