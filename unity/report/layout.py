@@ -8,20 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 from unity.diff.skeleton import is_parallelization
 from unity.report.drawing import OUTSIDE, SOURCES, Drawing
-from unity.report.level_layout import LevelEdge, LevelItem, LevelLayout, Point, level_layout
+from unity.report.level_layout import LevelEdge, LevelItem, LevelLayout, Point, Rank, level_layout
 
 PAD, TITLE = 14.0, 24.0  # around a box's content, above it
 Size = tuple[float, float]
 
 
-class LevelEnd(NamedTuple):
-    """An end of an edge within a level: a leaf ("leaf"), or a port of a box ("in" or "out") for the value of a leaf."""
+class EndKind(Enum):
+    """The kinds of ends: a leaf, the port for a value that is read inside a box, the port for one that is read outside."""
 
-    kind: str
+    LEAF = "leaf"
+    IN = "in"
+    OUT = "out"
+
+
+class LevelEnd(NamedTuple):
+    """An end of an edge within a level: a leaf, or a port of a box for the value of a leaf."""
+
+    kind: EndKind
     box: int  # -1 for a leaf
     leaf: int
 
@@ -97,17 +106,17 @@ class _Boxes:
         start = self.way_out(source, here[:common], target)
         level = here[common - 1] if common else OUTSIDE
         for box in there[common:]:
-            end = LevelEnd("in", box, source)
+            end = LevelEnd(EndKind.IN, box, source)
             self.add(level, start, end, target)
             self.ends[box][end] = None
             level, start = box, end
-        self.add(level, start, LevelEnd("leaf", -1, target), target)
+        self.add(level, start, LevelEnd(EndKind.LEAF, -1, target), target)
 
     def way_out(self, source: int, until: tuple[int, ...], target: int | None) -> LevelEnd:
         """Add the edges from a leaf through the borders of its boxes, but for the outermost ones `until`; return the last end."""
-        path, start = self.drawing.path(self.drawing.leaves[source].box), LevelEnd("leaf", -1, source)
+        path, start = self.drawing.path(self.drawing.leaves[source].box), LevelEnd(EndKind.LEAF, -1, source)
         for box in reversed(path[len(until) :]):
-            end = LevelEnd("out", box, source)
+            end = LevelEnd(EndKind.OUT, box, source)
             self.add(box, start, end, target)
             self.ends[box][end] = None
             start = end
@@ -122,7 +131,11 @@ class _Boxes:
         """Lay out the contents of a box, boxes inside of it first."""
         for inner in self.inner[box]:
             self.measure(inner)
-        order: list[LevelEnd | int] = [*self.ends[box], *(LevelEnd("leaf", -1, k) for k in self.leaves[box]), *self.inner[box]]
+        order: list[LevelEnd | int] = [
+            *self.ends[box],
+            *(LevelEnd(EndKind.LEAF, -1, k) for k in self.leaves[box]),
+            *self.inner[box],
+        ]
         number = {end: k for k, end in enumerate(order)}
         items = [self.item(end) for end in order]
         level_edges: dict[LevelEdge, list[tuple[LevelEnd, LevelEnd]]] = {}
@@ -137,9 +150,9 @@ class _Boxes:
         if not isinstance(end, LevelEnd):
             layout = self.layouts[end]
             return LevelItem(layout.width + 2 * PAD, layout.height + 2 * PAD + TITLE)
-        if end.kind == "leaf":
-            return LevelItem(*self.sizes[end.leaf], "late" if self.is_late(end.leaf) else "")
-        return LevelItem(4.0, 0.0, "first" if end.kind == "in" else "last")
+        if end.kind is EndKind.LEAF:
+            return LevelItem(*self.sizes[end.leaf], Rank.LATE if self.is_late(end.leaf) else Rank.ANY)
+        return LevelItem(4.0, 0.0, Rank.FIRST if end.kind is EndKind.IN else Rank.LAST)
 
     def is_late(self, leaf: int) -> bool:
         """Return whether a leaf is an argument, perhaps after parallelization operators, which is drawn where it is read."""
@@ -150,7 +163,7 @@ class _Boxes:
 
     def side(self, level: int, end: LevelEnd, number: dict[LevelEnd | int, int]) -> tuple[int, float]:
         """Return the item that an edge ends at, and the offset from its middle."""
-        if end.kind == "leaf" or end.box == level:
+        if end.kind is EndKind.LEAF or end.box == level:
             return number[end], 0.0
         inner = self.layouts[end.box]
         x = inner.corners[self.order[end.box].index(end)][0] + 2.0
@@ -166,12 +179,12 @@ class _Boxes:
         for end, (dx, dy) in zip(self.order[box], layout.corners, strict=True):
             if not isinstance(end, LevelEnd):
                 self.put(end, x + dx + PAD, y + dy + PAD + TITLE)
-            elif end.kind == "leaf":
+            elif end.kind is EndKind.LEAF:
                 self.corners[end.leaf] = (x + dx, y + dy)
         bottom = top + self.frames[box].height
         for edge, pairs in self.level_edges[box].items():
             points = [(x + px, y + py) for px, py in layout.routes[edge]]
             for start, end in pairs:
-                route_points = [*([(points[0][0], top)] if start.kind == "in" and start.box == box else []), *points]
-                route_points += [(points[-1][0], bottom)] if end.kind == "out" and end.box == box else []
+                route_points = [*([(points[0][0], top)] if start.kind is EndKind.IN and start.box == box else []), *points]
+                route_points += [(points[-1][0], bottom)] if end.kind is EndKind.OUT and end.box == box else []
                 self.routes.append(Route(start.leaf, tuple(self.edges[box][start, end]), tuple(route_points)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import accumulate, pairwise
 
 import networkx as nx
@@ -18,13 +19,22 @@ STRAIGHT = 8.0  # the weight of an edge's own place in a rank; an item has weigh
 Point = tuple[float, float]
 
 
+class Rank(Enum):
+    """The ranks in which an item may be: any, the first, the last, or as low as the item's readers allow."""
+
+    ANY = "any"
+    FIRST = "first"
+    LAST = "last"
+    LATE = "late"
+
+
 @dataclass(frozen=True)
 class LevelItem:
-    """An item to place: its size, and its place: "first" or "last" rank, "late" (just above its readers), or "" for any rank."""
+    """An item to place: its size, and the ranks in which it may be."""
 
     width: float
     height: float
-    place: str = ""
+    rank: Rank = Rank.ANY
 
 
 @dataclass(frozen=True)
@@ -56,20 +66,20 @@ def level_layout(items: Sequence[LevelItem], edges: Collection[LevelEdge]) -> Le
 
 
 def ranks(items: Sequence[LevelItem], edges: Collection[LevelEdge]) -> list[int]:
-    """Return the rank of every item: below all items that it reads; for a late item, as low as its readers allow."""
+    """Return the number of every item's rank: below all items that it reads, and for a late item as low as its readers allow."""
     graph = nx.DiGraph()
     graph.add_nodes_from(range(len(items)))
     graph.add_edges_from((k.source, k.target) for k in edges)
-    base = int(any(i.place == "first" for i in items))
-    rank = [0 if i.place == "first" else base for i in items]
+    base = int(any(i.rank is Rank.FIRST for i in items))
+    rank_of = [0 if i.rank is Rank.FIRST else base for i in items]
     order = list(nx.lexicographical_topological_sort(graph))
     for v in order:
-        rank[v] = max([rank[v], *(rank[u] + 1 for u in graph.predecessors(v))])
+        rank_of[v] = max([rank_of[v], *(rank_of[u] + 1 for u in graph.predecessors(v))])
     for v in reversed(order):
-        if items[v].place == "late" and graph.out_degree(v):
-            rank[v] = max(rank[v], min(rank[t] for t in graph.successors(v)) - 1)
-    last = 1 + max((r for r, i in zip(rank, items, strict=True) if i.place != "last"), default=-1)
-    return [last if i.place == "last" else r for r, i in zip(rank, items, strict=True)]
+        if items[v].rank is Rank.LATE and graph.out_degree(v):
+            rank_of[v] = max(rank_of[v], min(rank_of[t] for t in graph.successors(v)) - 1)
+    last = 1 + max((r for r, i in zip(rank_of, items, strict=True) if i.rank is not Rank.LAST), default=-1)
+    return [last if i.rank is Rank.LAST else r for r, i in zip(rank_of, items, strict=True)]
 
 
 def closest_positions(desired: Sequence[float], weights: Sequence[float], gaps: Sequence[float]) -> list[float]:
