@@ -226,7 +226,7 @@ def apply(diff: GraphDiff, before: PCG) -> PCG:
 
 
 class _Builder:
-    """Builds the second graph. A node of it is named by whether it is added, and its index in `added` or in the first graph."""
+    """A builder of the second graph. A node is named by whether it is added, and its index in `added` or in the first graph."""
 
     def __init__(self, diff: GraphDiff, before: PCG) -> None:
         self.diff, self.nodes = diff, before.nodes
@@ -278,8 +278,8 @@ class _Builder:
         old = self.nodes[number]
         types = translated_types(old, self.diff.before, self.diff.after)
         fields = _new_fields(old, self.changed[number]) if number in self.changed else {}
-        same = all(v.node is w.node and v.index == w.index for v, w in zip(operands, old.operands, strict=False))
-        if same and len(operands) == len(old.operands) and types == old.types and not fields:
+        same_operands = all(v.node is w.node and v.index == w.index for v, w in zip(operands, old.operands, strict=False))
+        if same_operands and len(operands) == len(old.operands) and types == old.types and not fields:
             return old
         return replace(old, **{"operands": operands, "types": types, **fields})
 

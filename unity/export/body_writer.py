@@ -71,7 +71,7 @@ class Block:
 
 
 class BodyWriter:
-    """Writes one program into a block."""
+    """A writer of one program into a block."""
 
     def __init__(self, block: Block, body: Body, operands: Sequence[Operand], keep: bool) -> None:
         self.block, self.body, self.keep = block, body, keep

@@ -122,8 +122,8 @@ def _scan(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
     c, k = constants_and_carry(e.params)
     step_operands = [*operands[:c], *symbols(len(operands) - c, depth)]
     step = meanings(nested_body(e), step_operands, depth)
-    how = [e.params[name] for name in ("length", "reverse", "unroll")]
-    return [k, *how, "in", *_names(operands[c:]), "step", *_names(step)]
+    options = [e.params[name] for name in ("length", "reverse", "unroll")]
+    return [k, *options, "in", *_names(operands[c:]), "step", *_names(step)]
 
 
 def _while(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
@@ -157,13 +157,13 @@ def _custom(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
 
 
 def _reduction(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
-    how = {k: _numbers(v) for k, v in e.params.items() if k not in ("jaxpr", "computation", "consts")}
-    return [params_key(how), *_names(operands), "by", *_names(meanings(combiner(e).body, None, depth))]
+    parameters = {k: _numbers(v) for k, v in e.params.items() if k not in ("jaxpr", "computation", "consts")}
+    return [params_key(parameters), *_names(operands), "by", *_names(meanings(combiner(e).body, None, depth))]
 
 
 def _scatter_apply(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
-    how = {k: _numbers(v) for k, v in e.params.items() if k not in ("update_jaxpr", "update_consts")}
-    return [params_key(how), *_names(operands), "by", *_names(meanings(applied_program(e).body, None, depth))]
+    parameters = {k: _numbers(v) for k, v in e.params.items() if k not in ("update_jaxpr", "update_consts")}
+    return [params_key(parameters), *_names(operands), "by", *_names(meanings(applied_program(e).body, None, depth))]
 
 
 def _linear_solve(e: Equation, operands: list[Meaning], depth: int) -> list[object]:

@@ -31,7 +31,7 @@ NOT_COUNTED = LAYOUT | {"pvary", "convert_element_type"}
 
 
 class GraphWriter:
-    """Writes graphs into blocks of one module. Equal operators are traced once."""
+    """A writer of graphs into blocks of one module. Equal operators are traced once."""
 
     def __init__(self, module: ModuleWriter) -> None:
         self.module = module

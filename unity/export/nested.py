@@ -77,8 +77,8 @@ class ScanLoop:
         rows = [inner.scope.new(stem(o.code)) for o in operands[c + k :]]
         first, unpack_carry = inner.packed_parameter("carry", carry)
         second, unpack_rows = inner.packed_parameter("rows", rows)
-        own = [replace(s, code=Code(name)) for s, name in zip(step_operands[c:], (*carry, *rows), strict=True)]
-        results = write_step(inner.block, [*operands[:c], *own])
+        inner_operands = [replace(s, code=Code(name)) for s, name in zip(step_operands[c:], (*carry, *rows), strict=True)]
+        results = write_step(inner.block, [*operands[:c], *inner_operands])
         inner.finish([first, second], [*unpack_carry, *unpack_rows], [packed(results[:k]), packed(results[k:])])
         names = [block.scope.new("carried" if i < k else "rows") for i in range(len(results))]
         self._assign(block, names[:k], names[k:], self._call(inner.name, [o.code for o in operands]))

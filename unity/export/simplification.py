@@ -103,12 +103,14 @@ def _index_before_wrapping(start: Atom, n: int, maker: dict[int, Equation]) -> A
     select = _maker(start, "select_n", maker)
     if select is None or len(select.operands) != 3:
         return None
-    which, i, wrapped = select.operands
-    below, plus, i = _maker(which, "lt", maker), _maker(wrapped, "add", maker), through_casts(i, maker)
-    if below is None or plus is None:
+    predicate, i, wrapped = select.operands
+    comparison, addition, i = _maker(predicate, "lt", maker), _maker(wrapped, "add", maker), through_casts(i, maker)
+    if comparison is None or addition is None:
         return None
-    same = through_casts(below.operands[0], maker) == i == through_casts(plus.operands[0], maker)
-    return i if same and _is_number(below.operands[1], 0, maker) and _is_number(plus.operands[1], n, maker) else None
+    is_one_index = through_casts(comparison.operands[0], maker) == i == through_casts(addition.operands[0], maker)
+    return (
+        i if is_one_index and _is_number(comparison.operands[1], 0, maker) and _is_number(addition.operands[1], n, maker) else None
+    )
 
 
 def _maker(atom: Atom, name: str, maker: dict[int, Equation]) -> Equation | None:

@@ -68,12 +68,12 @@ def slices(type_: Type, axes: Sequence[Axis], rank: int) -> list[tuple[int, ...]
     """Return, for every device in mesh order, the slice of each dimension that it holds. Arguments are sliced at major digits."""
     cut, parts = digits(type_, axes), degrees(type_, axes, rank)
     by_device = []
-    for place in product(*(range(a.size) for a in axes)):
-        here = [0] * rank
-        for index, digit in zip(place, cut, strict=True):
+    for coordinates in product(*(range(a.size) for a in axes)):
+        slice_ = [0] * rank
+        for index, digit in zip(coordinates, cut, strict=True):
             if digit is not None:
-                here[digit.dim] += index * (parts[digit.dim] // (digit.outer * digit.size))
-        by_device.append(tuple(here))
+                slice_[digit.dim] += index * (parts[digit.dim] // (digit.outer * digit.size))
+        by_device.append(tuple(slice_))
     return by_device
 
 

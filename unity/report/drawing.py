@@ -82,7 +82,7 @@ def drawing_of(graph: PCG, fold: bool) -> Drawing:
 
 
 class _Pen:
-    """Draws graphs, outer ones first. Edges are resolved at the end, when every leaf is known."""
+    """A pen that draws graphs, outer ones first. Edges are resolved at the end, when every leaf is known."""
 
     def __init__(self, fold: bool) -> None:
         self.fold = fold
@@ -184,9 +184,9 @@ class _Folds:
                     self.stand_in[id(node)] = first
                     self.fold_sources(graph, node, first)
         if graph is not None and outer:
-            own = {id(n) for n in graph.inputs}
+            inputs = {id(n) for n in graph.inputs}
             for node in graph.nodes:
-                self.fold_equal_arguments(graph, node, own)
+                self.fold_equal_arguments(graph, node, inputs)
         self.counts: dict[int, int] = {}  # the number of nodes that a drawn node stands for
         for node in self.stand_in.values():
             self.counts[id(node)] = self.counts.get(id(node), 1) + 1

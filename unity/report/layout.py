@@ -99,13 +99,13 @@ class _Boxes:
         self.routes: list[Route] = []
 
     def edge(self, source: int, target: int) -> None:
-        here, there = (self.drawing.path(self.drawing.leaves[k].box) for k in (source, target))
+        source_path, target_path = (self.drawing.path(self.drawing.leaves[k].box) for k in (source, target))
         common = 0
-        while common < min(len(here), len(there)) and here[common] == there[common]:
+        while common < min(len(source_path), len(target_path)) and source_path[common] == target_path[common]:
             common += 1
-        start = self.way_out(source, here[:common], target)
-        level = here[common - 1] if common else OUTSIDE
-        for box in there[common:]:
+        start = self.way_out(source, source_path[:common], target)
+        level = source_path[common - 1] if common else OUTSIDE
+        for box in target_path[common:]:
             end = LevelEnd(EndKind.IN, box, source)
             self.add(level, start, end, target)
             self.ends[box][end] = None

@@ -91,8 +91,8 @@ def steps_between(plan: Plan, uses: Sequence[RuleUse]) -> tuple[ReportStep, ...]
 
 def _rewriting_steps(rewriting: Rewriting, uses: Sequence[RuleUse]) -> Iterator[ReportStep]:
     """Yield the graph after each application of a rule. Applications to equal parts of the program are one."""
-    whole = program(rewriting.before.body, rewriting.before.differentiated)
-    bodies = programs_of(whole, rewriting.ways)
+    before = program(rewriting.before.body, rewriting.before.differentiated)
+    bodies = programs_of(before, rewriting.ways)
     paths = {key: path_of(part, rewriting.ways[key], rewriting.library) for key, part in bodies.items()}
     applications = [(key, k) for key, path in paths.items() for k in range(1, len(path) + 1)]
     says = {use.rule: use.says for use in uses}
@@ -102,7 +102,7 @@ def _rewriting_steps(rewriting: Rewriting, uses: Sequence[RuleUse]) -> Iterator[
         graph = rewriting.after.graph
         if end < len(applications):
             changed = {key: end_of(bodies[key], paths[key][:k]) for key, k in dict(applications[:end]).items()}
-            graph = rewriting.before.of(whole.with_segments(changed), rewriting.before.bodies).graph
+            graph = rewriting.before.of(before.with_segments(changed), rewriting.before.bodies).graph
         applied = rewriting.uses[first : first + per_step]
         lines = (tuple(dict.fromkeys(map(short, use.lines))) for use in applied)
         shown = (RuleUse(str(use.applied), says[str(use.applied)], use.times, at) for use, at in zip(applied, lines, strict=True))

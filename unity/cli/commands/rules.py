@@ -119,8 +119,8 @@ def run_generate(options: argparse.Namespace) -> int:
     rows = [(o.family, o.counts.graphs, o.counts.pairs, len(o.rules), len(o.opened), round(o.counts.seconds, 1)) for o in outcomes]
     if options.json:
         failures = {k: library.made[k] for k in ("open", "failed")}
-        each = [dict(zip(columns, row, strict=True)) for row in rows]
-        print_json({"rules": len(library), "file": str(options.out), "families": each, **failures})
+        family_rows = [dict(zip(columns, row, strict=True)) for row in rows]
+        print_json({"rules": len(library), "file": str(options.out), "families": family_rows, **failures})
     else:
         print_table("What was found", columns, rows)
         print(f"{len(library)} rules, every one proved and executed, in {options.out}")

@@ -26,8 +26,8 @@ def _all_gather(e: PrimitiveCall) -> Code:
 
 
 def _reduce_scatter(e: PrimitiveCall) -> Code:
-    how = {"scatter_dimension": e["scatter_dimension"], "tiled": e["tiled"]}
-    return call("lax.psum_scatter", e.codes[0], axis_names(e["axis_name"]), **how)
+    options = {"scatter_dimension": e["scatter_dimension"], "tiled": e["tiled"]}
+    return call("lax.psum_scatter", e.codes[0], axis_names(e["axis_name"]), **options)
 
 
 def _all_to_all(e: PrimitiveCall) -> Code:

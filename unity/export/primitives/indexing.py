@@ -16,10 +16,10 @@ from unity.pcg.ir.program import Equation
 
 def _slice(e: PrimitiveCall) -> Code:
     x, starts, limits = e.operands[0].tensor, e["start_indices"], e["limit_indices"]
-    cut = [k for k in range(x.ndim) if (starts[k], limits[k]) != (0, x.shape[k])]
+    cut_dims = [k for k in range(x.ndim) if (starts[k], limits[k]) != (0, x.shape[k])]
     contiguous = set(e["strides"] or ()) <= {1}
-    if contiguous and len(cut) == 1:
-        (k,) = cut
+    if contiguous and len(cut_dims) == 1:
+        (k,) = cut_dims
         return call("lax.slice_in_dim", e.codes[0], starts[k], limits[k], axis=k)
     strides = () if contiguous else (tuple(e["strides"]),)
     return call("lax.slice", e.codes[0], tuple(starts), tuple(limits), *strides)
@@ -28,10 +28,10 @@ def _slice(e: PrimitiveCall) -> Code:
 def _dynamic_slice(e: PrimitiveCall) -> Code:
     x, *starts = e.operands
     sizes = tuple(e["slice_sizes"])
-    moved = [k for k, s in enumerate(starts) if s.scalar is None or s.scalar.text != "0"]
-    cut = [k for k, n in enumerate(x.tensor.shape) if sizes[k] != n]
-    if e.get(WRAPS_STARTS) and len(moved) == 1 and cut in ([], moved):
-        (k,) = moved
+    nonzero_starts = [k for k, s in enumerate(starts) if s.scalar is None or s.scalar.text != "0"]
+    cut_dims = [k for k, n in enumerate(x.tensor.shape) if sizes[k] != n]
+    if e.get(WRAPS_STARTS) and len(nonzero_starts) == 1 and cut_dims in ([], nonzero_starts):
+        (k,) = nonzero_starts
         return call("lax.dynamic_slice_in_dim", x.code, _starts(starts).items[k], sizes[k], axis=k)
     return call("lax.dynamic_slice", x.code, _starts(starts), sizes, **_index_options(e, starts))
 
@@ -62,13 +62,13 @@ def _dimension_numbers(name: str, numbers: Any, optional: Sequence[str]) -> Code
 def index_parameters(e: Equation) -> dict[str, object]:
     """Return the keyword arguments of a gather or scatter about its indices."""
     mode, fill_value = e.params["mode"], e.params.get("fill_value")
-    named: dict[str, object] = {}
-    outside = "fill" if e.name == "gather" else "drop"
-    named["mode"] = {"CLIP": "clip", "PROMISE_IN_BOUNDS": "promise_in_bounds"}.get(mode.name, outside)
+    parameters: dict[str, object] = {}
+    fill_mode = "fill" if e.name == "gather" else "drop"
+    parameters["mode"] = {"CLIP": "clip", "PROMISE_IN_BOUNDS": "promise_in_bounds"}.get(mode.name, fill_mode)
     if mode == lax.GatherScatterMode.FILL_OR_DROP and fill_value is not None:
-        named["fill_value"] = fill_value
-    named.update((k, True) for k in ("indices_are_sorted", "unique_indices") if e.params[k])
-    return named
+        parameters["fill_value"] = fill_value
+    parameters.update((k, True) for k in ("indices_are_sorted", "unique_indices") if e.params[k])
+    return parameters
 
 
 OPTIONAL_FIELDS = ("operand_batching_dims", "start_indices_batching_dims", "scatter_indices_batching_dims")

@@ -46,9 +46,11 @@ def _fft(e: PrimitiveCall) -> Code:
 
 
 def _eigh(e: PrimitiveCall) -> Code:
-    how = {"lower": e["lower"], "symmetrize_input": False, "sort_eigenvalues": e["sort_eigenvalues"]}
-    how |= {name: value_code(e[k]) for name, k in (("subset_by_index",) * 2, ("implementation", "algorithm")) if e[k] is not None}
-    return call("lax.linalg.eigh", *e.codes, **how)
+    options = {"lower": e["lower"], "symmetrize_input": False, "sort_eigenvalues": e["sort_eigenvalues"]}
+    options |= {
+        name: value_code(e[k]) for name, k in (("subset_by_index",) * 2, ("implementation", "algorithm")) if e[k] is not None
+    }
+    return call("lax.linalg.eigh", *e.codes, **options)
 
 
 def _permutation(e: PrimitiveCall) -> Code:
@@ -59,12 +61,12 @@ def _ragged(e: PrimitiveCall) -> Code:
     numbers = e["ragged_dot_dimension_numbers"]
     dense = tuple(tuple(map(tuple, pair)) for pair in numbers.dot_dimension_numbers)
     groups = tuple(numbers.lhs_ragged_dimensions), tuple(numbers.rhs_group_dimensions)
-    how: dict[str, object] = {}
+    options: dict[str, object] = {}
     if e["precision"] is not None:
-        how["precision"] = precision_code(e["precision"])
+        options["precision"] = precision_code(e["precision"])
     if e["preferred_element_type"] is not None:
-        how["preferred_element_type"] = dtype_code(e["preferred_element_type"])
-    return call("lax.ragged_dot_general", *e.codes, call("lax.RaggedDotDimensionNumbers", dense, *groups), **how)
+        options["preferred_element_type"] = dtype_code(e["preferred_element_type"])
+    return call("lax.ragged_dot_general", *e.codes, call("lax.RaggedDotDimensionNumbers", dense, *groups), **options)
 
 
 def _geqrf(e: PrimitiveCall) -> Code:

@@ -58,8 +58,8 @@ def _gamma(e: PrimitiveCall) -> Code:
 
 
 def _rng_bit_generator(e: PrimitiveCall) -> Code:
-    how = {"dtype": dtype_code(e["dtype"]), "algorithm": Code(f"lax.RandomAlgorithm.{e['algorithm'].name}")}
-    return call("lax.rng_bit_generator", *e.codes, tuple(e["shape"]), **how)
+    options = {"dtype": dtype_code(e["dtype"]), "algorithm": Code(f"lax.RandomAlgorithm.{e['algorithm'].name}")}
+    return call("lax.rng_bit_generator", *e.codes, tuple(e["shape"]), **options)
 
 
 RANDOM_PRINTERS: Mapping[str, Printer] = {

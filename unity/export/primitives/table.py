@@ -74,17 +74,19 @@ def _without_leading_ones(x: Operand) -> Code | None:
     if maker is None or maker.name != "broadcast_in_dim" or maker.operands[0].tensor.ndim == 0:
         return None
     inner = maker.operands[0]
-    last = tuple(range(x.tensor.ndim - inner.tensor.ndim, x.tensor.ndim))
-    only = tuple(maker["broadcast_dimensions"]) == last and x.tensor.shape == (1,) * last[0] + inner.tensor.shape
-    return inner.code if only else None
+    trailing_axes = tuple(range(x.tensor.ndim - inner.tensor.ndim, x.tensor.ndim))
+    adds_leading_ones = (
+        tuple(maker["broadcast_dimensions"]) == trailing_axes and x.tensor.shape == (1,) * trailing_axes[0] + inner.tensor.shape
+    )
+    return inner.code if adds_leading_ones else None
 
 
 def _infix(e: PrimitiveCall) -> Code:
     operator, level = INFIX[e.name]
     if e.name == "div" and not e.operands[0].tensor.floating:
         return call("lax.div", *e.codes)
-    truths = e.operands[0].tensor.dtype == bool  # linters reject comparisons with a boolean literal
-    left, right = e.codes if truths else both_operands(e)
+    is_boolean = e.operands[0].tensor.dtype == bool  # linters reject comparisons with a boolean literal
+    left, right = e.codes if is_boolean else both_operands(e)
     return infix(left, operator, right, level)
 
 
@@ -106,21 +108,21 @@ def _broadcast(e: PrimitiveCall) -> Code:
     shape, dims, x = tuple(e["shape"]), tuple(e["broadcast_dimensions"]), e.operands[0]
     if not x.tensor.shape and x.scalar is not None:
         return call("jnp.full", shape, x.scalar, dtype_code(x.tensor.dtype))
-    new = tuple(k for k in range(len(shape)) if k not in dims)
-    if tuple(shape[k] for k in dims) == x.tensor.shape and all(shape[k] == 1 for k in new):
+    new_axes = tuple(k for k in range(len(shape)) if k not in dims)
+    if tuple(shape[k] for k in dims) == x.tensor.shape and all(shape[k] == 1 for k in new_axes):
         maker = x.maker
         if (
             maker is not None
             and maker.name in REDUCTION_METHODS
-            and tuple(maker["axes"]) == new
+            and tuple(maker["axes"]) == new_axes
             and maker.operands[0].tensor.ndim == len(shape)
         ):
-            reduced = _reduce(maker)
-            if reduced.text.startswith("lax."):
-                return call("jnp.expand_dims", x.code, axis_argument(new, 0) if len(new) == 1 else new)
-            axes = axis_argument(new, len(shape))
+            reduction = _reduce(maker)
+            if reduction.text.startswith("lax."):
+                return call("jnp.expand_dims", x.code, axis_argument(new_axes, 0) if len(new_axes) == 1 else new_axes)
+            axes = axis_argument(new_axes, len(shape))
             return method(maker.codes[0], REDUCTION_METHODS[maker.name], axis=axes, keepdims=True)
-        return call("jnp.expand_dims", x.code, axis_argument(new, len(shape)) if len(new) < len(shape) else new)
+        return call("jnp.expand_dims", x.code, axis_argument(new_axes, len(shape)) if len(new_axes) < len(shape) else new_axes)
     return call("lax.broadcast_in_dim", x.code, shape, dims)
 
 
@@ -135,14 +137,14 @@ def _convert(e: PrimitiveCall) -> Code:
 
 
 def _select(e: PrimitiveCall) -> Code:
-    which, *cases = e.operands
-    if which.tensor.dtype != bool or len(cases) != 2:
+    predicate, *cases = e.operands
+    if predicate.tensor.dtype != bool or len(cases) != 2:
         return call("lax.select_n", *e.codes)
-    chosen = [_broadcast_number(c) for c in reversed(cases)]
-    if which.tensor.shape == e.results[0].shape and sum(c is not None for c in chosen) < 2:
-        both = [c or case.code for c, case in zip(chosen, reversed(cases), strict=True)]
-        return call("jnp.where", which.code, *both)
-    return call("lax.select", which.code, *(c.code for c in reversed(cases)))
+    numbers = [_broadcast_number(c) for c in reversed(cases)]
+    if predicate.tensor.shape == e.results[0].shape and sum(c is not None for c in numbers) < 2:
+        codes = [c or case.code for c, case in zip(numbers, reversed(cases), strict=True)]
+        return call("jnp.where", predicate.code, *codes)
+    return call("lax.select", predicate.code, *(c.code for c in reversed(cases)))
 
 
 def _broadcast_number(x: Operand) -> Code | None:
@@ -161,22 +163,22 @@ def _reshape(e: PrimitiveCall) -> Code:
 
 def _dot(e: PrimitiveCall) -> Code:
     ((a, b), (batch, _)), x, y = e["dimension_numbers"], e.operands[0].tensor, e.operands[1].tensor
-    shared = len(batch)
-    leading = tuple(batch) == tuple(range(shared)) == tuple(e["dimension_numbers"][1][1])
-    ranks = x.ndim == y.ndim == shared + 2 if shared else y.ndim == 2 and x.ndim > 1
+    batch_dims = len(batch)
+    batch_first = tuple(batch) == tuple(range(batch_dims)) == tuple(e["dimension_numbers"][1][1])
+    ranks = x.ndim == y.ndim == batch_dims + 2 if batch_dims else y.ndim == 2 and x.ndim > 1
     # `@` squeezes batch dimensions of size 1
-    matmul = leading and ranks and 1 not in x.shape[:shared] and tuple(a) == (x.ndim - 1,) and tuple(b) == (y.ndim - 2,)
-    same = x.dtype == y.dtype == e.results[0].dtype and e["precision"] is None
+    matmul = batch_first and ranks and 1 not in x.shape[:batch_dims] and tuple(a) == (x.ndim - 1,) and tuple(b) == (y.ndim - 2,)
+    default_types = x.dtype == y.dtype == e.results[0].dtype and e["precision"] is None
     element_type = e["preferred_element_type"]
-    if matmul and same and element_type is not None and element_type == x.dtype:  # numpy takes None for float64
+    if matmul and default_types and element_type is not None and element_type == x.dtype:  # numpy takes None for float64
         return infix(e.codes[0], "@", e.codes[1], TIMES)
-    named: dict[str, object] = {}
+    options: dict[str, object] = {}
     if e["precision"] is not None:
-        named["precision"] = precision_code(e["precision"])
+        options["precision"] = precision_code(e["precision"])
     if e["preferred_element_type"] is not None:
-        named["preferred_element_type"] = dtype_code(e["preferred_element_type"])
+        options["preferred_element_type"] = dtype_code(e["preferred_element_type"])
     numbers = tuple(tuple(map(tuple, pair)) for pair in e["dimension_numbers"])
-    return call("lax.dot_general", *e.codes, numbers, **named)
+    return call("lax.dot_general", *e.codes, numbers, **options)
 
 
 def precision_code(value: Any) -> Code:
@@ -190,17 +192,17 @@ def precision_code(value: Any) -> Code:
 
 def _conv(e: PrimitiveCall) -> Code:
     numbers = e["dimension_numbers"]
-    named: dict[str, object] = {
+    options: dict[str, object] = {
         "dimension_numbers": call("lax.ConvDimensionNumbers", *(tuple(n) for n in numbers)),
     }
     ones = (1,) * (e.operands[0].tensor.ndim - 2)
-    named |= {k: tuple(e[k]) for k in ("lhs_dilation", "rhs_dilation") if tuple(e[k]) != ones}
-    named |= {k: e[k] for k in ("feature_group_count", "batch_group_count") if e[k] != 1}
+    options |= {k: tuple(e[k]) for k in ("lhs_dilation", "rhs_dilation") if tuple(e[k]) != ones}
+    options |= {k: e[k] for k in ("feature_group_count", "batch_group_count") if e[k] != 1}
     if e["precision"] is not None:
-        named["precision"] = precision_code(e["precision"])
+        options["precision"] = precision_code(e["precision"])
     if e["preferred_element_type"] is not None:
-        named["preferred_element_type"] = dtype_code(e["preferred_element_type"])
-    return call("lax.conv_general_dilated", *e.codes, tuple(e["window_strides"]), _pairs(e["padding"]), **named)
+        options["preferred_element_type"] = dtype_code(e["preferred_element_type"])
+    return call("lax.conv_general_dilated", *e.codes, tuple(e["window_strides"]), _pairs(e["padding"]), **options)
 
 
 def _pairs(pairs: Sequence[Sequence[int]]) -> Code:
@@ -208,14 +210,14 @@ def _pairs(pairs: Sequence[Sequence[int]]) -> Code:
 
 
 def _window(e: PrimitiveCall) -> Code:
-    how = e.name.removeprefix("reduce_window_")
+    kind = e.name.removeprefix("reduce_window_")
     x = e.operands[0].tensor
     zero = Code("0j" if jnp.issubdtype(x.dtype, jnp.complexfloating) else "0.0" if x.floating else "0")
-    start = zero if how == "sum" else _extreme(x.dtype, "-", "min") if how == "max" else _extreme(x.dtype, "", "max")
-    operation = {"sum": "lax.add"}.get(how, f"lax.{how}")
-    named = {k: tuple(e[k]) for k in ("base_dilation", "window_dilation") if set(e[k]) != {1}}
+    initial = zero if kind == "sum" else _extreme(x.dtype, "-", "min") if kind == "max" else _extreme(x.dtype, "", "max")
+    operation = {"sum": "lax.add"}.get(kind, f"lax.{kind}")
+    options = {k: tuple(e[k]) for k in ("base_dilation", "window_dilation") if set(e[k]) != {1}}
     shape = (tuple(e["window_dimensions"]), tuple(e["window_strides"]))
-    return call("lax.reduce_window", e.codes[0], start, Code(operation), *shape, _pairs(e["padding"]), **named)
+    return call("lax.reduce_window", e.codes[0], initial, Code(operation), *shape, _pairs(e["padding"]), **options)
 
 
 def _extreme(dtype: Any, sign: str, limit: str) -> Code:
