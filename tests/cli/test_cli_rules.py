@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from unity.cli import main
+from unity.substitutions.importing import Imported, Verdict
 from unity.substitutions.language.axioms import default_library
 from unity.substitutions.language.library import load
 from unity.substitutions.language.text import parse_rules, print_rule
@@ -74,14 +75,11 @@ def test_generate_prints_its_counts(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_imported_rules_are_proved_and_written_as_text(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from unity.substitutions import importing
-    from unity.substitutions.importing import Imported, Verdict
-
     rules = parse_rules(MINE)
     verdicts = Verdict("proved"), Verdict("refuted", "output 0 differs"), Verdict("proved")
     theirs = [Imported(r.name, r, v) for r, v in zip(rules, verdicts, strict=True)]
     theirs.append(Imported("odd", None, Verdict("unsupported", "no word for it")))
-    monkeypatch.setattr(importing, "import_taso", lambda path: theirs)
+    monkeypatch.setattr("unity.cli.commands.rules.import_taso", lambda path: theirs)
     out = tmp_path / "theirs.rules"
     assert main(["rules", "import", "taso", "any.pb", "-o", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
