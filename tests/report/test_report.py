@@ -37,7 +37,7 @@ from unity.report import Source, content, of_file, of_plan, page
 from unity.report.arguments import argument_kinds, slices
 from unity.report.drawing import OUTSIDE, drawing_of
 from unity.report.layout import lay_out
-from unity.report.level_layout import LevelEdge, LevelItem, Rank, closest_positions, level_layout
+from unity.report.level_layout import ItemRank, LevelEdge, LevelItem, closest_positions, level_layout
 from unity.report.page import data
 from unity.report.steps import ComparedStep, _rewriting_steps, all_steps, compared
 
@@ -99,7 +99,7 @@ def steps_of(source: Source) -> list[ComparedStep]:
 @st.composite
 def levels(draw: st.DrawFn) -> tuple[list[LevelItem], list[LevelEdge]]:
     count = draw(st.integers(1, 14))
-    rank = st.sampled_from([Rank.ANY, Rank.ANY, Rank.ANY, Rank.LATE])
+    rank = st.sampled_from([ItemRank.ANY, ItemRank.ANY, ItemRank.ANY, ItemRank.LATE])
     items = [LevelItem(draw(st.integers(2, 90)), draw(st.integers(0, 40)), draw(rank)) for _ in range(count)]
     pairs = draw(st.sets(st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)), max_size=24))
     return items, [LevelEdge(a, b) for a, b in sorted(pairs) if a < b]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from unity.diff.skeleton import is_parallelization
 from unity.report.drawing import OUTSIDE, SOURCES, Drawing
-from unity.report.level_layout import LevelEdge, LevelItem, LevelLayout, Point, Rank, level_layout
+from unity.report.level_layout import ItemRank, LevelEdge, LevelItem, LevelLayout, Point, level_layout
 
 PAD, TITLE = 14.0, 24.0  # around a box's content, above it
 Size = tuple[float, float]
@@ -151,8 +151,8 @@ class _Boxes:
             layout = self.layouts[end]
             return LevelItem(layout.width + 2 * PAD, layout.height + 2 * PAD + TITLE)
         if end.kind is EndKind.LEAF:
-            return LevelItem(*self.sizes[end.leaf], Rank.LATE if self.is_late(end.leaf) else Rank.ANY)
-        return LevelItem(4.0, 0.0, Rank.FIRST if end.kind is EndKind.IN else Rank.LAST)
+            return LevelItem(*self.sizes[end.leaf], ItemRank.LATE if self.is_late(end.leaf) else ItemRank.ANY)
+        return LevelItem(4.0, 0.0, ItemRank.FIRST if end.kind is EndKind.IN else ItemRank.LAST)
 
     def is_late(self, leaf: int) -> bool:
         """Return whether a leaf is an argument, perhaps after parallelization operators, which is drawn where it is read."""

@@ -19,7 +19,7 @@ STRAIGHT = 8.0  # the weight of an edge's own place in a rank; an item has weigh
 Point = tuple[float, float]
 
 
-class Rank(Enum):
+class ItemRank(Enum):
     """The ranks in which an item may be: any, the first, the last, or as low as the item's readers allow."""
 
     ANY = "any"
@@ -34,7 +34,7 @@ class LevelItem:
 
     width: float
     height: float
-    rank: Rank = Rank.ANY
+    rank: ItemRank = ItemRank.ANY
 
 
 @dataclass(frozen=True)
@@ -70,16 +70,16 @@ def ranks(items: Sequence[LevelItem], edges: Collection[LevelEdge]) -> list[int]
     graph = nx.DiGraph()
     graph.add_nodes_from(range(len(items)))
     graph.add_edges_from((k.source, k.target) for k in edges)
-    base = int(any(i.rank is Rank.FIRST for i in items))
-    rank_of = [0 if i.rank is Rank.FIRST else base for i in items]
+    base = int(any(i.rank is ItemRank.FIRST for i in items))
+    rank_of = [0 if i.rank is ItemRank.FIRST else base for i in items]
     order = list(nx.lexicographical_topological_sort(graph))
     for v in order:
         rank_of[v] = max([rank_of[v], *(rank_of[u] + 1 for u in graph.predecessors(v))])
     for v in reversed(order):
-        if items[v].rank is Rank.LATE and graph.out_degree(v):
+        if items[v].rank is ItemRank.LATE and graph.out_degree(v):
             rank_of[v] = max(rank_of[v], min(rank_of[t] for t in graph.successors(v)) - 1)
-    last = 1 + max((r for r, i in zip(rank_of, items, strict=True) if i.rank is not Rank.LAST), default=-1)
-    return [last if i.rank is Rank.LAST else r for r, i in zip(rank_of, items, strict=True)]
+    last = 1 + max((r for r, i in zip(rank_of, items, strict=True) if i.rank is not ItemRank.LAST), default=-1)
+    return [last if i.rank is ItemRank.LAST else r for r, i in zip(rank_of, items, strict=True)]
 
 
 def closest_positions(desired: Sequence[float], weights: Sequence[float], gaps: Sequence[float]) -> list[float]:
