@@ -1,12 +1,10 @@
 """The architecture page shows what the walkthrough prints."""
 
 import re
-import sys
 
 import pytest
 from test_docs import ROOT
 
-sys.path.append(str(ROOT / "examples"))
 
 import walkthrough
 
