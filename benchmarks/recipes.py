@@ -31,7 +31,7 @@ from benchmarks.models.model import Model
 from benchmarks.record import asked, record, show
 from unity.base.formatting import duration
 from unity.constraints import Constraint, forbid, pin, require
-from unity.diff.regions import Cost
+from unity.diff.regions import CostChange
 from unity.machine.hardware import Level
 from unity.plan.plan import Plan
 
@@ -270,7 +270,7 @@ def difference(before: unity.Plan, after: unity.Plan) -> dict[str, Any]:
     }
 
 
-def _change(cost: Cost) -> float:
+def _change(cost: CostChange) -> float:
     return cost.after - cost.before
 
 

@@ -21,7 +21,8 @@ from unity.pcg.operators.table import TABLE
 from unity.pcg.types.axis import Axis
 from unity.verify.semantics.domains import Modular, Plain
 from unity.verify.semantics.interpret import NotInterpreted, interpret, interpret_values
-from unity.verify.semantics.primitives import MEANINGS, Value
+from unity.verify.semantics.polynomial_equality import compare
+from unity.verify.semantics.primitives import MEANINGS, StackedValue
 from unity.verify.semantics.symbolic import Symbolic
 
 PRIME = 2**31 - 1
@@ -359,14 +360,14 @@ def test_equality_of_symbols(long):
     square = s.mul(s.add(x, y), s.add(x, y))
     expanded = s.add(s.add(s.mul(x, x), s.mul(y, y)), s.mul(s.constant(np.full(3, 2.0)), s.mul(x, y)))
     assert np.array_equal(square, expanded) == (long == 100)
-    assert s.equal(square, expanded).answer == "equal"
-    wrong = s.equal(square, s.add(s.mul(x, x), s.mul(y, y)))
+    assert compare(s, square, expanded).answer == "equal"
+    wrong = compare(s, square, s.add(s.mul(x, x), s.mul(y, y)))
     assert wrong.answer == "different"
     assert wrong.values is not None
     a, b = wrong.values["x[0]"], wrong.values["y[0]"]
     assert (wrong.left, wrong.right) == ((a + b) ** 2, a**2 + b**2)
     # not by normal form, but by Z3: the larger and the smaller are both
-    assert s.equal(s.add(s.maximum(x, y), s.minimum(x, y)), s.add(x, y)).answer == "equal"
+    assert compare(s, s.add(s.maximum(x, y), s.minimum(x, y)), s.add(x, y)).answer == "equal"
 
 
 def test_what_is_not_known_is_named():
@@ -401,9 +402,9 @@ def test_unknown_indices_name_what_known_ones_do(fn, indices):
     """Elements that are numbers, as indices: every place is tried, and one is named."""
     s = Symbolic()
     program = traced(fn, np.ones((4, 3)), np.ones((4, 3)), indices)
-    x, y = (Value(s.symbols(name, (4, 3)), False) for name in "xy")
-    (known,) = interpret_values(program, [x, y, Value(indices, True)], s, ())
-    (found,) = interpret_values(program, [x, y, Value(s.constant(indices), False)], s, ())
+    x, y = (StackedValue(s.symbols(name, (4, 3)), False) for name in "xy")
+    (known,) = interpret_values(program, [x, y, StackedValue(indices, True)], s, ())
+    (found,) = interpret_values(program, [x, y, StackedValue(s.constant(indices), False)], s, ())
     np.testing.assert_array_equal(found.array, s.replaceable(known.array))
 
 

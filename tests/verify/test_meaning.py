@@ -19,7 +19,7 @@ from unity.verify.proofs.execution import run
 from unity.verify.proofs.instances import equal_at
 from unity.verify.semantics.domains import Modular, Plain
 from unity.verify.semantics.meaning import evaluate, random_pieces
-from unity.verify.semantics.stacks import join, spread
+from unity.verify.semantics.pieces import join, spread
 
 STATE = st.sampled_from(STATES)
 

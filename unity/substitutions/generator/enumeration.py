@@ -21,7 +21,7 @@ from unity.substitutions.language.typecheck import TensorType, result_types
 from unity.substitutions.language.vocabulary import VOCABULARY
 from unity.verify.semantics.domains import Modular
 from unity.verify.semantics.meaning import apply, random_pieces
-from unity.verify.semantics.stacks import join
+from unity.verify.semantics.pieces import join
 
 PRIME = 2**31 - 1
 CHUNK = 1 << 16

@@ -25,7 +25,7 @@ from unity.substitutions.language.text import print_condition, print_rule
 from unity.substitutions.language.typecheck import TensorType, tensor, typecheck
 from unity.verify.proofs.first_order import Proof, Prover
 from unity.verify.proofs.instances import agree, equal_at
-from unity.verify.semantics.domains import Domain, Modular, Plain
+from unity.verify.semantics.domains import ElementDomain, Modular, Plain
 from unity.verify.semantics.meaning import evaluate, random_pieces
 
 INSTANCES = 3  # shapes at which a proved rule is executed
@@ -203,7 +203,7 @@ def _residues(known: Mapping[str, TensorType]) -> Iterator[dict[str, np.ndarray]
 
 
 def _difference(
-    sides: tuple[Term, ...], types: Mapping[Term, TensorType], values: Mapping[str, np.ndarray], domain: Domain
+    sides: tuple[Term, ...], types: Mapping[Term, TensorType], values: Mapping[str, np.ndarray], domain: ElementDomain
 ) -> tuple[int, list | str, list | str] | None:  # fmt: skip
     """The first output in which the sides differ, and what they give there."""
     half = len(sides) // 2

@@ -19,10 +19,10 @@ from unity.substitutions.language.typecheck import TensorType, shown, typecheck
 from unity.verify.proofs.small_instances import Instance, small_instances, small_sizes
 from unity.verify.semantics.interpret import NotInterpreted
 from unity.verify.semantics.meaning import evaluate
-from unity.verify.semantics.pieces import pieces
-from unity.verify.semantics.primitives.core import Value
-from unity.verify.semantics.stacks import join
-from unity.verify.semantics.symbolic import Symbolic, TooLarge
+from unity.verify.semantics.pieces import join, symbolic_pieces
+from unity.verify.semantics.polynomial_equality import compare
+from unity.verify.semantics.primitives.core import StackedValue
+from unity.verify.semantics.symbolic import PolynomialsTooLarge, Symbolic
 
 DRAWS = (5, 2, 3)  # indices are drawn from -1 up to these: out of range of a small table on both sides
 
@@ -61,7 +61,7 @@ def executed(rule: Rule, sizes: Sequence[int] | None = None, limit: int = 24, de
         domain.renew()
         try:
             found = _compared(instance, axes, domain, number)
-        except (NotInterpreted, TooLarge):
+        except (NotInterpreted, PolynomialsTooLarge):
             continue
         count += 1
         if found is not None and found.decided:
@@ -85,11 +85,11 @@ def _compare(instance: Instance, axes: tuple[Axis, ...], domain: Symbolic, below
     types = typecheck(rule.sides, known, axes)
     rng = np.random.default_rng((number, below))
     wholes = {name: _whole(name, t, domain, below, rng) for name, t in known.items()}
-    held = {name: pieces(wholes[name], t.states, axes, domain, name, rng) for name, t in known.items()}
+    held = {name: symbolic_pieces(wholes[name], t.states, axes, domain, name, rng) for name, t in known.items()}
     values = evaluate(rule.sides, types, held, axes, domain)
     for left, right in zip(rule.left, rule.right, strict=True):
         a, b = (join(values[t], types[t].shape, types[t].states, axes, domain) for t in (left, right))
-        found = domain.equal(a, b)
+        found = compare(domain, a, b)
         if found.answer == "equal":
             continue
         said = {name: shown(t, axes) for name, t in known.items()}
@@ -107,8 +107,8 @@ def _compare(instance: Instance, axes: tuple[Axis, ...], domain: Symbolic, below
     return None
 
 
-def _whole(name: str, type_: TensorType, domain: Symbolic, below: int, rng: np.random.Generator) -> Value:
+def _whole(name: str, type_: TensorType, domain: Symbolic, below: int, rng: np.random.Generator) -> StackedValue:
     """A tensor of symbols, or of random indices."""
     if type_.dtype.startswith("float"):
-        return Value(domain.symbols(name, type_.shape), False)
-    return Value(rng.integers(-1, below, type_.shape), True)
+        return StackedValue(domain.symbols(name, type_.shape), False)
+    return StackedValue(rng.integers(-1, below, type_.shape), True)

@@ -24,7 +24,7 @@ from unity.verify.proofs.instances import Types
 from unity.verify.semantics.domains import Array, Plain
 from unity.verify.semantics.local_programs import dual_type, used
 from unity.verify.semantics.meaning import local_function
-from unity.verify.semantics.stacks import join, spread
+from unity.verify.semantics.pieces import join, spread
 
 Typed = Mapping[Term, TensorType]
 PLAIN = Plain()

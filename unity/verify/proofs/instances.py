@@ -15,9 +15,9 @@ from unity.pcg.types.parallel_type import UNUSED, Shape, misfit
 from unity.substitutions.language.rule import Condition, Different, EqualSizes, Placed, Rank, Rule
 from unity.substitutions.language.term import Attribute, substitute
 from unity.substitutions.language.typecheck import TensorType, typecheck
-from unity.verify.semantics.domains import Domain, Modular
+from unity.verify.semantics.domains import ElementDomain, Modular
 from unity.verify.semantics.meaning import evaluate, random_pieces
-from unity.verify.semantics.stacks import join
+from unity.verify.semantics.pieces import join
 
 Types = Mapping[str, TensorType]
 
@@ -42,7 +42,9 @@ def resized(known: Types, free: Mapping[str, Sequence[int]], sizes: Sequence[int
         yield {name: TensorType(tuple(shapes[name]), t.states, t.dtype) for name, t in known.items()}
 
 
-def equal_at(rule: Rule, known: Types, axes: tuple[Axis, ...], rng: np.random.Generator, domain: Domain | None = None) -> bool:
+def equal_at(
+    rule: Rule, known: Types, axes: tuple[Axis, ...], rng: np.random.Generator, domain: ElementDomain | None = None
+) -> bool:
     """Whether both sides have the same value for random elements: over a field, so that chance is out of it."""
     domain = domain or Modular()
     types = typecheck(rule.sides, known, axes)

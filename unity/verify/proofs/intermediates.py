@@ -19,9 +19,9 @@ from unity.verify.proofs.small_instances import small_instances, small_sizes
 from unity.verify.semantics.domains import Array
 from unity.verify.semantics.interpret import NotInterpreted
 from unity.verify.semantics.meaning import evaluate
-from unity.verify.semantics.pieces import pieces
-from unity.verify.semantics.primitives.core import Value
-from unity.verify.semantics.symbolic import Symbolic, TooLarge
+from unity.verify.semantics.pieces import symbolic_pieces
+from unity.verify.semantics.primitives.core import StackedValue
+from unity.verify.semantics.symbolic import PolynomialsTooLarge, Symbolic
 
 INSTANCES = 4
 
@@ -43,9 +43,9 @@ def contained(rule: Rule, backward: bool) -> bool:
         sides, types, rng = (instance.rule.left, instance.rule.right), instance.types, np.random.default_rng(number)
         try:
             found = typecheck(instance.rule.sides, types)
-            known = {name: pieces(_whole(name, t, domain, rng), (), (), domain, name, rng) for name, t in types.items()}
+            known = {name: symbolic_pieces(_whole(name, t, domain, rng), (), (), domain, name, rng) for name, t in types.items()}
             values = evaluate(instance.rule.sides, found, known, (), domain)
-        except (NotInterpreted, TooLarge):
+        except (NotInterpreted, PolynomialsTooLarge):
             continue
         real = {term: x for term, x in values.items() if found[term].dtype.startswith("float")}
         there, here = (_elements(real, subterms(side), domain) for side in (sides[::-1] if backward else sides))
@@ -55,11 +55,11 @@ def contained(rule: Rule, backward: bool) -> bool:
     return executed
 
 
-def _whole(name: str, type_: TensorType, domain: Symbolic, rng: np.random.Generator) -> Value:
+def _whole(name: str, type_: TensorType, domain: Symbolic, rng: np.random.Generator) -> StackedValue:
     """A tensor of symbols, or of indices."""
     if type_.dtype.startswith("float"):
-        return Value(domain.symbols(name, type_.shape), False)
-    return Value(rng.integers(0, 2, type_.shape), True)
+        return StackedValue(domain.symbols(name, type_.shape), False)
+    return StackedValue(rng.integers(0, 2, type_.shape), True)
 
 
 def _elements(values: Mapping[Term, Array], terms: Iterable[Term], domain: Symbolic) -> set[int]:

@@ -34,10 +34,10 @@ from unity.verify.semantics.local_programs import (
     traced_locally,
     whole_function,
 )
-from unity.verify.semantics.pieces import pieces, summed
-from unity.verify.semantics.primitives.core import Value, is_element
-from unity.verify.semantics.stacks import cut
-from unity.verify.semantics.symbolic import Symbolic, TooLarge
+from unity.verify.semantics.pieces import cut, sum_partial, symbolic_pieces
+from unity.verify.semantics.polynomial_equality import compare
+from unity.verify.semantics.primitives.core import StackedValue, is_element
+from unity.verify.semantics.symbolic import PolynomialsTooLarge, Symbolic
 
 UNTRACED = (TypeError, ValueError, AssertionError, NotImplementedError)  # how JAX says that a program cannot be
 LARGEST = 20_000  # elements of a tensor; beyond that, smaller sizes say the same
@@ -169,13 +169,13 @@ class Proof:
         """The types of what the program takes and gives, where the operator has these."""
         return operands, results
 
-    def _operand(self, k: int, tensor: Tensor, given: Any) -> Value:
+    def _operand(self, k: int, tensor: Tensor, given: Any) -> StackedValue:
         """Symbols `x0[1,2]`, or concrete integers: the given ones, or small random ones."""
         if is_element(tensor.dtype):
-            return Value(self.domain.symbols(f"x{k}", tensor.shape), False)
+            return StackedValue(self.domain.symbols(f"x{k}", tensor.shape), False)
         if given is None or isinstance(given, jax.ShapeDtypeStruct):
             given = self.rng.integers(0, 2 if tensor.dtype == bool else 4, tensor.shape)
-        return Value(np.asarray(given).astype(tensor.dtype), True)
+        return StackedValue(np.asarray(given).astype(tensor.dtype), True)
 
     @cached_property
     def program(self) -> core.ClosedJaxpr | str:
@@ -186,13 +186,13 @@ class Proof:
             return _first_line(error)
 
     @cached_property
-    def whole(self) -> list[Value] | Exception:
+    def whole(self) -> list[StackedValue] | Exception:
         """What the program gives whole, or why that cannot be known."""
         assert isinstance(self.program, core.ClosedJaxpr)
         self.domain.renew()
         try:
             return interpret_values(self.program, self.operands, self.domain, ())
-        except (NotInterpreted, TooLarge) as error:
+        except (NotInterpreted, PolynomialsTooLarge) as error:
             return error
 
     def check(self, chosen: tuple[Choice, ...], degrees: tuple[int, ...]) -> Verdict:
@@ -201,7 +201,7 @@ class Proof:
             answer, why, wrong = self._check(chosen, degrees)
         except NotInterpreted as error:
             answer, why, wrong = "unknown", f"not interpreted: {error}", None
-        except TooLarge:
+        except PolynomialsTooLarge:
             answer, why, wrong = "unknown", "its polynomials have too many terms: prove it at smaller sizes", None
         return Verdict(chosen, degrees, self.of, answer, why, wrong)
 
@@ -224,11 +224,11 @@ class Proof:
             raise self.whole
         self.domain.renew()
         ends, one = enumerate(zip(self.operands, into, strict=True)), (slice(None),) * len(axes) + (None,)
-        given = [Value(pieces(v, t, axes, self.domain, f"x{k}", self.rng)[one], v.known) for k, (v, t) in ends]
+        given = [StackedValue(symbolic_pieces(v, t, axes, self.domain, f"x{k}", self.rng)[one], v.known) for k, (v, t) in ends]
         return self.compare(interpret_values(program, given, self.domain, axes), self.whole, out, axes)
 
     def compare(
-        self, found: Sequence[Value], expected: Sequence[Value], out: Sequence[Type], axes: tuple[Axis, ...]
+        self, found: Sequence[StackedValue], expected: Sequence[StackedValue], out: Sequence[Type], axes: tuple[Axis, ...]
     ) -> tuple[str, str, Counterexample | None]:
         """Holds each result's pieces to those of the whole result."""
         shapes, lead = tuple(t.shape for t in self.tensors), tuple(a.size for a in axes)
@@ -237,7 +237,7 @@ class Proof:
             if value.known != whole.known:
                 array = self.domain.constant(array) if value.known else array
                 want = self.domain.constant(want) if whole.known else want
-            array = summed(array, type_, known, self.domain)
+            array = sum_partial(array, type_, known, self.domain)
             want = cut(np.broadcast_to(want, (*lead, *want.shape)), want.ndim, type_, axes)
             if array.shape != want.shape:
                 return "refuted", f"result {k}: pieces of shape {array.shape[len(lead) :]}, not {want.shape[len(lead) :]}", None
@@ -246,7 +246,7 @@ class Proof:
                     at = tuple(np.argwhere(array != want)[0].tolist())
                     return "refuted", "", Counterexample(k, at, shapes, {}, float(want[at]), float(array[at]))
                 continue
-            answer = self.domain.equal(array, want)
+            answer = compare(self.domain, array, want)
             if answer.answer == "unknown":
                 return "unknown", f"result {k} at {answer.at}: neither equal nor shown to differ", None
             if answer.answer == "different":

@@ -1,8 +1,8 @@
-"""What an element of a floating tensor is, where programs are given a meaning: a residue here, a polynomial in `symbolic`.
+"""Domains of elements over which programs are interpreted: residues modulo a prime, plain numbers, and (in `symbolic`) polynomials.
 
-Arrays of elements are numpy arrays of a domain's own dtype. An equation that holds in a domain for random elements, or for
-symbols, is one of the ring: no domain knows anything of a sine but that equal arguments give equal results. Integer and
-boolean tensors are not elements; they are concrete (`interpret.Value`).
+Arrays of elements are numpy arrays of the domain's dtype. An equation that holds in a domain for random elements, or for symbols,
+follows from the laws of a ring: a domain knows nothing of a sine but that equal arguments have equal sines. Integer and boolean
+tensors are not made of elements; they are concrete (`primitives.core.StackedValue`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ Array = np.ndarray
 
 
 class NotInterpreted(Exception):
-    """A primitive, a function, or a use of one, that has no meaning here. The message names it, and the user's line."""
+    """A primitive, a function, or a use of one, has no meaning in this interpreter. The message names it, and the user's line."""
 
 
-class Domain(ABC):
-    """A commutative ring with division, an order, and functions of which nothing is known but their names."""
+class ElementDomain(ABC):
+    """A commutative ring with division, an order, and uninterpreted functions."""
 
     dtype: np.dtype
-    decides: bool  # whether comparisons of elements are truth values, not elements themselves
+    decides: bool  # whether comparisons of elements give truth values, rather than elements
 
     @abstractmethod
     def constant(self, values: Array) -> Array:
-        """Floating (or integer, or boolean) numbers as elements, exactly. Same shape."""
+        """Return floating, integer or boolean numbers as elements, exactly, in the same shape."""
 
     @abstractmethod
     def add(self, x: Array, y: Array) -> Array: ...
@@ -49,40 +49,40 @@ class Domain(ABC):
 
     @abstractmethod
     def maximum(self, x: Array, y: Array) -> Array:
-        """Associative, commutative, idempotent; the largest element is inf, the smallest -inf."""
+        """Return the larger of two elements. Associative, commutative, idempotent, between -inf and inf."""
 
     def minimum(self, x: Array, y: Array) -> Array:
         return self.neg(self.maximum(self.neg(x), self.neg(y)))
 
     @abstractmethod
     def function(self, name: str, *arrays: Array) -> Array:
-        """Any other function of elements, told apart by its name alone. Elementwise over arrays that broadcast."""
+        """Apply an uninterpreted function, identified by its name, elementwise to arrays that broadcast."""
 
     @abstractmethod
     def additive(self, name: str, x: Array) -> Array:
-        """A function that is known to be additive: `f(x + y) = f(x) + f(y)`, and `f(-x) = -f(x)`."""
+        """Apply an additive function, identified by its name: `f(x + y) = f(x) + f(y)`, and `f(-x) = -f(x)`."""
 
     @abstractmethod
     def compare(self, name: str, x: Array, y: Array) -> Array:
-        """`lt`, `le`, `gt`, `ge`, `eq`, `ne`: truth values where the domain decides, elements 0 and 1 otherwise."""
+        """Compare by `lt`, `le`, `gt`, `ge`, `eq` or `ne`: to truth values where the domain decides, else to elements 0 and 1."""
 
     @abstractmethod
     def total(self, x: Array, axis: int) -> Array:
-        """The sum along an axis."""
+        """Sum along an axis."""
 
     def replaceable(self, x: Array) -> Array:
-        """Elements that a product with zero takes away, NaN too: for what an element, 0 or 1, chooses by such a product."""
+        """Return elements whose product with zero is zero, NaN included, so that a product with 0 or 1 can select them."""
         return x
 
     def dot(self, x: Array, y: Array) -> Array:
-        """`[..., m, k] · [..., k, n] → [..., m, n]`, leading dimensions broadcast."""
+        """Multiply matrices, `[..., m, k] · [..., k, n] → [..., m, n]`. Leading dimensions broadcast."""
         shape = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
         if not x.shape[-1]:
             return np.broadcast_to(self.constant(np.zeros(())), (*shape, x.shape[-2], y.shape[-1]))
         return self.total(self.mul(x[..., :, None, :], np.swapaxes(y, -1, -2)[..., None, :, :]), -1)
 
     def fold(self, operation: Callable[[Array, Array], Array], x: Array, axis: int) -> Array:
-        """An associative and commutative operation over all (at least one) elements along an axis."""
+        """Fold at least one element along an axis by an associative and commutative operation."""
         x = np.moveaxis(x, axis, 0)
         while len(x) > 1:
             half = len(x) // 2
@@ -91,12 +91,12 @@ class Domain(ABC):
 
 
 def digest(*words: object) -> int:
-    """A number that depends on nothing but the words: the same in every process."""
+    """Return a hash of the words that is the same in every process."""
     return int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=16).digest(), "big")
 
 
-class Modular(Domain):
-    """Residues modulo a Mersenne prime, in int64: many candidates at once, exactly. For fingerprints.
+class Modular(ElementDomain):
+    """Residues modulo a Mersenne prime, in int64: exact fingerprints of many candidates at once.
 
     Two polynomials (or rational functions) of degree d that differ agree at random elements with probability d / p.
     """
@@ -111,11 +111,14 @@ class Modular(Domain):
         self.coefficients: dict[str, list[int]] = {}
 
     def _fold(self, x: Array) -> Array:
-        """Values below 2^(2 · bits), congruent and below 2^(bits + 1)."""
+        """Reduce values below 2^(2 · bits) to congruent ones below 2^(bits + 1)."""
         return (x & self.p) + (x >> self.bits)
 
     def _less(self, x: Array) -> Array:
-        """Values from 0 to 2p, congruent and at most p: what is negative is huge as an unsigned number."""
+        """Reduce values from 0 to 2p to congruent ones of at most p.
+
+        As an unsigned number, a negative difference is the larger one.
+        """
         x = np.asarray(x)
         return np.minimum(x.view(np.uint64), (x - self.p).view(np.uint64)).view(np.int64)
 
@@ -159,7 +162,7 @@ class Modular(Domain):
         return self._reduce(x * y)
 
     def div(self, x: Array, y: Array) -> Array:
-        """By Fermat's little theorem; `x / 0 = 0`."""
+        """Divide, by Fermat's little theorem. `x / 0 = 0`."""
         if y.size == 1:
             return self.mul(x, np.full_like(y, pow(int(y.item()), self.p - 2, self.p)))
         power, inverse, exponent = y, np.ones_like(y), self.p - 2
@@ -170,18 +173,19 @@ class Modular(Domain):
         return self.mul(x, inverse)
 
     def _rank(self, x: Array) -> Array:
-        """From 0 to p - 1, in the order of representatives between -p/2 and p/2."""
+        """Return ranks from 0 to p - 1, in the order of representatives between -p/2 and p/2."""
         return self._less(x + self.p // 2)
 
-    def _ranked(self, rank: Array) -> Array:
+    def _of_rank(self, rank: Array) -> Array:
+        """Return the residues of some ranks."""
         return self._less(rank + (self.p - self.p // 2))
 
     def maximum(self, x: Array, y: Array) -> Array:
-        """Of representatives between -p/2 and p/2, so that a relu is one."""
-        return self._ranked(np.maximum(self._rank(x), self._rank(y)))
+        """Return the larger representative between -p/2 and p/2, so that relu means what it does for small numbers."""
+        return self._of_rank(np.maximum(self._rank(x), self._rank(y)))
 
     def minimum(self, x: Array, y: Array) -> Array:
-        return self._ranked(np.minimum(self._rank(x), self._rank(y)))
+        return self._of_rank(np.minimum(self._rank(x), self._rank(y)))
 
     def compare(self, name: str, x: Array, y: Array) -> Array:
         compare = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
@@ -189,22 +193,22 @@ class Modular(Domain):
             return compare[name](self._rank(x), self._rank(y))
         return np.equal(x, y) if name == "eq" else np.not_equal(x, y)
 
-    def _drawn(self, name: str, count: int) -> list[int]:
-        """The coefficients of the polynomial that a name stands for: never zero."""
-        found = self.coefficients.get(name, [])
-        if len(found) < count:
-            found = [1 + digest(name, k) % (self.p - 1) for k in range(count)]
-            self.coefficients[name] = found
-        return found
+    def _coefficients(self, name: str, count: int) -> list[int]:
+        """Return nonzero coefficients for the polynomial that represents a function."""
+        coefficients = self.coefficients.get(name, [])
+        if len(coefficients) < count:
+            coefficients = [1 + digest(name, k) % (self.p - 1) for k in range(count)]
+            self.coefficients[name] = coefficients
+        return coefficients
 
     def function(self, name: str, *arrays: Array) -> Array:
-        """A random polynomial of degree 5 in the first argument, of which each further argument makes another."""
-        drawn = [np.int64(c) for c in self._drawn(name, 9 * max(1, len(arrays)))]
+        """Evaluate a random polynomial of degree 5 in the first argument; each further argument is mixed in by another one."""
+        coefficients = [np.int64(c) for c in self._coefficients(name, 9 * max(1, len(arrays)))]
         if not arrays:
-            return np.asarray(drawn[0])
-        result = self._polynomial(drawn[:6], arrays[0])
+            return np.asarray(coefficients[0])
+        result = self._polynomial(coefficients[:6], arrays[0])
         for k, y in enumerate(arrays[1:], 1):
-            c = drawn[9 * k : 9 * k + 9]
+            c = coefficients[9 * k : 9 * k + 9]
             mixed = self._reduce(self._fold(result * c[6]) + self._fold(y * c[7]) + self._fold(self.mul(result, y) * c[8]))
             result = self._polynomial(c[:6], mixed)
         return result
@@ -216,14 +220,14 @@ class Modular(Domain):
         return result
 
     def additive(self, name: str, x: Array) -> Array:
-        """A fixed random multiple: additive, though it is linear too."""
-        return self.mul(x, np.asarray(self._drawn(name, 1)[0]))
+        """Return a fixed random multiple, which is additive (and linear besides)."""
+        return self.mul(x, np.asarray(self._coefficients(name, 1)[0]))
 
     def total(self, x: Array, axis: int) -> Array:
         return self._reduce(x.sum(axis=axis, dtype=np.int64))
 
     def dot(self, x: Array, y: Array) -> Array:
-        """Two products in int64: with the upper and with the lower 16 bits of y, so that nothing overflows."""
+        """Multiply matrices by two products in int64, with the upper and the lower 16 bits of y, so that nothing overflows."""
         parts = []
         for k in range(0, x.shape[-1], 2**14):
             left, right = x[..., k : k + 2**14], y[..., k : k + 2**14, :]
@@ -232,8 +236,8 @@ class Modular(Domain):
         return reduce(self.add, parts) if parts else super().dot(x, y)
 
 
-class Plain(Domain):
-    """Numpy's own numbers: what integers and truth values are in every domain, and floating tensors that people read."""
+class Plain(ElementDomain):
+    """Numpy's numbers: for concrete integers and truth values beside every domain, and for counterexamples that people read."""
 
     dtype = np.dtype(np.float64)
     decides = True
@@ -254,7 +258,7 @@ class Plain(Domain):
         return np.negative(x)
 
     def div(self, x: Array, y: Array) -> Array:
-        """Integers are rounded towards zero."""
+        """Divide, integers towards zero."""
         if np.asarray(x).dtype.kind not in "iu":
             return np.divide(x, y)
         quotient = np.floor_divide(np.abs(x), np.abs(y))

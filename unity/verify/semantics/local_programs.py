@@ -1,4 +1,4 @@
-"""The program that one device runs for an operator, forward and backward, traced for a mesh that need not exist."""
+"""The program that one device runs for an operator, forward and backward, traced for a mesh without devices."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ Function = Callable[..., list]
 
 
 def dual_type(type_: Type) -> Type:
-    """The type of a cotangent."""
+    """Return the type of a cotangent."""
     return tuple(map(dual, type_))
 
 
 def floating_ends(body: Body) -> tuple[list[int], list[int]]:
-    """Which operands, and which results, have gradients."""
+    """Return the positions of the operands and of the results that have gradients."""
     operands = [k for k, v in enumerate(body.inputs) if body.tensors[v].floating]
     return operands, [k for k, a in enumerate(body.outputs) if body.tensor(a).floating]
 
 
 def pullback(body: Body, run: Function) -> Function:
-    """(operands, cotangents of floating results) → gradients of floating operands."""
+    """Return the function (operands, cotangents of floating results) → gradients of floating operands."""
     operands, results = floating_ends(body)
 
-    def gradients(*given: Any) -> list:
-        primals, cotangents = given[: len(body.inputs)], given[len(body.inputs) :]
+    def gradients(*arguments: Any) -> list:
+        primals, cotangents = arguments[: len(body.inputs)], arguments[len(body.inputs) :]
 
-        def chosen(*some: Any) -> list:
-            changed = dict(zip(operands, some, strict=True))
-            out = run(*(changed.get(k, x) for k, x in enumerate(primals)))
+        def differentiable(*floating: Any) -> list:
+            replaced = dict(zip(operands, floating, strict=True))
+            out = run(*(replaced.get(k, x) for k, x in enumerate(primals)))
             return [out[k] for k in results]
 
-        return list(jax.vjp(chosen, *(primals[k] for k in operands))[1](list(cotangents)))
+        return list(jax.vjp(differentiable, *(primals[k] for k in operands))[1](list(cotangents)))
 
     return gradients
 
 
 def whole_function(body: Body) -> Function:
-    """A body on whole tensors, its equations as they stand."""
+    """Return a body as a function of whole tensors, equation by equation."""
 
     def run(*operands: Any) -> list:
         env = dict(zip(body.inputs, operands, strict=True))
@@ -72,57 +72,60 @@ def whole_function(body: Body) -> Function:
 
 
 def used(type_: Type, axes: tuple[Axis, ...]) -> tuple[str, ...]:
-    """The axes along which devices may hold different things."""
+    """Return the axes along which devices may hold different pieces."""
     return tuple(a.name for a, s in zip(axes, type_, strict=True) if s != UNUSED)
 
 
 def local_function(body: Body, operands: Types, results: Types, axes: tuple[Axis, ...]) -> Function:
-    """A body on pieces, as `exec` runs it."""
+    """Return a body as a function of pieces, as `unity.exec` runs it."""
 
     def run(*pieces: Any) -> list:
-        found = run_body(body, pieces, operands, results, axes)
-        ends = (Placed(t.shape, t.dtype, type_, axes) for t, type_ in zip(map(body.tensor, body.outputs), results, strict=True))
-        return varied([jnp.asarray(x) for x in found], list(ends))
+        outputs = run_body(body, pieces, operands, results, axes)
+        placed = (Placed(t.shape, t.dtype, type_, axes) for t, type_ in zip(map(body.tensor, body.outputs), results, strict=True))
+        return varied([jnp.asarray(x) for x in outputs], list(placed))
 
     return run
 
 
-def wide(body: Body) -> Any:
-    """The precision that a body was traced in."""
-    wanted = any(getattr(t.dtype, "itemsize", 0) == 8 for t in body.tensors.values())
-    return jax.enable_x64(True) if wanted else nullcontext()
+def precision_of(body: Body) -> Any:
+    """Return a context with the precision in which a body was traced."""
+    has_wide = any(getattr(t.dtype, "itemsize", 0) == 8 for t in body.tensors.values())
+    return jax.enable_x64(True) if has_wide else nullcontext()
 
 
 def traced(body: Body, run: Function, tensors: Sequence[Tensor]) -> core.ClosedJaxpr:
-    """A function of whole tensors as a program."""
-    with wide(body):
+    """Trace a function of whole tensors."""
+    with precision_of(body):
         return jax.make_jaxpr(run)(*(t.struct for t in tensors))
 
 
 def traced_locally(
     body: Body, run: Function, tensors: Sequence[Tensor], operands: Types, results: Types, axes: tuple[Axis, ...]
 ) -> core.ClosedJaxpr:
-    """A function of pieces as one device's program: `[1, *piece]` in and out, in the types in which devices hold them."""
+    """Trace a function of pieces as the program of one device.
+
+    Its operands and results are `[1, *piece]`, in the dtypes in which devices hold them.
+    """
 
     def local(*pieces: Any) -> tuple:
-        found = run(*(x[0] for x in pieces))
-        return tuple(vary(x, used(t, axes))[None] for x, t in zip(found, results, strict=True))
+        outputs = run(*(x[0] for x in pieces))
+        return tuple(vary(x, used(t, axes))[None] for x, t in zip(outputs, results, strict=True))
 
     sizes = {a.name: a.size for a in axes}
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(axes))
-    into, out = (tuple(PartitionSpec(used(t, axes)) for t in ts) for ts in (operands, results))
+    in_specs, out_specs = (tuple(PartitionSpec(used(t, axes)) for t in ts) for ts in (operands, results))
     stacked = []
     for tensor, t in zip(tensors, operands, strict=True):
         devices = 1
         for name in used(t, axes):
             devices *= sizes[name]
         stacked.append(jax.ShapeDtypeStruct((devices, *local_shape(tensor.shape, t, axes)), held(tensor.dtype, t, axes)))
-    with wide(body):
-        return _inside(jax.make_jaxpr(jax.shard_map(local, mesh=mesh, in_specs=into, out_specs=out))(*stacked))
+    with precision_of(body):
+        return _shard_map_body(jax.make_jaxpr(jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs))(*stacked))
 
 
-def _inside(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """The program inside the one `shard_map`; what it closes over are its constants."""
+def _shard_map_body(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """Return the program inside the only `shard_map`, with the values that it closes over as constants."""
     (eqn,) = (e for e in program.jaxpr.eqns if e.primitive.name == "shard_map")
     consts = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
     inner = eqn.params["jaxpr"]

@@ -1,7 +1,7 @@
-"""The value of a term: what every device holds of it. One definition, in whatever elements one likes.
+"""The value of a term on all devices, over any domain of elements.
 
-An operator means its local program: the very one that `unity.exec` runs on a device's pieces, traced on their local shapes and
-interpreted on all devices. So a rule that holds here holds of what runs.
+The meaning of an operator is its local program: the one that `unity.exec` runs on a device's pieces, traced on their local shapes
+and interpreted on all devices. So a rule that holds here holds for the program that runs.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from unity.pcg.types.varying_axes import vary
 from unity.substitutions.language.term import Attribute, Term, Variable, subterms
 from unity.substitutions.language.typecheck import TensorType, body_of, concrete, result_types
 from unity.substitutions.language.vocabulary import VOCABULARY
-from unity.verify.semantics.domains import Array, Domain
+from unity.verify.semantics.domains import Array, ElementDomain
 from unity.verify.semantics.interpret import interpret
 from unity.verify.semantics.local_programs import used
-from unity.verify.semantics.stacks import spread
+from unity.verify.semantics.pieces import spread
 
 
 def local_function(
     name: str, attributes: tuple[Attribute, ...], operands: tuple[TensorType, ...], axes: tuple[Axis, ...]
 ) -> Callable[..., list[jax.Array]]:
-    """What one device runs for an operator, from its pieces of the operands to its pieces of the results."""
+    """Return the function that one device runs for an operator, from pieces of the operands to pieces of the results."""
     operator = VOCABULARY[name]
     results = result_types(name, attributes, operands, axes)
     if operator.parallel:
@@ -44,8 +44,8 @@ def local_function(
     before, after = [t.states for t in operands], [t.states for t in results]
 
     def run(*xs: jax.Array) -> list[jax.Array]:
-        found = run_body(body, xs, before, after, axes)
-        return [vary(x, used(t, axes)) for x, t in zip(found, after, strict=True)]
+        outputs = run_body(body, xs, before, after, axes)
+        return [vary(x, used(t, axes)) for x, t in zip(outputs, after, strict=True)]
 
     return run
 
@@ -54,12 +54,12 @@ def local_function(
 def local_program(
     name: str, attributes: tuple[Attribute, ...], operands: tuple[TensorType, ...], axes: tuple[Axis, ...]
 ) -> core.ClosedJaxpr:
-    """The same as a jaxpr, its collectives in it."""
+    """Return the program that one device runs for an operator, collectives included."""
     return _traced(local_function(name, attributes, operands, axes), operands, axes)
 
 
 def _traced(run: Callable[..., list[jax.Array]], operands: Sequence[TensorType], axes: tuple[Axis, ...]) -> core.ClosedJaxpr:
-    """The jaxpr of a function of local pieces, its collectives in it."""
+    """Trace a function of local pieces, collectives included."""
     pieces = [jax.ShapeDtypeStruct(local_shape(t.shape, t.states, axes), jnp.dtype(t.dtype)) for t in operands]
     if not axes:
         return jax.make_jaxpr(lambda *xs: tuple(run(*xs)))(*pieces)
@@ -68,8 +68,8 @@ def _traced(run: Callable[..., list[jax.Array]], operands: Sequence[TensorType],
     varying = [used(t.states, axes) for t in operands]
 
     def local(*xs: jax.Array) -> tuple[jax.Array, ...]:
-        found = run(*(vary(x, v) for x, v in zip(xs, varying, strict=True)))
-        return tuple(jnp.expand_dims(vary(x, names), 0) for x in found)
+        outputs = run(*(vary(x, v) for x, v in zip(xs, varying, strict=True)))
+        return tuple(jnp.expand_dims(vary(x, names), 0) for x in outputs)
 
     spec = PartitionSpec()
     program = jax.make_jaxpr(jax.shard_map(local, mesh=mesh, in_specs=(spec,) * len(pieces), out_specs=PartitionSpec(names)))
@@ -83,35 +83,37 @@ def apply(
     types: tuple[TensorType, ...],
     operands: Sequence[Array],
     axes: tuple[Axis, ...],
-    domain: Domain,
+    domain: ElementDomain,
     batch: int = 0,
 ) -> list[Array]:
-    """An operator's results on all devices, `[*devices, *batch, *local]`, from its operands', stacked likewise."""
-    found = interpret(local_program(name, attributes, types, axes), operands, domain, axes, batch)
-    return [x.reshape(*x.shape[: len(axes) + batch], *x.shape[len(axes) + batch + 1 :]) for x in found] if axes else found
+    """Apply an operator on all devices, to operands and with results `[*devices, *batch, *local]`."""
+    results, lead = interpret(local_program(name, attributes, types, axes), operands, domain, axes, batch), len(axes) + batch
+    return [x.reshape(*x.shape[:lead], *x.shape[lead + 1 :]) for x in results] if axes else results
 
 
 def evaluate(
     terms: Iterable[Term],
     types: Mapping[Term, TensorType],
-    known: Mapping[str, Array],
+    variables: Mapping[str, Array],
     axes: tuple[Axis, ...],
-    domain: Domain,
+    domain: ElementDomain,
 ) -> dict[Term, Array]:
-    """What all devices hold of every subterm, `[*devices, *local]`. `known` are the pieces of the variables."""
-    found: dict[Term, Array] = {}
+    """Return the pieces `[*devices, *local]` of every subterm, from those of the variables."""
+    pieces: dict[Term, Array] = {}
     for term in subterms(terms):
         if isinstance(term, Variable):
-            found[term] = known[term.name]
+            pieces[term] = variables[term.name]
         else:
             operands = tuple(types[x] for x in term.operands)
-            values = [found[x] for x in term.operands]
-            found[term] = apply(term.operator, term.attributes, operands, values, axes, domain)[term.result]
-    return found
+            values = [pieces[x] for x in term.operands]
+            pieces[term] = apply(term.operator, term.attributes, operands, values, axes, domain)[term.result]
+    return pieces
 
 
-def random_pieces(type_: TensorType, axes: tuple[Axis, ...], domain: Domain, rng: np.random.Generator, batch: int = 0) -> Array:
-    """The pieces of a random tensor: whole numbers from all over the domain; 0 to 15 where it holds indices."""
+def random_pieces(
+    type_: TensorType, axes: tuple[Axis, ...], domain: ElementDomain, rng: np.random.Generator, batch: int = 0
+) -> Array:
+    """Draw the pieces of a random tensor: whole numbers of the whole range of the domain, or indices from 0 to 15."""
     lead = (batch,) if batch else ()
     shape, sizes = (*lead, *type_.shape), tuple(a.size for a in axes)
     if not jnp.issubdtype(jnp.dtype(type_.dtype), jnp.floating):

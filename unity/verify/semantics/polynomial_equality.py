@@ -1,4 +1,4 @@
-"""Whether two polynomials are equal, and if not, at which numbers they differ."""
+"""Comparison of polynomials: equal, or different at some numbers for their symbols."""
 
 from __future__ import annotations
 
@@ -6,43 +6,32 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import z3
 
 from unity.verify.semantics.domains import Array, digest
+from unity.verify.semantics.symbolic import COMPARE, PRODUCT, Atom, Number, Symbolic
 
-if TYPE_CHECKING:
-    from unity.verify.semantics.symbolic import Atom, Symbolic
-
-Number = int | Fraction
-PRODUCT = "product"  # of two polynomials, as one atom
-DECIDABLE = 3_000  # terms of polynomials that Z3 is given
+MOST_TERMS = 3_000  # of both polynomials, for Z3
+MOST_UNDECIDED = 8  # pairs of elements, for Z3
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Whether two arrays are equal: "equal", "different" (with the symbols' values that show it) or "unknown"."""
+    """The answer "equal", "different" (with values of the symbols that show it) or "unknown", for two arrays."""
 
     answer: str
     at: tuple[int, ...] = ()  # an index where they differ
     values: Mapping[str, Number] | None = None
     left: float = 0.0
     right: float = 0.0
-    functions: tuple[str, ...] = ()  # unknown ones, which the values were chosen for too
+    functions: tuple[str, ...] = ()  # uninterpreted ones, for which values were chosen as well
 
 
-COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-}
 REAL = "exp expm1 log log1p sin cos tan asin acos atan sinh cosh tanh sqrt erf erfc"
-KNOWN: Mapping[str, Callable[..., Any]] = {  # what counterexamples are evaluated with; anything else is any function
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {  # by which counterexamples are evaluated; others may be any function
     **{name: getattr(math, name) for name in REAL.split()},
     **{name: (lambda a, b, f=f: int(f(a, b))) for name, f in COMPARE.items()},
     "max": max,
@@ -61,26 +50,31 @@ KNOWN: Mapping[str, Callable[..., Any]] = {  # what counterexamples are evaluate
 
 
 def symbols_in(table: Symbolic, x: int) -> list[int]:
-    """The symbols (by number of atom) that a polynomial is made of, also inside functions."""
-    found: dict[int, None] = {}
-    seen, stack = set(), [x]
+    """Return the symbols, as indices of atoms, in a polynomial and inside of its functions."""
+    symbols: dict[int, None] = {}
+    visited, stack = set(), [x]
     while stack:
         i = stack.pop()
-        if i in seen:
+        if i in visited:
             continue
-        seen.add(i)
+        visited.add(i)
         for m in table.polynomials[i]:
             for a in table.monomials[m]:
                 if table.atoms[a].symbol:
-                    found[a] = None
+                    symbols[a] = None
                 stack += table.atoms[a].arguments
-    return list(found)
+    return list(symbols)
 
 
 def evaluate(table: Symbolic, x: int, values: Mapping[int, Number], memo: dict[int, Any], chosen: dict[str, None]) -> Any:
-    """A polynomial's value where symbols (by number of atom) have values.
+    """Evaluate a polynomial.
 
-    Functions of which nothing is known are hashes of their arguments; their names are added to `chosen`.
+    Args:
+        table: of the polynomials.
+        x: the index of the polynomial.
+        values: of the symbols, by the index of their atoms.
+        memo: values of polynomials that were evaluated before.
+        chosen: collects the names of uninterpreted functions, whose values are hashes of their arguments.
     """
     if x not in memo:
         total: Any = 0
@@ -95,40 +89,48 @@ def _atom_value(table: Symbolic, a: int, values: Mapping[int, Number], memo: dic
     atom = table.atoms[a]
     if atom.symbol:
         return values[a]
-    given = [evaluate(table, i, values, memo, chosen) for i in atom.arguments]
-    known = KNOWN.get(atom.name)
+    arguments = [evaluate(table, i, values, memo, chosen) for i in atom.arguments]
+    function = FUNCTIONS.get(atom.name)
     try:
-        if known is not None:
-            return known(*given)
-    except (ValueError, OverflowError, ZeroDivisionError):  # outside of its range: any value will do
+        if function is not None:
+            return function(*arguments)
+    except (ValueError, OverflowError, ZeroDivisionError):  # outside of its domain: any value will do
         pass
     chosen[atom.name] = None
-    return digest(atom.name, *map(str, given)) % 97
+    return digest(atom.name, *map(str, arguments)) % 97
 
 
-def equal(table: Symbolic, left: Array, right: Array, tries: int = 6, timeout: float = 2.0) -> Comparison:
-    """Whether two arrays of one shape are equal: by normal form, by numbers, and by Z3 where neither tells."""
-    apart = np.argwhere(left != right)
-    if not len(apart):
+def compare(table: Symbolic, left: Array, right: Array, tries: int = 6, timeout: float = 2.0) -> Comparison:
+    """Compare two arrays of one shape: by canonical form, else by numbers, else by Z3.
+
+    Args:
+        table: of the polynomials.
+        left: indices of polynomials.
+        right: likewise.
+        tries: how many numbers are tried for the symbols of two elements.
+        timeout: of Z3, in seconds for each pair of elements.
+    """
+    differing = np.argwhere(left != right)
+    if not len(differing):
         return Comparison("equal")
-    open_ = []
-    for at in sorted(map(tuple, apart.tolist())):
+    undecided = []
+    for at in sorted(map(tuple, differing.tolist())):
         a, b = int(left[at]), int(right[at])
-        found = _counterexample(table, a, b, tries)
-        if found is not None:
+        values = _counterexample(table, a, b, tries)
+        if values is not None:
             chosen: dict[str, None] = {}
-            x, y = (float(evaluate(table, i, found, {}, chosen)) for i in (a, b))
-            named = {table.atoms[s].name: v for s, v in found.items()}
+            x, y = (float(evaluate(table, i, values, {}, chosen)) for i in (a, b))
+            named = {table.atoms[s].name: v for s, v in values.items()}
             return Comparison("different", at, named, x, y, tuple(chosen))
-        open_.append((at, a, b))
-    for at, a, b in open_[:8]:
-        if not _decided_equal(table, a, b, timeout):
+        undecided.append((at, a, b))
+    for at, a, b in undecided[:MOST_UNDECIDED]:
+        if not _is_equal_by_z3(table, a, b, timeout):
             return Comparison("unknown", at)
-    return Comparison("equal" if len(open_) <= 8 else "unknown", open_[0][0])
+    return Comparison("equal" if len(undecided) <= MOST_UNDECIDED else "unknown", undecided[0][0])
 
 
 def _counterexample(table: Symbolic, a: int, b: int, tries: int) -> dict[int, Number] | None:
-    """Small numbers for the symbols at which two polynomials differ: as many as possible are zero."""
+    """Return small numbers for the symbols at which two polynomials differ, as many of them zero as possible."""
     symbols = sorted({*symbols_in(table, a), *symbols_in(table, b)})
     for k in range(tries):
         sign = (1, -1) if k % 2 else (1, 1)
@@ -136,13 +138,14 @@ def _counterexample(table: Symbolic, a: int, b: int, tries: int) -> dict[int, Nu
         if not _differ(table, a, b, values):
             continue
         for s in symbols:
-            fewer = {**values, s: 0}
-            values = fewer if _differ(table, a, b, fewer) else values
+            simpler = {**values, s: 0}
+            values = simpler if _differ(table, a, b, simpler) else values
         return values
     return None
 
 
 def _differ(table: Symbolic, a: int, b: int, values: Mapping[int, Number]) -> bool:
+    """Return whether two polynomials have different values, beyond rounding."""
     memo: dict[int, Any] = {}
     x, y = (evaluate(table, i, values, memo, {}) for i in (a, b))
     if not isinstance(x, float) and not isinstance(y, float):
@@ -157,7 +160,7 @@ def _differ(table: Symbolic, a: int, b: int, values: Mapping[int, Number]) -> bo
 
 
 def expression(table: Symbolic, x: int, memo: dict[int, Any] | None = None) -> Any:
-    """A polynomial for Z3: maxima are ifs, inverses are divisions, other functions are unknown. `memo`: what is written already."""
+    """Return a polynomial for Z3: maxima are ifs, inverses are divisions, other functions are uninterpreted."""
     memo = {} if memo is None else memo
     if x not in memo:
         terms = [
@@ -171,21 +174,22 @@ def expression(table: Symbolic, x: int, memo: dict[int, Any] | None = None) -> A
 def _atom_expression(table: Symbolic, atom: Atom, memo: dict[int, Any]) -> Any:
     if not atom.arguments:
         return z3.Real(atom.name)
-    given: list[Any] = [expression(table, i, memo) for i in atom.arguments]
+    arguments: list[Any] = [expression(table, i, memo) for i in atom.arguments]
     if atom.name == "inverse":
-        return 1 / given[0]
+        return 1 / arguments[0]
     if atom.name == PRODUCT:
-        return given[0] * given[1]
+        return arguments[0] * arguments[1]
     if atom.name == "max":
-        result = given[0]
-        for other in given[1:]:
+        result = arguments[0]
+        for other in arguments[1:]:
             result = z3.If(result >= other, result, other)
         return result
-    return z3.Function(atom.name, *[z3.RealSort()] * (len(given) + 1))(*given)
+    return z3.Function(atom.name, *[z3.RealSort()] * (len(arguments) + 1))(*arguments)
 
 
-def _decided_equal(table: Symbolic, a: int, b: int, timeout: float) -> bool:
-    if len(table.polynomials[a]) + len(table.polynomials[b]) > DECIDABLE:
+def _is_equal_by_z3(table: Symbolic, a: int, b: int, timeout: float) -> bool:
+    """Return whether Z3 proves two polynomials equal."""
+    if len(table.polynomials[a]) + len(table.polynomials[b]) > MOST_TERMS:
         return False
     solver = z3.Solver()
     solver.set("timeout", int(1000 * timeout))

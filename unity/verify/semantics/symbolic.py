@@ -1,49 +1,59 @@
-"""Elements as polynomials over symbols: what makes an interpretation a proof.
+"""Polynomials over symbols as elements, so that an interpretation is a proof.
 
-An array holds numbers of polynomials in a table; equal polynomials have equal numbers, so equality of arrays is equality of
-integers. Coefficients are exact rationals. Whatever is not of the ring (`exp(p)`, `1 / p`, `max(p, q)`) is an *atom*, told
-apart by its name and the polynomials in it, and treated as one more symbol. This normal form decides every identity of
-commutative rings with unknown functions, but for products too long to be multiplied out, which are atoms too: equal factors make
-them equal, and where they differ numbers decide. Maxima are sets, hence associative, commutative and idempotent.
+An array holds indices into a table of polynomials. Equal polynomials have equal indices, so arrays are compared as integers.
+Coefficients are exact rationals. An operation outside of the ring (`exp(p)`, `1 / p`, `max(p, q)`) makes an *atom*, identified by
+its name and its argument polynomials, and treated as one more symbol. This canonical form decides every identity of commutative
+rings with uninterpreted functions, except for products that are too long to multiply out: these are atoms too, equal if their
+factors are, and compared by numbers otherwise. A maximum is a set of arguments: associative, commutative and idempotent.
 
-Measured: for (x·y)·w = x·(y·w), 6x6, it takes 10 ms; Z3 takes 18 ms to build both sides and 4 ms to simplify them. What decides is
-that numbers are shared: what other devices, and other choices of the same operator, compute again is looked up, and comparing two
-arrays is one line of numpy. Z3 is asked only where two normal forms differ and no numbers tell them apart (`equality`).
+Measured: (x·y)·w = x·(y·w), 6x6, takes 10 ms; Z3 takes 18 ms to build both sides and 4 ms to simplify them. The table makes the
+difference: polynomials that other devices, or other choices of the same operator, compute again are looked up, and comparing two
+arrays is one line of numpy. Z3 is needed only where two canonical forms differ and no numbers distinguish them
+(`polynomial_equality`).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from unity.verify.semantics.domains import Array, Domain
-from unity.verify.semantics.polynomial_equality import COMPARE, PRODUCT, Comparison, Number, equal
+from unity.verify.semantics.domains import Array, ElementDomain
 
+Number = int | Fraction
+PRODUCT = "product"  # the atom of a product that is not multiplied out
 BUDGET = 1_000_000  # products of terms, some seconds' worth, between two calls of `renew`
-LONG = 100_000  # a product of more terms is not multiplied out: it stays an atom, of its two factors
+LONG = 100_000  # a product of more terms is not multiplied out
+COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+}
 
 
-class TooLarge(Exception):
-    """Polynomials have too many terms: smaller tensors say the same."""
+class PolynomialsTooLarge(Exception):
+    """Polynomials have too many terms: smaller tensors prove as much."""
 
 
 @dataclass(frozen=True)
 class Atom:
-    """A symbol (no arguments), or a function of polynomials, given by their numbers."""
+    """A symbol without arguments, or a function of polynomials, which are given by their indices."""
 
     name: str
     arguments: tuple[int, ...] = ()
     symbol: bool = False
 
 
-class Symbolic(Domain):
-    """Polynomials over atoms, in a table that only grows."""
+class Symbolic(ElementDomain):
+    """Polynomials over atoms, in a table that only grows. An element is the index of a polynomial."""
 
     dtype = np.dtype(np.int64)
     decides = False
@@ -52,63 +62,63 @@ class Symbolic(Domain):
         self.budget, self.long, self.work = budget, long, 0
         self.atoms: list[Atom] = []
         self.atom_ids: dict[Atom, int] = {}
-        self.monomials: list[tuple[int, ...]] = [()]  # sorted atoms, repeated for powers; number 0 is 1
+        self.monomials: list[tuple[int, ...]] = [()]  # sorted atoms, repeated for powers; monomial 0 is 1
         self.monomial_ids: dict[tuple[int, ...], int] = {(): 0}
         self.polynomials: list[dict[int, Number]] = []
         self.ids: dict[frozenset, int] = {}
         self.products: dict[tuple[int, int], int] = {}
-        self.memo: dict[tuple, int] = {}
+        self.monomial_products: dict[tuple[int, int], int] = {}
         self.zero, self.one = self.intern({}), self.intern({0: 1})
         self.nan, self.inf = self.atom(Atom("nan")), self.atom(Atom("inf"))
         self.minus_inf = self._scale(self.inf, -1)
 
     def spend(self, terms: int) -> None:
-        """Counts work, and refuses more than there is time for."""
+        """Count work. Raises PolynomialsTooLarge beyond the budget."""
         self.work += terms
         if self.work > self.budget:
-            raise TooLarge
+            raise PolynomialsTooLarge
 
     def renew(self) -> None:
-        """Begins to count work anew; what was computed is kept."""
+        """Start a new budget of work. The table stays."""
         self.work = 0
 
     # The table
 
     def intern(self, terms: dict[int, Number]) -> int:
-        """The number of a polynomial without zero terms. What is not a number stays so."""
+        """Return the index of a polynomial, given by its nonzero coefficients."""
         key = frozenset(terms.items())
-        found = self.ids.get(key)
-        if found is None:
-            found = self.ids[key] = len(self.polynomials)
+        index = self.ids.get(key)
+        if index is None:
+            index = self.ids[key] = len(self.polynomials)
             self.polynomials.append(terms)
-        return found
+        return index
 
     def atom(self, atom: Atom) -> int:
-        """The polynomial that is one atom."""
-        found = self.atom_ids.get(atom)
-        if found is None:
-            found = self.atom_ids[atom] = len(self.atoms)
+        """Return the polynomial that is one atom."""
+        index = self.atom_ids.get(atom)
+        if index is None:
+            index = self.atom_ids[atom] = len(self.atoms)
             self.atoms.append(atom)
-        return self.intern({self._monomial((found,)): 1})
+        return self.intern({self._monomial((index,)): 1})
 
     def _monomial(self, atoms: tuple[int, ...]) -> int:
-        found = self.monomial_ids.get(atoms)
-        if found is None:
-            found = self.monomial_ids[atoms] = len(self.monomials)
+        index = self.monomial_ids.get(atoms)
+        if index is None:
+            index = self.monomial_ids[atoms] = len(self.monomials)
             self.monomials.append(atoms)
-        return found
+        return index
 
     def number(self, value: Number) -> int:
-        """The polynomial that is a number."""
+        """Return the constant polynomial of a number."""
         return self.intern({0: value}) if value else self.zero
 
     def value_of(self, x: int) -> Number | None:
-        """The number that a polynomial is, if it is one."""
+        """Return the number that a constant polynomial is, None for others."""
         terms = self.polynomials[x]
         return 0 if not terms else terms.get(0) if len(terms) == 1 else None
 
     def only_atom(self, x: int) -> Atom | None:
-        """The atom that a polynomial is, if it is one."""
+        """Return the atom that a polynomial is, None for others."""
         terms = self.polynomials[x]
         if len(terms) != 1:
             return None
@@ -116,12 +126,12 @@ class Symbolic(Domain):
         return self.atoms[self.monomials[m][0]] if c == 1 and len(self.monomials[m]) == 1 else None
 
     def symbols(self, name: str, shape: Sequence[int]) -> Array:
-        """Fresh symbols `name[0,1]`, one for each element."""
+        """Return fresh symbols `name[0,1]`, one for each element."""
         cells = itertools.product(*(range(n) for n in shape))
         ids = [self.atom(Atom(f"{name}[{','.join(map(str, cell))}]", symbol=True)) for cell in cells]
         return np.asarray(ids, np.int64).reshape(tuple(shape))
 
-    # Arithmetic on numbers of polynomials
+    # Arithmetic on indices of polynomials. Whatever meets NaN is NaN.
 
     def _sum(self, parts: Sequence[int]) -> int:
         result: dict[int, Number] = {}
@@ -150,28 +160,28 @@ class Symbolic(Domain):
         if left is not None or right is not None:
             return self._scale(y, left) if left is not None else self._scale(x, right or 0)
         key = (x, y) if x <= y else (y, x)
-        found = self.products.get(key)
-        if found is None:
+        product = self.products.get(key)
+        if product is None:
             a, b = self.polynomials[x], self.polynomials[y]
             if len(a) * len(b) > self.long:
                 return self.products.setdefault(key, self.atom(Atom(PRODUCT, key)))
             self.spend(len(a) * len(b))
             result: dict[int, Number] = {}
             for (m, c), (n, d) in itertools.product(a.items(), b.items()):
-                both = self._join(m, n)
+                both = self._monomial_product(m, n)
                 result[both] = result.get(both, 0) + c * d
-            found = self.products[key] = self.intern({m: c for m, c in result.items() if c})
-        return found
+            product = self.products[key] = self.intern({m: c for m, c in result.items() if c})
+        return product
 
-    def _join(self, m: int, n: int) -> int:
-        key = (-1, m, n) if m <= n else (-1, n, m)
-        found = self.memo.get(key)
-        if found is None:
-            found = self.memo[key] = self._monomial(tuple(sorted(self.monomials[m] + self.monomials[n])))
-        return found
+    def _monomial_product(self, m: int, n: int) -> int:
+        key = (m, n) if m <= n else (n, m)
+        index = self.monomial_products.get(key)
+        if index is None:
+            index = self.monomial_products[key] = self._monomial(tuple(sorted(self.monomials[m] + self.monomials[n])))
+        return index
 
     def _inverse(self, x: int) -> int:
-        """A product of atoms' inverses, or one atom for a polynomial whose first coefficient is made 1."""
+        """Invert a monomial atom by atom; the inverse of a longer polynomial, scaled to first coefficient 1, is one atom."""
         value = self.value_of(x)
         if value is not None and value != 0:
             return self.number(Fraction(1) / value)
@@ -208,26 +218,26 @@ class Symbolic(Domain):
     # Arrays
 
     def _map(self, operation: Callable[..., int], *arrays: Array) -> Array:
-        """One operation on every distinct combination of elements."""
+        """Apply an operation elementwise, once to every distinct combination of elements."""
         arrays = tuple(np.broadcast_arrays(*arrays))
         rows = np.stack([a.reshape(-1) for a in arrays], 1)
         memo: dict[tuple, int] = {}
-        found = []
+        results = []
         for row in map(tuple, rows.tolist()):
             result = memo.get(row)
             if result is None:
                 result = memo[row] = operation(*row)
-            found.append(result)
-        return np.asarray(found, np.int64).reshape(arrays[0].shape)
+            results.append(result)
+        return np.asarray(results, np.int64).reshape(arrays[0].shape)
 
     def constant(self, values: Array) -> Array:
         values = np.asarray(values)
         if values.dtype.kind == "c":
             unit = np.asarray(self.atom(Atom("imaginary unit")))
             return self.add(self.constant(np.real(values)), self.mul(self.constant(np.imag(values)), unit))
-        kept: dict[Any, int] = {}
+        memo: dict[Any, int] = {}
         cells = (values if values.dtype.kind in "biu" else values.astype(np.float64)).reshape(-1).tolist()
-        ids = [kept[v] if v in kept else kept.setdefault(v, self._constant(v)) for v in cells]
+        ids = [memo[v] if v in memo else memo.setdefault(v, self._constant(v)) for v in cells]
         return np.asarray(ids, np.int64).reshape(values.shape)
 
     def _constant(self, value: float | int | bool) -> int:
@@ -275,22 +285,19 @@ class Symbolic(Domain):
             return self.one if COMPARE[name](a, b) else self.zero
         if name in ("gt", "ge"):
             return self._compare("lt" if name == "gt" else "le", y, x)
-        apart = self._add(x, self._scale(y, -1))
-        if name in ("eq", "ne") and apart != self.nan:  # of either sign
-            terms = self.polynomials[apart]
-            apart = self._scale(apart, 1 if not terms or terms[min(terms)] > 0 else -1)
-        known = self.value_of(apart)
-        return self._compare(name, apart, self.zero) if known is not None else self.atom(Atom(name, (apart, self.zero)))
+        difference = self._add(x, self._scale(y, -1))
+        if name in ("eq", "ne") and difference != self.nan:  # its sign does not matter
+            terms = self.polynomials[difference]
+            difference = self._scale(difference, 1 if not terms or terms[min(terms)] > 0 else -1)
+        if self.value_of(difference) is not None:
+            return self._compare(name, difference, self.zero)
+        return self.atom(Atom(name, (difference, self.zero)))
 
     def additive(self, name: str, x: Array) -> Array:
-        """Distributed over the terms of a polynomial."""
+        """Apply an additive function to the terms of a polynomial, one by one."""
 
         def apply(i: int) -> int:
             parts = self.polynomials[i].items()
             return self._sum([self._scale(self.atom(Atom(name, (self.intern({m: 1}),))), c) for m, c in parts])
 
         return self._map(apply, x)
-
-    def equal(self, left: Array, right: Array, tries: int = 6, timeout: float = 2.0) -> Comparison:
-        """Whether two arrays of one shape are equal: by normal form, by numbers, and by Z3 where neither tells."""
-        return equal(self, left, right, tries, timeout)

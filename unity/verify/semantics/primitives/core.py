@@ -1,7 +1,7 @@
-"""The table of meanings, and the loop that reads it: a program's equations, one after another, on stacked arrays.
+"""The table of meanings, and the loop that interprets a program by it, equation by equation, on stacked arrays.
 
-Every array is stacked: `[*devices, *batch, *local]`, one leading dimension for each mesh axis, then one for each batch
-dimension. A leading dimension may be of size one where all devices, or all candidates, have the same.
+Every array is stacked: `[*devices, *batch, *local]`, with one leading dimension for each mesh axis, then one for each batch
+dimension. A leading dimension of size one stands for any size: all devices, or all candidates of a batch, have the same.
 """
 
 from __future__ import annotations
@@ -19,19 +19,23 @@ from unity.pcg.jaxprs.function_primitives import name_of
 from unity.pcg.jaxprs.source_lines import Place, place_of
 from unity.pcg.operators.table import TABLE
 from unity.pcg.types.axis import Axis
-from unity.verify.semantics.domains import Array, Domain, NotInterpreted, Plain
+from unity.verify.semantics.domains import Array, ElementDomain, NotInterpreted, Plain
+
+# Parameters that do not change the function: the last holds shapes, of a function that has a name of its own.
+NOT_IN_NAMES = ("accuracy", "out_sharding", "sharding", "_prim")
+PLAIN = Plain()
 
 
 @dataclass(frozen=True)
-class Value:
-    """A stacked array. `known`: of concrete integers or truth values; otherwise of the domain's elements."""
+class StackedValue:
+    """A stacked array of concrete integers or truth values (`known`), or of elements of the domain."""
 
     array: Array
     known: bool
 
 
 @dataclass(frozen=True)
-class Application:
+class PrimitiveCall:
     """One equation: a primitive, its parameters, and the local shapes and dtypes of operands and results."""
 
     primitive: core.Primitive
@@ -44,65 +48,84 @@ class Application:
     def name(self) -> str:
         return name_of(self.primitive.name, self.params)
 
+    @property
+    def function_name(self) -> str:
+        """The primitive's name with the parameters that its value depends on: equal names mean equal functions."""
+        params = [f"{k}={v}" for k, v in sorted(self.params.items()) if k not in NOT_IN_NAMES and v is not None]
+        return f"{self.name}[{', '.join(params)}]" if params else self.name
+
     def refuse(self, why: str) -> NotInterpreted:
-        """The error to raise."""
+        """Return the error to raise for a call that has no meaning here."""
         return NotInterpreted(f"{self.name}: {why}" + (f" ({self.source})" if self.source else ""))
 
-
-PLAIN = Plain()
+    def run_by_jax(self, arrays: Sequence[Array]) -> list[Array]:
+        """Run the primitive itself on concrete local arrays."""
+        with jax.enable_x64(True):
+            results: Any = self.primitive.bind(*map(jnp.asarray, arrays), **self.params)
+            return [np.asarray(x) for x in (results if self.primitive.multiple_results else [results])]
 
 
 @dataclass(frozen=True)
-class Run:
-    """What an interpretation is done with. `lead`: the number of leading dimensions, devices' and batches'."""
+class InterpreterRun:
+    """The domain, the mesh axes and the number `lead` of leading dimensions (devices and batch) of one interpretation."""
 
-    domain: Domain
+    domain: ElementDomain
     axes: tuple[Axis, ...]
     lead: int
 
-    def lift(self, value: Value) -> Array:
-        """A value as elements."""
+    def lift(self, value: StackedValue) -> Array:
+        """Return a value as elements of the domain."""
         return self.domain.constant(value.array) if value.known else value.array
 
-    def together(self, values: Sequence[Value]) -> tuple[Domain, list[Array]]:
-        """Values that meet in one operation: plain numbers if all are known, otherwise elements."""
+    def together(self, values: Sequence[StackedValue]) -> tuple[ElementDomain, list[Array]]:
+        """Return the domain in which values meet, and their arrays in it: plain numbers if all are known, else elements."""
         if all(v.known for v in values):
             return PLAIN, [v.array for v in values]
         return self.domain, [self.lift(v) for v in values]
 
-    def constant(self, value: Any, aval: Any) -> Value:
-        """A constant of a program, the same on all devices."""
+    def constant(self, value: Any, aval: Any) -> StackedValue:
+        """Return a constant of a program, the same on all devices."""
         if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
             data = np.asarray(jax.random.key_data(value)).reshape((*aval.shape, -1))
             cells = [np.broadcast_to(self.domain.function(f"key {data[at].tolist()}"), ()) for at in np.ndindex(*aval.shape)]
             array, known = np.asarray(cells).reshape(aval.shape), False
         else:
             array = np.asarray(value)
-            known = not floating(aval.dtype)
+            known = not is_inexact(aval.dtype)
             array = array.astype(aval.dtype) if known else self.domain.constant(array)
-        return Value(array.reshape((1,) * self.lead + tuple(aval.shape)), known)
+        return StackedValue(array.reshape((1,) * self.lead + tuple(aval.shape)), known)
+
+    def typed(self, array: Array, known: bool, dtype: Any) -> StackedValue:
+        """Return a result in its dtype: known numbers become elements where the dtype is inexact."""
+        if not known:
+            return StackedValue(array, False)
+        if is_inexact(dtype):
+            return StackedValue(self.domain.constant(array), False)
+        return StackedValue(array.astype(dtype, copy=False), True)
 
     def shape(self, array: Array) -> tuple[int, ...]:
-        """The local shape."""
+        """Return the local shape of a stacked array."""
         return array.shape[self.lead :]
 
 
-def floating(dtype: Any) -> bool:
-    """Whether tensors of a dtype are made of elements (complex numbers too)."""
+def is_inexact(dtype: Any) -> bool:
+    """Return whether tensors of a dtype are made of elements: floating and complex ones."""
     return jnp.issubdtype(dtype, np.inexact)
 
 
 def is_element(dtype: Any) -> bool:
-    """Whether tensors of a dtype are made of elements where a program begins: floating ones, and PRNG keys."""
-    return floating(dtype) or jnp.issubdtype(dtype, jax.dtypes.extended)
+    """Return whether operands of a program are made of elements: floating and complex ones, and PRNG keys."""
+    return is_inexact(dtype) or jnp.issubdtype(dtype, jax.dtypes.extended)
 
 
-Meaning = Callable[[Run, Application, Sequence[Value]], list[Value]]
+Meaning = Callable[[InterpreterRun, PrimitiveCall, Sequence[StackedValue]], list[StackedValue]]
+Rearranging = Callable[[InterpreterRun, PrimitiveCall, Array], Array]
 MEANINGS: dict[str, Meaning] = {}
+ANY_OTHER = "anything else"  # the meaning of primitives that neither this table nor the operator table has
 
 
 def meaning(*names: str) -> Callable[[Meaning], Meaning]:
-    """Registers what primitives of these names do."""
+    """Register the decorated function as the meaning of primitives of these names."""
 
     def register(function: Meaning) -> Meaning:
         MEANINGS.update(dict.fromkeys(names, function))
@@ -111,38 +134,46 @@ def meaning(*names: str) -> Callable[[Meaning], Meaning]:
     return register
 
 
-def structural(*names: str) -> Callable[[Callable[[Run, Application, Array], Array]], Callable[[Run, Application, Array], Array]]:
-    """Registers primitives of one operand that only move elements about, whatever these are."""
+def structural(name: str) -> Callable[[Rearranging], Rearranging]:
+    """Register the meaning of a primitive that only rearranges its one operand, whatever the elements are."""
 
-    def register(function: Callable[[Run, Application, Array], Array]) -> Callable[[Run, Application, Array], Array]:
-        for name in names:
-            MEANINGS[name] = lambda run, app, values: [Value(function(run, app, values[0].array), values[0].known)]
-        return function
+    def register(rearrange: Rearranging) -> Rearranging:
+        def apply_to_value(
+            run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]
+        ) -> list[StackedValue]:  # fmt: skip
+            return [StackedValue(rearrange(run, call, values[0].array), values[0].known)]
+
+        MEANINGS[name] = apply_to_value
+        return rearrange
 
     return register
 
 
-def evaluate(run: Run, program: core.ClosedJaxpr, values: Sequence[Value]) -> list[Value]:
-    """The results of a program."""
+def evaluate(run: InterpreterRun, program: core.ClosedJaxpr, values: Sequence[StackedValue]) -> list[StackedValue]:
+    """Interpret a program on stacked operands."""
     jaxpr = program.jaxpr
-    env: dict[Any, Value] = dict(zip(jaxpr.invars, values, strict=True))
+    env: dict[Any, StackedValue] = dict(zip(jaxpr.invars, values, strict=True))
     env.update((v, run.constant(c, v.aval)) for v, c in zip(jaxpr.constvars, program.consts, strict=True))
 
-    def read(atom: Any) -> Value:
+    def read(atom: Any) -> StackedValue:
         return run.constant(atom.val, atom.aval) if isinstance(atom, core.Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
         operands, results = tuple(v.aval for v in eqn.invars), tuple(v.aval for v in eqn.outvars)
-        app = Application(eqn.primitive, eqn.params, operands, results, place_of(eqn.source_info, Place()).line)
-        env.update(zip(eqn.outvars, apply(run, app, [read(a) for a in eqn.invars]), strict=True))
+        call = PrimitiveCall(eqn.primitive, eqn.params, operands, results, place_of(eqn.source_info, Place()).line)
+        env.update(zip(eqn.outvars, apply(run, call, [read(a) for a in eqn.invars]), strict=True))
     return [read(a) for a in jaxpr.outvars]
 
 
-def apply(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
-    """The results of one primitive."""
-    found = MEANINGS.get(app.name)
-    if found is None:
-        if app.name in TABLE:
-            raise app.refuse("it may be parallelized, but what it means is not said")
-        found = MEANINGS["anything else"]
-    return found(run, app, values)
+def apply(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]) -> list[StackedValue]:
+    """Interpret one primitive.
+
+    A primitive of the operator table must have a meaning of its own: as an unknown function of all its operands, every way to
+    split it would be refuted. Of the table nothing but this set of names is read.
+    """
+    interpret = MEANINGS.get(call.name)
+    if interpret is None:
+        if call.name in TABLE:
+            raise call.refuse("the operator table splits it, but no meaning is registered for it")
+        interpret = MEANINGS[ANY_OTHER]
+    return interpret(run, call, values)

@@ -1,7 +1,7 @@
-"""Gather, scatter and dynamic slices. Where indices are concrete, an access is a table of flat positions.
+"""Gather, scatter and dynamic slices. With concrete indices, an access is a table of flat positions.
 
-Where they are elements (pivots, the order of a sort), it is a sum over all places that they may name: of what an access there
-gives, times an element that is 1 where the indices name that place, and otherwise 0.
+With indices that are elements (pivots, the order of a sort), it is a sum over all places that they may name: the access at each
+place, weighted by an element that is 1 where the indices name that place, and otherwise 0.
 """
 
 from __future__ import annotations
@@ -10,56 +10,43 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from itertools import product
 from math import prod
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core
 
-from unity.pcg.operators.table.indexing import fill_value
-from unity.verify.semantics.domains import Array, Domain
-from unity.verify.semantics.primitives.core import PLAIN, Application, Run, Value, evaluate, meaning
+from unity.pcg.operators.promised_reads import PROMISED
+from unity.verify.semantics.domains import Array, ElementDomain
+from unity.verify.semantics.primitives.core import (
+    PLAIN,
+    InterpreterRun,
+    PrimitiveCall,
+    StackedValue,
+    evaluate,
+    meaning,
+)
 
 Mode = lax.GatherScatterMode
-PLACES = 4_096  # that indices may name; beyond that, smaller sizes say the same
+LARGEST = 4_096  # places that indices may name; beyond that, smaller sizes prove as much
 
 
-def indices_of(app: Application, value: Value) -> Array:
-    """Concrete indices as int64."""
-    if not value.known:
-        raise app.refuse("its indices depend on floating values")
-    return value.array.astype(np.int64)
+# Flat positions
 
 
-def named_places(
-    run: Run, app: Application, indices: Sequence[Array], ends: Sequence[int], moved: bool
-) -> Iterator[tuple[tuple[int, ...], Array]]:
-    """All places from 0 to `ends`, one number for each of the indices; and the element that is 1 where they name it, like an index.
+def box_positions(shape: Sequence[int], starts: Sequence[Array], sizes: Sequence[int], kept: Sequence[int]) -> Array:
+    """Return the flat positions of boxes in a tensor.
 
-    `moved`: indices outside name the nearest place; otherwise none.
+    Args:
+        shape: of the tensor.
+        starts: where each box begins, for every dimension an array `[*where]`.
+        sizes: of the boxes, for every dimension.
+        kept: the dimensions that the result has; in the others, boxes have size one.
+
+    Returns:
+        Indices `[*where, *sizes of the kept dimensions]`.
     """
-    if prod(ends) > PLACES:
-        raise app.refuse("its indices depend on floating values, and they may name too many places")
-    domain = run.domain
-    number = {n: domain.constant(np.asarray(n)) for n in range(max(ends, default=0))}
-    one = domain.constant(np.asarray(1))
-    if moved:
-        inside = [(domain.maximum(i, number[0]), number[n - 1]) for i, n in zip(indices, ends, strict=True)]
-        indices = [domain.minimum(i, last) for i, last in inside]
-    for place in product(*map(range, ends)):
-        named = [domain.compare("eq", i, number[k]) for i, k in zip(indices, place, strict=True)]
-        yield place, reduce(domain.mul, [domain.constant(n) if domain.decides else n for n in named], one)
-
-
-def take_flat(run: Run, x: Array, flat: Array) -> Array:
-    """`x` `[*lead, *shape]` at `flat` `[*lead, *positions]`."""
-    lead = np.broadcast_shapes(x.shape[: run.lead], flat.shape[: run.lead])
-    x = np.broadcast_to(x.reshape((*x.shape[: run.lead], -1)), (*lead, prod(run.shape(x))))
-    rows = np.broadcast_to(flat, lead + run.shape(flat)).reshape((*lead, -1))
-    return np.take_along_axis(x, rows, -1).reshape((*lead, *run.shape(flat)))
-
-
-def boxes(shape: Sequence[int], starts: Sequence[Array], sizes: Sequence[int], kept: Sequence[int]) -> Array:
-    """Flat positions `[*where, *sizes of the kept dimensions]` of boxes that begin at `starts` `[*where]`, one a dimension."""
     flat = np.zeros((1,) * (starts[0].ndim if starts else 0) + (1,) * len(kept), np.int64)
     for d, (n, start) in enumerate(zip(shape, starts, strict=True)):
         place = start.reshape(start.shape + (1,) * len(kept))
@@ -69,141 +56,211 @@ def boxes(shape: Sequence[int], starts: Sequence[Array], sizes: Sequence[int], k
     return flat
 
 
-def _dynamic(run: Run, shape: Sequence[int], sizes: Sequence[int], starts: Sequence[Array]) -> Array:
-    """Flat positions `[*lead, *sizes]` of a box that is moved inside."""
-    begin = [np.clip(at, 0, n - size) for n, size, at in zip(shape, sizes, starts, strict=True)]
-    return boxes(shape, begin, sizes, range(len(shape))) if begin else np.zeros((1,) * run.lead, np.int64)
+def read_flat(run: InterpreterRun, x: Array, flat: Array) -> Array:
+    """Read `x` `[*lead, *shape]` at flat positions `[*lead, *positions]`."""
+    lead = np.broadcast_shapes(x.shape[: run.lead], flat.shape[: run.lead])
+    x = np.broadcast_to(x.reshape((*x.shape[: run.lead], -1)), (*lead, prod(run.shape(x))))
+    rows = np.broadcast_to(flat, lead + run.shape(flat)).reshape((*lead, -1))
+    return np.take_along_axis(x, rows, -1).reshape((*lead, *run.shape(flat)))
 
 
-def _boxes_named(
-    run: Run, app: Application, shape: Sequence[int], sizes: Sequence[int], starts: Sequence[Value]
+def update_flat(
+    run: InterpreterRun, x: Array, flat: Array, new: Array, combine: Callable[[Array, Array], Array], valid: Array | None = None
+) -> Array:
+    """Write `combine(old, new)` into `x` at flat positions, one after another, where `valid` (shaped like `flat`) allows it."""
+    lead = np.broadcast_shapes(x.shape[: run.lead], flat.shape[: run.lead], new.shape[: run.lead])
+    result = np.array(np.broadcast_to(x, lead + run.shape(x))).reshape((*lead, -1))
+    positions = np.broadcast_to(flat, lead + run.shape(flat)).reshape((*lead, -1))
+    updates = np.broadcast_to(new, lead + run.shape(new)).reshape((*lead, -1))
+    if valid is None:
+        allowed = np.ones(positions.shape, bool)
+    else:
+        allowed = np.broadcast_to(valid, lead + run.shape(flat)).reshape(positions.shape)
+    for k in range(positions.shape[-1]):
+        at = np.where(allowed[..., k], positions[..., k], 0)[..., None]
+        old = np.take_along_axis(result, at, -1)
+        np.put_along_axis(result, at, np.where(allowed[..., k, None], combine(old, updates[..., k, None]), old), -1)
+    return result.reshape(lead + run.shape(x))
+
+
+# Indices that are elements
+
+
+def weighted_places(
+    run: InterpreterRun, call: PrimitiveCall, indices: Sequence[Array], ends: Sequence[int], clamped: bool
+) -> Iterator[tuple[tuple[int, ...], Array]]:
+    """Yield every place that indices may name, and the element, shaped like an index, that is 1 where they name it.
+
+    Args:
+        run: the interpretation.
+        call: named by an error.
+        indices: elements, one array for each coordinate.
+        ends: the number of places along each coordinate, from 0 on.
+        clamped: whether indices outside name the nearest place; otherwise they name none.
+    """
+    if prod(ends) > LARGEST:
+        raise call.refuse("its indices depend on floating values, and they may name too many places")
+    domain = run.domain
+    number = {n: domain.constant(np.asarray(n)) for n in range(max(ends, default=0))}
+    one = domain.constant(np.asarray(1))
+    if clamped:
+        bounded = [(domain.maximum(i, number[0]), number[n - 1]) for i, n in zip(indices, ends, strict=True)]
+        indices = [domain.minimum(i, last) for i, last in bounded]
+    for place in product(*map(range, ends)):
+        equal = [domain.compare("eq", i, number[k]) for i, k in zip(indices, place, strict=True)]
+        yield place, reduce(domain.mul, [domain.constant(e) if domain.decides else e for e in equal], one)
+
+
+# Dynamic slices
+
+
+def _clamped_box(run: InterpreterRun, shape: Sequence[int], sizes: Sequence[int], starts: Sequence[Array]) -> Array:
+    """Return the flat positions `[*lead, *sizes]` of a box that is moved inside the tensor."""
+    inside = [np.clip(at, 0, n - size) for n, size, at in zip(shape, sizes, starts, strict=True)]
+    return box_positions(shape, inside, sizes, range(len(shape))) if inside else np.zeros((1,) * run.lead, np.int64)
+
+
+def _weighted_boxes(
+    run: InterpreterRun, call: PrimitiveCall, shape: Sequence[int], sizes: Sequence[int], starts: Sequence[StackedValue]
 ) -> Iterator[tuple[Array, Array | None]]:
-    """Flat positions of all boxes that may be meant, with the element that says whether (None: there is only this one)."""
+    """Yield the flat positions of every box that may be meant, with its weight. A single box has none."""
     if all(s.known for s in starts):
-        yield _dynamic(run, shape, sizes, [s.array.astype(np.int64) for s in starts]), None
+        yield _clamped_box(run, shape, sizes, [s.array.astype(np.int64) for s in starts]), None
         return
     ends = [n - size + 1 for n, size in zip(shape, sizes, strict=True)]
-    for place, weight in named_places(run, app, [run.lift(s) for s in starts], ends, moved=True):
+    for place, weight in weighted_places(run, call, [run.lift(s) for s in starts], ends, clamped=True):
         at = [np.full((1,) * run.lead, k) for k in place]
-        yield _dynamic(run, shape, sizes, at), weight.reshape(weight.shape + (1,) * len(shape))
+        yield _clamped_box(run, shape, sizes, at), weight.reshape(weight.shape + (1,) * len(shape))
 
 
 @meaning("dynamic_slice")
-def dynamic_slice(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
-    """Operand, and one index for each dimension."""
+def dynamic_slice(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]) -> list[StackedValue]:
+    """An operand, and one index for each dimension."""
     x, *starts = values
-    found = []
-    for flat, weight in _boxes_named(run, app, run.shape(x.array), app.params["slice_sizes"], starts):
+    terms = []
+    for flat, weight in _weighted_boxes(run, call, run.shape(x.array), call.params["slice_sizes"], starts):
         if weight is None:
-            return [Value(take_flat(run, x.array, flat), x.known)]
-        found.append(run.domain.mul(weight, take_flat(run, run.lift(x), flat)))
-    return [Value(reduce(run.domain.add, found), False)]
+            return [StackedValue(read_flat(run, x.array, flat), x.known)]
+        terms.append(run.domain.mul(weight, read_flat(run, run.lift(x), flat)))
+    return [StackedValue(reduce(run.domain.add, terms), False)]
 
 
 @meaning("dynamic_update_slice")
-def dynamic_update_slice(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
-    """Operand, update, and one index for each dimension."""
+def dynamic_update_slice(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]) -> list[StackedValue]:
+    """An operand, an update, and one index for each dimension."""
     x, update, *starts = values
     known = all(v.known for v in values)
     array, new = run.together([x, update])[1] if all(s.known for s in starts) else (run.lift(x), run.lift(update))
     result, domain = array, run.domain
-    for flat, weight in _boxes_named(run, app, run.shape(array), run.shape(new), starts):
-        put = put_flat(run, array, flat, new, lambda old, new: new, None)
-        result = put if weight is None else domain.add(result, domain.mul(weight, domain.sub(put, array)))
-    return [Value(result, known)]
+    for flat, weight in _weighted_boxes(run, call, run.shape(array), run.shape(new), starts):
+        updated = update_flat(run, array, flat, new, lambda old, new: new)
+        result = updated if weight is None else domain.add(result, domain.mul(weight, domain.sub(updated, array)))
+    return [StackedValue(result, known)]
 
 
-def put_flat(run: Run, x: Array, flat: Array, new: Array, operation: Callable[[Array, Array], Array], valid: Array | None) -> Array:
-    """`x` with `operation(old, new)` at flat positions, one after another; where `valid` (like `flat`) does not forbid it."""
-    lead = np.broadcast_shapes(x.shape[: run.lead], flat.shape[: run.lead], new.shape[: run.lead])
-    result = np.array(np.broadcast_to(x, lead + run.shape(x))).reshape((*lead, -1))
-    places = np.broadcast_to(flat, lead + run.shape(flat)).reshape((*lead, -1))
-    given = np.broadcast_to(new, lead + run.shape(new)).reshape((*lead, -1))
-    allowed = np.ones(places.shape, bool) if valid is None else np.broadcast_to(valid, lead + run.shape(flat)).reshape(places.shape)
-    for k in range(places.shape[-1]):
-        at = np.where(allowed[..., k], places[..., k], 0)[..., None]
-        old = np.take_along_axis(result, at, -1)
-        changed = np.where(allowed[..., k, None], operation(old, given[..., k, None]), old)
-        np.put_along_axis(result, at, changed, -1)
-    return result.reshape(lead + run.shape(x))
+# Gather and scatter
 
 
-def _starts(
-    run: Run,
+def _window_starts(
+    run: InterpreterRun,
     indices: Array,
     shape: Sequence[int],
     sizes: Sequence[int],
-    where: Sequence[int],
-    paired: Mapping[int, int],
-    moved: bool,
+    index_map: Sequence[int],
+    batching: Mapping[int, int],
+    clamped: bool,
 ) -> tuple[list[Array], Array]:
-    """Where windows begin along each dimension, `[*lead, *groups]`, and which of them lie inside.
+    """Return where windows begin along each dimension, `[*lead, *groups]`, and which of them may be accessed.
 
-    `where[k]` is the dimension of the k-th index; `paired` maps a batching dimension to its dimension of the indices; `moved`
-    says that windows which do not lie inside are moved there.
+    Args:
+        run: the interpretation.
+        indices: `[*lead, *groups, index]`, concrete.
+        shape: of the tensor that is indexed.
+        sizes: of a window, for every dimension.
+        index_map: the dimension of each index.
+        batching: the dimension of the groups that belongs to a batching dimension of the tensor.
+        clamped: whether windows that do not lie inside are moved there.
     """
     groups = indices.shape[run.lead : -1]
     zero = np.zeros(indices.shape[:-1], np.int64)
-    valid, begin = np.ones(indices.shape[:-1], bool), [zero] * len(shape)
-    for k, d in enumerate(where):
+    valid, starts = np.ones(indices.shape[:-1], bool), [zero] * len(shape)
+    for k, d in enumerate(index_map):
         at, last = indices[..., k], shape[d] - sizes[d]
         valid = valid & (at >= 0) & (at <= last)
-        begin[d] = np.clip(at, 0, last)
-    for d, j in paired.items():
-        begin[d] = zero + np.arange(groups[j]).reshape([-1 if i == j else 1 for i in range(len(groups))])
-    return begin, np.ones_like(valid) if moved else valid
+        starts[d] = np.clip(at, 0, last)
+    for d, j in batching.items():
+        starts[d] = zero + np.arange(groups[j]).reshape([-1 if i == j else 1 for i in range(len(groups))])
+    return starts, np.ones_like(valid) if clamped else valid
+
+
+def _fill_value(params: Any, dtype: Any) -> Array:
+    """Return the value that a gather reads outside: `fill_value`, else NaN, True, the least or the largest integer."""
+    value = params["fill_value"]
+    if value is None:
+        if jnp.issubdtype(dtype, np.inexact):
+            value = np.nan
+        elif np.dtype(dtype).kind == "b":
+            value = True
+        else:
+            value = np.iinfo(dtype).min if np.dtype(dtype).kind == "i" else np.iinfo(dtype).max
+    return np.asarray(value).astype(dtype)
 
 
 @meaning("gather")
-def gather(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
+def gather(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]) -> list[StackedValue]:
     """Table and indices `[*groups, index]` → `[groups and windows]`, windows at `offset_dims`."""
     table, indices = values
-    numbers, sizes, shape = app.params["dimension_numbers"], app.params["slice_sizes"], run.shape(table.array)
+    numbers, sizes, shape = call.params["dimension_numbers"], call.params["slice_sizes"], run.shape(table.array)
     kept = [d for d in range(len(shape)) if d not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)]
     known = table.known and indices.known
-    take = partial(_windows, run, app, table.array if indices.known else run.lift(table), kept)
+    read = partial(_read_windows, run, call, table.array if indices.known else run.lift(table), kept)
     if indices.known:
-        found, valid = take(indices.array.astype(np.int64))
+        windows, valid = read(indices.array.astype(np.int64))
         if not valid.all():
-            fill = np.asarray(fill_value(app.params, app.results[0].dtype))
-            found = np.where(valid, found, fill if known else run.domain.constant(fill))
+            fill = _fill_value(call.params, call.results[0].dtype)
+            windows = np.where(valid, windows, fill if known else run.domain.constant(fill))
     else:
         ends = [shape[d] - sizes[d] + 1 for d in numbers.start_index_map]
-        found = _summed(run, app, indices.array, ends, len(kept), lambda at: take(at)[0])
-    rank = len(app.results[0].shape)
-    spread = [i for i in range(rank) if i not in numbers.offset_dims]
+        windows = _weighted_reads(run, call, indices.array, ends, len(kept), lambda at: read(at)[0])
+    rank = len(call.results[0].shape)
+    group_dims = [i for i in range(rank) if i not in numbers.offset_dims]
     order = [0] * rank
-    for k, i in enumerate((*spread, *numbers.offset_dims)):
+    for k, i in enumerate((*group_dims, *numbers.offset_dims)):
         order[i] = run.lead + k
-    return [Value(found.transpose(*range(run.lead), *order), known)]
+    return [StackedValue(windows.transpose(*range(run.lead), *order), known)]
 
 
-def _windows(run: Run, app: Application, table: Array, kept: Sequence[int], indices: Array) -> tuple[Array, Array]:
-    """Windows `[*lead, *groups, *kept]` at concrete indices, and whether they lie inside."""
-    numbers, sizes, shape = app.params["dimension_numbers"], app.params["slice_sizes"], run.shape(table)
-    paired = dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
-    moved = app.params["mode"] != Mode.FILL_OR_DROP  # a promise too: what is read is clamped
-    begin, valid = _starts(run, indices, shape, sizes, numbers.start_index_map, paired, moved)
-    found = take_flat(run, table, boxes(shape, begin, sizes, kept) if begin else valid * 0)
-    return found, valid.reshape((*valid.shape, *(1,) * len(kept)))
+def _read_windows(
+    run: InterpreterRun, call: PrimitiveCall, table: Array, kept: Sequence[int], indices: Array
+) -> tuple[Array, Array]:  # fmt: skip
+    """Return the windows `[*lead, *groups, *kept]` at concrete indices, and whether each is valid."""
+    numbers, sizes, shape = call.params["dimension_numbers"], call.params["slice_sizes"], run.shape(table)
+    batching = dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
+    clamped = call.params["mode"] != Mode.FILL_OR_DROP  # with a promise too, JAX reads the nearest place
+    starts, valid = _window_starts(run, indices, shape, sizes, numbers.start_index_map, batching, clamped)
+    windows = read_flat(run, table, box_positions(shape, starts, sizes, kept) if starts else valid * 0)
+    return windows, valid.reshape((*valid.shape, *(1,) * len(kept)))
 
 
-def _summed(run: Run, app: Application, indices: Array, ends: Sequence[int], kept: int, take: Callable[[Array], Array]) -> Array:
-    """The sum over all places that indices `[*lead, *groups, index]` may name; what they name outside is the value to fill with."""
+def _weighted_reads(
+    run: InterpreterRun, call: PrimitiveCall, indices: Array, ends: Sequence[int], kept: int, read: Callable[[Array], Array]
+) -> Array:
+    """Return the sum over all places that indices `[*lead, *groups, index]` may name; outside they name the fill value."""
     domain, groups = run.domain, indices.shape[run.lead : -1]
-    one, found, inside = domain.constant(np.asarray(1)), domain.constant(np.asarray(0)), domain.constant(np.asarray(0))
-    parts = [indices[..., k] for k in range(len(ends))]
-    for place, weight in named_places(run, app, parts, ends, moved=app.params["mode"] != Mode.FILL_OR_DROP):
+    one, total, inside = domain.constant(np.asarray(1)), domain.constant(np.asarray(0)), domain.constant(np.asarray(0))
+    fills = call.params["mode"] == Mode.FILL_OR_DROP
+    coordinates = [indices[..., k] for k in range(len(ends))]
+    for place, weight in weighted_places(run, call, coordinates, ends, clamped=not fills):
         weight = weight.reshape((*weight.shape, *(1,) * kept))
         at = np.broadcast_to(np.asarray(place), (*(1,) * run.lead, *groups, len(place)))
-        found, inside = domain.add(found, domain.mul(weight, take(at))), domain.add(inside, weight)
-    if app.params["mode"] == Mode.FILL_OR_DROP:
-        fill = domain.replaceable(domain.constant(np.asarray(fill_value(app.params, app.results[0].dtype))))
-        found = domain.add(found, domain.mul(domain.sub(one, inside), fill))
-    return found
+        total, inside = domain.add(total, domain.mul(weight, read(at))), domain.add(inside, weight)
+    if fills:
+        fill = domain.replaceable(domain.constant(_fill_value(call.params, call.results[0].dtype)))
+        total = domain.add(total, domain.mul(domain.sub(one, inside), fill))
+    return total
 
 
-SCATTERS: Mapping[str, Callable[[Domain], Callable[[Array, Array], Array]]] = {
+SCATTERS: Mapping[str, Callable[[ElementDomain], Callable[[Array, Array], Array]]] = {
     "scatter": lambda d: lambda old, new: new,
     "scatter-add": lambda d: d.add,
     "scatter-sub": lambda d: d.sub,
@@ -211,49 +268,55 @@ SCATTERS: Mapping[str, Callable[[Domain], Callable[[Array, Array], Array]]] = {
     "scatter-min": lambda d: d.minimum,
     "scatter-max": lambda d: d.maximum,
 }
+ADDITIVE = ("scatter-add", "scatter-sub")  # updates may be written in any order, at every place that is named
 
 
-ADDED = ("scatter-add", "scatter-sub")
+def _combination(run: InterpreterRun, call: PrimitiveCall, domain: ElementDomain) -> Callable[[Array, Array], Array]:
+    """Return how a scatter combines an element with an update: for `scatter_apply`, by the user's function."""
+    if call.name != "scatter" or call.params["update_jaxpr"] is None:
+        return SCATTERS[call.name](domain)
+    program = core.ClosedJaxpr(call.params["update_jaxpr"], call.params["update_consts"])
 
+    def combine(old: Array, new: Array) -> Array:
+        scalars = InterpreterRun(run.domain, run.axes, old.ndim)
+        return evaluate(scalars, program, [StackedValue(x, domain is PLAIN) for x in (old, new)])[0].array
 
-def putting(run: Run, app: Application, domain: Domain) -> Callable[[Array, Array], Array]:
-    """What an element becomes, of what it was and what comes: by a function of the user's own, if there is one."""
-    if app.name != "scatter" or app.params["update_jaxpr"] is None:
-        return SCATTERS[app.name](domain)
-    program = core.ClosedJaxpr(app.params["update_jaxpr"], app.params["update_consts"])
-
-    def applied(old: Array, new: Array) -> Array:
-        scalars = Run(run.domain, run.axes, old.ndim)
-        return evaluate(scalars, program, [Value(x, domain is PLAIN) for x in (old, new)])[0].array
-
-    return applied
+    return combine
 
 
 @meaning(*SCATTERS)
-def scatter(run: Run, app: Application, values: Sequence[Value]) -> list[Value]:
+def scatter(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]) -> list[StackedValue]:
     """Operand, indices `[*groups, index]`, updates `[groups and windows]`, windows at `update_window_dims`."""
     operand, indices, updates = values
     domain, (x, new) = run.together([operand, updates]) if indices.known else (run.domain, [run.lift(operand), run.lift(updates)])
-    numbers, shape = app.params["dimension_numbers"], run.shape(x)
+    numbers, shape = call.params["dimension_numbers"], run.shape(x)
     kept = [d for d in range(len(shape)) if d not in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)]
     window = dict(zip(kept, numbers.update_window_dims, strict=True))
     sizes = [run.shape(new)[window[d]] if d in window else 1 for d in range(len(shape))]
-    spread = [i for i in range(len(run.shape(new))) if i not in numbers.update_window_dims]
-    new = new.transpose(*range(run.lead), *(run.lead + i for i in (*spread, *numbers.update_window_dims)))
-    paired = dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True))
-    where = numbers.scatter_dims_to_operand_dims
+    group_dims = [i for i in range(len(run.shape(new))) if i not in numbers.update_window_dims]
+    new = new.transpose(*range(run.lead), *(run.lead + i for i in (*group_dims, *numbers.update_window_dims)))
+    batching = dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True))
+    index_map = numbers.scatter_dims_to_operand_dims
+    clamped = call.params["mode"] == Mode.CLIP  # in spite of a promise, JAX drops an update outside
 
-    def put(x: Array, new: Array, at: Array) -> Array:
-        moved = app.params["mode"] == Mode.CLIP  # not a promise: what is written outside is dropped
-        begin, valid = _starts(run, at, shape, sizes, where, paired, moved)
-        flat = boxes(shape, begin, sizes, kept)
+    def write(x: Array, new: Array, at: Array) -> Array:
+        starts, valid = _window_starts(run, at, shape, sizes, index_map, batching, clamped)
+        flat = box_positions(shape, starts, sizes, kept)
         allowed = np.broadcast_to(valid.reshape((*valid.shape, *(1,) * len(kept))), flat.shape)
-        return put_flat(run, x, flat, new, putting(run, app, domain), allowed)
+        return update_flat(run, x, flat, new, _combination(run, call, domain), allowed)
 
-    if indices.known or app.name not in ADDED:  # in any order, at any of the places that are named
-        return [Value(put(x, new, indices_of(app, indices)), domain is PLAIN)]
-    parts, ends = [indices.array[..., k] for k in range(len(where))], [shape[d] - sizes[d] + 1 for d in where]
-    for place, weight in named_places(run, app, parts, ends, moved=app.params["mode"] == Mode.CLIP):
+    if indices.known:
+        return [StackedValue(write(x, new, indices.array.astype(np.int64)), domain is PLAIN)]
+    if call.name not in ADDITIVE:
+        raise call.refuse("its indices depend on floating values")
+    coordinates, ends = [indices.array[..., k] for k in range(len(index_map))], [shape[d] - sizes[d] + 1 for d in index_map]
+    for place, weight in weighted_places(run, call, coordinates, ends, clamped):
         at = np.broadcast_to(np.asarray(place), (*(1,) * run.lead, *run.shape(indices.array)))
-        x = put(x, domain.mul(weight.reshape((*weight.shape, *(1,) * len(kept))), new), at)
-    return [Value(x, False)]
+        x = write(x, domain.mul(weight.reshape((*weight.shape, *(1,) * len(kept))), new), at)
+    return [StackedValue(x, False)]
+
+
+@meaning(PROMISED)
+def promised_rows(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]) -> list[StackedValue]:
+    """The rows that were read, unchanged: only their gradient depends on the indices."""
+    return list(values[:1])
