@@ -18,7 +18,7 @@ from operator_cases import CASES  # noqa: E402
 from unity.pcg.ir.program import Body, close  # noqa: E402
 from unity.pcg.propagation.choices import choices  # noqa: E402
 from unity.verify.proofs.claims import Claim, claims, record_path, source_of  # noqa: E402
-from unity.verify.proofs.operators import Gradient, Proof, fits, inner_digits  # noqa: E402
+from unity.verify.proofs.operators import GradientProof, OperatorProof, fits, inner_digits  # noqa: E402
 
 DEGREES = 2, 3
 SLOW = {"batch norm", "conv, 2-D", "conv, other dimension numbers", "dot product attention"}  # their derivatives: of others
@@ -33,7 +33,7 @@ def operator(name: str) -> tuple[Body, list]:
 def proved_claims(name: str) -> set[Claim]:
     """What is proved by one case: the claims of every choice whose values are proved, and gradients where they can be."""
     body, args = operator(name)
-    proofs = [Proof(body, args)] + ([] if name in SLOW else [Gradient(body, args)])
+    proofs = [OperatorProof(body, args)] + ([] if name in SLOW else [GradientProof(body, args)])
     found: set[Claim] = set()
     for choice in choices(body, inner_digits(body, 2)):
         degree = next((d for d in DEGREES if fits(body, (choice,), (d,))), None)

@@ -20,7 +20,7 @@ from unity.pcg.operators.table import TABLE
 from unity.pcg.propagation.choices import Choice, choices
 from unity.pcg.types.factors import Entry
 from unity.pcg.types.parallel_type import REPLICATED
-from unity.verify.proofs.operators import Gradient, Proof, check_body, check_choice, check_operator, fits
+from unity.verify.proofs.operators import GradientProof, OperatorProof, check_body, check_choice, check_operator, fits
 
 LARGE = {"batch norm", "group norm"}  # their derivatives: proved on smaller ones
 AGAIN = {"conv, 2-D", "conv, other dimension numbers", "dot product attention"}  # they take seconds, and others say the same
@@ -84,7 +84,7 @@ def beyond(name: str, verdicts) -> list[str]:
 @pytest.mark.parametrize("name", sorted(CASES.keys() - LARGE - AGAIN))
 def test_derivatives_are_proved(name):
     body, args = operator(name)
-    proof = Gradient(body, args)
+    proof = GradientProof(body, args)
     assert not beyond(name, [proof.check((c,), (2,)) for c in choices(body) if fits(body, (c,), (2,))])
 
 
@@ -139,9 +139,9 @@ def test_a_wrong_derivative_is_refuted():
     double.defvjp(lambda x: (2 * x, None), lambda _, g: (2 * jnp.abs(g),))
     body = close(jax.make_jaxpr(lambda x: [double(x)])(np.ones((4, 6))))
     cut = next(c for c in choices(body) if c.operands[0].kind == "P")
-    assert Gradient(body).check((cut,), (2,)).answer == "proved"
+    assert GradientProof(body).check((cut,), (2,)).answer == "proved"
     copied = Choice("replicated", (REPLICATED,), (REPLICATED,), 0, 0.0)  # its cotangent is a partial sum, and its rule not linear
-    assert Gradient(body).check((copied,), (2,)).answer == "refuted"
+    assert GradientProof(body).check((copied,), (2,)).answer == "refuted"
     assert copied.states not in {c.states for c in choices(body)}
 
 
@@ -192,7 +192,7 @@ def test_one_choice():
 def test_what_is_too_large_is_said():
     x = jax.ShapeDtypeStruct((300, 300), jnp.float64)
     assert all("smaller sizes" in v.why for v in check_operator(lambda x: x + 1, x))
-    proof = Proof(operator("dot_general")[0])
+    proof = OperatorProof(operator("dot_general")[0])
     proof.domain.budget = 10
     assert all("smaller sizes" in proof.check((c,), (2,)).why for c in choices(proof.body))
 

@@ -24,7 +24,7 @@ from unity.verify.derivations.parallel import check_parallelization
 from unity.verify.proofs import claims as record
 from unity.verify.proofs.claims import claims, proved
 from unity.verify.proofs.operators import fits
-from unity.verify.proofs.splits import says, spelled_of
+from unity.verify.proofs.splits import says, vocabulary_operator
 
 SLOW = Device("slow", {"float32": 1e9, "float64": 1e9}, 10**9, 1e12, 1.0, 1e-6)
 FOUR = Machine.grid(2, 2, SLOW, intra=(1e9, 1e-5), inter=(2e8, 1e-5))
@@ -183,10 +183,10 @@ def test_no_rule_says_what_is_not_so():
 
 def test_slices_that_are_no_slices_of_the_matrix_are_left_to_the_table():
     body = body_of(lambda x, y: jnp.einsum("bsd,df->bsf", x, y), f(4, 6, 8), f(8, 10))
-    spelled = spelled_of(body)
-    assert spelled is not None
-    assert spelled.seen((partitioned(0), REPLICATED, partitioned(0))) is not None
-    assert spelled.seen((partitioned(1), REPLICATED, partitioned(1))) is None
+    operator = vocabulary_operator(body)
+    assert operator is not None
+    assert operator.translate((partitioned(0), REPLICATED, partitioned(0))) is not None
+    assert operator.translate((partitioned(1), REPLICATED, partitioned(1))) is None
     assert proved(("dot_general", "P R → P"))
 
 

@@ -1,1 +1,1 @@
-"""What operators and rules mean, and the proofs: from axioms, by symbolic execution, and through the program that runs."""
+"""The meaning of operators and rules on all devices, proofs about them, and the replay of derivations."""

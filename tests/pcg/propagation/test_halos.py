@@ -39,7 +39,7 @@ from unity.search.cost.assembly import Assembled, assemble
 from unity.search.cost.cost import Training
 from unity.search.cost.prediction import predict
 from unity.search.solver.minimizer import Minimizer
-from unity.verify.proofs.operators import Gradient, Proof, fits
+from unity.verify.proofs.operators import GradientProof, OperatorProof, fits
 
 # What neighbours send
 
@@ -106,7 +106,7 @@ def test_every_choice_of_every_window_is_proved(made: tuple[Body, dict[str, Any]
     assert bool(spec.blocked) == (not along)
     for c in along:
         if fits(body, (c,), (devices,)):
-            assert [p.check((c,), (devices,)).answer for p in (Proof(body), Gradient(body))] == ["proved", "proved"]
+            assert [p.check((c,), (devices,)).answer for p in (OperatorProof(body), GradientProof(body))] == ["proved", "proved"]
 
 
 def test_slices_that_do_not_follow_each_other_have_no_halo() -> None:

@@ -19,7 +19,7 @@ from unity.substitutions.language.text import parse_rule
 from unity.substitutions.language.typecheck import TensorType
 from unity.substitutions.language.vocabulary import VOCABULARY
 from unity.verify.proofs.first_order import Proof, Prover
-from unity.verify.proofs.instances import agree, at_attributes, equal_at, equalities, placed, resized, satisfies
+from unity.verify.proofs.instances import agree, at_attributes, distinguishing_equalities, equal_at, placed, resized, satisfies
 from unity.verify.proofs.small_instances import VALUES
 
 LOOKED_AT = 8  # instances whose values are compared
@@ -103,7 +103,7 @@ def confirmed(found: Candidate, rng: np.random.Generator) -> Rule | None:
         return None
     if not bad:
         return found.rule
-    conditions = equalities(good, bad)
+    conditions = distinguishing_equalities(good, bad)
     return replace(found.rule, conditions=(*found.rule.conditions, *conditions)) if conditions else None
 
 

@@ -9,12 +9,12 @@ from unity.base.errors import IllTypedError
 from unity.substitutions.generator.families import FAMILIES
 from unity.substitutions.language.typecheck import body_of, concrete, result_types
 from unity.substitutions.language.vocabulary import VOCABULARY
-from unity.verify.proofs.operators import Verdict, check_body, check_operator
+from unity.verify.proofs.operators import ChoiceVerdict, check_body, check_operator
 
 
-def check_vocabulary() -> list[tuple[str, Verdict]]:
+def check_vocabulary() -> list[tuple[str, ChoiceVerdict]]:
     """Every operator of the families, on their leaves, at every choice of one axis."""
-    found: list[tuple[str, Verdict]] = []
+    found: list[tuple[str, ChoiceVerdict]] = []
     done: set[tuple] = set()
     for family in FAMILIES:
         leaves = {leaf.type.shape: leaf.type for leaf in family.leaves}
@@ -44,7 +44,7 @@ def _operands(leaves: list, count: int) -> list[tuple]:
     return [(leaf, *rest) for leaf in leaves for rest in _operands(leaves, count - 1)]
 
 
-def check_users(fn: Callable[..., Any], *args: Any) -> list[tuple[str, Verdict]]:
+def check_users(fn: Callable[..., Any], *args: Any) -> list[tuple[str, ChoiceVerdict]]:
     """A user's own operator, at the sizes of its arguments."""
     name = getattr(fn, "__name__", "the operator")
     return [(name, verdict) for verdict in check_operator(fn, *args)]

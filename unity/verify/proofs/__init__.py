@@ -1,1 +1,1 @@
-"""Proofs of rules and of the operator table."""
+"""Proofs of rules and of the operator table: first-order, on symbols, and by execution."""

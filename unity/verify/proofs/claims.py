@@ -1,9 +1,10 @@
-"""What the operator table claims where an operator is split, and which of its claims are proved.
+"""Claims of the operator table about operators that are split, and the record of those that are proved.
 
-An operator is a program of primitives. Along an axis each of them has a match of the table: its factor, by the kinds of states of
-operands and results. Such a claim is proved by symbols, on all devices, values and gradients (`unity.verify.proofs.operators`), for
-every application of `tests/support/operator_cases.py`; `rules/operators.json` keeps which are, with a hash of the entry that they
-are about. What is said of a program follows from what is said of its primitives."""
+An operator is a program of primitives. Along an axis, each primitive matches a factor of the table, described by the kinds of
+states of its operands and results. Such a claim is proved on symbols, on all devices, for values and gradients
+(`unity.verify.proofs.operators`), for every application in `tests/support/operator_cases.py`. `rules/operators.json` records the
+proved claims, with a hash of the table's entry. A program is right if the claims about its primitives are.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ Claim = tuple[str, str]  # a primitive, and kinds of states: "P R → P"
 
 @lru_cache(maxsize=1 << 14)
 def claims(body: Body, operands: tuple[State, ...], results: tuple[State, ...]) -> frozenset[Claim]:
-    """What the table must be right about, for an operator to be in these states along an axis. Raises Unmatched if it cannot be."""
+    """Return the claims on which an operator relies in these states along an axis. Raises Unmatched if it cannot be in them."""
     solution = along_axis(body, operands, results)
     if solution is None:
         return frozenset()
@@ -37,41 +38,42 @@ def claims(body: Body, operands: tuple[State, ...], results: tuple[State, ...]) 
 
 
 def _claims(e: Equation, match: Match) -> Iterator[Claim]:
-    if e.name in CALLS:  # what it calls is said of its program
+    if e.name in CALLS:
         yield from claims(nested_body(e), match.operands, match.results)
     elif any(s.kind != "R" for s in match.operands + match.results):
         yield e.name, f"{_kinds(match.operands)} → {_kinds(match.results)}{' with halos' if match.halo else ''}"
 
 
 def _kinds(states: Sequence[State]) -> str:
-    """The kinds of states, those of neighbours that are equal once: a concatenation has any number of operands."""
+    """Return the kinds of states as text, equal neighbours once: a concatenation has any number of operands."""
     return " ".join(kind for kind, _ in groupby(s.kind if s.outer == 1 else "P'" for s in states)) or "nothing"
 
 
 def source_of(primitive: str) -> str:
-    """Stands for an entry of the operator table as it is written; of control flow, for what its choices are found by."""
+    """Return a hash of the source of a primitive's entry in the operator table, or of the choices of a nested program."""
     entry = TABLE.get(primitive)
-    known = (NESTED.get(primitive),) if entry is None else (entry.spec, entry.local)
-    text = "".join(inspect.getsource(f) for f in known if f is not None)
+    functions = (NESTED.get(primitive),) if entry is None else (entry.spec, entry.local)
+    text = "".join(inspect.getsource(f) for f in functions if f is not None)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def record_path() -> Path:
-    """Where the record of what is proved lies."""
+    """Return the path of the record of proved claims."""
     return folder() / "operators.json"
 
 
 @cache
 def _record() -> dict[str, tuple[str, frozenset[str]]]:
+    """Return for each primitive the hash of its entry, and the kinds of states that are proved of it."""
     try:
         data = json.loads(record_path().read_text(encoding="utf-8"))
-        return {name: (str(one["entry"]), frozenset(one["proved"])) for name, one in data.items()}
+        return {name: (str(row["entry"]), frozenset(row["proved"])) for name, row in data.items()}
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise RuleError(f"{record_path()}: no record of what is proved of operators: {problem}") from None
+        raise RuleError(f"{record_path()}: not a valid record of proved operators: {problem}") from None
 
 
 def proved(claim: Claim) -> bool:
-    """Whether a claim is on record as proved, of the entry as it is now."""
+    """Return whether a claim is on record as proved, for the entry as it is now."""
     primitive, kinds = claim
-    known = _record().get(primitive)
-    return known is not None and kinds in known[1] and known[0] == source_of(primitive)
+    entry_hash, proved_kinds = _record().get(primitive, ("", frozenset[str]()))
+    return kinds in proved_kinds and entry_hash == source_of(primitive)

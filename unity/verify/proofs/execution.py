@@ -1,7 +1,7 @@
-"""A rule through JAX itself: both sides as programs on real devices (virtual ones will do), values and gradients.
+"""Execution of a rule by JAX: both sides run as programs on real or virtual devices, values and gradients.
 
-The last of the four layers (docs/rules.md). It shares the operators' local bodies with what the others interpret, but runs
-them compiled, with XLA's own collectives; sides are compared as the tensors that their pieces stand for.
+The last of the four layers (docs/rules.md). It shares the operators' local bodies with the layers that interpret them, but runs
+them compiled, with XLA's collectives. Sides are compared as whole tensors.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ TOLERANCE = 1e-9  # in float64, of the largest element: a few operators on small
 
 
 @dataclass(frozen=True)
-class Run:
-    """How far two sides are apart, relative to the largest element: values, and gradients for every variable."""
+class Deviation:
+    """The largest difference between two sides, relative to the largest element: of values, and of the variables' gradients."""
 
     values: float
     gradients: float
@@ -43,22 +43,25 @@ class Run:
         return max(self.values, self.gradients) <= TOLERANCE
 
 
-def run(rule: Rule, known: Types, axes: tuple[Axis, ...], seed: int = 0) -> Run:
-    """Both sides of a rule on as many devices as the axes have, in float64. Raises ValueError if there are too few devices."""
+def run(rule: Rule, variables: Types, axes: tuple[Axis, ...], seed: int = 0) -> Deviation:
+    """Run both sides of a rule in float64, on as many devices as the axes have. Raises ValueError if there are too few."""
     with jax.enable_x64(True):
-        known = {name: TensorType(t.shape, t.states, _wide(t.dtype)) for name, t in known.items()}
-        types = typecheck(rule.sides, known, axes)
+        variables = {name: TensorType(t.shape, t.states, _double_precision(t.dtype)) for name, t in variables.items()}
+        types = typecheck(rule.sides, variables, axes)
         rng = np.random.default_rng(seed)
-        given = {name: _pieces(t, axes, rng) for name, t in known.items()}
-        cotangents = [_pieces(_dual(types[t]), axes, rng) for t in rule.left]
-        left, right = (_side(terms, types, given, cotangents, axes) for terms in (rule.left, rule.right))
+        operands = {name: _random_pieces(t, axes, rng) for name, t in variables.items()}
+        cotangents = [_random_pieces(_dual(types[t]), axes, rng) for t in rule.left]
+        left, right = (_run_side(terms, types, operands, cotangents, axes) for terms in (rule.left, rule.right))
     n = len(rule.left)
-    wholes = [types[t] for t in rule.left] + [_dual(known[name]) for name in _floating(known)]
-    apart = [_apart(*(join(x, t.shape, t.states, axes, PLAIN) for x in pair)) for *pair, t in zip(left, right, wholes, strict=True)]
-    return Run(max(apart[:n], default=0.0), max(apart[n:], default=0.0))
+    result_types = [types[t] for t in rule.left] + [_dual(variables[name]) for name in _floating(variables)]
+    deviations = [
+        _relative_difference(*(join(x, t.shape, t.states, axes, PLAIN) for x in pair))
+        for *pair, t in zip(left, right, result_types, strict=True)
+    ]
+    return Deviation(max(deviations[:n], default=0.0), max(deviations[n:], default=0.0))
 
 
-def _wide(dtype: str) -> str:
+def _double_precision(dtype: str) -> str:
     return "float64" if dtype == "float32" else dtype
 
 
@@ -66,24 +69,23 @@ def _dual(type_: TensorType) -> TensorType:
     return TensorType(type_.shape, dual_type(type_.states), type_.dtype)
 
 
-def _floating(known: Types) -> list[str]:
-    return [name for name, t in known.items() if t.dtype.startswith("float")]
+def _floating(variables: Types) -> list[str]:
+    return [name for name, t in variables.items() if t.dtype.startswith("float")]
 
 
-def _pieces(type_: TensorType, axes: tuple[Axis, ...], rng: np.random.Generator) -> Array:
+def _random_pieces(type_: TensorType, axes: tuple[Axis, ...], rng: np.random.Generator) -> Array:
     rank, sizes = len(type_.shape), tuple(a.size for a in axes)
     if not type_.dtype.startswith("float"):
         return spread(rng.integers(0, 8, type_.shape).astype(type_.dtype), rank, type_.states, axes, PLAIN)
-    parts = rng.normal(size=(*sizes, *type_.shape)) if any(s.kind == "S" for s in type_.states) else None
-    return spread(rng.normal(size=type_.shape), rank, type_.states, axes, PLAIN, parts)
+    addends = rng.normal(size=(*sizes, *type_.shape)) if any(s.kind == "S" for s in type_.states) else None
+    return spread(rng.normal(size=type_.shape), rank, type_.states, axes, PLAIN, addends)
 
 
-def _side(
-    terms: Sequence[Term], types: Typed, given: Mapping[str, Array], cotangents: Sequence[Array], axes: tuple[Axis, ...]
+def _run_side(
+    terms: Sequence[Term], types: Typed, operands: Mapping[str, Array], cotangents: Sequence[Array], axes: tuple[Axis, ...]
 ) -> list[Array]:
-    """Results, then gradients of floating variables, each `[*devices, *local]`."""
-    names = list(given)
-    floating = [n for n in names if types[Variable(n)].dtype.startswith("float")]
+    """Return the results, then the gradients of floating variables, each `[*devices, *local]`."""
+    floating = [n for n in operands if types[Variable(n)].dtype.startswith("float")]
 
     def device(pieces: Mapping[str, Any], cotangents: Sequence[Any]) -> list[Any]:
         def compute(chosen: Mapping[str, Any]) -> list[Any]:
@@ -93,41 +95,41 @@ def _side(
         gradients = pull(list(cotangents))[0]
         return [*results, *(gradients[n] for n in floating)]
 
-    return _on_devices(device, types, given, cotangents, terms, axes)
+    return _run_on_devices(device, types, operands, cotangents, terms, axes)
 
 
 def _run_terms(terms: Sequence[Term], types: Typed, pieces: Mapping[str, Any], axes: tuple[Axis, ...]) -> list[Any]:
-    """One device's results, operator by operator."""
-    found: dict[Term, Any] = {}
+    """Compute the results of one device, operator by operator."""
+    values: dict[Term, Any] = {}
     nodes: dict[Apply, list[Any]] = {}
     for term in subterms(terms):
         if isinstance(term, Variable):
-            found[term] = pieces[term.name]
+            values[term] = pieces[term.name]
             continue
         if term.node not in nodes:
             operands = tuple(types[x] for x in term.operands)
-            nodes[term.node] = local_function(term.operator, term.attributes, operands, axes)(*(found[x] for x in term.operands))
-        found[term] = nodes[term.node][term.result]
-    return [found[t] for t in terms]
+            nodes[term.node] = local_function(term.operator, term.attributes, operands, axes)(*(values[x] for x in term.operands))
+        values[term] = nodes[term.node][term.result]
+    return [values[t] for t in terms]
 
 
-def _on_devices(
+def _run_on_devices(
     device: Any,
     types: Typed,
-    given: Mapping[str, Array],
+    operands: Mapping[str, Array],
     cotangents: Sequence[Array],
     terms: Sequence[Term],
     axes: tuple[Axis, ...],
 ) -> list[Array]:
-    """Runs a device's function in `shard_map` on pieces that come and go stacked."""
+    """Run a device's function in `shard_map`, on stacked pieces and with stacked results."""
     names, sizes = tuple(a.name for a in axes), tuple(a.size for a in axes)
     lead = len(axes)
-    inputs = [*given.values(), *cotangents]
-    states = [types[Variable(n)].states for n in given] + [dual_type(types[t].states) for t in terms]
+    inputs = [*operands.values(), *cotangents]
+    states = [types[Variable(n)].states for n in operands] + [dual_type(types[t].states) for t in terms]
 
     def local(*xs: Any) -> tuple[Any, ...]:
-        own = [_as_held(x.reshape(x.shape[lead:]), s, axes) for x, s in zip(xs, states, strict=True)]
-        out = device(dict(zip(given, own, strict=False)), own[len(given) :])
+        own = [_replicated(x.reshape(x.shape[lead:]), s, axes) for x, s in zip(xs, states, strict=True)]
+        out = device(dict(zip(operands, own, strict=False)), own[len(operands) :])
         return tuple(vary(x, names).reshape(*[1] * lead, *x.shape) for x in out)
 
     if not axes:
@@ -139,14 +141,14 @@ def _on_devices(
     return [np.asarray(x) for x in run_all(*inputs)]
 
 
-def _as_held(x: Any, states: Sequence[Any], axes: tuple[Axis, ...]) -> Any:
-    """A piece as JAX knows it: the same along axes where it is unused. (There, the largest of all devices' is everyone's.)"""
+def _replicated(x: Any, states: Sequence[Any], axes: tuple[Axis, ...]) -> Any:
+    """Return a piece that JAX knows to be the same along axes where it is unused: there, the maximum over devices is the piece."""
     same = tuple(a.name for a in axes if a.name not in used(tuple(states), axes))
     if not same:
         return x
     return jax.lax.pmax(x, same)
 
 
-def _apart(left: Array, right: Array) -> float:
+def _relative_difference(left: Array, right: Array) -> float:
     size = max(np.abs(left).max(initial=0.0), np.abs(right).max(initial=0.0), 1e-30)
     return float(np.abs(left - right).max(initial=0.0) / size)

@@ -1,9 +1,9 @@
-"""First-order proofs: a rule follows from axioms, for all sizes and degrees (TASO section 4, Unity section 4.2).
+"""First-order proofs that a rule follows from axioms, for all sizes and degrees (TASO section 4, Unity section 4.2).
 
 A tensor is an element of one sort, an operator an uninterpreted function of its attributes and operands. Parallelization
-operators leave the value, so they are left out: what each device holds is the type checker's business, and a proof counts only
-where both sides are well-typed. How Z3 is driven decides everything: one solver, axioms asserted once with the patterns that
-make them fire, instantiation by patterns alone, and a goal between push and pop.
+operators do not change the value, so they are left out: the type checker is responsible for what each device holds, and a proof
+counts only where both sides are well-typed. How Z3 is driven decides everything: one solver, axioms asserted once with the
+patterns that instantiate them, no other instantiation, and each goal between push and pop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from unity.substitutions.language.term import (
 )
 from unity.substitutions.language.vocabulary import VOCABULARY, WORDS
 
-# Axioms whose sides may differ in their seams. Values are equal, but what `split` gives of them need not be.
+# Axioms whose sides may differ in their seams: their values are equal, but a `split` of these need not be.
 LOSE_SEAMS = frozenset({"matmul-by-identity", "conv-by-identity"})
 STEPS = 100_000  # Z3's own count of work: the same on every machine with the same Z3
 MILLISECONDS, MEGABYTES = 5_000, 1_500
@@ -36,7 +36,7 @@ MILLISECONDS, MEGABYTES = 5_000, 1_500
 
 @dataclass(frozen=True)
 class Proof:
-    """What became of a goal: "proved" (from the axioms named) or "open" (never a disproof)."""
+    """The outcome of a goal: "proved" (from the axioms named) or "open" (never a disproof)."""
 
     status: str
     axioms: tuple[str, ...] = ()
@@ -45,10 +45,10 @@ class Proof:
 
 
 class Logic:
-    """The sort of tensors, and a function for every result of every operator. Words and functions are numbered."""
+    """The sort of tensors, and a function for every result of every operator. Words among attributes are numbered."""
 
     def __init__(self, values: bool) -> None:
-        self.values = values  # whether parallelization operators leave the value, or are operators like others
+        self.values = values  # whether parallelization operators are left out, or are operators like others
         self.context = z3.Context()
         self.tensor = z3.DeclareSort("Tensor", self.context)
         self.integers = z3.IntSort(self.context)
@@ -57,6 +57,7 @@ class Logic:
         self.words = {word: k for k, word in enumerate(w for words in WORDS.values() for w in words)}
 
     def function(self, name: str, result: int) -> z3.FuncDeclRef:
+        """Return the function of one result of an operator."""
         if (name, result) not in self.functions:
             operator = VOCABULARY[name]
             sorts = [self.integers] * len(operator.attributes) + [self.tensor] * operator.operands
@@ -64,64 +65,79 @@ class Logic:
         return self.functions[name, result]
 
     def attribute(self, value: Attribute, names: dict[str, z3.ExprRef]) -> z3.ExprRef:
+        """Return an attribute as an integer: a variable, a number, or the number of a word."""
         if isinstance(value, int):
             return z3.IntVal(value, self.context)
         return names[value] if value in names else z3.IntVal(self.words[value], self.context)
 
     def expression(self, term: Term, names: dict[str, z3.ExprRef], done: dict[Term, z3.ExprRef]) -> z3.ExprRef:
-        """A term's value. `names` has the variables; `done` is kept by the caller, so that shared subterms are made once."""
+        """Return the value of a term.
+
+        Args:
+            term: of the rule language.
+            names: the values of variables.
+            done: expressions of terms, to which those built here are added.
+        """
         if term in done:
             return done[term]
         if isinstance(term, Variable):
-            found = names[term.name]
+            value = names[term.name]
         elif self.values and VOCABULARY[term.operator].parallel:
-            found = self.expression(term.operands[0], names, done)
+            value = self.expression(term.operands[0], names, done)
         else:
             attributes = [self.attribute(v, names) for v in term.attributes]
             operands = [self.expression(x, names, done) for x in term.operands]
             function = self.function(term.operator, term.result)
-            found = function(*attributes, *operands) if attributes or operands else function()
-        done[term] = found
-        return found
+            value = function(*attributes, *operands) if attributes or operands else function()
+        done[term] = value
+        return value
 
     def fresh(self, rule_terms: Sequence[Term], prefix: str = "") -> dict[str, z3.ExprRef]:
-        """Constants for the variables of terms."""
+        """Return constants for the variables of terms."""
         tensors = {v: z3.Const(prefix + v, self.tensor) for v in variables(rule_terms)}
         numbers = {v: z3.Const(f"{prefix}#{v}", self.integers) for v in self.attributes(rule_terms)}
         return tensors | numbers
 
     def attributes(self, terms: Sequence[Term]) -> list[str]:
-        """The attribute variables that the logic sees: of axes it knows nothing where it speaks of values."""
+        """Return the attribute variables of the logic, which has no axes where parallelization operators are left out."""
         return [name for name, kind in attribute_variables(terms).items() if not (self.values and kind == "axis")]
 
     def bare(self, term: Term) -> Term:
-        """A term without the parallelization operators around it, where these leave the value."""
+        """Strip the parallelization operators around a term, where they are left out."""
         while self.values and isinstance(term, Apply) and VOCABULARY[term.operator].parallel:
             term = term.operands[0]
         return term
 
     def guard(self, rule: Rule, names: dict[str, z3.ExprRef]) -> list[Any]:
-        """A rule's conditions, as far as the logic sees them."""
-        found: list[Any] = []
+        """Return a rule's conditions on attributes and sizes; the logic has no others."""
+        formulas: list[Any] = []
         for c in rule.conditions:
             if isinstance(c, Different):
-                found.append(names[c.left] != self.attribute(c.right, names))
+                formulas.append(names[c.left] != self.attribute(c.right, names))
             if isinstance(c, EqualSizes):
                 left, right = (z3.IntVal(d, self.context) for d in (c.dim, c.other_dim))
-                found.append(self.size(names[c.tensor], left) == self.size(names[c.other], right))
-        return found
+                formulas.append(self.size(names[c.tensor], left) == self.size(names[c.other], right))
+        return formulas
 
 
 class Prover:
-    """Proves goals from a set of rules, of values, or of the terms as they stand. Not for several threads; a process each."""
+    """Proves goals from a set of rules. Not thread-safe: use one process for each."""
 
     def __init__(
         self, axioms: Iterable[Rule] = (), steps: int = STEPS, cores: bool = False, values: bool = True, switches: bool = False
     ) -> None:
-        """`cores`: proofs name the axioms used. `values`: parallelization leaves the value. `switches`: axioms can be left out."""
+        """Assume some axioms.
+
+        Args:
+            axioms: the rules.
+            steps: Z3's limit on work for each goal.
+            cores: whether proofs name the axioms that they use.
+            values: whether rules are about values, which parallelization operators do not change, or about the terms themselves.
+            switches: whether `prove` can leave axioms out.
+        """
         self.logic, self.cores, self.steps = Logic(values), cores, steps
         self.axioms: list[Rule] = []
-        self.kept: dict[frozenset[str], Prover] = {}  # provers from all axioms but some
+        self.weaker: dict[frozenset[str], Prover] = {}  # by the axioms that they lack
         self.switches: dict[str, z3.BoolRef] | None = {} if switches else None
         self.solver = z3.SimpleSolver(ctx=self.logic.context)
         self.solver.set("auto_config", False, "mbqi", False, "timeout", MILLISECONDS, "max_memory", MEGABYTES, "rlimit", steps)
@@ -132,9 +148,9 @@ class Prover:
             self.add(axiom)
 
     def add(self, axiom: Rule) -> None:
-        """Assumes a rule, output by output."""
+        """Assume a rule, output by output."""
         self.axioms.append(axiom)
-        self.kept.clear()
+        self.weaker.clear()
         for k, (left, right) in enumerate(zip(axiom.left, axiom.right, strict=True)):
             self._assume(axiom, k, left, right)
 
@@ -149,7 +165,7 @@ class Prover:
         if bound and patterns:
             formula = z3.ForAll(bound, formula, patterns=patterns)
         elif bound:
-            return  # nothing that it could be matched by
+            return  # no term could instantiate it
         if self.switches is not None:
             switch = self.switches.setdefault(axiom.name, z3.Bool(f"use {axiom.name}", self.logic.context))
             self.solver.add(z3.Implies(switch, formula))
@@ -165,36 +181,36 @@ class Prover:
         return z3.MultiPattern(*(self.logic.expression(t, names, done) for t in trigger))
 
     def _triggers(self, left: Term, right: Term) -> list[tuple[Term, ...]]:
-        """What makes an equation worth having when it appears: a side of it; what is inside, where the other is a variable."""
+        """Return the terms that instantiate an equation: its sides, and the subterms of a side whose other side is a variable."""
         left, right = self.logic.bare(left), self.logic.bare(right)
         needed = {*variables((left, right)), *self.logic.attributes((left, right))}
-        found: list[tuple[Term, ...]] = []
+        triggers: list[tuple[Term, ...]] = []
         for side, other in ((left, right), (right, left)):
             if isinstance(side, Apply) and needed <= _names(side):
-                found.append((side,))
+                triggers.append((side,))
                 if isinstance(other, Variable):
-                    found += [(t,) for t in subterms(side.operands) if isinstance(t, Apply) and needed <= _names(t)]
-        return found
+                    triggers += [(t,) for t in subterms(side.operands) if isinstance(t, Apply) and needed <= _names(t)]
+        return triggers
 
     def prove(self, goal: Rule, without: frozenset[str] = frozenset()) -> Proof:
-        """Whether a rule follows (without some of the axioms, if they have switches).
+        """Try to prove a rule, without some of the axioms if they have switches.
 
-        A rule of values that splits something must follow without the axioms that lose seams, too.
+        A rule about values with a `split` must also follow without the axioms that lose seams.
         """
         proof = self._prove(goal, without)
         splits = self.logic.values and any(t.operator == "split" for t in applications(goal.sides))
         used = frozenset(proof.axioms) if self.cores else frozenset(a.name for a in self.axioms)
         if proof.status == "proved" and splits and used & LOSE_SEAMS:
-            return replace(proof, status=self._but(LOSE_SEAMS | without)._prove(goal, frozenset()).status)
+            return replace(proof, status=self._without(LOSE_SEAMS | without)._prove(goal, frozenset()).status)
         return proof
 
-    def _but(self, without: frozenset[str]) -> Prover:
-        if without not in self.kept:
-            self.kept[without] = Prover((a for a in self.axioms if a.name not in without), self.steps)
-        return self.kept[without]
+    def _without(self, names: frozenset[str]) -> Prover:
+        """Return a prover that lacks some axioms."""
+        if names not in self.weaker:
+            self.weaker[names] = Prover((a for a in self.axioms if a.name not in names), self.steps)
+        return self.weaker[names]
 
     def _prove(self, goal: Rule, without: frozenset[str]) -> Proof:
-        """An axiom `f(x) = x` of one variable is given for every subterm of the goal, too."""
         start, before = time.perf_counter(), self._work()
         self.solver.push()
         try:
@@ -220,8 +236,9 @@ class Prover:
         return int(statistics.get_key_value("rlimit count")) if "rlimit count" in statistics.keys() else 0  # noqa: SIM118
 
     def _instantiate(self, goal: Rule, names: dict, done: dict, without: frozenset[str]) -> None:
-        here = {t.operator for t in applications(goal.sides)}
-        unary = [(n, t) for n, t in self.unary if n not in without and {x.operator for x in applications((t,))} <= here]
+        """Assert axioms `f(x) = x` of one variable for every subterm of the goal: no pattern fires on a bare x."""
+        operators = {t.operator for t in applications(goal.sides)}
+        unary = [(n, t) for n, t in self.unary if n not in without and {x.operator for x in applications((t,))} <= operators]
         for number, term in enumerate(subterms(goal.sides)):
             for axiom, other in unary:
                 (name,) = variables((other,))
@@ -233,9 +250,10 @@ class Prover:
                     self.solver.add(equation)
 
     def _used(self) -> tuple[str, ...]:
-        found = {str(c).rsplit(".", 1)[0] for c in self.solver.unsat_core()}
-        return tuple(sorted(found))
+        """Return the axioms in the unsatisfiable core."""
+        return tuple(sorted({str(c).rsplit(".", 1)[0] for c in self.solver.unsat_core()}))
 
 
 def _names(term: Term) -> set[str]:
+    """Return the names of all variables in a term."""
     return {*variables((term,)), *attribute_variables((term,))}

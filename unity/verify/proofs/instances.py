@@ -1,4 +1,4 @@
-"""The shapes at which a rule can be looked at: every assignment of small sizes for which both sides are well-typed."""
+"""Instances of a rule: attributes written in, types for its variables, and the conditions, types and values of both sides there."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from unity.base.errors import IllTypedError
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import UNUSED, Shape, misfit
 from unity.substitutions.language.rule import Condition, Different, EqualSizes, Placed, Rank, Rule
-from unity.substitutions.language.term import Attribute, substitute
+from unity.substitutions.language.term import Attribute, Term, substitute
 from unity.substitutions.language.typecheck import TensorType, typecheck
-from unity.verify.semantics.domains import ElementDomain, Modular
+from unity.verify.semantics.domains import Array, ElementDomain, Modular
 from unity.verify.semantics.meaning import evaluate, random_pieces
 from unity.verify.semantics.pieces import join
 
 Types = Mapping[str, TensorType]
 
 
-def agree(rule: Rule, known: Types, axes: tuple[Axis, ...]) -> bool | None:
-    """Whether both sides have the same types for these types of the variables. None where one has none."""
+def agree(rule: Rule, variables: Types, axes: tuple[Axis, ...]) -> bool | None:
+    """Return whether both sides have the same types for these types of the variables. None where one side is ill-typed."""
     try:
-        found = typecheck(rule.sides, known, axes)
+        types = typecheck(rule.sides, variables, axes)
     except IllTypedError:
         return None
-    return all(found[a] == found[b] for a, b in zip(rule.left, rule.right, strict=True))
+    return all(types[a] == types[b] for a, b in zip(rule.left, rule.right, strict=True))
 
 
-def resized(known: Types, free: Mapping[str, Sequence[int]], sizes: Sequence[int]) -> Iterator[dict[str, TensorType]]:
-    """Every way to give the free dimensions of the variables these sizes; the most various first."""
-    places = [(name, dim) for name in known for dim in free[name]]
+def resized(variables: Types, free: Mapping[str, Sequence[int]], sizes: Sequence[int]) -> Iterator[dict[str, TensorType]]:
+    """Yield the variables' types with every choice of sizes for their free dimensions, the most diverse choices first."""
+    places = [(name, dim) for name in variables for dim in free[name]]
     choices = sorted(itertools.product(sizes, repeat=len(places)), key=lambda c: -len(set(c)))
     for chosen in choices:
-        shapes = {name: list(t.shape) for name, t in known.items()}
+        shapes = {name: list(t.shape) for name, t in variables.items()}
         for (name, dim), size in zip(places, chosen, strict=True):
             shapes[name][dim] = size
-        yield {name: TensorType(tuple(shapes[name]), t.states, t.dtype) for name, t in known.items()}
+        yield {name: TensorType(tuple(shapes[name]), t.states, t.dtype) for name, t in variables.items()}
 
 
 def equal_at(
-    rule: Rule, known: Types, axes: tuple[Axis, ...], rng: np.random.Generator, domain: ElementDomain | None = None
+    rule: Rule, variables: Types, axes: tuple[Axis, ...], rng: np.random.Generator, domain: ElementDomain | None = None
 ) -> bool:
-    """Whether both sides have the same value for random elements: over a field, so that chance is out of it."""
+    """Return whether both sides are equal for random elements of a field, where unequal sides hardly ever agree by chance."""
     domain = domain or Modular()
-    types = typecheck(rule.sides, known, axes)
-    pieces = {name: random_pieces(t, axes, domain, rng) for name, t in known.items()}
+    types = typecheck(rule.sides, variables, axes)
+    pieces = {name: random_pieces(t, axes, domain, rng) for name, t in variables.items()}
     values = evaluate(rule.sides, types, pieces, axes, domain)
 
-    def whole(term):
+    def whole(term: Term) -> Array:
         return join(values[term], types[term].shape, types[term].states, axes, domain)
 
     return all(np.array_equal(whole(a), whole(b)) for a, b in zip(rule.left, rule.right, strict=True))
@@ -60,7 +60,7 @@ def equal_at(
 def placed(
     conditions: Iterable[Condition], shapes: Mapping[str, tuple[Shape, str]], axes: tuple[Axis, ...]
 ) -> dict[str, TensorType]:
-    """The types of variables: these shapes and dtypes, in the states that conditions say. IllTypedError if that cannot be."""
+    """Return the types of variables: their shapes and dtypes, in the states that conditions require. Raises IllTypedError."""
     states = {name: [UNUSED] * len(axes) for name in shapes}
     at = {axis.name: k for k, axis in enumerate(axes)}
     for c in conditions:
@@ -72,15 +72,15 @@ def placed(
                 raise IllTypedError(f"{c.tensor} has rank {rank}, and no dimension {state.dim}")
             state = state._replace(dim=state.dim % rank)
         states[c.tensor][at[c.axis]] = state
-    found = {name: TensorType(shape, tuple(states[name]), dtype) for name, (shape, dtype) in shapes.items()}
-    for name, t in found.items():
+    types = {name: TensorType(shape, tuple(states[name]), dtype) for name, (shape, dtype) in shapes.items()}
+    for name, t in types.items():
         if why := misfit(t.shape, t.states, axes):
             raise IllTypedError(f"{name}: {why}")
-    return found
+    return types
 
 
 def at_attributes(rule: Rule, values: Mapping[str, Attribute]) -> Rule | None:
-    """The rule with its attribute variables replaced. None where dimensions coincide that must not."""
+    """Return the rule with values for its attribute variables. None where dimensions coincide that must differ."""
     for c in rule.where(Different):
         if values.get(c.left, c.left) == (values.get(c.right, c.right) if isinstance(c.right, str) else c.right):
             return None
@@ -91,33 +91,35 @@ def at_attributes(rule: Rule, values: Mapping[str, Attribute]) -> Rule | None:
 
 
 def _with_dim(condition: Condition, values: Mapping[str, Attribute]) -> Condition:
-    """A condition, the dimension variable in it replaced."""
+    """Return a condition with a value for the dimension variable in it."""
     if not isinstance(condition, Placed) or condition.state.kind != "P":
         return condition
     dim: Any = condition.state.dim
     return replace(condition, state=condition.state._replace(dim=values.get(dim, dim)))
 
 
-def satisfies(rule: Rule, known: Types) -> bool:
-    """Whether the variables' ranks and sizes are as the rule's conditions say."""
-    if any(len(known[c.tensor].shape) != c.rank for c in rule.where(Rank)):
+def satisfies(rule: Rule, variables: Types) -> bool:
+    """Return whether the variables' ranks and sizes satisfy the rule's conditions."""
+    if any(len(variables[c.tensor].shape) != c.rank for c in rule.where(Rank)):
         return False
-    return all(known[c.tensor].shape[c.dim] == known[c.other].shape[c.other_dim] for c in rule.where(EqualSizes))
+    return all(variables[c.tensor].shape[c.dim] == variables[c.other].shape[c.other_dim] for c in rule.where(EqualSizes))
 
 
-def equalities(found: Sequence[Types], but: Sequence[Types]) -> list[EqualSizes]:
-    """The equalities of sizes that hold in all of some instances, and in none of the others. Dimensions count from the end."""
-    names = list(found[0])
-    places = [(n, d - len(found[0][n].shape)) for n in names for d in range(len(found[0][n].shape))]
-    pairs = [(a, b) for a, b in itertools.combinations(places, 2) if a[0] != b[0]]
+def distinguishing_equalities(positive: Sequence[Types], negative: Sequence[Types]) -> list[EqualSizes]:
+    """Return one or two equalities of sizes that hold in all positive instances, and together in no negative one.
 
-    def holds(pair, known: Types) -> bool:
-        (a, d), (b, e) = pair
-        return known[a].shape[d] == known[b].shape[e]
+    Dimensions count from the end. The list is empty where there are none.
+    """
+    names = list(positive[0])
+    places = [(n, d - len(positive[0][n].shape)) for n in names for d in range(len(positive[0][n].shape))]
+    conditions = [EqualSizes(a, d, b, e) for (a, d), (b, e) in itertools.combinations(places, 2) if a != b]
 
-    kept = [p for p in pairs if all(holds(p, k) for k in found)]
-    for size in (1, 2):
-        for chosen in itertools.combinations(kept, size):
-            if not any(all(holds(p, k) for p in chosen) for k in but):
-                return [EqualSizes(a, d, b, e) for (a, d), (b, e) in chosen]
+    def holds(c: EqualSizes, types: Types) -> bool:
+        return types[c.tensor].shape[c.dim] == types[c.other].shape[c.other_dim]
+
+    common = [c for c in conditions if all(holds(c, types) for types in positive)]
+    for count in (1, 2):
+        for chosen in itertools.combinations(common, count):
+            if not any(all(holds(c, types) for c in chosen) for types in negative):
+                return list(chosen)
     return []

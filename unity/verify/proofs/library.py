@@ -1,4 +1,4 @@
-"""A library verified again, rule by rule: types, proof, symbolic execution, and on request through JAX."""
+"""Verification of a library, rule by rule: types, first-order proof, symbolic execution, and on request execution by JAX."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from unity.pcg.types.axis import Axis
 from unity.substitutions.language.rule import Rule
-from unity.verify.proofs.bounded import Check, executed
+from unity.verify.proofs.bounded import BoundedCheck, executed
 from unity.verify.proofs.execution import run
 from unity.verify.proofs.first_order import Proof, Prover
 from unity.verify.proofs.small_instances import small_instances, small_sizes
@@ -15,19 +15,22 @@ from unity.verify.proofs.small_instances import small_instances, small_sizes
 
 @dataclass(frozen=True)
 class Result:
-    """What was found of a rule: "proved", "refuted", "ill-typed" or "open", and why."""
+    """The verdict on a rule, "proved", "refuted", "ill-typed" or "open", and the reason."""
 
     rule: Rule
     status: str
     why: str
     proof: Proof
-    check: Check
+    check: BoundedCheck
 
 
 def verify(
     rules: Iterable[Rule], axioms: Sequence[Rule], execute: bool = False, report: Callable[[str], None] = lambda text: None
 ) -> list[Result]:
-    """Every rule, from nothing but the axioms. A rule is proved only if every layer says so."""
+    """Verify every rule from the axioms alone.
+
+    A rule is proved only if every layer agrees: the first-order proof, the execution on symbols, and with `execute` that by JAX.
+    """
     prover, results = Prover(axioms, cores=True), []
     for number, rule in enumerate(rules):
         report(f"{number} rules: {rule.name}")
@@ -36,7 +39,7 @@ def verify(
 
 
 def verified(rule: Rule, prover: Prover, execute: bool = False) -> Result:
-    """One rule."""
+    """Verify one rule."""
     check = executed(rule)
     if check.status != "proved":
         return Result(rule, check.status, check.why or str(check.counterexample), Proof("open"), check)
@@ -44,14 +47,16 @@ def verified(rule: Rule, prover: Prover, execute: bool = False) -> Result:
     if proof.status != "proved":
         why = f"equal at {check.instances} small instances, but it does not follow from the axioms"
         return Result(rule, "open", why, proof, check)
-    if execute and (problem := _executed_by_jax(rule)):
+    if execute and (problem := _problem_by_jax(rule)):
         return Result(rule, "refuted", problem, proof, check)
     return Result(rule, "proved", f"from {', '.join(proof.axioms)}", proof, check)
 
 
-def _executed_by_jax(rule: Rule) -> str:
-    """What went wrong at the largest of some instances. Empty if nothing."""
+def _problem_by_jax(rule: Rule) -> str:
+    """Run a rule by JAX at the largest of some instances, and return what is wrong, or an empty text."""
     axes = tuple(Axis(name, 2, 0) for name in rule.named("axis"))
     largest = small_instances(rule, axes, small_sizes(rule, 2), 8)[-1]
-    apart = run(largest.rule, largest.types, axes)
-    return "" if apart.equal else f"through JAX, values are {apart.values:.1e} apart, gradients {apart.gradients:.1e}"
+    deviation = run(largest.rule, largest.types, axes)
+    if deviation.equal:
+        return ""
+    return f"run by JAX, values differ by {deviation.values:.1e}, gradients by {deviation.gradients:.1e}"

@@ -1,10 +1,10 @@
-"""Is what the operator table says of an operator true? Every choice is run by symbols, on all devices, and compared.
+"""Proofs of the operator table: every choice of an operator, run on symbols on all devices, and compared with the whole operator.
 
-The local program is the one that really runs (`exec.walker`), traced for a mesh that need not exist. Its pieces are made of the
-whole operands' symbols as the types say; what it gives must be the pieces of what the body gives whole: *partitioned* ones the
-slices, *unused* and *replicated* ones all of it on every device, *partial* ones parts that add up to it. A partial operand's
-parts are independent symbols. So a proof holds for all values of floating operands (and all PRNG keys), at the given sizes;
-integers and truth values are concrete, and the proof is for these.
+The local program is the one that really runs (`pcg.local.interpreter`), traced for a mesh without devices. Its operands are pieces
+of tensors of symbols, as their types say; its results must be the pieces of what the operator computes on whole tensors: slices of
+*partitioned* results, all of an *unused* or *replicated* result on every device, and addends of a *partial sum*. The addends of a
+partial operand are independent symbols. So a proof holds for all values of floating operands and all PRNG keys, at the given
+sizes; integers and truth values are concrete, and the proof is for these alone.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from unity.verify.semantics.polynomial_equality import compare
 from unity.verify.semantics.primitives.core import StackedValue, is_element
 from unity.verify.semantics.symbolic import PolynomialsTooLarge, Symbolic
 
-UNTRACED = (TypeError, ValueError, AssertionError, NotImplementedError)  # how JAX says that a program cannot be
-LARGEST = 20_000  # elements of a tensor; beyond that, smaller sizes say the same
+UNTRACEABLE = (TypeError, ValueError, AssertionError, NotImplementedError)  # raised by JAX for a function that it cannot trace
+LARGEST = 20_000  # elements of a tensor; beyond that, smaller sizes prove as much
 
 
 @dataclass(frozen=True)
-class Counterexample:
-    """Numbers that show an operator's pieces wrong.
+class OperatorCounterexample:
+    """Numbers for which an operator computes wrong pieces.
 
-    `values` are the symbols' (`x0@[1,2,3]`: of operand 0 at [2, 3], the part that device 1 holds).
+    `values` are those of the symbols. `x0@[1,2,3]` is the addend of operand 0 at [2, 3] that device 1 holds.
     """
 
     result: int
@@ -56,62 +56,73 @@ class Counterexample:
     values: Mapping[str, Any]
     whole: float
     pieces: float
-    functions: tuple[str, ...] = ()  # those that were given values of their own: nothing is known of them
+    functions: tuple[str, ...] = ()  # uninterpreted ones, for which values were chosen
 
     def __str__(self) -> str:
-        given = ", ".join(f"{k} = {v}" for k, v in self.values.items() if v) or "all symbols zero"
-        some = f" and some function for {', '.join(self.functions[:3])}" if self.functions else ""
+        values = ", ".join(f"{k} = {v}" for k, v in self.values.items() if v) or "all symbols zero"
+        functions = f" and some function for {', '.join(self.functions[:3])}" if self.functions else ""
         shapes = ", ".join(map(str, self.shapes))
-        return f"operands {shapes}, {given}{some}: result {self.result} at {self.at} is {self.pieces:g}, not {self.whole:g}"
+        return f"operands {shapes}, {values}{functions}: result {self.result} at {self.at} is {self.pieces:g}, not {self.whole:g}"
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What was found of one combination of choices. `answer`: "proved", "refuted", or "unknown", which `why` explains."""
+class ChoiceVerdict:
+    """The verdict on one combination of choices. `answer` is "proved", "refuted", or "unknown", which `why` explains."""
 
     choices: tuple[Choice, ...]
     degrees: tuple[int, ...]
     of: str  # "values" or "gradients"
     answer: str
     why: str = ""
-    counterexample: Counterexample | None = None
+    counterexample: OperatorCounterexample | None = None
 
     def __str__(self) -> str:
         names = " × ".join(f"{c.name} over {d}" for c, d in zip(self.choices, self.degrees, strict=True))
         return f"{self.of} of {names}: {self.answer}" + (f" ({self.counterexample or self.why})" if self.answer != "proved" else "")
 
 
-def check_operator(fn: Callable[..., Any], *args: Any, degrees: Sequence[int] = (2,), gradients: bool = True) -> list[Verdict]:
-    """Proves all that unity believes of an operator (any JAX function) at the sizes of its arguments.
+def check_operator(
+    fn: Callable[..., Any], *args: Any, degrees: Sequence[int] = (2,), gradients: bool = True
+) -> list[ChoiceVerdict]:
+    """Prove every way to split an operator, any JAX function, at the sizes of its arguments.
 
-    Arguments are arrays or `jax.ShapeDtypeStruct`s; integer arrays are taken as they are.
+    Args:
+        fn: the operator.
+        args: arrays or `jax.ShapeDtypeStruct`s. Integer arrays keep their values.
+        degrees: of the axis along which it is split.
+        gradients: whether to prove its derivative too.
     """
     leaves, tree = jax.tree.flatten(args)
-    traced_fn = jax.make_jaxpr(lambda *given: jax.tree.leaves(fn(*jax.tree.unflatten(tree, given))))
+    traced_fn = jax.make_jaxpr(lambda *flat: jax.tree.leaves(fn(*jax.tree.unflatten(tree, flat))))
     return check_body(close(traced_fn(*leaves)), degrees, leaves, gradients=gradients)
 
 
 def check_body(
     body: Body, degrees: Sequence[int] = (2,), values: Sequence[Any] = (), *, gradients: bool = False, pairs: bool = False
-) -> list[Verdict]:
-    """A verdict for every choice of an operator on one axis, for each degree that its sizes allow.
+) -> list[ChoiceVerdict]:
+    """Check every choice of an operator on one axis, for each degree that its sizes allow.
 
-    `pairs`: for every pair of choices on two axes too, inner digits included. `gradients`: for its derivative too.
+    Args:
+        body: the operator.
+        degrees: of the axis.
+        values: of the operands, used for integers and truth values.
+        gradients: whether to check its derivative too.
+        pairs: whether to check every pair of choices on two axes too, inner digits included.
     """
-    proofs = [Proof(body, values), *([Gradient(body, values)] if gradients else [])]
-    wanted: list[tuple[tuple[Choice, ...], tuple[int, ...]]] = [((c,), (d,)) for d in degrees for c in choices(body)]
+    proofs = [OperatorProof(body, values), *([GradientProof(body, values)] if gradients else [])]
+    combinations: list[tuple[tuple[Choice, ...], tuple[int, ...]]] = [((c,), (d,)) for d in degrees for c in choices(body)]
     if pairs:
-        wanted += [(both, (d, d)) for d in degrees for both in product(choices(body, inner_digits(body, d)), repeat=2)]
-    return [p.check(c, d) for c, d in wanted if fits(body, c, d) for p in proofs]
+        combinations += [(both, (d, d)) for d in degrees for both in product(choices(body, inner_digits(body, d)), repeat=2)]
+    return [p.check(c, d) for c, d in combinations if fits(body, c, d) for p in proofs]
 
 
-def check_choice(body: Body, choice: Choice, degree: int, values: Sequence[Any] = ()) -> Verdict:
-    """A verdict for the values of one choice on one axis."""
-    return Proof(body, values).check((choice,), (degree,))
+def check_choice(body: Body, choice: Choice, degree: int, values: Sequence[Any] = ()) -> ChoiceVerdict:
+    """Check the values of one choice on one axis."""
+    return OperatorProof(body, values).check((choice,), (degree,))
 
 
 def inner_digits(body: Body, degree: int) -> Iterator[tuple[int, Any]]:
-    """States at the second digit of every dimension of every operand, as a neighbour might ask for."""
+    """Yield (operand, state) for the second digit of every dimension, as a neighbour may require."""
     for p, v in enumerate(body.inputs):
         for i, n in enumerate(body.tensors[v].shape):
             if n % degree == 0 and n > degree:
@@ -119,12 +130,12 @@ def inner_digits(body: Body, degree: int) -> Iterator[tuple[int, Any]]:
 
 
 def mesh(degrees: Sequence[int]) -> tuple[Axis, ...]:
-    """Axes of the given sizes."""
+    """Return axes of the given sizes."""
     return tuple(Axis("abcdefgh"[k], n, 0) for k, n in enumerate(degrees))
 
 
 def types(states: Sequence[tuple]) -> tuple[Type, ...]:
-    """From states of all tensors along each axis to types of each tensor."""
+    """Return the type of each tensor, from the states of all tensors along each axis."""
     return tuple(zip(*states, strict=True))
 
 
@@ -133,61 +144,63 @@ def _first_line(error: Exception) -> str:
 
 
 def fits(body: Body, chosen: Sequence[Choice], degrees: Sequence[int]) -> bool:
-    """Whether degrees divide what they must."""
-    taken: dict[int, int] = {}
+    """Return whether degrees divide the factors and the tensors' dimensions."""
+    degree_of: dict[int, int] = {}
     for c, d in zip(chosen, degrees, strict=True):
-        taken[id(c)] = taken.get(id(c), 1) * d
-    if any(c.size % taken[id(c)] for c in chosen):
+        degree_of[id(c)] = degree_of.get(id(c), 1) * d
+    if any(c.size % degree_of[id(c)] for c in chosen):
         return False
     ends = [body.tensor(a) for a in (*body.inputs, *body.outputs)]
     every = types([c.states for c in chosen])
     return all(misfit(t.shape, s, mesh(degrees)) is None for t, s in zip(ends, every, strict=True))
 
 
-class Proof:
-    """One operator's body by symbols: what it gives whole, to which every choice is held."""
+class OperatorProof:
+    """One operator on symbols: its whole results, with which the pieces of every choice are compared."""
 
     of = "values"
 
     def __init__(self, body: Body, values: Sequence[Any] = ()) -> None:
         self.body, self.domain, self.rng = body, Symbolic(), np.random.default_rng(0)
-        given = [*values, *[None] * (len(self.tensors) - len(values))]
-        self.operands = [self._operand(k, t, x) for k, (t, x) in enumerate(zip(self.tensors, given, strict=True))]
+        padded = [*values, *[None] * (len(self.tensors) - len(values))]
+        self.operands = [self._operand(k, t, x) for k, (t, x) in enumerate(zip(self.tensors, padded, strict=True))]
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What the program takes, whole."""
+        """The whole operands of the program."""
         return [self.body.tensors[v] for v in self.body.inputs]
 
     def whole_function(self) -> Callable[..., list]:
+        """Return the program as a function of whole tensors."""
         return whole_function(self.body)
 
     def local_function(self, operands: Sequence[Type], results: Sequence[Type], axes: tuple[Axis, ...]) -> Callable[..., list]:
+        """Return the program as a function of one device's pieces."""
         return local_function(self.body, operands, results, axes)
 
-    def ends(self, operands: tuple[Type, ...], results: tuple[Type, ...]) -> tuple[tuple[Type, ...], tuple[Type, ...]]:
-        """The types of what the program takes and gives, where the operator has these."""
+    def boundary_types(self, operands: tuple[Type, ...], results: tuple[Type, ...]) -> tuple[tuple[Type, ...], tuple[Type, ...]]:
+        """Return the types of the program's operands and results, from those of the operator."""
         return operands, results
 
-    def _operand(self, k: int, tensor: Tensor, given: Any) -> StackedValue:
-        """Symbols `x0[1,2]`, or concrete integers: the given ones, or small random ones."""
+    def _operand(self, k: int, tensor: Tensor, value: Any) -> StackedValue:
+        """Return symbols `x0[1,2]`, or concrete integers: the value, or small random ones."""
         if is_element(tensor.dtype):
             return StackedValue(self.domain.symbols(f"x{k}", tensor.shape), False)
-        if given is None or isinstance(given, jax.ShapeDtypeStruct):
-            given = self.rng.integers(0, 2 if tensor.dtype == bool else 4, tensor.shape)
-        return StackedValue(np.asarray(given).astype(tensor.dtype), True)
+        if value is None or isinstance(value, jax.ShapeDtypeStruct):
+            value = self.rng.integers(0, 2 if tensor.dtype == bool else 4, tensor.shape)
+        return StackedValue(np.asarray(value).astype(tensor.dtype), True)
 
     @cached_property
     def program(self) -> core.ClosedJaxpr | str:
-        """The whole program, or why there is none: not every operator has a derivative."""
+        """The program on whole tensors, or the reason that JAX gives for not tracing it: not every operator has a derivative."""
         try:
             return traced(self.body, self.whole_function(), self.tensors)
-        except UNTRACED as error:
+        except UNTRACEABLE as error:
             return _first_line(error)
 
     @cached_property
     def whole(self) -> list[StackedValue] | Exception:
-        """What the program gives whole, or why that cannot be known."""
+        """The results of the program on whole tensors, or the error that prevents their computation."""
         assert isinstance(self.program, core.ClosedJaxpr)
         self.domain.renew()
         try:
@@ -195,17 +208,17 @@ class Proof:
         except (NotInterpreted, PolynomialsTooLarge) as error:
             return error
 
-    def check(self, chosen: tuple[Choice, ...], degrees: tuple[int, ...]) -> Verdict:
-        """One combination of choices, one for each axis."""
+    def check(self, chosen: tuple[Choice, ...], degrees: tuple[int, ...]) -> ChoiceVerdict:
+        """Check one combination of choices, one for each axis."""
         try:
             answer, why, wrong = self._check(chosen, degrees)
         except NotInterpreted as error:
             answer, why, wrong = "unknown", f"not interpreted: {error}", None
         except PolynomialsTooLarge:
             answer, why, wrong = "unknown", "its polynomials have too many terms: prove it at smaller sizes", None
-        return Verdict(chosen, degrees, self.of, answer, why, wrong)
+        return ChoiceVerdict(chosen, degrees, self.of, answer, why, wrong)
 
-    def _check(self, chosen: tuple[Choice, ...], degrees: tuple[int, ...]) -> tuple[str, str, Counterexample | None]:
+    def _check(self, chosen: tuple[Choice, ...], degrees: tuple[int, ...]) -> tuple[str, str, OperatorCounterexample | None]:
         if max((prod(t.shape) for t in self.body.tensors.values()), default=0) > LARGEST:
             return "unknown", f"a tensor has more than {LARGEST} elements: prove it at smaller sizes", None
         if not fits(self.body, chosen, degrees):
@@ -214,25 +227,32 @@ class Proof:
             return "unknown", f"there are no {self.of} to prove: {self.program}", None
         axes = mesh(degrees)
         states = types([c.operands for c in chosen]), types([c.results for c in chosen])
-        into, out = self.ends(*states)
+        operand_types, result_types = self.boundary_types(*states)
         try:
             run = self.local_function(*states, axes)
-            program = traced_locally(self.body, run, self.tensors, into, out, axes)
-        except UNTRACED as error:
+            program = traced_locally(self.body, run, self.tensors, operand_types, result_types, axes)
+        except UNTRACEABLE as error:
             return "refuted", f"the local program cannot be built: {_first_line(error)}", None
         if isinstance(self.whole, Exception):
             raise self.whole
         self.domain.renew()
-        ends, one = enumerate(zip(self.operands, into, strict=True)), (slice(None),) * len(axes) + (None,)
-        given = [StackedValue(symbolic_pieces(v, t, axes, self.domain, f"x{k}", self.rng)[one], v.known) for k, (v, t) in ends]
-        return self.compare(interpret_values(program, given, self.domain, axes), self.whole, out, axes)
+        one = (slice(None),) * len(axes) + (None,)  # `[*devices, 1, *piece]`
+        operands = [
+            StackedValue(symbolic_pieces(v, t, axes, self.domain, f"x{k}", self.rng)[one], v.known)
+            for k, (v, t) in enumerate(zip(self.operands, operand_types, strict=True))
+        ]
+        return self.compare(interpret_values(program, operands, self.domain, axes), self.whole, result_types, axes)
 
     def compare(
-        self, found: Sequence[StackedValue], expected: Sequence[StackedValue], out: Sequence[Type], axes: tuple[Axis, ...]
-    ) -> tuple[str, str, Counterexample | None]:
-        """Holds each result's pieces to those of the whole result."""
+        self,
+        results: Sequence[StackedValue],
+        expected: Sequence[StackedValue],
+        result_types: Sequence[Type],
+        axes: tuple[Axis, ...],
+    ) -> tuple[str, str, OperatorCounterexample | None]:
+        """Compare the pieces of each result with those of the whole result."""
         shapes, lead = tuple(t.shape for t in self.tensors), tuple(a.size for a in axes)
-        for k, (value, whole, type_) in enumerate(zip(found, expected, out, strict=True)):
+        for k, (value, whole, type_) in enumerate(zip(results, expected, result_types, strict=True)):
             known, array, want = value.known and whole.known, np.squeeze(value.array, len(axes)), whole.array
             if value.known != whole.known:
                 array = self.domain.constant(array) if value.known else array
@@ -244,20 +264,20 @@ class Proof:
             if known:
                 if not np.array_equal(array, want):
                     at = tuple(np.argwhere(array != want)[0].tolist())
-                    return "refuted", "", Counterexample(k, at, shapes, {}, float(want[at]), float(array[at]))
+                    return "refuted", "", OperatorCounterexample(k, at, shapes, {}, float(want[at]), float(array[at]))
                 continue
             answer = compare(self.domain, array, want)
             if answer.answer == "unknown":
                 return "unknown", f"result {k} at {answer.at}: neither equal nor shown to differ", None
             if answer.answer == "different":
                 numbers = answer.values or {}, answer.right, answer.left
-                return "refuted", "", Counterexample(k, answer.at, shapes, *numbers, answer.functions)
+                return "refuted", "", OperatorCounterexample(k, answer.at, shapes, *numbers, answer.functions)
         concrete = any(v.known for v in self.operands)
         return "proved", "for these integers and truth values" if concrete else "", None
 
 
-class Gradient(Proof):
-    """The same of an operator's derivative: cotangents in, gradients out, in their dual types."""
+class GradientProof(OperatorProof):
+    """The derivative of one operator on symbols: from operands and cotangents to gradients, in their dual types."""
 
     of = "gradients"
 
@@ -272,6 +292,6 @@ class Gradient(Proof):
     def local_function(self, operands: Sequence[Type], results: Sequence[Type], axes: tuple[Axis, ...]) -> Callable[..., list]:
         return pullback(self.body, super().local_function(operands, results, axes))
 
-    def ends(self, operands: tuple[Type, ...], results: tuple[Type, ...]) -> tuple[tuple[Type, ...], tuple[Type, ...]]:
-        wanted, given = floating_ends(self.body)
-        return (*operands, *(dual_type(results[k]) for k in given)), tuple(dual_type(operands[k]) for k in wanted)
+    def boundary_types(self, operands: tuple[Type, ...], results: tuple[Type, ...]) -> tuple[tuple[Type, ...], tuple[Type, ...]]:
+        gradients, cotangents = floating_ends(self.body)
+        return (*operands, *(dual_type(results[k]) for k in cotangents)), tuple(dual_type(operands[k]) for k in gradients)

@@ -26,13 +26,13 @@ VALUES: Mapping[str, tuple[Attribute, ...]] = {
     "padding": ("same", "valid"),
     "function": ("f",),
 }
-KERNEL = 3  # the side of kernels of which a rule says nothing, in images with room for them
+KERNEL = 3  # the side of kernels whose size a rule leaves open, in images with room for them
 IMAGES = {"conv2d", "enlarge", "maxpool", "avgpool", "identity_kernel", "mean_kernel"}
 
 
 @dataclass(frozen=True)
 class Instance:
-    """A rule without attribute variables, what these were, and types of the tensor variables."""
+    """A rule with values for its attribute variables, and types for its tensor variables."""
 
     rule: Rule
     attributes: Mapping[str, Attribute]
@@ -40,12 +40,12 @@ class Instance:
 
     @property
     def elements(self) -> int:
-        """Of all variables together."""
+        """The number of elements of all variables together."""
         return sum(prod(t.shape) for t in self.types.values())
 
 
 def small_sizes(rule: Rule, degree: int) -> tuple[int, ...]:
-    """The sizes of dimensions at which a rule is looked at: where something is split, also parts that are no halves (1 and 3)."""
+    """Return the sizes of dimensions at which a rule is checked. A split is also checked at unequal parts (1 and 3)."""
     operators = {t.operator for t in applications(rule.sides)}
     if rule.parallel:
         return (degree, 2 * degree)
@@ -53,60 +53,65 @@ def small_sizes(rule: Rule, degree: int) -> tuple[int, ...]:
 
 
 def small_instances(rule: Rule, axes: tuple[Axis, ...], sizes: Sequence[int], limit: int) -> list[Instance]:
-    """All instances if there are no more than `limit`, else so many, for all attributes in turn. The small ones come first.
+    """Return at most `limit` instances of a rule, the smallest first.
 
-    A third has images with room for the rule's windows (`unity.verify.proofs.window_sizes`), if it has any: from the first choice
-    on; the others from the last choice on, so that few are enough for each to be looked at."""
+    Choices of attributes take turns. A third of the instances have images with room for the rule's windows, if it has any
+    (`unity.verify.proofs.window_sizes`). These begin with the first choice, the others with the last one, so that a small limit
+    covers every choice.
+    """
     rng = random.Random(0)
     free = {name: kind for name, kind in rule.attributes.items() if kind != "axis"}
     choices = [dict(zip(free, values, strict=True)) for values in itertools.product(*(VALUES[kind] for kind in free.values()))]
     rng.shuffle(choices)
     instances = [(instance, c) for c in choices if (instance := at_attributes(rule, c)) is not None]
     for ranks in _ranks(rule):
-        large = [_in_turn([_of_attributes(r, c, axes, s, rng) for s in _with_room(r, ranks, sizes)]) for r, c in instances]
+        large = [_round_robin([_of_attributes(r, c, axes, s, rng) for s in _with_room(r, ranks, sizes)]) for r, c in instances]
         small = [_of_attributes(r, c, axes, _small(r, ranks, sizes), rng) for r, c in reversed(instances)]
-        found = list(itertools.islice(_in_turn(large), -(-limit // 3)))
-        found += itertools.islice(_in_turn(small), limit - len(found))
-        if chosen := sorted(found, key=lambda i: i.elements):
-            return chosen
+        chosen = list(itertools.islice(_round_robin(large), -(-limit // 3)))
+        chosen += itertools.islice(_round_robin(small), limit - len(chosen))
+        if chosen:
+            return sorted(chosen, key=lambda i: i.elements)
     return []
 
 
-def _in_turn(iterators: Iterable[Iterator[Instance]]) -> Iterator[Instance]:
-    """One of each, then another one of each, and so on."""
-    going = list(iterators)
-    while going:
-        left = []
-        for iterator in going:
-            if (found := next(iterator, None)) is not None:
-                yield found
-                left.append(iterator)
-        going = left
+def _round_robin(iterators: Iterable[Iterator[Instance]]) -> Iterator[Instance]:
+    """Yield one instance of each iterator in turn, until all are exhausted."""
+    active = list(iterators)
+    while active:
+        remaining = []
+        for iterator in active:
+            if (instance := next(iterator, None)) is not None:
+                yield instance
+                remaining.append(iterator)
+        active = remaining
 
 
 def _of_attributes(
     rule: Rule, chosen: Mapping[str, Attribute], axes: tuple[Axis, ...], shapes: Shapes, rng: random.Random
 ) -> Iterator[Instance]:
-    """Every assignment of types to the variables at which both sides are well-typed: each type of the first one in turn."""
+    """Yield every instance with these attributes and well-typed sides; the types of the first variable take turns."""
     possible = _possible(rule, axes, shapes.every)
     for types in possible.values():
         rng.shuffle(types)
     first = next(iter(possible), None)
     alone = [possible] if first is None else [{**possible, first: [t]} for t in possible[first]]
-    yield from _in_turn(_instances(rule, chosen, axes, some, shapes.room) for some in alone)
+    yield from _round_robin(_instances(rule, chosen, axes, some, shapes.room) for some in alone)
 
 
 def _instances(
     rule: Rule, chosen: Mapping[str, Attribute], axes: tuple[Axis, ...], possible: Mapping[str, Sequence[TensorType]], room: bool
 ) -> Iterator[Instance]:
-    """Yields instances in order, typing an operator as soon as its operands have types. `room`: whether windows need it."""
+    """Yield instances in order, typing each operator as soon as its operands have types.
+
+    With `room`, only those in which every window has room.
+    """
     order = list(subterms(rule.sides))
-    found: dict[Term, TensorType] = {}
+    assigned: dict[Term, TensorType] = {}
 
     def types_of(term: Term) -> Sequence[TensorType]:
         if isinstance(term, Variable):
             return possible[term.name]
-        operands = tuple(found[x] for x in term.operands)
+        operands = tuple(assigned[x] for x in term.operands)
         try:
             types = result_types(term.operator, term.attributes, operands, axes)
         except IllTypedError:
@@ -115,20 +120,20 @@ def _instances(
 
     def extend(k: int) -> Iterator[Instance]:
         if k == len(order):
-            types = {t.name: found[t] for t in order if isinstance(t, Variable)}
-            if all(found[a] == found[b] for a, b in zip(rule.left, rule.right, strict=True)) and satisfies(rule, types):
+            types = {t.name: assigned[t] for t in order if isinstance(t, Variable)}
+            if all(assigned[a] == assigned[b] for a, b in zip(rule.left, rule.right, strict=True)) and satisfies(rule, types):
                 yield Instance(rule, chosen, types)
             return
         for type_ in types_of(order[k]):
-            found[order[k]] = type_
+            assigned[order[k]] = type_
             yield from extend(k + 1)
 
     return extend(0)
 
 
 def _possible(rule: Rule, axes: tuple[Axis, ...], shapes: Sequence[Shape]) -> dict[str, list[TensorType]]:
-    """The types that each variable may have, in the states that the rule's conditions say."""
-    integers = indices(rule.sides)
+    """Return the types that each variable may have, in the states that the rule's conditions require."""
+    integers = index_variables(rule.sides)
 
     def typed(name: str, shape: Shape) -> Iterator[TensorType]:
         try:
@@ -140,7 +145,7 @@ def _possible(rule: Rule, axes: tuple[Axis, ...], shapes: Sequence[Shape]) -> di
 
 
 def _ranks(rule: Rule) -> list[tuple[int, ...]]:
-    """The ranks of variables: the usual ones, and where nothing fits at these, all up to the highest that the rule speaks of."""
+    """Return the usual ranks of variables, and for rules that fit none of them all ranks up to the highest that it names."""
     usual = (4, 0) if _of_images(rule) else (2, 1, 3, 0)
     named = [-d for d in _numbers(rule, "dim")]
     named += [-c.state.dim for c in rule.where(Placed) if c.state.kind == "P" and isinstance(c.state.dim, int)]
@@ -153,7 +158,7 @@ def _of_images(rule: Rule) -> bool:
 
 
 def _numbers(rule: Rule, kind: str) -> set[int]:
-    """The numbers that attributes of a kind are, but for sizes of windows and of kernels."""
+    """Return the numbers among the attributes of a kind, without the sizes of windows and kernels."""
     places = (
         (v, k)
         for t in applications(rule.sides)
@@ -171,21 +176,21 @@ class Shapes(NamedTuple):
 
 
 def _small(rule: Rule, ranks: Sequence[int], sizes: Sequence[int]) -> Shapes:
-    """The last dimension takes all sizes, and so does the one before it in a matrix; others take the two smallest.
+    """Return shapes in which the last dimension, and both of a matrix, take all sizes, and others the two smallest.
 
-    What attributes divide takes their multiples, too: channels those of groups.
+    Dimensions that attributes divide also take their multiples, as channels those of groups.
     """
-    few, every = (_with_multiples(s, sizes, _numbers(rule, "size")) for s in (sizes[:2], sizes))
-    channels = _with_multiples(few, sizes, _numbers(rule, "groups"))
-    of = {r: [every if d == r - 1 or r == 2 else channels if r == 4 and d < 2 else few for d in range(r)] for r in ranks}
-    return Shapes([s for r in ranks for s in itertools.product(*of[r])])
+    fewest, every = (_with_multiples(s, sizes, _numbers(rule, "size")) for s in (sizes[:2], sizes))
+    channels = _with_multiples(fewest, sizes, _numbers(rule, "groups"))
+    dimensions = {r: [every if d == r - 1 or r == 2 else channels if r == 4 and d < 2 else fewest for d in range(r)] for r in ranks}
+    return Shapes([s for r in ranks for s in itertools.product(*dimensions[r])])
 
 
 def _with_room(rule: Rule, ranks: Sequence[int], sizes: Sequence[int]) -> list[Shapes]:
-    """Images of one height and width, kernels for them, and what is left of them: of every remainder by the longest stride.
+    """Return shapes of images with room for windows, each with kernels: one image size for every remainder by the longest stride.
 
-    Of a rule that speaks of axes, of one that these divide behind every window: it holds at others if its types do. None where
-    nothing slides.
+    For a rule with axes one size, which the axes divide behind every window: at other sizes, its types decide. The list is empty
+    where no window slides.
     """
     kernels = {1, KERNEL, *kernel_sides(rule.sides)}
     least, stride = side(rule.sides, max(kernels))
@@ -201,18 +206,18 @@ def _with_room(rule: Rule, ranks: Sequence[int], sizes: Sequence[int]) -> list[S
 
 
 def _with_multiples(some: Sequence[int], sizes: Sequence[int], divisors: Iterable[int]) -> list[int]:
-    """Sizes, and the two smallest of all times each divisor."""
+    """Return sizes, and the multiples of each divisor by the two smallest sizes."""
     return list(dict.fromkeys((*some, *(n * m for n in sorted(divisors) if n > 0 for m in sizes[:2]))))
 
 
-def indices(terms: Sequence[Term]) -> set[str]:
-    """The variables that are looked up in a table."""
-    return {name for t in applications(terms) if t.operator == "embedding" for name in _looked_up(t.operands[1])}
+def index_variables(terms: Sequence[Term]) -> set[str]:
+    """Return the variables that are indices into a table."""
+    return {name for t in applications(terms) if t.operator == "embedding" for name in _variables_of_indices(t.operands[1])}
 
 
-def _looked_up(term: Term) -> set[str]:
-    """The variables that indices are made of; of `within` and `behind` the first operand is a table."""
+def _variables_of_indices(term: Term) -> set[str]:
+    """Return the variables that indices are computed from. The first operand of `within` and `behind` is a table."""
     if isinstance(term, Variable):
         return {term.name}
     parts = term.operands[1:] if term.operator in ("within", "behind") else term.operands
-    return {name for x in parts for name in _looked_up(x)}
+    return {name for x in parts for name in _variables_of_indices(x)}

@@ -1,8 +1,8 @@
-"""Which rules of a library say that an operator may be split as it is: rules of axes, held against one operator along one axis.
+"""Parallelization rules matched with an operator that is split along one axis.
 
-The operator is spelled in the vocabulary first, as it is seen through its own dimensions: a product of any dimension numbers as a
-`matmul`. A rule says it if one of its sides applies that operator to operands in these states, gives the result in its state, and
-the other side applies it to whole ones. Both sides must be well-typed there, and the rule's conditions hold.
+The operator is translated into the vocabulary first, with its dimensions merged as needed: a product of any dimension numbers
+becomes a `matmul`. A rule justifies the split if one of its sides applies that operator to operands in the given states, with the
+result in its state, and the other side applies it to whole operands. Both sides must be well-typed, and the rule's conditions hold.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from unity.substitutions.language.typecheck import REFUSALS, TensorType, typeche
 from unity.substitutions.language.vocabulary import VOCABULARY
 from unity.verify.proofs.instances import at_attributes, satisfies
 
-SAME = {"add": "add", "add_any": "add", "sub": "sub", "mul": "mul"}  # element by element, of equal shapes
+ELEMENTWISE = {"add": "add", "add_any": "add", "sub": "sub", "mul": "mul"}  # of equal shapes
 WHOLE = (UNUSED, REPLICATED)
 
 
 @dataclass(frozen=True)
-class Spelled:
-    """An operator in the vocabulary. Of each operand and then of the result: its shape as it is seen, its dtype, and which of
-    those dimensions each of its own is the outermost part of."""
+class VocabularyOperator:
+    """An operator in terms of the vocabulary, with its operands and then its result.
+
+    `shapes` are in the vocabulary's dimensions. `places` maps each original dimension to the vocabulary's dimension that it is the
+    outermost part of, if any.
+    """
 
     operator: str
     attributes: tuple[Attribute, ...]
@@ -39,78 +42,83 @@ class Spelled:
     dtypes: tuple[str, ...]
     places: tuple[tuple[int | None, ...], ...]
 
-    def seen(self, states: Sequence[State]) -> tuple[State, ...] | None:
-        """The states of operands and result where they are seen so. None if one is a slice of no dimension there."""
-        found = []
+    def translate(self, states: Sequence[State]) -> tuple[State, ...] | None:
+        """Return the states in the vocabulary's dimensions. None if one of them does not slice such a dimension."""
+        translated = []
         for state, places in zip(states, self.places, strict=True):
             place = places[state.dim] if state.kind == "P" and state.outer == 1 else None
             if state.kind == "P" and place is None:
                 return None
-            found.append(state if place is None else State("P", place))
-        return tuple(found)
+            translated.append(state if place is None else State("P", place))
+        return tuple(translated)
 
 
 def says(rule: Rule, body: Body, states: Sequence[State], axis: Axis) -> bool:
-    """Whether a rule says that an operator may be in these states, operands' and then results', along an axis."""
-    spelled = spelled_of(body)
-    seen = None if spelled is None else spelled.seen(states)
-    return spelled is not None and seen is not None and _says(rule, spelled, seen, axis)
+    """Return whether a rule allows an operator these states, of its operands and then of its results, along an axis."""
+    operator = vocabulary_operator(body)
+    translated = None if operator is None else operator.translate(states)
+    return operator is not None and translated is not None and _says(rule, operator, translated, axis)
 
 
 @lru_cache(maxsize=1 << 14)
-def _says(rule: Rule, spelled: Spelled, states: tuple[State, ...], axis: Axis) -> bool:
+def _says(rule: Rule, operator: VocabularyOperator, states: tuple[State, ...], axis: Axis) -> bool:
     axes = rule.named("axis")
     if len(axes) != 1:
         return False
     mesh = (replace(axis, name=axes[0]),)
-    return any(_at(one, wide, spelled, states, mesh) for one, wide in _instances(rule, spelled))
+    return any(_justifies(instance, right, operator, states, mesh) for instance, right in _instances(rule, operator))
 
 
-def _instances(rule: Rule, spelled: Spelled) -> Iterator[tuple[Rule, bool]]:
-    """The rule with all that it leaves open of an operator written in; and whether the operator is split on its right side."""
-    rank = max(map(len, spelled.shapes))
+def _instances(rule: Rule, operator: VocabularyOperator) -> Iterator[tuple[Rule, bool]]:
+    """Yield the rule with the operator's attributes for its variables, and whether the operator is split on the right side."""
+    rank = max(map(len, operator.shapes))
     for right in (False, True):
-        split = _operator(rule.right if right else rule.left, spelled.operator)
-        if split is None or _operator(rule.left if right else rule.right, spelled.operator) is None:
+        split = _only_operator(rule.right if right else rule.left, operator.operator)
+        if split is None or _only_operator(rule.left if right else rule.right, operator.operator) is None:
             continue
-        bound = dict(_bound(split, spelled.attributes))
-        if tuple(bound.get(str(a), a) for a in split.attributes) != spelled.attributes:
+        bound = dict(_bind(split, operator.attributes))
+        if tuple(bound.get(str(a), a) for a in split.attributes) != operator.attributes:
             continue
         free = [name for name in rule.named("dim") if name not in bound]
         for dims in product(range(-rank, 0), repeat=len(free)):
-            one = at_attributes(rule, bound | dict(zip(free, dims, strict=True)))
-            if one is not None:
-                yield one, right
+            instance = at_attributes(rule, bound | dict(zip(free, dims, strict=True)))
+            if instance is not None:
+                yield instance, right
 
 
-def _bound(split: Apply, attributes: Sequence[Attribute]) -> Iterator[tuple[str, Attribute]]:
-    """What the rule's variables in an operator's attributes stand for."""
-    for position, (said, value) in enumerate(zip(split.attributes, attributes, strict=True)):
-        if VOCABULARY[split.operator].variable(position, said):
-            yield str(said), value
+def _bind(split: Apply, attributes: Sequence[Attribute]) -> Iterator[tuple[str, Attribute]]:
+    """Yield the values of the variables among the attributes of a rule's operator."""
+    for position, (variable, value) in enumerate(zip(split.attributes, attributes, strict=True)):
+        if VOCABULARY[split.operator].variable(position, variable):
+            yield str(variable), value
 
 
-def _operator(side: Sequence[Term], name: str) -> Apply | None:
-    """The only operator of a side that is none of parallelization, if it is this one."""
-    found = [a for a in applications(side) if not VOCABULARY[a.operator].parallel]
-    return found[0] if len(side) == 1 and len(found) == 1 and found[0].operator == name else None
+def _only_operator(side: Sequence[Term], name: str) -> Apply | None:
+    """Return the only operator of a side beside parallelization operators, if it has this name."""
+    computing = [a for a in applications(side) if not VOCABULARY[a.operator].parallel]
+    return computing[0] if len(side) == 1 and len(computing) == 1 and computing[0].operator == name else None
 
 
-def _at(rule: Rule, right: bool, spelled: Spelled, states: tuple[State, ...], mesh: tuple[Axis, ...]) -> bool:
-    """Whether the operator of one side has these states, where the other side's is whole."""
-    split = _operator(rule.right if right else rule.left, spelled.operator)
-    other = _operator(rule.left if right else rule.right, spelled.operator)
+def _justifies(
+    rule: Rule, right: bool, operator: VocabularyOperator, states: tuple[State, ...], mesh: tuple[Axis, ...]
+) -> bool:  # fmt: skip
+    """Return whether one side's operator has these states, and the other side's is whole."""
+    split = _only_operator(rule.right if right else rule.left, operator.operator)
+    other = _only_operator(rule.left if right else rule.right, operator.operator)
     assert split is not None
     assert other is not None
-    known: dict[str, TensorType] = {}
-    for term, shape, dtype, state in zip(split.operands, spelled.shapes, spelled.dtypes, states, strict=False):
-        found = _before(term, state, len(shape))
-        if found is None or known.setdefault(found[0], TensorType(shape, (found[1],), dtype)).states != (found[1],):
+    variables: dict[str, TensorType] = {}
+    for term, shape, dtype, state in zip(split.operands, operator.shapes, operator.dtypes, states, strict=False):
+        variable = _variable_before(term, state, len(shape))
+        if variable is None:
             return False
-    if set(known) != set(rule.variables) or not _placed(rule, known) or not satisfies(rule, known):
+        name, before = variable
+        if variables.setdefault(name, TensorType(shape, (before,), dtype)).states != (before,):
+            return False
+    if set(variables) != set(rule.variables) or not _is_placed(rule, variables) or not satisfies(rule, variables):
         return False
     try:
-        types = typecheck(rule.sides, known, mesh)
+        types = typecheck(rule.sides, variables, mesh)
     except (IllTypedError, *REFUSALS):
         return False
     agree = types[rule.left[0]] == types[rule.right[0]]
@@ -118,8 +126,8 @@ def _at(rule: Rule, right: bool, spelled: Spelled, states: tuple[State, ...], me
     return agree and types[split].states == (states[-1],) and len(whole) == 1 and whole <= set(WHOLE)
 
 
-def _before(term: Term, state: State, rank: int) -> tuple[str, State] | None:
-    """The variable that parallelization operators bring into a state, and the state that it has before them."""
+def _variable_before(term: Term, state: State, rank: int) -> tuple[str, State] | None:
+    """Return the variable that parallelization operators bring into a state, and the state that it has before them."""
     while isinstance(term, Apply):
         change = VOCABULARY[term.operator].change
         if change is None:
@@ -134,50 +142,50 @@ def _before(term: Term, state: State, rank: int) -> tuple[str, State] | None:
     return term.name, state
 
 
-def _placed(rule: Rule, known: Mapping[str, TensorType]) -> bool:
-    """Whether variables are in the states that the rule says; of which it says nothing, they are unused."""
-    said: dict[str, State] = {}
+def _is_placed(rule: Rule, variables: Mapping[str, TensorType]) -> bool:
+    """Return whether variables are in the states of the rule's conditions, and unused without a condition."""
+    required: dict[str, State] = {}
     for c in rule.where(Placed):
-        rank = len(known[c.tensor].shape)
-        said[c.tensor] = c.state._replace(dim=int(c.state.dim) % rank) if c.state.kind == "P" else c.state
-    return all(t.states == (said.get(name, UNUSED),) for name, t in known.items())
+        rank = len(variables[c.tensor].shape)
+        required[c.tensor] = c.state._replace(dim=int(c.state.dim) % rank) if c.state.kind == "P" else c.state
+    return all(t.states == (required.get(name, UNUSED),) for name, t in variables.items())
 
 
 @lru_cache(maxsize=8192)
-def spelled_of(body: Body) -> Spelled | None:
-    """An operator of one equation in the vocabulary, if it is of it."""
+def vocabulary_operator(body: Body) -> VocabularyOperator | None:
+    """Return an operator of one equation in terms of the vocabulary. None if the vocabulary lacks it."""
     if len(body.equations) != 1 or tuple(body.inputs) != body.equations[0].operands or len(body.outputs) != 1:
         return None
     (e,) = body.equations
-    spell = SPELLED.get(e.name)
-    found = spell(e, body) if spell is not None else None
-    return found if found is not None else _function(e, body)
+    translate = TRANSLATIONS.get(e.name)
+    operator = translate(e, body) if translate is not None else None
+    return operator if operator is not None else _function(e, body)
 
 
-def _plain(operator: str, attributes: tuple[Attribute, ...], e: Equation, body: Body) -> Spelled:
-    """Seen as it is."""
+def _with_same_dimensions(operator: str, attributes: tuple[Attribute, ...], e: Equation, body: Body) -> VocabularyOperator:
     tensors = [body.tensor(a) for a in (*e.operands, *e.results)]
     places = tuple(tuple(range(t.ndim)) for t in tensors)
-    return Spelled(operator, attributes, tuple(t.shape for t in tensors), tuple(str(t.dtype) for t in tensors), places)
+    shapes, dtypes = tuple(t.shape for t in tensors), tuple(str(t.dtype) for t in tensors)
+    return VocabularyOperator(operator, attributes, shapes, dtypes, places)
 
 
-def _elementwise(e: Equation, body: Body) -> Spelled | None:
+def _elementwise(e: Equation, body: Body) -> VocabularyOperator | None:
     shapes = {body.tensor(a).shape for a in (*e.operands, *e.results)}
-    return _plain(SAME[e.name], (), e, body) if len(shapes) == 1 else None
+    return _with_same_dimensions(ELEMENTWISE[e.name], (), e, body) if len(shapes) == 1 else None
 
 
-def _function(e: Equation, body: Body) -> Spelled | None:
+def _function(e: Equation, body: Body) -> VocabularyOperator | None:
     name = pointwise(e)
-    return _plain("map", (name,), e, body) if name is not None else None
+    return _with_same_dimensions("map", (name,), e, body) if name is not None else None
 
 
-def _sum(e: Equation, body: Body) -> Spelled | None:
+def _sum(e: Equation, body: Body) -> VocabularyOperator | None:
     axes, rank = e.params["axes"], body.tensor(e.operands[0]).ndim
-    return _plain("sum", (int(axes[0]) - rank,), e, body) if len(axes) == 1 else None
+    return _with_same_dimensions("sum", (int(axes[0]) - rank,), e, body) if len(axes) == 1 else None
 
 
-def _lookup(e: Equation, body: Body) -> Spelled | None:
-    """Rows of a table; indices have a dimension of one at the end, which the vocabulary has not."""
+def _lookup(e: Equation, body: Body) -> VocabularyOperator | None:
+    """Translate a look-up of rows. JAX's indices have a last dimension of one, which the vocabulary lacks."""
     numbers, (t, i, z) = e.params["dimension_numbers"], (body.tensor(a) for a in (*e.operands, *e.results))
     rows = (
         t.ndim == 2
@@ -189,13 +197,14 @@ def _lookup(e: Equation, body: Body) -> Spelled | None:
     )
     if not rows:
         return None
-    found = _plain("embedding", (), e, body)
+    operator = _with_same_dimensions("embedding", (), e, body)
+    table, _, result = operator.places
     ids = (*range(i.ndim - 1), None)
-    return replace(found, shapes=(t.shape, i.shape[:-1], z.shape), places=(found.places[0], ids, found.places[2]))
+    return replace(operator, shapes=(t.shape, i.shape[:-1], z.shape), places=(table, ids, result))
 
 
-def _product(e: Equation, body: Body) -> Spelled | None:
-    """Batch dimensions stay, free and contracted ones are merged, in their order."""
+def _product(e: Equation, body: Body) -> VocabularyOperator | None:
+    """Translate a product: batch dimensions stay, free and contracted ones are merged, in their order."""
     ((cx, cy), (bx, by)) = (tuple(tuple(map(int, dims)) for dims in pair) for pair in e.params["dimension_numbers"])
     x, y, z = (body.tensor(a) for a in (*e.operands, *e.results))
     if list(cx) != sorted(cx):
@@ -208,18 +217,18 @@ def _product(e: Equation, body: Body) -> Spelled | None:
         (y.shape, [*((d,) for d in by), cy, free_y]),
         (z.shape, [*((d,) for d in range(b)), tuple(range(b, m)), tuple(range(m, z.ndim))]),
     ]
-    shapes = tuple(tuple(prod(shape[d] for d in group) for group in found) for shape, found in groups)
-    places = tuple(_outermost(len(shape), found) for shape, found in groups)
-    return Spelled("matmul", (), shapes, tuple(str(t.dtype) for t in (x, y, z)), places)
+    shapes = tuple(tuple(prod(shape[d] for d in group) for group in merged) for shape, merged in groups)
+    places = tuple(_outermost(len(shape), merged) for shape, merged in groups)
+    return VocabularyOperator("matmul", (), shapes, tuple(str(t.dtype) for t in (x, y, z)), places)
 
 
 def _outermost(rank: int, groups: Sequence[Sequence[int]]) -> tuple[int | None, ...]:
-    """Of each dimension, the group that it is the outermost of."""
-    found: list[int | None] = [None] * rank
+    """Return for each dimension the group in which it is the outermost one, if any."""
+    outermost: list[int | None] = [None] * rank
     for k, group in enumerate(groups):
         if group:
-            found[group[0]] = k
-    return tuple(found)
+            outermost[group[0]] = k
+    return tuple(outermost)
 
 
-SPELLED = {"dot_general": _product, "reduce_sum": _sum, "gather": _lookup} | dict.fromkeys(SAME, _elementwise)
+TRANSLATIONS = {"dot_general": _product, "reduce_sum": _sum, "gather": _lookup} | dict.fromkeys(ELEMENTWISE, _elementwise)

@@ -1,7 +1,7 @@
-"""How large images must be for the windows that a rule moves over them: convolutions and pools, alone and one after the other.
+"""Image sizes with room for the windows of a rule: convolutions and pools, alone and one after the other.
 
-In a smaller one windows see nothing but the border: those of 3 and of 5 are the same window of an image of two rows, and a window
-that is not padded has no place there. How a window moves is asked of the operator table, on the operator's own body.
+A smaller image is all border: windows of 3 and of 5 cover the same elements of an image of two rows, and a window without padding
+does not fit into it. The operator table tells how the windows of an operator's body move.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from unity.substitutions.language.term import Apply, Attribute, Term, Variable, 
 from unity.substitutions.language.typecheck import REFUSALS, TensorType, body_of, concrete, tensor
 from unity.substitutions.language.vocabulary import VOCABULARY
 
-SIDE = 16  # of the image by which windows are asked for; how they move does not depend on it
+SIDE = 16  # of the image for which windows are computed; how they move does not depend on it
 
 
 @lru_cache(maxsize=1 << 16)
 def windows(name: str, attributes: tuple[Attribute, ...], operands: tuple[TensorType, ...]) -> tuple[Window, ...]:
-    """The windows that an operator moves over its operands: those of more than one element, or more than one step."""
+    """Return the windows that an operator moves over its operands, of more than one element or with a stride."""
     operator = VOCABULARY[name]
     if operator.parallel:
         return ()
@@ -33,31 +33,31 @@ def windows(name: str, attributes: tuple[Attribute, ...], operands: tuple[Tensor
 
 
 def roomy(name: str, attributes: tuple[Attribute, ...], operands: tuple[TensorType, ...]) -> bool:
-    """Whether two neighbours of every window lie inside what it moves over, so that none is all border."""
+    """Return whether two neighbouring positions of every window lie inside of its operand, so that not all are at the border."""
     return all(w.n >= w.least(2) for w in windows(name, attributes, operands))
 
 
 def over_images(term: Apply, kernel: int) -> tuple[Window, ...]:
-    """The windows of an operator that takes an image, and with it kernels of this side."""
+    """Return the windows of an operator on an image and kernels of this side."""
     groups = max([1, *(v for v in term.attributes if isinstance(v, int))])
     for channels in range(1, groups + 1):
         image, other = tensor((1, channels, SIDE, SIDE)), tensor((channels, 1, kernel, kernel))
-        if found := windows(term.operator, term.attributes, (image, *(other for _ in term.operands[1:]))):
-            return found
+        if moved := windows(term.operator, term.attributes, (image, *(other for _ in term.operands[1:]))):
+            return moved
     return ()
 
 
 def kernel_sides(terms: Sequence[Term]) -> set[int]:
-    """The sides of the kernels that operators without windows make: what they are enlarged to, for one."""
-    made = (t for t in applications(terms) if not over_images(t, 1))
-    places = ((v, kind) for t in made for v, kind in zip(t.attributes, VOCABULARY[t.operator].attributes, strict=True))
+    """Return the sides of the kernels that operators without windows compute, such as `enlarge`."""
+    without = (t for t in applications(terms) if not over_images(t, 1))
+    places = ((v, kind) for t in without for v, kind in zip(t.attributes, VOCABULARY[t.operator].attributes, strict=True))
     return {v for v, kind in places if kind == "size" and isinstance(v, int)}
 
 
 def side(terms: Sequence[Term], kernel: int) -> tuple[int, int]:
-    """The least side of variables at which two windows of every operator lie inside of its operand; and the longest stride.
+    """Return the least side of variables at which two windows of every operator lie inside of its operand, and the longest stride.
 
-    From the results back: to make n elements of its result inside, a window needs as many more of its operand.
+    Sides are computed from the results back: n elements of a result need as many of the operand as n windows span.
     """
     needed: dict[Term, int] = {}
     stride = 1
