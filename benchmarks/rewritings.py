@@ -34,7 +34,7 @@ from unity.substitutions.language.derivation import Derivation
 from unity.substitutions.rewriting.forms import closed, opened
 from unity.substitutions.rewriting.occurrences import patterns
 from unity.substitutions.rewriting.recording import step_of
-from unity.verify.derivations.canonical_form import normal
+from unity.verify.derivations.canonical_form import canonical_forms
 from unity.verify.derivations.replay import check
 
 CASES = (
@@ -49,8 +49,8 @@ REACHED, SAMPLED, ALPHA = 80, 10, 2.0  # programs that are reached, tried of the
 
 def replayed(before: Any, found: Found, after: Any) -> int:
     """Replays the steps to a program. Returns how many there were."""
-    store = normal(before).store
-    steps = [step_of(normal(way.before, store), way.occurrence) for way in found.path]
+    store = canonical_forms(before).store
+    steps = [step_of(canonical_forms(way.before, store), way.occurrence) for way in found.path]
     check(before, after, Derivation(tuple(s for s in steps if s is not None)), default_library())
     return len(steps)
 

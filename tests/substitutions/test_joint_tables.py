@@ -23,7 +23,7 @@ from unity.substitutions.rewriting.reading import Reading
 from unity.substitutions.rewriting.recording import step_of
 from unity.substitutions.rewriting.rewriting import rewritten
 from unity.verify.derivations import replay
-from unity.verify.derivations.canonical_form import normal
+from unity.verify.derivations.canonical_form import canonical_forms
 from unity.verify.proofs import bounded
 from unity.verify.proofs.first_order import Prover
 
@@ -127,7 +127,7 @@ def test_values_and_gradients_are_kept_out_of_range_too(ids, mode):
     wanted = jax.grad(lambda t, u: total(fn, t, u), (0, 1))(t, u)
     for a, b in zip(jax.grad(lambda t, u: total(lambda *x: run(new, *x), t, u), (0, 1))(t, u), wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
-    step = step_of(normal(body), found)
+    step = step_of(canonical_forms(body), found)
     assert step is not None
     replay.check(body, new, Derivation((step,)), default_library())
 

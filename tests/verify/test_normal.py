@@ -14,17 +14,17 @@ from laid_programs import BINARY, inverse, programs, struct
 
 from unity.pcg.ir.program import program_of, tensor_type
 from unity.substitutions.language.rearrangement import transposed
-from unity.verify.derivations.canonical_form import applied, normal
+from unity.verify.derivations.canonical_form import apply_body, canonical_forms
 from unity.verify.derivations.constructors import exchanged
-from unity.verify.derivations.nodes import Store, reachable, substituted
+from unity.verify.derivations.nodes import NodeStore, reachable, substituted
 from unity.verify.semantics.domains import Plain
 from unity.verify.semantics.interpret import interpret
 
 
 def forms(*programs):
     """The outputs of some programs, in one store."""
-    store = Store()
-    return [normal(program_of(p)[0], store).outputs for p in programs]
+    store = NodeStore()
+    return [canonical_forms(program_of(p)[0], store).outputs for p in programs]
 
 
 # What a normal form means
@@ -86,10 +86,10 @@ def test_layouts_do_not_matter(program, layout):
 @given(programs(), st.integers(0, 1000))
 def test_what_takes_the_place_of_arguments_is_carried_to_all_that_is_made_of_them(program, seed):
     """As if the program had been read with it from the start, however it is laid out itself."""
-    rng, store = random.Random(seed), Store()
-    start = normal(program_of(program.traced(rng))[0], store)
+    rng, store = random.Random(seed), NodeStore()
+    start = canonical_forms(program_of(program.traced(rng))[0], store)
     inputs = [elsewhere(rng, start.values[v], f"other {v}", store) for v in start.body.inputs]
-    read = applied(store, start.body, inputs)
+    read = apply_body(store, start.body, inputs)
     assume(not any(symmetric(node) for node in reachable(read.outputs)))
     instead = {start.values[v].node: x for v, x in zip(start.body.inputs, inputs, strict=True)}
     assert substituted(store, start.outputs, instead) == read.outputs

@@ -23,8 +23,8 @@ from unity.substitutions.rewriting.reading import Reading
 from unity.substitutions.rewriting.recording import shared, step_of
 from unity.substitutions.rewriting.rewriting import rewritten, tidy
 from unity.verify.derivations import replay as replaying
-from unity.verify.derivations.canonical_form import normal
-from unity.verify.derivations.nodes import Store
+from unity.verify.derivations.canonical_form import canonical_forms
+from unity.verify.derivations.nodes import NodeStore
 from unity.verify.derivations.replay import replay
 from unity.verify.proofs.small_instances import small_instances
 
@@ -45,7 +45,7 @@ def body_of(fn, *arguments):
 
 def found(body, store=None):
     """All that can be done to a program: pattern, step, program afterwards."""
-    forms = shared(normal(body, store))
+    forms = shared(canonical_forms(body, store))
     for pattern in PATTERNS:
         for occurrence in occurrences(Reading(forms.body), pattern):
             after, step = rewritten(forms.body, occurrence), step_of(forms, occurrence)
@@ -93,7 +93,7 @@ def test_every_pattern_of_the_library_replays():
         lacking.add(str(pattern))
         for instance in small_instances(pattern.rule, (), (2, 4), 6):
             body = side(instance.rule.right if pattern.backward else instance.rule.left, instance.types)
-            forms = normal(body)
+            forms = canonical_forms(body)
             for occurrence in occurrences(Reading(body), pattern):
                 after, step = rewritten(body, occurrence), step_of(forms, occurrence)
                 assert after is not None
@@ -107,8 +107,8 @@ def test_every_pattern_of_the_library_replays():
 
 def walk(fn, seed, length):
     """A random derivation: the steps, and the program that they lead to."""
-    body, steps, store = program(fn), [], Store()
-    normal(body, store)
+    body, steps, store = program(fn), [], NodeStore()
+    canonical_forms(body, store)
     rng = random.Random(seed)
     for _ in range(length):
         if options := list(found(body, store)):
@@ -204,7 +204,7 @@ def test_every_step_is_needed_in_its_order():
     dropped = exchanged = 0
     for fn, seed in itertools.product((attention, two_products, joins, biased), range(3)):
         steps, after = walk(fn, seed, 3)
-        start = normal(program(fn))
+        start = canonical_forms(program(fn))
         ends = [replay(start, steps[:n], LIBRARY) for n in range(4)]
         if len(set(ends)) < len(ends):  # a step that only commutes operands, or undoes another one
             continue
@@ -252,13 +252,13 @@ def test_damaged_files_are_refused():
 def test_a_value_that_is_computed_twice_is_no_place_for_a_step():
     """Unless it is computed once first."""
     body = program_of(jax.make_jaxpr(lambda a, b, c: ((a @ b) @ c, jnp.exp(a @ b)))(*[struct((4, 4))] * 3))[0]
-    forms = normal(body)
+    forms = canonical_forms(body)
     (pattern,) = (p for p in PATTERNS if p.rule.name == "matmul-scale.is.scale-matmul" and p.backward)
     assert len(body.equations) == 4
     assert len(shared(forms).body.equations) == 3
     assert shared(forms).makers != forms.makers
     doubled = body_of(lambda a, s: (jnp.exp((a @ a) * s), jnp.tanh(s * (a @ a))), struct((4, 4)), struct(()))
-    steps = [step_of(normal(doubled), o) for o in occurrences(Reading(doubled), pattern)]
+    steps = [step_of(canonical_forms(doubled), o) for o in occurrences(Reading(doubled), pattern)]
     assert steps
     assert all(step is None for step in steps)
     assert [p for p, *_ in found(doubled)].count(pattern) == 1

@@ -27,7 +27,7 @@ from unity.substitutions.rewriting.occurrences import Occurrence, Pattern, occur
 from unity.substitutions.rewriting.reading import Reading
 from unity.substitutions.rewriting.recording import step_of
 from unity.substitutions.rewriting.rewriting import rewritten
-from unity.verify.derivations.canonical_form import applied, normal
+from unity.verify.derivations.canonical_form import apply_body, canonical_forms
 from unity.verify.derivations.replay import check
 
 
@@ -165,11 +165,11 @@ def _derivation(whole: Program, paths: Mapping[str, Taken], ends: Mapping[str, B
     """
     changed = {key: one for key, one in whole.inside.items() if one.has(ends)}
     instead = {key: one.with_segments(ends) for key, one in changed.items()}
-    forms, steps = normal(with_inside(whole.body, instead)), list[Step]()
+    forms, steps = canonical_forms(with_inside(whole.body, instead)), list[Step]()
     for part in reversed(whole.segments):
         inputs = [forms.values[v] for v in part.inputs]
         for body, occurrence in paths.get(part.key, ()):
-            step = step_of(applied(forms.store, with_inside(body, instead), inputs), occurrence)
+            step = step_of(apply_body(forms.store, with_inside(body, instead), inputs), occurrence)
             if step is None:
                 raise DerivationError(f"the rule {occurrence.pattern} was applied where no step can say so")
             steps.append(step)

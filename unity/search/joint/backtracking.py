@@ -17,7 +17,7 @@ from unity.substitutions.rewriting.occurrences import Occurrence, Pattern, occur
 from unity.substitutions.rewriting.reading import Reading
 from unity.substitutions.rewriting.recording import step_of
 from unity.substitutions.rewriting.rewriting import content_key, rewritten
-from unity.verify.derivations.canonical_form import normal
+from unity.verify.derivations.canonical_form import canonical_forms
 
 ALPHA = 1.05
 
@@ -79,7 +79,7 @@ def backtrack(body: Body, patterns: Sequence[Pattern], price: Price, alpha: floa
 
 def ways(body: Body, patterns: Sequence[Pattern], known: set[str]) -> Iterator[tuple[Way, tuple[str, ...]]]:
     """Every step that a program allows, and that a derivation can say, to a program of no known content; and what that computes."""
-    reading, forms = Reading(body), normal(body)
+    reading, forms = Reading(body), canonical_forms(body)
     for pattern in patterns:
         for number, occurrence in enumerate(occurrences(reading, pattern)):
             new = rewritten(body, occurrence) if step_of(forms, occurrence) is not None else None

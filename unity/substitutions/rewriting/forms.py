@@ -15,7 +15,7 @@ from unity.pcg.ir.program import Atom, Body, Equation
 from unity.substitutions.rewriting.reading import Reading, rearrangement_of
 from unity.substitutions.rewriting.recording import shared
 from unity.substitutions.rewriting.rewriting import renamed, tidy
-from unity.verify.derivations.canonical_form import normal
+from unity.verify.derivations.canonical_form import canonical_forms
 
 Inner = Callable[[Equation, Atom], Equation | None]
 
@@ -32,7 +32,7 @@ def distinct(body: Body) -> Body:
 
 def settled(body: Body) -> tuple[Body, tuple[str, ...]]:
     """The same, and names of its outputs: equal for programs that compute alike, however their tensors are laid out."""
-    forms = normal(tidy(body))
+    forms = canonical_forms(tidy(body))
     return tidy(shared(forms).body), tuple(x.text for x in forms.outputs)
 
 

@@ -14,11 +14,11 @@ from unity.substitutions.language.term import Apply, Variable
 from unity.substitutions.language.text import print_body
 from unity.substitutions.rewriting.occurrences import Occurrence
 from unity.substitutions.rewriting.reading import Viewed
-from unity.verify.derivations.canonical_form import NormalForms, rows_of
-from unity.verify.derivations.nodes import Value
+from unity.verify.derivations.canonical_form import CanonicalForms, rows_of
+from unity.verify.derivations.nodes import CanonicalValue
 
 
-def step_of(forms: NormalForms, occurrence: Occurrence) -> Step | None:
+def step_of(forms: CanonicalForms, occurrence: Occurrence) -> Step | None:
     """The step that an occurrence is, in a program of these normal forms.
 
     None where it changes nothing, as no output of the program needs its own, or where a step could not say it: if the value of an
@@ -47,7 +47,7 @@ def step_of(forms: NormalForms, occurrence: Occurrence) -> Step | None:
     )
 
 
-def shared(forms: NormalForms) -> NormalForms:
+def shared(forms: CanonicalForms) -> CanonicalForms:
     """The program with equal values computed once, however each was computed: so nothing of it is in the way of a step."""
     body, first = forms.body, dict[str, int]()
     same = {v: first.setdefault(forms.values[v].text, v) for v in forms.values}
@@ -59,18 +59,18 @@ def shared(forms: NormalForms) -> NormalForms:
     return replace(forms, body=used(Body(body.inputs, tuple(map(of, body.outputs)), equations, body.tensors)))
 
 
-def _seen(forms: NormalForms, x: Viewed) -> Seen | None:
+def _seen(forms: CanonicalForms, x: Viewed) -> Seen | None:
     value = _value(forms, x)
     return Seen(value.node.hash, value.view) if value is not None else None
 
 
-def _value(forms: NormalForms, x: Viewed) -> Value | None:
+def _value(forms: CanonicalForms, x: Viewed) -> CanonicalValue | None:
     value = forms.of(x.atom)
     view = after(x.view, value.view)
-    return Value(value.node, view) if view is not None else None
+    return CanonicalValue(value.node, view) if view is not None else None
 
 
-def _root(forms: NormalForms, occurrence: Occurrence, k: int) -> Value | None:
+def _root(forms: CanonicalForms, occurrence: Occurrence, k: int) -> CanonicalValue | None:
     """A root as a step names it: instead of a look-up that is promised, the one that clamps, of which it is made."""
     root, term = occurrence.roots[k], occurrence.sides[0][k]
     if root.atom not in occurrence.promised:

@@ -26,27 +26,27 @@ from unity.substitutions.language.promises import program as promised_rows
 from unity.substitutions.language.rearrangement import reshaped, transposed
 from unity.verify.derivations.constructors import expanded
 from unity.verify.derivations.layouts import boxed
-from unity.verify.derivations.nodes import Node, Store, Value, reachable
+from unity.verify.derivations.nodes import CanonicalNode, CanonicalValue, NodeStore, reachable
 
 
 @dataclass(frozen=True, eq=False)
-class NormalForms:
+class CanonicalForms:
     """What the variables of a program are, and its outputs."""
 
     body: Body
-    store: Store
-    values: Mapping[int, Value]
-    outputs: tuple[Value, ...]
+    store: NodeStore
+    values: Mapping[int, CanonicalValue]
+    outputs: tuple[CanonicalValue, ...]
 
     @cached_property
-    def nodes(self) -> Mapping[str, Node]:
+    def nodes(self) -> Mapping[str, CanonicalNode]:
         """The nodes that the outputs are made of, by name."""
         return {node.hash: node for node in reachable(self.outputs)}
 
     @cached_property
-    def makers(self) -> Mapping[Node, int]:
+    def makers(self) -> Mapping[CanonicalNode, int]:
         """How many equations compute each node; rearranging one that is there is not computing it."""
-        found: Counter[Node] = Counter()
+        found: Counter[CanonicalNode] = Counter()
         for e in self.body.equations:
             there = {self.of(a).node for a in e.operands}
             computed = {self.values[v].node for v in e.results} - there
@@ -55,19 +55,19 @@ class NormalForms:
             found.update(computed)
         return found
 
-    def of(self, atom: Atom) -> Value:
+    def of(self, atom: Atom) -> CanonicalValue:
         """The value of a variable or literal."""
         return _literal(self.store, atom) if isinstance(atom, Literal) else self.values[atom]
 
 
-def normal(body: Body, store: Store | None = None) -> NormalForms:
+def canonical_forms(body: Body, store: NodeStore | None = None) -> CanonicalForms:
     """The normal forms of a program's values. Programs that share a store can be compared."""
-    store = store or Store()
+    store = store or NodeStore()
     inputs = [store.as_it_is("input", (k,), (), body.tensors[v]) for k, v in enumerate(body.inputs)]
-    return applied(store, body, inputs)
+    return apply_body(store, body, inputs)
 
 
-def applied(store: Store, body: Body, inputs: Sequence[Value], manner: str | None = None) -> NormalForms:
+def apply_body(store: NodeStore, body: Body, inputs: Sequence[CanonicalValue], manner: str | None = None) -> CanonicalForms:
     """What a program makes of some values.
 
     `manner` takes the place of what its products, convolutions and look-ups say of how they are computed.
@@ -78,26 +78,26 @@ def applied(store: Store, body: Body, inputs: Sequence[Value], manner: str | Non
         results = tuple(body.tensors[v] for v in e.results)
         values.update(zip(e.results, _read(_Reading(store, e, operands, results, manner)), strict=True))
     outputs = tuple(_literal(store, a) if isinstance(a, Literal) else values[a] for a in body.outputs)
-    return NormalForms(body, store, values, outputs)
+    return CanonicalForms(body, store, values, outputs)
 
 
-def function_of(store: Store, name: str, x: Value) -> Value:
+def function_of(store: NodeStore, name: str, x: CanonicalValue) -> CanonicalValue:
     """A function of one tensor, element by element, that is known by its name only."""
     return store.make("function", (name,), (x,), x.node.tensor.dtype)
 
 
-def rows_of(store: Store, table: Value, ids: Value, manner: str) -> Value:
+def rows_of(store: NodeStore, table: CanonicalValue, ids: CanonicalValue, manner: str) -> CanonicalValue:
     """The rows of a table [v, h] for indices of any shape; those that are promised, as those that are clamped."""
     if manner == PROMISED:
         found = rows_of(store, table, ids, CLIPPED)
         kinds = str(found.node.tensor.dtype), str(ids.node.tensor.dtype)
-        return applied(store, promised_rows(found.shape, kinds[0], ids.shape, kinds[1], table.shape[0]), [found, ids]).outputs[0]
+        return apply_body(store, promised_rows(found.shape, kinds[0], ids.shape, kinds[1], table.shape[0]), [found, ids]).outputs[0]
     flat = store.rearranged(reshaped(ids.shape, (prod(ids.shape),)), ids)
     found = store.make("rows", (manner,), (table, flat), table.node.tensor.dtype)
     return store.rearranged(reshaped(found.shape, (*ids.shape, table.shape[1])), found)
 
 
-def _literal(store: Store, a: Literal) -> Value:
+def _literal(store: NodeStore, a: Literal) -> CanonicalValue:
     """Scalars that have dimensions are the scalar, rearranged."""
     if prod(a.tensor.shape) != 1 or not a.tensor.shape or jnp.issubdtype(a.tensor.dtype, jax.dtypes.extended):
         return store.as_it_is("literal", (a.key,), (), a.tensor)
@@ -109,9 +109,9 @@ def _literal(store: Store, a: Literal) -> Value:
 class _Reading:
     """An equation, and what its operands are."""
 
-    store: Store
+    store: NodeStore
     equation: Equation
-    operands: tuple[Value, ...]
+    operands: tuple[CanonicalValue, ...]
     results: tuple[Tensor, ...]
     manner: str | None
 
@@ -127,20 +127,20 @@ class _Reading:
         """The parameters of these names as text, or what was given instead of them."""
         return self.manner if self.manner is not None else params_key({k: self.params[k] for k in names if k in self.params})
 
-    def make(self, kind: str, params: tuple[Any, ...], *operands: Value) -> Value:
+    def make(self, kind: str, params: tuple[Any, ...], *operands: CanonicalValue) -> CanonicalValue:
         return self.store.make(kind, params, operands, self.results[0].dtype)
 
-    def seen(self, k: int, permutation: Sequence[int], target: Shape) -> Value:
+    def seen(self, k: int, permutation: Sequence[int], target: Shape) -> CanonicalValue:
         """An operand transposed, and seen as another shape."""
         x = self.operands[k]
         return self.store.rearranged(boxed(x.shape, x.shape, tuple(map(int, permutation)), target), x)
 
-    def back(self, x: Value, permutation: Sequence[int], shape: Shape) -> Value:
+    def back(self, x: CanonicalValue, permutation: Sequence[int], shape: Shape) -> CanonicalValue:
         """What, transposed and seen as another shape, is x."""
         return self.store.rearranged(boxed(shape, shape, tuple(map(int, permutation)), x.shape).inverse(), x)
 
 
-def _read(reading: _Reading) -> Sequence[Value]:
+def _read(reading: _Reading) -> Sequence[CanonicalValue]:
     """The values of an equation's results."""
     e = reading.equation
     empty = any(0 in shape for shape in (*(x.shape for x in reading.operands), *(t.shape for t in reading.results)))
@@ -149,7 +149,7 @@ def _read(reading: _Reading) -> Sequence[Value]:
     return found if found is not None else _opaque(reading)
 
 
-def _opaque(reading: _Reading) -> list[Value]:
+def _opaque(reading: _Reading) -> list[CanonicalValue]:
     e, store = reading.equation, reading.store
     number = store.function(e) if e.identity else 0
     return [
@@ -158,7 +158,7 @@ def _opaque(reading: _Reading) -> list[Value]:
     ]
 
 
-Reader = Callable[[_Reading], Sequence[Value] | None]
+Reader = Callable[[_Reading], Sequence[CanonicalValue] | None]
 READERS: dict[str, Reader] = {}
 
 
@@ -170,7 +170,7 @@ def _reads(*primitives: str) -> Callable[[Reader], Reader]:
     return register
 
 
-def _pointwise(reading: _Reading) -> Sequence[Value] | None:
+def _pointwise(reading: _Reading) -> Sequence[CanonicalValue] | None:
     (x,) = (x for x, a in zip(reading.operands, reading.equation.operands, strict=True) if isinstance(a, int))
     if prod(x.shape) != prod(reading.results[0].shape) or reading.params.get("accuracy") is not None:  # names say nothing of it
         return None
@@ -179,14 +179,14 @@ def _pointwise(reading: _Reading) -> Sequence[Value] | None:
 
 
 @_reads("add", "add_any", "sub", "mul")
-def _binary(reading: _Reading) -> Sequence[Value]:
+def _binary(reading: _Reading) -> Sequence[CanonicalValue]:
     name = "add" if reading.equation.name == "add_any" else reading.equation.name
     pair = (expanded(reading.store, x, reading.results[0].shape) for x in reading.operands)
     return [reading.make(name, (name, reading.without()), *pair)]
 
 
 @_reads("reshape", "squeeze", "expand_dims")
-def _reshape(reading: _Reading) -> Sequence[Value] | None:
+def _reshape(reading: _Reading) -> Sequence[CanonicalValue] | None:
     other = reading.equation.name == "reshape" and reading.params.get("dimensions") is not None
     if len(reading.operands) != 1 or other or reading.params.get("sharding") is not None:
         return None
@@ -195,13 +195,13 @@ def _reshape(reading: _Reading) -> Sequence[Value] | None:
 
 
 @_reads("transpose")
-def _transpose(reading: _Reading) -> Sequence[Value]:
+def _transpose(reading: _Reading) -> Sequence[CanonicalValue]:
     (x,) = reading.operands
     return [reading.store.rearranged(transposed(x.shape, tuple(map(int, reading.params["permutation"]))), x)]
 
 
 @_reads("broadcast_in_dim")
-def _broadcast(reading: _Reading) -> Sequence[Value] | None:
+def _broadcast(reading: _Reading) -> Sequence[CanonicalValue] | None:
     dims, shape = [int(d) for d in reading.params["broadcast_dimensions"]], reading.results[0].shape
     if len(reading.operands) != 1 or reading.params.get("sharding") is not None or dims != sorted(set(dims)):
         return None
@@ -212,7 +212,7 @@ def _broadcast(reading: _Reading) -> Sequence[Value] | None:
 
 
 @_reads("dot_general")
-def _dot(reading: _Reading) -> Sequence[Value]:
+def _dot(reading: _Reading) -> Sequence[CanonicalValue]:
     ((cx, cy), (bx, by)) = reading.params["dimension_numbers"]
     x, y = (v.shape for v in reading.operands)
     free_x = [d for d in range(len(x)) if d not in (*cx, *bx)]
@@ -230,14 +230,14 @@ def _last(rank: int, *dims: int) -> tuple[int, ...]:
 
 
 @_reads("concatenate")
-def _concatenate(reading: _Reading) -> Sequence[Value]:
+def _concatenate(reading: _Reading) -> Sequence[CanonicalValue]:
     shape, d = reading.results[0].shape, int(reading.params["dimension"])
     order, rest = _last(len(shape), d), prod(shape) // shape[d]
     given = (reading.seen(k, order, (rest, x.shape[d])) for k, x in enumerate(reading.operands))
     return [reading.back(reading.make("concat", (), *given), order, shape)]
 
 
-def _part(reading: _Reading, x: Value, d: int, bounds: tuple[int, int, int]) -> Value:
+def _part(reading: _Reading, x: CanonicalValue, d: int, bounds: tuple[int, int, int]) -> CanonicalValue:
     """Of one dimension: from where, up to where, in which steps."""
     order, n = _last(len(x.shape), d), x.shape[d]
     if bounds == (0, n, 1):
@@ -248,7 +248,7 @@ def _part(reading: _Reading, x: Value, d: int, bounds: tuple[int, int, int]) -> 
 
 
 @_reads("split")
-def _split(reading: _Reading) -> Sequence[Value]:
+def _split(reading: _Reading) -> Sequence[CanonicalValue]:
     sizes = [int(n) for n in reading.params["sizes"]]
     ends = np.cumsum(sizes).tolist()
     (x,), d = reading.operands, int(reading.params["axis"])
@@ -256,7 +256,7 @@ def _split(reading: _Reading) -> Sequence[Value]:
 
 
 @_reads("slice")
-def _slice(reading: _Reading) -> Sequence[Value]:
+def _slice(reading: _Reading) -> Sequence[CanonicalValue]:
     (x,), p = reading.operands, reading.params
     strides = p["strides"] or (1,) * len(x.shape)
     for d, bounds in enumerate(zip(p["start_indices"], p["limit_indices"], strides, strict=True)):
@@ -266,7 +266,7 @@ def _slice(reading: _Reading) -> Sequence[Value]:
 
 
 @_reads("reduce_sum")
-def _reduce_sum(reading: _Reading) -> Sequence[Value]:
+def _reduce_sum(reading: _Reading) -> Sequence[CanonicalValue]:
     (x,), axes = reading.operands, [int(a) for a in reading.params["axes"]]
     n = prod(x.shape[a] for a in axes)
     total = reading.make("sum", (reading.without("axes"),), reading.seen(0, _last(len(x.shape), *axes), (prod(x.shape) // n, n)))
@@ -274,7 +274,7 @@ def _reduce_sum(reading: _Reading) -> Sequence[Value]:
 
 
 @_reads("gather")
-def _gather(reading: _Reading) -> Sequence[Value] | None:
+def _gather(reading: _Reading) -> Sequence[CanonicalValue] | None:
     """Rows of a table, without a promise or a value of the program's own for indices out of range."""
     numbers, p, (table, ids) = reading.params["dimension_numbers"], reading.params, reading.operands
     plain = (
@@ -294,7 +294,7 @@ def _gather(reading: _Reading) -> Sequence[Value] | None:
 
 
 @_reads("conv_general_dilated")
-def _convolution(reading: _Reading) -> Sequence[Value]:
+def _convolution(reading: _Reading) -> Sequence[CanonicalValue]:
     """Of images [n, c, …] and kernels [o, c, …], however their dimensions are ordered."""
     numbers, shape = reading.params["dimension_numbers"], reading.results[0].shape
     manner = reading.how("precision", "preferred_element_type")

@@ -13,27 +13,27 @@ from unity.pcg.ir.program import tensor_type
 from unity.pcg.types.parallel_type import Shape
 from unity.substitutions.language.rearrangement import Rearrangement, after, reshaped, unchanged
 from unity.verify.derivations.layouts import beside, boxed, lifted, ordering, still
-from unity.verify.derivations.nodes import Params, Store, Value, constructs, settled, text_of
+from unity.verify.derivations.nodes import CanonicalValue, NodeStore, Params, constructs, settled, text_of
 
 COMMUTATIVE = frozenset({"add", "mul"})
 
 
 @constructs("laid")
-def _laid(store: Store, params: Params, operands: tuple[Value, ...], dtype: Any) -> Value:
+def _laid(store: NodeStore, params: Params, operands: tuple[CanonicalValue, ...], dtype: Any) -> CanonicalValue:
     """Only where two rearrangements cannot be composed is one written down; constructed again, they may well be."""
     return operands[0]
 
 
 @constructs("function")
-def _function(store: Store, params: Params, operands: tuple[Value, ...], dtype: Any) -> Value:
+def _function(store: NodeStore, params: Params, operands: tuple[CanonicalValue, ...], dtype: Any) -> CanonicalValue:
     """Of every element of one tensor. Params: its name."""
     (x,) = operands
-    node = store.node("function", params, (Value(x.node, unchanged(x.node.shape)),), tensor_type(x.node.shape, dtype))
-    return Value(node, x.view)
+    node = store.node("function", params, (CanonicalValue(x.node, unchanged(x.node.shape)),), tensor_type(x.node.shape, dtype))
+    return CanonicalValue(node, x.view)
 
 
 @constructs("broadcast")
-def _broadcast(store: Store, params: Params, operands: tuple[Value, ...], dtype: Any) -> Value:
+def _broadcast(store: NodeStore, params: Params, operands: tuple[CanonicalValue, ...], dtype: Any) -> CanonicalValue:
     """A tensor repeated along a new leading dimension. Params: how often."""
     (n,), (x,) = params, operands
     view: Rearrangement | None = lifted(n, x.view)
@@ -42,11 +42,11 @@ def _broadcast(store: Store, params: Params, operands: tuple[Value, ...], dtype:
         view = after(view, reshaped((n * m, *inner), (n, m, *inner)))
         n, x = n * m, x.node.operands[0]
     assert view is not None
-    own = Value(x.node, unchanged(x.node.shape))
-    return Value(store.node("broadcast", (n,), (own,), tensor_type((n, *x.node.shape), dtype)), view)
+    own = CanonicalValue(x.node, unchanged(x.node.shape))
+    return CanonicalValue(store.node("broadcast", (n,), (own,), tensor_type((n, *x.node.shape), dtype)), view)
 
 
-def expanded(store: Store, x: Value, shape: Shape) -> Value:
+def expanded(store: NodeStore, x: CanonicalValue, shape: Shape) -> CanonicalValue:
     """A value whose dimensions of size one, or missing in front, are as long as those of a shape."""
     x = store.rearranged(reshaped(x.shape, (1,) * (len(shape) - len(x.shape)) + x.shape), x)
     missing = tuple(d for d, n in enumerate(shape) if x.shape[d] != n)
@@ -59,13 +59,13 @@ def expanded(store: Store, x: Value, shape: Shape) -> Value:
     return store.rearranged(boxed(repeated.shape, (*longer, *x.shape), order, shape), repeated)
 
 
-def _repeated(x: Value) -> int:
+def _repeated(x: CanonicalValue) -> int:
     """How often a value has each element of what it is a repetition of."""
     return x.node.shape[0] if x.node.kind == "broadcast" else 1
 
 
 @constructs("add", "sub", "mul")
-def _binary(store: Store, params: Params, operands: tuple[Value, ...], dtype: Any) -> Value:
+def _binary(store: NodeStore, params: Params, operands: tuple[CanonicalValue, ...], dtype: Any) -> CanonicalValue:
     """Element by element, of two tensors of one shape: in the layout of the one that is repeated least.
 
     If both are, it is the first; of two that commute, the one whose name is first. If they have one name, it is the one from which
@@ -78,21 +78,21 @@ def _binary(store: Store, params: Params, operands: tuple[Value, ...], dtype: An
     ways.sort(key=lambda way: (_repeated(way[0]), way[0].node.hash if kind in COMMUTATIVE else ""))
     if x.node is not y.node or kind not in COMMUTATIVE:
         ways = ways[:1]
-    found: list[tuple[str, Value, Value]] = []
+    found: list[tuple[str, CanonicalValue, CanonicalValue]] = []
     for a, b in ways:
         relative = after(a.view.inverse(), b.view)
         if relative is not None:
-            found.append((text_of(relative), a, settled(Value(b.node, relative))))
+            found.append((text_of(relative), a, settled(CanonicalValue(b.node, relative))))
     if not found:
         pair = ways[0] if kind in COMMUTATIVE else (x, y)
         return store.as_it_is(kind, params, pair, tensor_type(x.shape, dtype))
     _, a, b = min(found, key=lambda f: f[0])
-    own = Value(a.node, unchanged(a.node.shape))
+    own = CanonicalValue(a.node, unchanged(a.node.shape))
     pair = (b, own) if kind not in COMMUTATIVE and a is y else (own, b)
-    return Value(store.node(kind, params, pair, tensor_type(a.node.shape, dtype)), a.view)
+    return CanonicalValue(store.node(kind, params, pair, tensor_type(a.node.shape, dtype)), a.view)
 
 
-def exchanged(x: Value) -> Value | None:
+def exchanged(x: CanonicalValue) -> CanonicalValue | None:
     """The same value with the operands of what it is exchanged, if they commute and each is seen alike from the other.
 
     That makes x + r(x) the same as r(x) + x, which is r(x + r(x)) where r undoes itself.
@@ -104,11 +104,11 @@ def exchanged(x: Value) -> Value | None:
     if first.node is not second.node or not first.view.identity or view != view.inverse():
         return None
     other = after(x.view, view)
-    return Value(x.node, other) if other is not None else None
+    return CanonicalValue(x.node, other) if other is not None else None
 
 
 @constructs("dot")
-def _dot(store: Store, params: Params, operands: tuple[Value, ...], dtype: Any) -> Value:
+def _dot(store: NodeStore, params: Params, operands: tuple[CanonicalValue, ...], dtype: Any) -> CanonicalValue:
     """[b, m, k] by [b, k, n]. Params: the manner.
 
     Kept and free dimensions have the order of the operands' own layouts; the contracted one that of the first's.
@@ -123,25 +123,25 @@ def _dot(store: Store, params: Params, operands: tuple[Value, ...], dtype: Any) 
     left = after(beside((of_x[0], of_x[1], of_x[2])), x.view)
     if left is None or right is None:
         return store.as_it_is("dot", params, (x, y), tensor_type((b, m, n), dtype))
-    node = store.node("dot", params, (Value(x.node, left), Value(y.node, right)), tensor_type((b, m, n), dtype))
-    return Value(node, beside((of_x[0], of_x[1], of_y[2])).inverse())
+    node = store.node("dot", params, (CanonicalValue(x.node, left), CanonicalValue(y.node, right)), tensor_type((b, m, n), dtype))
+    return CanonicalValue(node, beside((of_x[0], of_x[1], of_y[2])).inverse())
 
 
 @constructs("concat")
-def _concat(store: Store, params: Params, operands: tuple[Value, ...], dtype: Any) -> Value:
+def _concat(store: NodeStore, params: Params, operands: tuple[CanonicalValue, ...], dtype: Any) -> CanonicalValue:
     """[rest, n] for several n, joined along the last dimension."""
     rest = operands[0].shape[0]
     order = ordering(operands[0].view, (0,))[0]
     turned = [after(beside((order, still(x.shape[1]))), x.view) for x in operands]
     if None in turned:
         order, turned = still(rest), [x.view for x in operands]
-    given = tuple(Value(x.node, v) for x, v in zip(operands, turned, strict=True) if v is not None)
+    given = tuple(CanonicalValue(x.node, v) for x, v in zip(operands, turned, strict=True) if v is not None)
     n = sum(x.shape[1] for x in operands)
-    return Value(store.node("concat", params, given, tensor_type((rest, n), dtype)), beside((order, still(n))).inverse())
+    return CanonicalValue(store.node("concat", params, given, tensor_type((rest, n), dtype)), beside((order, still(n))).inverse())
 
 
 @constructs("slice")
-def _slice(store: Store, params: Params, operands: tuple[Value, ...], dtype: Any) -> Value:
+def _slice(store: NodeStore, params: Params, operands: tuple[CanonicalValue, ...], dtype: Any) -> CanonicalValue:
     """Of [rest, n]. Params: where it starts, where it ends, in which steps."""
     (x,) = operands
     rest, n = x.shape
@@ -150,24 +150,24 @@ def _slice(store: Store, params: Params, operands: tuple[Value, ...], dtype: Any
     view = after(beside((order, still(n))), x.view)
     if view is None:
         order, view = still(rest), x.view
-    node = store.node("slice", params, (Value(x.node, view),), tensor_type((rest, kept), dtype))
-    return Value(node, beside((order, still(kept))).inverse())
+    node = store.node("slice", params, (CanonicalValue(x.node, view),), tensor_type((rest, kept), dtype))
+    return CanonicalValue(node, beside((order, still(kept))).inverse())
 
 
 @constructs("sum")
-def _sum(store: Store, params: Params, operands: tuple[Value, ...], dtype: Any) -> Value:
+def _sum(store: NodeStore, params: Params, operands: tuple[CanonicalValue, ...], dtype: Any) -> CanonicalValue:
     """Of [rest, n] over n, whose order does not matter. Params: the manner."""
     (x,) = operands
     order = ordering(x.view, (0, 1))
     view = after(beside((order[0], order[1])), x.view)
     if view is None:
         order, view = {0: still(x.shape[0])}, x.view
-    node = store.node("sum", params, (Value(x.node, view),), tensor_type((x.shape[0],), dtype))
-    return Value(node, order[0].inverse())
+    node = store.node("sum", params, (CanonicalValue(x.node, view),), tensor_type((x.shape[0],), dtype))
+    return CanonicalValue(node, order[0].inverse())
 
 
 @constructs("rows")
-def _rows(store: Store, params: Params, operands: tuple[Value, ...], dtype: Any) -> Value:
+def _rows(store: NodeStore, params: Params, operands: tuple[CanonicalValue, ...], dtype: Any) -> CanonicalValue:
     """Rows of a table [v, h], for indices [m]. Params: the manner."""
     table, ids = operands
     order = ordering(ids.view, (0,))[0]
@@ -175,11 +175,11 @@ def _rows(store: Store, params: Params, operands: tuple[Value, ...], dtype: Any)
     if view is None:
         order, view = still(ids.shape[0]), ids.view
     tensor = tensor_type((ids.shape[0], table.shape[1]), dtype)
-    node = store.node("rows", params, (table, Value(ids.node, view)), tensor)
-    return Value(node, beside((order, still(table.shape[1]))).inverse())
+    node = store.node("rows", params, (table, CanonicalValue(ids.node, view)), tensor)
+    return CanonicalValue(node, beside((order, still(table.shape[1]))).inverse())
 
 
 @constructs("conv", "opaque")
-def _opaque(store: Store, params: Params, operands: tuple[Value, ...], dtype: Any) -> Value:
+def _opaque(store: NodeStore, params: Params, operands: tuple[CanonicalValue, ...], dtype: Any) -> CanonicalValue:
     """Operands as they are seen. Params: the kind, the shape, and all that there is to say."""
     return store.as_it_is(params[0], params, operands, tensor_type(params[1], dtype))

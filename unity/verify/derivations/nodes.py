@@ -25,13 +25,13 @@ Params = tuple[Any, ...]  # texts, numbers, and tuples of those
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class CanonicalNode:
     """An operator applied to values. `tensor` is its type in its own layout; `number` tells what was made before what."""
 
     hash: str
     kind: str
     params: Params
-    operands: tuple[Value, ...]
+    operands: tuple[CanonicalValue, ...]
     tensor: Tensor
     number: int = field(repr=False)
 
@@ -41,10 +41,10 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Value:
+class CanonicalValue:
     """A node, seen through a rearrangement of its own layout."""
 
-    node: Node
+    node: CanonicalNode
     view: Rearrangement
 
     @property
@@ -62,26 +62,26 @@ def text_of(view: Rearrangement) -> str:
     return f"{view.sizes} {view.permutation} {view.target}"
 
 
-class Store:
+class NodeStore:
     """All nodes that have been made, each once."""
 
     def __init__(self) -> None:
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, CanonicalNode] = {}
         self._functions: dict[str, list[Equation]] = {}
 
-    def node(self, kind: str, params: Params, operands: tuple[Value, ...], tensor: Tensor) -> Node:
+    def node(self, kind: str, params: Params, operands: tuple[CanonicalValue, ...], tensor: Tensor) -> CanonicalNode:
         """The node that is made of these."""
         text = "\n".join([kind, repr(params), str(tensor), *(x.text for x in operands)])
         name = hashlib.sha256(text.encode()).hexdigest()[:32]
         if name not in self._nodes:
-            self._nodes[name] = Node(name, kind, params, operands, tensor, len(self._nodes))
+            self._nodes[name] = CanonicalNode(name, kind, params, operands, tensor, len(self._nodes))
         return self._nodes[name]
 
-    def as_it_is(self, kind: str, params: Params, operands: tuple[Value, ...], tensor: Tensor) -> Value:
+    def as_it_is(self, kind: str, params: Params, operands: tuple[CanonicalValue, ...], tensor: Tensor) -> CanonicalValue:
         """The node, seen as it lies."""
-        return Value(self.node(kind, params, operands, tensor), unchanged(tensor.shape))
+        return CanonicalValue(self.node(kind, params, operands, tensor), unchanged(tensor.shape))
 
-    def make(self, kind: str, params: Params, operands: Iterable[Value], dtype: Any) -> Value:
+    def make(self, kind: str, params: Params, operands: Iterable[CanonicalValue], dtype: Any) -> CanonicalValue:
         """An operator of values."""
         return CONSTRUCTORS[kind](self, params, tuple(operands), dtype)
 
@@ -95,22 +95,22 @@ class Store:
             known.append(e)
         return next(k for k, other in enumerate(known) if other.identity == e.identity)
 
-    def rearranged(self, view: Rearrangement, x: Value) -> Value:
+    def rearranged(self, view: Rearrangement, x: CanonicalValue) -> CanonicalValue:
         """A value seen through one more rearrangement."""
         both = after(view, x.view)
         if both is not None:
-            return settled(Value(x.node, both))
+            return settled(CanonicalValue(x.node, both))
         turned = transposed(view.sizes, view.permutation)
         for step in (reshaped(view.source, view.sizes), turned, reshaped(turned.target, view.target)):
             both = after(step, x.view)
             if both is None:
                 x = self.as_it_is("laid", (), (x,), tensor_type(x.shape, x.node.tensor.dtype))
                 both = step
-            x = settled(Value(x.node, both))
+            x = settled(CanonicalValue(x.node, both))
         return x
 
 
-def settled(x: Value) -> Value:
+def settled(x: CanonicalValue) -> CanonicalValue:
     """The same value. What is repeated is all the same, so its parts may as well lie in the order in which they are seen."""
     if x.node.kind != "broadcast":
         return x
@@ -122,13 +122,15 @@ def settled(x: Value) -> Value:
         return x
     turned = after(beside((in_order(found[0]), still(prod(inner)))), back)
     whole = after(flat.inverse(), turned) if turned is not None else None
-    return Value(x.node, whole.inverse()) if whole is not None else x
+    return CanonicalValue(x.node, whole.inverse()) if whole is not None else x
 
 
-def substituted(store: Store, outputs: Iterable[Value], instead: Mapping[Node, Value]) -> tuple[Value, ...]:
+def substituted(
+    store: NodeStore, outputs: Iterable[CanonicalValue], instead: Mapping[CanonicalNode, CanonicalValue]
+) -> tuple[CanonicalValue, ...]:
     """Values in which other values take the place of some nodes."""
     outputs = tuple(outputs)
-    new: dict[Node, Value] = {}
+    new: dict[CanonicalNode, CanonicalValue] = {}
     for node in reachable(outputs):
         operands = tuple(_of(store, new, x) for x in node.operands)
         if node in instead:
@@ -138,13 +140,13 @@ def substituted(store: Store, outputs: Iterable[Value], instead: Mapping[Node, V
     return tuple(_of(store, new, x) for x in outputs)
 
 
-def _of(store: Store, new: Mapping[Node, Value], x: Value) -> Value:
+def _of(store: NodeStore, new: Mapping[CanonicalNode, CanonicalValue], x: CanonicalValue) -> CanonicalValue:
     return store.rearranged(x.view, new[x.node]) if x.node in new else x
 
 
-def reachable(values: Iterable[Value]) -> list[Node]:
+def reachable(values: Iterable[CanonicalValue]) -> list[CanonicalNode]:
     """The nodes that values are made of, operands before what uses them."""
-    found: set[Node] = set()
+    found: set[CanonicalNode] = set()
     stack = [x.node for x in values]
     while stack:
         node = stack.pop()
@@ -154,7 +156,7 @@ def reachable(values: Iterable[Value]) -> list[Node]:
     return sorted(found, key=lambda n: n.number)
 
 
-Constructor = Callable[[Store, Params, tuple[Value, ...], Any], Value]
+Constructor = Callable[[NodeStore, Params, tuple[CanonicalValue, ...], Any], CanonicalValue]
 CONSTRUCTORS: dict[str, Constructor] = {}
 
 

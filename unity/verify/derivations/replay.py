@@ -22,10 +22,10 @@ from unity.substitutions.language.rule import Rule
 from unity.substitutions.language.term import Apply, Attribute, Term, Variable, applications, subterms
 from unity.substitutions.language.typecheck import REFUSALS, Seam, TensorType, body_of, concrete, typecheck
 from unity.substitutions.language.vocabulary import FUNCTIONS, VOCABULARY, WORDS
-from unity.verify.derivations.canonical_form import NormalForms, applied, function_of, normal, rows_of
+from unity.verify.derivations.canonical_form import CanonicalForms, apply_body, canonical_forms, function_of, rows_of
 from unity.verify.derivations.constructors import exchanged
 from unity.verify.derivations.layouts import well_formed
-from unity.verify.derivations.nodes import Node, Store, Value, reachable, substituted
+from unity.verify.derivations.nodes import CanonicalNode, CanonicalValue, NodeStore, reachable, substituted
 from unity.verify.proofs.instances import at_attributes, satisfies
 
 MANNERED = frozenset({"matmul", "conv2d", "embedding"})  # operators whose equations say more than the vocabulary does
@@ -34,8 +34,8 @@ MANNERED = frozenset({"matmul", "conv2d", "embedding"})  # operators whose equat
 def check(before: Body, after: Body, derivation: Derivation, library: Library) -> None:
     """Whether a derivation leads from one program to the other. Raises DerivationError where it does not."""
     before, after = in_pairs(with_inside(before, _derived(before, after, derivation, library))), in_pairs(after)
-    store = Store()
-    start, end = normal(before, store), normal(after, store)
+    store = NodeStore()
+    start, end = canonical_forms(before, store), canonical_forms(after, store)
     given, taken = ([str(b.tensors[v]) for v in b.inputs] for b in (before, after))
     if given != taken:
         raise DerivationError(f"the derived program takes {', '.join(taken)}, and the program {', '.join(given)}")
@@ -61,7 +61,7 @@ def _derived(before: Body, after: Body, derivation: Derivation, library: Library
     return found
 
 
-def replay(start: NormalForms, steps: Iterable[Step], library: Library) -> tuple[Value, ...]:
+def replay(start: CanonicalForms, steps: Iterable[Step], library: Library) -> tuple[CanonicalValue, ...]:
     """What the outputs of a program are after some steps. Raises DerivationError, naming the step that is wrong."""
     outputs = start.outputs
     for number, step in enumerate(steps, 1):
@@ -83,17 +83,17 @@ class _Place:
 
     there: tuple[Term, ...]
     instead: tuple[Term, ...]
-    tensors: Mapping[str, Value]
+    tensors: Mapping[str, CanonicalValue]
     types: Mapping[Term, TensorType]
     manners: Mapping[str, str]
 
 
-def _after(store: Store, outputs: tuple[Value, ...], step: Step, library: Library) -> tuple[Value, ...]:
+def _after(store: NodeStore, outputs: tuple[CanonicalValue, ...], step: Step, library: Library) -> tuple[CanonicalValue, ...]:
     """The outputs after one step."""
     nodes = {node.hash: node for node in reachable(outputs)}
     place = _place(nodes, step, _rule(step, library))
     values = _evaluated(store, place)
-    instead: dict[Node, Value] = {}
+    instead: dict[CanonicalNode, CanonicalValue] = {}
     for k, (root, there, new) in enumerate(zip(step.roots, place.there, place.instead, strict=True)):
         found = _named(root, values[there])
         if found is None:
@@ -106,7 +106,7 @@ def _after(store: Store, outputs: tuple[Value, ...], step: Step, library: Librar
     return substituted(store, outputs, instead)
 
 
-def _named(root: Seen, x: Value) -> Value | None:
+def _named(root: Seen, x: CanonicalValue) -> CanonicalValue | None:
     """A value as a step names it, if it is that: a rule is found in the program, whatever the order of what commutes."""
     ways = (x, exchanged(x))
     return next((way for way in ways if way is not None and Seen(way.node.hash, way.view) == root), None)
@@ -148,7 +148,7 @@ def _possible(kind: str, value: Attribute) -> bool:
     return type(value) is int and (value < 0 if kind == "dim" else value >= least.get(kind, 0))
 
 
-def _place(nodes: Mapping[str, Node], step: Step, rule: Rule) -> _Place:
+def _place(nodes: Mapping[str, CanonicalNode], step: Step, rule: Rule) -> _Place:
     """Where a rule applies, if it may. Raises _Wrong."""
     there, instead = (rule.right, rule.left) if step.backward else (rule.left, rule.right)
     if set(step.tensors) != set(rule.variables):
@@ -178,17 +178,17 @@ def _types(rule: Rule, known: Mapping[str, TensorType]) -> Mapping[Term, TensorT
     return types
 
 
-def _seen(nodes: Mapping[str, Node], seen: Seen, what: str) -> Value:
+def _seen(nodes: Mapping[str, CanonicalNode], seen: Seen, what: str) -> CanonicalValue:
     """A value that a step names, as it is seen."""
     if seen.value not in nodes:
         raise _Wrong(f"{what} is {seen.value}, and the program has no such value then")
     node = nodes[seen.value]
     if seen.view.source != node.shape or not well_formed(seen.view):
         raise _Wrong(f"{what} is seen through what is no rearrangement of {node.tensor}")
-    return Value(node, seen.view)
+    return CanonicalValue(node, seen.view)
 
 
-def _type(x: Value, cuts: Iterable[tuple[int, int]], name: str) -> TensorType:
+def _type(x: CanonicalValue, cuts: Iterable[tuple[int, int]], name: str) -> TensorType:
     """A variable's type: where it is cut, if not in halves, is a seam."""
     seams: list[Seam | None] = [None] * len(x.shape)
     for dim, at in cuts:
@@ -198,10 +198,10 @@ def _type(x: Value, cuts: Iterable[tuple[int, int]], name: str) -> TensorType:
     return TensorType(x.shape, (), str(x.node.tensor.dtype), tuple(seams) if any(seams) else ())
 
 
-def _evaluated(store: Store, place: _Place) -> Mapping[Term, Value]:
+def _evaluated(store: NodeStore, place: _Place) -> Mapping[Term, CanonicalValue]:
     """The values of both sides, and of all that they are made of."""
-    values: dict[Term, Value] = {}
-    results: dict[Apply, tuple[Value, ...]] = {}
+    values: dict[Term, CanonicalValue] = {}
+    results: dict[Apply, tuple[CanonicalValue, ...]] = {}
     for term in subterms((*place.there, *place.instead)):
         if isinstance(term, Variable):
             values[term] = place.tensors[term.name]
@@ -212,7 +212,7 @@ def _evaluated(store: Store, place: _Place) -> Mapping[Term, Value]:
     return values
 
 
-def _applied(store: Store, place: _Place, term: Apply, operands: list[Value]) -> tuple[Value, ...]:
+def _applied(store: NodeStore, place: _Place, term: Apply, operands: list[CanonicalValue]) -> tuple[CanonicalValue, ...]:
     """What an operator of the vocabulary makes of values: what its own program does.
 
     But for two: a function may have a name that only the program knows, and indices are in range, so nothing is done to them.
@@ -226,7 +226,7 @@ def _applied(store: Store, place: _Place, term: Apply, operands: list[Value]) ->
     types = [place.types[x] for x in term.operands]
     operator = VOCABULARY[term.operator]
     structs = tuple((t.shape, t.dtype) for t in types)
-    return applied(store, body_of(term.operator, concrete(operator, term.attributes, types), structs), operands, manner).outputs
+    return apply_body(store, body_of(term.operator, concrete(operator, term.attributes, types), structs), operands, manner).outputs
 
 
 def _names(names: Iterable[str]) -> str:
