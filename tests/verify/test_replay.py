@@ -150,22 +150,22 @@ CHANGES = {
     "hash": (lambda s: replace(s, hash="0" * 16), "the library's rule has hash"),
     "unknown": (lambda s: replace(s, rule="no-such"), "the library has no such rule"),
     "another rule": (lambda s: replace(s, rule="matmul-matmul.is.matmul-matmul"), "the library's rule has hash"),
-    "direction": (lambda s: replace(s, backward=False), "output 0 of the side that is to be found, split"),
+    "direction": (lambda s: replace(s, backward=False), "output 0 of the side to be replaced, split"),
     "no variable": (lambda s: replace(s, tensors={}), "binds the variables nothing"),
     "swapped": (lambda s: replace(s, tensors={**s.tensors, "y": s.tensors["z"], "z": s.tensors["y"]}), "output 0 of the side"),
     "value": (lambda s: replace(s, tensors={**s.tensors, "y": s.tensors["z"]}), "output 0 of the side"),
     "no value": (lambda s: replace(s, tensors={**s.tensors, "y": Seen("f" * 32, LAST)}), "variable y is f*, and the program has"),
-    "view": (lambda s: with_view(s, "x", LAST), "through what is no rearrangement"),
-    "smaller view": (lambda s: with_view(s, "y", Rearrangement((16, 16), (16,), (0,), (16, 16))), "through what is no rearr"),
-    "larger view": (lambda s: with_view(s, "y", Rearrangement((16, 16), (512,), (0,), (16, 32))), "through what is no rearr"),
-    "wrong view": (lambda s: with_view(s, "y", Rearrangement((16, 16), (16, 16), (0, 0), (16, 16))), "through what is no rearr"),
+    "view": (lambda s: with_view(s, "x", LAST), "through an invalid rearrangement"),
+    "smaller view": (lambda s: with_view(s, "y", Rearrangement((16, 16), (16,), (0,), (16, 16))), "through an invalid rearr"),
+    "larger view": (lambda s: with_view(s, "y", Rearrangement((16, 16), (512,), (0,), (16, 32))), "through an invalid rearr"),
+    "wrong view": (lambda s: with_view(s, "y", Rearrangement((16, 16), (16, 16), (0, 0), (16, 16))), "through an invalid rearr"),
     "other view": (lambda s: with_view(s, "y", transposed((16, 16), (1, 0))), "output 0 of the side"),
     "type": (lambda s: with_view(s, "y", reshaped((16, 16), (256,))), "it is ill-typed here: concat"),
     "root": (lambda s: replace(s, roots=s.roots[::-1]), "output 0 of the side"),
     "no root": (lambda s: replace(s, roots=s.roots[:1]), "it has 1 outputs, and the rule 2"),
     "one root": (lambda s: replace(s, roots=(s.roots[0], s.roots[0])), "output 1 of the side"),
     "manner": (lambda s: replace(s, manners={"matmul": "precision=high"}), "output 0 of the side"),
-    "other manner": (lambda s: replace(s, manners={**s.manners, "concat": ""}), "not all of that is among what it finds"),
+    "other manner": (lambda s: replace(s, manners={**s.manners, "concat": ""}), "not all of these are on the side to be replaced"),
     "cut": (lambda s: replace(s, cuts={"y": ((-1, 16),)}), "cannot be cut at 16 of dimension -1"),
     "attribute": (lambda s: replace(s, attributes={"d": -1}), "binds the attributes d, and the rule has nothing"),
 }  # fmt: skip
@@ -180,7 +180,13 @@ def test_a_changed_step_is_refused(change):
         check(program(two_products), one(MERGE)[1], [tamper(step)], LIBRARY)
 
 
-DIMENSIONS = {0: "attribute d is no dim", True: "no dim", "d": "no dim", -1: "ill-typed|output 0", -3: "ill-typed here: split"}
+DIMENSIONS = {
+    0: "attribute d is not a dim",
+    True: "not a dim",
+    "d": "not a dim",
+    -1: "ill-typed|output 0",
+    -3: "ill-typed here: split",
+}
 
 
 @pytest.mark.parametrize("value", DIMENSIONS, ids=repr)
@@ -196,7 +202,7 @@ def test_conditions_are_kept():
     name = "concat-bias-bias.is.bias-concat.2"
     step, after = one(name, both_biased, backward=False)
     assert step.attributes == {"d": -2}
-    refused(replace(step, attributes={"d": -1}), "two dimensions are the same one", after, fn=both_biased)
+    refused(replace(step, attributes={"d": -1}), "two dimensions are equal", after, fn=both_biased)
 
 
 def test_every_step_is_needed_in_its_order():

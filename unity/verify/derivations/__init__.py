@@ -1,1 +1,1 @@
-"""Canonical forms of programs, and derivations replayed on them."""
+"""Canonical forms of programs, and the replay of derivations and parallelizations on them."""

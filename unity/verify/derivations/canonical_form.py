@@ -1,7 +1,9 @@
-"""Normal forms of programs: what every variable of a body computes, however it is laid out.
+"""Canonical forms of programs: the value of every variable of a body, whatever the layout of its tensors.
 
-What an equation means is said once for each kind of primitive, as an operator of `constructors.py`. An equation of any other
-kind, or with a parameter that those do not speak of, is an operator of its own, told apart by all of its text.
+One reader for each kind of primitive translates its equations into the operators of `constructors.py`. An equation of another
+kind, or with a parameter that its reader does not know, becomes an opaque operator, identified by its whole text.
+
+The *manner* of an operator is how it is computed (precision, accumulation type, treatment of indices outside), as text.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from unity.verify.derivations.nodes import CanonicalNode, CanonicalValue, NodeSt
 
 @dataclass(frozen=True, eq=False)
 class CanonicalForms:
-    """What the variables of a program are, and its outputs."""
+    """The values of a program's variables and outputs."""
 
     body: Body
     store: NodeStore
@@ -40,38 +42,35 @@ class CanonicalForms:
 
     @cached_property
     def nodes(self) -> Mapping[str, CanonicalNode]:
-        """The nodes that the outputs are made of, by name."""
+        """The nodes of the outputs, by name."""
         return {node.hash: node for node in reachable(self.outputs)}
 
     @cached_property
     def makers(self) -> Mapping[CanonicalNode, int]:
-        """How many equations compute each node; rearranging one that is there is not computing it."""
-        found: Counter[CanonicalNode] = Counter()
+        """The number of equations that compute each node; to rearrange an operand is not to compute its node."""
+        counts: Counter[CanonicalNode] = Counter()
         for e in self.body.equations:
-            there = {self.of(a).node for a in e.operands}
-            computed = {self.values[v].node for v in e.results} - there
-            if e.name == "gather":  # of a promised look-up, the one that clamps, too
-                computed |= {x.node for new in computed for x in new.operands if x.node.kind == "rows"} - there
-            found.update(computed)
-        return found
+            operands = {self.of(a).node for a in e.operands}
+            computed = {self.values[v].node for v in e.results} - operands
+            if e.name == "gather":  # a promised look-up contains a clamped one
+                computed |= {x.node for new in computed for x in new.operands if x.node.kind == "rows"} - operands
+            counts.update(computed)
+        return counts
 
     def of(self, atom: Atom) -> CanonicalValue:
-        """The value of a variable or literal."""
+        """Return the value of a variable or literal."""
         return _literal(self.store, atom) if isinstance(atom, Literal) else self.values[atom]
 
 
 def canonical_forms(body: Body, store: NodeStore | None = None) -> CanonicalForms:
-    """The normal forms of a program's values. Programs that share a store can be compared."""
+    """Return the canonical forms of a program. Those of programs that share a store can be compared."""
     store = store or NodeStore()
-    inputs = [store.as_it_is("input", (k,), (), body.tensors[v]) for k, v in enumerate(body.inputs)]
+    inputs = [store.unarranged("input", (k,), (), body.tensors[v]) for k, v in enumerate(body.inputs)]
     return apply_body(store, body, inputs)
 
 
 def apply_body(store: NodeStore, body: Body, inputs: Sequence[CanonicalValue], manner: str | None = None) -> CanonicalForms:
-    """What a program makes of some values.
-
-    `manner` takes the place of what its products, convolutions and look-ups say of how they are computed.
-    """
+    """Apply a program to values. `manner` replaces the manner of its products, convolutions and look-ups."""
     values = dict(zip(body.inputs, inputs, strict=True))
     for e in body.equations:
         operands = tuple(_literal(store, a) if isinstance(a, Literal) else values[a] for a in e.operands)
@@ -82,32 +81,32 @@ def apply_body(store: NodeStore, body: Body, inputs: Sequence[CanonicalValue], m
 
 
 def function_of(store: NodeStore, name: str, x: CanonicalValue) -> CanonicalValue:
-    """A function of one tensor, element by element, that is known by its name only."""
+    """Apply an elementwise function of one tensor, identified by its name."""
     return store.make("function", (name,), (x,), x.node.tensor.dtype)
 
 
 def rows_of(store: NodeStore, table: CanonicalValue, ids: CanonicalValue, manner: str) -> CanonicalValue:
-    """The rows of a table [v, h] for indices of any shape; those that are promised, as those that are clamped."""
+    """Look up rows of a table [v, h] for indices of any shape. A promised look-up is a clamped one, marked as promised."""
     if manner == PROMISED:
-        found = rows_of(store, table, ids, CLIPPED)
-        kinds = str(found.node.tensor.dtype), str(ids.node.tensor.dtype)
-        return apply_body(store, promised_rows(found.shape, kinds[0], ids.shape, kinds[1], table.shape[0]), [found, ids]).outputs[0]
+        rows = rows_of(store, table, ids, CLIPPED)
+        dtypes = str(rows.node.tensor.dtype), str(ids.node.tensor.dtype)
+        return apply_body(store, promised_rows(rows.shape, dtypes[0], ids.shape, dtypes[1], table.shape[0]), [rows, ids]).outputs[0]
     flat = store.rearranged(reshaped(ids.shape, (prod(ids.shape),)), ids)
-    found = store.make("rows", (manner,), (table, flat), table.node.tensor.dtype)
-    return store.rearranged(reshaped(found.shape, (*ids.shape, table.shape[1])), found)
+    rows = store.make("rows", (manner,), (table, flat), table.node.tensor.dtype)
+    return store.rearranged(reshaped(rows.shape, (*ids.shape, table.shape[1])), rows)
 
 
 def _literal(store: NodeStore, a: Literal) -> CanonicalValue:
-    """Scalars that have dimensions are the scalar, rearranged."""
+    """Return the value of a literal. One element with dimensions is a reshaped scalar."""
     if prod(a.tensor.shape) != 1 or not a.tensor.shape or jnp.issubdtype(a.tensor.dtype, jax.dtypes.extended):
-        return store.as_it_is("literal", (a.key,), (), a.tensor)
+        return store.unarranged("literal", (a.key,), (), a.tensor)
     scalar = Literal(np.asarray(a.value).reshape(()), tensor_type((), a.tensor.dtype))
-    return store.rearranged(reshaped((), a.tensor.shape), store.as_it_is("literal", (scalar.key,), (), scalar.tensor))
+    return store.rearranged(reshaped((), a.tensor.shape), store.unarranged("literal", (scalar.key,), (), scalar.tensor))
 
 
 @dataclass(frozen=True, eq=False)
 class _Reading:
-    """An equation, and what its operands are."""
+    """An equation with the values of its operands."""
 
     store: NodeStore
     equation: Equation
@@ -120,33 +119,33 @@ class _Reading:
         return self.equation.params
 
     def without(self, *names: str) -> str:
-        """The parameters as text, but for some."""
+        """Return the parameters as text, without some."""
         return params_key({k: v for k, v in self.params.items() if k not in names})
 
-    def how(self, *names: str) -> str:
-        """The parameters of these names as text, or what was given instead of them."""
+    def manner_of(self, *names: str) -> str:
+        """Return the manner that replaces the equation's own, or the parameters of these names as text."""
         return self.manner if self.manner is not None else params_key({k: self.params[k] for k in names if k in self.params})
 
     def make(self, kind: str, params: tuple[Any, ...], *operands: CanonicalValue) -> CanonicalValue:
         return self.store.make(kind, params, operands, self.results[0].dtype)
 
-    def seen(self, k: int, permutation: Sequence[int], target: Shape) -> CanonicalValue:
-        """An operand transposed, and seen as another shape."""
+    def viewed(self, k: int, permutation: Sequence[int], target: Shape) -> CanonicalValue:
+        """View an operand transposed and reshaped."""
         x = self.operands[k]
         return self.store.rearranged(boxed(x.shape, x.shape, tuple(map(int, permutation)), target), x)
 
-    def back(self, x: CanonicalValue, permutation: Sequence[int], shape: Shape) -> CanonicalValue:
-        """What, transposed and seen as another shape, is x."""
+    def unviewed(self, x: CanonicalValue, permutation: Sequence[int], shape: Shape) -> CanonicalValue:
+        """Return the value of a shape that is `x` if it is transposed and reshaped."""
         return self.store.rearranged(boxed(shape, shape, tuple(map(int, permutation)), x.shape).inverse(), x)
 
 
 def _read(reading: _Reading) -> Sequence[CanonicalValue]:
-    """The values of an equation's results."""
+    """Return the values of an equation's results."""
     e = reading.equation
     empty = any(0 in shape for shape in (*(x.shape for x in reading.operands), *(t.shape for t in reading.results)))
     reader = _pointwise if pointwise(e) is not None else READERS.get(e.name)
-    found = reader(reading) if reader is not None and not empty else None
-    return found if found is not None else _opaque(reading)
+    values = reader(reading) if reader is not None and not empty else None
+    return values if values is not None else _opaque(reading)
 
 
 def _opaque(reading: _Reading) -> list[CanonicalValue]:
@@ -163,6 +162,8 @@ READERS: dict[str, Reader] = {}
 
 
 def _reads(*primitives: str) -> Callable[[Reader], Reader]:
+    """Register the decorated function as the reader of some primitives. It returns None for parameters that it does not know."""
+
     def register(reader: Reader) -> Reader:
         READERS.update(dict.fromkeys(primitives, reader))
         return reader
@@ -172,7 +173,7 @@ def _reads(*primitives: str) -> Callable[[Reader], Reader]:
 
 def _pointwise(reading: _Reading) -> Sequence[CanonicalValue] | None:
     (x,) = (x for x, a in zip(reading.operands, reading.equation.operands, strict=True) if isinstance(a, int))
-    if prod(x.shape) != prod(reading.results[0].shape) or reading.params.get("accuracy") is not None:  # names say nothing of it
+    if prod(x.shape) != prod(reading.results[0].shape) or reading.params.get("accuracy") is not None:  # not part of a name
         return None
     value = reading.make("function", (pointwise(reading.equation),), x)
     return [reading.store.rearranged(reshaped(x.shape, reading.results[0].shape), value)]
@@ -187,8 +188,8 @@ def _binary(reading: _Reading) -> Sequence[CanonicalValue]:
 
 @_reads("reshape", "squeeze", "expand_dims")
 def _reshape(reading: _Reading) -> Sequence[CanonicalValue] | None:
-    other = reading.equation.name == "reshape" and reading.params.get("dimensions") is not None
-    if len(reading.operands) != 1 or other or reading.params.get("sharding") is not None:
+    permutes = reading.equation.name == "reshape" and reading.params.get("dimensions") is not None
+    if len(reading.operands) != 1 or permutes or reading.params.get("sharding") is not None:
         return None
     (x,) = reading.operands
     return [reading.store.rearranged(reshaped(x.shape, reading.results[0].shape), x)]
@@ -218,14 +219,14 @@ def _dot(reading: _Reading) -> Sequence[CanonicalValue]:
     free_x = [d for d in range(len(x)) if d not in (*cx, *bx)]
     free_y = [d for d in range(len(y)) if d not in (*cy, *by)]
     b, m, k, n = (prod(shape[d] for d in dims) for shape, dims in ((x, bx), (x, free_x), (x, cx), (y, free_y)))
-    left, right = reading.seen(0, (*bx, *free_x, *cx), (b, m, k)), reading.seen(1, (*by, *cy, *free_y), (b, k, n))
+    left, right = reading.viewed(0, (*bx, *free_x, *cx), (b, m, k)), reading.viewed(1, (*by, *cy, *free_y), (b, k, n))
     manner = reading.manner if reading.manner is not None else reading.without("dimension_numbers")
     product = reading.make("dot", (manner,), left, right)
     return [reading.store.rearranged(reshaped(product.shape, reading.results[0].shape), product)]
 
 
 def _last(rank: int, *dims: int) -> tuple[int, ...]:
-    """The permutation that brings some dimensions behind the others."""
+    """Return the permutation that moves some dimensions behind the others."""
     return (*(d for d in range(rank) if d not in dims), *dims)
 
 
@@ -233,18 +234,18 @@ def _last(rank: int, *dims: int) -> tuple[int, ...]:
 def _concatenate(reading: _Reading) -> Sequence[CanonicalValue]:
     shape, d = reading.results[0].shape, int(reading.params["dimension"])
     order, rest = _last(len(shape), d), prod(shape) // shape[d]
-    given = (reading.seen(k, order, (rest, x.shape[d])) for k, x in enumerate(reading.operands))
-    return [reading.back(reading.make("concat", (), *given), order, shape)]
+    operands = (reading.viewed(k, order, (rest, x.shape[d])) for k, x in enumerate(reading.operands))
+    return [reading.unviewed(reading.make("concat", (), *operands), order, shape)]
 
 
 def _part(reading: _Reading, x: CanonicalValue, d: int, bounds: tuple[int, int, int]) -> CanonicalValue:
-    """Of one dimension: from where, up to where, in which steps."""
+    """Slice one dimension by (start, limit, stride)."""
     order, n = _last(len(x.shape), d), x.shape[d]
     if bounds == (0, n, 1):
         return x
     flat = reading.store.rearranged(boxed(x.shape, x.shape, order, (prod(x.shape) // n, n)), x)
     part = reading.make("slice", bounds, flat)
-    return reading.back(part, order, (*x.shape[:d], part.shape[1], *x.shape[d + 1 :]))
+    return reading.unviewed(part, order, (*x.shape[:d], part.shape[1], *x.shape[d + 1 :]))
 
 
 @_reads("split")
@@ -269,13 +270,13 @@ def _slice(reading: _Reading) -> Sequence[CanonicalValue]:
 def _reduce_sum(reading: _Reading) -> Sequence[CanonicalValue]:
     (x,), axes = reading.operands, [int(a) for a in reading.params["axes"]]
     n = prod(x.shape[a] for a in axes)
-    total = reading.make("sum", (reading.without("axes"),), reading.seen(0, _last(len(x.shape), *axes), (prod(x.shape) // n, n)))
+    total = reading.make("sum", (reading.without("axes"),), reading.viewed(0, _last(len(x.shape), *axes), (prod(x.shape) // n, n)))
     return [reading.store.rearranged(reshaped(total.shape, reading.results[0].shape), total)]
 
 
 @_reads("gather")
 def _gather(reading: _Reading) -> Sequence[CanonicalValue] | None:
-    """Rows of a table, without a promise or a value of the program's own for indices out of range."""
+    """Read a look-up of rows of a table, in any mode but one that fills."""
     numbers, p, (table, ids) = reading.params["dimension_numbers"], reading.params, reading.operands
     plain = (
         len(table.shape) == 2
@@ -290,18 +291,18 @@ def _gather(reading: _Reading) -> Sequence[CanonicalValue] | None:
     if not plain:
         return None
     where = reading.store.rearranged(reshaped(ids.shape, ids.shape[:-1]), ids)
-    return [rows_of(reading.store, table, where, reading.how(*SAID))]
+    return [rows_of(reading.store, table, where, reading.manner_of(*SAID))]
 
 
 @_reads("conv_general_dilated")
 def _convolution(reading: _Reading) -> Sequence[CanonicalValue]:
-    """Of images [n, c, …] and kernels [o, c, …], however their dimensions are ordered."""
+    """Read a convolution of images [n, c, …] with kernels [o, c, …], in any order of dimensions."""
     numbers, shape = reading.params["dimension_numbers"], reading.results[0].shape
-    manner = reading.how("precision", "preferred_element_type")
-    said = reading.without("dimension_numbers", "precision", "preferred_element_type")
-    x, w = (reading.seen(k, spec, _permuted(reading.operands[k].shape, spec)) for k, spec in enumerate(numbers[:2]))
-    z = reading.make("conv", ("conv", _permuted(shape, numbers.out_spec), said, manner), x, w)
-    return [reading.back(z, numbers.out_spec, shape)]
+    manner = reading.manner_of("precision", "preferred_element_type")
+    others = reading.without("dimension_numbers", "precision", "preferred_element_type")
+    x, w = (reading.viewed(k, spec, _permuted(reading.operands[k].shape, spec)) for k, spec in enumerate(numbers[:2]))
+    z = reading.make("conv", ("conv", _permuted(shape, numbers.out_spec), others, manner), x, w)
+    return [reading.unviewed(z, numbers.out_spec, shape)]
 
 
 def _permuted(shape: Shape, permutation: Sequence[int]) -> Shape:

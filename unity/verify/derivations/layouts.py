@@ -1,4 +1,4 @@
-"""Rearrangements taken apart and put together: which parts of a tensor make up each dimension that it is seen with."""
+"""Rearrangements split into parts and composed of them: the parts of a tensor that make up each dimension of a view."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from math import prod
 from unity.pcg.types.parallel_type import Shape
 from unity.substitutions.language.rearrangement import Rearrangement, after, reshaped, transposed, unchanged
 
-Part = tuple[int, tuple[int, ...]]  # its size, and its place: parts of a tensor lie in the order of their places
+Part = tuple[int, tuple[int, ...]]  # its size and its place; the source has its parts in the order of their places
 
 
 @lru_cache(maxsize=65536)
 def boxed(source: Shape, sizes: Shape, permutation: tuple[int, ...], target: Shape) -> Rearrangement:
-    """See the elements of `source` as a box of `sizes`, permute it, see that as `target`."""
-    turned = transposed(sizes, permutation)
-    whole = after(turned, reshaped(source, sizes))
-    whole = after(reshaped(turned.target, target), whole) if whole is not None else None
-    assert whole is not None
-    return whole
+    """Return the rearrangement that reshapes `source` to `sizes`, permutes it, and reshapes it to `target`."""
+    transposition = transposed(sizes, permutation)
+    view = after(transposition, reshaped(source, sizes))
+    view = after(reshaped(transposition.target, target), view) if view is not None else None
+    assert view is not None
+    return view
 
 
 def well_formed(view: Rearrangement) -> bool:
-    """Whether its parts fit together as those made here do. One that was read from a file need not be a rearrangement at all."""
+    """Return whether a rearrangement that was read from a file is one: consistent, and in the form that `boxed` gives it."""
     numbers = (*view.source, *view.sizes, *view.target)
     return (
         all(n >= 0 for n in numbers)
@@ -35,14 +35,14 @@ def well_formed(view: Rearrangement) -> bool:
 
 @lru_cache(maxsize=65536)
 def lifted(n: int, view: Rearrangement) -> Rearrangement:
-    """The same rearrangement behind one more leading dimension, which stays."""
+    """Return a rearrangement with one more leading dimension, of size n, which stays."""
     permutation = (0, *(p + 1 for p in view.permutation))
     return boxed((n, *view.source), (n, *view.sizes), permutation, (n, *view.target))
 
 
 @lru_cache(maxsize=65536)
 def beside(views: tuple[Rearrangement, ...]) -> Rearrangement:
-    """Rearrangements of one dimension each, as one of them all."""
+    """Combine rearrangements of separate groups of dimensions into one, side by side."""
     sizes = tuple(n for v in views for n in v.sizes)
     starts = [sum(len(v.sizes) for v in views[:k]) for k in range(len(views))]
     permutation = tuple(start + p for start, v in zip(starts, views, strict=True) for p in v.permutation)
@@ -53,43 +53,48 @@ def beside(views: tuple[Rearrangement, ...]) -> Rearrangement:
 
 @lru_cache(maxsize=65536)
 def parts(view: Rearrangement) -> tuple[tuple[Part, ...], ...] | None:
-    """Of which parts of the source every dimension of the target is made, in their order. None where one is cut unevenly, or there
-    are no elements."""
+    """Return the parts of the source that make up every dimension of the target, in order.
+
+    None where a part would be cut unevenly, and for a tensor without elements.
+    """
     if 0 in view.sizes:
         return None
-    rest: list[Part] = [(view.sizes[p], (p,)) for p in reversed(view.permutation)]
-    found: list[tuple[Part, ...]] = []
+    remaining: list[Part] = [(view.sizes[p], (p,)) for p in reversed(view.permutation)]
+    dimensions: list[tuple[Part, ...]] = []
     for n in view.target:
-        mine: list[Part] = []
+        dimension: list[Part] = []
         while n > 1:
-            size, place = rest.pop()
+            size, place = remaining.pop()
             if size > n:
                 if size % n:
                     return None
-                rest.append((size // n, (*place, 1)))
+                remaining.append((size // n, (*place, 1)))
                 size, place = n, (*place, 0)
             if n % size:
                 return None
-            mine.append((size, place))
+            dimension.append((size, place))
             n //= size
-        found.append(tuple(mine))
-    return tuple(found)
+        dimensions.append(tuple(dimension))
+    return tuple(dimensions)
 
 
 @lru_cache(maxsize=65536)
-def in_order(mine: tuple[Part, ...]) -> Rearrangement:
-    """What brings a dimension's parts into the order in which they lie in the source."""
-    n = prod(size for size, _ in mine)
-    order = tuple(sorted(range(len(mine)), key=lambda k: mine[k][1]))
-    return boxed((n,), tuple(size for size, _ in mine), order, (n,))
+def in_source_order(dimension: tuple[Part, ...]) -> Rearrangement:
+    """Return the rearrangement that brings the parts of a dimension into the order that they have in the source."""
+    n = prod(size for size, _ in dimension)
+    order = tuple(sorted(range(len(dimension)), key=lambda k: dimension[k][1]))
+    return boxed((n,), tuple(size for size, _ in dimension), order, (n,))
 
 
-def still(n: int) -> Rearrangement:
-    """A dimension as it is."""
+def unmoved(n: int) -> Rearrangement:
+    """Return the identity of one dimension."""
     return unchanged((n,))
 
 
 def ordering(view: Rearrangement, dims: Sequence[int]) -> dict[int, Rearrangement]:
-    """For some dimensions of the target, what brings their parts into the order in which they lie in the source."""
-    found = parts(view)
-    return {d: in_order(found[d]) if found is not None else still(view.target[d]) for d in dims}
+    """Return, for some dimensions of the target, the rearrangement of their parts into source order.
+
+    It is the identity where the view has no parts.
+    """
+    dimensions = parts(view)
+    return {d: in_source_order(dimensions[d]) if dimensions is not None else unmoved(view.target[d]) for d in dims}

@@ -1,11 +1,10 @@
-"""Normal forms of values: graphs of operators in which reshapes and transposes are no operators.
+"""Canonical forms of values: graphs of operators without reshapes and transposes.
 
-A value is a node seen through a rearrangement. A node is an operator of values, with a layout of its own that its operands
-determine, so that two programs which differ only in how their tensors are laid out have the same nodes. Equal nodes are one
-object of a store, and are named by the hash of all that they are made of.
+A value is a view of a node through a rearrangement. A node is an operator applied to values, in a layout that its operands
+determine, so that two programs which differ only in the layout of their tensors have the same nodes. A store holds equal nodes
+once, and names them by a hash of their contents.
 
-A constructor (`constructors.py`) gives the value of an operator of other values. A change of some values is carried to what is
-made of them by constructing that again.
+A constructor (`constructors.py`) applies an operator to values. When values are replaced, their users are constructed again.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from typing import Any
 from unity.pcg.ir.program import Equation, Tensor, tensor_type
 from unity.pcg.types.parallel_type import Shape
 from unity.substitutions.language.rearrangement import Rearrangement, after, reshaped, transposed, unchanged
-from unity.verify.derivations.layouts import beside, in_order, parts, still
+from unity.verify.derivations.layouts import beside, in_source_order, parts, unmoved
 
 Params = tuple[Any, ...]  # texts, numbers, and tuples of those
 
 
 @dataclass(frozen=True, eq=False)
 class CanonicalNode:
-    """An operator applied to values. `tensor` is its type in its own layout; `number` tells what was made before what."""
+    """An operator applied to values. `tensor` is the type in the node's own layout; `number` counts nodes in order of creation."""
 
     hash: str
     kind: str
@@ -42,7 +41,7 @@ class CanonicalNode:
 
 @dataclass(frozen=True)
 class CanonicalValue:
-    """A node, seen through a rearrangement of its own layout."""
+    """A node, viewed through a rearrangement of its layout."""
 
     node: CanonicalNode
     view: Rearrangement
@@ -53,107 +52,111 @@ class CanonicalValue:
 
     @property
     def text(self) -> str:
-        """Equal for equal values of a store, and for no others."""
+        """A text that is equal for equal values alone."""
         return f"{self.node.hash} {text_of(self.view)}"
 
 
 def text_of(view: Rearrangement) -> str:
-    """A rearrangement as text. Where it comes from is known."""
+    """Return a rearrangement of a known source as text."""
     return f"{view.sizes} {view.permutation} {view.target}"
 
 
 class NodeStore:
-    """All nodes that have been made, each once."""
+    """All nodes, each once."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, CanonicalNode] = {}
         self._functions: dict[str, list[Equation]] = {}
 
     def node(self, kind: str, params: Params, operands: tuple[CanonicalValue, ...], tensor: Tensor) -> CanonicalNode:
-        """The node that is made of these."""
+        """Return the node with these contents."""
         text = "\n".join([kind, repr(params), str(tensor), *(x.text for x in operands)])
         name = hashlib.sha256(text.encode()).hexdigest()[:32]
         if name not in self._nodes:
             self._nodes[name] = CanonicalNode(name, kind, params, operands, tensor, len(self._nodes))
         return self._nodes[name]
 
-    def as_it_is(self, kind: str, params: Params, operands: tuple[CanonicalValue, ...], tensor: Tensor) -> CanonicalValue:
-        """The node, seen as it lies."""
+    def unarranged(self, kind: str, params: Params, operands: tuple[CanonicalValue, ...], tensor: Tensor) -> CanonicalValue:
+        """Return a node, viewed in its own layout."""
         return CanonicalValue(self.node(kind, params, operands, tensor), unchanged(tensor.shape))
 
     def make(self, kind: str, params: Params, operands: Iterable[CanonicalValue], dtype: Any) -> CanonicalValue:
-        """An operator of values."""
+        """Apply an operator, by its constructor."""
         return CONSTRUCTORS[kind](self, params, tuple(operands), dtype)
 
     def function(self, e: Equation) -> int:
-        """Which of the functions that the text of an equation does not tell apart it has: the first of them is 0, and so on.
+        """Return the number of the function among a primitive's parameters, which its text does not identify.
 
-        Functions are compared as objects; their number, unlike those, is the same in every process that reads the same program.
+        Functions are compared as objects, and numbered from 0 in order of appearance: the number is the same in every process that
+        reads the same program.
         """
-        known = self._functions.setdefault(e.signature, [])
-        if not any(other.identity == e.identity for other in known):
-            known.append(e)
-        return next(k for k, other in enumerate(known) if other.identity == e.identity)
+        equations = self._functions.setdefault(e.signature, [])
+        if not any(other.identity == e.identity for other in equations):
+            equations.append(e)
+        return next(k for k, other in enumerate(equations) if other.identity == e.identity)
 
     def rearranged(self, view: Rearrangement, x: CanonicalValue) -> CanonicalValue:
-        """A value seen through one more rearrangement."""
+        """View a value through one more rearrangement.
+
+        Where the two cannot be composed, a "laid" node makes the first one explicit.
+        """
         both = after(view, x.view)
         if both is not None:
             return settled(CanonicalValue(x.node, both))
-        turned = transposed(view.sizes, view.permutation)
-        for step in (reshaped(view.source, view.sizes), turned, reshaped(turned.target, view.target)):
+        transposition = transposed(view.sizes, view.permutation)
+        for step in (reshaped(view.source, view.sizes), transposition, reshaped(transposition.target, view.target)):
             both = after(step, x.view)
             if both is None:
-                x = self.as_it_is("laid", (), (x,), tensor_type(x.shape, x.node.tensor.dtype))
+                x = self.unarranged("laid", (), (x,), tensor_type(x.shape, x.node.tensor.dtype))
                 both = step
             x = settled(CanonicalValue(x.node, both))
         return x
 
 
 def settled(x: CanonicalValue) -> CanonicalValue:
-    """The same value. What is repeated is all the same, so its parts may as well lie in the order in which they are seen."""
+    """Return an equal value with a canonical view: equal repetitions can have the order in which the view has them."""
     if x.node.kind != "broadcast":
         return x
     n, *inner = x.node.shape
     flat = reshaped(x.node.shape, (n, prod(inner)))
     back = after(flat, x.view.inverse())
-    found = parts(back) if back is not None else None
-    if back is None or found is None:
+    dimensions = parts(back) if back is not None else None
+    if back is None or dimensions is None:
         return x
-    turned = after(beside((in_order(found[0]), still(prod(inner)))), back)
-    whole = after(flat.inverse(), turned) if turned is not None else None
-    return CanonicalValue(x.node, whole.inverse()) if whole is not None else x
+    ordered = after(beside((in_source_order(dimensions[0]), unmoved(prod(inner)))), back)
+    view = after(flat.inverse(), ordered) if ordered is not None else None
+    return CanonicalValue(x.node, view.inverse()) if view is not None else x
 
 
 def substituted(
     store: NodeStore, outputs: Iterable[CanonicalValue], instead: Mapping[CanonicalNode, CanonicalValue]
 ) -> tuple[CanonicalValue, ...]:
-    """Values in which other values take the place of some nodes."""
+    """Replace some nodes of values by other values."""
     outputs = tuple(outputs)
     new: dict[CanonicalNode, CanonicalValue] = {}
     for node in reachable(outputs):
-        operands = tuple(_of(store, new, x) for x in node.operands)
+        operands = tuple(_replaced(store, new, x) for x in node.operands)
         if node in instead:
             new[node] = instead[node]
         elif any(a is not b for a, b in zip(operands, node.operands, strict=True)):
             new[node] = store.make(node.kind, node.params, operands, node.tensor.dtype)
-    return tuple(_of(store, new, x) for x in outputs)
+    return tuple(_replaced(store, new, x) for x in outputs)
 
 
-def _of(store: NodeStore, new: Mapping[CanonicalNode, CanonicalValue], x: CanonicalValue) -> CanonicalValue:
+def _replaced(store: NodeStore, new: Mapping[CanonicalNode, CanonicalValue], x: CanonicalValue) -> CanonicalValue:
     return store.rearranged(x.view, new[x.node]) if x.node in new else x
 
 
 def reachable(values: Iterable[CanonicalValue]) -> list[CanonicalNode]:
-    """The nodes that values are made of, operands before what uses them."""
-    found: set[CanonicalNode] = set()
+    """Return all nodes of values, operands before their users."""
+    nodes: set[CanonicalNode] = set()
     stack = [x.node for x in values]
     while stack:
         node = stack.pop()
-        if node not in found:
-            found.add(node)
+        if node not in nodes:
+            nodes.add(node)
             stack.extend(x.node for x in node.operands)
-    return sorted(found, key=lambda n: n.number)
+    return sorted(nodes, key=lambda n: n.number)
 
 
 Constructor = Callable[[NodeStore, Params, tuple[CanonicalValue, ...], Any], CanonicalValue]
@@ -161,7 +164,7 @@ CONSTRUCTORS: dict[str, Constructor] = {}
 
 
 def constructs(*kinds: str) -> Callable[[Constructor], Constructor]:
-    """Registers how nodes of some kinds are made."""
+    """Register the decorated function as the constructor of nodes of some kinds."""
 
     def register(constructor: Constructor) -> Constructor:
         CONSTRUCTORS.update(dict.fromkeys(kinds, constructor))
