@@ -11,11 +11,11 @@ import pytest
 from unity.pcg.types.parallel_type import UNUSED, partitioned
 from unity.substitutions.generator.candidates import candidate, confirmed
 from unity.substitutions.generator.discover import discover, instance_of, minimal
-from unity.substitutions.generator.enumeration import Enumeration, Equal
-from unity.substitutions.generator.families import BOTH, MATRIX, PRODUCT, SUM, TURN, A, each, family, held, joins, moves
-from unity.substitutions.generator.family import Leaf
+from unity.substitutions.generator.enumeration import Enumeration, EqualGraphs
+from unity.substitutions.generator.families import BOTH, MATRIX, PRODUCT, SUM, TURN, A, each, family, joins, moves, placed_leaves
+from unity.substitutions.generator.family import FamilyLeaf
 from unity.substitutions.generator.generate import generate
-from unity.substitutions.generator.work import Task, Workers, run
+from unity.substitutions.generator.work import FamilyTask, Workers, run
 from unity.substitutions.language.axioms import axioms
 from unity.substitutions.language.term import Apply, Variable, applications, variables
 from unity.substitutions.language.text import parse_rule, parse_term, print_body, print_rule
@@ -25,10 +25,10 @@ from unity.verify.proofs.first_order import Prover
 from unity.verify.semantics.domains import Modular
 from unity.verify.semantics.meaning import apply, random_pieces
 
-SMALL = family("small", [Leaf(MATRIX, 3, BOTH)], PRODUCT, SUM, TURN, operators=2)
-JOINED = family("joined", [Leaf(MATRIX, 3, BOTH)], PRODUCT, each("map", ("f",)), joins((-1, -2)), operators=3)
+SMALL = family("small", [FamilyLeaf(MATRIX, 3, BOTH)], PRODUCT, SUM, TURN, operators=2)
+JOINED = family("joined", [FamilyLeaf(MATRIX, 3, BOTH)], PRODUCT, each("map", ("f",)), joins((-1, -2)), operators=3)
 PARALLEL = family(
-    "parallel", held(MATRIX, (UNUSED, partitioned(0)), 2), moves((-1, -2)), PRODUCT, operators=3, variables=2, axes=(A,)
+    "parallel", placed_leaves(MATRIX, (UNUSED, partitioned(0)), 2), moves((-1, -2)), PRODUCT, operators=3, variables=2, axes=(A,)
 )
 
 
@@ -107,9 +107,9 @@ def test_parallel_rules():
 
 def test_a_chance_of_sizes_dies():
     """Halving a matrix along its rows or its columns gives one shape, but not one tensor; and 2 + 2 is 2 · 2."""
-    family_ = family("chance", [Leaf(tensor((2, 2)), 1, BOTH)], SUM, operators=1)
-    wrong = Equal((parse_term("add(0, 0)".replace("0", "v")),), (parse_term("mul(v, v)"),), 1)
-    found = candidate(replace(wrong, found=renamed(wrong.found), known=renamed(wrong.known)), family_)
+    family_ = family("chance", [FamilyLeaf(tensor((2, 2)), 1, BOTH)], SUM, operators=1)
+    wrong = EqualGraphs((parse_term("add(0, 0)".replace("0", "v")),), (parse_term("mul(v, v)"),), 1)
+    found = candidate(replace(wrong, new=renamed(wrong.new), known=renamed(wrong.known)), family_)
     assert found is not None
     assert confirmed(found, np.random.default_rng(0)) is None
 
@@ -142,7 +142,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path):
     whole, _ = generate(families, axioms(), tmp_path / "whole", 1)
     work = tmp_path / "work"
     work.mkdir()
-    task = Task(SMALL, tuple(map(print_rule, axioms())), (), str(work))
+    task = FamilyTask(SMALL, tuple(map(print_rule, axioms())), (), str(work))
     run(task)  # then it was interrupted
     done = work / f"{task.digest}.json"
     written = done.stat().st_mtime_ns

@@ -1,1 +1,1 @@
-"""Finds rules: enumerates graphs, pairs those that compute the same, and keeps what is proved and not yet known."""
+"""Generation of rules: enumerates graphs, pairs those that compute the same, and keeps the pairs that are new and proved."""

@@ -1,4 +1,4 @@
-"""The rules of one family: graphs are enumerated, equal ones paired, and a pair kept if nothing known derives it."""
+"""The rules of one family: graphs are enumerated, equal ones are paired, and a pair that no known rule derives becomes a rule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unity.substitutions.generator.candidates import Candidate, by_hand, candidate, confirmed, proved
+from unity.substitutions.generator.candidates import CandidateRule, candidate, confirmed, generalized, written_candidate
 from unity.substitutions.generator.enumeration import Enumeration
 from unity.substitutions.generator.family import Family
 from unity.substitutions.language.matching import match
@@ -21,8 +21,8 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Found:
-    """A rule, and how it was found."""
+class DiscoveredRule:
+    """A rule with the family and the number of operators at which it was discovered."""
 
     rule: Rule
     family: str
@@ -31,11 +31,11 @@ class Found:
 
 @dataclass
 class Counts:
-    """What became of the pairs of a family."""
+    """Counts of the pairs of a family, by their fate."""
 
     graphs: int = 0
     pairs: int = 0
-    distinct: int = 0  # pairs that the rules cover and that share no operator: those that TASO and Unity would count
+    distinct: int = 0  # pairs that the rules cover and that share no operator, as TASO and Unity count them
     derived: int = 0
     chance: int = 0  # not confirmed at other shapes
     open: int = 0
@@ -44,60 +44,60 @@ class Counts:
 
 def discover(
     family: Family, axioms: Sequence[Rule], known: Sequence[Rule] = (), report: Report = lambda text: None
-) -> tuple[list[Found], Counts, list[Rule]]:
-    """The rules of a family beyond those known, what became of its pairs, and the pairs that are equal but were not proved."""
+) -> tuple[list[DiscoveredRule], Counts, list[Rule]]:
+    """Return the new rules of a family, counts of its pairs, and the pairs that are equal but not proved."""
     start = time.perf_counter()
     prover, rng = Prover(axioms), np.random.default_rng(0)
-    premises = Prover((r for r in known if _premise(r)), values=False)
-    rules: list[Found] = []
-    opened: list[Rule] = []
+    premises = Prover((r for r in known if _is_premise(r)), values=False)
+    rules: list[DiscoveredRule] = []
+    unproved: list[Rule] = []
     counts = Counts()
     enumeration = Enumeration(family)
-    enumerated = ([c for found in equal if (c := candidate(found, family))] for equal in enumeration.levels())
-    for size, candidates in enumerate(itertools.chain(enumerated, [[by_hand(g) for g in family.given]]), 1):
+    enumerated = ([c for pair in pairs if (c := candidate(pair, family))] for pairs in enumeration.levels())
+    for size, candidates in enumerate(itertools.chain(enumerated, [[written_candidate(pair) for pair in family.written]]), 1):
         candidates.sort(key=lambda c: -len(c.types))  # the most general first: the others follow from it
         counts.pairs += len(candidates)
-        for number, found in enumerate(candidates):
+        for number, pair in enumerate(candidates):
             if number % 100 == 0:
                 report(f"{family.name}, {size} operators: {number} of {len(candidates)} pairs, {len(rules)} rules")
-            if _follows(found.rule, premises, [*known, *(f.rule for f in rules)]):
+            if _follows(pair.rule, premises, [*known, *(r.rule for r in rules)]):
                 counts.derived += 1
-                counts.distinct += not _shares(found.rule)
+                counts.distinct += not _shares_operator(pair.rule)
                 continue
-            rule = _accepted(found, prover, rng, counts, opened)
+            rule = _accepted(pair, prover, rng, counts, unproved)
             if rule is not None:
-                counts.distinct += not _shares(found.rule)
+                counts.distinct += not _shares_operator(pair.rule)
                 rule = replace(rule, name=f"{family.name} {len(rules)}")
-                rules.append(Found(rule, family.name, min(size, family.operators)))
-                if _premise(rule):
+                rules.append(DiscoveredRule(rule, family.name, min(size, family.operators)))
+                if _is_premise(rule):
                     premises.add(rule)
     counts.graphs, counts.seconds = enumeration.built, time.perf_counter() - start
-    return rules, counts, opened
+    return rules, counts, unproved
 
 
-def _accepted(found: Candidate, prover: Prover, rng: np.random.Generator, counts: Counts, opened: list[Rule]) -> Rule | None:
-    """A candidate's most general proved form; None (and counted) if it has none."""
-    rule = confirmed(found, rng)
+def _accepted(pair: CandidateRule, prover: Prover, rng: np.random.Generator, counts: Counts, unproved: list[Rule]) -> Rule | None:
+    """Return a candidate's most general proved form. None, and counted, if it has none."""
+    rule = confirmed(pair, rng)
     if rule is None:
         counts.chance += 1
         return None
-    rule, proof = proved(found, rule, prover, rng)
+    rule, proof = generalized(pair, rule, prover, rng)
     if proof.status != "proved":
         counts.open += 1
-        opened.append(rule)
+        unproved.append(rule)
         return None
     return rule
 
 
-def _premise(rule: Rule) -> bool:
-    """Whether other rules are left out for following from this one: not from a graph that does the work of two."""
+def _is_premise(rule: Rule) -> bool:
+    """Return whether rules that follow from this one are left out. It is not so for a graph that does the work of two."""
     return len(rule.left) == 1 or all(isinstance(t, Variable) for t in rule.right)
 
 
 def _follows(rule: Rule, premises: Prover, rules: Iterable[Rule]) -> bool:
-    """Whether a rule follows from those found: by rewriting, or, where one graph does the work of two, as an instance.
+    """Return whether a rule follows from others: by rewriting, or, where one graph does the work of two, as an instance.
 
-    (Such a rule always follows from those of its outputs one by one. But a search needs it as a step of its own.)
+    (Such a rule always follows from rules for its outputs one by one, but a search needs it as one step.)
     """
     if len(rule.left) > 1:
         return any(instance_of(rule, r) for r in rules)
@@ -105,38 +105,38 @@ def _follows(rule: Rule, premises: Prover, rules: Iterable[Rule]) -> bool:
 
 
 def instance_of(rule: Rule, general: Rule) -> bool:
-    """Whether a rule is another one with terms for its variables."""
+    """Return whether a rule is a general one with terms for its variables."""
     return match(general.sides, rule.sides) is not None
 
 
-def _shares(rule: Rule) -> bool:
-    """Whether the sides have an operator in common, so that the rule follows from a smaller one (TASO section 3.3)."""
+def _shares_operator(rule: Rule) -> bool:
+    """Return whether the sides share an operator, so that the rule follows from a smaller one (TASO section 3.3)."""
     left, right = ({t for t in subterms(side) if t in applications(side)} for side in (rule.left, rule.right))
     return bool(left & right)
 
 
-def minimal(rules: Sequence[Found], report: Report = lambda text: None) -> list[Found]:
-    """Rules without those that follow from the others. What is larger goes first.
+def minimal(rules: Sequence[DiscoveredRule], report: Report = lambda text: None) -> list[DiscoveredRule]:
+    """Return rules without those that follow from the others. Larger rules are removed first.
 
-    What followed from a rule that went later, because that one followed too, need not follow at once (patterns fire only on terms
-    that are there): such a rule comes back. So whatever is left out is one proof away.
+    A rule may follow from one that is removed later, because that one follows too, but not from the rest in one proof, since
+    patterns fire only on terms of the goal. Such a rule is restored, so that every removed rule is one proof away.
     """
-    prover = Prover((f.rule for f in rules if _premise(f.rule)), values=False, switches=True)
-    order = sorted(rules, key=lambda f: (-len(applications(f.rule.sides)), -len(f.rule.variables)))
-    gone: dict[str, Rule] = {}
+    prover = Prover((r.rule for r in rules if _is_premise(r.rule)), values=False, switches=True)
+    order = sorted(rules, key=lambda r: (-len(applications(r.rule.sides)), -len(r.rule.variables)))
+    removed: dict[str, Rule] = {}
 
     def follows(rule: Rule) -> bool:
-        if len(rule.left) > 1 and not _premise(rule):
-            others = (f.rule for f in rules if f.rule.name not in gone and f.rule.name != rule.name)
+        if len(rule.left) > 1 and not _is_premise(rule):
+            others = (r.rule for r in rules if r.rule.name not in removed and r.rule.name != rule.name)
             return any(len(other.left) > 1 and instance_of(rule, other) for other in others)
-        return prover.prove(rule, frozenset({*gone, rule.name})).status == "proved"
+        return prover.prove(rule, frozenset({*removed, rule.name})).status == "proved"
 
-    for number, found in enumerate(order):
+    for number, discovered in enumerate(order):
         if number % 10 == 0:
-            report(f"what follows from the rest: {number} of {len(order)} rules, {len(gone)} gone")
-        if follows(found.rule):
-            gone[found.rule.name] = found.rule
-    for rule in reversed(list(gone.values())):
+            report(f"removing rules that follow from others: {number} of {len(order)} rules, {len(removed)} removed")
+        if follows(discovered.rule):
+            removed[discovered.rule.name] = discovered.rule
+    for rule in reversed(list(removed.values())):
         if not follows(rule):
-            del gone[rule.name]
-    return [f for f in rules if f.rule.name not in gone]
+            del removed[rule.name]
+    return [r for r in rules if r.rule.name not in removed]

@@ -1,9 +1,8 @@
-"""Every well-typed graph up to a size, modulo what it computes (TASO section 3, with classes instead of pairs).
+"""Enumeration of all well-typed graphs up to a size, modulo equality (TASO section 3, with classes instead of pairs).
 
-Graphs grow by one operator at a time, and only from one representative of each class of equal graphs: a graph over another
-member follows from that member's rule by congruence. So every two equal graphs are connected by the rules found, though only a
-small part of all graphs is ever built. A class is a type together with a fingerprint: two random linear forms of the value that
-the devices hold together, over a prime field.
+Graphs grow by one operator at a time, from one representative of each class of equal graphs: a graph over another member follows
+from that member's rule by congruence. So the rules connect every two equal graphs, though only a small part of all graphs is ever
+built. A class is a type and a fingerprint: two random linear forms of the whole value, over a prime field.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 
 from unity.base.errors import IllTypedError
 from unity.substitutions.generator.family import Family, Instance
-from unity.substitutions.generator.pool import Array, Graphs, Group, Orders, shared, union
+from unity.substitutions.generator.graph_columns import Array, GraphGroup, Graphs, VariableOrders, shared, union
 from unity.substitutions.language.term import Apply, Term, applications
 from unity.substitutions.language.typecheck import TensorType, result_types
 from unity.substitutions.language.vocabulary import VOCABULARY
@@ -28,8 +27,8 @@ CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Candidates of one type: rows of (instance, left, right, result), and what a group says of each (`pool.Group`)."""
+class CandidateGraphs:
+    """Unclassified graphs of one type: rows of (instance, left, right, result), and the columns of a `GraphGroup`."""
 
     rows: Array
     orders: Array
@@ -40,26 +39,27 @@ class Rows:
     values: Array | None
 
     @staticmethod
-    def concatenate(parts: list[Rows], axes: int) -> Rows:
+    def concatenate(parts: list[CandidateGraphs], axes: int) -> CandidateGraphs:
+        """Return the graphs of several parts."""
         values = None if parts[0].values is None else np.concatenate([p.values for p in parts], axes)  # type: ignore[misc]
 
         def column(name: str) -> Array:
             return np.concatenate([getattr(p, name) for p in parts])
 
-        return Rows(*map(column, ("rows", "orders", "nodes", "joined", "kernel", "prints")), values=values)
+        return CandidateGraphs(*map(column, ("rows", "orders", "nodes", "joined", "kernel", "prints")), values=values)
 
 
 @dataclass(frozen=True)
-class Equal:
-    """Two graphs of one type that compute the same; `known` has the fewer operators, or was there first."""
+class EqualGraphs:
+    """Two graphs of one type that compute the same. `known` has the fewer operators, or was enumerated first."""
 
-    found: tuple[Term, ...]
+    new: tuple[Term, ...]
     known: tuple[Term, ...]
     operators: int
 
 
-def _of_joined(term: Term) -> bool:
-    """Whether a term is one operator on variables and on pairs of them, concatenated."""
+def _is_on_joined(term: Term) -> bool:
+    """Return whether a term is one operator on variables and on concatenations of two variables."""
     if not isinstance(term, Apply):
         return False
     inner = [x for x in term.operands if isinstance(x, Apply)]
@@ -67,22 +67,22 @@ def _of_joined(term: Term) -> bool:
 
 
 class Enumeration:
-    """One run over a family. `levels()` gives, for each number of operators, the graphs that equal earlier ones."""
+    """The enumeration of a family. `levels` yields, for each number of operators, the graphs that equal earlier ones."""
 
     def __init__(self, family: Family, seed: int = 0) -> None:
         self.family, self.domain = family, Modular()
         self.rng = np.random.default_rng(seed)
-        self.graphs, self.orders = Graphs(family), Orders(family)
-        self.groups: dict[tuple[TensorType, int], Group] = {}
+        self.graphs, self.orders = Graphs(family), VariableOrders(family)
+        self.groups: dict[tuple[TensorType, int], GraphGroup] = {}
         self.known: dict[TensorType, tuple[Array, Array]] = {}  # sorted fingerprints, and the numbers of their graphs
         self.weights: dict[int, Array] = {}
         self.commuting: set[int] = set()
-        self.order_of = np.empty(0, np.int64)  # of every graph kept, its variables (an index into Orders)
-        self.halves: dict[tuple[int, int], dict[int, int]] = {}  # of the level at hand: the classes of an operator's two results
+        self.order_of = np.empty(0, np.int64)  # of every representative, its index into VariableOrders
+        self.halves: dict[tuple[int, int], dict[int, int]] = {}  # at the current level: the classes of an operator's two results
         self.built = 0
-        self._leaves()
+        self._add_leaves()
 
-    def _leaves(self) -> None:
+    def _add_leaves(self) -> None:
         width, devices = self.family.operators + 1, len(self.family.axes)
         for leaf in self.family.leaves:
             numbers = self.graphs.extend(np.array([[-1, -1, -1, 0]] * leaf.count))
@@ -91,14 +91,14 @@ class Enumeration:
             values = random_pieces(leaf.type, self.family.axes, self.domain, self.rng, leaf.count)
             nodes = np.full((leaf.count, width), -1)
             joined, kernel = np.zeros(leaf.count, bool), np.full(leaf.count, leaf.kernel)
-            self.groups[leaf.type, 0] = Group(numbers, orders, nodes, joined, kernel, values)
+            self.groups[leaf.type, 0] = GraphGroup(numbers, orders, nodes, joined, kernel, values)
             prints = self._fingerprint(leaf.type, values)
             order = np.argsort(prints)
             self.known[leaf.type] = (prints[order], numbers[order])
             assert values.shape[devices] == leaf.count
 
     def _fingerprint(self, type_: TensorType, values: Array) -> Array:
-        """`[*devices, n, *local]` to `[n]`: of the whole tensor, so that a partial sum is judged by its sum."""
+        """Return fingerprints `[n]` of values `[*devices, n, *local]`, with partial sums reduced."""
         whole = join(values, type_.shape, type_.states, self.family.axes, self.domain)
         flat = whole.reshape(len(whole), -1).astype(np.int64) % PRIME
         if flat.shape[1] not in self.weights:
@@ -106,46 +106,46 @@ class Enumeration:
         first, second = ((flat * w % PRIME).sum(1) % PRIME for w in self.weights[flat.shape[1]])
         return first * (1 << 31) + second
 
-    def levels(self) -> Iterator[list[Equal]]:
-        """For one operator, two, and so on: what equals something found before.
+    def levels(self) -> Iterator[list[EqualGraphs]]:
+        """Yield, for one operator, two, and so on, the graphs that equal earlier ones.
 
-        Last come the operators of two results alone, on the largest graphs: one graph that does the work of two.
+        The last level has operators of two results alone, on the largest graphs: one graph that does the work of two.
         """
         several = {k for k, (name, _) in enumerate(self.family.instances) if VOCABULARY[name].results > 1}
         last = self.family.operators + bool(several)
         for size in range(1, last + 1):
-            found: dict[TensorType, list[Rows]] = {}
+            built: dict[TensorType, list[CandidateGraphs]] = {}
             for number, instance in enumerate(self.family.instances):
                 if size > self.family.operators and number not in several:
                     continue
-                for type_, rows in self._level(number, instance, size, keep=size < last):
-                    found.setdefault(type_, []).append(rows)
+                for type_, graphs in self._applications(number, instance, size, keep=size < last):
+                    built.setdefault(type_, []).append(graphs)
             if size == 1:
-                self._find_commuting(found)
+                self._find_commuting(built)
             self.halves = {}
-            equal: list[Equal] = []
-            for type_, parts in found.items():
-                equal += self._sort_out(type_, Rows.concatenate(parts, len(self.family.axes)), size)
+            equal: list[EqualGraphs] = []
+            for type_, parts in built.items():
+                equal += self._classify(type_, CandidateGraphs.concatenate(parts, len(self.family.axes)), size)
             yield (equal if size <= self.family.operators else []) + self._pairs_of_results(size)
 
-    def _pairs_of_results(self, size: int) -> list[Equal]:
-        """Operators of two results that both equal graphs known before: two outputs at once.
+    def _pairs_of_results(self, size: int) -> list[EqualGraphs]:
+        """Return operators whose two results both equal earlier graphs: rules of two outputs.
 
-        Only around one operator on concatenated tensors: around several, one step after another does the same.
+        Only around one operator on concatenated tensors: around several, several steps do the same.
         """
         equal = []
         for (instance, operand), numbers in self.halves.items():
-            found = [self.graphs.apply(instance, operand, -1, result) for result in (0, 1)]
+            new = [self.graphs.apply(instance, operand, -1, result) for result in (0, 1)]
             if len(numbers) < 2:
                 continue
             known = [self.graphs.term(numbers[result]) for result in (0, 1)]
-            (whole,) = found[0].operands
-            if _of_joined(whole) and all(t.operator != found[0].operator for t in applications(known)):
-                equal.append(Equal(tuple(found), tuple(known), size))
+            (whole,) = new[0].operands
+            if _is_on_joined(whole) and all(t.operator != new[0].operator for t in applications(known)):
+                equal.append(EqualGraphs(tuple(new), tuple(known), size))
         return equal
 
-    def _level(self, number: int, instance: Instance, size: int, keep: bool) -> Iterator[tuple[TensorType, Rows]]:
-        """All applications of an instance that make graphs of a size."""
+    def _applications(self, number: int, instance: Instance, size: int, keep: bool) -> Iterator[tuple[TensorType, CandidateGraphs]]:
+        """Yield all applications of an instance that have `size` operators. `keep`: with their values, to build on."""
         groups = list(self.groups.items())
         for (left_type, left_size), left in groups:
             if VOCABULARY[instance[0]].operands == 1:
@@ -158,35 +158,36 @@ class Enumeration:
                     for i, j in self._pairs(left, right, size, number in self.commuting):
                         yield from self._apply(number, (left_type, right_type), left, right, i, j, keep)
 
-    def _pairs(self, left: Group, right: Group, size: int, commuting: bool) -> Iterator[tuple[Array, Array]]:
-        """Pairs of graphs that have together one operator less than wanted, and not too many variables."""
+    def _pairs(self, left: GraphGroup, right: GraphGroup, size: int, commuting: bool) -> Iterator[tuple[Array, Array]]:
+        """Yield pairs of graphs that have `size - 1` operators together, and not too many variables."""
         step = max(1, CHUNK // max(1, len(right)))
         for start in range(0, len(left), step):
             rows = np.arange(start, min(start + step, len(left)))
             i, j = (x.reshape(-1) for x in np.meshgrid(rows, np.arange(len(right)), indexing="ij"))
             if commuting:
-                kept = left.numbers[i] <= right.numbers[j]
-                i, j = i[kept], j[kept]
+                ordered = left.numbers[i] <= right.numbers[j]
+                i, j = i[ordered], j[ordered]
             together = (left.nodes[i] >= 0).sum(1) + (right.nodes[j] >= 0).sum(1) - shared(left.nodes[i], right.nodes[j])
-            kept = together == size - 1
-            i, j = i[kept], j[kept]
+            fitting = together == size - 1
+            i, j = i[fitting], j[fitting]
             if len(i):
-                kept = self.orders.join(left.orders[i], right.orders[j]) >= 0
-                i, j = i[kept], j[kept]
+                fitting = self.orders.join(left.orders[i], right.orders[j]) >= 0
+                i, j = i[fitting], j[fitting]
             if len(i):
                 yield i, j
 
     def _apply(
-        self, number: int, types: tuple[TensorType, ...], left: Group, right: Group | None, i: Array, j: Array, keep: bool
-    ) -> Iterator[tuple[TensorType, Rows]]:
+        self, number: int, types: tuple[TensorType, ...], left: GraphGroup, right: GraphGroup | None, i: Array, j: Array, keep: bool
+    ) -> Iterator[tuple[TensorType, CandidateGraphs]]:
+        """Apply an instance to some graphs of two groups."""
         name, attributes = self.family.instances[number]
         axes = self.family.axes
         try:
             results = result_types(name, attributes, types, axes)
         except IllTypedError:
             return
-        kept = self._sensible(name, left, right, i, j)
-        i, j = i[kept], j[kept]
+        sensible = self._is_sensible(name, left, right, i, j)
+        i, j = i[sensible], j[sensible]
         if not len(i):
             return
         operands = [left.values.take(i, len(axes))] + ([right.values.take(j, len(axes))] if right else [])
@@ -201,10 +202,13 @@ class Enumeration:
         joined = left.joined[i] | other.joined[j] | (name == "concat")
         for result, (type_, value) in enumerate(zip(results, values, strict=True)):
             rows = np.stack([np.full(len(i), number), left.numbers[i], second, np.full(len(i), result)], 1)
-            yield type_, Rows(rows, orders, nodes, joined, kernel, self._fingerprint(type_, value), value if keep else None)
+            yield (
+                type_,
+                CandidateGraphs(rows, orders, nodes, joined, kernel, self._fingerprint(type_, value), value if keep else None),
+            )
 
-    def _sensible(self, name: str, left: Group, right: Group | None, i: Array, j: Array) -> Array:
-        """Which applications are worth building: what was joined is split, kernels are weights of convolutions and nothing else."""
+    def _is_sensible(self, name: str, left: GraphGroup, right: GraphGroup | None, i: Array, j: Array) -> Array:
+        """Return the applications to build: splits of concatenated tensors, and kernels as weights of convolutions alone."""
         if name == "split" and not self.family.halves:
             return left.joined[i]
         if name in ("maxpool", "avgpool"):
@@ -215,47 +219,48 @@ class Enumeration:
             return ~left.kernel[i] & right.kernel[j]
         return left.kernel[i] == right.kernel[j]
 
-    def _find_commuting(self, found: dict[TensorType, list[Rows]]) -> None:
-        """Operators whose operands can be swapped: from the second level on, one order is enough."""
+    def _find_commuting(self, built: dict[TensorType, list[CandidateGraphs]]) -> None:
+        """Find commutative operators, from the first level: from the second one on, one order of operands is enough."""
         for number, (name, _) in enumerate(self.family.instances):
-            rows = [(r, p) for parts in found.values() for part in parts for r, p in zip(part.rows, part.prints, strict=True)]
+            rows = [(r, p) for parts in built.values() for part in parts for r, p in zip(part.rows, part.prints, strict=True)]
             prints = {(int(r[1]), int(r[2])): p for r, p in rows if r[0] == number}
             both = [(a, b) for a, b in prints if a < b and (b, a) in prints]
             if VOCABULARY[name].operands == 2 and both and all(prints[a, b] == prints[b, a] for a, b in both):
                 self.commuting.add(number)
 
-    def _note_halves(self, found: Rows, numbers: Array) -> None:
+    def _note_halves(self, graphs: CandidateGraphs, numbers: Array) -> None:
+        """Record the classes of the results of operators of two results."""
         several = [k for k, (name, _) in enumerate(self.family.instances) if VOCABULARY[name].results > 1]
-        for k in np.flatnonzero(np.isin(found.rows[:, 0], several) & self.orders.canonical(found.orders) & (numbers >= 0)):
-            instance, operand, _, result = map(int, found.rows[k])
+        for k in np.flatnonzero(np.isin(graphs.rows[:, 0], several) & self.orders.canonical(graphs.orders) & (numbers >= 0)):
+            instance, operand, _, result = map(int, graphs.rows[k])
             self.halves.setdefault((instance, operand), {})[result] = int(numbers[k])
 
-    def _sort_out(self, type_: TensorType, found: Rows, size: int) -> list[Equal]:
-        """Keeps the first graph of every new class, and gives the others beside their class's own."""
+    def _classify(self, type_: TensorType, graphs: CandidateGraphs, size: int) -> list[EqualGraphs]:
+        """Make the first graph of every new class its representative, and return the others with theirs."""
         prints, numbers = self.known.get(type_, (np.empty(0, np.int64), np.empty(0, np.int64)))
-        unique, first, inverse = np.unique(found.prints, return_index=True, return_inverse=True)
+        unique, first, inverse = np.unique(graphs.prints, return_index=True, return_inverse=True)
         at = np.searchsorted(prints, unique).clip(max=max(len(prints) - 1, 0))
         old = prints[at] == unique if len(prints) else np.zeros(len(unique), bool)
         fresh = ~old & (unique != 0)
         order = np.argsort(first[fresh])
-        kept = first[fresh][order]
-        added = self.graphs.extend(found.rows[kept])
+        representatives = first[fresh][order]
+        added = self.graphs.extend(graphs.rows[representatives])
         number_of = np.full(len(unique), -1)
         number_of[old] = numbers[at[old]]
         number_of[np.flatnonzero(fresh)[order]] = added
-        self.order_of = np.concatenate([self.order_of, found.orders[kept]])
-        if found.values is not None and len(kept):
-            values = found.values.take(kept, len(self.family.axes))
-            columns = [column[kept] for column in (found.orders, found.nodes, found.joined, found.kernel)]
-            self.groups[type_, size] = Group(added, *columns, values=values)
+        self.order_of = np.concatenate([self.order_of, graphs.orders[representatives]])
+        if graphs.values is not None and len(representatives):
+            values = graphs.values.take(representatives, len(self.family.axes))
+            columns = [column[representatives] for column in (graphs.orders, graphs.nodes, graphs.joined, graphs.kernel)]
+            self.groups[type_, size] = GraphGroup(added, *columns, values=values)
         merged = np.concatenate([prints, unique[fresh]]), np.concatenate([numbers, number_of[fresh]])
         order = np.argsort(merged[0])
         self.known[type_] = (merged[0][order], merged[1][order])
-        self._note_halves(found, number_of[inverse])
-        canonical = self.orders.canonical(found.orders) | self.orders.canonical(self.order_of[number_of[inverse]])
-        others = (found.prints != 0) & canonical
-        others[kept] = False
+        self._note_halves(graphs, number_of[inverse])
+        canonical = self.orders.canonical(graphs.orders) | self.orders.canonical(self.order_of[number_of[inverse]])
+        others = (graphs.prints != 0) & canonical
+        others[representatives] = False
         return [
-            Equal((self.graphs.apply(*map(int, found.rows[k])),), (self.graphs.term(int(number_of[inverse[k]])),), size)
+            EqualGraphs((self.graphs.apply(*map(int, graphs.rows[k])),), (self.graphs.term(int(number_of[inverse[k]])),), size)
             for k in np.flatnonzero(others)
         ]

@@ -1,4 +1,4 @@
-"""What is enumerated together: leaves of some types, operators with their attributes, and how many operators a graph may have."""
+"""Families of graphs that are enumerated together: their leaves, their operators, and their largest size."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from unity.substitutions.language.typecheck import TensorType
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """Variables of one type, `count` of them at most in a graph. `free` dimensions get other sizes when a rule is confirmed.
+class FamilyLeaf:
+    """Variables of one type.
 
-    `kernel`: a weight of convolutions, and so is what is made of it; nothing else is.
+    Attributes:
+        type: of the variables.
+        count: the most variables in a graph.
+        free: the dimensions that take other sizes when a rule is confirmed.
+        kernel: whether they, and all that is computed of them alone, are weights of convolutions.
     """
 
     type: TensorType
@@ -26,32 +30,40 @@ Instance = tuple[str, tuple[Attribute, ...]]  # an operator with its attributes
 
 
 @dataclass(frozen=True)
-class Given:
-    """Two graphs that are written by hand, because they are too large to be enumerated: a rule as text, without a name.
+class WrittenPair:
+    """Two graphs written by hand, because they are too large to be enumerated, as the text of a rule without a name.
 
-    They are asked whatever enumerated ones are. `leaves` has its variables' types, by first appearance.
+    They pass the same checks as enumerated ones. `leaves` has the types of their variables, by first appearance.
     """
 
     text: str
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[FamilyLeaf, ...]
 
 
 @dataclass(frozen=True)
 class Family:
-    """One enumeration: every well-typed graph of up to `operators` of the instances, over up to `variables` of the leaves.
+    """One enumeration.
 
-    `halves`: whether what was not concatenated may be split too, in halves.
+    Attributes:
+        name: of the family.
+        leaves: the variables of graphs.
+        instances: the operators of graphs.
+        operators: the most operators in a graph.
+        variables: the most variables in a graph.
+        axes: of the mesh.
+        halves: whether tensors that were not concatenated are also split, in halves.
+        written: pairs of graphs beside the enumerated ones.
     """
 
     name: str
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[FamilyLeaf, ...]
     instances: tuple[Instance, ...]
     operators: int
     variables: int = 4
     axes: tuple[Axis, ...] = ()
     halves: bool = False
-    given: tuple[Given, ...] = ()
+    written: tuple[WrittenPair, ...] = ()
 
     def limited(self, operators: int) -> Family:
-        """The family with at most so many operators, or one more where it has more than the usual three."""
+        """Return the family with at most `operators` operators in a graph, or one more if it has more than the usual three."""
         return replace(self, operators=min(self.operators, operators + max(0, self.operators - 3)))

@@ -1,28 +1,27 @@
-"""The whole library from nothing: families side by side, what follows from the rest left out, every rule proved and executed."""
+"""Generation of the whole library: families in parallel, without rules that follow from others, each rule proved and executed."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from unity.base.installation import VERSION
-from unity.substitutions.generator.discover import Found, minimal
+from unity.substitutions.generator.discover import DiscoveredRule, minimal
 from unity.substitutions.generator.family import Family
-from unity.substitutions.generator.naming import named
-from unity.substitutions.generator.work import Outcome, Proved, Task, Workers, prove, run
+from unity.substitutions.generator.work import FamilyTask, Outcome, VerifiedRule, Workers, prove, run
 from unity.substitutions.language.library import Entry, Library
 from unity.substitutions.language.rule import Rule
-from unity.substitutions.language.term import applications
+from unity.substitutions.language.term import Apply, Term, applications
 from unity.substitutions.language.text import parse_rule, print_body, print_rule
 
-Report = Callable[[str, float], None]  # what is done now, and the part of the whole that is done
-FIRST = 2  # families that the others build on
+Report = Callable[[str, float], None]  # the current task, and the completed fraction
+FIRST = 2  # families whose rules the others build on
 
 
 def silent(text: str, part: float) -> None:
-    """Reports nothing."""
+    """Report nothing."""
 
 
 def generate(
@@ -32,9 +31,16 @@ def generate(
     processes: int = 2,
     report: Report = silent,
 ) -> tuple[Library, list[Outcome]]:
-    """The library of some families, and what became of each. The first ones go first: the others build on their rules.
+    """Generate the library of some families, and return it with the outcome of each.
 
-    `folder` keeps what each family gave. What was equal but not proved, and what failed, is said in the library's `made`.
+    The library's `made` names the pairs that are equal but not proved, and the families that failed.
+
+    Args:
+        families: the first two are enumerated first, since the others build on their rules.
+        axioms: from which rules are proved.
+        folder: for the outcomes of families, from which an interrupted run is resumed.
+        processes: that work in parallel.
+        report: is called with the current task and the completed fraction.
     """
     start = time.perf_counter()
     if folder:
@@ -45,8 +51,8 @@ def generate(
             outcomes.append(outcome)
             text = f"{outcome.family}: {len(outcome.rules)} rules of {outcome.counts.graphs} graphs"
             report(text, 0.7 * len(outcomes) / len(families))
-        found = minimal(_together(outcomes), lambda text: report(text, 0.7))
-        entries, rejected = _proved(workers, found, axioms, report)
+        rules = minimal(_all_rules(outcomes), lambda text: report(text, 0.7))
+        entries, rejected = _verified_entries(workers, rules, axioms, report)
     made = {
         "by": f"unity {VERSION}",
         "graphs": sum(o.counts.graphs for o in outcomes),
@@ -60,43 +66,76 @@ def generate(
 
 
 def _outcomes(workers: Workers, families: Sequence[Family], axioms: Sequence[Rule], folder: str | None) -> Iterator[Outcome]:
-    """The first families one after another, each knowing the rules before it; then the rest, side by side."""
+    """Yield the outcomes of the first families, each of which knows the rules of those before it, then of the rest, in parallel."""
     texts = tuple(map(print_rule, axioms))
     known: tuple[str, ...] = ()
     for family in families[:FIRST]:
-        (outcome,) = workers.map(run, [Task(family, texts, known, folder)], _failed)
+        (outcome,) = workers.map(run, [FamilyTask(family, texts, known, folder)], _failed)
         yield outcome
-        found = [Found(parse_rule(text), "known", 0) for text in known]
-        found += [Found(parse_rule(f"{family.name}.{k} {text}"), "known", 0) for k, (text, _) in enumerate(outcome.rules)]
-        known = tuple(print_rule(f.rule) for f in minimal(found))
-    yield from workers.map(run, [Task(family, texts, known, folder) for family in families[FIRST:]], _failed)
+        rules = [DiscoveredRule(parse_rule(text), "known", 0) for text in known]
+        rules += [DiscoveredRule(parse_rule(f"{family.name}.{k} {text}"), "known", 0) for k, (text, _) in enumerate(outcome.rules)]
+        known = tuple(print_rule(r.rule) for r in minimal(rules))
+    yield from workers.map(run, [FamilyTask(family, texts, known, folder) for family in families[FIRST:]], _failed)
 
 
-def _failed(task: Task, why: str) -> Outcome:
+def _failed(task: FamilyTask, why: str) -> Outcome:
     return Outcome(task.family.name, failed=why)
 
 
-def _together(outcomes: Sequence[Outcome]) -> list[Found]:
-    """All families' rules, the small ones first, each with a name of its own."""
+def _all_rules(outcomes: Sequence[Outcome]) -> list[DiscoveredRule]:
+    """Return the rules of all families, with different names, the small ones first."""
     texts = {text: (o.family, size) for o in reversed(outcomes) for text, size in o.rules}
-    rules = [Found(parse_rule(f"rule {text}"), family, size) for text, (family, size) in texts.items()]
-    rules.sort(key=lambda f: (len(applications(f.rule.sides)), print_body(f.rule)))
-    return [replace(f, rule=rule) for f, rule in zip(rules, named(f.rule for f in rules), strict=True)]
+    rules = [DiscoveredRule(parse_rule(f"rule {text}"), family, size) for text, (family, size) in texts.items()]
+    rules.sort(key=lambda r: (len(applications(r.rule.sides)), print_body(r.rule)))
+    return [replace(r, rule=rule) for r, rule in zip(rules, named(r.rule for r in rules), strict=True)]
 
 
-def _proved(
-    workers: Workers, found: Sequence[Found], axioms: Sequence[Rule], report: Report
+def _verified_entries(
+    workers: Workers, rules: Sequence[DiscoveredRule], axioms: Sequence[Rule], report: Report
 ) -> tuple[list[Entry], list[str]]:  # fmt: skip
-    """Every rule proved once more and executed; and those that were not, with the reason."""
+    """Verify every rule once more. Return the library's entries, and the rules that are not proved, with the reasons."""
     texts = tuple(map(print_rule, axioms))
-    results = workers.map(prove, [(print_rule(f.rule), texts) for f in found], lambda task, why: Proved("open", why=why))
+    results = workers.map(prove, [(print_rule(r.rule), texts) for r in rules], lambda task, why: VerifiedRule("open", why=why))
     entries: list[Entry] = []
     rejected: list[str] = []
-    for number, (f, result) in enumerate(zip(found, results, strict=True)):
-        report(f"proofs: {number} of {len(found)} rules", 0.8 + 0.2 * number / len(found))
+    for number, (r, result) in enumerate(zip(rules, results, strict=True)):
+        report(f"proofs: {number} of {len(rules)} rules", 0.8 + 0.2 * number / len(rules))
         if result.status == "proved":
-            origin = {"family": f.family, "operators": f.operators}
-            entries.append(Entry(f.rule, result.axioms, result.work, result.instances, origin))
+            origin = {"family": r.family, "operators": r.operators}
+            entries.append(Entry(r.rule, result.axioms, result.work, result.instances, origin))
         else:
-            rejected.append(f"{print_body(f.rule)}: {result.status}, {result.why}")
+            rejected.append(f"{print_body(r.rule)}: {result.status}, {result.why}")
     return sorted(entries, key=lambda e: e.rule.name), rejected
+
+
+# Names
+
+
+def name_of(rule: Rule) -> str:
+    """Return the name of a rule: `operators-of-the-left.is.operators-of-the-right`."""
+    return f"{_operators(rule.left)}.is.{_operators(rule.right)}"
+
+
+def _operators(terms: Iterable[Term]) -> str:
+    words: list[str] = []
+
+    def visit(term: Term) -> None:
+        if isinstance(term, Apply):
+            words.append(str(term.attributes[0]) if term.operator == "map" else term.operator.replace("_", ""))
+            for operand in term.operands:
+                visit(operand)
+
+    for term in terms:
+        visit(term)
+    return "-".join(words) or "itself"
+
+
+def named(rules: Iterable[Rule]) -> list[Rule]:
+    """Return rules with different names: those of equal operators are numbered, in order."""
+    counts: dict[str, int] = {}
+    result = []
+    for rule in rules:
+        name = name_of(rule)
+        counts[name] = counts.get(name, 0) + 1
+        result.append(replace(rule, name=name if counts[name] == 1 else f"{name}.{counts[name]}"))
+    return result

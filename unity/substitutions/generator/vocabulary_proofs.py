@@ -1,7 +1,8 @@
-"""The parallelizations of operators, proved: of every operator that rules speak of, and of a user's own."""
+"""Proofs of the ways to split operators: every operator of the vocabulary, and a user's own."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,8 @@ from unity.verify.proofs.operators import ChoiceVerdict, check_body, check_opera
 
 
 def check_vocabulary() -> list[tuple[str, ChoiceVerdict]]:
-    """Every operator of the families, on their leaves, at every choice of one axis."""
-    found: list[tuple[str, ChoiceVerdict]] = []
+    """Check every operator of the families, on their leaves, at every choice of one axis."""
+    verdicts: list[tuple[str, ChoiceVerdict]] = []
     done: set[tuple] = set()
     for family in FAMILIES:
         leaves = {leaf.type.shape: leaf.type for leaf in family.leaves}
@@ -22,7 +23,7 @@ def check_vocabulary() -> list[tuple[str, ChoiceVerdict]]:
             operator = VOCABULARY[name]
             if operator.parallel:
                 continue
-            for operands in _operands(list(leaves.values()), operator.operands):
+            for operands in itertools.product(leaves.values(), repeat=operator.operands):
                 types = tuple(type(t)(t.shape, (), t.dtype) for t in operands)
                 key = (name, attributes, types)
                 if key in done:
@@ -33,18 +34,12 @@ def check_vocabulary() -> list[tuple[str, ChoiceVerdict]]:
                 except IllTypedError:
                     continue
                 body = body_of(name, concrete(operator, attributes, types), tuple((t.shape, t.dtype) for t in types))
-                spelled = f"{name}({', '.join(map(str, attributes))})"
-                found += [(spelled, verdict) for verdict in check_body(body)]
-    return found
-
-
-def _operands(leaves: list, count: int) -> list[tuple]:
-    if count == 0:
-        return [()]
-    return [(leaf, *rest) for leaf in leaves for rest in _operands(leaves, count - 1)]
+                text = f"{name}({', '.join(map(str, attributes))})"
+                verdicts += [(text, verdict) for verdict in check_body(body)]
+    return verdicts
 
 
 def check_users(fn: Callable[..., Any], *args: Any) -> list[tuple[str, ChoiceVerdict]]:
-    """A user's own operator, at the sizes of its arguments."""
+    """Check a user's operator, at the sizes of its arguments."""
     name = getattr(fn, "__name__", "the operator")
     return [(name, verdict) for verdict in check_operator(fn, *args)]

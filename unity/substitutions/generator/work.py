@@ -1,6 +1,6 @@
-"""The parts of a generation that processes do side by side. What a family gave is kept, so that an interrupted run goes on.
+"""Parallel work of a generation, in processes. The result of each family is saved, so that an interrupted run can be resumed.
 
-A process that dies (Z3 out of memory, say) takes its task with it and no other: the task is reported, and the run goes on.
+If a process dies, for instance because Z3 is out of memory, its task alone fails: it is reported, and the run continues.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Task:
-    """A family to look through, with what is known already. Rules are text here: that is what processes send each other."""
+class FamilyTask:
+    """A family to enumerate, and the rules that are known. Rules are texts, which processes can send to each other."""
 
     family: Family
     axioms: tuple[str, ...]
@@ -39,21 +39,21 @@ class Task:
 
     @property
     def digest(self) -> str:
-        """A hash of all that the result depends on."""
-        text = repr((_code(), self.family, self.axioms, self.known))
+        """A hash of everything that the result depends on."""
+        text = repr((_code_hash(), self.family, self.axioms, self.known))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @cache
-def _code() -> str:
-    """A hash of the code that the result depends on."""
+def _code_hash() -> str:
+    """Return a hash of the code that the result depends on."""
     files = sorted(path for name in ("pcg", "substitutions", "verify") for path in (PACKAGE / name).rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The rules of a family (text, number of operators), its counts, what is equal but not proved, and why it failed if it did."""
+    """The result of a family: rules as (text, number of operators), counts, equal pairs without a proof, and why it failed."""
 
     family: str
     rules: tuple[tuple[str, int], ...] = ()
@@ -62,22 +62,22 @@ class Outcome:
     failed: str = ""
 
 
-def run(task: Task) -> Outcome:
-    """One family, from the work folder if it was done before."""
+def run(task: FamilyTask) -> Outcome:
+    """Discover the rules of a family, or read them from the folder of an earlier run."""
     path = Path(task.folder) / f"{task.digest}.json" if task.folder else None
-    if path and (known := _read(path)):
-        return known
+    if path and (saved := _read(path)):
+        return saved
     axioms, known_rules = ([parse_rule(text) for text in texts] for texts in (task.axioms, task.known))
-    rules, counts, opened = discover(task.family, axioms, known_rules)
-    found = tuple((print_body(f.rule), f.operators) for f in rules)
-    outcome = Outcome(task.family.name, found, counts, tuple(map(print_body, opened)))
+    rules, counts, unproved = discover(task.family, axioms, known_rules)
+    texts = tuple((print_body(r.rule), r.operators) for r in rules)
+    outcome = Outcome(task.family.name, texts, counts, tuple(map(print_body, unproved)))
     if path:
         write(path, json.dumps(asdict(outcome)))
     return outcome
 
 
 def _read(path: Path) -> Outcome | None:
-    """What was kept. None if nothing was, or what is there cannot be read."""
+    """Read a saved outcome. None if there is none, or if it cannot be read."""
     try:
         data = json.loads(path.read_text())
         rules = tuple((str(text), int(size)) for text, size in data["rules"])
@@ -87,8 +87,8 @@ def _read(path: Path) -> Outcome | None:
 
 
 @dataclass(frozen=True)
-class Proved:
-    """One rule's last two layers: the axioms used and the work of the proof, and at how many instances it was executed."""
+class VerifiedRule:
+    """The verdict on a rule: the axioms and the work of its proof, and the number of instances at which it was executed."""
 
     status: str
     axioms: tuple[str, ...] = ()
@@ -97,18 +97,18 @@ class Proved:
     why: str = ""
 
 
-def prove(task: tuple[str, tuple[str, ...]]) -> Proved:
-    """A rule (as text) proved from axioms (as text), this time noting which, and executed on all small shapes.
+def prove(task: tuple[str, tuple[str, ...]]) -> VerifiedRule:
+    """Verify a rule from axioms, both as text, and note the axioms that it uses.
 
-    By a prover of its own: what one has learned from other rules would change which axioms it uses.
+    Each rule has a new prover: one that has learned from other rules might use other axioms.
     """
     text, axioms = task
-    found = verified(parse_rule(text), Prover(map(parse_rule, axioms), cores=True))
-    return Proved(found.status, found.proof.axioms, found.proof.work, found.check.instances, found.why)
+    result = verified(parse_rule(text), Prover(map(parse_rule, axioms), cores=True))
+    return VerifiedRule(result.status, result.proof.axioms, result.proof.work, result.check.instances, result.why)
 
 
 class Workers:
-    """A pool of processes that survives the death of one."""
+    """A pool of processes that survives the death of any of them."""
 
     def __init__(self, processes: int) -> None:
         self.processes = processes
@@ -124,7 +124,7 @@ class Workers:
         self.pool.shutdown(cancel_futures=True)
 
     def map(self, function: Callable[[T], R], tasks: Sequence[T], failed: Callable[[T, str], R]) -> Iterator[R]:
-        """Results in order. A task whose process died, or that raised, gives what `failed` makes of it."""
+        """Yield results in order. For a task that raised, or whose process died, `failed` returns the result from the reason."""
         pool = self.pool
         futures = [pool.submit(function, task) for task in tasks]
         for task, future in zip(tasks, futures, strict=True):
@@ -133,7 +133,7 @@ class Workers:
     def _result(
         self, function: Callable[[T], R], task: T, future: Future[R], pool: ProcessPoolExecutor, failed: Callable[[T, str], R]
     ) -> R:
-        """A future's result. Where a process died it may have been for another task: this one gets a second try, alone."""
+        """Return a future's result. If a process died, perhaps of another task, this one gets a second try, alone."""
         for last in (False, True):
             try:
                 return future.result()
