@@ -16,8 +16,8 @@ from rich.console import Console
 from unity.base.errors import RuleError
 from unity.substitutions.importing import import_flexflow, import_taso, report
 from unity.substitutions.importing.flexflow import OPERATORS
-from unity.substitutions.importing.protobuf import read_rules
 from unity.substitutions.importing.taso import KINDS, PARAMETERS
+from unity.substitutions.importing.taso_protobuf import read_rules
 from unity.substitutions.language.text import parse_rule
 
 # Protobuf, written
@@ -192,7 +192,7 @@ REFUSED = {
     "operands": ([operator("matmul", -1)], "ill-typed", "takes 2 operands, and has 1"),
     "a later operator": ([operator("relu", 1), operator("relu", -1)], "ill-typed", "does not come before"),
     "no such result": ([operator("relu", -1), operator("relu", (0, 1))], "ill-typed", "which it does not have"),
-    "a permutation": ([operator("transpose", -1, numdim=2, perm=3)], "ill-typed", "no permutation"),
+    "a permutation": ([operator("transpose", -1, numdim=2, perm=3)], "ill-typed", "not a permutation"),
     "a parameter": ([operator("conv2d", -1, -2)], "ill-typed", "no parameter kernel-h"),
     "sizes": ([operator("concat", -1, -2, **PAIR), operator("ew-add", 0, -1)], "ill-typed", "add"),
     "strides": ([operator("conv2d", -1, -2, **{**CONV, "stride_w": 2})], "unsupported", "stride"),
@@ -204,10 +204,10 @@ REFUSED = {
     "a huge split": ([operator("split", -1, axis=0, num_outputs=1 << 30)], "unsupported", "num-outputs"),
     "a huge graph": ([operator("relu", k - 1) for k in range(99)], "unsupported", "99 operators"),
     "a long permutation": ([operator("transpose", -1, numdim=3, perm=1 * 9 + 0 * 3 + 2)], "unsupported", "last two"),
-    "a constant alone": ([operator("constant-one")], "unsupported", "what shape"),
-    "an odd constant": ([operator("constant-imm"), operator("ew-add", -1, 0)], "unsupported", "what shape"),
+    "a constant alone": ([operator("constant-one")], "unsupported", "its shape"),
+    "an odd constant": ([operator("constant-imm"), operator("ew-add", -1, 0)], "unsupported", "its shape"),
     **{
-        kind: ([operator(kind, -1)], "unsupported", "no word")
+        kind: ([operator(kind, -1)], "unsupported", "no such operator")
         for kind in ("input", "weight", "any", "dropout", "batchnorm", "reshape", "merge-gconv")
     },
 }
@@ -402,9 +402,9 @@ ILL = {
     "replicas": ([concat(0, X, Y), linear(0, W)], "operand 1 has 2 replicas that differ"),
     "a weight's replicas": ([concat(0, W, V), linear(X, 0)], "operand 2 has 2 replicas that differ"),
     "degrees": ([change("PARTITION", X, 1), linear(0, W)], "sample degree 2, operand 2 replica degree 1"),
-    "slices": ([change("PARTITION", X, 1), change("REDUCE", 0, 1)], "no partial sum"),
-    "a whole tensor": ([change("REDUCE", X, 2)], "no partial sum"),
-    "one replica": ([change("REDUCE", X, 0)], "no partial sum"),
+    "slices": ([change("PARTITION", X, 1), change("REDUCE", 0, 1)], "not a partial sum"),
+    "a whole tensor": ([change("REDUCE", X, 2)], "not a partial sum"),
+    "one replica": ([change("REDUCE", X, 0)], "not a partial sum"),
     "fused relu": ([change("PARTITION", X, 2), change("PARTITION", W, 2), linear(0, 1, 2)], "fused too early"),
     "relu": ([change("PARTITION", X, 2), change("PARTITION", W, 2), linear(0, 1), node("RELU", 2)], "is a partial sum"),
     "elementwise": ([change("PARTITION", X, 1), node("EW_ADD", 0, Y)], "operand 1 has degrees 1·2·1, operand 2 1·1·1"),
@@ -415,7 +415,7 @@ ILL = {
     "no operand": ([node("RELU")], "takes 1 operands, and has 0"),
     "no parameter": ([node("CONCAT", X, Y)], "no parameter PM_AXIS"),
     "a dimension": ([change("PARTITION", X, 3)], "dimensions 0, 1 and 2"),
-    "a degree": ([node("PARTITION", X, PARALLEL_DIM=1, PARALLEL_DEGREE=1)], "is none"),
+    "a degree": ([node("PARTITION", X, PARALLEL_DIM=1, PARALLEL_DEGREE=1)], "less than 2"),
     "a later operator": ([node("RELU", 1), node("RELU", X)], "does not come before"),
     "no such result": ([node("RELU", X), node("RELU", (0, 1))], "does not have"),
 }
@@ -463,7 +463,7 @@ def test_a_damaged_json_file_is_refused_and_says_where(tmp_path):
         ("", "line 1, column 1"),
         ("[" * 200_000, "nested|line 1"),
         ("[]", 'expected an object with "rule"'),
-        ('{"rule": 3}', "must be of type list"),
+        ('{"rule": 3}', "expected a value of type list"),
         ('{"rule": [{}]}', 'rule 0: expected an object with "name"'),
         (good.replace('"opId": -1', '"opId": "x"'), "opId"),
         (good.replace('"type": "OP_LINEAR", ', ""), 'expected an object with "type"'),

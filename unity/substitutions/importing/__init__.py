@@ -1,4 +1,4 @@
-"""Rules that others released, in this rule language, with a verdict on each: proved, refuted, or ill-typed and why."""
+"""Import of released rules into this rule language, with a verdict on each: proved, refuted, or ill-typed and why."""
 
 from unity.substitutions.importing.flexflow import import_flexflow
 from unity.substitutions.importing.report import report

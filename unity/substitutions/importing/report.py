@@ -1,4 +1,4 @@
-"""What was found of a file of released rules, to be printed."""
+"""The report on a file of released rules, for a terminal."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from rich.table import Table
 from unity.substitutions.importing.verdict import Imported
 
 
-def report(found: Sequence[Imported]) -> Group:
-    """How many rules came out how, and why; and every rule that was not proved."""
-    counts = Counter((i.verdict.status, _reason(i)) for i in found)
-    summary = Table("verdict", "rules", "why", title=f"{len(found)} rules")
+def report(rules: Sequence[Imported]) -> Group:
+    """Return the number of rules for each verdict and reason, and every rule that was not proved."""
+    counts = Counter((rule.verdict.status, _reason(rule)) for rule in rules)
+    summary = Table("verdict", "rules", "why", title=f"{len(rules)} rules")
     for (status, why), count in sorted(counts.items(), key=lambda entry: (entry[0][0], -entry[1])):
         summary.add_row(status, str(count), escape(why))
-    rest = Table("rule", "verdict", "why", title="not proved")
-    for i in found:
-        if i.verdict.status != "proved":
-            rest.add_row(i.name, i.verdict.status, escape(i.verdict.why))
-    seconds = [i.verdict.seconds for i in found if i.verdict.status == "proved"]
+    unproved = Table("rule", "verdict", "why", title="not proved")
+    for rule in rules:
+        if rule.verdict.status != "proved":
+            unproved.add_row(rule.name, rule.verdict.status, escape(rule.verdict.why))
+    seconds = [rule.verdict.seconds for rule in rules if rule.verdict.status == "proved"]
     proofs = f"first-order proofs: median {1e3 * median(seconds):.2f} ms, longest {1e3 * max(seconds):.2f} ms" if seconds else ""
-    return Group(*([rest] if rest.row_count else []), summary, proofs)
+    return Group(*([unproved] if unproved.row_count else []), summary, proofs)
 
 
-def _reason(found: Imported) -> str:
-    """Why, without where: rules with the same fault are counted together."""
-    if found.verdict.status == "refuted":
+def _reason(rule: Imported) -> str:
+    """Return the reason for a verdict without the place, so that rules with the same fault are counted together."""
+    if rule.verdict.status == "refuted":
         return "counterexample"
-    return re.sub(r"^(source|target) operator \d+ | \[[^]]*\]", "", found.verdict.why)
+    return re.sub(r"^(source|target) operator \d+ | \[[^]]*\]", "", rule.verdict.why)

@@ -1,8 +1,8 @@
-"""The small shapes at which an imported rule is looked at.
+"""Small shapes at which an imported rule is checked.
 
-A released rule says nothing of sizes. They are solved for: every dimension of a variable is an unknown, operators equate them,
-and what stays free is enumerated. This is arithmetic on a few numbers, thousands of times; whatever is chosen here is then
-confirmed by the type checker, so that a slip here can lose an instance, and never prove a rule.
+A released rule has no sizes. They are solved for: every dimension of a variable is an unknown, operators equate unknowns, and those
+that stay free are enumerated. This is arithmetic on a few numbers, thousands of times. The type checker confirms the result, so
+that a mistake here can lose an instance, but never prove a rule.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from unity.substitutions.language.rule import EqualSizes
 from unity.substitutions.language.term import Apply, Attribute, Term, Variable, subterms
 
 Shapes = dict[str, tuple[int, ...]]
-FREE = 9  # dimensions that are varied; further ones keep the first size
+FREE = 9  # dimensions that are varied; others have the first size
 
 
 class Unfit(Exception):
-    """Sizes that an operator cannot take. The message says which operator, and why."""
+    """An operator cannot take some sizes. The message names the operator and the reason."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """A sum of a number and unknowns; of a concatenated dimension also its two parts, which a split gives back."""
+    """A sum of a number and unknowns. A concatenated dimension has two `parts`, which a split undoes."""
 
     number: int
     unknowns: tuple[int, ...] = ()
@@ -35,13 +35,13 @@ class Size:
         return Size(self.number + other.number, tuple(sorted(self.unknowns + other.unknowns)), (self, other))
 
     def at(self, values: Mapping[int, Size]) -> Size:
-        """With unknowns replaced, as far as they are known."""
+        """Replace unknowns by their values, as far as they have some."""
         if not any(u in values for u in self.unknowns):
             return self
-        found = Size(self.number)
+        size = Size(self.number)
         for u in self.unknowns:
-            found = found + (values[u].at(values) if u in values else Size(0, (u,)))
-        return replace(found, parts=self.parts and (self.parts[0].at(values), self.parts[1].at(values)))
+            size = size + (values[u].at(values) if u in values else Size(0, (u,)))
+        return replace(size, parts=self.parts and (self.parts[0].at(values), self.parts[1].at(values)))
 
     def __str__(self) -> str:
         return str(self.number) if not self.unknowns else "?"
@@ -53,23 +53,23 @@ Equate = Callable[[Size, Size, str], None]
 
 @dataclass(frozen=True)
 class Sizing:
-    """One way to give a rule's variables sizes: their shapes, and the groups of the convolutions that name none."""
+    """Shapes for a rule's variables, and the groups of the convolutions whose attribute is a variable."""
 
     shapes: Shapes
     groups: dict[str, int]
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Outputs of both sides, the variables' ranks, and dimensions of terms that the released rule fixes."""
+class SizeProblem:
+    """The outputs of both sides, the variables' ranks, and the sizes that the released rule fixes, as (term, dimension, size)."""
 
     outputs: tuple[Term, ...]
     ranks: Mapping[str, int]
-    fixed: tuple[tuple[Term, int, int], ...] = ()  # term, dimension, size
+    fixed: tuple[tuple[Term, int, int], ...] = ()
 
 
-def sizings(problem: Problem, sizes: Sequence[int] = (1, 2, 3), various: bool = True) -> Iterator[Sizing]:
-    """Every way to give small sizes, the most various first or the smallest first. Raises Unfit where there is none at all."""
+def sizings(problem: SizeProblem, sizes: Sequence[int] = (1, 2, 3), various: bool = True) -> Iterator[Sizing]:
+    """Yield all small sizings, the most diverse or the smallest first. Raises Unfit if there are none."""
     unknown, bound = _solve(problem)
     shapes = {name: tuple(s.at(bound) for s in shape) for name, shape in unknown.items()}
     free = sorted({u for shape in shapes.values() for s in shape for u in s.unknowns})
@@ -80,41 +80,41 @@ def sizings(problem: Problem, sizes: Sequence[int] = (1, 2, 3), various: bool = 
     for chosen in choices:
         values = dict(zip(free, map(Size, (*chosen, *itertools.repeat(sizes[0], len(free) - len(chosen)))), strict=True))
         try:
-            found = fit(problem, {name: tuple(s.at(values).number for s in shape) for name, shape in shapes.items()})
-        except Unfit as problem_:
-            refusal = refusal or str(problem_)
+            sizing = fit(problem, {name: tuple(s.at(values).number for s in shape) for name, shape in shapes.items()})
+        except Unfit as error:
+            refusal = refusal or str(error)
         else:
             any_fits = True
-            yield found
+            yield sizing
     if not any_fits:
         raise Unfit(f"no small sizes fit: {refusal}")
 
 
-def fits(problem: Problem, sizes: Sequence[int] = (1, 2, 3)) -> bool:
-    """Whether there are small sizes at which both sides are well-typed."""
+def fits(problem: SizeProblem, sizes: Sequence[int] = (1, 2, 3)) -> bool:
+    """Return whether both sides are well-typed at some small sizes."""
     try:
         return any(True for _ in itertools.islice(sizings(problem, sizes), 1))
     except Unfit:
         return False
 
 
-def fit(problem: Problem, shapes: Shapes) -> Sizing:
-    """These shapes, with the groups that follow from them. Raises Unfit where an operator of a side does not take them."""
+def fit(problem: SizeProblem, shapes: Shapes) -> Sizing:
+    """Return shapes with the groups that follow from them. Raises Unfit where an operator cannot take them."""
     groups: dict[str, int] = {}
     _walk(problem, {name: tuple(map(Size, shape)) for name, shape in shapes.items()}, _same, groups)
     return Sizing(shapes, groups)
 
 
-def equal_sizes(problem: Problem) -> tuple[EqualSizes, ...]:
-    """The equalities of variables' dimensions without which the operators would not fit. Dimensions count from the end."""
+def equal_sizes(problem: SizeProblem) -> tuple[EqualSizes, ...]:
+    """Return the equalities of variables' sizes that the operators imply. Dimensions count from the end."""
     unknown, bound = _solve(problem)
     places = [(name, d - len(shape), s.at(bound)) for name, shape in unknown.items() for d, s in enumerate(shape)]
     pairs = itertools.combinations(places, 2)
     return tuple(EqualSizes(a, d, b, e) for (a, d, x), (b, e, y) in pairs if a != b and d == e and x == y)
 
 
-def _solve(problem: Problem) -> tuple[dict[str, Shape], dict[int, Size]]:
-    """Every dimension as an unknown, and what the operators say of unknowns."""
+def _solve(problem: SizeProblem) -> tuple[dict[str, Shape], dict[int, Size]]:
+    """Return the variables' shapes with an unknown for every dimension, and the values of unknowns that the operators imply."""
     count = itertools.count()
     shapes = {name: tuple(Size(0, (next(count),)) for _ in range(rank)) for name, rank in problem.ranks.items()}
     bound: dict[int, Size] = {}
@@ -137,27 +137,40 @@ def _same(x: Size, y: Size, why: str) -> None:
         raise Unfit(f"{why}: {x} and {y}")
 
 
-def _walk(problem: Problem, shapes: Mapping[str, Shape], equate: Equate, groups: dict[str, int] | None) -> None:
-    """Every subterm's shape. Without `groups` sizes are unknowns, and what cannot be said of unknowns is left out."""
-    found: dict[Term, Shape] = {}
+def _walk(problem: SizeProblem, shapes: Mapping[str, Shape], equate: Equate, groups: dict[str, int] | None) -> None:
+    """Compute the shape of every subterm, and equate sizes.
+
+    `groups` collects the groups of convolutions. Without it sizes are unknowns, and constraints that need numbers are left out.
+    """
+    computed: dict[Term, Shape] = {}
     for term in subterms(problem.outputs):
         if isinstance(term, Variable):
-            found[term] = shapes[term.name]
+            computed[term] = shapes[term.name]
         else:
-            found[term] = _result(term, [found[x] for x in term.operands], equate, groups)
-        if any(not s.unknowns and s.number < 1 for s in found[term]):
+            computed[term] = _result(term, [computed[x] for x in term.operands], equate, groups)
+        if any(not s.unknowns and s.number < 1 for s in computed[term]):
             raise Unfit("an empty tensor")
     for term, dim, size in problem.fixed:
-        if term in found:  # and not in a branch that leads to no output
-            equate(found[term][dim], Size(size), "a kernel's size")
+        if term in computed:  # not so if no output needs it
+            equate(computed[term][dim], Size(size), "a kernel's size")
 
 
-LEAST = {"matmul": 2, "transpose": 2, "concat": 1, "split": 1, "enlarge": 4, "identity": 2, "identity_kernel": 4, "mean_kernel": 4}
+LEAST_RANKS = {
+    "matmul": 2,
+    "transpose": 2,
+    "concat": 1,
+    "split": 1,
+    "enlarge": 4,
+    "identity": 2,
+    "identity_kernel": 4,
+    "mean_kernel": 4,
+}
 
 
 def _result(term: Apply, xs: list[Shape], equate: Equate, groups: dict[str, int] | None) -> Shape:
+    """Return the shape of an operator's result."""
     name, attributes = term.operator, term.attributes
-    if any(len(x) < LEAST.get(name, 0) for x in xs):
+    if any(len(x) < LEAST_RANKS.get(name, 0) for x in xs):
         raise Unfit(f"{name} of a tensor of rank {min(map(len, xs))}")
     match name:
         case "add" | "sub" | "mul":
@@ -214,7 +227,7 @@ def _concat(d: int, xs: list[Shape], equate: Equate) -> Shape:
     return (*xs[0][:d], xs[0][d] + xs[1][d], *xs[0][d + 1 :])
 
 
-_derived = itertools.count(1 << 30)  # unknowns that follow from others in a way that is no sum
+_derived = itertools.count(1 << 30)  # unknowns that depend on others, but not as sums
 
 
 def _split(d: int, result: int, x: Shape, concrete: bool) -> Shape:
@@ -232,7 +245,7 @@ def _split(d: int, result: int, x: Shape, concrete: bool) -> Shape:
 
 
 def _window(size: Size, kernel: Size, stride: int, padding: str) -> Size:
-    """The size of what a window walks over."""
+    """Return the number of positions of a window that slides over a dimension."""
     if padding == "same" and stride == 1:
         return size
     if size.unknowns or kernel.unknowns:

@@ -1,9 +1,11 @@
-"""What is said of an imported rule: proved, refuted with the smallest counterexample found, or ill-typed and why.
+"""Verdicts on imported rules.
 
-*Proved* is a first-order proof from the axioms, for all sizes, and besides it equal types and equal values at small shapes:
-tensors have no shapes in the logic, so that each guards the other. *Refuted* is a counterexample that was executed. *Ill-typed*
-names the operator and the operand; *unsupported* an operator or a parameter that the rule language has no word for. *Open*,
-neither proved nor refuted, is never taken for either.
+- *Proved*: a first-order proof from the axioms, for all sizes, and equal types and values at small shapes. Tensors have no shapes
+  in the logic, so each check covers for the other.
+- *Refuted*: a counterexample was executed; the smallest one is reported.
+- *Ill-typed*: names the operator and the operand.
+- *Unsupported*: names an operator or a parameter that the rule language lacks.
+- *Open*: neither proved nor refuted.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import numpy as np
 from unity.base.errors import IllTypedError
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import UNUSED
-from unity.substitutions.importing.sizes import Problem, Shapes, Sizing, Unfit, equal_sizes, fits, sizings
+from unity.substitutions.importing.sizes import Shapes, SizeProblem, Sizing, Unfit, equal_sizes, fits, sizings
 from unity.substitutions.language.axioms import axioms
 from unity.substitutions.language.rule import EqualSizes, Rule
 from unity.substitutions.language.term import Term, substitute
@@ -29,13 +31,13 @@ from unity.verify.semantics.domains import ElementDomain, Modular, Plain
 from unity.verify.semantics.meaning import evaluate, random_pieces
 
 INSTANCES = 3  # shapes at which a proved rule is executed
-SEARCH = 60  # shapes at which a counterexample is looked for
-DRAWS = 40  # whole numbers that are tried at each
+SEARCH = 60  # shapes that are searched for a counterexample
+DRAWS = 40  # tensors of whole numbers that are tried at each
 RESIDUES = Modular()
 
 
 class Refusal(Exception):
-    """A released rule that says nothing: its status ("ill-typed" or "unsupported") and why."""
+    """A released rule cannot be translated: its status ("ill-typed" or "unsupported") and the reason."""
 
     def __init__(self, status: str, why: str) -> None:
         super().__init__(why)
@@ -44,7 +46,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Counterexample:
-    """Shapes and whole numbers for the variables, and what the two sides give at one output: values, or shapes that differ."""
+    """Shapes and whole numbers for the variables, and both sides of one output: different values, or different shapes."""
 
     shapes: Shapes
     values: Mapping[str, list]
@@ -54,13 +56,13 @@ class Counterexample:
     groups: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        given = ", ".join(f"{name}{list(shape)} = {self.values[name]}" for name, shape in self.shapes.items())
-        return f"{given}: left {self.left}, right {self.right}"
+        variables = ", ".join(f"{name}{list(shape)} = {self.values[name]}" for name, shape in self.shapes.items())
+        return f"{variables}: left {self.left}, right {self.right}"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`status` is proved, refuted, ill-typed, unsupported or open. `seconds` is what the first-order proof took."""
+    """A verdict: `status` is proved, refuted, ill-typed, unsupported or open; the first-order proof took `seconds`."""
 
     status: str
     why: str = ""
@@ -70,7 +72,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Imported:
-    """A released rule by its name, the rule that it is in this language (None if it is none), and what was found of it."""
+    """A released rule: its name, its translation into this language (None if there is none), and the verdict."""
 
     name: str
     rule: Rule | None
@@ -84,71 +86,72 @@ class Imported:
 
 @dataclass(frozen=True)
 class Case:
-    """A released rule in this language, still without a verdict, and what is known of its sizes."""
+    """A translated rule without a verdict, and the constraints on its sizes."""
 
     rule: Rule
-    problem: Problem
+    problem: SizeProblem
 
 
 class Court:
-    """One prover, kept for all rules. Random numbers are drawn afresh for each, so that verdicts do not depend on their order."""
+    """Judges rules with one prover. Random numbers are drawn anew for each rule, so that verdicts do not depend on their order."""
 
     def __init__(self) -> None:
         self.prover = Prover(axioms())
 
-    def judge(self, found: Sequence[Case | Imported]) -> list[Imported]:
-        """The verdicts on what is still without one. All proofs come first: they take no longer then than they need."""
-        proved = [self._proved(x) if isinstance(x, Case) else x for x in found]
-        return [x if isinstance(x, Imported) else self._repaired(x[0], _executed(*x)) for x in proved]
+    def judge(self, rules: Sequence[Case | Imported]) -> list[Imported]:
+        """Return the verdicts on all rules. All proofs come first, so that nothing else disturbs their measured times."""
+        proofs = [self._prove(rule) if isinstance(rule, Case) else rule for rule in rules]
+        return [x if isinstance(x, Imported) else self._with_repair(x[0], _execute(*x)) for x in proofs]
 
-    def _proved(self, case: Case) -> tuple[Case, Proof] | Imported:
+    def _prove(self, case: Case) -> tuple[Case, Proof] | Imported:
+        """Try to prove a rule, if need be with the equalities of sizes that its types imply."""
         try:
-            rule = _grouped(case.rule, list(itertools.islice(sizings(case.problem), INSTANCES)))
+            rule = _with_groups(case.rule, list(itertools.islice(sizings(case.problem), INSTANCES)))
         except Unfit as refusal:
             return Imported(case.rule.name, case.rule, Verdict("ill-typed", str(refusal)))
         proof = self.prover.prove(rule)
-        if proof.status != "proved":  # what both sides' types imply, and tensors without shapes do not know
+        if proof.status != "proved":  # the logic, in which tensors have no shapes, lacks these equalities
             implied = replace(rule, conditions=equal_sizes(case.problem))
-            again = self.prover.prove(implied)
-            if again.status == "proved":
-                return Case(implied, case.problem), again
+            second_proof = self.prover.prove(implied)
+            if second_proof.status == "proved":
+                return Case(implied, case.problem), second_proof
         return Case(rule, case.problem), proof
 
-    def _repaired(self, case: Case, found: Imported) -> Imported:
-        """A refuted rule with the equality of sizes under which it holds, if one that its counterexample breaks is enough."""
-        example = found.verdict.counterexample
+    def _with_repair(self, case: Case, rule: Imported) -> Imported:
+        """Note the equality of sizes under which a refuted rule holds, if one that its counterexample violates is enough."""
+        example = rule.verdict.counterexample
         if example is None:
-            return found
-        some = list(itertools.islice(sizings(case.problem), SEARCH))
+            return rule
+        candidates = list(itertools.islice(sizings(case.problem), SEARCH))
         always = equal_sizes(case.problem)
         pairs = itertools.combinations(((name, -d) for name, s in example.shapes.items() for d in range(1, len(s) + 1)), 2)
         equal = [EqualSizes(a, d, b, e) for (a, d), (b, e) in pairs if a != b and d == e]
         for c in equal:
-            good = [s for s in some if _holds(c, s)][:INSTANCES]
-            if c not in always and not _holds(c, Sizing(example.shapes, {})) and good:
-                rule = replace(case.rule, conditions=(*always, c))
-                if self.prover.prove(rule).status == "proved" and all(_counterexample(rule, s) is None for s in good):
-                    why = f"{found.verdict.why}; it holds where {print_condition(c)}"
-                    return replace(found, verdict=replace(found.verdict, why=why))
-        return found
+            satisfying = [s for s in candidates if _holds(c, s)][:INSTANCES]
+            if c not in always and not _holds(c, Sizing(example.shapes, {})) and satisfying:
+                repaired = replace(case.rule, conditions=(*always, c))
+                if self.prover.prove(repaired).status == "proved" and all(_counterexample(repaired, s) is None for s in satisfying):
+                    why = f"{rule.verdict.why}; it holds where {print_condition(c)}"
+                    return replace(rule, verdict=replace(rule.verdict, why=why))
+        return rule
 
-    def confirms(self, rule: Rule, problem: Problem) -> bool:
-        """Whether a rule with axes is one: proved, of equal types, and of equal values on devices that run both sides."""
+    def confirms(self, rule: Rule, problem: SizeProblem) -> bool:
+        """Return whether a rule with axes is proved, with equal types and equal values on all devices."""
         sizes = (4, 8, 16)  # so that an axis or two of two devices each divide every dimension
         if not fits(problem, sizes):
             return False
         sizing = next(sizings(problem, sizes))
         axes = tuple(Axis(name, 2, 0) for name in rule.named("axis"))
-        known = {name: tensor(shape, (UNUSED,) * len(axes)) for name, shape in sizing.shapes.items()}
+        variables = {name: tensor(shape, (UNUSED,) * len(axes)) for name, shape in sizing.shapes.items()}
         return (
             self.prover.prove(rule).status == "proved"
-            and agree(rule, known, axes) is True
-            and equal_at(rule, known, axes, np.random.default_rng(0))
+            and agree(rule, variables, axes) is True
+            and equal_at(rule, variables, axes, np.random.default_rng(0))
         )
 
 
-def _executed(case: Case, proof: Proof) -> Imported:
-    """The verdict on a rule, after a look at small shapes: at few if it is proved, at many if it is not."""
+def _execute(case: Case, proof: Proof) -> Imported:
+    """Return the verdict on a rule after executing it at small shapes: at few if it is proved, at many if it is not."""
     rule, problem = case.rule, case.problem
     try:
         for sizing in itertools.islice(sizings(problem), INSTANCES if proof.status == "proved" else SEARCH):
@@ -167,45 +170,45 @@ def _holds(condition: EqualSizes, sizing: Sizing) -> bool:
     return one[condition.dim] == two[condition.other_dim]
 
 
-def _grouped(rule: Rule, found: list[Sizing]) -> Rule:
-    """The groups of convolutions written down, where they are the same at all sizes."""
-    same = {g: n for g, n in found[0].groups.items() if all(s.groups[g] == n for s in found)}
+def _with_groups(rule: Rule, instances: list[Sizing]) -> Rule:
+    """Return the rule with numbers for those groups of convolutions that are the same at all sizes."""
+    same = {g: n for g, n in instances[0].groups.items() if all(s.groups[g] == n for s in instances)}
     left, right = (substitute(side, {}, same) for side in (rule.left, rule.right))
     return replace(rule, left=left, right=right)
 
 
 def _counterexample(rule: Rule, sizing: Sizing) -> Counterexample | None:
-    """Small whole numbers for which the sides differ at these sizes.
+    """Return small whole numbers for which the sides differ at these sizes.
 
-    A field is asked first, because there chance is out of it. But it has no order (`relu(x + x)` is not `relu(x) + relu(x)`
-    there), so that only whole numbers refute.
+    Values over a finite field come first: equality there is hardly ever chance. But a field has no order (`relu(x + x)` is not
+    `relu(x) + relu(x)`), so that only whole numbers refute.
     """
     sides = substitute(rule.sides, {}, sizing.groups)
-    known = {name: tensor(shape) for name, shape in sizing.shapes.items()}
-    types = typecheck(sides, known)
-    if all(_difference(sides, types, values, RESIDUES) is None for values in _residues(known)):
+    variables = {name: tensor(shape) for name, shape in sizing.shapes.items()}
+    types = typecheck(sides, variables)
+    if all(_difference(sides, types, values, RESIDUES) is None for values in _residues(variables)):
         return None
     for draw in range(DRAWS):
         rng, bound = np.random.default_rng(draw), draw // 8
         values = {name: rng.integers(-bound, 2 + bound, shape).astype(float) for name, shape in sizing.shapes.items()}
-        found = _difference(sides, types, values, Plain())
-        if found is not None:
-            shown = {name: _listed(v) for name, v in values.items()}
-            return Counterexample(sizing.shapes, shown, *found, sizing.groups)
+        difference = _difference(sides, types, values, Plain())
+        if difference is not None:
+            lists = {name: _as_list(v) for name, v in values.items()}
+            return Counterexample(sizing.shapes, lists, *difference, sizing.groups)
     return None
 
 
-def _residues(known: Mapping[str, TensorType]) -> Iterator[dict[str, np.ndarray]]:
-    """Elements of the field: any ones, and small ones of one sign, which no relu takes away."""
+def _residues(variables: Mapping[str, TensorType]) -> Iterator[dict[str, np.ndarray]]:
+    """Yield elements of the field: arbitrary ones, and small positive ones, which a relu does not change."""
     rng = np.random.default_rng(0)
-    yield {name: random_pieces(t, (), RESIDUES, rng) for name, t in known.items()}
-    yield {name: RESIDUES.constant(rng.integers(1, 64, t.shape)) for name, t in known.items()}
+    yield {name: random_pieces(t, (), RESIDUES, rng) for name, t in variables.items()}
+    yield {name: RESIDUES.constant(rng.integers(1, 64, t.shape)) for name, t in variables.items()}
 
 
 def _difference(
     sides: tuple[Term, ...], types: Mapping[Term, TensorType], values: Mapping[str, np.ndarray], domain: ElementDomain
 ) -> tuple[int, list | str, list | str] | None:  # fmt: skip
-    """The first output in which the sides differ, and what they give there."""
+    """Return the first output in which the sides differ, and both sides there."""
     half = len(sides) // 2
     pairs = list(zip(sides[:half], sides[half:], strict=True))
     for k, (left, right) in enumerate(pairs):
@@ -215,20 +218,20 @@ def _difference(
     for k, (left, right) in enumerate(pairs):
         one, two = results[left], results[right]
         if not (np.allclose(one, two) if one.dtype.kind == "f" else np.array_equal(one, two)):
-            return k, _listed(one), _listed(two)
+            return k, _as_list(one), _as_list(two)
     return None
 
 
-def _listed(values: np.ndarray) -> list:
+def _as_list(values: np.ndarray) -> list:
     whole = (values == np.round(values)).all()
     return (values.astype(np.int64) if whole else np.round(values, 4)).tolist()
 
 
-def _smallest(rule: Rule, problem: Problem, example: Counterexample) -> Counterexample:
-    """The smallest counterexample whose sizes are nowhere larger."""
+def _smallest(rule: Rule, problem: SizeProblem, example: Counterexample) -> Counterexample:
+    """Return the smallest counterexample whose sizes are nowhere larger."""
     for sizing in sizings(problem, various=False):
         if all(a <= b for name, shape in sizing.shapes.items() for a, b in zip(shape, example.shapes[name], strict=True)):
-            found = _counterexample(rule, sizing)
-            if found is not None:
-                return found
+            smaller = _counterexample(rule, sizing)
+            if smaller is not None:
+                return smaller
     return example
