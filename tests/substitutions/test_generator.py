@@ -1,4 +1,4 @@
-"""The generator: nothing false, nothing missed, the same every time, and it goes on where it stopped."""
+"""The generator: sound, complete, deterministic and resumable."""
 
 import itertools
 import json
@@ -41,7 +41,7 @@ def small():
 
 
 def everything(operators, instances, names="xyz"):
-    """Every term of up to so many operators, by brute force: (term, its type, its value)."""
+    """Return every term of at most `operators` operators as (term, type, value), by brute force."""
     domain, rng = Modular(), np.random.default_rng(5)
     pool = [(Variable(n), MATRIX, random_pieces(MATRIX, (), domain, rng)) for n in names]
     for size in range(1, operators + 1):
@@ -58,8 +58,8 @@ def everything(operators, instances, names="xyz"):
     return pool
 
 
-def test_nothing_is_missed(small):
-    """Every two equal graphs, found by brute force and not modulo anything, are connected by the rules."""
+def test_rules_connect_all_equal_graphs(small):
+    """The rules connect every two graphs that brute force shows to be equal."""
     prover = Prover((f.rule for f in minimal(small)), values=False)
     classes: dict = {}
     for term, type_, value in everything(2, SMALL.instances):
@@ -74,7 +74,7 @@ def rule_of(left, right):
     return replace(parse_rule("r x = x"), left=(left,), right=(right,))
 
 
-def test_what_is_found_is_what_one_would_write(small):
+def test_expected_rules_are_discovered(small):
     found = {print_body(f.rule) for f in minimal(small)}
     assert "add(x, y) = add(y, x)" in found
     assert "matmul(matmul(x, y), z) = matmul(x, matmul(y, z))" in found
@@ -91,7 +91,7 @@ def test_numbers_become_variables():
     assert f"({merged}.0, {merged}.1) = (matmul(x, y), matmul(x, z))" in found
 
 
-def test_parallel_rules():
+def test_expected_parallel_rules_are_derivable():
     rules = [f.rule for f in discover(PARALLEL, axioms())[0]]
     found = {print_body(r) for r in rules}
     assert "combine(d, a, partition(d, a, x)) = x" in found
@@ -105,8 +105,8 @@ def test_parallel_rules():
         assert prover.prove(parse_rule(text)).status == "proved", text
 
 
-def test_a_chance_of_sizes_dies():
-    """Halving a matrix along its rows or its columns gives one shape, but not one tensor; and 2 + 2 is 2 · 2."""
+def test_equality_by_chance_of_sizes_is_rejected():
+    """x + x and x · x have one shape and are equal for 2, but not in general."""
     family_ = family("chance", [FamilyLeaf(tensor((2, 2)), 1, BOTH)], SUM, operators=1)
     wrong = EqualGraphs((parse_term("add(0, 0)".replace("0", "v")),), (parse_term("mul(v, v)"),), 1)
     found = candidate(replace(wrong, new=renamed(wrong.new), known=renamed(wrong.known)), family_)
@@ -115,11 +115,11 @@ def test_a_chance_of_sizes_dies():
 
 
 def renamed(terms):
-    """Variables as enumerations number them."""
+    """Return terms with variables numbered as in an enumeration."""
     return tuple(Apply(t.operator, t.attributes, tuple(Variable("0") for _ in t.operands)) for t in terms)
 
 
-def test_the_same_every_time(small):
+def test_discovery_is_deterministic(small):
     again = discover(SMALL, axioms())[0]
     assert [print_rule(f.rule) for f in again] == [print_rule(f.rule) for f in small]
 
@@ -133,11 +133,11 @@ def test_graphs_are_counted_once():
     assert all(len(variables([t])) <= SMALL.variables for t in terms)
 
 
-def test_what_is_known_is_not_found_again(small):
+def test_known_rules_are_not_discovered_again(small):
     assert discover(SMALL, axioms(), [f.rule for f in small])[0] == []
 
 
-def test_a_run_goes_on_where_it_stopped(tmp_path):
+def test_an_interrupted_run_is_resumed(tmp_path):
     families = [SMALL, replace(SMALL, name="other", instances=(*SUM, *TURN)), PARALLEL]
     whole, _ = generate(families, axioms(), tmp_path / "whole", 1)
     work = tmp_path / "work"
@@ -154,7 +154,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path):
     assert whole.made["open"] == []
 
 
-def test_instances():
+def test_an_instance_of_a_rule():
     general = parse_rule("g map(f, concat(d, x, y)) = concat(d, map(f, x), map(f, y))")
     special = parse_rule("s map(relu, concat(-1, x, x)) = concat(-1, map(relu, x), map(relu, x))")
     assert instance_of(special, general)
@@ -169,7 +169,7 @@ def dies(number):
     return number
 
 
-def test_a_process_that_dies_takes_only_its_task():
+def test_the_death_of_a_process_fails_its_task_alone():
     with Workers(2) as workers:
         assert list(workers.map(dies, range(6), lambda task, why: why)) == [
             0, 1, "its process died", "ValueError: three", 4, 5

@@ -1,4 +1,4 @@
-"""Importing released rules: every verdict, every operator, and files that are damaged. All samples are made here, by hand."""
+"""Import of released rules: every verdict, every operator, and damaged files. All samples are written here by hand."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_true_taso_rule_is_proved(taso, name):
     assert parse_rule(found.text) == found.rule
 
 
-def test_several_outputs_are_outputs_of_one_rule(taso):
+def test_several_outputs_belong_to_one_rule(taso):
     source = [operator("relu", -1), operator("relu", -2)]
     target = [operator("concat", -1, -2, **PAIR), operator("relu", 0), operator("split", 1, num_outputs=2, axis=1)]
     (found,) = taso(taso_rule(source, target, (0, 2, 0, 0), (1, 2, 0, 1)))
@@ -128,13 +128,13 @@ def test_several_outputs_are_outputs_of_one_rule(taso):
     assert len(found.rule.left) == 2
 
 
-def test_an_operator_that_leads_to_no_output_is_left_out(taso):
+def test_an_operator_without_a_path_to_an_output_is_ignored(taso):
     (found,) = taso(taso_rule([operator("conv2d", -7, -8, **CONV), operator("relu", -1)], [operator("relu", -1)]))
     assert found.verdict.status == "proved"
 
 
 def merged(acti: int) -> bytes:
-    """Two convolutions of two images as a grouped one: false where their outputs are not equally many."""
+    """Two convolutions of two images as a grouped one: false where the numbers of their outputs differ."""
     images, kernels = {**PAIR, "numdim": 4}, {**PAIR, "numdim": 4, "axis": 0}
     each = {**CONV, "acti": acti}
     source = [operator("conv2d", -7, -10, **each), operator("conv2d", -8, -11, **each), operator("concat", 0, 1, **images)]
@@ -214,7 +214,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_a_taso_rule_cannot_mean_is_said(taso, name):
+def test_an_untranslatable_taso_rule_has_a_reason(taso, name):
     source, status, why = REFUSED[name]
     found, good = taso(taso_rule(source, []), taso_rule(*TRUE["matmul"]))
     assert (found.verdict.status, good.verdict.status) == (status, "proved")
@@ -252,7 +252,7 @@ def test_a_damaged_file_is_read_or_refused(noise, at):
             assert isinstance(read_rules(data), tuple)
 
 
-def test_what_is_no_rule_file_is_refused():
+def test_another_file_is_refused():
     for data, why in [
         (b"\x0b", "wire type"),
         (b"\x80" * 11, "longer"),
@@ -422,14 +422,14 @@ ILL = {
 
 
 @pytest.mark.parametrize("name", ILL)
-def test_an_ill_typed_flexflow_rule_says_why(flexflow, name):
+def test_an_ill_typed_flexflow_rule_has_a_reason(flexflow, name):
     source, why = ILL[name]
     (found,) = flexflow(flexflow_rule(source, [node("RELU", X)]))
     assert found.verdict.status == "ill-typed"
     assert why in found.verdict.why
 
 
-def test_what_the_language_has_no_word_for_is_unsupported(flexflow):
+def test_an_operator_that_the_language_lacks_is_unsupported(flexflow):
     huge = [change("REPLICATE", k - 1 if k else X, 0) for k in range(10)]
     many = [node("RELU", k - 1 if k else X) for k in range(99)]
     wide = [node("PARTITION", X, PARALLEL_DIM=1, PARALLEL_DEGREE=1 << 30)]
@@ -455,7 +455,7 @@ def test_every_flexflow_operator_has_a_sample():
     assert used >= set(OPERATORS)
 
 
-def test_a_damaged_json_file_is_refused_and_says_where(tmp_path):
+def test_a_damaged_json_file_is_refused_with_the_place(tmp_path):
     path = tmp_path / "rules.json"
     good = json.dumps({"rule": [flexflow_rule(*PROVED["channels"][:2])]})
     for text, why in [
@@ -478,7 +478,7 @@ def test_a_damaged_json_file_is_refused_and_says_where(tmp_path):
 
 
 def run(nodes: list[dict], inputs: dict[int, np.ndarray]) -> tuple[np.ndarray, tuple[int, ...]] | None:
-    """The last operator's value and degrees, or None where the graph is ill-typed for sizes alone."""
+    """Return the value and degrees of the last operator, or None where the graph is ill-typed only by its sizes."""
     found = []
     for o in nodes:
         at = {p["key"].removeprefix("PM_"): p["value"] for p in o["para"]}
@@ -512,7 +512,7 @@ def run(nodes: list[dict], inputs: dict[int, np.ndarray]) -> tuple[np.ndarray, t
 
 
 def chains(length: int) -> list[list[dict]]:
-    """Every chain of operators on x, some of which use it, or a second input, again."""
+    """Yield every chain of operators on x, some of which read x or a second input again."""
     steps = [
         lambda p: node("RELU", p),
         lambda p: node("EW_ADD", p, p),
@@ -550,7 +550,7 @@ def test_no_wrong_flexflow_rule_is_proved_and_no_right_one_refuted(flexflow):
     assert "proved" not in verdicts[len(right) :]
 
 
-def test_the_report_counts_and_names(taso):
+def test_the_report_counts_verdicts_and_names_rules(taso):
     found = taso(SAMPLE, merged(0), taso_rule([operator("dropout", -1)], []))
     console = Console(width=200)
     with console.capture() as capture:

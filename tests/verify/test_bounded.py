@@ -1,4 +1,4 @@
-"""Bounded checks: what is false is refuted with numbers, small ones, and every attribute is looked at."""
+"""Bounded checks refute false rules with small numbers, and check every attribute."""
 
 import itertools
 
@@ -25,12 +25,12 @@ FALSE = {
 
 
 @pytest.mark.parametrize("name", FALSE)
-def test_what_is_false_is_refuted(name):
+def test_a_false_rule_is_refuted(name):
     check = executed(parse_rule(FALSE[name]))
     assert check.status == "refuted", check
 
 
-def test_a_counterexample_says_the_indices():
+def test_a_counterexample_names_the_indices():
     check = executed(parse_rule(FALSE["indices swapped"]))
     assert check.counterexample is not None
     values = check.counterexample.values
@@ -38,7 +38,7 @@ def test_a_counterexample_says_the_indices():
     assert [v for n, v in values.items() if n[0] == "y"] != [v for n, v in values.items() if n[0] == "z"]
 
 
-def test_every_attribute_is_looked_at():
+def test_every_attribute_is_checked():
     rule = parse_rule("r maxpool(k, s, p, map(relu, x)) = map(relu, maxpool(k, s, p, x))")
     found = {tuple(i.attributes.values()) for i in small_instances(rule, (), small_sizes(rule, 2), 60)}
     assert found == set(itertools.product((1, 2, 3), (1, 2, 3), ("same", "valid")))
@@ -66,7 +66,7 @@ LOST = (
 
 @pytest.mark.parametrize("text", LOST)
 def test_an_axiom_that_loses_a_seam_proves_nothing_of_a_split(text):
-    """The product with the identity is the matrix, but is split in halves: where its parts were joined is not known of it."""
+    """The product with the identity equals the matrix, but has lost its seams: a split divides it in halves."""
     rule = parse_rule(text)
     assert Prover(axioms()).prove(rule).status == "open"
     assert Prover(axioms(), cores=True).prove(rule).status == "open"
@@ -100,27 +100,27 @@ HIDDEN = {
 
 
 @pytest.mark.parametrize("name", TRUE)
-def test_what_is_true_of_large_windows_and_high_ranks_is_proved(name):
+def test_a_true_rule_about_large_windows_or_high_ranks_is_proved(name):
     assert verified(parse_rule(TRUE[name]), Prover(axioms(), cores=True)).status == "proved"
 
 
 @pytest.mark.parametrize("name", HIDDEN)
-def test_what_small_sizes_hide_is_refuted(name):
+def test_a_false_rule_that_holds_at_small_sizes_is_refuted(name):
     check = executed(parse_rule(HIDDEN[name]))
     assert check.status == "refuted", check
     assert check.counterexample is not None
 
 
 @pytest.mark.parametrize(("size", "stride", "dilation", "base"), list(itertools.product((1, 2, 3, 5), (1, 2, 3), (1, 2), (1, 2))))
-def test_the_least_size_for_windows(size, stride, dilation, base):
-    """Windows without padding are counted one by one, as JAX does."""
+def test_the_least_size_for_a_number_of_windows(size, stride, dilation, base):
+    """The number of windows without padding agrees with a count."""
     move = (size, stride, (0, 0), dilation, base)
     for windows in (1, 2, 3):
         fit = (n for n in range(1, 40) if len(range(0, (n - 1) * base + 1 - (size - 1) * dilation, stride)) >= windows)
         assert Window(1, 1, *move).least(windows) == next(fit)
 
 
-def test_images_have_room():
+def test_images_have_room_for_windows():
     rule = parse_rule("r conv2d(1, 1, valid, maxpool(3, 2, valid, x), w) = conv2d(1, 1, valid, maxpool(3, 2, valid, x), w)")
     assert side(rule.sides, 3) == (9, 2)  # two windows of 3 in 4, and 4 elements at stride 2 from 9
     assert side(rule.sides, 5) == (13, 2)

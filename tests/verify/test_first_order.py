@@ -1,4 +1,4 @@
-"""Proofs from axioms: what follows is proved, what does not stays open, and the axioms are sound, consistent and needed."""
+"""First-order proofs: consequences are proved, other rules stay open, and the axioms are sound, consistent and independent."""
 
 import random
 from dataclasses import replace
@@ -38,7 +38,7 @@ OPEN = [
 
 
 @pytest.mark.parametrize("text", TRUE)
-def test_what_follows_is_proved(text):
+def test_a_consequence_is_proved(text):
     proof = Prover(axioms(), cores=True).prove(parse_rule(text))
     assert proof.status == "proved"
     assert set(TRUE[text]) <= set(proof.axioms)  # Z3 may use more than it must
@@ -46,7 +46,7 @@ def test_what_follows_is_proved(text):
 
 
 @pytest.mark.parametrize("text", OPEN)
-def test_what_does_not_follow_is_open(text):
+def test_a_rule_that_does_not_follow_is_open(text):
     assert Prover(axioms()).prove(parse_rule(text)).status == "open"
 
 
@@ -55,15 +55,15 @@ def test_a_condition_is_a_premise():
     assert Prover(axioms()).prove(parse_rule(text)).status == "proved"
 
 
-def test_terms_as_they_stand():
-    """Where parallelization is an operator like others, only rules about it prove anything of it."""
+def test_without_values_parallelization_operators_matter():
+    """If parallelization operators are operators like others, only rules about them prove equations with them."""
     goal = parse_rule("g map(f, combine(-1, a, partition(-1, a, x))) = map(f, x)")
     assert Prover((), values=False).prove(goal).status == "open"
     rule = parse_rule("r combine(d, a, partition(d, a, x)) = x")
     assert Prover([rule], values=False).prove(goal).status == "proved"
 
 
-def test_rules_can_be_left_out():
+def test_axioms_with_switches_can_be_left_out():
     prover = Prover(axioms(), switches=True)
     goal = parse_rule("g add(x, y) = add(y, x)")
     assert prover.prove(goal).status == "proved"
@@ -81,14 +81,14 @@ def test_axioms_are_few_and_none_follows_from_the_others():
 
 
 def joined(shape, number):
-    """A tensor whose dimensions of three were put together, or not: one and two, or two and one."""
+    """Return types of a tensor whose dimensions of three have a seam after one, after two, or none."""
     rng = random.Random(number)
     seams = tuple(rng.choice([None, (1, None, None), (2, None, None)]) if n == 3 else None for n in shape)
     return tensor(shape) if not any(seams) else replace(tensor(shape), seams=seams)
 
 
 def loses_seams(axiom):
-    """Whether some operands make both sides well-typed, with different seams that are known."""
+    """Return whether some operands make both sides well-typed, with different known seams."""
     for instance in small_instances(axiom, (), (3, 2), 16):
         rule = instance.rule
         for number in range(4):
@@ -104,13 +104,13 @@ def loses_seams(axiom):
     return False
 
 
-def test_axioms_keep_seams_but_for_those_that_are_known_to_lose_them():
-    """What proves a rule that splits must not change where its parts were joined: halves would be other parts."""
+def test_axioms_preserve_seams_except_those_known_to_lose_them():
+    """An axiom that proves a rule with a split must not change seams: halves are other parts."""
     assert {a.name for a in axioms() if loses_seams(a)} == LOSE_SEAMS
 
 
 def test_a_contradiction_would_be_found():
-    """Joining is not associative as far as splitting can see: with that axiom, everything would be equal."""
+    """Concatenation is not associative under a split: with that axiom, everything would be equal."""
     wrong = parse_rule("w concat(d, x, concat(d, y, z)) = concat(d, concat(d, x, y), z)")
     goal = parse_rule("g split(d, concat(d, x, concat(d, y, z))).0 = concat(d, x, y)")
     assert Prover([*axioms(), wrong]).prove(goal).status == "proved"

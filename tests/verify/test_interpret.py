@@ -51,8 +51,8 @@ def test_every_entry_of_the_table_has_a_meaning():
     assert set(TABLE) - {"kernel"} <= set(MEANINGS)  # what kernels compute their authors know
 
 
-def test_values_are_those_of_jax():
-    """With numpy's own numbers for elements, wherever all functions in a program are numpy's too."""
+def test_values_agree_with_jax():
+    """Over numpy's numbers, for every program whose functions numpy has."""
     done, missing = {}, []
     for name, fn, args in plain_cases():
         args = [jnp.asarray(a) for a in args]
@@ -71,7 +71,7 @@ def test_values_are_those_of_jax():
 
 
 def together(cases):
-    """What functions give for their arguments, all in one program that is hardly optimized: most of the time goes to compiling."""
+    """Return the results of functions, from one program with little optimization: most of the time goes to compiling."""
 
     @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def run(every):
@@ -81,7 +81,7 @@ def together(cases):
 
 
 def precision(program):
-    """A bound on relative errors: by the narrowest type that anything is rounded to, which the interpreter does not do."""
+    """Return a bound on relative errors, by the narrowest dtype in a program: the interpreter does not round."""
     types = {t.dtype for t in close(program).tensors.values() if t.floating}
     bits = [e.params["mantissa_bits"] for e in close(program).equations if e.name == "reduce_precision"]
     eps = max([2.2e-16, *(float(jnp.finfo(t).eps) for t in types), *(2.0**-b for b in bits)])
@@ -149,8 +149,8 @@ INTEGRAL = (
 
 
 @pytest.mark.parametrize("name", INTEGRAL)
-def test_residues_are_those_of_integer_arithmetic(name):
-    """Small integers for floats: float64 is exact then, and residues are those of the results."""
+def test_residues_agree_with_integer_arithmetic(name):
+    """With small integers as elements, float64 is exact."""
     fn, args = CASES[name]
     rng = np.random.default_rng(1)
     args = [rng.integers(-4, 5, np.shape(a)).astype(np.float64) if np.asarray(a).dtype.kind == "f" else np.asarray(a) for a in args]
@@ -161,7 +161,7 @@ def test_residues_are_those_of_integer_arithmetic(name):
         np.testing.assert_array_equal(x, domain.constant(np.asarray(y)))
 
 
-def test_many_candidates_are_each_computed_alone():
+def test_candidates_of_a_batch_are_independent():
     def fn(x, w, i):
         y = jnp.exp(x @ w) + lax.conv_general_dilated(x[None, None], w[None, None, :2, :2], (1, 1), "SAME")[0, 0]
         return y[i] / jnp.maximum(y.sum(1), 0), lax.sort(y, dimension=0), jnp.cumsum(y, 1).reshape(2, 8)
@@ -208,7 +208,7 @@ def test_random_graphs(steps, seed):
 
 
 def on_devices(fn, sizes, *stacked):
-    """A function of local pieces on real devices and interpreted: both `[*devices, *local result]`."""
+    """Run a function of local pieces on devices, and interpret it: both results are `[*devices, *local]`."""
     mesh, axes = mesh_of(sizes)
     names = tuple(a.name for a in axes)
 
@@ -246,7 +246,7 @@ def collectives(x):
     yield lax.while_loop(lambda c: c[0] < lax.axis_index("a1"), lambda c: (c[0] + 1, c[1] * 2), (0 * lax.axis_index("a1"), x))[1]
 
 
-def test_collectives_are_those_of_devices():
+def test_collectives_agree_with_devices():
     x = np.random.default_rng(0).integers(-9, 9, (2, 3, 12, 6, 3)).astype(np.float64)
     real, found = on_devices(lambda x: list(collectives(x)), (2, 3), x)
     assert len(real) == 17
@@ -284,7 +284,7 @@ def test_residues_of_rationals_are_exact(a, b):
 
 
 @given(st.lists(st.integers(-100, 100), min_size=2, max_size=6))
-def test_order_is_that_of_small_integers(numbers):
+def test_order_agrees_with_small_integers(numbers):
     d = Modular()
     x = d.constant(np.array(numbers, np.float64))
     ends = d.constant(np.array([-np.inf, np.inf]))
@@ -344,13 +344,13 @@ def meaning_of(term, domain, given):
 
 @given(TERMS, TERMS)
 def test_symbols_agree_with_residues(left, right):
-    """Normal forms are equal only where residues are; without maxima, which have an order, exactly where they are."""
+    """Canonical forms are equal only where residues are, and without maxima, which need an order, exactly there."""
     s, m = Symbolic(), Modular()
     symbols = {n: s.symbols(n, ()) for n in "xyz"}
     residues = {n: np.random.default_rng(k).integers(0, PRIME, 20) for k, n in enumerate("xyz")}
-    normal = meaning_of(left, s, symbols) == meaning_of(right, s, symbols)
+    equal = meaning_of(left, s, symbols) == meaning_of(right, s, symbols)
     same = bool(np.all(meaning_of(left, m, residues) == meaning_of(right, m, residues)))
-    assert same if normal else ("m" in str(left) + str(right) or not same)
+    assert same if equal else ("m" in str(left) + str(right) or not same)
 
 
 @pytest.mark.parametrize("long", [3, 100])  # with 3, the square is not multiplied out
@@ -366,11 +366,11 @@ def test_equality_of_symbols(long):
     assert wrong.values is not None
     a, b = wrong.values["x[0]"], wrong.values["y[0]"]
     assert (wrong.left, wrong.right) == ((a + b) ** 2, a**2 + b**2)
-    # not by normal form, but by Z3: the larger and the smaller are both
+    # not by canonical form, but by Z3: the larger and the smaller are both
     assert compare(s, s.add(s.maximum(x, y), s.minimum(x, y)), s.add(x, y)).answer == "equal"
 
 
-def test_what_is_not_known_is_named():
+def test_an_error_names_the_primitive_and_the_line():
     program = traced(lambda x: x.at[jnp.argmax(x)].set(0), np.ones(3))
     s = Symbolic()
     with pytest.raises(NotInterpreted, match=r"scatter: its ind.* depend on floating values \(.*test_interpret"):
@@ -398,8 +398,8 @@ OUTSIDE = np.asarray([5, -6, 1, 4])  # of four rows, also where counted from the
         (lambda x, y, i: lax.dynamic_update_slice(x, y[:2, :2], (i[2], 1)), OUTSIDE),
     ],
 )
-def test_unknown_indices_name_what_known_ones_do(fn, indices):
-    """Elements that are numbers, as indices: every place is tried, and one is named."""
+def test_indices_that_are_elements_agree_with_concrete_ones(fn, indices):
+    """Elements that are constants name one of all places."""
     s = Symbolic()
     program = traced(fn, np.ones((4, 3)), np.ones((4, 3)), indices)
     x, y = (StackedValue(s.symbols(name, (4, 3)), False) for name in "xy")
@@ -408,7 +408,7 @@ def test_unknown_indices_name_what_known_ones_do(fn, indices):
     np.testing.assert_array_equal(found.array, s.replaceable(known.array))
 
 
-def test_a_leading_dimension_of_one_is_for_all():
+def test_a_leading_dimension_of_one_broadcasts():
     program = traced(lambda x, y: [x @ y], np.ones((2, 3)), np.ones((3, 2)))
     d = Modular()
     x, y = np.ones((1, 7, 2, 3), np.int64), np.full((3, 1, 3, 2), 2, np.int64)
@@ -417,7 +417,7 @@ def test_a_leading_dimension_of_one_is_for_all():
     assert (found == 6).all()
 
 
-def test_keys_are_no_numbers():
+def test_bits_of_a_symbolic_key_differ():
     fn, (make,) = CASES["random bits"]
     key = make()
     assert is_key(key)
@@ -426,8 +426,8 @@ def test_keys_are_no_numbers():
     assert len(np.unique(found)) == found.size  # every place has its own bits
 
 
-def test_a_choice_takes_away_what_is_not_a_number():
-    """Not chosen, it must not make both sides of a proof "not a number", which would be equal whatever the rest computes."""
+def test_a_selection_removes_nan():
+    """A NaN that is not selected must not make both sides of a proof NaN, which would be equal whatever else they compute."""
     program = traced(lambda x: [jnp.where(x - x + 4 > 0, x, jnp.nan), jnp.where(x > 0, x, jnp.nan)], np.ones(3))
     s = Symbolic()
     x = s.symbols("x", (3,))

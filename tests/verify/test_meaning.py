@@ -1,4 +1,4 @@
-"""The meaning of terms: what is interpreted is what runs, and types say what the devices hold."""
+"""The meaning of terms: interpretation agrees with execution, and types with the pieces on devices."""
 
 import jax
 import numpy as np
@@ -41,7 +41,7 @@ def test_devices_that_disagree_are_found():
 
 
 def serial(term):
-    """The same term without parallelization."""
+    """Return a term without parallelization operators."""
     if isinstance(term, Apply):
         operands = tuple(map(serial, term.operands))
         return operands[0] if VOCABULARY[term.operator].parallel else Apply(term.operator, term.attributes, operands, term.result)
@@ -50,8 +50,8 @@ def serial(term):
 
 @settings(max_examples=60)
 @given(typed_terms())
-def test_parallelization_leaves_the_value(case):
-    """The theorem that proofs of parallel rules rest on: a well-typed term's value is that of the term without parallelization."""
+def test_parallelization_preserves_the_value(case):
+    """A well-typed term has the value of the term without parallelization operators, as proofs of parallel rules assume."""
     term, known = case
     domain, rng = Modular(), np.random.default_rng(0)
     types = typecheck([term], known, (A,))
@@ -67,8 +67,8 @@ def test_parallelization_leaves_the_value(case):
 
 @settings(max_examples=12)
 @given(typed_terms(operators=3))
-def test_what_is_interpreted_is_what_runs(case):
-    """Both sides of `t = t`, one with every parallelization taken out, through JAX on two devices: values and gradients."""
+def test_interpretation_agrees_with_execution(case):
+    """`t` and `t` without parallelization operators agree in JAX, on two devices, in values and gradients."""
     term, known = case
     if any(isinstance(t, Apply) and t.operator in ("identity_kernel", "map") for t in subterms([term])):
         return  # a kink of a rectifier, or a function of unbounded growth, is no test of rounding
@@ -81,7 +81,7 @@ TRUE = "r matmul(reduce(a, x), y) = reduce(a, matmul(x, replicate(a, y)))   wher
 FALSE = "r map(relu, reduce(a, matmul(x, y))) = reduce(a, matmul(x, y))   where x: -1@a, y: -2@a"
 
 
-def test_a_rule_by_symbols_by_numbers_and_through_jax():
+def test_a_rule_holds_on_symbols_on_numbers_and_in_jax():
     rule = parse_rule(TRUE)
     types = {"x": tensor((4, 6), (PARTIAL,)), "y": tensor((6, 8), (UNUSED,))}
     assert executed(rule).status == "proved"
@@ -103,8 +103,8 @@ def test_a_rule_without_instances_is_ill_typed():
     assert executed(parse_rule("r map(relu, partition(-1, a, x)) = replicate(a, x)")).status == "ill-typed"
 
 
-def test_gradients_tell_unused_from_replicated():
-    """Two shares of one Replicate reduce the gradient once; the values alone would not show a forgotten one."""
+def test_gradients_distinguish_unused_from_replicated():
+    """Two users of one Replicate reduce the gradient once; values alone would not show that it is missing."""
     x = {"x": tensor((4, 4), (REPLICATED,))}
     assert run(parse_rule("r add(x, x) = add(x, x)"), x, (A,)).equal
 

@@ -1,6 +1,6 @@
-"""The operator table, proved: every choice by symbols, on all devices, through the local program that runs.
+"""The operator table is proved: every choice, on symbols, on all devices, by the local program that runs.
 
-`test_table` runs the same with numbers. Here floating values are symbols, so an answer holds for all of them.
+`test_table` checks the same with numbers. Here floating values are symbols, so a verdict holds for all of them.
 """
 
 import jax
@@ -73,7 +73,7 @@ FOUND = {"random permutation": "replicated,0→partial", "solve by factors": "re
 
 
 def beyond(name: str, verdicts) -> list[str]:
-    """What should have been proved; of rows of pieces that are found by unknown places only the cases would tell, each place."""
+    """Return the verdicts that are not proved, without those on pieces of rows at symbolic places, which are beyond the proofs."""
     wrong = faults(verdicts)
     if name not in FOUND:
         return wrong
@@ -111,7 +111,7 @@ def test_other_degrees_are_proved(name):
     assert not faults(verdicts)
 
 
-# What is wrong is found out
+# Errors are refuted
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
@@ -170,7 +170,7 @@ def test_a_users_own_operator():
 
 
 def test_an_operator_without_a_derivative():
-    """Its values are proved; of gradients there is nothing to refute."""
+    """Its values are proved, and its gradients unknown."""
 
     def powers(x):
         return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * x), (0, x))[1]
@@ -189,7 +189,7 @@ def test_one_choice():
         assert check_choice(body, choice, 5).answer == ("proved" if choice.size == 0 else "unknown")
 
 
-def test_what_is_too_large_is_said():
+def test_an_operator_that_is_too_large_is_unknown():
     x = jax.ShapeDtypeStruct((300, 300), jnp.float64)
     assert all("smaller sizes" in v.why for v in check_operator(lambda x: x + 1, x))
     proof = OperatorProof(operator("dot_general")[0])
@@ -197,7 +197,7 @@ def test_what_is_too_large_is_said():
     assert all("smaller sizes" in proof.check((c,), (2,)).why for c in choices(proof.body))
 
 
-def test_keys_are_symbols_too():
+def test_keys_are_symbols():
     body, args = operator("dropout")
     assert any(is_key(a) for a in args)
     verdicts = check_body(body, (2,))
@@ -205,13 +205,13 @@ def test_keys_are_symbols_too():
     assert {v.why for v in verdicts} == {""}
 
 
-def test_a_proof_says_that_integers_are_concrete():
+def test_a_proof_notes_that_integers_are_concrete():
     body, args = operator("embedding")
     assert {v.why for v in check_body(body, (2,), args)} == {"for these integers and truth values"}
 
 
 def bodies(graph: PCG) -> dict[str, Body]:
-    """All bodies of a graph, those of graphs inside its nodes too."""
+    """Return all bodies of a graph, including nested graphs."""
     found: dict[str, Body] = {}
     for node in graph.nodes:
         if node.body is not None:
@@ -226,8 +226,8 @@ COMPOSITES |= {"cnn": lambda: small_models.cnn(2, 2)}
 
 
 @pytest.mark.parametrize("name", COMPOSITES)
-def test_what_capture_builds_is_proved(name):
-    """Layer norms, soft-maxes, losses, batch norms, attention's pieces: operators that nobody described."""
+def test_captured_operators_are_proved(name):
+    """Layer norms, soft-maxes, losses, batch norms and parts of attention are composites without an entry in the table."""
     small = COMPOSITES[name]()
     found = bodies(capture(small.loss, small.params, small.batch).graph)
     assert len(found) >= 5

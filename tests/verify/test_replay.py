@@ -1,4 +1,4 @@
-"""Derivations replayed: what the search finds passes, wherever it is found, and nothing else does."""
+"""Replay of derivations: every step of the search passes, and no other."""
 
 import itertools
 import json
@@ -44,7 +44,7 @@ def body_of(fn, *arguments):
 
 
 def found(body, store=None):
-    """All that can be done to a program: pattern, step, program afterwards."""
+    """Return all rewrites of a program as (pattern, step, new program)."""
     forms = shared(canonical_forms(body, store))
     for pattern in PATTERNS:
         for occurrence in occurrences(Reading(forms.body), pattern):
@@ -66,7 +66,7 @@ def program(fn):
 
 
 def filed(step):
-    """A step that was written to a file and read."""
+    """Return a step after writing it to JSON and reading it."""
     again = Step.from_json(json.loads(json.dumps(step.to_json())))
     assert again == step
     return again
@@ -82,12 +82,12 @@ def test_every_occurrence_replays(fn):
 
 
 def side(terms, types):
-    """A program that computes terms."""
+    """Return a program that computes terms."""
     return body_of(computed(terms, types), *(struct(t.shape, t.dtype) for t in types.values()))
 
 
 def test_every_pattern_of_the_library_replays():
-    """Each on programs that are one side of its rule."""
+    """Each pattern is applied to programs that are one side of its rule."""
     lacking = set()
     for pattern in PATTERNS:
         lacking.add(str(pattern))
@@ -106,7 +106,7 @@ def test_every_pattern_of_the_library_replays():
 
 
 def walk(fn, seed, length):
-    """A random derivation: the steps, and the program that they lead to."""
+    """Return a random derivation: its steps, and the program to which they lead."""
     body, steps, store = program(fn), [], NodeStore()
     canonical_forms(body, store)
     rng = random.Random(seed)
@@ -128,7 +128,7 @@ def test_several_steps_replay(fn, seed):
 
 
 def one(name, fn=two_products, backward=True):
-    """The first place where a rule applies to a program."""
+    """Return the first application of a rule to a program."""
     return next((s, a) for p, s, a in found(program(fn)) if p.rule.name == name and p.backward == backward)
 
 
@@ -191,14 +191,14 @@ DIMENSIONS = {
 
 @pytest.mark.parametrize("value", DIMENSIONS, ids=repr)
 def test_a_changed_dimension_is_refused(value):
-    """Also one that is the same, but counted from the front: conditions on dimensions could be evaded so."""
+    """Even an equal dimension that is counted from the front, by which conditions could be evaded."""
     step, after = one("concat-split-split.is.itself", parted, backward=False)
     assert step.attributes == {"d": -2}
     refused(replace(step, attributes={"d": value}), DIMENSIONS[value], after, fn=parted)
 
 
-def test_conditions_are_kept():
-    """A bias that is concatenated with itself along the last dimension is another one."""
+def test_conditions_are_checked():
+    """A bias that is concatenated with itself along the last dimension is another bias."""
     name = "concat-bias-bias.is.bias-concat.2"
     step, after = one(name, both_biased, backward=False)
     assert step.attributes == {"d": -2}
@@ -206,7 +206,7 @@ def test_conditions_are_kept():
 
 
 def test_every_step_is_needed_in_its_order():
-    """Of several derivations, with each step left out, and with two that follow each other exchanged."""
+    """Derivations are refused without any one step, and with two adjacent steps exchanged."""
     dropped = exchanged = 0
     for fn, seed in itertools.product((attention, two_products, joins, biased), range(3)):
         steps, after = walk(fn, seed, 3)
@@ -230,7 +230,7 @@ def test_every_step_is_needed_in_its_order():
 
 
 @EACH
-def test_another_program_is_refused(fn):
+def test_a_derivation_of_another_program_is_refused(fn):
     steps, after = walk(fn, 0, 1)
     check(program(fn), after, steps, LIBRARY)
     changed = body_of(lambda *xs: [x + 0.5 for x in jax.tree.leaves(fn(*xs))], *arguments(fn))
@@ -243,7 +243,7 @@ def test_another_program_is_refused(fn):
 
 
 @EACH
-def test_a_program_leads_to_itself(fn):
+def test_an_empty_derivation_leads_to_the_program_itself(fn):
     check(program(fn), program(fn), [], LIBRARY)
 
 
@@ -255,8 +255,8 @@ def test_damaged_files_are_refused():
             Step.from_json({k: v for k, v in data.items() if k != key})
 
 
-def test_a_value_that_is_computed_twice_is_no_place_for_a_step():
-    """Unless it is computed once first."""
+def test_a_step_cannot_replace_a_value_that_is_computed_twice():
+    """It can after common values are merged."""
     body = program_of(jax.make_jaxpr(lambda a, b, c: ((a @ b) @ c, jnp.exp(a @ b)))(*[struct((4, 4))] * 3))[0]
     forms = canonical_forms(body)
     (pattern,) = (p for p in PATTERNS if p.rule.name == "matmul-scale.is.scale-matmul" and p.backward)

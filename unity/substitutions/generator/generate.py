@@ -53,7 +53,7 @@ def generate(
             report(text, 0.7 * len(outcomes) / len(families))
         rules = minimal(_all_rules(outcomes), lambda text: report(text, 0.7))
         entries, rejected = _verified_entries(workers, rules, axioms, report)
-    made = {
+    provenance = {
         "by": f"unity {VERSION}",
         "graphs": sum(o.counts.graphs for o in outcomes),
         "pairs": sum(o.counts.distinct for o in outcomes),
@@ -62,7 +62,7 @@ def generate(
         "families": [f.name for f in families],
     }
     report(f"{len(entries)} rules in {time.perf_counter() - start:.0f} s", 1.0)
-    return Library(tuple(entries), made), outcomes
+    return Library(tuple(entries), provenance), outcomes
 
 
 def _outcomes(workers: Workers, families: Sequence[Family], axioms: Sequence[Rule], folder: str | None) -> Iterator[Outcome]:

@@ -77,7 +77,7 @@ def run(task: FamilyTask) -> Outcome:
 
 
 def _read(path: Path) -> Outcome | None:
-    """Read a saved outcome. None if there is none, or if it cannot be read."""
+    """Read a saved outcome. Returns None if it is missing or unreadable."""
     try:
         data = json.loads(path.read_text())
         rules = tuple((str(text), int(size)) for text, size in data["rules"])

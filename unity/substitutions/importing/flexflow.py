@@ -8,7 +8,7 @@ A tensor has three dimensions, replica, sample and channel, and each has a degre
 - Replicate(d) copies every index of d next to itself and multiplies the degree: each of k devices has everything that one had.
 - Reduce(d) adds k neighbours in d and divides the degree, if it is above one: the pieces of k devices are added. It needs
   *addends*: copies by a Replicate of d, or slices of the replica dimension, from devices or from a Concat. A Reduce of samples or
-  channels that were not stacked adds slices of one tensor, which are no partial sum: the rule is ill-typed.
+  channels that were not stacked adds slices of one tensor, not addends of a partial sum: the rule is ill-typed.
 - Linear, `x · wᵀ`, reads one slice of the replica dimension. Where slices differ, the result depends on the choice: ill-typed.
   Partitioned channels lead to a partial sum in the result's replica dimension; a relu of that, fused or not, is ill-typed.
 - Elementwise operators and Concat need operands of equal degrees, Split needs a Concat, Combine a degree, and the sides of a rule

@@ -72,7 +72,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Imported:
-    """A released rule: its name, its translation into this language (None if there is none), and the verdict."""
+    """A released rule: its name, its translation into this language (None if it has no translation), and the verdict."""
 
     name: str
     rule: Rule | None

@@ -83,7 +83,7 @@ def where(run: InterpreterRun, condition: Array, yes: StackedValue, no: StackedV
 
 @meaning("cond")
 def branch(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]) -> list[StackedValue]:
-    """An index and operands. Where devices disagree on the index, each has the results of its own branch."""
+    """An index and operands. Where devices disagree on the index, each has the results of the branch that it takes."""
     index, *operands = values
     branches = call.params["branches"]
     if not index.known:

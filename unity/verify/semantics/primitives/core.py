@@ -168,8 +168,8 @@ def evaluate(run: InterpreterRun, program: core.ClosedJaxpr, values: Sequence[St
 def apply(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]) -> list[StackedValue]:
     """Interpret one primitive.
 
-    A primitive of the operator table must have a meaning of its own: as an unknown function of all its operands, every way to
-    split it would be refuted. Of the table nothing but this set of names is read.
+    A primitive of the operator table must be registered here: as an unknown function of all its operands, every way to split
+    it would be refuted. Of the table nothing but this set of names is read.
     """
     interpret = MEANINGS.get(call.name)
     if interpret is None:

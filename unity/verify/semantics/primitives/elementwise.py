@@ -245,7 +245,7 @@ def wrap(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue
 
 @meaning("random_fold_in", "random_seed")
 def derive_keys(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]) -> list[StackedValue]:
-    """New keys, each a function of its own operands."""
+    """New keys, each a function of the operands at its place."""
     return [StackedValue(run.domain.function(call.function_name, *(run.lift(v) for v in values)), False)]
 
 

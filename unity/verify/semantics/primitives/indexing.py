@@ -211,9 +211,9 @@ def gather(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedVal
     """Table and indices `[*groups, index]` → `[groups and windows]`, windows at `offset_dims`."""
     table, indices = values
     numbers, sizes, shape = call.params["dimension_numbers"], call.params["slice_sizes"], run.shape(table.array)
-    kept = [d for d in range(len(shape)) if d not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)]
+    window_dims = [d for d in range(len(shape)) if d not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)]
     known = table.known and indices.known
-    read = partial(_read_windows, run, call, table.array if indices.known else run.lift(table), kept)
+    read = partial(_read_windows, run, call, table.array if indices.known else run.lift(table), window_dims)
     if indices.known:
         windows, valid = read(indices.array.astype(np.int64))
         if not valid.all():
@@ -221,7 +221,7 @@ def gather(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedVal
             windows = np.where(valid, windows, fill if known else run.domain.constant(fill))
     else:
         ends = [shape[d] - sizes[d] + 1 for d in numbers.start_index_map]
-        windows = _weighted_reads(run, call, indices.array, ends, len(kept), lambda at: read(at)[0])
+        windows = _weighted_reads(run, call, indices.array, ends, len(window_dims), lambda at: read(at)[0])
     rank = len(call.results[0].shape)
     group_dims = [i for i in range(rank) if i not in numbers.offset_dims]
     order = [0] * rank
@@ -231,19 +231,19 @@ def gather(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedVal
 
 
 def _read_windows(
-    run: InterpreterRun, call: PrimitiveCall, table: Array, kept: Sequence[int], indices: Array
+    run: InterpreterRun, call: PrimitiveCall, table: Array, window_dims: Sequence[int], indices: Array
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Return the windows `[*lead, *groups, *kept]` at concrete indices, and whether each is valid."""
+    """Return the windows `[*lead, *groups, *window_dims]` at concrete indices, and whether each is valid."""
     numbers, sizes, shape = call.params["dimension_numbers"], call.params["slice_sizes"], run.shape(table)
     batching = dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
     clamped = call.params["mode"] != Mode.FILL_OR_DROP  # with a promise too, JAX reads the nearest place
     starts, valid = _window_starts(run, indices, shape, sizes, numbers.start_index_map, batching, clamped)
-    windows = read_flat(run, table, box_positions(shape, starts, sizes, kept) if starts else valid * 0)
-    return windows, valid.reshape((*valid.shape, *(1,) * len(kept)))
+    windows = read_flat(run, table, box_positions(shape, starts, sizes, window_dims) if starts else valid * 0)
+    return windows, valid.reshape((*valid.shape, *(1,) * len(window_dims)))
 
 
 def _weighted_reads(
-    run: InterpreterRun, call: PrimitiveCall, indices: Array, ends: Sequence[int], kept: int, read: Callable[[Array], Array]
+    run: InterpreterRun, call: PrimitiveCall, indices: Array, ends: Sequence[int], window_rank: int, read: Callable[[Array], Array]
 ) -> Array:
     """Return the sum over all places that indices `[*lead, *groups, index]` may name; outside they name the fill value."""
     domain, groups = run.domain, indices.shape[run.lead : -1]
@@ -251,7 +251,7 @@ def _weighted_reads(
     fills = call.params["mode"] == Mode.FILL_OR_DROP
     coordinates = [indices[..., k] for k in range(len(ends))]
     for place, weight in weighted_places(run, call, coordinates, ends, clamped=not fills):
-        weight = weight.reshape((*weight.shape, *(1,) * kept))
+        weight = weight.reshape((*weight.shape, *(1,) * window_rank))
         at = np.broadcast_to(np.asarray(place), (*(1,) * run.lead, *groups, len(place)))
         total, inside = domain.add(total, domain.mul(weight, read(at))), domain.add(inside, weight)
     if fills:
@@ -290,8 +290,8 @@ def scatter(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedVa
     operand, indices, updates = values
     domain, (x, new) = run.together([operand, updates]) if indices.known else (run.domain, [run.lift(operand), run.lift(updates)])
     numbers, shape = call.params["dimension_numbers"], run.shape(x)
-    kept = [d for d in range(len(shape)) if d not in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)]
-    window = dict(zip(kept, numbers.update_window_dims, strict=True))
+    window_dims = [d for d in range(len(shape)) if d not in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)]
+    window = dict(zip(window_dims, numbers.update_window_dims, strict=True))
     sizes = [run.shape(new)[window[d]] if d in window else 1 for d in range(len(shape))]
     group_dims = [i for i in range(len(run.shape(new))) if i not in numbers.update_window_dims]
     new = new.transpose(*range(run.lead), *(run.lead + i for i in (*group_dims, *numbers.update_window_dims)))
@@ -301,8 +301,8 @@ def scatter(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedVa
 
     def write(x: Array, new: Array, at: Array) -> Array:
         starts, valid = _window_starts(run, at, shape, sizes, index_map, batching, clamped)
-        flat = box_positions(shape, starts, sizes, kept)
-        allowed = np.broadcast_to(valid.reshape((*valid.shape, *(1,) * len(kept))), flat.shape)
+        flat = box_positions(shape, starts, sizes, window_dims)
+        allowed = np.broadcast_to(valid.reshape((*valid.shape, *(1,) * len(window_dims))), flat.shape)
         return update_flat(run, x, flat, new, _combination(run, call, domain), allowed)
 
     if indices.known:
@@ -312,7 +312,7 @@ def scatter(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedVa
     coordinates, ends = [indices.array[..., k] for k in range(len(index_map))], [shape[d] - sizes[d] + 1 for d in index_map]
     for place, weight in weighted_places(run, call, coordinates, ends, clamped):
         at = np.broadcast_to(np.asarray(place), (*(1,) * run.lead, *run.shape(indices.array)))
-        x = write(x, domain.mul(weight.reshape((*weight.shape, *(1,) * len(kept))), new), at)
+        x = write(x, domain.mul(weight.reshape((*weight.shape, *(1,) * len(window_dims))), new), at)
     return [StackedValue(x, False)]
 
 

@@ -1,4 +1,4 @@
-"""Parallelizations as rules that were applied: written down, replayed from the serial graph, refused where they are wrong."""
+"""Parallelizations as recorded rules: saved, replayed from the serial graph, and refused where they are wrong."""
 
 import json
 from dataclasses import replace
@@ -54,7 +54,7 @@ def replayed(found, changed=None):
 
 @pytest.mark.parametrize("name", sorted(small_models.MODELS))
 @pytest.mark.parametrize("search", ["captured", "unity-rules"])
-def test_a_plan_is_made_again_by_its_rules(name, search):
+def test_a_plan_is_derived_again_by_its_rules(name, search):
     model = small_models.MODELS[name]()
     found = plan(model.loss, (model.params, model.batch), search=search, budget=300)
     report = replayed(found)
@@ -63,8 +63,8 @@ def test_a_plan_is_made_again_by_its_rules(name, search):
     found.check_derivation()
 
 
-def test_a_leaner_plan_is_too():
-    """With weights that are gathered again in the backward pass, and inner values that are computed again."""
+def test_a_plan_with_less_memory_is_derived_again():
+    """Some weights are gathered again in the backward pass, and some inner values are recomputed."""
     model = small_models.gpt(2)
     found = plan(model.loss, (model.params, model.batch))
     lean = found.frontier[-1]
@@ -79,7 +79,7 @@ def test_products_are_split_by_rules_of_the_library():
     assert "by rules of the library" in str(report)
 
 
-def test_what_is_written_down_is_read_again():
+def test_a_parallelization_survives_its_file():
     found = plan()
     data = json.loads(json.dumps(found.parallelization.to_json()))
     assert Parallelization.from_json(data) == found.parallelization
@@ -98,7 +98,7 @@ def test_equal_layers_are_written_once():
 
 
 def at_product(found, change):
-    """The parallelization, where the row of the first product is changed."""
+    """Return the parallelization with a changed row of the first product."""
     rows = list(found.parallelization.rows)
     at = next(k for k, row in enumerate(rows) if row.splits and row.splits[0].operator == "dot_general")
     rows[at] = change(rows[at])
@@ -125,13 +125,13 @@ def with_split(row, **changes):
         (lambda row: replace(row, again=True), "do not lead"),
     ],
 )
-def test_what_is_wrong_is_refused(change, message):
+def test_a_changed_row_is_refused(change, message):
     found = plan()
     with pytest.raises(DerivationError, match=message):
         replayed(found, at_product(found, change))
 
 
-def test_rows_that_lack_or_are_too_many_are_refused():
+def test_missing_and_additional_rows_are_refused():
     found = plan()
     rows = found.parallelization.rows
     for wrong, message in ((rows[:-1], "fewer rows"), ((*rows, rows[-1]), "more rows")):
@@ -157,8 +157,8 @@ def body_of(fn, *args):
     return close(jax.make_jaxpr(fn)(*args))
 
 
-def test_rules_say_all_of_a_product():
-    """Samples, output channels, batches, contracted dimensions, and partial sums that pass through."""
+def test_rules_justify_every_split_of_a_product():
+    """Along samples, output channels, batches and contracted dimensions, and for partial sums of an operand."""
     body = body_of(lambda x, y: jnp.einsum("bij,bjk->bik", x, y), f(4, 6, 8), f(4, 8, 10))
     rules = [e.rule for e in default_library().entries if e.rule.parallel]
     found = {c.states for c in choices(body) if any(says(r, body, c.states, AXIS) for r in rules)}
@@ -170,8 +170,8 @@ def test_rules_say_all_of_a_product():
     assert (PARTIAL, REPLICATED, PARTIAL) in found
 
 
-def test_no_rule_says_what_is_not_so():
-    """Whatever states a product is given: what some rule says is a choice of the operator table."""
+def test_rules_justify_only_choices_of_the_table():
+    """For any states of a product, a split that a rule justifies is a choice of the operator table."""
     every = (UNUSED, REPLICATED, PARTIAL, partitioned(0), partitioned(1))
     body = body_of(jnp.matmul, f(4, 6), f(6, 8))
     legal = {c.states for c in choices(body)}
@@ -181,7 +181,7 @@ def test_no_rule_says_what_is_not_so():
     assert len(said) >= 4
 
 
-def test_slices_that_are_no_slices_of_the_matrix_are_left_to_the_table():
+def test_slices_of_inner_parts_of_a_matrix_are_left_to_the_table():
     body = body_of(lambda x, y: jnp.einsum("bsd,df->bsf", x, y), f(4, 6, 8), f(8, 10))
     operator = vocabulary_operator(body)
     assert operator is not None
@@ -191,7 +191,7 @@ def test_slices_that_are_no_slices_of_the_matrix_are_left_to_the_table():
 
 
 @pytest.mark.parametrize("name", ["dot_general", "softmax", "bias", "reshape, [2, 12] to [6, 4]"])
-def test_the_record_has_what_is_proved(name):
+def test_the_record_agrees_with_the_proofs(name):
     with jax.enable_x64(True):
         found = proved_claims(name)
         body, _ = operator(name)
@@ -201,12 +201,12 @@ def test_the_record_has_what_is_proved(name):
     assert {c for choice in fitting for c in claims(body, choice.operands, choice.results)} <= found
 
 
-def test_the_record_is_of_the_table_as_it_is():
+def test_the_record_is_about_the_current_table():
     stale = [name for name, (entry, _) in record._record().items() if entry != record.source_of(name)]
     assert not stale, "their entries have changed: python tests/support/operator_record.py proves them again"
 
 
-def test_what_is_not_on_record_is_said_by_operator(monkeypatch):
+def test_unproved_claims_are_reported_by_operator(monkeypatch):
     known = {k: v for k, v in record._record().items() if k != "tanh"}
     monkeypatch.setattr(record, "_record", lambda: known)
     found = plan(lambda w, x: jnp.sum(jnp.tanh(x @ w).sum()), (f(64, 64), f(4096, 64)), FOUR)

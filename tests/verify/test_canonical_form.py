@@ -1,4 +1,4 @@
-"""Normal forms: they mean what the program computes, layouts do not matter to them, and everything else does."""
+"""Canonical forms have the values of the program, and distinguish everything but layouts."""
 
 import random
 from functools import partial
@@ -22,12 +22,12 @@ from unity.verify.semantics.interpret import interpret
 
 
 def forms(*programs):
-    """The outputs of some programs, in one store."""
+    """Return the outputs of some programs, in one store."""
     store = NodeStore()
     return [canonical_forms(program_of(p)[0], store).outputs for p in programs]
 
 
-# What a normal form means
+# The meaning of canonical forms
 
 
 def seen(view, x):
@@ -35,7 +35,7 @@ def seen(view, x):
 
 
 def meaning(outputs, arrays):
-    """The values of normal forms: what their nodes say, in numpy, and nothing else of the program."""
+    """Evaluate canonical forms in numpy, from their nodes alone."""
     found = {}
     for node in reachable(outputs):
         operands = [seen(x.view, found[x.node]) for x in node.operands]
@@ -60,14 +60,14 @@ MEANING = {
 
 
 def small(program, seed):
-    """Arguments: small whole numbers, so that nothing is rounded."""
+    """Return small whole numbers as arguments, so that nothing is rounded."""
     rng = np.random.default_rng(seed)
     return [rng.integers(-2, 5 if x.dtype == np.int32 else 3, x.shape).astype(x.dtype) for x in program.arguments]
 
 
 @given(programs(), st.integers(0, 1000), st.integers(0, 1000))
-def test_a_normal_form_means_what_the_program_computes(program, seed, layout):
-    """So programs of equal normal forms compute the same."""
+def test_canonical_forms_have_the_values_of_the_program(program, seed, layout):
+    """So programs with equal canonical forms compute the same."""
     arrays, traced = small(program, seed), program.traced(random.Random(layout))
     (outputs,) = forms(traced)
     plain = [x.astype(np.float64) if x.dtype == np.float32 else x for x in arrays]
@@ -84,8 +84,8 @@ def test_layouts_do_not_matter(program, layout):
 
 
 @given(programs(), st.integers(0, 1000))
-def test_what_takes_the_place_of_arguments_is_carried_to_all_that_is_made_of_them(program, seed):
-    """As if the program had been read with it from the start, however it is laid out itself."""
+def test_substituted_arguments_reach_all_their_users(program, seed):
+    """The result is as if the program had been applied to the new value, whatever the value's layout."""
     rng, store = random.Random(seed), NodeStore()
     start = canonical_forms(program_of(program.traced(rng))[0], store)
     inputs = [elsewhere(rng, start.values[v], f"other {v}", store) for v in start.body.inputs]
@@ -96,14 +96,14 @@ def test_what_takes_the_place_of_arguments_is_carried_to_all_that_is_made_of_the
 
 
 def elsewhere(rng, x, name, store):
-    """Another value of the same type, of a node that has its dimensions in another order."""
+    """Return another value of the same type, of a node with another order of dimensions."""
     order = tuple(rng.sample(range(len(x.shape)), len(x.shape)))
     tensor = tensor_type(tuple(x.shape[d] for d in order), x.node.tensor.dtype)
-    return store.rearranged(transposed(tensor.shape, inverse(order)), store.as_it_is("input", (name,), (), tensor))
+    return store.rearranged(transposed(tensor.shape, inverse(order)), store.unarranged("input", (name,), (), tensor))
 
 
 def symmetric(node):
-    """Whether a node may be itself, what is repeated rearranged: then it is one of several values, and which is not decided."""
+    """Return whether a node has several equal views because it repeats elements: which one a value has is not determined."""
     return any(x.node.kind == "broadcast" for x in node.operands) and (
         node.kind not in BINARY or node.operands[0].node.kind == "broadcast"
     )
@@ -123,8 +123,8 @@ EXCHANGED = {
 
 
 @pytest.mark.parametrize("case", EXCHANGED)
-def test_operands_that_are_seen_alike_from_each_other_can_be_exchanged(case):
-    """And no others."""
+def test_operands_that_are_involutions_of_each_other_can_be_exchanged(case):
+    """No other operands can be exchanged."""
     one, other = EXCHANGED[case]
     ((x,), *same) = forms(*(jax.make_jaxpr(fn)(Y) for fn in (one, other) if fn is not None))
     assert exchanged(x) == (same[0][0] if same else None)
@@ -219,24 +219,24 @@ def pair(one, other, arguments):
 
 
 @pytest.mark.parametrize("case", SAME)
-def test_the_same(case):
+def test_equal_programs_have_equal_forms(case):
     one, other = pair(*SAME[case])
     assert one == other
 
 
 @pytest.mark.parametrize("case", APART)
-def test_not_the_same(case):
+def test_different_programs_have_different_forms(case):
     one, other = pair(*APART[case])
     assert {x.text for x in one}.isdisjoint(x.text for x in other)
 
 
-def test_types_of_arguments_are_told_apart():
+def test_types_of_arguments_are_distinguished():
     first, second = (forms(jax.make_jaxpr(jnp.exp)(struct((4,), d)))[0][0] for d in ("float32", "bfloat16"))
     assert first.text != second.text
 
 
 class Hidden:
-    """What no text of a function shows."""
+    """Return functions that their text does not distinguish."""
 
     def __init__(self, factor):
         self.factor = factor
@@ -251,8 +251,8 @@ def with_rule(hidden):
     return f
 
 
-def test_functions_that_look_alike_are_told_apart():
-    """And named the same whenever the same program is read."""
+def test_functions_with_equal_text_are_distinguished():
+    """Their names are the same whenever the same program is read."""
     f, g = with_rule(Hidden(1.0)), with_rule(Hidden(2.0))
     ((one, other, again),) = forms(jax.make_jaxpr(lambda x: (f(x), g(x), f(x)))(Y))
     assert one == again != other
