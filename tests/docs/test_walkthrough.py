@@ -3,10 +3,8 @@
 import re
 
 import pytest
-from test_docs import ROOT
-
-
 import walkthrough
+from test_docs import ROOT
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 SHOWN = re.findall(r"<!-- walkthrough: (\w+) -->\n```\n(.*?)\n```", PAGE, re.DOTALL)
