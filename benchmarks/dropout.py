@@ -22,8 +22,8 @@ import unity
 from benchmarks.alternate import alternate, ratio
 from benchmarks.baselines import mesh_of
 from benchmarks.record import record, show
-from unity.exec.compiled.check import compiler_options
 from unity.exec.compiled.hlo import memory
+from unity.exec.planned_step import compiler_options
 
 DEVICES, LAYERS, WIDTH, RATE = 8, 4, 256, 0.1
 

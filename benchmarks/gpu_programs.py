@@ -91,14 +91,13 @@ def rows_of(name: str, devices: Sequence[Any]) -> Iterator[dict[str, Any]]:
         except jax.errors.JaxRuntimeError as problem:  # some products XLA compiles only where it can try them out
             yield row | {"not compiled": str(problem)[:200]}
             continue
-        laid, added = found.memory_lines[-1], found.searched
+        memory_line = found.memory_lines[-1]
         yield row | {
             "predicted": found.total.predicted,
             "compiled": found.total.compiled,
             "within 2 %": found.agrees(TOLERANCE),
-            "bytes": laid.compiled,
-            "by timeline": laid.predicted / laid.compiled,
-            "by the sum": added.predicted / added.compiled,
+            "bytes": memory_line.compiled,
+            "by the sum": memory_line.predicted / memory_line.compiled,
             "compile s": time.perf_counter() - start,
             "kinds": {line.kind: [line.predicted, line.compiled] for line in found.lines},
         }

@@ -7,7 +7,7 @@ for eight virtual CPU devices.
 2n(k-1)/k for an all-reduce, n(k-1)/k for an all-gather, a reduce-scatter or an all-to-all (n: of the full side). The *full sides*
 alone, which is what a fused all-reduce and a reduce-scatter with an all-gather differ in, are given beside them. *Memory* is
 arguments, results and temporaries of XLA's buffer assignment, without the CPU backend's two passes that keep what need not be kept
-(`unity.exec.compiled.check`). *Times* are of the program as XLA compiles it by default; the devices share the host's cores.
+(`unity.exec.planned_step`). *Times* are of the program as XLA compiles it by default; the devices share the host's cores.
 
 Plans are compared with the best of the hand-written strategies for the same objective: the fastest with the fastest, the leanest
 with the leanest, and the fastest that takes no more memory than a strategy with that strategy. A plan for a preset is compiled at a
@@ -45,8 +45,8 @@ from benchmarks.models import concrete
 from benchmarks.models.mlp import mlp
 from benchmarks.models.model import Model
 from benchmarks.record import record, show
-from unity.exec.compiled.check import compiler_options
 from unity.exec.compiled.hlo import Collective, collectives, memory
+from unity.exec.planned_step import compiler_options
 from unity.plan.plan import Plan
 from unity.search.simulator import topology
 

@@ -32,9 +32,9 @@ from benchmarks.models.gpt import gpt
 from benchmarks.models.model import Model, concrete
 from benchmarks.numerics import cast
 from benchmarks.record import asked, record, show
-from unity.exec.compiled.entangled import can_run
 from unity.pcg.ir.graph import PIPELINE
 from unity.pcg.parallel.stages import samples_of
+from unity.plan.step import can_run
 
 STEPS, BATCHES, DEVICES = 50, 4, 16
 DEVICE = unity.Device("processor", {"float32": 1e9, "float64": 1e9}, 2**32, 1e9, 1.0, 1e-6)  # slow: it pays to split a small model

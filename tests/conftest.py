@@ -43,10 +43,10 @@ gc.set_threshold(20_000, 20, 10)
 @pytest.fixture
 def as_users_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks compile kernels as XLA does where nobody says otherwise."""
-    from unity.exec.compiled import check  # the process that hands out tests does not need JAX
+    from unity.exec import planned_step  # the process that hands out tests does not need JAX
 
-    options = check.compiler_options
-    monkeypatch.setattr(check, "compiler_options", lambda *platform: {**options(*platform), **AS_USERS})
+    options = planned_step.compiler_options
+    monkeypatch.setattr(planned_step, "compiler_options", lambda *platform: {**options(*platform), **AS_USERS})
 
 
 @pytest.fixture

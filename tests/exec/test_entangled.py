@@ -10,7 +10,8 @@ import pytest
 import unity
 from benchmarks.training import CASES
 from unity.base.errors import PlanError
-from unity.exec.compiled.entangled import can_run, entangled
+from unity.exec.compiled.entangled import entangled
+from unity.plan.step import can_run
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

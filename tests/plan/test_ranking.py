@@ -10,7 +10,9 @@ from small_models import gpt
 
 import unity
 from unity.exec.measure.trial import relative
+from unity.plan.step import step_of
 from unity.planning.ranking import CLEARLY, NEAR, RUN, SIMULATED
+from unity.search.cost.cost import Training
 
 MACHINE = unity.Machine.grid(1, 8, "v100")
 MODEL = gpt()
@@ -36,7 +38,7 @@ def predicted():
 
 def running(monkeypatch, seconds):
     """Plans take these seconds, in the order in which they are run."""
-    monkeypatch.setattr("unity.planning.ranking.relative", lambda plans, gradient: [seconds(k) for k in range(len(plans))])
+    monkeypatch.setattr("unity.planning.ranking.relative", lambda steps: [seconds(k) for k in range(len(steps))])
 
 
 def test_what_runs_fastest_is_taken(monkeypatch):
@@ -117,6 +119,6 @@ def test_plans_are_really_run():
     assert all(t.measured is None or t.measured > 0 for t in plan.tried)
     assert plan.tried[0].measured is not None
     np.testing.assert_allclose(plan(*args), loss(*args), rtol=1e-6)
-    one, other = relative([plan, plan], True)
+    one, other = relative([step_of(plan, Training())] * 2)
     assert one > 0
     assert other > 0

@@ -4,8 +4,11 @@ from typing import Any
 
 import jax
 
-from unity.exec.compiled.check import Check, compare, compiler_options
+from unity.exec.compiled.check import Check, compare
+from unity.exec.planned_step import compiler_options
 from unity.plan.plan import Plan
+from unity.plan.step import step_of
+from unity.search.cost.cost import Training
 
 
 def stepped(plan: Plan, *args: Any, argnums: int | tuple[int, ...] = 0) -> tuple[Any, Check]:
@@ -14,4 +17,4 @@ def stepped(plan: Plan, *args: Any, argnums: int | tuple[int, ...] = 0) -> tuple
     lowered = jax.jit(jax.value_and_grad(plan, argnums)).lower(*sharded)
     compiled = lowered.compile(compiler_options=compiler_options())
     value, gradient = compiled(*sharded)
-    return (value, plan.unshard(gradient)), compare(plan, True, compiled)
+    return (value, plan.unshard(gradient)), compare(step_of(plan, Training()), compiled)

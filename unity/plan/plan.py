@@ -27,6 +27,10 @@ from unity.plan.devices import mesh_for
 from unity.plan.frontier import Frontier
 from unity.plan.placement import Placement
 from unity.plan.plan_family import Made, Tried
+from unity.plan.step import step_of
+from unity.search.cost.cost import Training
+from unity.search.memory.backend import backend_of
+from unity.search.memory.timeline import MemoryTimeline, memory_timeline
 from unity.search.session import Candidate
 from unity.search.substitution.trace import RuleApplication
 from unity.transforms.branches import Branching
@@ -37,7 +41,6 @@ from unity.transforms.rewriting import Rewriting
 if TYPE_CHECKING:
     from unity.diff import PlanDiff
     from unity.exec.compiled.check import Check
-    from unity.exec.liveness import MemoryTimeline
     from unity.plan.stream import Stream
     from unity.search.simulator import Simulation
     from unity.substitutions.language.derivation import Step
@@ -345,12 +348,15 @@ class Plan:
     def memory_timeline(self, *, gradient: bool | None = None) -> MemoryTimeline:
         """What one device holds while a step runs: the bytes over time, the peak and what holds it, by operator and line.
 
-        More exact than `memory`, which the search adds up: the step is traced, and laid in memory as the compiler would. Nothing is
-        compiled, and no devices are needed.
+        The timeline is the search's own memory model, turn by turn. Nothing is compiled, and no devices are needed.
         """
-        from unity.exec.liveness import plan_timeline
+        training = self._training(gradient)
+        return memory_timeline(self.pcg, self._made.captured.differentiated, training, backend_of(self.machine))
 
-        return plan_timeline(self, self._made.search.training.backward if gradient is None else gradient)
+    def _training(self, gradient: bool | None) -> Training:
+        """What a step of the plan computes and holds: with gradients or without, as it was planned unless `gradient` is given."""
+        planned = self._made.search.training
+        return Training(planned.backward if gradient is None else gradient, planned.optimizer_slots if planned.backward else 0)
 
     def check(self, *, gradient: bool | None = None, devices: Sequence[Any] | None = None) -> Check:
         """Compiles the plan and compares the program's collectives and memory with the prediction, line by line.
@@ -365,7 +371,7 @@ class Plan:
         from unity.exec.compiled.check import compare
 
         plan = self if devices is None else Plan(self._made, self._candidate, devices)
-        return compare(plan, self._made.search.training.backward if gradient is None else gradient)
+        return compare(step_of(plan, self._training(gradient)))
 
     @cached_property
     def parallelization(self) -> Parallelization:

@@ -12,7 +12,6 @@ import jax.core
 
 from unity.base.errors import PlanError
 from unity.exec.two_buffered_weights import Streamed
-from unity.pcg.jaxprs.mesh_context import apart
 from unity.pcg.jaxprs.weak_types import with_weak_type
 from unity.pcg.parallel.stages import TWO_BW
 
@@ -71,16 +70,6 @@ class Stream:
     def finish(self, flight: Flight) -> tuple[Any, Any]:
         """Ends the last batch: what the function gives, and the gradients."""
         return self._named(*self._finish(self._arrays(flight)))
-
-    def compiled(self, options: dict[str, Any] | None = None) -> Any:
-        """The compiled program of one step. Nothing is allocated."""
-        plan = self._plan
-        leaves = tuple(
-            jax.ShapeDtypeStruct(n.tensors[0].shape, n.tensors[0].dtype, sharding=s)
-            for n, s in zip(plan.serial.inputs, plan._shardings, strict=True)
-        )
-        with apart():
-            return self._step.lower(self._steps.flight, leaves).compile(compiler_options=options)
 
     @cached_property
     def _steps(self) -> Streamed:

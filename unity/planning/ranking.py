@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from unity.exec.compiled.entangled import can_run
 from unity.exec.measure.trial import relative
 from unity.plan.plan import Plan
 from unity.plan.plan_family import Made, Tried
+from unity.plan.step import can_run, step_of
 from unity.search.session import Candidate
 
 NEAR = 1.15  # times the fastest's predicted seconds that another may take
@@ -40,7 +40,8 @@ def measured(made: Made, best: Candidate, limit: float, say: Callable[[str], Non
     if not chosen:
         return Ranking(best, tuple(found[k] for k in (0, *order)))
     say(f"running {len(chosen)} plans")
-    times = dict(zip(chosen, relative([plans[k] for k in chosen], made.search.training.backward), strict=True))
+    steps = [step_of(plans[k], made.search.training) for k in chosen]
+    times = dict(zip(chosen, relative(steps), strict=True))
     fastest = min(chosen, key=times.__getitem__)
     winner = fastest if times[fastest] < CLEARLY * times[chosen[0]] else chosen[0]
     ranks = dict.fromkeys((winner, *chosen, 0, *order))

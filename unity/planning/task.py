@@ -18,7 +18,6 @@ from unity.constraints.bound import Bound
 from unity.constraints.conflicts import conflict, possible
 from unity.constraints.kinds import Across, Pin
 from unity.constraints.paths import matching
-from unity.exec.compiled.entangled import can_run
 from unity.exec.measure.trial import ratio
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
@@ -26,6 +25,7 @@ from unity.plan import cache
 from unity.plan.options import no_branches, no_pipeline, shortfall
 from unity.plan.plan import Plan
 from unity.plan.plan_family import Made
+from unity.plan.step import can_run, step_of
 from unity.planning.ranking import measured
 from unity.search.cost.cost import Training
 from unity.search.joint.joint import GAIN
@@ -302,7 +302,7 @@ class Task:
     def slower(self, one: Found, other: Found) -> bool:
         """Whether a step of one program, run on the devices of this process, takes longer than one of another."""
         self.say("running both programs")
-        return ratio(Plan(*one), Plan(*other), self.training.backward) > 1
+        return ratio(step_of(Plan(*one), self.training), step_of(Plan(*other), self.training)) > 1
 
     def search(self, captured: Captured, prices: Prices) -> Search:
         """The search for a program's parallelization, which shares with others what was listed and priced."""

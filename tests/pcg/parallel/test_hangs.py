@@ -25,7 +25,6 @@ from stepped import stepped
 import unity
 from unity.base.errors import InfeasibleError, ParallelTypeError
 from unity.exec.compiled.agreement import argument_labels, disagreements
-from unity.exec.compiled.check import compile_step
 from unity.machine.machine import Machine
 from unity.machine.resharding_tables import Types, stationary_pairs
 from unity.pcg.capture.capture import capture
@@ -38,6 +37,7 @@ from unity.pcg.parallel.traffic import TRAFFIC, traffic
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, digits, partitioned
 from unity.plan.plan import Plan
 from unity.plan.plan_family import Made
+from unity.plan.step import step_of
 from unity.search.cost import assembly as assembling
 from unity.search.cost.cost import Training
 from unity.search.session import Search
@@ -333,7 +333,7 @@ def test_what_stays_where_it_is_sends_nothing() -> None:
 
 def hung(plan: Plan, gradient: bool = True) -> list[Any]:
     """The collectives of a plan's compiled step that not all devices reach."""
-    compiled = compile_step(plan, gradient)
+    compiled = step_of(plan, Training(gradient)).compile()
     return disagreements(compiled.as_text(), argument_labels(compiled))
 
 
@@ -384,7 +384,7 @@ def test_compiled_programs_have_no_collective_that_not_all_devices_reach(name: s
         point = random_point(search.assembled, np.random.default_rng(seed))
         drawn = Plan(plan._made, search.candidate(search.assembled, point))
         assert hung(drawn) == []
-        inside += sent_inside(compile_step(drawn, True).as_text() or "", drawn)
+        inside += sent_inside(step_of(drawn, Training()).compile().as_text() or "", drawn)
     assert inside
 
 

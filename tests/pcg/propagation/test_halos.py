@@ -18,10 +18,11 @@ from jax.sharding import NamedSharding
 from small_models import Small, arrays, counted, cross_entropy, f, i, made, random_point
 
 import unity
-from unity.exec.compiled.check import compiler_options, predicted_elements
+from unity.exec.compiled.check import predicted_elements
 from unity.exec.compiled.hlo import collectives
 from unity.exec.lowering import mesh_of, program
 from unity.exec.lowering import spec_of as spec_of_type
+from unity.exec.planned_step import compiler_options
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured, capture
 from unity.pcg.ir.gradient_flow import losses

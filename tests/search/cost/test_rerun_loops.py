@@ -52,7 +52,7 @@ def test_the_compiled_program_does_not_keep_it() -> None:
     found, before = lean.check(), plan.check()
     assert found.agrees(0.0)
     for checked in (found, before):
-        assert abs(checked.timeline.step / checked.memory.total - 1) < 0.15
+        assert abs(checked.timeline.step / checked.memory.total - 1) < 0.2
     assert found.memory.temporaries < before.memory.temporaries / 2
 
 

@@ -19,6 +19,7 @@ from unity.exec.measure.trial import ratio
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
 from unity.plan.plan_file import sealed
+from unity.plan.step import step_of
 from unity.search.cost.cost import Training
 from unity.search.joint.backtracking import backtrack
 from unity.search.joint.joint import Budget, improvements
@@ -347,9 +348,9 @@ def test_a_rewritten_program_that_measures_slower_is_not_taken(monkeypatch, time
     """On the devices of this process both programs are run, and what they take decides."""
     asked = []
 
-    def ratio(one, other, gradient):
-        asked.append((one.rewriting, other.rewriting, gradient))
-        assert one.serial.key != other.serial.key
+    def ratio(one, other):
+        asked.append((one, other))
+        assert one.graph.key != other.graph.key
         return times
 
     monkeypatch.setattr(unity.Machine, "local", lambda: MACHINE)
@@ -370,8 +371,8 @@ def test_a_rewritten_program_that_the_devices_cannot_run_is_not_taken(monkeypatc
 
 def test_programs_are_run_in_turns():
     found, same = planned(chained), planned(chained, search="captured")
-    for gradient in (False, True):
-        assert ratio(found, same, gradient) > 0
+    for training in (Training(False), Training()):
+        assert ratio(step_of(found, training), step_of(same, training)) > 0
 
 
 def test_a_rewriting_whose_derivation_does_not_replay_is_not_used(monkeypatch):

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from jax import lax
 from small_models import Small, made, random_point, widens  # noqa: F401 (named in a condition)
 
-from unity.exec.compiled.check import compare
 from unity.machine.machine import Machine
 from unity.optimize import optimize
 from unity.pcg.capture.capture import capture
@@ -111,7 +110,7 @@ def test_gathered_weights_are_there_before_their_turn_where_that_is_scheduled_so
     found = [predictions(plan) for plan in frontier]
     more = [on_cpu.step - on_gpu.step for on_gpu, on_cpu in found]
     assert max(more) >= 2 * 256 * 256 * 4
-    assert abs(compare(frontier[more.index(max(more))], True).searched.difference) <= TARGET
+    assert abs(frontier[more.index(max(more))].check().memory_lines[-1].difference) <= TARGET
 
 
 def recurrent(params: Any, x: Any) -> Any:
@@ -135,7 +134,7 @@ def test_scans_hold_what_is_compiled(dtype: Any) -> None:
     """Their weights, gathered before the first step; and what their steps keep, as wide numbers where it is read so."""
     frontier = planned(recurrent, [f(256, 256)] * 2, jax.ShapeDtypeStruct((16, 16, 256), dtype)).frontier
     for plan in (frontier[0], frontier[-1]):
-        assert abs(compare(plan, True).searched.difference) <= TARGET
+        assert abs(plan.check().memory_lines[-1].difference) <= TARGET
 
 
 def test_what_scans_gather_of_weights_is_there_from_the_start() -> None:
@@ -177,9 +176,7 @@ def test_convolutions_hold_what_is_compiled(activation: Any, samples: int) -> No
     """Also those of one sample on each device, whose images are copied though nothing but a dimension of size 1 moves."""
     frontier = planned(convolutions(activation), KERNELS, f(samples, 16, 16, 16)).frontier
     for plan in (frontier[0], frontier[-1]):
-        check = compare(plan, True)
-        assert abs(check.memory_lines[-1].difference) <= 0.15
-        assert abs(check.searched.difference) <= TARGET
+        assert abs(plan.check().memory_lines[-1].difference) <= TARGET
 
 
 def test_an_image_is_kept_turned_beside_what_else_is_read() -> None:
@@ -223,10 +220,10 @@ def test_a_cotangent_that_more_than_a_product_reads_is_not_made_turned(name: str
     params = {"layers": [f(256, 256)] * 3, "out": f(256, 512), "bias": f(512)}
     batch = f(8, 64, 256), jax.ShapeDtypeStruct((8, 64), jnp.int32)
     plan = optimize(classes(HEADS[name]), params, batch, machine=Machine.grid(1, 1, "a100"), progress=False)
-    check = compare(plan, True)
-    assert abs(check.searched.difference) <= (0.02 if name == "alone" else TARGET)
+    check = plan.check()
+    assert abs(check.memory_lines[-1].difference) <= (0.02 if name == "alone" else TARGET)
     logits = 8 * 64 * 512 * 4
-    works = sum(h.nbytes for h in check.predicted.held if h.why == WORKING and h.node.kind == "log_softmax")
+    works = sum(h.nbytes for h in check.timeline.held if h.why == WORKING and h.operator == "log_softmax")
     assert works == pytest.approx((3 if name == "alone" else 2) * logits, rel=0.01)
 
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from jax import lax
 from small_models import MACHINE, MODELS, Small, counted, made, named, random_point
 
-from unity.exec.compiled.check import compare
 from unity.machine.machine import Machine
 from unity.optimize import optimize
 from unity.pcg.analysis.residuals import Residuals, recomputable, residuals
@@ -194,7 +193,7 @@ def test_the_compiled_program_has_the_predicted_arguments_and_gradients(remat: b
     model = residual_network(remat)
     plan = optimize(model.loss, model.params, model.batch, machine=Machine.grid(1, 8, "a100"), progress=False)
     for one in (plan.frontier[0], plan.frontier[-1]):
-        arguments, outputs, *_ = compare(one, True).memory_lines
+        arguments, outputs, *_ = one.check().memory_lines
         assert arguments.predicted == arguments.compiled
         assert outputs.predicted == outputs.compiled
 

@@ -146,7 +146,6 @@ def test_a_step_has_as_many_ticks_as_micro_batches(stages, exchanges):
     found = plan.check()
     assert all(line.predicted == line.compiled for line in found.lines)
     assert found.timeline.step == pytest.approx(found.memory.total, rel=NEAR)
-    assert found.searched.predicted == pytest.approx(found.searched.compiled, rel=NEAR)
 
 
 def waiting(jaxpr, loop):
@@ -224,9 +223,9 @@ def test_what_leads_to_the_pipeline_is_held_for_two_batches():
         numbers = sorted(plan._made.captured.differentiated)
         assert predict_memory(plan.pcg, numbers, Training()).additive == pytest.approx(point.memory, rel=0.01)
         found[count] = plan.check()
-    assert found[4].searched.predicted == pytest.approx(found[4].searched.compiled, rel=0.2)
+    assert found[4].timeline.step == pytest.approx(found[4].memory.total, rel=0.2)
     kept = 3 * 256 // 8 * width * 4  # bytes of what three layers more keep of one batch, on one device
-    grown = found[4].searched.predicted - found[1].searched.predicted
+    grown = found[4].timeline.step - found[1].timeline.step
     assert grown >= 2 * kept
     assert grown == pytest.approx(found[4].memory.total - found[1].memory.total, rel=0.1)
 

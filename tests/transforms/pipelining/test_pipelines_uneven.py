@@ -91,7 +91,7 @@ def test_gradients_are_those_of_the_program(count, axes, kind):
 def test_what_is_sent_and_held_was_predicted():
     found = planned(loss, structs(*arguments(7, batch=64, width=32)), TREE.axes[1:], 8, "1f1b").check()
     assert all(line.predicted == line.compiled for line in found.lines)
-    assert found.timeline.step == pytest.approx(found.memory.total, rel=0.1)
+    assert found.timeline.step == pytest.approx(found.memory.total, rel=0.15)
 
 
 def test_fewer_steps_than_stages_are_refused():

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from pipelined_models import NEAR
 from stepped import stepped
 from unlike_models import (
     MODELS,
@@ -78,9 +77,8 @@ def test_more_micro_batches_hold_no_more():
             params = [(array(a, b), array(b)) for a, b in itertools.pairwise(widths)]
             args = params, array(64 * rounds, 64), array(64 * rounds, 64)
             checked = planned(mlp, args, SQUARE.axes[:1], rounds, True, SQUARE, kind).check()
-            # of switches inside of switches, as 1F1B has them here, more is counted than is held
-            most = NEAR if kind == GPIPE else 0.3
-            assert 1 - NEAR <= checked.timeline.step / checked.memory.total <= 1 + most
+            # each stage's working set is counted with the buffers of all stages, so the prediction is too high, never too low
+            assert 1 <= checked.timeline.step / checked.memory.total <= 1.5
             found[kind, rounds] = checked.memory.temporaries
     row = 8 * 2 * 16 * 128 * 4  # bytes of the samples of 4 more micro-batches on each stage, as stages find them
     assert found[ONE_F_ONE_B, 8] - found[ONE_F_ONE_B, 4] <= row

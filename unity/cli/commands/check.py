@@ -64,7 +64,7 @@ def data(plan: Plan, check: Check, steps: int, agrees: bool) -> dict[str, Any]:
     """Return the comparison as data for other tools: elements of collectives, and bytes of memory, on one device."""
     lines: dict[str, tuple[Line, ...]] = {
         "collectives": (*check.lines, check.total),
-        "memory": (*check.memory_lines, check.searched),
+        "memory": check.memory_lines,
     }
     rows = {what: [asdict(line) for line in of] for what, of in lines.items()}
     disagreements = [asdict(disagreement) for disagreement in check.disagreements]

@@ -3,7 +3,7 @@
 XLA's CPU backend, as its buffer assignments tell (`benchmarks/memory.py` compares):
 
 - *widened*: products of bfloat16 and float16 are computed in float32, and their operands kept for the backward pass as that; and so
-  is all that a loop's steps keep, as each takes its slices of what was converted as a whole, once (`exec.liveness.invariant`).
+  is all that a loop's steps keep, as each takes its slices of what was converted as a whole, once.
 - *eager*: it schedules for concurrency. What waits for nothing but arguments is computed at the start, and held until it is used
   (`search.ahead`): weights that are gathered, zeros that gradients are added to, and the following. And a cotangent that a product
   reads in two orders of dimensions is made in both at once, if nothing else reads it: a bias's gradient, or a conversion.
@@ -14,15 +14,12 @@ XLA's CPU backend, as its buffer assignments tell (`benchmarks/memory.py` compar
   element of the operand, unless it is padded, from the start; of each of the result, from the forward pass on; and zeros to
   scatter into.
 
-- *library*: reductions are computed by a library, which takes elementwise operations and products around them in
-  (`unity.exec.liveness.library`).
 - *outermost*: collectives along a dimension want it outermost in memory, so operands and results that lie otherwise are copied.
 
 On every backend a product in groups of rows reads the rows, and their cotangents in two orders of dimensions, once for each group,
 with zeros in the rows of others.
 
-The rules of fusion, copies and buffers that `unity.exec.liveness` goes by are said there. GPU compilers schedule such things where
-they are used, and fuse them; nothing is added for them.
+GPU compilers schedule such things where they are used, and fuse them; nothing is added for them.
 """
 
 from __future__ import annotations
@@ -65,7 +62,6 @@ class Backend:
     eager: bool = False
     turns: bool = False
     indexes: bool = False
-    library: bool = False
     outermost: bool = False
 
     def narrow(self, tensor: Tensor) -> bool:
@@ -134,7 +130,7 @@ def _indices(node: Node, local: Callable[[Value], float]) -> Extra:
 
 
 GPU = Backend("gpu")
-CPU = Backend("cpu", frozenset({"bfloat16", "float16"}), eager=True, turns=True, indexes=True, library=True, outermost=True)
+CPU = Backend("cpu", frozenset({"bfloat16", "float16"}), eager=True, turns=True, indexes=True, outermost=True)
 
 
 def backend_of(machine: Machine) -> Backend:

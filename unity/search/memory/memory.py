@@ -50,9 +50,25 @@ class MemoryPrediction:
         return found
 
 
-def predict_memory(graph: PCG, differentiated: Collection[int], training: Training, backend: Backend = GPU) -> MemoryPrediction:
-    """The memory of a parallel graph. `differentiated`: the inputs that gradients are taken for, if `training` has them.
-    `backend`: what compiles it, and holds more than the graph names."""
+@dataclass(frozen=True, eq=False)
+class LiveRanges:
+    """What a parallel graph holds on one device over a step: buffers that are live throughout, and its operators' region.
+
+    `counted`: buffers that the search counts, live throughout; `beside`: further ones, which it leaves out.
+    """
+
+    counted: tuple[Held, ...]
+    beside: tuple[Held, ...]
+    region: Region
+
+    @property
+    def throughout(self) -> tuple[Held, ...]:
+        """The buffers that are live throughout the step."""
+        return (*self.counted, *self.beside)
+
+
+def live_ranges(graph: PCG, differentiated: Collection[int], training: Training, backend: Backend = GPU) -> LiveRanges:
+    """Sweep the operators of a parallel graph forward and backward. Arguments are as for `predict_memory`."""
     differentiated = differentiated if training.backward else ()
     flow = gradients(graph, differentiated)
     always = [Held(ARGUMENTS, node, local(Value(node), graph)) for node in graph.inputs]
@@ -62,10 +78,23 @@ def predict_memory(graph: PCG, differentiated: Collection[int], training: Traini
             always += [Held(GRADIENTS, node, nbytes), Held(SLOTS, node, training.optimizer_slots * nbytes)]
     flying, more = flight(graph, flow, backend)
     always += flying
-    found = Region(graph, Setting(graph, flow, training.backward, backend), always=always)
-    kept = sum(h.nbytes for h in always) + found.steps + found.momentary
+    region = Region(graph, Setting(graph, flow, training.backward, backend), always=always)
     results = [Held(RESULTS, v.node, local(v, graph)) for v in dict.fromkeys(graph.outputs)]
-    return MemoryPrediction((*always, *more, *results, *found.peak), kept)
+    return LiveRanges(tuple(always), (*more, *results), region)
+
+
+def predict_memory(graph: PCG, differentiated: Collection[int], training: Training, backend: Backend = GPU) -> MemoryPrediction:
+    """Predict the memory of a parallel graph on one device.
+
+    Args:
+        graph: the parallel graph.
+        differentiated: the inputs that gradients are taken for, if `training` has them.
+        training: whether there is a backward pass, and the optimizer's slots.
+        backend: what compiles the program, and holds more than the graph names.
+    """
+    live = live_ranges(graph, differentiated, training, backend)
+    additive = sum(h.nbytes for h in live.counted) + live.region.steps + live.region.momentary
+    return MemoryPrediction((*live.throughout, *live.region.peak), additive)
 
 
 def keeping(graph: PCG, differentiated: Collection[int], training: Training, backend: Backend = GPU) -> tuple[Keeping, ...]:

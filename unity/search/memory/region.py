@@ -19,6 +19,8 @@ from unity.search.memory.waiting import waiting
 from unity.search.space.live_buffers import AGAIN, BACKEND, GRADIENTS, KEPT, REUSED, WIDENED, WORKING, Held, stays, whole
 
 PRODUCT = "dot_general"
+FORWARD, BACKWARD = "forward", "backward"
+Turn = tuple[str, int]  # the pass, and the number of the operator whose turn it is; -1 before any
 NOTICED = 1e-3  # of all gradients: smaller ones are not looked at for what might lie in their place
 
 
@@ -73,37 +75,49 @@ class Region(Keeper):
             own = sum(h.nbytes for h in m) if node.kind in (TAIL, BRANCHES, STAGES) else self.own.get(id(node), 0.0)
             self.keeping.append(Keeping(node, tuple(k), frozenset(islice(self.chosen, before, None)), own))
         self.kept = [h for k in kept for h in k]
-        self.peak = self.highest(kept, moments)
+        self.moments = moments
+        self.passing = waiting(self.nodes, self.own_bytes, () if self.top else graph.outputs)
+        self.peak, self.peak_turn = self.highest()
 
-    def highest(self, kept: list[list[Held]], moments: list[list[Held]]) -> list[Held]:
-        """When most is held: what is kept then, and the working set of the operator whose turn it is.
+    @property
+    def ahead(self) -> bool:
+        """Whether the backend makes values ahead of their turn, so that the peak may be in the forward pass."""
+        return self.top and self.backend.eager
 
-        That is what operators before it keep, as those after it are done; but a scan's stacks are there from the start of the
-        forward pass, which is looked at by itself where the backend makes things ahead.
+    def highest(self) -> tuple[list[Held], Turn]:
+        """Return the buffers that are live at the peak, and the turn at which that is.
+
+        Live are what operators before that turn keep, as those after it have run backward, and the operator's own working set;
+        but a scan's stacks are live from the start of the forward pass, which is swept too where the backend makes values ahead.
         """
-        ahead = self.top and self.backend.eager
-        early = [node.kind in LOOPS and not (ahead and self.training) for node in self.nodes]
-        passing = waiting(self.nodes, self.own_bytes, () if self.top else self.graph.outputs)
-        own = [[*(h.nbytes for h in m), n] for m, n in zip(moments, passing, strict=True)]
-        turns = Turns([[h.nbytes for h in k] for k in kept], early, own, self.later)
-        found = turns.highest()
-        then: list[Held] = []
-        if found is not None:
-            at, _ = found
-            then = [h for i, k in enumerate(kept) for h in k if i <= at or early[i]]
-            then += [*moments[at], Held(WORKING, self.nodes[at], passing[at])]
-            then += self.placed(turns.placed(at, own[at]))
-        return max(then, self.before(kept), key=lambda held: sum(h.nbytes for h in held)) if ahead else then
+        backward = self.backward_turns()
+        highest, live = backward.highest(), list[Held]()
+        at = -1 if highest is None else highest[0]
+        if highest is not None:
+            live = [h for i, k in enumerate(self.keeping) for h in k.kept if i <= at or backward.early[i]]
+            live += [*self.moments[at], Held(WORKING, self.nodes[at], self.passing[at])]
+            live += self.placed(backward.placed(at, backward.own[at]))
+        turn = (BACKWARD, at) if at >= 0 else (FORWARD, -1)
+        if not self.ahead:
+            return live, turn
+        forward = self.forward_turns()
+        at_forward, lying = forward.highest()
+        working = [Held(WORKING, self.nodes[at_forward], self.forward[at_forward])] if at_forward in self.forward else []
+        before = [*forward.held(at_forward), *working, *self.placed(lying)]
+        return max((live, turn), (before, (FORWARD, at_forward)), key=lambda peak: sum(h.nbytes for h in peak[0]))
 
-    def before(self, kept: list[list[Held]]) -> list[Held]:
-        """When most is held in the forward pass: what is kept by then, what is made ahead, and what the operator works on."""
-        ahead = [*self.early, *moved(self.nodes, self.lying, self.chosen)]
-        at_once = [[h for h in k if n.kind in LOOPS and h.why != WIDENED] for n, k in zip(self.nodes, kept, strict=True)]
-        in_turn = [[h for h in k if n.kind not in LOOPS or h.why == WIDENED] for n, k in zip(self.nodes, kept, strict=True)]
-        forward = Forward(in_turn, at_once, ahead, self.forward, self.later)
-        at, lying = forward.highest()
-        working = [Held(WORKING, self.nodes[at], self.forward[at])] if at in self.forward else []
-        return [*forward.held(at), *working, *self.placed(lying)]
+    def backward_turns(self) -> Turns:
+        """Return the bytes that are live at each operator's turn in the backward pass, or, without gradients, in the only pass."""
+        early = [node.kind in LOOPS and not (self.ahead and self.training) for node in self.nodes]
+        own = [[*(h.nbytes for h in m), n] for m, n in zip(self.moments, self.passing, strict=True)]
+        return Turns([[h.nbytes for h in k.kept] for k in self.keeping], early, own, self.later)
+
+    def forward_turns(self) -> Forward:
+        """Return what is live at each operator's turn in the forward pass: residuals so far, values made ahead, working sets."""
+        ahead = [*self.early, *moved(self.nodes, self.lying, self.chosen)] if self.ahead else []
+        at_once = [[h for h in k.kept if k.node.kind in LOOPS and h.why != WIDENED] for k in self.keeping]
+        in_turn = [[h for h in k.kept if k.node.kind not in LOOPS or h.why == WIDENED] for k in self.keeping]
+        return Forward(in_turn, at_once, ahead, self.forward, self.later)
 
     def placed(self, found: list[tuple[int, float]]) -> list[Held]:
         """What takes no memory of its own, as it lies where a gradient will be that is not yet computed, counted negatively."""

@@ -1,0 +1,120 @@
+"""One step of a parallel graph on a mesh, as plain data: all that compiling, checking and timing a plan takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+
+from unity.exec.lowering import platform_of, program, spec_of
+from unity.exec.two_buffered_weights import Streamed
+from unity.pcg.analysis.gradients import losses
+from unity.pcg.ir.graph import PCG
+from unity.pcg.jaxprs.mesh_context import apart
+from unity.pcg.parallel.pipeline_cut import undrained
+from unity.search.cost.cost import Training
+from unity.search.memory.backend import CPU, GPU, Backend
+
+# One pass joins all-reduces, and so keeps all gradients live at once. One drops the barriers of `jax.checkpoint`, after which what
+# should be recomputed is kept. And one hands small loops to an emitter that knows no barriers, and ends the process.
+DISABLED_PASSES = ("cpu-all-reduce-combiner", "cse_barrier_expander", "small-while-loop-hoisting")
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedStep:
+    """A step: the function, and with `training.backward` the gradients of its loss.
+
+    Attributes:
+        graph: the parallel graph.
+        mesh: the devices, as a mesh of the graph's axes.
+        differentiated: the inputs that gradients are taken for, by number; none without a backward pass.
+        training: whether there is a backward pass, and the optimizer's slots.
+    """
+
+    graph: PCG
+    mesh: Mesh
+    differentiated: frozenset[int]
+    training: Training
+
+    @property
+    def backend(self) -> Backend:
+        """The properties of the compiler for the mesh's devices."""
+        return CPU if platform_of(self.mesh) == CPU.name else GPU
+
+    @property
+    def weights(self) -> list[int]:
+        """The differentiated inputs that have gradients, ascending."""
+        return [k for k in sorted(self.differentiated) if self.graph.inputs[k].tensors[0].floating]
+
+    @cached_property
+    def shardings(self) -> tuple[NamedSharding, ...]:
+        """The sharding of every input."""
+        axes = self.graph.axes
+        return tuple(NamedSharding(self.mesh, spec_of(n.types[0], axes, n.tensors[0].ndim)) for n in self.graph.inputs)
+
+    @property
+    def structs(self) -> list[jax.ShapeDtypeStruct]:
+        """Shape, element type and sharding of every input."""
+        tensors = [n.tensors[0] for n in self.graph.inputs]
+        return [jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=s) for t, s in zip(tensors, self.shardings, strict=True)]
+
+    def grouped(self, leaves: Sequence[Any]) -> list[Any]:
+        """Return the inputs as the compiled program takes them: weights apart from the others, where gradients are taken."""
+        if not self.training.backward:
+            return list(leaves)
+        weights = self.weights
+        return [[leaves[k] for k in weights], [x for k, x in enumerate(leaves) if k not in weights]]
+
+    def compile(self) -> Any:
+        """Compile the step. Nothing is allocated.
+
+        The program takes `grouped` inputs; that of a pipeline by 2BW a flight and all inputs.
+        """
+        options = compiler_options(platform_of(self.mesh))
+        with apart():
+            if self.training.backward and undrained(self.graph):
+                streamed = Streamed(self.graph, self.mesh, tuple(sorted(self.differentiated)))
+                step = jax.jit(streamed.step, donate_argnums=0)
+                return step.lower(streamed.flight, tuple(self.structs)).compile(compiler_options=options)
+            run = jax.jit(program(self.graph, self.mesh))
+            if self.training.backward:
+                step = gradient_step(run, len(self.structs), self.weights, losses(self.graph))
+                return jax.jit(step).lower(*self.grouped(self.structs)).compile(compiler_options=options)
+            return jax.jit(run).lower(*self.structs).compile(compiler_options=options)
+
+
+def gradient_step(run: Callable[..., Any], count: int, weights: Sequence[int], ends: Sequence[int]) -> Callable[[list, list], Any]:
+    """Return a function of the weights and the other leaves that gives the weights' gradients and all results of `run`.
+
+    Args:
+        run: the function of all leaves.
+        count: the number of leaves.
+        weights: the leaves that gradients are taken for, by number.
+        ends: the results, by number, whose sum is differentiated.
+    """
+    position = {k: i for i, k in enumerate(weights)}
+
+    def step(chosen: list, others: list) -> Any:
+        def scalar(chosen: list) -> Any:
+            rest = iter(others)
+            leaves = [chosen[position[k]] if k in position else next(rest) for k in range(count)]
+            results = run(*leaves)
+            return sum(jnp.sum(jnp.real(results[k])) for k in ends), results
+
+        return jax.grad(scalar, has_aux=True)(chosen)
+
+    return step
+
+
+def compiler_options(platform: str | None = None) -> dict[str, str | bool]:
+    """Return the options with which programs are compiled for a comparison: on CPUs without the `DISABLED_PASSES`.
+
+    `platform` is that of this process's devices unless it is given.
+    """
+    platform = platform or jax.devices()[0].platform
+    return {"xla_disable_hlo_passes": ",".join(DISABLED_PASSES)} if platform == CPU.name else {}

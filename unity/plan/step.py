@@ -1,0 +1,23 @@
+"""A plan's step as plain data, for the modules of `unity.exec` that compile, check and time it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unity.exec.compiled.entangled import is_runnable
+from unity.exec.planned_step import PlannedStep
+from unity.search.cost.cost import Training
+
+if TYPE_CHECKING:
+    from unity.plan.plan import Plan
+
+
+def step_of(plan: Plan, training: Training) -> PlannedStep:
+    """Return one step of a plan: the function, and with `training.backward` its weights' gradients."""
+    differentiated = frozenset(plan._made.captured.differentiated if training.backward else ())
+    return PlannedStep(plan.pcg, plan.mesh, differentiated, training)
+
+
+def can_run(plan: Plan) -> bool:
+    """Whether the runtime of a plan's devices can run it."""
+    return is_runnable(plan.pcg, plan.mesh)
