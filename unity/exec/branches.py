@@ -1,11 +1,11 @@
-"""Branches as they run: every device picks those of its group by its place along the axes of the groups.
+"""Execution of branches: every device runs the branches of its group, by its index along the groups' axes.
 
-All devices give all results: zeros where the branch is another group's. Everything that is read differs, for JAX, along these axes
-before the switch, so gradients are summed up after it, where all devices take part (design section 7).
+Every device returns all results, with zeros for other groups' branches. All operands are made to vary along these axes before the
+switch, so that their gradients are summed after it, where all devices take part.
 
-The gradient is a switch, too. JAX's own would hand out, from every branch, what any of them keeps. Here what a group keeps lies in
-buffers that all groups share (`_Buffers`), and what was given is not kept at all. Nor is what a group has of a packed weight
-(`_Parts`), which backward is taken out of it once more.
+The gradient is a switch, too. JAX's own would return, from every branch, the residuals of all branches. Here the groups share
+buffers for their residuals (`_Buffers`), and operands are no residuals. Neither is a group's slice of a packed weight (`_Slices`),
+which the backward pass takes out again.
 """
 
 from __future__ import annotations
@@ -31,86 +31,94 @@ from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import UNUSED, local_shape
 from unity.pcg.types.varying_axes import vary, varying
 
-Run = Callable[[PCG, Sequence[Any]], Sequence[Any]]  # a graph on one device's pieces
+Run = Callable[[PCG, Sequence[Any]], Sequence[Any]]  # runs a graph on one device's pieces
 Arrays = list[Any]
 
 
 def branched(node: Node, operands: Sequence[Any], run: Run, axes: tuple[Axis, ...]) -> Arrays:
-    """The results of branches on one device's pieces; called inside `shard_map`."""
+    """Run branches on one device's pieces, inside of `shard_map`."""
     assert node.inside is not None
     packed, names = packed_of(node), names_of(node)
-    given = [x[0] if p in packed else x for p, x in enumerate(operands)]
+    pieces = [x[0] if p in packed else x for p, x in enumerate(operands)]
     results = []
     for v in node.inside.outputs:
         along = frozenset(a.name for a, s in zip(axes, v.type, strict=True) if s != UNUSED) | set(names)
         own = held(v.tensor.dtype, v.type, axes)
         results.append(Zeros(local_shape(v.tensor.shape, v.type, axes), own, frozenset(along)))
-    real = {k: zeros_of(x) for k, x in enumerate(given) if jnp.issubdtype(x.dtype, jnp.inexact)}
-    cases = tuple(_Case(group, _Parts.of(group, run), real, results, run) for group in groups_of(node))
-    return _Switch(cases, names)(given)
+    real = {k: zeros_of(x) for k, x in enumerate(pieces) if jnp.issubdtype(x.dtype, jnp.inexact)}
+    cases = tuple(_Case(group, _Slices.of(group, run), real, results, run) for group in groups_of(node))
+    return _Switch(cases, names)(pieces)
 
 
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """One group's graph as it runs, and its gradient.
+    """One group's branches, and their gradient.
 
-    Of all operands `values` are those that are differentiated (`real`, by position), `rest` the others, by position.
+    Methods take the differentiated operands as `values`, in order, and the others as `rest`, by position.
+
+    Attributes:
+        group: the group's graph.
+        parts: the group's slices of packed weights.
+        real: zeros that stand for the differentiated operands, by position.
+        results: zeros that stand for the results of all groups.
+        run: runs a graph on one device's pieces.
+        pullback: the structure of the group's pullback.
     """
 
     group: Group
-    parts: _Parts
+    parts: _Slices
     real: Mapping[int, Zeros]
-    results: Sequence[Zeros]  # of all groups
+    results: Sequence[Zeros]
     run: Run
     pullback: Pullback = field(default_factory=Pullback)
 
     @property
     def slots(self) -> list[int]:
-        """Which of `values` its parts of packed weights are taken out of."""
+        """The packed weights that the group has slices of, by their index among `values`."""
         places = {k: n for n, k in enumerate(self.real)}
         return [places[k] for k in self.parts.slots]
 
     @property
     def ends(self) -> list[int]:
-        """Its own results that are differentiated."""
+        """The group's differentiated results."""
         return [k for k in self.group.results if jnp.issubdtype(self.results[k].dtype, jnp.inexact)]
 
-    def found(self, values: Sequence[Any], rest: Mapping[int, Any], more: Sequence[Any] | None = None) -> Arrays:
-        """All results, zeros for those of other groups. `more`: its parts of packed weights, if they are taken already."""
+    def outputs(self, values: Sequence[Any], rest: Mapping[int, Any], more: Sequence[Any] | None = None) -> Arrays:
+        """Return all results, with zeros for other groups. `more` are the slices of packed weights, if they are already taken."""
         more = self.taken(values) if more is None else more
         whole = {**rest, **dict(zip(self.real, values, strict=True))}
-        given = [*(whole[k] for k in range(len(whole))), *more]
-        made = dict(zip(self.group.results, self.run(self.parts.rest(self.group.graph), given), strict=True))
-        return [vary(made[k], piece.names) if k in made else piece() for k, piece in enumerate(self.results)]
+        operands = [*(whole[k] for k in range(len(whole))), *more]
+        own = dict(zip(self.group.results, self.run(self.parts.rest(self.group.graph), operands), strict=True))
+        return [vary(own[k], piece.names) if k in own else piece() for k, piece in enumerate(self.results)]
 
     def taken(self, values: Sequence[Any]) -> Arrays:
-        """Its parts of packed weights."""
+        """Take the group's slices out of the packed weights."""
         return self.parts.take(*(values[k] for k in self.slots))
 
-    def kept(self, values: Arrays, rest: dict[int, Any]) -> tuple[Arrays, Arrays]:
-        """All results, and what is kept for the gradient; what was given is not."""
+    def with_residuals(self, values: Arrays, rest: dict[int, Any]) -> tuple[Arrays, Arrays]:
+        """Return all results, and the residuals that are no operands."""
 
         def differentiable(values: Arrays, more: Arrays) -> tuple[Arrays, Arrays]:
-            found = self.found(values, rest, more)
-            return [found[k] for k in self.ends], found
+            outputs = self.outputs(values, rest, more)
+            return [outputs[k] for k in self.ends], outputs
 
         more = self.taken(values)
-        _, pull, found = jax.vjp(differentiable, values, more, has_aux=True)
-        return found, self.pullback.apart(pull, [*values, *rest.values(), *more])
+        _, pull, outputs = jax.vjp(differentiable, values, more, has_aux=True)
+        return outputs, self.pullback.apart(pull, [*values, *rest.values(), *more])
 
     def pulled(self, kept: Arrays, given: Mapping[int, Any], cotangents: Mapping[int, Any]) -> Arrays:
-        """The gradients of `values`. `given`: operands that are read once more, by their places among `values` and `rest`."""
+        """Return the gradients of `values`. `given` are the operands that the pullback reads, by index in `values` and `rest`."""
         more, back = jax.vjp(self.parts.take, *(given[k] for k in self.slots))
         own = dict(enumerate(more, start=len(self.group.graph.inputs)))
-        found, ends_of_parts = self.pullback.together(kept, {**given, **own})([cotangents[k] for k in self.ends])
-        for k, x in zip(self.slots, back(ends_of_parts), strict=True):
-            found[k] += x
-        return [vary(x, piece.names) for x, piece in zip(found, self.real.values(), strict=True)]
+        gradients, of_slices = self.pullback.together(kept, {**given, **own})([cotangents[k] for k in self.ends])
+        for k, x in zip(self.slots, back(of_slices), strict=True):
+            gradients[k] += x
+        return [vary(x, piece.names) for x, piece in zip(gradients, self.real.values(), strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
 class _Switch:
-    """Runs one of several groups' graphs, and its gradient."""
+    """A switch between the groups' branches, with its gradient. `names` are the mesh axes of the groups."""
 
     cases: tuple[_Case, ...]
     names: tuple[str, ...]
@@ -123,21 +131,21 @@ class _Switch:
         return list(call([operands[k] for k in real], others))
 
     def plain(self, values: Arrays, rest: dict[int, Any]) -> Arrays:
-        return self.pick([case.found for case in self.cases], values, rest)
+        return self.pick([case.outputs for case in self.cases], values, rest)
 
     def forward(self, values: Arrays, rest: dict[int, Any]) -> tuple[Arrays, Any]:
-        for case in self.cases:  # so that it is known what is kept
-            jax.eval_shape(case.kept, values, rest)
+        for case in self.cases:  # fills their pullbacks
+            jax.eval_shape(case.with_residuals, values, rest)
         buffers = _Buffers.shared([case.pullback.kept for case in self.cases])
 
         def filling(case: _Case, values: Arrays, rest: dict[int, Any]) -> tuple[Arrays, Arrays]:
-            found, kept = case.kept(values, rest)
-            return found, buffers.filled(kept)
+            outputs, residuals = case.with_residuals(values, rest)
+            return outputs, buffers.filled(residuals)
 
-        found, full = self.pick([partial(filling, case) for case in self.cases], values, rest)
-        given = [*values, *rest.values()]
-        again = {k for case in self.cases for k in [*case.pullback.given, *case.slots] if 0 <= k < len(given)}
-        return found, (buffers, full, {k: given[k] for k in sorted(again)})
+        outputs, full = self.pick([partial(filling, case) for case in self.cases], values, rest)
+        operands = [*values, *rest.values()]
+        reread = {k for case in self.cases for k in [*case.pullback.given, *case.slots] if 0 <= k < len(operands)}
+        return outputs, (buffers, full, {k: operands[k] for k in sorted(reread)})
 
     def backward(self, residuals: Any, cotangents: Arrays) -> Any:
         buffers, full, given = residuals
@@ -150,20 +158,20 @@ class _Switch:
         return self.pick(cases, full, given, {k: cotangents[k] for k in sorted(ends)}), None
 
     def pick(self, cases: Sequence[Callable[..., Any]], *operands: Any) -> Any:
-        """What the case of this device's group gives."""
+        """Run the case of this device's group."""
         return loops.switch(lax.axis_index(self.names), cases, *operands)
 
 
 @dataclass(frozen=True, eq=False)
-class _Parts:
-    """What a group has of packed weights. `slots`: the operands, by position, that `take` takes them of, in its order."""
+class _Slices:
+    """A group's slices of packed weights: the nodes that take them, and the operands, by position, that `take` reads."""
 
     nodes: tuple[Node, ...]
     slots: tuple[int, ...]
     take: Callable[..., Arrays]
 
     @classmethod
-    def of(cls, group: Group, run: Run) -> _Parts:
+    def of(cls, group: Group, run: Run) -> _Slices:
         graph = group.graph
         nodes = tuple(n for n in graph.nodes if n.kind != "input" and is_part(n))
         read = {id(n.operands[0].node) for n in nodes}
@@ -172,16 +180,19 @@ class _Parts:
         return cls(nodes, slots, lambda *slots: list(run(taken, slots)))
 
     def rest(self, graph: PCG) -> PCG:
-        """The group's graph without what takes them: they are inputs."""
+        """Return the group's graph with the slices as inputs."""
         return PCG((*graph.inputs, *self.nodes), graph.outputs, graph.axes)
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Buffers:
-    """Where what groups keep lies: pieces that every group has are handed out as they are, all others flat, end to end.
+    """Buffers that the groups share for their residuals.
 
-    `flat`: for each type of element, and axes along which it differs, the length that the largest group needs.
+    Attributes:
+        alike: residuals that every group has, which are returned as they are.
+        flat: one flat buffer for each element type and set of varying axes, as long as the largest group needs. A group's other
+            residuals lie in it end to end.
     """
 
     alike: tuple[Zeros, ...]
@@ -202,30 +213,30 @@ class _Buffers:
         flat = tuple(Zeros((n,), dtype, names) for (dtype, names), n in lengths.items())
         return cls(tuple(common.elements()), flat)
 
-    def filled(self, kept: Sequence[Any]) -> Arrays:
-        """The buffers with what one group keeps."""
-        rest, found = list(kept), []
+    def filled(self, residuals: Sequence[Any]) -> Arrays:
+        """Return the buffers, filled with one group's residuals."""
+        rest, buffers = list(residuals), []
         for piece in self.alike:
-            found.append(rest.pop(next(k for k, x in enumerate(rest) if zeros_of(x) == piece)))
+            buffers.append(rest.pop(next(k for k, x in enumerate(rest) if zeros_of(x) == piece)))
         for piece in self.flat:
             parts = [x.reshape(-1) for x in rest if (x.dtype, varying(x)) == (piece.dtype, piece.names)]
             free = piece.shape[0] - sum(x.size for x in parts)
-            found.append(jnp.concatenate([*parts, Zeros((free,), piece.dtype, piece.names)()]))
-        return found
+            buffers.append(jnp.concatenate([*parts, Zeros((free,), piece.dtype, piece.names)()]))
+        return buffers
 
     def taken(self, full: Sequence[Any], pieces: Sequence[Zeros]) -> Arrays:
-        """The pieces that one group has put into the buffers, in its order."""
+        """Return the residuals that one group has put into the buffers, in its order. `pieces` are zeros that stand for them."""
         direct: dict[Zeros, Arrays] = {}
         for piece, x in zip(self.alike, full, strict=False):
             direct.setdefault(piece, []).append(x)
         flat = {(p.dtype, p.names): x for p, x in zip(self.flat, full[len(self.alike) :], strict=True)}
         done: Counter[tuple[Any, frozenset[str]]] = Counter()
-        found = []
+        residuals = []
         for piece in pieces:
             if direct.get(piece):
-                found.append(direct[piece].pop(0))
+                residuals.append(direct[piece].pop(0))
                 continue
             key, n = (piece.dtype, piece.names), prod(piece.shape)
-            found.append(flat[key][done[key] : done[key] + n].reshape(piece.shape))
+            residuals.append(flat[key][done[key] : done[key] + n].reshape(piece.shape))
             done[key] += n
-        return found
+        return residuals

@@ -1,4 +1,4 @@
-"""A plan has a mesh of its own, whatever mesh the user has set by `jax.set_mesh`."""
+"""The mesh context of a plan, which replaces any mesh that the user has set by `jax.set_mesh`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from unity.base.errors import PlanError
 
 
 def own(mesh: Mesh | AbstractMesh) -> AbstractContextManager[object]:
-    """What is traced inside sees this mesh. What it takes and gives, the user's program sees.
+    """Return a context in which programs are traced under a plan's mesh.
 
-    Raises PlanError if the user has set a mesh with explicit axes: arrays' types would have to name it, and a plan's name its own.
+    Raises:
+        PlanError: the user has set a mesh with explicit axes, which arrays' types would have to name, while a plan's arrays name
+            the plan's mesh; or the plan is called inside of `jax.shard_map` or `jax.pmap`.
     """
     here = get_abstract_mesh()
     manual = [name for name, kind in zip(here.axis_names, here.axis_types, strict=True) if kind == AxisType.Manual]

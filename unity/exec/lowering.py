@@ -1,4 +1,4 @@
-"""From a parallel PCG to JAX: one `shard_map` of local bodies and explicit collectives, inside `jit` (design section 7)."""
+"""Lowering of a parallel graph to JAX: one `shard_map` of local programs and explicit collectives, inside of `jit`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import UNUSED, Type
 from unity.pcg.types.varying_axes import vary
 
-# Between the operator and the line in a name. An "@" would end the name in compiled programs, and hide what is inside of it.
+# Separates operator and line in a scope's name. An "@" would end the name in compiled programs, and hide nested scopes.
 AT = " at "
 
 
 def mesh_of(axes: Sequence[Axis], devices: Sequence[Any]) -> Mesh:
-    """The mesh of prime axes, outermost level first. Raises ValueError if there are fewer devices than the axes need."""
+    """Return the mesh of prime axes, outermost level first. Raises ValueError if there are fewer devices than the axes need."""
     sizes, names = tuple(a.size for a in axes) or (1,), tuple(a.name for a in axes) or ("d0",)
     count = 1
     for n in sizes:
@@ -44,12 +44,12 @@ def mesh_of(axes: Sequence[Axis], devices: Sequence[Any]) -> Mesh:
 
 
 def platform_of(mesh: Mesh) -> str:
-    """What the devices of a mesh are, as JAX names it: "cpu", "gpu"."""
+    """Return JAX's name of the platform of a mesh's devices: "cpu", "gpu"."""
     return mesh.devices.flat[0].platform
 
 
 def spec_of(type_: Type, axes: Sequence[Axis], rank: int) -> PartitionSpec:
-    """A type at the program's boundary, as JAX writes it. Only unused and (most major) partitioned states occur there."""
+    """Return the partition specification of a boundary type. It has only unused and (most major) partitioned states."""
     dims: list[list[str]] = [[] for _ in range(rank)]
     for state, axis in zip(type_, axes, strict=True):
         if state.kind == "P":
@@ -61,7 +61,7 @@ def spec_of(type_: Type, axes: Sequence[Axis], rank: int) -> PartitionSpec:
 
 
 def program(graph: PCG, mesh: Mesh) -> Callable[..., tuple]:
-    """The function that a parallel graph means: takes and gives whole arrays, wherever they lie."""
+    """Return the function of a parallel graph on whole arrays, whatever their sharding."""
     into = tuple(spec_of(n.types[0], graph.axes, n.tensors[0].ndim) for n in graph.inputs)
     out = tuple(spec_of(v.type, graph.axes, v.tensor.ndim) for v in graph.outputs)
     mapped = jax.shard_map(lambda *pieces: tuple(run_graph(graph, pieces)), mesh=mesh, in_specs=into, out_specs=out)
@@ -80,7 +80,7 @@ def program(graph: PCG, mesh: Mesh) -> Callable[..., tuple]:
 
 @dataclass(frozen=True)
 class Again:
-    """A value that is not kept: whoever reads it makes it from `bases`, and once more in the backward pass."""
+    """A rematerialized value: its readers compute it from `bases`, and once more in the backward pass."""
 
     bases: tuple[Any, ...]
     make: Callable[..., Any]
@@ -90,27 +90,27 @@ class Again:
         return self.make(*self.bases)
 
     def then(self, step: Callable[[Any], Any]) -> Again:
-        """The same, changed once more."""
+        """Return the value with one more step applied."""
         return Again(self.bases, lambda *bases: step(self.make(*bases)))
 
 
 @dataclass(frozen=True)
 class Begun:
-    """A result of a pipeline that its tail has yet to run, together with itself."""
+    """A result of a pipeline that its tail will run, together with the tail."""
 
     pipeline: Node
     operands: tuple[Any, ...]
 
 
 def label(node: Node) -> str:
-    """An operator's name in traces and profiles of the program: its kind and the user's line, "softmax at model.py:42"."""
+    """Return an operator's name in traces and profiles: its kind and the user's line, "softmax at model.py:42"."""
     file, _, line = node.source.partition(" (")[0].rpartition(":")
     where = f"{os.path.basename(file)}:{line}" if file else ""
     return re.sub(r"[^\w\-. +]", "", node.kind) + AT + re.sub(r"[^\w\-. +:]", "", where)
 
 
 def run_graph(graph: PCG, pieces: Sequence[Any]) -> list:
-    """Runs a parallel graph on one device's pieces; called inside `shard_map`."""
+    """Run a parallel graph on one device's pieces, inside of `shard_map`."""
     env: dict[Value, Any] = {}
     for node, x in zip(graph.inputs, pieces, strict=True):
         env[Value(node)] = x
@@ -123,7 +123,7 @@ def run_graph(graph: PCG, pieces: Sequence[Any]) -> list:
 
 
 def _begun(node: Node, operands: list, graph: PCG) -> list:
-    """The results of a pipeline that its tail runs, if there is one; nothing of anything else."""
+    """Return placeholders for the results of a pipeline that its tail runs; an empty list for any other node."""
     if node.kind != PIPELINE or schedule_of(node).kind not in FOLLOWED:
         return []
     given = [settle(v, x, graph.axes) for v, x in zip(node.operands, operands, strict=True)]
@@ -131,7 +131,7 @@ def _begun(node: Node, operands: list, graph: PCG) -> list:
 
 
 def settle(v: Value, x: Any, axes: tuple[Axis, ...]) -> Any:
-    """A value as devices hold it, that varies, for JAX, along exactly the axes that its type uses (a constant may not)."""
+    """Return a value in its stored element type, made to vary for JAX along exactly the axes that its type uses."""
     if isinstance(x, Begun):
         return x
     if isinstance(x, Again):
@@ -163,7 +163,7 @@ def _change(node: Node, x: Any, axes: tuple[Axis, ...]) -> Any:
 
 
 def _later(node: Node, operands: list, axes: tuple[Axis, ...]) -> Again:
-    """The result of an operator that its reader runs."""
+    """Return the rematerialized result of an operator, which its reader runs."""
     bases, run = _making(node, operands, axes)
 
     def make(*given: Any) -> Any:
@@ -175,16 +175,16 @@ def _later(node: Node, operands: list, axes: tuple[Axis, ...]) -> Again:
 
 
 def _with_makers(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
-    """An operator, an operand of which is made again in the backward pass: the checkpoint is around both (design section 7).
+    """Run an operator with a rematerialized operand: one checkpoint is around both.
 
-    What neighbours have sent for its halos is kept: nothing else is communicated again.
+    Slices that neighbours have sent for its halos are residuals, so the backward pass repeats only marked changes of type.
     """
     bases, run = _making(node, operands, axes)
     return jax.checkpoint(run, policy=lambda primitive, *_, **__: primitive.name == "ppermute")(*bases)
 
 
 def _making(node: Node, operands: list, axes: tuple[Axis, ...]) -> tuple[tuple[Any, ...], Callable[..., list]]:
-    """What an operator's operands are made of, and what makes its results of that."""
+    """Return the bases of an operator's operands, and the function that computes its results from them."""
     parts = [x.bases if isinstance(x, Again) else (x,) for x in operands]
 
     def run(*given: Any) -> list:
@@ -217,14 +217,14 @@ def _compute(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
 
 
 def _inside(node: Node) -> Callable[..., list]:
-    """The local program of the graph inside of a node."""
+    """Return the local program of the graph inside of a node."""
     inside = node.inside
     assert inside is not None
     return lambda *pieces: run_graph(inside, pieces)
 
 
 def _tail(node: Node, operands: list) -> list:
-    """A tail with its pipeline, or after it, where that has run."""
+    """Run a tail together with its pipeline, or after it where the pipeline has run."""
     begun = next((x for x in operands if isinstance(x, Begun)), None)
     if begun is None:
         return summed(node, operands, _inside(node))
@@ -233,13 +233,13 @@ def _tail(node: Node, operands: list) -> list:
 
 
 def pair_of(tail: Node) -> Pair:
-    """A tail and the pipeline that it follows."""
+    """Return a tail and the pipeline that it follows."""
     pipeline = tail.operands[ends_of(tail).carried.start].node
     return Pair(pipeline, tail, _inside(pipeline), _inside(tail))
 
 
 def _body(node: Node, axes: tuple[Axis, ...]) -> Callable[..., list]:
-    """An operator's local program; if its inner values are not kept, it runs once more in the backward pass."""
+    """Return an operator's local program; a checkpoint is around it if its inner values are recomputed."""
     body = node.body
     assert body is not None, node
 

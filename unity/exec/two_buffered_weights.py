@@ -1,20 +1,21 @@
-"""2BW as it runs: steps of a pipeline that does not drain between them (PipeDream-2BW).
+"""2BW (PipeDream-2BW): steps of a pipeline that does not drain between them.
 
-A step takes a batch, and what of the batch before is still on its way, its *flight*. In its M ticks the micro-batches of the new
-batch begin, and those of the old one end; so it gives the results and the gradients of the old batch, and the flight of the new.
+A step takes a new batch and the *flight* of the batch before: everything of it that is still in flight. In the step's M ticks the
+micro-batches of the new batch begin and those of the old one end, so it returns the results and gradients of the old batch, and the
+flight of the new one.
 
     stage 0   f0 b-2  f1 b-1  f2 b0  f3 b1      M = 4, S = 3: ticks 0 to 3 of a step. Micro-batches -2 and -1 are of the batch
                                                 before; 2 and 3 go back in the next step, and then are -2 and -1.
 
-Every pass of a micro-batch finds the weights with which its batch came. So gradients are those of one batch, at one version of the
-weights, and two versions are held: w(t+1) = w(t) - lr * gradient(w(t-1), batch t-1), if gradients are applied as they come.
+Every pass of a micro-batch uses the weights that came with its batch. Gradients are thus those of one batch at one version of the
+weights, and two versions are live: w(t+1) = w(t) - lr * gradient(w(t-1), batch t-1), if gradients are applied as they come.
 
-What leads to the pipeline runs on the new batch, and what its backward pass needs is part of the flight; then it runs backward for
-the old batch, after what follows the tail. So each runs once in a step, as in any other. A step is no function that JAX could
-differentiate: its pullbacks are called here.
+The operators before the pipeline run forward on the new batch, and their residuals are part of its flight; they run backward for
+the old batch, after the operators that follow the tail. Each runs once in a step, as without 2BW. JAX cannot differentiate such a
+step: its pullbacks are called here.
 
-The old batch's weights have their gradients after S - 1 ticks: the loop is in two (`unity.exec.pipelines.cool_down`), so that these
-are sent while the rest of the ticks goes on."""
+The gradients of the old batch's weights are complete after S - 1 ticks. The loop is split there (`unity.exec.pipelines.cool_down`),
+so that their collectives overlap with the rest of the ticks."""
 
 from __future__ import annotations
 
@@ -44,17 +45,16 @@ from unity.pcg.types.varying_axes import vary, varying
 
 
 class _Flight(NamedTuple):
-    """What is on its way after a step, on one device: what the passes that are left find, what the backward pass of what leads to
-    the pipeline needs beside that, the inputs of what follows the tail, and where micro-batches are."""
+    """Everything of a batch that is in flight after a step, on one device."""
 
-    batch: Batch
-    kept: Arrays
-    read: Arrays
-    state: State
+    batch: Batch  # the operands of the pipeline and its tail
+    kept: Arrays  # further residuals of the operators before the pipeline
+    read: Arrays  # inputs of the operators after the tail
+    state: State  # the carry of the loop over ticks
 
 
 class _Begun(NamedTuple):
-    """What leads to the pipeline has run: the batch as the pipeline finds it, and the rest of its flight."""
+    """A batch after the operators before the pipeline have run: the pipeline's operands, and the rest of its flight."""
 
     batch: Batch
     kept: Arrays
@@ -63,14 +63,14 @@ class _Begun(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Streamed:
-    """The steps of a graph with a pipeline by 2BW, on whole arrays. `weights`: the inputs that are differentiated, by number."""
+    """The steps of a graph with a 2BW pipeline, on whole arrays. `weights` are the differentiated inputs, by number."""
 
     graph: PCG
     mesh: Mesh | AbstractMesh
     weights: tuple[int, ...]
 
     def start(self, leaves: Sequence[Any]) -> Any:
-        """The flight of a first batch."""
+        """Return the flight of a first batch."""
 
         def local(pieces: Arrays) -> Any:
             return self._lifted(self.local.started(pieces))
@@ -78,42 +78,32 @@ class Streamed:
         return self._mapped(local, (self._into,), self._specs)(self._placed(leaves))
 
     def step(self, flight: Any, leaves: Sequence[Any]) -> tuple[Any, Any, Any]:
-        """The flight of a new batch; of the one before, the results and the gradients of the weights."""
+        """Return the flight of a new batch, and the results and the weights' gradients of the batch before."""
 
         def local(arrays: Any, pieces: Arrays) -> Any:
-            flight, results, found = self.local.stepped(self._landed(arrays), pieces)
-            return self._lifted(flight), results, found
+            flight, results, gradients = self.local.stepped(self._landed(arrays), pieces)
+            return self._lifted(flight), results, gradients
 
         into, out = (self._specs, self._into), (self._specs, *self._out)
         return self._mapped(local, into, out)(flight, self._placed(leaves))
 
     def finish(self, flight: Any) -> tuple[Any, Any]:
-        """The results and the gradients of the last batch."""
+        """Return the results and the gradients of the last batch."""
 
         def local(arrays: Any) -> Any:
             return self.local.finished(self._landed(arrays))
 
         return self._mapped(local, (self._specs,), self._out)(flight)
 
-    def traced(self) -> Any:
-        """A step, traced: of a flight and leaves, the gradients, the results, and the new flight."""
-
-        def local(arrays: Any, pieces: Arrays) -> Any:
-            flight, results, found = self.local.stepped(self._landed(arrays), pieces)
-            return found, results, self._lifted(flight)
-
-        run = self._mapped(local, (self._specs, self._into), (*self._out[::-1], self._specs))
-        return jax.make_jaxpr(run)(self.flight, tuple(n.tensors[0].struct for n in self.graph.inputs))
-
     @cached_property
     def flight(self) -> list[jax.ShapeDtypeStruct]:
-        """The arrays of a flight."""
+        """Shapes and types of a flight's arrays."""
         sizes = dict(zip(self.mesh.axis_names, self.mesh.axis_sizes, strict=True))
         return [jax.ShapeDtypeStruct((prod(sizes[name] for name in z.names), *z.shape), z.dtype) for z in self._layout[0]]
 
     @cached_property
     def local(self) -> _Local:
-        """One device's part of it."""
+        """The steps on one device's pieces."""
         return _Local(self.graph, cut(self.graph), self.weights)
 
     def _mapped(self, local: Any, into: Any, out: Any) -> Any:
@@ -141,20 +131,20 @@ class Streamed:
 
     @cached_property
     def _layout(self) -> tuple[list[Zeros], Any]:
-        """What a flight is made of, on one device, and how."""
-        found: list[tuple[list[Zeros], Any]] = []
+        """A flight on one device: zeros that stand for its leaves, and its structure."""
+        layouts: list[tuple[list[Zeros], Any]] = []
 
         def look(pieces: Arrays) -> tuple[()]:
             leaves, tree = jax.tree.flatten(self.local.started(pieces))
-            found.append(([zeros_of(x) for x in leaves], tree))
+            layouts.append(([zeros_of(x) for x in leaves], tree))
             return ()
 
         jax.eval_shape(self._mapped(look, (self._into,), ()), tuple(n.tensors[0].struct for n in self.graph.inputs))
-        return found[-1]
+        return layouts[-1]
 
     @cached_property
     def _specs(self) -> list[PartitionSpec]:
-        """How a flight lies outside: the pieces of devices side by side along a first dimension, where they differ."""
+        """Specifications of a flight's arrays outside of `shard_map`: varying pieces are concatenated along a new dimension 0."""
         named = [tuple(name for name in self.mesh.axis_names if name in z.names) for z in self._layout[0]]
         return [PartitionSpec(names or None) for names in named]
 
@@ -167,7 +157,7 @@ class Streamed:
 
 @dataclass(frozen=True, eq=False)
 class _Local:
-    """The same on one device's pieces; called inside `shard_map`."""
+    """The steps on one device's pieces, called inside of `shard_map`."""
 
     graph: PCG
     cut: Cut
@@ -179,7 +169,7 @@ class _Local:
 
     @cached_property
     def flowing(self) -> tuple[frozenset[int], tuple[bool, ...]]:
-        """Where gradients flow: to which operands of the pair, and to which of what stages hand on."""
+        """The operands of the pair that are active for differentiation, and flags for the values that stages forward."""
         flow = gradients(self.graph, self.weights)
         return self.pair.moving(frozenset(k for k, v in enumerate(self.pair.operands) if flow(v)))
 
@@ -210,11 +200,11 @@ class _Local:
             pullback = self.begin([self.nothing(k) for k in range(len(self.graph.inputs))])[1]
             return ()
 
-        jax.eval_shape(begin)  # traced to know how what is kept is put together
+        jax.eval_shape(begin)  # traced so that the structure of the pullback is known
         return self.end(flight, pullback, loop, state)
 
     def nothing(self, number: int) -> Any:
-        """Zeros in the place of one of the graph's inputs."""
+        """Return zeros that stand for one of the graph's inputs."""
         node, axes = self.graph.inputs[number], self.graph.axes
         shape, names = list(node.tensors[0].shape), set[str]()
         for state, axis in zip(node.types[0], axes, strict=True):
@@ -224,44 +214,44 @@ class _Local:
         return Zeros(tuple(shape), node.tensors[0].dtype, frozenset(names))()
 
     def begin(self, pieces: Sequence[Any]) -> tuple[_Begun, Pullback]:
-        """What leads to the pipeline, forward."""
-        wanted = sorted(self.flowing[0])
+        """Run the operators before the pipeline forward."""
+        active = sorted(self.flowing[0])
 
         def run(chosen: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            given = dict(enumerate(pieces)) | dict(zip(self.weights, chosen, strict=True))
-            found = run_graph(self.cut.before, [given[k] for k in range(len(pieces))])
-            return [found[k] for k in wanted], found
+            leaves = dict(enumerate(pieces)) | dict(zip(self.weights, chosen, strict=True))
+            operands = run_graph(self.cut.before, [leaves[k] for k in range(len(pieces))])
+            return [operands[k] for k in active], operands
 
-        _, pull, found = jax.vjp(run, [pieces[k] for k in self.weights], has_aux=True)
-        batch, read = batch_of(self.pair, found), tuple(pieces[k] for k in self.cut.read)
+        _, pull, operands = jax.vjp(run, [pieces[k] for k in self.weights], has_aux=True)
+        batch, read = batch_of(self.pair, operands), tuple(pieces[k] for k in self.cut.read)
         pullback = Pullback()
-        return _Begun(batch, tuple(pullback.apart(pull, _held(batch, read))), read), pullback
+        return _Begun(batch, tuple(pullback.apart(pull, _shared(batch, read))), read), pullback
 
     def flown(self, begun: _Begun, state: State) -> _Flight:
-        """The flight of a batch, all micro-batches of which have begun."""
+        """Return the flight of a batch whose micro-batches have all begun."""
         return _Flight(begun.batch._replace(parts=()), begun.kept, begun.read, state._replace(sums=state.sums[:1]))
 
     def end(self, flight: _Flight, pullback: Pullback, loop: Loop, state: State) -> tuple[Arrays, Arrays]:
-        """What follows the tail, forward and backward, and what leads to the pipeline, backward."""
+        """Run the operators after the tail, forward and backward, and those before the pipeline backward."""
         sums = state.sums[-1]
         own = [k for k, number in enumerate(self.cut.read) if number in self.weights]
 
         def run(chosen: Sequence[Any], loss: Any) -> tuple[Any, Arrays]:
-            given = dict(enumerate((*flight.read, *sums.results))) | dict(zip(own, chosen, strict=True))
-            given[len(flight.read) + self.pair.loss] = loss
-            results = tuple(run_graph(self.cut.after, [given[k] for k in range(len(given))]))
+            leaves = dict(enumerate((*flight.read, *sums.results))) | dict(zip(own, chosen, strict=True))
+            leaves[len(flight.read) + self.pair.loss] = loss
+            results = tuple(run_graph(self.cut.after, [leaves[k] for k in range(len(leaves))]))
             return results[0], results
 
         value, pull, results = jax.vjp(run, [flight.read[k] for k in own], sums.results[self.pair.loss], has_aux=True)
         direct, by = pull(vary(jnp.ones(value.shape, value.dtype), varying(value)))
-        found = loop.gradients(sums)
+        gradients = loop.gradients(sums)
         order = sorted(self.flowing[0])
-        before = pullback.together(flight.kept, dict(enumerate(_held(flight.batch, flight.read))))
-        (weights,) = before(scaled([found[k] for k in order], by, self.pair.repeated))
+        before = pullback.together(flight.kept, dict(enumerate(_shared(flight.batch, flight.read))))
+        (weights,) = before(scaled([gradients[k] for k in order], by, self.pair.repeated))
         more = dict(zip((self.cut.read[k] for k in own), direct, strict=True))
         return results, tuple(g + more[k] if k in more else g for k, g in zip(self.weights, weights, strict=True))
 
 
-def _held(batch: Batch, read: Arrays) -> list[Any]:
-    """What a flight has anyway, so that nothing is kept twice."""
+def _shared(batch: Batch, read: Arrays) -> list[Any]:
+    """Return the arrays that a flight has anyway, so that no residual repeats one."""
     return [*batch.constants, *batch.weights, *batch.fixed, *batch.read, *read]

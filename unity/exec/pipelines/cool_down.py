@@ -1,7 +1,7 @@
-"""The ticks of a step by 2BW after the batch before is done: of that only gradients of samples are on their way home.
+"""The ticks of a 2BW step after the last backward pass of the batch before.
 
-With S stages the last backward pass of the batch before is done after S - 1 ticks, by stage 0. So its weights' gradients are whole
-then, and are no part of what goes on from tick to tick: what sends them between devices may run at the same time as these ticks.
+With S stages that pass is over after S - 1 ticks, on stage 0; only gradients of samples are still in flight. The weights' gradients
+of that batch are complete, so they are no carry of these ticks, and their collectives may overlap with them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from unity.exec.pipelines.half_ticks import Loop, State, Sums
 
 
 class Homeward(Loop):
-    """Ticks of two batches, of which the older one has no passes left."""
+    """Ticks with two batches in flight, of which the older one has no passes left."""
 
     def after(self, state: State, ticks: int) -> State:
-        """The rest of a step's ticks, so many of which are over."""
+        """Run the rest of a step's ticks, of which the first `ticks` are over."""
         new, old = state.sums
         left = Sums((), (), old.parts, (), (), old.read)
         state = self.on(state._replace(sums=(new, left)), range(ticks, self.schedule.turns))
@@ -26,13 +26,13 @@ class Homeward(Loop):
 
     @cached_property
     def newest(self) -> Loop:
-        """The same, of the new batch alone."""
+        """The loop of the new batch alone."""
         return Loop(self.pair, self.batches[:1], self.schedule, self.wanted, self.moving, self.pullback, self.results)
 
     def work(self, s: State, at: Any) -> tuple[Arrays, State]:
-        found, after = self.newest.work(s._replace(sums=s.sums[:1]), at)
-        return found, after._replace(sums=(*after.sums, *s.sums[1:]))
+        results, after = self.newest.work(s._replace(sums=s.sums[:1]), at)
+        return results, after._replace(sums=(*after.sums, *s.sums[1:]))
 
-    def ended(self, s: State, at: Any, found: Arrays) -> tuple[State, tuple[Arrays, Arrays]]:
-        after, gradients = self.newest.ended(s._replace(sums=s.sums[:1]), at, found)
+    def ended(self, s: State, at: Any, results: Arrays) -> tuple[State, tuple[Arrays, Arrays]]:
+        after, gradients = self.newest.ended(s._replace(sums=s.sums[:1]), at, results)
         return after._replace(sums=(*after.sums, *s.sums[1:])), gradients

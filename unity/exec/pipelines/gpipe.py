@@ -1,13 +1,13 @@
-"""A pipeline as it runs: every device is one stage, and all stages work on different micro-batches at the same time.
+"""GPipe's schedule: every device is one stage, and all stages work on different micro-batches at the same time.
 
-Samples stay where they are until they are wanted. A device keeps its own micro-batches in a row of places; stage 0 takes one of
-its own in every tick, and then everyone hands what lies in that place to the stage before, so that when stage 0 comes to the place
-again, the next device's lies there. What leaves the last stage goes the same way back. With S stages and m places on each device,
-micro-batch r m + q starts in place q of device r, is taken by stage 0 in tick r m + q, and leaves the last stage S - 1 ticks later.
+Every device stores its own micro-batches in a row of slots. In each tick stage 0 takes a micro-batch from one slot of its row, and
+then every device sends the content of that slot to the stage before, so that stage 0 finds the next device's micro-batch when it
+comes to the slot again. Results of the last stage return the same way. With S stages and m slots on each device, micro-batch
+r m + q starts in slot q of device r, enters stage 0 in tick r m + q, and leaves the last stage S - 1 ticks later.
 
-The gradient of all this, which JAX derives, is the same pipeline backwards: GPipe. A stage without work does none (`guarded`), so
-that nothing is computed from what is no sample. 1F1B is in `unity.exec.pipelines.one_forward_one_backward`; where no gradient is
-wanted it is this, too, and every device computes the tail of its own samples."""
+JAX derives the gradient, which is the same pipeline in reverse. A stage without a micro-batch computes nothing (`guarded`).
+Without gradients 1F1B (`unity.exec.pipelines.one_forward_one_backward`) is this schedule too, and every device computes the tail of
+its own samples."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ from unity.pcg.local import varying_loops as loops
 from unity.pcg.parallel.stages import ends_of, entering, leaving, names_of, schedule_of
 
 Arrays = tuple[Any, ...]
-Step = Callable[..., Sequence[Any]]  # of constants, what is read, what is carried and one step's weights: what is carried on
+Step = Callable[..., Sequence[Any]]  # from constants, read-only samples, carries and one step's weights to the new carries
 
 
 def parts_of(node: Node, operands: Sequence[Any]) -> tuple[Arrays, Arrays, Arrays, Arrays]:
-    """The operands of a pipeline, or a tail: constants, what is read, what is carried, what is taken in steps."""
+    """Return the operands of a pipeline or tail: constants, read-only samples, carries, and weights stacked by step."""
     ends = ends_of(node)
     constants, read, carried, weights = (
-        tuple(operands[p] for p in found) for found in (ends.constants, ends.read, ends.carried, ends.stepped)
+        tuple(operands[p] for p in positions) for positions in (ends.constants, ends.read, ends.carried, ends.stepped)
     )
     return constants, read, carried, weights
 
 
 def stage_of(node: Node, step: Step) -> Callable[[Arrays, Arrays, Arrays], Arrays]:
-    """One stage's work on a micro-batch: of what has samples, constants and `own_of` the stage's weights. What is only read is
-    handed on."""
+    """Return one stage's program for a micro-batch, a function of samples, constants and `own_of` the stage's weights.
+
+    Read-only samples are forwarded to the next stage.
+    """
     ends, schedule = ends_of(node), schedule_of(node)
     if schedule.slots == 1:
         return lambda parts, constants, weights: (*parts[: len(ends.read)], *step(*constants, *parts, *weights))
@@ -55,13 +57,12 @@ def stage_of(node: Node, step: Step) -> Callable[[Arrays, Arrays, Arrays], Array
 
 
 def own_of(node: Node, weights: Arrays) -> Arrays:
-    """A stage's weights: for all of its steps, stacked; of an only one as it finds them, so that nothing is taken out in every
-    tick."""
+    """Return a stage's weights, stacked by step, or without that dimension if there is one step, so that no tick slices them."""
     return tuple(x.reshape(x.shape[1:]) for x in weights) if schedule_of(node).slots == 1 else weights
 
 
 def pipelined(node: Node, operands: Sequence[Any], step: Step) -> list[Any]:
-    """The results of a pipeline on one device's pieces; called inside `shard_map`, with a step's local program."""
+    """Run a pipeline on one device's pieces, inside of `shard_map`. `step` is the local program of one step."""
     constants, read, carried, weights = parts_of(node, operands)
     stage, own = stage_of(node, step), own_of(node, weights)
 
@@ -72,19 +73,19 @@ def pipelined(node: Node, operands: Sequence[Any], step: Step) -> list[Any]:
 
 
 def summed(node: Node, operands: Sequence[Any], step: Step) -> list[Any]:
-    """The results of a tail where its pipeline is done: every device adds up its own micro-batches."""
+    """Run a tail after its pipeline: every device adds up its own micro-batches."""
     constants, read, arrived, _ = parts_of(node, operands)
-    found = lax.scan(lambda _, parts: (None, tuple(step(*constants, *parts))), None, (*read, *arrived))[1]
-    return [x.sum(0, dtype=x.dtype) for x in found]
+    results = lax.scan(lambda _, parts: (None, tuple(step(*constants, *parts))), None, (*read, *arrived))[1]
+    return [x.sum(0, dtype=x.dtype) for x in results]
 
 
 def shifted(xs: Sequence[Any], names: tuple[str, ...], pairs: list[tuple[int, int]]) -> Arrays:
-    """Pieces sent from device to device, in pairs of numbers along these axes."""
+    """Send arrays between the pairs of devices, numbered along the axes `names`."""
     return tuple(lax.ppermute(x, names, pairs) for x in xs)
 
 
 def _ticks(places: Arrays, stage: Callable[[jax.Array, Arrays], Arrays], node: Node) -> Arrays:
-    """All that has samples, when all is done: zeros for what does not come back. `places`: the same before."""
+    """Run all ticks on rows of samples, and return the rows after them, with zeros for those that do not return."""
     schedule, names, start = schedule_of(node).flushed, names_of(node), ends_of(node).sampled.start
     me, last, rows = lax.axis_index(names), schedule.stages - 1, schedule.micro_batches // schedule.stages
     onward, back = [(k, k + 1) for k in range(last)], [(k + 1, k) for k in range(last)]
@@ -92,28 +93,28 @@ def _ticks(places: Arrays, stage: Callable[[jax.Array, Arrays], Arrays], node: N
 
     def tick(state: tuple[Any, Any, Any], t: jax.Array) -> tuple[tuple[Any, Any, Any], None]:
         arrived, waiting, done = state
-        wanted, free = t % rows, (t - last) % rows
-        own = taken(waiting, wanted)
+        slot, vacant = t % rows, (t - last) % rows
+        own = taken(waiting, slot)
         begun = dict(zip(ins, own, strict=True))
         begin = tuple(jnp.where(me == 0, begun[k], x) if k in begun else x for k, x in enumerate(arrived))
-        found = stage((t >= me) & (t < me + schedule.micro_batches), begin)
-        waiting = put(waiting, shifted(own, names, back), wanted)
-        passing = shifted(taken(done, free), names, back)
-        left = tuple(jnp.where(me == last, found[k], x) for k, x in zip(outs, passing, strict=True))
-        return (shifted(found, names, onward), waiting, put(done, left, free)), None
+        results = stage((t >= me) & (t < me + schedule.micro_batches), begin)
+        waiting = put(waiting, shifted(own, names, back), slot)
+        passing = shifted(taken(done, vacant), names, back)
+        left = tuple(jnp.where(me == last, results[k], x) for k, x in zip(outs, passing, strict=True))
+        return (shifted(results, names, onward), waiting, put(done, left, vacant)), None
 
     nothing = tuple(jnp.zeros_like(x) for x in places)
     state = (taken(nothing, jnp.asarray(0)), tuple(places[k] for k in ins), tuple(nothing[k] for k in outs))
     (_, _, done), _ = loops.scan(tick, state, jnp.arange(schedule.ticks))
-    ended = dict(zip(outs, done, strict=True))
-    return tuple(ended.get(k, x) for k, x in enumerate(nothing))
+    returned = dict(zip(outs, done, strict=True))
+    return tuple(returned.get(k, x) for k, x in enumerate(nothing))
 
 
 def taken(rows: Sequence[Any], place: jax.Array) -> Arrays:
-    """What lies in one place of each row."""
+    """Return the content of one slot of each row."""
     return tuple(lax.dynamic_index_in_dim(x, place, keepdims=False) for x in rows)
 
 
 def put(rows: Sequence[Any], parts: Sequence[Any], place: jax.Array) -> Arrays:
-    """The rows with these parts in one place."""
+    """Return the rows with new content in one slot."""
     return tuple(lax.dynamic_update_index_in_dim(x, part, place, 0) for x, part in zip(rows, parts, strict=True))

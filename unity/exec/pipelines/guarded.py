@@ -1,7 +1,7 @@
-"""Work that is done only where there is some, whose gradient keeps nothing twice.
+"""Conditional work whose gradient keeps no operand as a residual.
 
-`lax.cond` alone would do, but for its gradient every branch hands out all that it keeps, weights too: in a loop they would be
-stacked once for every step. So the pullback is taken apart here: what it keeps is handed out, but for what was given.
+With `lax.cond` alone, every branch returns all of its residuals, weights among them, which a loop would stack once for every
+step. Here the pullback is split: only residuals that are not operands are returned, and operands are passed to it again.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ Work = Callable[..., tuple[Any, ...]]
 
 
 def taken_in(times: int, runs: int) -> AbstractContextManager[Any]:
-    """A scope for branches of which a device takes each so many times in so many runs: who counts what is compiled must know."""
+    """Return a scope for branches that a device takes `times` times in `runs` runs, as readers of the HLO must know."""
     return jax.named_scope(f"taken {times} of {runs}")
 
 
 def part_taken(scope: str) -> Fraction:
-    """In which part of its runs a device does what is compiled in a scope."""
-    found = Fraction(1)
+    """Return the share of its runs in which a device runs the code of a scope."""
+    share = Fraction(1)
     for times, runs in re.findall(r"\btaken (\d+) of (\d+)", scope):
-        found *= Fraction(int(times), int(runs))
-    return found
+        share *= Fraction(int(times), int(runs))
+    return share
 
 
 @dataclass(frozen=True)
 class Zeros:
-    """Makes zeros in the place of an array of one device: of its shape and type, and along which axes it differs, for JAX."""
+    """A factory of zeros that stand for one device's array: its shape, its element type, and the axes along which it varies."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -48,38 +48,45 @@ class Zeros:
 
 
 def zeros_of(x: jax.Array) -> Zeros:
-    """Zeros in the place of an array."""
+    """Return the zeros that stand for an array."""
     return Zeros(tuple(x.shape), x.dtype, varying(x))
 
 
 @dataclass
 class Pullback:
-    """How a pullback is put together again: its structure, and of each of its leaves which of the given arrays it is.
+    """The structure of a pullback, so that it can be split into residuals and operands and put together again.
 
-    (-1: a kept one.) Written where the forward pass is traced, read where the backward pass is.
+    The forward pass writes it while it is traced, the backward pass reads it.
+
+    Attributes:
+        tree: the pullback's structure.
+        given: for each leaf, which operand it is; -1 for a residual.
+        kept: zeros that stand for the residuals.
     """
 
     tree: Any = None
     given: list[int] = field(default_factory=list)
-    kept: list[Zeros] = field(default_factory=list)  # in the place of what is kept, where nothing is done
+    kept: list[Zeros] = field(default_factory=list)
 
     def apart(self, pull: Any, given: Sequence[Any]) -> list[Any]:
+        """Return the residuals of a pullback that are none of the operands `given`."""
         leaves, self.tree = jax.tree.flatten(pull)
-        known = {id(x): k for k, x in enumerate(given)}
-        self.given = [known.get(id(x), -1) for x in leaves]
-        kept = [x for x, k in zip(leaves, self.given, strict=True) if k < 0]
-        self.kept = [zeros_of(x) for x in kept]
-        return kept
+        numbers = {id(x): k for k, x in enumerate(given)}
+        self.given = [numbers.get(id(x), -1) for x in leaves]
+        residuals = [x for x, k in zip(leaves, self.given, strict=True) if k < 0]
+        self.kept = [zeros_of(x) for x in residuals]
+        return residuals
 
     def together(self, kept: Sequence[Any], given: Mapping[int, Any]) -> Any:
+        """Return the pullback, of its residuals and of operands by number."""
         rest = iter(kept)
         return jax.tree.unflatten(self.tree, [next(rest) if k < 0 else given[k] for k in self.given])
 
 
 def guarded(work: Work, works: jax.Array, parts: Sequence[Any], *more: Sequence[Any]) -> tuple[Any, ...]:
-    """`work(parts, *more)` where `works`, else the parts as they are. Results are as many as parts, and alike.
+    """Return `work(parts, *more)` where `works`, else the parts unchanged. Results have the shapes and types of the parts.
 
-    Nothing but real numbers has a gradient, as everywhere.
+    Only floating operands have gradients.
     """
     every, tree = jax.tree.flatten((tuple(parts), *more))
     real = [k for k, x in enumerate(every) if jnp.issubdtype(x.dtype, jnp.inexact)]
@@ -103,19 +110,19 @@ def guarded(work: Work, works: jax.Array, parts: Sequence[Any], *more: Sequence[
     def forward(works: jax.Array, values: Sequence[Any], rest: dict[int, Any]) -> tuple[Any, Any]:
         def working(values: Sequence[Any], rest: dict[int, Any]) -> tuple[Any, list[Any]]:
             def differentiable(*values: Any) -> tuple[Any, Any]:
-                found = run(values, rest)
-                return [found[k] for k in ends], found
+                results = run(values, rest)
+                return [results[k] for k in ends], results
 
-            _, pull, found = jax.vjp(differentiable, *values, has_aux=True)
-            return found, pullback.apart(pull, [*values, *rest.values()])
+            _, pull, results = jax.vjp(differentiable, *values, has_aux=True)
+            return results, pullback.apart(pull, [*values, *rest.values()])
 
         def idling(values: Sequence[Any], rest: dict[int, Any]) -> tuple[Any, list[Any]]:
             return idle(values, rest), [zeros() for zeros in pullback.kept]
 
-        jax.eval_shape(working, values, rest)  # so that it is known what is kept
-        found, kept = loops.cond(works, working, idling, values, rest)
-        given = [*values, *rest.values()]
-        return found, (works, kept, {k: given[k] for k in pullback.given if k >= 0})
+        jax.eval_shape(working, values, rest)  # fills `pullback`
+        results, kept = loops.cond(works, working, idling, values, rest)
+        operands = [*values, *rest.values()]
+        return results, (works, kept, {k: operands[k] for k in pullback.given if k >= 0})
 
     def backward(residuals: Any, cotangents: Any) -> Any:
         works, kept, given = residuals

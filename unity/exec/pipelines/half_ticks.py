@@ -1,20 +1,22 @@
-"""The loop of half ticks in which a pipeline and its tail run, after the timetable in `unity.pcg.parallel.timetable`.
+"""The loop of half ticks that runs a pipeline together with its tail, by the timetable in `unity.pcg.parallel.timetable`.
 
-The last stage computes the tail of what it has just finished: the loss of that micro-batch, and its gradient if the loss's own
-gradient is one. That goes back through the stages while other micro-batches go on. What a stage keeps for a micro-batch's backward
-pass lies in a ring of as many places as there are stages, and is overwritten then. So the loop computes the sums and all gradients
-together; the true gradient of the loss is a number by which these are multiplied.
+The last stage runs the tail of the micro-batch that it has just finished: its loss, and the gradient of that for a cotangent of
+one. The gradient goes back through the stages while other micro-batches go forward. A stage stores the residuals of a micro-batch
+in a ring buffer with one slot for each stage. The loop thus computes the sums and all gradients together; afterwards the gradients
+are multiplied by the loss's true cotangent.
 
-After each half of a tick neighbours exchange, and nothing else is sent. A device has a place for each of three things: what it
-works on, by turns a sample's values, which go on, and their gradient, which goes back; what passes by, by turns a sample that is
-not its own, on its way down to stage 0, and the gradient of one, on its way home; and what the tail reads, which goes on with the
-sample and comes back as a gradient. What goes on and what comes back are alike, so that both are one message. At both ends what
-comes turns round: on the last stage a sample becomes its loss's gradient, on stage 0 a sample that has come down begins.
+Neighbours exchange once after each half tick, and nothing else is sent. A device has three registers:
 
-A batch has an *age*: micro-batches of the newest, of age 0, begin in this run; those of the one before, of age 1, began in the
-run before, and are counted from minus their number to -1. Each finds the operands of its own batch, older weights too, and what is
-added up is added up for each batch. 1F1B knows one batch, which comes and goes in one run; 2BW (`unity.exec.two_buffered_weights`)
-two."""
+- `working`: in turn the values of a sample, which go to the next stage, and their gradient, which goes to the stage before;
+- `passing`: in turn another device's sample on its way down to stage 0, and the gradient of one on its way home;
+- `item`: what the tail reads of the sample in `working`, and its gradient on the way back.
+
+Both directions have the same shapes, so one message serves both. At the ends the direction turns: on the last stage a sample
+becomes its loss's gradient, on stage 0 a sample from `passing` begins.
+
+A batch has an *age*. Micro-batches of the newest batch, of age 0, begin in this run; those of the batch before, of age 1, began in
+the run before and have the numbers -M to -1. Each micro-batch uses the operands of its own batch, older weights included, and sums
+are kept for each batch. 1F1B has one batch, which begins and ends in one run; 2BW (`unity.exec.two_buffered_weights`) has two."""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ from unity.pcg.types.varying_axes import vary, varying
 
 @dataclass(frozen=True)
 class Pair:
-    """A pipeline and its tail, each with the local program of its inside."""
+    """A pipeline and its tail, with the local programs of a step (`step`) and of the tail (`end`)."""
 
     pipeline: Node
     tail: Node
@@ -50,31 +52,33 @@ class Pair:
 
     @property
     def loss(self) -> int:
-        """Which of the tail's results has a gradient."""
+        """The number of the tail's result that has a gradient."""
         return int(self.tail.attributes["loss"])
 
     @property
     def repeated(self) -> tuple[str, ...]:
-        """The mesh axes along which the loss is replicated for use: its gradient is a partial sum there."""
+        """The mesh axes along which the loss is replicated for use, so that its gradient is a partial sum."""
         assert self.tail.inside is not None
         types = zip(self.tail.inside.axes, self.tail.types[self.loss], strict=True)
         return tuple(axis.name for axis, state in types if state == REPLICATED)
 
     @property
     def operands(self) -> tuple[Value, ...]:
-        """The pipeline's operands, and what more the tail reads: "operands of the pair", by position."""
+        """The operands of the pair: the pipeline's, followed by those that only the tail reads."""
         return (*self.pipeline.operands, *self.tail.operands[: ends_of(self.tail).carried.start])
 
     def moving(self, wanted: frozenset[int]) -> tuple[frozenset[int], tuple[bool, ...]]:
-        """Where gradients flow if those of some operands of the pair are wanted: to which of these; and to which of what stages
-        hand on."""
+        """Return the operands of the pair that are active for differentiation, and a flag for each value that stages forward.
+
+        `wanted` are the operands that gradients are asked for.
+        """
         assert self.pipeline.inside is not None
-        given = [Node("input", (), (v.tensor,)) for v in self.operands]
-        values, n = tuple(map(Value, given)), len(self.pipeline.operands)
+        inputs = [Node("input", (), (v.tensor,)) for v in self.operands]
+        values, n = tuple(map(Value, inputs)), len(self.pipeline.operands)
         pipeline = replace(self.pipeline, operands=values[:n])
         carried = tuple(Value(pipeline, v.index) for v in self.tail.operands[len(values) - n :])
         tail = replace(self.tail, operands=(*values[n:], *carried))
-        flow = gradients(PCG(tuple(given), tail.results), wanted, (self.loss,))
+        flow = gradients(PCG(tuple(inputs), tail.results), wanted, (self.loss,))
         inside = self.pipeline.inside.inputs
         return (
             frozenset(k for k, v in enumerate(values) if flow(v)),
@@ -83,17 +87,17 @@ class Pair:
 
 
 class Batch(NamedTuple):
-    """What a pipeline and its tail find of one batch, on one device."""
+    """The operands of a pipeline and its tail for one batch, on one device."""
 
     constants: Arrays
-    parts: Arrays  # rows of what has samples, and is begun with; of an older batch there are none left
+    parts: Arrays  # rows of samples that enter stage 0; empty for an older batch
     weights: Arrays
     fixed: Arrays  # the tail's constants
-    read: Arrays  # rows of what the tail reads
+    read: Arrays  # rows of samples that the tail alone reads
 
 
 class Sums(NamedTuple):
-    """What is there of one batch in the end: the tail's results, and gradients of what is chosen in a `Batch`."""
+    """The sums over one batch: the tail's results, and the gradients of the active fields of its `Batch`."""
 
     results: Arrays
     constants: Arrays
@@ -103,55 +107,60 @@ class Sums(NamedTuple):
     read: Arrays
 
 
-Totals = tuple[tuple[Arrays, ...], ...]  # some fields of the `Sums` of each batch
+Totals = tuple[tuple[Arrays, ...], ...]  # for each batch, some fields of its `Sums`
 
 
 class State(NamedTuple):
-    """What goes on from tick to tick, on one device. Rows have a place for each of its own micro-batches, the ring one for each
-    that is between its forward and its backward pass."""
+    """The carry of the loop over ticks, on one device.
 
-    working: Arrays  # what the stage hands on: the values of a sample before a forward pass, their gradient before a backward one
-    passing: Arrays  # the same of a sample on its way down, or home
-    item: Arrays  # what the tail reads of the sample that the stage works on
+    Rows have a slot for each of the device's own micro-batches; the ring buffer has one for each micro-batch between its forward
+    and its backward pass.
+    """
+
+    working: Arrays  # a sample's values before a forward pass, their gradient before a backward pass
+    passing: Arrays  # another device's sample on its way to stage 0, or its gradient on the way home
+    item: Arrays  # what the tail reads of the sample in `working`
     ring: Arrays
-    sums: tuple[Sums, ...]  # of each batch
+    sums: tuple[Sums, ...]  # for each batch
 
 
 class _Moment(NamedTuple):
-    """A half tick, on one device."""
+    """One half tick on one device."""
 
     tick: jax.Array
     half: int
     me: jax.Array
-    onward: jax.Array  # whether it has a forward pass here, and no backward pass
+    onward: jax.Array  # whether the device runs a forward pass in it, rather than a backward pass
 
 
 @dataclass(frozen=True)
-class _Chosen:
-    """Some of several arrays: those that have a gradient."""
+class _Selection:
+    """A mask that selects the arrays that have a gradient."""
 
     flags: tuple[bool, ...]
 
     def of(self, xs: Sequence[Any]) -> Arrays:
+        """Return the selected arrays."""
         return tuple(x for x, flag in zip(xs, self.flags, strict=True) if flag)
 
     def into(self, xs: Sequence[Any], values: Sequence[Any]) -> Arrays:
+        """Return all arrays, with `values` in the place of the selected ones."""
         rest = iter(values)
         return tuple(next(rest) if flag else x for x, flag in zip(xs, self.flags, strict=True))
 
 
-class _Parted(NamedTuple):
-    """Which have a gradient, of each part of a `Batch`."""
+class _ActiveFields(NamedTuple):
+    """The mask of arrays with a gradient, for each field of a `Batch`."""
 
-    constants: _Chosen
-    parts: _Chosen
-    weights: _Chosen
-    fixed: _Chosen
-    read: _Chosen
+    constants: _Selection
+    parts: _Selection
+    weights: _Selection
+    fixed: _Selection
+    read: _Selection
 
 
 def batch_of(pair: Pair, operands: Sequence[Any]) -> Batch:
-    """The operands of a pair by what they are."""
+    """Return the operands of a pair, sorted by their role."""
     n = len(pair.pipeline.operands)
     constants, read, carried, weights = parts_of(pair.pipeline, operands[:n])
     c = n + len(ends_of(pair.tail).constants)
@@ -160,8 +169,17 @@ def batch_of(pair: Pair, operands: Sequence[Any]) -> Batch:
 
 @dataclass
 class Loop:
-    """Some ticks of a pair. `batches`: those that are there, with their ages, the newest first; `wanted`: of which operands of the
-    pair the gradient is wanted; `moving`: which of those that stages hand on have one."""
+    """The loop over ticks of a pipeline and its tail.
+
+    Attributes:
+        pair: the pipeline and its tail.
+        batches: the batches in flight with their ages, the newest first.
+        schedule: the pipeline's schedule.
+        wanted: the operands of the pair whose gradients are computed.
+        moving: for each value that stages forward, whether it has a gradient.
+        pullback: the structure of a stage's pullback.
+        results: zeros that stand for the tail's results.
+    """
 
     pair: Pair
     batches: tuple[tuple[int, Batch], ...]
@@ -169,33 +187,35 @@ class Loop:
     wanted: frozenset[int]
     moving: tuple[bool, ...]
     pullback: Pullback = field(default_factory=Pullback)
-    results: list[Zeros] = field(default_factory=list)  # in the place of the tail's results, where there are none
+    results: list[Zeros] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.names, self.last = names_of(self.pair.pipeline), self.schedule.stages - 1
         self.stage = stage_of(self.pair.pipeline, self.pair.step)
-        self.begun_with = [p in entering(self.pair.pipeline) for p in ends_of(self.pair.pipeline).sampled]  # which parts are
-        self.carry = len(ends_of(self.pair.pipeline).read)  # where what is carried begins among the parts
-        self.inner = _Chosen(self.moving)
+        self.begun_with = [
+            p in entering(self.pair.pipeline) for p in ends_of(self.pair.pipeline).sampled
+        ]  # parts that enter stage 0
+        self.carry = len(ends_of(self.pair.pipeline).read)  # the first carry among the parts
+        self.inner = _Selection(self.moving)
 
     @cached_property
-    def chosen(self) -> _Parted:
-        """Which have a gradient."""
+    def chosen(self) -> _ActiveFields:
+        """The mask of arrays with a gradient, for each field of a batch."""
         first, tail, n = ends_of(self.pair.pipeline), ends_of(self.pair.tail), len(self.pair.pipeline.operands)
         places = (first.constants, first.sampled, first.stepped, [n + p for p in tail.constants], [n + p for p in tail.read])
-        return _Parted(*(_Chosen(tuple(p in self.wanted for p in some)) for some in places))
+        return _ActiveFields(*(_Selection(tuple(p in self.wanted for p in some)) for some in places))
 
     def gradients(self, sums: Sums) -> dict[int, Any]:
-        """The gradients of one batch, by the operand of the pair."""
-        found = (g for some in (sums.constants, sums.parts, sums.weights, sums.fixed, sums.read) for g in some)
-        return dict(zip(sorted(self.wanted), found, strict=True))
+        """Return the gradients of one batch, by the number of the pair's operand."""
+        gradients = (g for field in (sums.constants, sums.parts, sums.weights, sums.fixed, sums.read) for g in field)
+        return dict(zip(sorted(self.wanted), gradients, strict=True))
 
     def run(self, ticks: int, before: State | None = None) -> State:
-        """So many ticks. `before`: what was on its way, with the sums of older batches; nothing if there were none."""
+        """Run the first `ticks` ticks. `before` is the state after the run before, if any, with the sums of older batches."""
         return self.on(self.begun(before, lax.axis_index(self.names)), range(ticks))
 
     def on(self, state: State, ticks: range) -> State:
-        """These ticks, from what is on its way before them."""
+        """Run these ticks from the state before them."""
         me = lax.axis_index(self.names)
 
         def tick(s: State, t: jax.Array) -> tuple[State, None]:
@@ -206,12 +226,12 @@ class Loop:
         return loops.scan(tick, state, jnp.arange(ticks.start, ticks.stop))[0]
 
     def begun(self, before: State | None, me: jax.Array) -> State:
-        """Before the first tick: stage 0 has the first micro-batch of a new batch."""
+        """Return the state before the first tick, in which stage 0 has the first micro-batch of a new batch."""
         age, new = self.batches[0]
         if before is None:
             nothing, item = _zeros(taken(new.parts, jnp.asarray(0))), _zeros(taken(new.read, jnp.asarray(0)))
             before = State(nothing, nothing, item, (), ())
-        # traced to know what is kept, and what comes out
+        # traced so that the shapes of residuals and of the tail's results are known
         jax.eval_shape(self.stage_forward, before.working, new.constants, own_of(self.pair.pipeline, new.weights))
         jax.eval_shape(self.tail_both, before.working, before.item, new.fixed)
         ring = before.ring or tuple(_rows(zeros(), self.schedule.held) for zeros in self.pullback.kept)
@@ -221,19 +241,19 @@ class Loop:
         return before._replace(working=working, ring=ring, sums=(self.nothing(new), *before.sums))
 
     def nothing(self, batch: Batch) -> Sums:
-        """The sums of a batch of which nothing is done."""
+        """Return the sums of a batch before its first pass."""
         gradients = (_zeros(chosen.of(xs)) for chosen, xs in zip(self.chosen, batch, strict=True))
         return Sums(tuple(zeros() for zeros in self.results), *gradients)
 
     def half(self, s: State, at: _Moment) -> State:
-        """Half a tick: a forward or a backward pass, and what neighbours exchange after it."""
+        """Run half a tick: a forward or a backward pass, and the exchange with neighbours after it."""
         parts, read = self.chosen.parts, self.chosen.read
         s = self.joined(s, at)
-        found, s = self.work(s, at)
-        working, passing, item = found, s.passing, s.item
+        results, s = self.work(s, at)
+        working, passing, item = results, s.passing, s.item
         ended: tuple[Arrays, Arrays] | None = None
         if at.half == self.last % 2:
-            s, ended = self.ended(s, at, found)
+            s, ended = self.ended(s, at, results)
         working = self.exchanged(working, at.half, self.inner, up=True)
         passing = self.exchanged(passing, at.half, parts, up=False, of=self.begun_with)
         item = self.exchanged(item, at.half, read, up=True)
@@ -242,16 +262,16 @@ class Loop:
             item = _where(at.me == self.last, read.into(item, ended[1]), item)
         if at.half == 1:  # stage 0 is done with one sample, and begins the next
             working = _where(at.me == 0, s.passing, working)
-            passing = _where(at.me == 0, parts.into(passing, parts.of(found)), passing)
+            passing = _where(at.me == 0, parts.into(passing, parts.of(results)), passing)
         return self.brought(s._replace(working=working, passing=passing, item=item), at)
 
     def joined(self, s: State, at: _Moment) -> State:
-        """Samples of a device's own, where it is their turn to go, and the gradient of what the tail has read of one."""
+        """Load the device's own samples into registers where it is their turn, and store a gradient of what the tail has read."""
         item, passing, sums = s.item, s.passing, list[Sums]()
         for (age, batch), own in zip(self.batches, s.sums, strict=True):
             mine, row = self.mine(forth(at.tick, at.me), age, at)
             item = _where(mine & at.onward, taken(batch.read, row), item)
-            if not age:  # all of an older batch have begun
+            if not age:  # all micro-batches of an older batch have begun
                 mine, row = self.mine(coming(at.tick, at.me), age, at)
                 passing = _where(mine & ~at.onward, taken(batch.parts, row), passing)
             mine, row = self.mine(back(at.tick, at.me, self.schedule.stages), age, at)
@@ -259,7 +279,7 @@ class Loop:
         return s._replace(item=item, passing=passing, sums=tuple(sums))
 
     def brought(self, s: State, at: _Moment) -> State:
-        """Gradients that have come home."""
+        """Store the gradients of samples that have arrived at the device that stores them."""
         sums = []
         for (age, _), own in zip(self.batches, s.sums, strict=True):
             mine, row = self.mine(going(at.tick, at.me, self.schedule.stages), age, at)
@@ -267,21 +287,24 @@ class Loop:
         return s._replace(sums=tuple(sums))
 
     def mine(self, number: jax.Array, age: int, at: _Moment) -> tuple[jax.Array, jax.Array]:
-        """Whether a micro-batch of this number is one of the batch of this age, and it is stored here; in which row."""
+        """Return whether a micro-batch belongs to the batch of this age and is stored on this device, and its slot there."""
         stage, row = home(number + age * self.schedule.micro_batches, self.schedule.stages, self.schedule.rounds)
         return (stage == at.me) & self.there(number, age), row
 
     def there(self, number: jax.Array, age: int) -> jax.Array:
-        """Whether a micro-batch of this number is one of the batch of this age."""
+        """Whether the micro-batch with this number belongs to the batch of this age."""
         first = -age * self.schedule.micro_batches
         return (number >= first) & (number < first + self.schedule.micro_batches)
 
     def which(self, number: jax.Array) -> jax.Array:
-        """The number of the batch, from 1, that a micro-batch is one of; 0 if there is no such micro-batch."""
+        """Return the number, from 1, of the batch that a micro-batch belongs to; 0 if there is no such micro-batch."""
         return sum((jnp.where(self.there(number, age), k + 1, 0) for k, (age, _) in enumerate(self.batches)), jnp.asarray(0))
 
-    def exchanged(self, xs: Sequence[Any], half: int, chosen: _Chosen, up: bool, of: Sequence[bool] | None = None) -> Arrays:
-        """What neighbours have sent: what is chosen goes both ways, the rest only up, or only down. `of`: which is sent at all."""
+    def exchanged(self, xs: Sequence[Any], half: int, chosen: _Selection, up: bool, of: Sequence[bool] | None = None) -> Arrays:
+        """Exchange arrays with neighbours: chosen ones in both directions, the others only up or only down.
+
+        `of` masks the arrays that are sent at all.
+        """
         onward = pairs(self.schedule.stages, half)
         backward = [(b, a) for a, b in onward]
         flags = zip(chosen.flags, of or [True] * len(chosen.flags), strict=True)
@@ -289,7 +312,7 @@ class Loop:
         return tuple(shifted((x,), self.names, way)[0] if way else x for x, way in zip(xs, ways, strict=True))
 
     def work(self, s: State, at: _Moment) -> tuple[Arrays, State]:
-        """A forward or a backward pass, or nothing: what is handed on; the ring and gradients of constants and weights are new."""
+        """Run a forward pass, a backward pass, or nothing. Return the results, and the state with a new ring and new gradients."""
         schedule, many = self.schedule, len(self.batches)
         number = jnp.where(at.onward, forth(at.tick, at.me), back(at.tick, at.me, schedule.stages))
         place, batch = number % schedule.held, self.which(number)
@@ -301,13 +324,13 @@ class Loop:
         branches = (idle, *(self.onward(b) for _, b in self.batches), *(self.backward(k, place) for k in range(many)))
         totals = tuple((one.constants, one.weights) for one in s.sums)
         with taken_in(schedule.ticks, 2 * schedule.turns * many):
-            found, kept, totals = loops.switch(which, branches, s.working, s.ring, totals)
+            results, kept, totals = loops.switch(which, branches, s.working, s.ring, totals)
         sums = (one._replace(constants=a, weights=b) for one, (a, b) in zip(s.sums, totals, strict=True))
-        # where there was no forward pass what is kept is nothing, and what lay in the place is not needed any more
-        return found, s._replace(ring=put(s.ring, kept, place), sums=tuple(sums))
+        # without a forward pass zeros are stored: the residuals in that slot are not needed any more
+        return results, s._replace(ring=put(s.ring, kept, place), sums=tuple(sums))
 
     def onward(self, batch: Batch) -> Callable[..., Any]:
-        """A forward pass of a micro-batch of a batch."""
+        """Return the forward pass of a micro-batch of a batch."""
 
         def forward(working: Arrays, ring: Arrays, totals: Totals) -> Any:
             return *self.stage_forward(working, batch.constants, own_of(self.pair.pipeline, batch.weights)), totals
@@ -315,32 +338,37 @@ class Loop:
         return forward
 
     def backward(self, k: int, place: jax.Array) -> Callable[..., Any]:
-        """A backward pass of a micro-batch of the k-th batch, which lies in a place of the ring."""
+        """Return the backward pass of a micro-batch of the k-th batch, whose residuals lie in a slot of the ring."""
         batch = self.batches[k][1]
 
         def backward(working: Arrays, ring: Arrays, totals: Totals) -> Any:
-            given = (*batch.constants, *own_of(self.pair.pipeline, batch.weights))
-            found, constants, weights = self.pullback.together(taken(ring, place), dict(enumerate(given)))(self.inner.of(working))
+            operands = (*batch.constants, *own_of(self.pair.pipeline, batch.weights))
+            gradients, constants, weights = self.pullback.together(taken(ring, place), dict(enumerate(operands)))(
+                self.inner.of(working)
+            )
             weights = tuple(g.reshape(total.shape) for g, total in zip(weights, totals[k][1], strict=True))
-            nothing = tuple(zeros() for zeros in self.pullback.kept)
-            return self.inner.into(working, found), nothing, _added_to(totals, k, (constants, weights))
+            zero_residuals = tuple(zeros() for zeros in self.pullback.kept)
+            return self.inner.into(working, gradients), zero_residuals, _added_to(totals, k, (constants, weights))
 
         return backward
 
     def stage_forward(self, start: Arrays, constants: Arrays, weights: Arrays) -> tuple[Arrays, Arrays]:
-        """A stage's work on a micro-batch, and what is kept for its backward pass."""
+        """Run a stage on a micro-batch. Return its results, and the residuals of its backward pass."""
         inner, chosen, stepped = self.inner, self.chosen.constants, self.chosen.weights
 
         def differentiable(a: Arrays, b: Arrays, c: Arrays) -> tuple[Arrays, Arrays]:
-            found = self.stage(inner.into(start, a), chosen.into(constants, b), stepped.into(weights, c))
-            return inner.of(found), found
+            results = self.stage(inner.into(start, a), chosen.into(constants, b), stepped.into(weights, c))
+            return inner.of(results), results
 
         values = (inner.of(start), chosen.of(constants), stepped.of(weights))
-        _, pull, found = jax.vjp(differentiable, *values, has_aux=True)
-        return found, tuple(self.pullback.apart(pull, [*constants, *weights]))
+        _, pull, results = jax.vjp(differentiable, *values, has_aux=True)
+        return results, tuple(self.pullback.apart(pull, [*constants, *weights]))
 
     def ended(self, s: State, at: _Moment, found: Arrays) -> tuple[State, tuple[Arrays, Arrays]]:
-        """The tail of a half tick, where the last stage has one; gradients of what that has found, and of what the tail reads."""
+        """Run the tail on the last stage, if it has finished a micro-batch in this half tick.
+
+        Return the gradients of the stage's results and of what the tail reads.
+        """
         idle = [[zeros_of(x) for x in xs] for xs in (self.inner.of(found), self.chosen.read.of(s.item))]
 
         def idling(found: Arrays, item: Arrays, totals: Totals) -> Any:
@@ -356,7 +384,7 @@ class Loop:
         return s._replace(sums=tuple(sums)), (own, item)
 
     def closing(self, k: int) -> Callable[..., Any]:
-        """The tail of a micro-batch of the k-th batch."""
+        """Return the tail of a micro-batch of the k-th batch."""
         fixed = self.batches[k][1].fixed
 
         def close(found: Arrays, item: Arrays, totals: Totals) -> Any:
@@ -366,7 +394,10 @@ class Loop:
         return close
 
     def tail_both(self, found: Arrays, item: Arrays, fixed: Arrays) -> tuple[Arrays, Arrays, Arrays, Arrays]:
-        """The tail of a micro-batch: its results, and the gradients of what the last stage gave, of what is read, of constants."""
+        """Run the tail of a micro-batch, forward and backward.
+
+        Return its results, and the gradients of the last stage's results, of what the tail reads, and of its constants.
+        """
         inner, chosen, read = self.inner, self.chosen.fixed, self.chosen.read
 
         def differentiable(a: Arrays, b: Arrays, c: Arrays) -> tuple[Any, Arrays]:
@@ -394,7 +425,7 @@ def _added(xs: Sequence[Any], ys: Sequence[Any]) -> Arrays:
 
 
 def _added_to(totals: Totals, k: int, more: Sequence[Arrays]) -> Totals:
-    """Totals, with something added to those of the k-th batch."""
+    """Return the totals, with `more` added to those of the k-th batch."""
     mine = tuple(_added(xs, ys) for xs, ys in zip(totals[k], more, strict=True))
     return (*totals[:k], mine, *totals[k + 1 :])
 
@@ -404,5 +435,5 @@ def _where(test: jax.Array, xs: Sequence[Any], ys: Sequence[Any]) -> Arrays:
 
 
 def _kept(test: jax.Array, rows: Sequence[Any], xs: Sequence[Any], place: jax.Array) -> Arrays:
-    """Rows, with something in one place if this is so."""
+    """Return the rows, with new content in one slot where `test` holds."""
     return put(rows, _where(test, xs, taken(rows, place)), place)
