@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unity.exec.measure.local_machine import where
-from unity.exec.measure.plan_profile import Task, Wanted, fill, missing, of_domains, of_graph
+from unity.exec.measure.plan_profile import MeasurementTask, Wanted, fill, missing, of_domains, of_graph
 from unity.machine.machine import Machine
 from unity.machine.profiles.store import Store
 from unity.optimize import optimize
@@ -23,7 +23,7 @@ class Step:
 
     round: int
     count: int
-    task: Task | None = None
+    task: MeasurementTask | None = None
     problem: str = ""
 
 

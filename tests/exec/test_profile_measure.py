@@ -21,8 +21,8 @@ from unity.exec.measure import collective_curves as curves
 from unity.exec.measure import operators as profile
 from unity.exec.measure.local_machine import where
 from unity.exec.measure.operator_programs import Operator, without_views
-from unity.exec.measure.operators import Compiled, Timing, measure, traced
-from unity.exec.measure.plan_profile import Task, fill, measurement, missing, of_domains, of_graph
+from unity.exec.measure.operators import CompiledOperator, Timing, measure, traced
+from unity.exec.measure.plan_profile import MeasurementTask, fill, measurement, missing, of_domains, of_graph
 from unity.machine.collectives import KINDS, TURNING, collective
 from unity.machine.hardware import Level
 from unity.machine.machine import Machine
@@ -138,7 +138,7 @@ class Instant:
 def test_what_takes_no_time_is_measured_in_no_time() -> None:
     """Nothing is repeated as often as nothing takes, however often an operator of no results (a view) is."""
     program = Instant(traced(product((True, True)), jax.devices()[:4]), [])
-    assert measure(cast(Compiled, program), rounds=1).forward == 0
+    assert measure(cast(CompiledOperator, program), rounds=1).forward == 0
     assert max(times[0] for times in program.asked) == profile.MOST
     assert 1e-5 * max(times[2] for times in program.asked) < 10 * profile.RUN
 
@@ -236,8 +236,8 @@ def test_all_operators_of_a_plan_are_listed_once() -> None:
 
 def test_what_was_measured_is_not_missing(tmp_path: Any) -> None:
     machine = Machine.grid(1, 4, "a100")
-    task = Task(product((True, True)), 0.5)
-    large = Task(operator(jnp.sin, (f(1 << 16, 1 << 16),), ((ROWS, UNUSED),), ((ROWS, UNUSED),), (True,)), 0.5)
+    task = MeasurementTask(product((True, True)), 0.5)
+    large = MeasurementTask(operator(jnp.sin, (f(1 << 16, 1 << 16),), ((ROWS, UNUSED),), ((ROWS, UNUSED),), (True,)), 0.5)
     wanted = {t.content: t for t in (task, large)}
     assert missing(wanted, None, machine) == ([task], 1)
     place, store = where(jax.devices()[:4]), Store(tmp_path / "profiles.sqlite3")
@@ -251,9 +251,9 @@ def test_what_was_measured_is_not_missing(tmp_path: Any) -> None:
 
 
 def test_what_does_not_run_is_said_and_the_rest_is_measured(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    bad, good = Task(inner_reduce(), 0.25), Task(product((True, True)), 0.5)
+    bad, good = MeasurementTask(inner_reduce(), 0.25), MeasurementTask(product((True, True)), 0.5)
 
-    def fails(program: Compiled) -> Timing:
+    def fails(program: CompiledOperator) -> Timing:
         if program.traced.operator is bad.operator:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nand more")
         return Timing(1e-3, 2e-3, 0.0)
@@ -265,7 +265,11 @@ def test_what_does_not_run_is_said_and_the_rest_is_measured(tmp_path: Any, monke
 
 
 def test_what_does_not_compile_is_said_and_the_rest_is_measured(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    bad, worse, good = Task(inner_reduce(), 0.25), Task(lookup_rows(), 0.25), Task(product((True, True)), 0.5)
+    bad, worse, good = (
+        MeasurementTask(inner_reduce(), 0.25),
+        MeasurementTask(lookup_rows(), 0.25),
+        MeasurementTask(product((True, True)), 0.5),
+    )
     usual = profile.Traced.compile
 
     def traced(operator: Operator, devices: Any) -> profile.Traced:
@@ -273,7 +277,7 @@ def test_what_does_not_compile_is_said_and_the_rest_is_measured(tmp_path: Any, m
             raise NotImplementedError("no such code here")
         return profile.traced(operator, devices)
 
-    def fails(program: profile.Traced) -> Compiled:
+    def fails(program: profile.Traced) -> CompiledOperator:
         if program.operator is bad.operator:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
         return usual(program)

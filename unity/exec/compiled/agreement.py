@@ -1,20 +1,20 @@
-"""Collectives of a compiled program that not all of their devices reach: a device that comes waits for the others for ever.
+"""Detection of collectives in a compiled program that some of their devices may not reach, so that the others wait for ever.
 
-A collective may lie inside of a conditional, or of a loop that devices leave at different steps. It is safe if the devices of each
-of its groups surely take the same branch, or as many steps. So the program is interpreted once, not on numbers but on this: which
-devices surely hold the same value. That is an equivalence of devices for each value, written as a label for each device.
+A collective may be inside of a conditional, or of a loop that devices leave at different steps. It is safe if the devices of each
+of its groups provably take the same branch, or the same number of steps. The program is interpreted abstractly: the abstract value
+is an equivalence of devices, those that provably hold the same value, written as one label for each device.
 
-- Constants are the same on all devices, arguments where their shardings say so, `partition-id` on none.
-- What is computed is the same where all operands are. Small integers that are computed from `partition-id` and constants alone are
-  followed as numbers (`hlo_numbers`), so two devices of one stage hold the same number of it.
-- A collective gives the same to all devices of a group, or the same to devices at the same place of groups that put in the same.
-- What comes out of a conditional, or of a loop, is the same where the predicate is, too. What goes round in a loop is the same if
-  it is in every step: the finest equivalence of all steps, which is reached after a few.
+- Constants are equal on all devices, arguments where their shardings say so, and `partition-id` on no two.
+- A result is equal where all operands are. Small integers that are computed from `partition-id` and constants alone are tracked as
+  numbers (`hlo_integers`), so that two devices of one stage hold the same stage number.
+- A collective returns the same to all devices of a group, or to devices at the same position of groups with equal operands.
+- The result of a conditional or a loop is equal where the predicate is, too. A loop's carry is equal where it is in every step: the
+  finest equivalence of all steps, a fixed point that is reached after a few.
 
-A collective-permute has one group, all devices of the program, whoever sends to whom: XLA's runtime for CPUs waits for all of them.
+A collective-permute has one group, all devices of the program, whatever its pairs: XLA's runtime for CPUs waits for all of them.
 
-Devices run together as long as all predicates around them are the same. Nothing is assumed of the values themselves, so what is
-called safe is; a program that is called unsafe may still be one whose predicates happen to agree.
+Devices stay together while all predicates around them are equal. Nothing is assumed of the values themselves, so a program reported
+as safe is safe; one reported as unsafe may have predicates that happen to agree.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Disagreement:
 
 
 def disagreements(text: str, inputs: Sequence[Labels | None] = ()) -> list[Disagreement]:
-    """Every collective of a compiled program that not all devices of its groups surely reach.
+    """Return every collective of a compiled program that some devices of its groups may not reach.
 
     Args:
         text: the compiled HLO, as `hlo.collectives` takes it.
-        inputs: for each argument a label for each device, equal where devices hold the same; None, or none at all: unknown.
+        inputs: for each argument a label for each device, equal where devices hold the same; None if that is unknown.
     """
     module = parse(text)
     interpreter = _Interpreter(module)
@@ -78,7 +78,7 @@ def disagreements(text: str, inputs: Sequence[Labels | None] = ()) -> list[Disag
 
 
 def argument_labels(compiled: Any) -> list[Labels | None]:
-    """Labels the devices that hold equal parts of each argument of a compiled program (`jax.stages.Compiled`)."""
+    """Return labels of the devices that hold equal parts of each argument of a compiled program (`jax.stages.Compiled`)."""
     labels: list[Labels | None] = []
     for sharding in jax.tree.leaves(compiled.input_shardings):
         if isinstance(sharding, NamedSharding):
@@ -92,13 +92,13 @@ def argument_labels(compiled: Any) -> list[Labels | None]:
 
 
 def _labels(keys: Iterable[Any]) -> Labels:
-    """Labels that are equal where keys are."""
-    seen: dict[Any, int] = {}
-    return tuple(ABSENT if key == ABSENT else seen.setdefault(key, len(seen)) for key in keys)
+    """Return labels that are equal where keys are."""
+    numbers: dict[Any, int] = {}
+    return tuple(ABSENT if key == ABSENT else numbers.setdefault(key, len(numbers)) for key in keys)
 
 
 def _both(a: Labels, b: Labels) -> Labels:
-    """Devices that agree in both ways. Who is absent in the first stays so."""
+    """Return the labels of devices that agree by both. Those that are absent in the first stay absent."""
     return a if a == b or not any(b) else _labels(x if x == ABSENT else (x, y) for x, y in zip(a, b, strict=True))
 
 
@@ -137,7 +137,7 @@ class _Context:
 
 
 def _of(value: Value) -> Labels | None:
-    """On which devices all parts of a value are the same; None if it has no parts."""
+    """Return the labels by which all parts of a value are equal; None if it has no parts."""
     if isinstance(value, _Value):
         return value.labels
     parts = [labels for part in value if (labels := _of(part)) is not None]
@@ -145,7 +145,7 @@ def _of(value: Value) -> Labels | None:
 
 
 def _joined(a: Value, b: Value) -> Value:
-    """Joins what is known of two values, either of which may be taken."""
+    """Join two abstract values, either of which may be the actual one."""
     if isinstance(a, tuple) and isinstance(b, tuple):
         return tuple(map(_joined, a, b))
     if a == b:
@@ -155,7 +155,7 @@ def _joined(a: Value, b: Value) -> Value:
 
 
 def _refined(value: Value, labels: Labels) -> Value:
-    """A value that devices have which came by different ways."""
+    """Return a value, refined by the labels of the control flow on which it depends."""
     if isinstance(value, tuple):
         return tuple(_refined(part, labels) for part in value)
     return value if value.numbers is not None else replace(value, labels=_both(value.labels, labels))
@@ -255,12 +255,12 @@ class _Interpreter:
         return self.shaped(i.type, self.labels(operands), known)
 
     def labels(self, operands: tuple[Value, ...]) -> Labels:
-        """On which devices all operands are the same."""
-        found = _of(operands)
-        return self.together if found is None else found
+        """Return the labels by which all operands are equal."""
+        labels = _of(operands)
+        return self.together if labels is None else labels
 
     def shaped(self, type_: str, labels: Labels, numbers: Numbers | None = None) -> Value:
-        """A value of an HLO type, all parts the same on these devices; by its numbers, if these are known."""
+        """Return a value of an HLO type whose parts are all equal by these labels, or by their numbers, if these are known."""
         if type_.startswith("("):
             return tuple(self.shaped(part, labels) for part in split(type_.strip()[1:-1]))
         if numbers is None:
@@ -283,14 +283,14 @@ class _Interpreter:
     def conditional(self, i: Instruction, operands: tuple[Value, ...], context: _Context) -> Value:
         """Interprets every branch of a conditional, and returns the joined result."""
         predicate, names = operands[0], _called(i)
-        taken = None if predicate.numbers is None else self.taken(predicate.numbers, len(names))
-        found = []
+        chosen = None if predicate.numbers is None else self.taken(predicate.numbers, len(names))
+        results = []
         for k, name in enumerate(names):
             inner = context.within(predicate.labels, self.name(i))
-            if taken is not None:
-                inner = _Context(tuple(a if b == k else ABSENT for a, b in zip(inner.labels, taken, strict=True)), inner.control)
-            found.append(self.run(self.module.computations[name], (operands[1 + k],), inner))
-        return _refined(reduce(_joined, found), predicate.labels)
+            if chosen is not None:
+                inner = _Context(tuple(a if b == k else ABSENT for a, b in zip(inner.labels, chosen, strict=True)), inner.control)
+            results.append(self.run(self.module.computations[name], (operands[1 + k],), inner))
+        return _refined(reduce(_joined, results), predicate.labels)
 
     def taken(self, predicate: Numbers, branches: int) -> list[int]:
         """Returns the branch of each device: the first of two if a predicate is true, the last if an index is out of range."""
@@ -299,36 +299,36 @@ class _Interpreter:
         return [int(k) if 0 <= k < branches else branches - 1 for k in predicate]
 
     def communicated(self, computation: Computation, i: Instruction, kind: str, labels: Labels, context: _Context) -> Value:
-        """The result of a collective, which is noted if its devices may have parted."""
+        """Return the result of a collective, and record a disagreement if its devices may have diverged."""
         every = groups(i, self.module.devices)
         waiting = (tuple(range(self.module.devices)),) if kind == "collective-permute" else every
         if parted := tuple(group for group in waiting if len({context.labels[d] for d in group}) > 1):
             self.found[computation.name, i.name] = Disagreement(kind, parted, self.source(i), _op_name(i), context.control)
-        got: list[Any] = [("nothing", label) for label in labels]
+        keys: list[Any] = [("nothing", label) for label in labels]
         if kind == "collective-permute":
-            got = ["nothing"] * len(labels)
+            keys = ["nothing"] * len(labels)
             for source, target in every:
-                got[target] = labels[source]
+                keys[target] = labels[source]
         else:
             for group in every:
                 for place, device in enumerate(group):
                     own = place if kind not in ("all-reduce", "all-gather") else 0
-                    got[device] = (tuple(labels[d] for d in group), own)
-        return self.shaped(i.type, _labels(got)) if not i.opcode.endswith("-start") else _Value(_labels(got))
+                    keys[device] = (tuple(labels[d] for d in group), own)
+        return self.shaped(i.type, _labels(keys)) if not i.opcode.endswith("-start") else _Value(_labels(keys))
 
     def name(self, i: Instruction) -> str:
-        """A conditional or a loop, for messages."""
+        """Return the name of a conditional or a loop for messages."""
         source = self.source(i)
         return f"the {i.opcode}{f' of {source}' if source else ''}"
 
     def source(self, i: Instruction) -> str:
-        """The operator of a plan and the user's line that an instruction is of; else the line alone."""
+        """Return the plan's operator and the user's line of an instruction; else the line alone."""
         plans = re.findall(r"[\w.-]+ at [^/()]+:\d+", _op_name(i))
         return plans[-1] if plans else self.module.source(i)
 
 
 def _called(i: Instruction) -> list[str]:
-    """The computations that run as part of an instruction; of a reduction none, it has but a scalar function."""
+    """Return the computations that run as part of an instruction; a reduction's scalar function does not count."""
     if i.opcode == "while":
         return [loop_part(i, part) for part in ("condition", "body")]
     runs = i.opcode in ("call", "fusion", "conditional", "async-start", "custom-call")
@@ -340,5 +340,5 @@ def _op_name(i: Instruction) -> str:
 
 
 def _on_host(i: Instruction) -> bool:
-    """Whether the host computes an instruction's result, of which nobody knows whether it is the same for every device."""
+    """Whether the host computes an instruction's result, which may differ from device to device."""
     return i.opcode == "custom-call" and "callback" in (i.attribute(r'custom_call_target="([^"]*)"') or "")

@@ -1,14 +1,13 @@
-"""What a compiled program really does: its collectives and its memory, read from the compiled HLO.
+"""Collectives and memory of a compiled program, read from the compiled HLO.
 
     compiled = jax.jit(step).lower(params, batch).compile()
     for found in collectives(compiled.as_text()):
         print(found.count, found.kind, found.nbytes, found.source)
     print(memory(compiled))
 
-This is the witness for everything that the plan promises about communication, so it trusts nothing but the program
-that will run. Two things to know when figures are compared. XLA may widen an element type (its CPU backend reduces
-bf16 as f32), so elements are reported beside bytes. And it may combine several collectives in one: `parts` says how
-many there were, and sizes are sums.
+A plan's promises about communication are checked against this, so it relies on nothing but the program that will run. Two facts
+matter when figures are compared. XLA may widen an element type (its CPU backend reduces bf16 as f32), so elements are reported
+beside bytes. And it may combine several collectives into one: `parts` is their number, and sizes are sums.
 """
 
 from __future__ import annotations
@@ -85,16 +84,16 @@ class Memory:
         return self.arguments + self.outputs + self.temporaries - self.aliased
 
 
-class Compiled(Protocol):
-    """What `memory` needs of `jax.stages.Compiled`."""
+class HasMemoryAnalysis(Protocol):
+    """The part of `jax.stages.Compiled` that `memory` needs."""
 
     def memory_analysis(self) -> Any:
-        """None where the backend does not report memory."""
+        """Return the backend's statistics, or None if it reports none."""
         ...
 
 
 def collectives(text: str) -> list[Collective]:
-    """Every collective of a compiled program, in the order of execution; one inside a loop once, with its `count`.
+    """Return every collective of a compiled program, in the order of execution; one inside a loop once, with its `count`.
 
     text: `jax.jit(f).lower(...).compile().as_text()`. Point-to-point `send` and `recv` are not collectives and are not
     listed. Raises ValueError where the text is not compiled HLO.
@@ -104,15 +103,15 @@ def collectives(text: str) -> list[Collective]:
 
 
 def total_bytes(found: Iterable[Collective]) -> dict[str, int]:
-    """Bytes by kind, repetitions included: the sum of count * nbytes."""
+    """Return the bytes by kind, repetitions included: the sum of count * nbytes."""
     total: Counter[str] = Counter()
     for collective in found:
         total[collective.kind] += collective.count * collective.nbytes
     return dict(total)
 
 
-def memory(compiled: Compiled) -> Memory:
-    """Memory of a compiled program (`jax.jit(f).lower(...).compile()`), in bytes per device.
+def memory(compiled: HasMemoryAnalysis) -> Memory:
+    """Return the memory of a compiled program (`jax.jit(f).lower(...).compile()`), in bytes per device.
 
     Raises NotImplementedError where the backend does not report it.
     """
@@ -130,7 +129,7 @@ def memory(compiled: Compiled) -> Memory:
 
 
 def _collectives(module: Module, computation: Computation, count: int, *, trip_unknown: bool) -> Iterator[Collective]:
-    """Those of a computation that runs `count` times, and of all that it calls."""
+    """Yield the collectives of a computation that runs `count` times, and of all computations that it calls."""
     for instruction in computation.instructions.values():
         # an asynchronous pair is its start: nothing else says where the data come from
         kind = instruction.opcode.removesuffix("-start")
@@ -170,7 +169,7 @@ def _collective(
 
 
 def _full_side(computation: Computation, instruction: Instruction, kind: str) -> str:
-    """The type, or types, of the side of a collective that has all of the data."""
+    """Return the type, or types, of the side of a collective that has all of the data."""
     if kind == "all-gather":
         if instruction.opcode == "all-gather-start":  # (operands, results, ...)
             return split(instruction.type[1:-1])[1]

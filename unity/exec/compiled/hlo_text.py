@@ -59,13 +59,13 @@ class Instruction:
 
     @cached_property
     def attributes(self) -> str:
-        """What stands behind the operands, `metadata` and `backend_config` included."""
+        """The text behind the operands, `metadata` and `backend_config` included."""
         return self.rest[_closing(self.rest) + 1 :]
 
     def attribute(self, pattern: str) -> str | None:
-        """The first group of `pattern` in the attributes, None where it does not occur."""
-        found = re.search(pattern, self.attributes)
-        return found[1] if found else None
+        """Return the first group of `pattern` in the attributes, or None if it does not occur."""
+        match = re.search(pattern, self.attributes)
+        return match[1] if match else None
 
     def callees(self) -> list[str]:
         """Names of the computations that the instruction calls, other than a loop's."""
@@ -84,8 +84,15 @@ class Computation:
 
 @dataclass(frozen=True)
 class Module:
-    """A program. `devices` is how many run it, as so many `replicas` of its partitions; `frames` maps a stack frame's number to its
-    "file.py:42"."""
+    """A compiled program.
+
+    Attributes:
+        entry: the computation that runs first.
+        computations: all computations by name.
+        devices: the number of devices that run the program, all replicas of all partitions.
+        frames: "file.py:42" for the number of each stack frame.
+        replicas: the number of replicas of the partitions.
+    """
 
     entry: Computation
     computations: dict[str, Computation]
@@ -135,22 +142,22 @@ def parse(text: str) -> Module:
 
 
 def arrays(type_: str) -> list[tuple[str, int]]:
-    """(dtype, number of elements) of every array in a type, tuples flattened; tokens and opaque values left out.
+    """Return (dtype, number of elements) of every array in a type, tuples flattened; tokens and opaque values left out.
 
     A dynamic dimension (`f32[<=8]`) counts with its bound.
     """
-    found = ((dtype, re.findall(r"\d+", dimensions)) for dtype, dimensions in _ARRAY.findall(type_))
-    return [(dtype, math.prod(map(int, sizes))) for dtype, sizes in found if dtype not in ("token", "opaque")]
+    parsed = ((dtype, re.findall(r"\d+", dimensions)) for dtype, dimensions in _ARRAY.findall(type_))
+    return [(dtype, math.prod(map(int, sizes))) for dtype, sizes in parsed if dtype not in ("token", "opaque")]
 
 
 def nbytes(dtype: str, elements: int) -> int:
-    """Bytes of so many elements: `pred` takes one byte each, types of less than 8 bits are packed."""
+    """Return the bytes of `elements` elements: `pred` takes one byte each, types of less than 8 bits are packed."""
     bits = re.match(r"[a-z]+(\d+)", dtype)
     return elements if bits is None else -(-elements * int(bits[1]) // 8)
 
 
 def split(text: str) -> list[str]:
-    """The parts between the commas that stand in no bracket."""
+    """Split a text at the commas outside of all brackets."""
     parts, depth, start = [], 0, 0
     for i, character in enumerate(text):
         if character in "([{":
@@ -165,15 +172,15 @@ def split(text: str) -> list[str]:
 
 
 def groups(instruction: Instruction, devices: int) -> Groups:
-    """Which devices exchange data with each other, from `replica_groups` or, as pairs, `source_target_pairs`.
+    """Return the groups of devices that exchange data, from `replica_groups` or, as pairs, `source_target_pairs`.
 
     Devices are numbered by their position in the program's mesh, as XLA does, not by `Device.id`.
     """
     pairs = _PAIRS.search(instruction.attributes)
     if pairs:
         return _listed(pairs[1])
-    found = _GROUPS.search(instruction.attributes)
-    text = found["groups"] if found else "{}"
+    match = _GROUPS.search(instruction.attributes)
+    text = match["groups"] if match else "{}"
     if text == "{}":
         return (tuple(range(devices)),)
     if text.startswith("{"):
@@ -182,26 +189,26 @@ def groups(instruction: Instruction, devices: int) -> Groups:
 
 
 def _computation(name: str, lines: Iterator[str]) -> Computation:
-    """Reads lines up to the closing brace."""
+    """Read a computation's lines up to the closing brace."""
     instructions, root = {}, ""
     for line in lines:
         stripped = _TUPLE_INDEX.sub("", line.strip()) if "/*" in line else line.strip()
         if stripped.startswith("}"):
             break
-        found = _INSTRUCTION.match(stripped)
-        opcode = _OPCODE.search(stripped, found.start(3)) if found else None
-        if not found or not opcode:
+        match = _INSTRUCTION.match(stripped)
+        opcode = _OPCODE.search(stripped, match.start(3)) if match else None
+        if not match or not opcode:
             continue
-        instructions[found[2]] = Instruction(
-            found[2], stripped[found.start(3) : opcode.start()], opcode[1], stripped[opcode.end() :]
+        instructions[match[2]] = Instruction(
+            match[2], stripped[match.start(3) : opcode.start()], opcode[1], stripped[opcode.end() :]
         )
-        root = found[2] if found[1] else root
+        root = match[2] if match[1] else root
     # the text's short form does not mark a root: then it is the last instruction
     return Computation(name, instructions, root or next(reversed(instructions), ""))
 
 
 def _closing(text: str) -> int:
-    """Where the parenthesis closes that was opened just before `text`."""
+    """Return the position at which the parenthesis closes that was opened just before `text`."""
     depth = 0
     for bracket in re.finditer(r"[()]", text):
         depth += 1 if bracket[0] == "(" else -1
@@ -211,7 +218,7 @@ def _closing(text: str) -> int:
 
 
 def _frames(tables: dict[str, list[str]]) -> dict[int, str]:
-    """Stack frame's number -> "file.py:42", from the tables at the top of the module (empty in older texts)."""
+    """Return "file.py:42" by the number of a stack frame, from the tables at the top of the module (empty in older texts)."""
     quoted = (_QUOTED.match(line) for line in tables.get("FileNames", []))
     files = {int(entry[1]): PurePath(entry[2]).name for entry in quoted if entry}
     locations = {}
@@ -242,13 +249,13 @@ def _rows(array: np.ndarray) -> Groups:
 
 def _iota(text: str) -> np.ndarray:
     """`[4,2]<=[2,4]T(1,0)`: 0..7 as an array of shape [2,4], its dimensions transposed, as an array of shape [4,2]."""
-    found = _IOTA.match(text)
-    if not found:
+    match = _IOTA.match(text)
+    if not match:
         raise ValueError(f"unknown form of an array of devices in HLO: {text!r} (expected like [4,2]<=[2,4]T(1,0))")
-    shape = _integers(found[2])
-    order = _integers(found[3]) if found[3] else tuple(range(len(shape)))
+    shape = _integers(match[2])
+    order = _integers(match[3]) if match[3] else tuple(range(len(shape)))
     array = np.arange(math.prod(shape)).reshape(shape).transpose(order)
-    return array.reshape(_integers(found[1])) if found[1] else array
+    return array.reshape(_integers(match[1])) if match[1] else array
 
 
 def _mesh_groups(text: str) -> Groups:
@@ -256,15 +263,15 @@ def _mesh_groups(text: str) -> Groups:
 
     Part `(p)s` of an axis is the middle dimension when the axis is seen as [p, s, rest].
     """
-    found = _MESH.match(text)
-    if not found:
+    match = _MESH.match(text)
+    if not match:
         raise ValueError(f"unknown form of replica groups in HLO: {text!r} (expected like mesh['a'=2,'b'=4] {{'b'}})")
-    axes = {name: int(size) for name, size in _MESH_AXIS.findall(found[1])}
-    ids = found[2] or f"[{math.prod(axes.values())}]"
+    axes = {name: int(size) for name, size in _MESH_AXIS.findall(match[1])}
+    ids = match[2] or f"[{math.prod(axes.values())}]"
     devices = _iota(ids) if ids.startswith("[") else np.array(_integers(ids))
     shape: list[int] = []
     grouped: list[int] = []
-    references = _AXIS_REFERENCE.findall(found[3])
+    references = _AXIS_REFERENCE.findall(match[3])
     for name, size in axes.items():
         whole = any(axis == name and not part for axis, part, _ in references)
         parts = [(1, size)] if whole else sorted((int(p), int(s)) for axis, p, s in references if axis == name)

@@ -47,7 +47,7 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
 
 
 def loop_part(loop: Instruction, part: str) -> str:
-    """Name of the computation that is the `"body"` or the `"condition"` of a `while`."""
+    """Return the name of the computation that is the `"body"` or the `"condition"` of a `while`."""
     name = loop.attribute(rf"{part}=%?([^\s,]+)")
     if name is None:
         raise ValueError(f"HLO loop {loop.name} names no {part}: is the text cut?")
@@ -55,7 +55,7 @@ def loop_part(loop: Instruction, part: str) -> str:
 
 
 def _runs(direction: str | None, start: int, step: int) -> int | None:
-    """Smallest t >= 0 for which `start + t * step` no longer stands in `direction` to 0, None if there is none."""
+    """Return the smallest t >= 0 for which `start + t * step` does not compare to 0 as `direction`; None without such a t."""
     if direction == "NE":
         if step == 0 or -start % step:
             return 0 if start == 0 else None
@@ -72,7 +72,7 @@ def _runs(direction: str | None, start: int, step: int) -> int | None:
 
 
 def _course(module: Module, computation: Computation, loop: Instruction, side: _Sum | None) -> tuple[int, int] | None:
-    """A value of the condition as (its number at first, what it grows by in every round); None where unknown."""
+    """Return a value of the condition as (first value, increment in every round); None if that is unknown."""
     if side is None or side.field is None:
         return (side.offset, 0) if side else None
     body = _Scope(module.computations[loop_part(loop, "body")])
@@ -89,7 +89,7 @@ def _field(module: Module, scope: _Scope, name: str, index: int) -> _Sum | None:
 
 
 def _value(module: Module, scope: _Scope, name: str) -> _Sum | None:
-    """What an integer is made of, None where it is more than a constant, a carried field, or sums of them."""
+    """Return an integer as a carried field plus a constant; None if it is anything else."""
     scope, instruction = _resolve(module, scope, name)
     if instruction.opcode == "constant":
         literal = re.fullmatch(r"-?\d+", instruction.operands[0]) if instruction.operands else None
@@ -110,7 +110,7 @@ def _value(module: Module, scope: _Scope, name: str) -> _Sum | None:
 
 
 def _resolve(module: Module, scope: _Scope, name: str) -> tuple[_Scope, Instruction]:
-    """Where a value is made: through copies and tuples, into fusions and calls, out to what a caller passed."""
+    """Return the instruction that computes a value: through copies and tuples, into fusions and calls, out to callers' operands."""
     instruction = scope.computation.instructions[name]
     if instruction.opcode in _SAME_VALUE:
         return _resolve(module, scope, instruction.operands[0])

@@ -1,1 +1,1 @@
-"""Several processes run one program: which devices are where, what all agree on, and arrays of which each has a part."""
+"""Programs that run in several processes: the order of hosts' devices in a mesh, and arrays of which each process has a part."""

@@ -1,4 +1,4 @@
-"""Which device stands where in a plan's mesh, so that the axes that it takes for slow ones are those that cross hosts."""
+"""Order of devices in a plan's mesh: the axes of the slow levels are those that cross hosts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ JaxDevice: TypeAlias = Any  # jax.Device, which is no type to a type checker: ja
 
 
 def host_of(device: JaxDevice) -> int:
-    """The host that a device is in. On GPUs JAX calls it a slice, however many processes run there; of processors, which have
-    nothing faster than the network between processes, it is the process."""
-    found = getattr(device, "slice_index", None)
-    return device.process_index if found is None or device.platform == "cpu" else found
+    """Return the number of the host that a device is in.
+
+    On GPUs that is JAX's slice, however many processes run there. On CPUs, whose processes have nothing faster than the network
+    between them, it is the process.
+    """
+    slice_index = getattr(device, "slice_index", None)
+    return device.process_index if slice_index is None or device.platform == "cpu" else slice_index
 
 
 def by_host(devices: Sequence[JaxDevice]) -> list[list[JaxDevice]]:
-    """The devices of each host, a process's together; else in the order in which JAX has them."""
+    """Return the devices of each host, those of a process adjacent, otherwise in JAX's order."""
     hosts: dict[int, list[JaxDevice]] = {}
     for device in sorted(devices, key=lambda d: (host_of(d), d.process_index)):
         hosts.setdefault(host_of(device), []).append(device)
@@ -28,9 +31,10 @@ def by_host(devices: Sequence[JaxDevice]) -> list[list[JaxDevice]]:
 
 
 def arranged(machine: Machine, devices: Sequence[JaxDevice]) -> list[JaxDevice]:
-    """The devices of a machine's mesh, in its order: levels are filled from the inside, and whole hosts are units of a level.
+    """Return the devices of a machine's mesh, in order: levels are filled from the innermost, and whole hosts are units of a level.
 
-    Raises PlanError where a link that the machine has inside of a unit would cross hosts, or a process would have no part.
+    Raises:
+        PlanError: a link that the machine has inside of a unit would cross hosts, or a process would have no device.
     """
     hosts = by_host(devices)
     if len(hosts) == 1:
@@ -49,7 +53,7 @@ def arranged(machine: Machine, devices: Sequence[JaxDevice]) -> list[JaxDevice]:
 
 
 def _inside(machine: Machine, hosts: Sequence[Sequence[JaxDevice]]) -> int:
-    """How many devices of each host the mesh takes: those inside of the levels that cross hosts."""
+    """Return the number of devices of each host in the mesh: those inside of the levels that cross hosts."""
     sizes = [level.size for level in machine.levels]
     room = min(len(host) for host in hosts)
     # where a host has one device, it is as likely one of several processes of a host: all levels may cross them

@@ -1,6 +1,6 @@
-"""Arrays on devices of several processes: made from the whole on each of them, or from each one's part.
+"""Arrays on devices of several processes, made from a whole array in every process, or from each process's part.
 
-A process can write to its own devices only, so it gives the pieces that lie there. With one process this is `jax.device_put`.
+A process can write to its own devices only, so it provides the pieces there. With one process this is `jax.device_put`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from unity.base.processes import exchanged, none_failed, several
 
 
 def is_global(x: Any) -> bool:
-    """Whether it is an array that already lies on devices of several processes."""
+    """Whether a value is an array on devices of several processes."""
     return isinstance(x, jax.Array) and not x.is_fully_addressable
 
 
 def place(x: Any, sharding: NamedSharding) -> Any:
-    """An array placed so. Of one that is not global yet, every process has the whole."""
+    """Place an array with a sharding. Every process has the whole of one that is not global yet."""
     if sharding.is_fully_addressable or is_global(x):
         return jax.device_put(x, sharding)
     whole = _pieces(x)
@@ -34,7 +34,7 @@ def place(x: Any, sharding: NamedSharding) -> Any:
 
 
 def check_whole(leaves: Sequence[Any], paths: Sequence[str]) -> None:
-    """Raises PlanError in every process if an array that all have whole is not the same in all of them."""
+    """Raise PlanError in every process if an array that all processes hold as a whole is not equal in all of them."""
     theirs = [one.split() for one in exchanged(" ".join(_print_of(x) for x in leaves))]
     for k, path in enumerate(paths):
         different = [p for p, one in enumerate(theirs) if one[k : k + 1] != theirs[0][k : k + 1]]
@@ -47,7 +47,7 @@ def check_whole(leaves: Sequence[Any], paths: Sequence[str]) -> None:
 
 
 def _print_of(x: Any) -> str:
-    """Stands for an array's shape and content; global arrays are one array to all processes."""
+    """Return a checksum of an array's shape, type and content; a constant for a global array, which all processes share."""
     if is_global(x):
         return "global"
     data = np.asarray(jax.random.key_data(x) if _is_key(x) else x)
@@ -58,10 +58,10 @@ def _print_of(x: Any) -> str:
 def place_parts(
     parts: Sequence[Any], shapes: Sequence[tuple[int, ...]], shardings: Sequence[NamedSharding], paths: Sequence[str], new: bool
 ) -> list:
-    """Arrays of which every process has an equal part of the rows (along dimension 0), in the order of processes, or the whole.
+    """Place arrays of which every process has an equal part of the rows (dimension 0), in the order of processes, or the whole.
 
-    `new`: whether nothing like them was placed before. Then all processes compare what they were given, and if anything is wrong
-    in one of them, all raise PlanError. That takes a message to and fro, so it is not done for every batch.
+    `new` tells that no arrays like these were placed before. Then the processes compare their parts, and all raise PlanError if one
+    of them is wrong. That takes a round of messages, so it is not done for every batch.
     """
     processes = sorted({d.process_index for d in shardings[0].device_set}) if shardings else [0]
     problem = next(filter(None, map(partial(_wrong, len(processes)), parts, shapes, paths)), "")
@@ -78,7 +78,7 @@ def place_parts(
 
 
 def in_rows(shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """An array's rows on as many devices of a mesh as can have equal parts of them: those along its outermost axes."""
+    """Return a sharding of an array's rows over the outermost axes of a mesh that divide them evenly."""
     names = list[str]()
     for name in mesh.axis_names if shape else ():
         if shape[0] % prod(mesh.shape[n] for n in (*names, name)):
@@ -88,26 +88,26 @@ def in_rows(shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> NamedSharding:
 
 
 def _wrong(processes: int, part: Any, shape: tuple[int, ...], path: str) -> str:
-    """Why something is not a process's part of an array of this shape; nothing if it is one, or the whole."""
-    given = np.shape(part)
-    if given == shape:
+    """Return the reason why a value is neither a process's part of an array of this shape, nor the whole; "" if it is."""
+    shape_here = np.shape(part)
+    if shape_here == shape:
         return ""
     if not shape or shape[0] % processes:
         return f"{path} is planned as {list(shape)}, which {processes} processes cannot have equal parts of: give all the whole"
-    wanted = [shape[0] // processes, *shape[1:]]
-    if list(given) == wanted:
+    expected = [shape[0] // processes, *shape[1:]]
+    if list(shape_here) == expected:
         return ""
     return (
-        f"{path} is {list(given)}; of the {list(shape)} that the plan is for, each of {processes} processes has {wanted}"
+        f"{path} is {list(shape_here)}; of the {list(shape)} that the plan is for, each of {processes} processes has {expected}"
         " (docs: hosts#arguments)"
     )
 
 
 def _joined(part: Any, shape: tuple[int, ...], sharding: NamedSharding, processes: Sequence[int]) -> Any:
-    """The array whose rows the processes have. Where the plan wants rows in another process, or in all, they are sent there."""
+    """Return the array whose rows the processes have. Rows that the plan places in other processes are sent there."""
     rows = shape[0] // len(processes)
     start = processes.index(jax.process_index()) * rows
-    held, pieces = _held(shape, sharding, processes), _pieces(part)
+    held, pieces = _row_sharding(shape, sharding, processes), _pieces(part)
 
     def piece(index: Any) -> Any:
         first, last, _ = index[0].indices(shape[0])
@@ -117,24 +117,24 @@ def _joined(part: Any, shape: tuple[int, ...], sharding: NamedSharding, processe
     return array if held is sharding else jax.device_put(array, sharding)
 
 
-def _held(shape: tuple[int, ...], wanted: NamedSharding, processes: Sequence[int]) -> NamedSharding:
-    """How the rows lie before anything is sent: as wanted, if that leaves every process its own. All processes find the same."""
+def _row_sharding(shape: tuple[int, ...], planned: NamedSharding, processes: Sequence[int]) -> NamedSharding:
+    """Return the sharding of rows before they are sent: the plan's, if every process keeps its rows. All processes agree on it."""
     rows = shape[0] // len(processes)
-    for device, index in wanted.devices_indices_map(shape).items():
+    for device, index in planned.devices_indices_map(shape).items():
         first, last, _ = index[0].indices(shape[0])
         own = processes.index(device.process_index)
         if first < own * rows or last > (own + 1) * rows:
             break
     else:
-        return wanted
-    devices = sorted(wanted.device_set, key=lambda d: (d.process_index, d.id))
+        return planned
+    devices = sorted(planned.device_set, key=lambda d: (d.process_index, d.id))
     mesh = Mesh(np.array(devices).reshape(len(processes), -1), ("process", "device"))
     names = ("process", "device") if shape[0] % len(devices) == 0 else "process"
     return NamedSharding(mesh, PartitionSpec(names))
 
 
 def _pieces(x: Any) -> Any:
-    """What slices are taken from: on the host, so that no device holds the whole."""
+    """Return the array on the host, from which pieces are sliced, so that no device holds the whole."""
     return x if _is_key(x) else np.asarray(x, jax.typeof(x).dtype)
 
 

@@ -1,18 +1,18 @@
-"""Measures collectives among the devices of this process: every kind, in groups of every size, with from few bytes to many.
+"""Time curves of collectives among the devices of this process: every kind, group size and a range of message sizes.
 
-All groups of a size communicate at the same time, as they do in one program for all devices: where they share links, or a host's
-cores, the figures have that in them. Bytes are those of the full side on one device, as in `unity.machine.collectives`. All sizes
-take turns, and the median counts: plans depend on how they compare, and whatever else the host does meets all of them alike.
+All groups of a size communicate at the same time, as in one program for all devices, so that shared links, or shared cores of a
+host, are part of the figures. Bytes are those of the full side on one device, as in `unity.machine.collectives`. Rounds go through
+all sizes and the median counts: plans depend on how sizes compare, and other load on the host then affects all of them alike.
 
-A tensor that is gathered or scattered along another dimension than the first is turned on the way, which takes as long again, or
-several times as long: that is a curve of its own. An all-to-all is turned at one side or the other; its curve is the mean of both.
+A tensor that is gathered or scattered along another dimension than the first is transposed on the way, which doubles the time or
+more: it has a separate curve. An all-to-all transposes at one side or the other; its curve is the mean of both.
 
-Devices come to a collective from computing something, each a little earlier or later, and find nothing of it in their caches: on
-virtual devices that makes small ones two to four times as slow as one collective after another. So a product and a pass over memory
-stand before each, and what they take alone is taken off.
+In a program, devices reach a collective at slightly different times, with cold caches. On virtual devices that makes small
+collectives two to four times as slow as one collective after another. So a matrix product and a pass over memory precede each
+collective, and their own time is subtracted.
 
-A search prices all changes of types at once, by lines. So a line is drawn through each curve, so that it is off by the least parts
-of what was measured; how much it is off is kept beside it, with the points (TensorOpt, section 3.2, interpolates them instead).
+The search prices all changes of type at once, by lines. So a line is fitted to each curve with the least relative error; the error
+is stored beside it, with the points (TensorOpt, section 3.2, interpolates them instead).
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from unity.exec.measure.timing import repetitions, seconds_of
 from unity.machine.hardware import Curve
 from unity.pcg.types.varying_axes import vary
 
-RINGS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}  # and how often a ring goes round for it
+RINGS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}  # kind -> number of passes around a ring
 ROUNDS = 3
-RUN, MOST = 0.003, 1 << 14  # seconds that a run should take, and repetitions at most
-LONG = 0.3  # seconds that a run need not exceed, whatever it shows
+RUN, MOST = 0.003, 1 << 14  # target seconds of a run, and the most repetitions
+LONG = 0.3  # seconds that a run need not exceed, however noisy
 SIZES = tuple(1 << i for i in (13, 16, 19, 22))  # bytes
-ROW = 64  # elements of a row, where rows are put together or cut up
+ROW = 64  # elements of a row, where rows are concatenated or split
 TOTAL = 1 << 29  # bytes of all devices together: there may be many virtual ones on a small host
-LEAST = 1e-6  # seconds: less is noise, where a busy host made what stands before a collective slower
-SHARE = 0.01  # of the least time that was measured: what few bytes take at least
-WIDTH, TOUCHED = 128, 1 << 18  # of the product that stands before a collective, and bytes that are passed over
+LEAST = 1e-6  # seconds; smaller differences are noise of a busy host
+SHARE = 0.01  # of the least time measured: the least latency of a fitted line
+WIDTH, TOUCHED = 128, 1 << 18  # of the matrix product before a collective, and the bytes of the pass over memory
 GROUP = "group"
 
-Run = Callable[[Sequence[int], bool], float]  # from how often each size is repeated, and whether it communicates, to seconds
+Run = Callable[[Sequence[int], bool], float]  # (repetitions of each size, whether to communicate) -> seconds
 Collective = Callable[[Any], Any]
 
 
 def curves(
     devices: Sequence[Any], sizes: Sequence[int] = SIZES, rounds: int = ROUNDS, units: int | None = None
 ) -> tuple[Curve, ...]:
-    """Every collective in groups of every size that a level of so many units allows (default: of all `devices`).
+    """Measure every collective in groups of every size that divides `units` (default: the number of devices).
 
-    Groups are of neighbours in `devices`, and so of every so many of them a level.
+    Groups are of neighbours in `devices`.
     """
     count, units = len(devices), units or len(devices)
     chosen = [n for n in sizes if n * count <= TOTAL // 8] or [min(sizes)]
@@ -67,54 +67,56 @@ def curves(
         for (kind, turned), ways in COLLECTIVES.items():
             runs[kind, turned, group] = [_run(mesh, way, chosen, kind == "all-gather", x) for way in ways]
     times = {key: [_times(run, k, len(chosen)) for run in ways for k in range(len(chosen))] for key, ways in runs.items()}
-    found: dict[tuple[str, bool, int], list[list[float]]] = {key: [[] for _ in chosen] for key in runs}
+    samples: dict[tuple[str, bool, int], list[list[float]]] = {key: [[] for _ in chosen] for key in runs}
     for _ in range(rounds):
         for key, ways in runs.items():
             repeated = np.reshape(times[key], (len(ways), len(chosen))).tolist()
             each = [_seconds(run, n) for run, n in zip(ways, repeated, strict=True)]
             for k, seconds in enumerate(zip(*each, strict=True)):
-                found[key][k].append(sum(seconds) / len(seconds))
+                samples[key][k].append(sum(seconds) / len(seconds))
     return tuple(
         line(kind, group, [(n, median(x)) for n, x in zip(chosen, each, strict=True)], turned)
-        for (kind, turned, group), each in found.items()
+        for (kind, turned, group), each in samples.items()
     )
 
 
 def _seconds(run: Run, times: Sequence[int]) -> list[float]:
-    """Seconds of one collective of every size, in one round."""
+    """Return the seconds of one collective of every size, in one round."""
     return [max(_added(run, k, n, len(times)) / n, LEAST) for k, n in enumerate(times)]
 
 
 def _added(run: Run, which: int, times: int, sizes: int) -> float:
-    """Seconds that a collective of one size adds to what stands before it, repeated so often."""
+    """Return the seconds that `times` collectives of one size add to the work before them."""
     together, before = _both(run, which, times, sizes)
     return together - before
 
 
 def _both(run: Run, which: int, times: int, sizes: int) -> tuple[float, float]:
-    """Seconds of a collective of one size with what stands before it, and of that alone."""
+    """Return the seconds of collectives of one size with the work before them, and of that work alone."""
     repeated = [times if k == which else 0 for k in range(sizes)]
     return run(repeated, True), run(repeated, False)
 
 
 def line(kind: str, group: int, points: Sequence[tuple[int, float]], turned: bool = False) -> Curve:
-    """The line through points (bytes, seconds) that is off them by the least parts, and rises from above zero."""
-    kept = [(n, s) for n, s in points if s > 0]
-    if not kept:
+    """Fit a line to points (bytes, seconds) with the least relative error; it rises, from above zero."""
+    positive = [(n, s) for n, s in points if s > 0]
+    if not positive:
         raise ValueError(f"{kind} in groups of {group}: no time was measured")
-    nbytes, seconds = (np.array(x, float) for x in zip(*kept, strict=True))
+    nbytes, seconds = (np.array(x, float) for x in zip(*positive, strict=True))
     terms = np.stack([1 / seconds, nbytes / seconds], axis=1)
-    alpha, beta = np.linalg.lstsq(terms, np.ones(len(kept)), rcond=None)[0].tolist() if len(kept) > 1 else (0.0, 0.0)
+    alpha, beta = np.linalg.lstsq(terms, np.ones(len(positive)), rcond=None)[0].tolist() if len(positive) > 1 else (0.0, 0.0)
     least = SHARE * float(seconds.min())
     if alpha < least or beta <= 0:  # noise hides one of them: nearly all counts as transfer, too slow rather than infinitely fast
         alpha, beta = least, float((terms[:, 1] * (1 - least * terms[:, 0])).sum() / (terms[:, 1] ** 2).sum())
     error = float(np.sqrt(np.mean((alpha * terms[:, 0] + beta * terms[:, 1] - 1) ** 2)))
-    return Curve(kind, group, alpha, beta, error, tuple(kept), turned)
+    return Curve(kind, group, alpha, beta, error, tuple(positive), turned)
 
 
 def _run(mesh: Mesh, collective: Collective, sizes: Sequence[int], gathers: bool, x: jax.Array) -> Run:
-    """Runs a collective on the beginning of `x` at each size as often as it is told. What may be left out stands in a branch that
-    only an argument decides, so that the compiler can neither shorten the loop nor take anything out of it."""
+    """Compile a loop that runs a collective on the beginning of `x`, at each size as often as its arguments say.
+
+    The collective is in a branch that only an argument decides, so that the compiler can neither shorten the loop nor hoist code.
+    """
     names, group = mesh.axis_names, mesh.shape[GROUP]
     spec = PartitionSpec(names)
     unit = ROW * group  # elements that every way to cut divides
@@ -135,8 +137,8 @@ def _run(mesh: Mesh, collective: Collective, sizes: Sequence[int], gathers: bool
     program = run.lower(np.int32(1), np.zeros(len(sizes), np.int32), x).compile()
 
     def seconds(times: Sequence[int], communicates: bool) -> float:
-        taken = seconds_of(lambda: program(np.int32(communicates), np.array(times, np.int32), x))
-        return taken if x.is_fully_addressable else agreed(taken)
+        elapsed = seconds_of(lambda: program(np.int32(communicates), np.array(times, np.int32), x))
+        return elapsed if x.is_fully_addressable else agreed(elapsed)
 
     for communicates in (True, False):  # what is touched first takes longer
         seconds([1] * len(sizes), communicates)
@@ -144,7 +146,7 @@ def _run(mesh: Mesh, collective: Collective, sizes: Sequence[int], gathers: bool
 
 
 def _step(communicates: Any, collective: Collective, piece: Any, names: Sequence[str], _: Any, before: Any) -> Any:
-    """A product, a pass over memory, and a collective of what depends on both."""
+    """Run a matrix product, a pass over memory, and a collective that depends on both."""
     matrix, touched, result = before
     matrix, touched = matrix @ matrix, touched + matrix[0, 0]
     ready = piece + touched[0]
@@ -153,11 +155,11 @@ def _step(communicates: Any, collective: Collective, piece: Any, names: Sequence
 
 
 def _rows(x: Any) -> Any:
-    """Rows of which every device gets an equal part."""
+    """Return the array as rows that the devices of a group can share evenly."""
     return x.reshape(-1, ROW * lax.axis_size(GROUP))
 
 
-# By name, and whether it is turned; each in the ways that programs have it.
+# (kind, whether it transposes) -> the forms in which programs have it.
 COLLECTIVES: Mapping[tuple[str, bool], tuple[Collective, ...]] = {
     ("all-reduce", False): (lambda x: lax.psum(x, GROUP),),
     ("all-gather", False): (lambda x: lax.all_gather(x, GROUP, tiled=True),),
@@ -173,15 +175,15 @@ COLLECTIVES: Mapping[tuple[str, bool], tuple[Collective, ...]] = {
 
 
 def _next(devices: int) -> list[tuple[int, int]]:
-    """Every device of a group sends to the one after it."""
+    """Return the pairs in which every device of a group sends to the next one."""
     return [(k, (k + 1) % devices) for k in range(devices)]
 
 
 def _times(run: Run, which: int, sizes: int) -> int:
-    """How often a size is repeated to take as long as a run should.
+    """Return the number of repetitions of a size with which a run takes about `RUN` seconds.
 
-    What it adds to a run is a difference, which other work on the host may hide, however often it is repeated. So a run counts for
-    at least as much of what it should take as it takes of `LONG`, and none is asked for that takes far longer than that.
+    The collective's time is a difference, which other load on the host may hide at any number of repetitions. So a run counts as at
+    least the share of `RUN` that its total time is of `LONG`, and no run takes far longer than `LONG`.
     """
 
     def seconds(times: int) -> float:

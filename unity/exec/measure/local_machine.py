@@ -1,4 +1,4 @@
-"""The machine that this process sees: from the presets if its devices are known, else measured once and remembered."""
+"""Description of the machine that this process sees: a preset for known devices, else measured once and cached."""
 
 from __future__ import annotations
 
@@ -23,47 +23,47 @@ from unity.machine.presets import DEVICES, KINDS
 from unity.machine.profiles.profile import Where
 from unity.machine.profiles.store import ProfileError, Store
 
-WAY = 3  # of measuring: another number for another one, so that what was measured otherwise is not believed
+WAY = 3  # version of the way of measuring: a new number discards cached machines
 JaxDevice: TypeAlias = Any  # jax.Device, which is no type to a type checker: jaxlib has no stubs
 
 
 def describe(devices: Sequence[JaxDevice] | None = None) -> Machine:
-    """Describes `devices` (default: `jax.devices()`). A mesh takes them in this order: a node's devices stand together.
+    """Describe `devices` (default: `jax.devices()`), in the order of a mesh: devices of a node are adjacent.
 
-    Known GPUs come from the presets, their nodes joined as is usual for them; in a single process their memory is what
-    JAX was given of it. Other devices, virtual CPU devices among them, are measured together. That takes about half a
-    minute, once: it is remembered as JSON in the user's cache directory, by kind, number, JAX version and number of cores.
+    Known GPUs have presets, with the usual links between their nodes; in a single process their memory is the limit that JAX
+    reports. Other devices, virtual CPU devices among them, are measured together. That takes about half a minute, once: the result
+    is cached as JSON in the user's cache directory, by kind, number, JAX version and number of cores.
 
-    Where operators were measured on these devices (`unity profile`), the machine carries what was measured.
+    If operators were measured on these devices (`unity profile`), the machine has their profile.
 
-    Where several processes run one program, all of them call this, and all get what the first one has or measures: every process
-    measures its own host, and all together the links between them.
+    If several processes run one program, all of them call this, and all get the first one's machine: every process measures its own
+    host, and all together measure the links between hosts.
 
     Raises:
-        MachineError: there are no devices, or several kinds; nodes have different numbers of devices; or the devices
-            are not known and are some of those of several processes, or several processes' of one host.
+        MachineError: there are no devices, or several kinds; nodes have different numbers of devices; or devices without a preset
+            are only some of those of several processes, or belong to several processes of one host.
         PlanError: the processes have different numbers of devices, or versions of JAX.
     """
-    found = list(jax.devices() if devices is None else devices)
-    kinds = sorted({device.device_kind for device in found})
+    chosen = list(jax.devices() if devices is None else devices)
+    kinds = sorted({device.device_kind for device in chosen})
     if len(kinds) != 1:
         raise MachineError(f"a machine has devices of one kind, got {', '.join(kinds) or 'none'}: pass devices= of one kind")
-    processes = {device.process_index for device in found}
-    if processes != {jax.process_index()} and len(found) == len(jax.devices()) and set(found) == set(jax.devices()):
-        return _together(found)
+    processes = {device.process_index for device in chosen}
+    if processes != {jax.process_index()} and len(chosen) == len(jax.devices()) and set(chosen) == set(jax.devices()):
+        return _together(chosen)
     if kinds[0] in KINDS:
-        return _profiled(_known(found, DEVICES[KINDS[kinds[0]]]), found)
+        return _profiled(_known(chosen, DEVICES[KINDS[kinds[0]]]), chosen)
     if processes != {jax.process_index()}:
         raise MachineError(
             f"{kinds[0]} is no known kind of device, and several processes measure all their devices together or none: leave"
             " devices= out, or describe one node with Machine.local(jax.local_devices()), add the level between nodes, and"
             " Machine.load that in all"
         )
-    return _profiled(_remembered(found), found)
+    return _profiled(_remembered(chosen), chosen)
 
 
 def _together(devices: list[JaxDevice]) -> Machine:
-    """The machine that all processes of one program are, described in all of them at once: by the first one's figures.
+    """Return the machine that all processes of one program form, by the first process's figures.
 
     Known GPUs have what JAX was given of their memory in every process, and the first process's profile.
     """
@@ -84,7 +84,7 @@ def _together(devices: list[JaxDevice]) -> Machine:
 
 
 def _measured_together(devices: list[JaxDevice]) -> Machine:
-    """Every process measures its own host, all at the same time; then all measure what joins them."""
+    """Measure every host by its own process, all at the same time, and then the links between hosts together."""
     from unity.exec.measure.machine import between  # imported only where something is measured
 
     hosts = by_host(devices)
@@ -98,14 +98,14 @@ def _measured_together(devices: list[JaxDevice]) -> Machine:
 
 
 def where(devices: Sequence[JaxDevice]) -> Where:
-    """What measurements on `devices` hold for."""
+    """Return the conditions that measurements on `devices` hold for."""
     first = devices[0]
     platform = getattr(getattr(first, "client", None), "platform_version", "")
     return Where(first.device_kind, len(devices), _cores(), jax.__version__, platform.partition("\n")[0])
 
 
 def _profiled(machine: Machine, devices: list[JaxDevice]) -> Machine:
-    """The machine with what was measured of operators, if anything was. Several processes might have measured differently."""
+    """Add the profile of measured operators, if there is one. Several processes get none: their profiles might differ."""
     if {device.process_index for device in devices} != {jax.process_index()}:
         return machine
     try:
@@ -121,7 +121,7 @@ def _known(devices: list[JaxDevice], device: Device) -> Machine:
         numbers = ", ".join(map(str, sorted(nodes.values())))
         raise MachineError(f"nodes have different numbers of devices ({numbers}): pass devices= without the odd ones")
     machine = replace(Machine.grid(len(nodes), len(devices) // len(nodes), device), name="local")
-    if {found.process_index for found in devices} != {jax.process_index()}:
+    if {member.process_index for member in devices} != {jax.process_index()}:
         # A process sees only its own devices' limits, and all must plan for the same machine: the preset's figure
         # stays.
         return machine
@@ -130,8 +130,8 @@ def _known(devices: list[JaxDevice], device: Device) -> Machine:
 
 
 def _limit(devices: list[JaxDevice]) -> int | None:
-    """Bytes that JAX was given on each of this process's devices, where it says."""
-    limits = [stats["bytes_limit"] for found in devices if (stats := found.memory_stats()) and "bytes_limit" in stats]
+    """Return the memory limit in bytes of this process's devices, if JAX reports one."""
+    limits = [stats["bytes_limit"] for device in devices if (stats := device.memory_stats()) and "bytes_limit" in stats]
     return min(limits, default=None)
 
 
@@ -146,7 +146,7 @@ def _remembered(devices: list[JaxDevice]) -> Machine:
 
 
 def _recalled(path: Path) -> Machine | None:
-    """What was measured before. A damaged file is set aside, where that may be."""
+    """Load a machine measured before. A damaged file is moved aside if that is permitted."""
     if not os.path.exists(path):  # Path.exists raises where a folder on the way may not be looked into
         return None
     try:
@@ -158,7 +158,7 @@ def _recalled(path: Path) -> Machine | None:
 
 
 def _set_aside(path: Path) -> str:
-    """Moves a damaged file away, and says so, or why it cannot be moved."""
+    """Move a damaged file aside. Return a phrase that tells where, or why it cannot be moved."""
     aside = path.with_name(path.name + ".corrupt")
     try:
         os.replace(path, aside)
@@ -203,7 +203,7 @@ def _measured(devices: list[JaxDevice]) -> Machine:
 
 
 def _memory(devices: list[JaxDevice]) -> int:
-    """Bytes per device: what JAX says, or an equal share of the host's memory."""
+    """Return the bytes per device: JAX's limit, or an equal share of the host's memory."""
     limit = _limit(devices)
     if limit is not None:
         return limit
@@ -211,7 +211,7 @@ def _memory(devices: list[JaxDevice]) -> int:
 
 
 def _cores() -> int:
-    """The cores that this process may use, where the system says; else all."""
+    """Return the number of cores that this process may use, if the system tells, else of all."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Measures the devices of this process: matrix products, memory, operators' overhead, and collectives among them.
+"""Measurement of the devices of this process: matrix products, memory, operators' overhead, and collectives.
 
 Everything runs on all devices at once, because devices may share what they run on: virtual CPU devices share the host's
 cores and memory. Each figure is the best of a few runs: other work on the host can only slow a run down. Collectives are measured
@@ -39,16 +39,16 @@ _TOTAL_BYTES = 2**28  # of all devices together: there may be many virtual ones 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one device reaches while all of them work, and the link between them.
+    """Figures of one device while all of them work, and of the link between them.
 
     Args:
         flops: FLOP/s of a dense matrix product, by dtype.
         bandwidth: bytes/s of memory, reading and writing counted together.
         launch: seconds per operator that has almost nothing to do.
         link_bandwidth: bytes/s per device in one direction, as in the ring formulas of `unity.machine.collectives`.
-        link_latency: seconds per message, as there. Both are None for a device alone.
-        relative: for each collective, how many times as long it takes as these two say, as `hardware.Level` has it.
-        curves: what each collective takes in groups of each size.
+        link_latency: seconds per message, as there. Both are None for a single device.
+        relative: for each collective, its time relative to these two figures, as in `hardware.Level`.
+        curves: the time of each collective in groups of each size.
     """
 
     flops: Mapping[str, float]
@@ -61,7 +61,7 @@ class Measured:
 
 
 def measure(devices: Sequence[JaxDevice]) -> Measured:
-    """Measures `devices`, all of this process and of one kind. Eight virtual devices on two cores take 25 seconds."""
+    """Measure `devices`, all of this process and of one kind. Eight virtual devices on two cores take 25 seconds."""
     mesh = Mesh(np.array(devices), (_AXIS,))
     if len(devices) == 1:
         return Measured(_flops(mesh), _bandwidth(mesh), _launch(mesh), None, None)
@@ -71,7 +71,7 @@ def measure(devices: Sequence[JaxDevice]) -> Measured:
 
 
 def between(hosts: Sequence[Sequence[JaxDevice]]) -> Level:
-    """Measures the level "node" that joins hosts of equal numbers of devices. All their processes call this together.
+    """Measure the level "node" that joins hosts of equal numbers of devices. All their processes call this together.
 
     As many groups communicate at the same time as a host has devices, each with one device of every host.
     """
@@ -79,16 +79,16 @@ def between(hosts: Sequence[Sequence[JaxDevice]]) -> Level:
     return level("node", len(hosts), curves(devices, units=len(hosts)))
 
 
-def level(name: str, size: int, found: tuple[Curve, ...]) -> Level:
-    """A level of so many units from what its collectives took."""
-    lines = {c.kind: (c.alpha, c.beta) for c in found if c.size == size and not c.turned}
+def level(name: str, size: int, measured: tuple[Curve, ...]) -> Level:
+    """Return a level of `size` units with the figures that its collectives' curves give."""
+    lines = {c.kind: (c.alpha, c.beta) for c in measured if c.size == size and not c.turned}
     bandwidth, latency = _link(size, lines)
     relative = tuple(
         (kind, alpha / (rounds * (size - 1) * latency), beta * size * bandwidth / (rounds * (size - 1)))
         for kind, rounds in RINGS.items()
         for alpha, beta in (lines[kind],)
     )
-    return Level(name, size, bandwidth, latency, relative, found)
+    return Level(name, size, bandwidth, latency, relative, measured)
 
 
 def _flops(mesh: Mesh) -> dict[str, float]:
@@ -129,7 +129,7 @@ def _launch(mesh: Mesh) -> float:
 
 
 def _link(devices: int, lines: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
-    """Bandwidth and latency that make the ring formulas fit all-reduce and all-gather, as the geometric mean of the two."""
+    """Return the bandwidth and latency that fit the ring formulas to all-reduce and all-gather: the geometric mean of the two."""
     usual = [(RINGS[kind] * (devices - 1), *lines[kind]) for kind in ("all-reduce", "all-gather")]
     return (
         geometric_mean(messages / (devices * beta) for messages, _, beta in usual),
@@ -138,14 +138,14 @@ def _link(devices: int, lines: Mapping[str, tuple[float, float]]) -> tuple[float
 
 
 def _seconds_per_step(mesh: Mesh, step: Callable[[jax.Array], jax.Array], values: np.ndarray[Any, Any]) -> float:
-    """Seconds of `step`, applied over and over to each device's row of `values` on all devices at once."""
+    """Return the seconds of `step`, applied repeatedly to each device's row of `values` on all devices at once."""
     pair, steps = _timer(mesh, step, values)
     pairs = [pair() for _ in range(_RUNS)]
     return _difference((min(once for once, _ in pairs), min(twice for _, twice in pairs)), steps)
 
 
 def _difference(pair: tuple[float, float], steps: int) -> float:
-    """Seconds of a step, from those of some steps and of twice as many.
+    """Return the seconds of a step, from those of some steps and of twice as many.
 
     The difference leaves out the call and the first touch of its memory. They are the smaller part of a run: a smaller
     difference is noise, and would make a busy machine look many times as fast as it is.
@@ -157,7 +157,7 @@ def _difference(pair: tuple[float, float], steps: int) -> float:
 def _timer(
     mesh: Mesh, step: Callable[[jax.Array], jax.Array], values: np.ndarray[Any, Any]
 ) -> tuple[Callable[[], tuple[float, float]], int]:
-    """What runs some steps and then twice as many, and gives the seconds of both; and how many steps.
+    """Return a function that times some steps and then twice as many, and the number of steps.
 
     The number of steps is an argument of one compiled loop, so that the compiler can neither unroll nor shorten it.
     """

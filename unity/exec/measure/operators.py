@@ -1,13 +1,13 @@
-"""What one operator takes on the devices of this process, as it will run: its local body on pieces, on all devices at once.
+"""Timing of one operator as it will run: its local program, on all devices of this process at once.
 
-What is compiled is one `shard_map` with three loops, each repeated as often as an argument says: the operator forward, with what
-its backward pass needs written out; backward, from that and from cotangents to the gradients; and nothing. All devices run it
-together, because virtual ones share a host's cores. Collectives inside a composite are left out: they are priced apart.
+One `shard_map` is compiled with three loops, whose trip counts are arguments: the operator forward, with its residuals written out;
+backward, from residuals and cotangents to gradients; and an empty loop. All devices run it together, because virtual ones share a
+host's cores. Collectives inside a composite are left out, because they are priced separately.
 
-A loop that computes the same again is the compiler's to shorten. So the operands of each run pass a barrier together with what the
-run before it computed: they depend on it, and nothing is moved out of the loop or thrown away. (Convolutions on CPUs are called one
-by one instead.) Where devices are not the host, there is a loop of `INNER` runs inside of the loop. Its length is known when it is
-compiled, so the host is not asked after every run: a step does not ask it either, and while it is asked, devices would wait.
+A compiler may shorten a loop that repeats one computation. So the operands of each run pass an optimization barrier together with
+the results of the run before: they depend on these, and nothing is hoisted or eliminated. (Convolutions on CPUs are called one by
+one instead.) Where devices are not the host, `INNER` runs form an inner loop. Its trip count is known at compile time, so that the
+devices do not wait for the host after every run, as they do not in a step.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from unity.pcg.types.varying_axes import vary
 
 CONVOLUTION = "conv_general_dilated"
 ROUNDS = 5
-RUN = 0.01  # seconds that a run should take
+RUN = 0.01  # target seconds of a run
 MOST = 1 << 20  # repetitions
-INNER = 16  # runs that a device other than the host makes without being asked
+INNER = 16  # runs of a device other than the host between two checks of the trip count
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one run, medians; and the interquartile range over the median, the larger of both."""
+    """Median seconds of one run; `spread` is the larger interquartile range of the two, relative to the median."""
 
     forward: float
     backward: float
     spread: float
 
 
-Run = Callable[..., Any]  # takes how often each part is repeated (forward, backward, nothing)
+Run = Callable[..., Any]  # takes the repetitions of each part (forward, backward, empty)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,68 +68,68 @@ class Traced:
     mesh: Mesh
     programs: tuple[jax.stages.Lowered, ...]
 
-    def compile(self) -> Compiled:
-        """Compiles the programs. Several operators may be compiled at once, in threads."""
-        return Compiled(self, tuple(program.compile() for program in self.programs))
+    def compile(self) -> CompiledOperator:
+        """Compile the programs. Several operators may be compiled at once, in threads."""
+        return CompiledOperator(self, tuple(program.compile() for program in self.programs))
 
 
 @dataclass(frozen=True, eq=False)
-class Compiled:
-    """The same, compiled."""
+class CompiledOperator:
+    """An operator's compiled programs."""
 
     traced: Traced
     programs: tuple[jax.stages.Compiled, ...]
 
     def run(self) -> Run:
-        """Places operands, and gives what runs the programs on them."""
+        """Place operands on the devices, and return a function that runs the programs on them."""
         operator, mesh = self.traced.operator, self.traced.mesh
         pieces, sharding = _pieces(operator, mesh), _sharding(operator, mesh)
-        given = [_placed(x, pieces, sharding) for x in local_operands(operator)]
-        return (_looping if len(self.programs) == 1 else _calling)(self.programs, given)
+        operands = [_placed(x, pieces, sharding) for x in local_operands(operator)]
+        return (_looping if len(self.programs) == 1 else _calling)(self.programs, operands)
 
 
 def traced(operator: Operator, devices: Sequence[Any]) -> Traced:
-    """An operator's programs for `devices`, of which there are as many as its axes need."""
+    """Trace an operator's programs for `devices`, as many as its axes need."""
     mesh = mesh_of(operator.axes, devices)
     called = platform_of(mesh) == "cpu" and convolves(operator.body)
     return Traced(operator, mesh, (_called if called else _looped)(operator, mesh))
 
 
 def _inner(mesh: Mesh) -> int:
-    """How many runs are one repetition."""
+    """Return the number of runs in one repetition."""
     return 1 if platform_of(mesh) == "cpu" else INNER
 
 
-def measure(program: Compiled, rounds: int = ROUNDS) -> Timing:
-    """Measures an operator on its devices."""
+def measure(program: CompiledOperator, rounds: int = ROUNDS) -> Timing:
+    """Measure an operator on its devices."""
     run = program.run()
 
     def seconds(*times: int) -> float:
         return seconds_of(lambda: run(*times))
 
-    seconds(1, 1, 1)  # what is touched first takes longer
+    seconds(1, 1, 1)  # the first touch of memory takes longer
     forward, backward, nothing = (_times(seconds, part) for part in range(3))
-    found = [[seconds(0, 0, 0), seconds(forward, 0, 0), seconds(0, backward, 0), seconds(0, 0, nothing)] for _ in range(rounds)]
-    call = median(times[0] for times in found)
-    empty = max(0.0, median(times[3] for times in found) - call) / nothing
+    samples = [[seconds(0, 0, 0), seconds(forward, 0, 0), seconds(0, backward, 0), seconds(0, 0, nothing)] for _ in range(rounds)]
+    call = median(times[0] for times in samples)
+    empty = max(0.0, median(times[3] for times in samples) - call) / nothing
     inner, differentiated = _inner(program.traced.mesh), any(program.traced.operator.differentiated)
-    there = [((times[1] - call) / forward - empty) / inner for times in found]
-    back = [((times[2] - call) / backward - empty) / inner for times in found] if differentiated else [0.0]
+    there = [((times[1] - call) / forward - empty) / inner for times in samples]
+    back = [((times[2] - call) / backward - empty) / inner for times in samples] if differentiated else [0.0]
     return Timing(max(0.0, median(there)), max(0.0, median(back)), max(_spread(there), _spread(back)))
 
 
 def _times(seconds: Callable[..., float], which: int) -> int:
-    """How often an operator is repeated to take as long as a run should."""
+    """Return the repetitions with which a part of an operator takes about `RUN` seconds."""
     call = min(seconds(0, 0, 0) for _ in range(3))
     return repetitions(lambda n: min(seconds(*(n if k == which else 0 for k in range(3))) for _ in range(2)) - call, RUN, MOST)
 
 
-def _spread(found: Sequence[float]) -> float:
-    """The interquartile range over the median; 0 of no time at all."""
-    middle = median(found)
+def _spread(seconds: Sequence[float]) -> float:
+    """Return the interquartile range divided by the median; 0 if the median is not positive."""
+    middle = median(seconds)
     if middle <= 0:
         return 0.0
-    low, high = np.quantile(found, [0.25, 0.75])
+    low, high = np.quantile(seconds, [0.25, 0.75])
     return float(high - low) / middle
 
 
@@ -140,7 +140,7 @@ def convolves(body: Body) -> bool:
 
 
 def _looped(operator: Operator, mesh: Mesh) -> tuple[jax.stages.Lowered]:
-    """One program with a loop for each part."""
+    """Trace one program with a loop for each part."""
     names, spec, inner = operator.used, PartitionSpec(operator.used or None), _inner(mesh)
 
     @jax.jit
@@ -158,14 +158,16 @@ def _looped(operator: Operator, mesh: Mesh) -> tuple[jax.stages.Lowered]:
     return (run.lower(count, count, count, *_abstract(operator, mesh)),)
 
 
-def _looping(programs: Sequence[jax.stages.Compiled], given: Sequence[Any]) -> Run:
+def _looping(programs: Sequence[jax.stages.Compiled], operands: Sequence[Any]) -> Run:
     (program,) = programs
-    return lambda *times: program(*map(np.int32, times), *given)
+    return lambda *times: program(*map(np.int32, times), *operands)
 
 
 def _called(operator: Operator, mesh: Mesh) -> tuple[jax.stages.Lowered, ...]:
-    """A program for each part, to be called as often; and first the one that computes what the backward part takes. What a call
-    takes by itself is what nothing takes."""
+    """Trace a program for each part, which is called repeatedly, preceded by one that computes the backward part's operands.
+
+    The empty part gives the time of a call.
+    """
     spec, sharding = PartitionSpec(operator.used or None), _sharding(operator, mesh)
     on_devices = partial(jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec)
     programs: list[Program] = []
@@ -183,15 +185,15 @@ def _called(operator: Operator, mesh: Mesh) -> tuple[jax.stages.Lowered, ...]:
 
         return jax.jit(on_devices(run)).lower(*args)
 
-    given = _abstract(operator, mesh)
-    first = prepare.lower(*given)
+    operands = _abstract(operator, mesh)
+    first = prepare.lower(*operands)
     linear = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in first.out_info]
-    return first, part(programs[0], given), part(programs[1], linear), part(lambda *_: [jnp.ones(())], given)
+    return first, part(programs[0], operands), part(programs[1], linear), part(lambda *_: [jnp.ones(())], operands)
 
 
-def _calling(programs: Sequence[jax.stages.Compiled], given: Sequence[Any]) -> Run:
+def _calling(programs: Sequence[jax.stages.Compiled], operands: Sequence[Any]) -> Run:
     prepare, *parts = programs
-    arguments = given, prepare(*given), given
+    arguments = operands, prepare(*operands), operands
 
     def run(*times: int) -> Any:
         return [[part(*args) for _ in range(n)][-1:] for part, args, n in zip(parts, arguments, times, strict=True)]
@@ -200,12 +202,12 @@ def _calling(programs: Sequence[jax.stages.Compiled], given: Sequence[Any]) -> R
 
 
 def _repeated(program: Program, operands: Sequence[Any], times: Any, inner: int, names: Sequence[str]) -> list:
-    """The results of a program that is run `times * inner` times."""
+    """Run a program `times * inner` times, and return its last results."""
     first = [vary(jnp.zeros(x.shape, x.dtype), names) if not is_key(x) else x for x in program(*operands)]
 
     def step(_: Any, state: tuple[list, list]) -> tuple[list, list]:
-        given, _ = lax.optimization_barrier(state)
-        return given, [vary(x, names) for x in program(*given)]
+        values, _ = lax.optimization_barrier(state)
+        return values, [vary(x, names) for x in program(*values)]
 
     def some(_: Any, state: tuple[list, list]) -> tuple[list, list]:
         return lax.fori_loop(0, inner, step, state)
@@ -214,7 +216,7 @@ def _repeated(program: Program, operands: Sequence[Any], times: Any, inner: int,
 
 
 def _abstract(operator: Operator, mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
-    """The operands, as they will be placed: one piece for each device along the axes that are used, in the first dimension."""
+    """Return the operands' shapes as they will be placed: dimension 0 has one piece for each device along the used axes."""
     pieces, sharding = _pieces(operator, mesh), _sharding(operator, mesh)
     operands = zip(operator.body.inputs, operator.shapes, strict=False)
     return [jax.ShapeDtypeStruct((pieces, *s), plain_dtype(operator.body.tensors[v]), sharding=sharding) for v, s in operands]
@@ -229,5 +231,5 @@ def _sharding(operator: Operator, mesh: Mesh) -> NamedSharding:
 
 
 def _placed(x: np.ndarray[Any, Any], pieces: int, sharding: NamedSharding) -> jax.Array:
-    """The same piece on every device."""
+    """Place the same piece on every device."""
     return jax.make_array_from_callback((pieces, *x.shape), sharding, lambda _: x[None])

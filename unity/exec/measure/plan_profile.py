@@ -1,4 +1,4 @@
-"""Which operators to measure, and measuring those that are missing: of plans, of a search's domains."""
+"""Measurement of the operators of a plan, or of a search's domains, that a profile lacks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from unity.exec.measure.operator_programs import Operator
-from unity.exec.measure.operators import Compiled, Timing, measure, traced
+from unity.exec.measure.operators import CompiledOperator, Timing, measure, traced
 from unity.machine.machine import Machine
 from unity.machine.profiles.profile import Content, Measurement, Profile, Where
 from unity.machine.profiles.store import Store
@@ -24,66 +24,65 @@ from unity.search.cost.profile_lookup import kind_of
 from unity.search.cost.roofline import dense_work, touches
 from unity.search.space.configurations import work_shares
 
-ROOM = 8  # how many times an operator's own bytes a program that measures it may hold
+ROOM = 8  # memory of a program that measures an operator, in multiples of the operator's bytes
 
-# No room for it, or no such code on this backend.
+# Raised where memory does not suffice, or the backend lacks an operation.
 UNABLE = (jax.errors.JaxRuntimeError, NotImplementedError)
 
-Wanted = dict[Content, "Task"]
+Wanted = dict[Content, "MeasurementTask"]
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
-    """An operator to measure, and the part of its work that one device does."""
+class MeasurementTask:
+    """An operator to measure, and the share of its work that one device does."""
 
     operator: Operator
     share: float
 
     @property
     def content(self) -> Content:
-        """What is measured."""
+        """The key of the measurement: program, local shapes, and which operands have gradients."""
         return self.operator.body.key, self.operator.shapes, self.operator.differentiated
 
     @property
     def nbytes(self) -> float:
-        """Bytes of operands and results on one device."""
+        """Bytes of the operands and results on one device."""
         body = self.operator.body
         atoms = (*body.inputs, *body.outputs)
         return sum(prod(shape) * body.tensor(a).itemsize for a, shape in zip(atoms, self.operator.shapes, strict=True))
 
     @property
     def touched(self) -> float:
-        """Bytes of these that it touches."""
+        """The bytes of operands and results that it reads or writes, on one device."""
         body = self.operator.body
         atoms = zip((*body.inputs, *body.outputs), self.operator.shapes, touches(body), strict=True)
         return sum(prod(shape) * body.tensor(a).itemsize * part for a, shape, part in atoms)
 
 
 def of_graph(graph: PCG, differentiated: Collection[int]) -> Wanted:
-    """The operators of a parallel graph."""
+    """Return the operators of a parallel graph."""
     return {t.content: t for t in _of_graph(graph, gradients(graph, differentiated))}
 
 
-def _of_graph(graph: PCG, flow: Gradients) -> Iterator[Task]:
+def _of_graph(graph: PCG, flow: Gradients) -> Iterator[MeasurementTask]:
     for node in graph.nodes:
         if node.inside is not None:
             yield from _of_graph(node.inside, flow)
         elif node.body is not None and node.body.equations and node.kind not in PARALLELIZATION:
             types = tuple(v.type for v in node.operands)
             operator = Operator(node.body, types, node.types, with_gradient(node, flow), graph.axes)
-            yield Task(operator, work_share(node, node.body, graph))
+            yield MeasurementTask(operator, work_share(node, node.body, graph))
 
 
 def of_domains(assembled: Assembled, every: bool = False) -> Wanted:
-    """The operators of a search's domains: those that do the same along all axes (as data parallelism does, and all that is
-    parallel in one way), or `every` one."""
-    found: Wanted = {}
-    seen: set[int] = set()
+    """Return the operators of a search's domains: those with one choice along all axes (as data parallelism), or `every` one."""
+    tasks: Wanted = {}
+    visited: set[int] = set()
     for site, domain in zip(assembled.opened.sites, assembled.domains, strict=True):
         body = site.node.body if site.node is not None else None
-        if body is None or not body.equations or id(domain) in seen:
+        if body is None or not body.equations or id(domain) in visited:
             continue
-        seen.add(id(domain))
+        visited.add(id(domain))
         flows = assembled.training.backward and any(site.flows)
         flags, n = tuple(bool(flows and p.gradient) for p in site.ports), len(site.ports)
         shares = work_shares(domain.choices, domain.picks, assembled.machine.axes)
@@ -91,23 +90,27 @@ def of_domains(assembled: Assembled, every: bool = False) -> Wanted:
         for value in chosen.tolist():
             types = [domain.type_of(value, k) for k in range(n + len(site.results))]
             operator = Operator(body, tuple(types[:n]), tuple(types[n:]), flags, assembled.machine.axes)
-            task = Task(operator, float(shares[value]))
-            found.setdefault(task.content, task)
-    return found
+            task = MeasurementTask(operator, float(shares[value]))
+            tasks.setdefault(task.content, task)
+    return tasks
 
 
-def missing(wanted: Wanted, profile: Profile | None, machine: Machine) -> tuple[list[Task], int]:
-    """What has not been measured, the smallest first, so that an early end has most of it; and how many are too large to be
-    measured alone."""
+def missing(wanted: Wanted, profile: Profile | None, machine: Machine) -> tuple[list[MeasurementTask], int]:
+    """Return the operators without a measurement, and the number of those too large to be measured alone.
+
+    The smallest come first, so that an interrupted run has measured most of them.
+    """
     rest = [t for content, t in wanted.items() if profile is None or content not in profile.exact]
     small = [t for t in rest if ROOM * t.nbytes <= machine.device.memory]
     return sorted(small, key=lambda t: (t.nbytes, t.content)), len(rest) - len(small)
 
 
-def fill(tasks: Sequence[Task], devices: Sequence[Any], store: Store, where: Where) -> Iterator[tuple[Task, str]]:
-    """Measures one task after another and keeps each at once; gives every task, and why it could not be measured ("" if it was).
+def fill(
+    tasks: Sequence[MeasurementTask], devices: Sequence[Any], store: Store, where: Where
+) -> Iterator[tuple[MeasurementTask, str]]:
+    """Measure one task after another, and store each at once. Yield every task and the reason it failed ("" if it did not).
 
-    As many as there are cores are compiled at once, and nothing else runs while one is measured.
+    As many tasks are compiled at once as there are cores; nothing else runs while one is measured.
     """
     for start in range(0, len(tasks), where.cores):
         some = tasks[start : start + where.cores]
@@ -122,20 +125,20 @@ def fill(tasks: Sequence[Task], devices: Sequence[Any], store: Store, where: Whe
                 yield task, ""
 
 
-def _compiling(task: Task, devices: Sequence[Any], pool: Executor) -> Future[Compiled]:
-    """A task's programs, to come. They are traced here: JAX's settings are a thread's own."""
+def _compiling(task: MeasurementTask, devices: Sequence[Any], pool: Executor) -> Future[CompiledOperator]:
+    """Trace a task's programs, and start to compile them. Tracing stays in this thread, because JAX's settings are thread-local."""
     try:
         return pool.submit(traced(task.operator, devices).compile)
     except UNABLE as problem:
-        failed: Future[Compiled] = Future()
+        failed: Future[CompiledOperator] = Future()
         failed.set_exception(problem)
         return failed
 
 
-def measurement(task: Task, found: Timing) -> Measurement:
-    """What is kept of a task."""
+def measurement(task: MeasurementTask, timing: Timing) -> Measurement:
+    """Return the measurement of a task, as profiles store it."""
     body = task.operator.body
     flops, dtype = dense_work(body)
     key, shapes, flags = task.content
     size = flops * task.share, dtype, task.touched
-    return Measurement(key, kind_of(body), shapes, flags, *size, found.forward, found.backward, found.spread)
+    return Measurement(key, kind_of(body), shapes, flags, *size, timing.forward, timing.backward, timing.spread)

@@ -1,4 +1,4 @@
-"""How long a call takes on the devices, and how often to repeat what is too short to be timed once."""
+"""Timing of calls on devices, repeated where one call is too short."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ GROWTH = 64  # times as many repetitions at once, at most
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
-    """Seconds from a call to when its results are there."""
+    """Return the seconds from a call until its results are ready."""
     start = time.perf_counter()
     jax.block_until_ready(call())
     return time.perf_counter() - start
 
 
 def repetitions(seconds: Callable[[int], float], run: float, most: int) -> int:
-    """How often to repeat something, at most so often, for a run to take about `run` seconds: half of that at least.
+    """Return the number of repetitions, at most `most`, with which a run takes about `run` seconds, at least half of that.
 
-    `seconds`: what so many repetitions take, without the call around them.
+    `seconds` maps a number of repetitions to the time that they take, without the call around them.
     """
     times = 1
-    while (taken := seconds(times)) < run / 2 and times < most:
-        times = min(most, times * max(2, min(GROWTH, ceil(run / max(taken, run / GROWTH)))))
+    while (elapsed := seconds(times)) < run / 2 and times < most:
+        times = min(most, times * max(2, min(GROWTH, ceil(run / max(elapsed, run / GROWTH)))))
     return times
