@@ -12,7 +12,7 @@ from unity.plan.plan import Plan
 from unity.plan.plan_family import Made
 from unity.search.cost.cost import Training
 from unity.search.session import Search
-from unity.transforms.pipelining import Program, pipelined
+from unity.transforms.pipelining import PipelineSource, pipelined
 
 LAYERS, WIDTH, WORDS = 4, 8, 12
 
@@ -56,7 +56,7 @@ def scored(params, x, y):
 def planned(fn, args, stages=2, micro_batches=4, argnums: int | tuple[int, ...] = 0, kind=ONE_F_ONE_B, leanest=False) -> Plan:
     """The fastest plan, or the leanest, with one pipeline."""
     captured = capture(fn, *args, argnums=argnums)
-    made = pipelined(Program(captured), 0, 0, ALONG[stages], micro_batches // stages, kind)
+    made = pipelined(PipelineSource(captured), 0, 0, ALONG[stages], micro_batches // stages, kind)
     search = Search(made.after.graph, captured.differentiated, TREE, Training())
     return Plan(Made(fn, made.after, search, 0.0, pipelining=made), search.leanest if leanest else search.fastest)
 

@@ -1,4 +1,4 @@
-"""Weights that a plan takes joined: `plan.shard` joins them once, and `plan.unshard` gives the function's own again."""
+"""The transformation that joins weights once, in `plan.shard`, where the program would join them in every step."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from unity.substitutions.rewriting.joined_weights import Joined, with_joined
 
 @dataclass(frozen=True, eq=False)
 class Joining:
-    """A program before and after weights that it joins became arrays, and how these are made."""
+    """A program before and after the weights that it joins were replaced by arrays, and the recipe of these arrays."""
 
     before: Captured
     after: Captured
     sets: tuple[Joined, ...]
-    devices: int  # that rows of tables are divided by
+    devices: int  # number by which rows of tables are padded to be divisible
 
     @property
     def packing(self) -> Packing:
-        """What `plan.shard` does."""
+        """The packing that `plan.shard` applies."""
         return Packing(self.sets)
 
     def to_json(self) -> dict[str, Any]:
-        """What is needed to see that it is the same when it is made again."""
+        """Return the data by which `from_json` recognizes the result when it is made again."""
         return {"graph": self.after.graph.key}
 
     def check(self) -> None:
-        """Makes it again, from the program before it. Raises DerivationError if something else comes out."""
+        """Make the joining again from the program before it. Raises DerivationError if the result differs."""
         again = joining_of(self.before, self.devices)
         if again is None or again.after.graph.key != self.after.graph.key:
             raise DerivationError("what the program joins of its weights, joined once, is another program")
@@ -42,15 +42,20 @@ class Joining:
 
 
 def joining_of(captured: Captured, devices: int, known: Bodies | None = None) -> Joining | None:
-    """The program with all that it joins of its weights joined once, for so many devices. None if it joins none. `known`: see
-    `graph_of`."""
+    """Return the program with all weights that it joins joined once, or None if it joins none.
+
+    Args:
+        captured: the program.
+        devices: the number of devices that rows are divided by.
+        known: see `graph_of`.
+    """
     body, sets = with_joined(captured.body, captured.differentiated, devices)
     return Joining(captured, captured.of(body, known), sets, devices) if sets else None
 
 
 def from_json(captured: Captured, data: Any, devices: int) -> Joining:
-    """The joined weights of a file, joined again. Raises PlanError if the program joins others."""
-    found = joining_of(captured, devices)
-    if found is None or not isinstance(data, dict) or found.after.graph.key != data.get("graph"):
+    """Join the weights of a plan file again. Raises PlanError if the program joins others."""
+    joining = joining_of(captured, devices)
+    if joining is None or not isinstance(data, dict) or joining.after.graph.key != data.get("graph"):
         raise PlanError("the weights that it joins are others: it was made by another version of unity")
-    return found
+    return joining

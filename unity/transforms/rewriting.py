@@ -1,4 +1,4 @@
-"""How a captured program was rewritten: found by the joint search, kept in plan files, and done again when a plan is loaded."""
+"""The transformation of a captured program by rules: its search, its plan-file form, and its replay when a plan is loaded."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from unity.verify.derivations.replay import check
 
 
 @dataclass(frozen=True)
-class Applied:
-    """A rule in one direction."""
+class DirectedRule:
+    """A rule in one direction, by name."""
 
     rule: str
     backward: bool
@@ -43,35 +43,35 @@ class Applied:
 
 
 @dataclass(frozen=True)
-class Way:
-    """A rule applied to the occurrence of this number."""
+class RuleUse:
+    """A rule, applied at the occurrence with this number among all of a segment."""
 
-    applied: Applied
+    applied: DirectedRule
     number: int
 
 
 @dataclass(frozen=True)
-class Use:
-    """A rule, the user's lines that it rewrote, and in how many equal places."""
+class RewrittenLines:
+    """A rule, the user's lines that it rewrote, and the number of equal segments in which it did."""
 
-    applied: Applied
+    applied: DirectedRule
     lines: tuple[str, ...]
     times: int
 
 
-Taken = tuple[tuple[Body, Occurrence], ...]  # of each step, the program that it is taken in, and where
+RewritePath = tuple[tuple[Body, Occurrence], ...]  # for each step, the program before it, and the occurrence
 
 
 @dataclass(frozen=True, eq=False)
 class Rewriting:
-    """A captured function before and after. `ways` has for every different segment that was changed, by key, what was done.
+    """A captured function before and after rewriting. `ways` has, by key, the uses of rules in every distinct rewritten segment.
 
     A rewriting in which no rule was applied is false.
     """
 
     before: Captured
     after: Captured
-    ways: dict[str, tuple[Way, ...]]
+    ways: dict[str, tuple[RuleUse, ...]]
     library: Library
 
     @classmethod
@@ -88,20 +88,20 @@ class Rewriting:
         if not self:
             return Derivation()
         whole = program(self.before.body, self.before.differentiated)
-        found = {key: path_of(part, self.ways[key], self.library) for key, part in programs_of(whole, self.ways).items()}
-        ends = {key: end_of(part, found[key]) for key, part in programs_of(whole, self.ways).items()}
-        return _derivation(whole, found, ends)
+        paths = {key: path_of(part, self.ways[key], self.library) for key, part in programs_of(whole, self.ways).items()}
+        ends = {key: end_of(part, paths[key]) for key, part in programs_of(whole, self.ways).items()}
+        return _derivation(whole, paths, ends)
 
     def check(self, derivation: Derivation) -> None:
-        """Replays a derivation with none of the search's code. Raises DerivationError where it does not lead to this program."""
+        """Replay a derivation with none of the search's code. Raises DerivationError if it does not lead to this program."""
         check(self.before.body, self.after.body, derivation, self.library)
 
     @cached_property
-    def applied(self) -> tuple[tuple[Applied, int], ...]:
-        """The rules that were applied, and in how many places: equal segments count each, what runs several times counts once."""
+    def applied(self) -> tuple[tuple[DirectedRule, int], ...]:
+        """The rules that were applied, with the number of places: equal segments count each, a loop's body counts once."""
         if not self:
             return ()
-        often: dict[Applied, int] = {}
+        often: dict[DirectedRule, int] = {}
         for one, _ in program(self.before.body, self.before.differentiated).walk():
             for part in one.segments:
                 for way in self.ways.get(part.key, ()):
@@ -109,59 +109,62 @@ class Rewriting:
         return tuple(often.items())
 
     @cached_property
-    def uses(self) -> tuple[Use, ...]:
-        """The rules in the order in which they were applied, segment by segment. Of equal segments, one's lines."""
+    def uses(self) -> tuple[RewrittenLines, ...]:
+        """The rules in the order of application, segment by segment. Equal segments are represented by one's lines."""
         if not self:
             return ()
-        found: list[Use] = []
+        uses_of_rules: list[RewrittenLines] = []
         whole = program(self.before.body, self.before.differentiated)
         often = Counter(part.key for one, _ in whole.walk() for part in one.segments)
         for key, part in programs_of(whole, self.ways).items():
-            taken = zip(self.ways[key], path_of(part, self.ways[key], self.library), strict=True)
-            found += [Use(way.applied, _lines(*where), often[key]) for way, where in taken]
-        return tuple(found)
+            steps = zip(self.ways[key], path_of(part, self.ways[key], self.library), strict=True)
+            uses_of_rules += [RewrittenLines(way.applied, _lines(*where), often[key]) for way, where in steps]
+        return tuple(uses_of_rules)
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return the rewriting as a JSON object."""
         ways = {key: [[w.applied.rule, w.applied.backward, w.number] for w in ways] for key, ways in self.ways.items()}
         return {"graph": self.after.graph.key, "segments": ways, "derivation": self.derivation.to_json()}
 
 
 def rewriting_of(captured: Captured, found: Improvement, library: Library, known: Bodies | None = None) -> Rewriting:
-    """What the joint search found, as a rewriting. `known`: see `graph_of`."""
+    """Return a result of the joint search as a rewriting. `known`: see `graph_of`."""
     ways = {key: tuple(_way(w.occurrence.pattern, w.number) for w in chosen.path) for key, chosen in found.chosen.items()}
     return Rewriting(captured, captured.of(found.body, known), ways, library)
 
 
-def _way(pattern: Pattern, number: int) -> Way:
-    return Way(Applied(pattern.rule.name, pattern.backward), number)
+def _way(pattern: Pattern, number: int) -> RuleUse:
+    return RuleUse(DirectedRule(pattern.rule.name, pattern.backward), number)
 
 
 def from_json(captured: Captured, data: Any, library: Library) -> Rewriting:
-    """Does again what `to_json` wrote down. Raises PlanError if the rules are others, or something else comes out."""
+    """Replay the rewriting that `to_json` recorded. Raises PlanError if the rules, or the result, are others."""
     try:
-        ways = {str(k): tuple(Way(Applied(str(r), bool(b)), int(n)) for r, b, n in steps) for k, steps in data["segments"].items()}
-        wanted = str(data["graph"])
+        ways = {
+            str(k): tuple(RuleUse(DirectedRule(str(r), bool(b)), int(n)) for r, b, n in steps)
+            for k, steps in data["segments"].items()
+        }
+        expected = str(data["graph"])
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise PlanError(f"its rewriting is damaged: {type(problem).__name__}: {problem}") from None
     whole = program(captured.body, captured.differentiated)
     changed = {key: end_of(part, path_of(part, ways[key], library)) for key, part in programs_of(whole, ways).items()}
     after = captured.of(whole.with_segments(changed))
-    if after.graph.key != wanted or changed.keys() != ways.keys():
+    if after.graph.key != expected or changed.keys() != ways.keys():
         raise PlanError("its rewriting leads to another graph: it was made by another version of unity, or by other rules")
     return Rewriting(captured, after, ways, library)
 
 
 def derivation_of(data: Any) -> Derivation:
-    """The derivation that `to_json` wrote down. Raises PlanError if it is something else."""
+    """Return the derivation that `to_json` recorded. Raises PlanError if the data are not one."""
     return Derivation.from_json(data.get("derivation") if isinstance(data, dict) else None)
 
 
-def _derivation(whole: Program, paths: Mapping[str, Taken], ends: Mapping[str, Body]) -> Derivation:
-    """How a program's segments were changed, and those of the programs inside of it.
+def _derivation(whole: Program, paths: Mapping[str, RewritePath], ends: Mapping[str, Body]) -> Derivation:
+    """Return the steps that changed a program's segments, and those of the programs inside of it.
 
-    Segments are taken from the last one to the first, so that what a step names is still computed as it was captured; but inside of
-    scans and remats it is as it was changed, as those come first.
+    Segments are rewritten from the last to the first, so that the values that a step names are still computed as captured. Nested
+    programs of scans and remats are rewritten before.
     """
     changed = {key: one for key, one in whole.inside.items() if one.has(ends)}
     instead = {key: one.with_segments(ends) for key, one in changed.items()}
@@ -178,18 +181,18 @@ def _derivation(whole: Program, paths: Mapping[str, Taken], ends: Mapping[str, B
 
 
 def programs_of(whole: Program, wanted: Container[str]) -> dict[str, Body]:
-    """The programs of the segments that are wanted, one for all that are equal."""
+    """Return the programs of the segments whose keys are in `wanted`, one for all equal segments."""
     return {part.key: part.body for one, _ in whole.walk() for part in one.segments if part.key in wanted}
 
 
 def _lines(body: Body, occurrence: Occurrence) -> tuple[str, ...]:
-    """The user's lines behind an occurrence, in the program's order."""
-    made = {*occurrence.inner, *(root.atom for root in occurrence.roots)}
-    return tuple(dict.fromkeys(e.source for e in body.equations if e.source and not made.isdisjoint(e.results)))
+    """Return the user's lines of an occurrence, in the program's order."""
+    matched = {*occurrence.inner, *(root.atom for root in occurrence.roots)}
+    return tuple(dict.fromkeys(e.source for e in body.equations if e.source and not matched.isdisjoint(e.results)))
 
 
-def end_of(body: Body, path: Taken) -> Body:
-    """What a segment is after its steps."""
+def end_of(body: Body, path: RewritePath) -> Body:
+    """Return a segment after its last step."""
     if not path:
         return distinct(body)
     new = rewritten(*path[-1])
@@ -197,29 +200,29 @@ def end_of(body: Body, path: Taken) -> Body:
     return distinct(new)
 
 
-def path_of(body: Body, ways: Sequence[Way], library: Library) -> Taken:
-    """A segment's steps, taken again."""
-    taken = []
+def path_of(body: Body, ways: Sequence[RuleUse], library: Library) -> RewritePath:
+    """Replay a segment's steps."""
+    steps = []
     body = distinct(body)
     for way in ways:
         name, backward = way.applied.rule, way.applied.backward
         rule = next((e.rule for e in library.entries if e.rule.name == name), None)
         if rule is None:
             raise PlanError(f"its rewriting uses the rule {name}, which the library does not have")
-        found = next(itertools.islice(occurrences(Reading(body), Pattern(rule, backward)), way.number, None), None)
-        new = rewritten(body, found) if found is not None else None
-        if found is None or new is None:
+        occurrence = next(itertools.islice(occurrences(Reading(body), Pattern(rule, backward)), way.number, None), None)
+        new = rewritten(body, occurrence) if occurrence is not None else None
+        if occurrence is None or new is None:
             raise PlanError(f"its rewriting uses the rule {name} where it does not apply")
-        taken.append((body, found))
+        steps.append((body, occurrence))
         body = distinct(new)
-    return tuple(taken)
+    return tuple(steps)
 
 
-PROGRAMS = 200  # that are priced, where no budget is given
+PROGRAMS = 200  # number of programs that are priced unless a budget is given
 
 
 def budget_of(budget: Any) -> Budget:
-    """What a user asks for: programs if it is an integer, seconds otherwise. Raises ValueError if it is neither."""
+    """Return the user's budget: programs if it is an integer, seconds if it is a float. Raises OptionError otherwise."""
     if budget is None:
         return Budget(PROGRAMS)
     if isinstance(budget, bool) or not isinstance(budget, (int, float)) or budget < 0:
@@ -229,9 +232,9 @@ def budget_of(budget: Any) -> Budget:
 
 @dataclass(frozen=True, eq=False)
 class Rewriter:
-    """Looks for rewritings with the rules of a library.
+    """Searches for rewritings with the rules of a library.
 
-    None is the library that comes with unity, which is read when it is needed: a plan from the cache may need no rule.
+    `rules` is None for unity's own library, which is read when it is needed: a plan from the cache may need no rule.
     """
 
     rules: Library | None
@@ -239,27 +242,29 @@ class Rewriter:
 
     @property
     def library(self) -> Library:
-        """The rules that may be used."""
+        """The library of rules."""
         return default_library() if self.rules is None else self.rules
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a result depends on, as JSON data."""
+        """Everything that a result depends on, as JSON data."""
         rules = default_digest() if self.rules is None else [e.hash for e in self.rules.entries]
         return {"rules": rules, "budget": [self.budget.programs, self.budget.seconds]}
 
     def best(self, captured: Captured, prices: Prices, say: Callable[[str], None]) -> tuple[Rewriting | None, bool]:
-        """The rewriting that makes a program cheapest and whose derivation replays, if any makes it cheaper, of what was found
-        until Ctrl-C; and whether that was pressed."""
+        """Return the rewriting that makes a program cheapest and whose derivation replays, or None; and whether Ctrl-C was pressed.
+
+        After Ctrl-C it is the best of the rewritings found until then.
+        """
         if not self.library.entries or self.budget.programs == 0:
             return None, False
         every = improvements(captured.body, captured.differentiated, prices, patterns(self.library.rules), self.budget, say=say)
         reached = UntilInterrupted(every)
-        found = list(reached)
-        return self._replaying(captured, prices, found[1:]), reached.interrupted
+        improved = list(reached)
+        return self._replaying(captured, prices, improved[1:]), reached.interrupted
 
     def _replaying(self, captured: Captured, prices: Prices, found: Sequence[Improvement]) -> Rewriting | None:
-        """The last of some improvements whose derivation replays."""
+        """Return the last of some improvements whose derivation replays."""
         for better in reversed(found):
             rewriting = rewriting_of(captured, better, self.library, prices.bodies)
             try:
@@ -271,7 +276,7 @@ class Rewriter:
 
 
 def library_of(rules: Any) -> Library:
-    """The rules that a user asks for: those that come with unity (None), a file, a library that was loaded; () is none."""
+    """Return the user's rules: unity's own for None, those of a file or of a loaded library, or none for an empty iterable."""
     if rules is None:
         return default_library()
     if isinstance(rules, Library):

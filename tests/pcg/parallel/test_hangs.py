@@ -41,7 +41,7 @@ from unity.plan.step import step_of
 from unity.search.cost import assembly as assembling
 from unity.search.cost.cost import Training
 from unity.search.session import Search
-from unity.transforms.pipelining import Program, pipelined
+from unity.transforms.pipelining import PipelineSource, pipelined
 
 TREE = Machine.grid(2, 4)
 SLOW = unity.Device("slow", {"float32": 1e6}, 10**9, 1e9, 0.5, 0.0)  # so that all that can be is shared
@@ -82,7 +82,7 @@ def normal_arguments(make: Callable[[], Any]) -> tuple[Any, ...]:
 
 def like_stages(kind: str) -> Plan:
     captured = capture(language, *language_arguments())
-    made = pipelined(Program(captured), 0, 0, INNER, 2, kind)
+    made = pipelined(PipelineSource(captured), 0, 0, INNER, 2, kind)
     search = Search(made.after.graph, captured.differentiated, SHARING, Training())
     return Plan(Made(language, made.after, search, 0.0, pipelining=made), search.fastest)
 

@@ -29,7 +29,7 @@ from unity.search.cost.cost import Training
 from unity.search.cost.prediction import predict
 from unity.search.session import Search
 from unity.transforms.branches import Branching, Forked, Share, branched, dealt
-from unity.transforms.branches.choose import Found, parts_of
+from unity.transforms.branches.choose import BranchCandidate, parts_of
 
 TREE = Machine.grid(2, 4)
 FOUR = Machine.grid(1, 4)
@@ -341,7 +341,7 @@ def test_costs_count_what_the_slowest_group_takes():
     plan = unity.optimize(fn, params, *batch, machine=TREE, progress=False, search="captured", branches=2)
     assert plan.branching is not None
     (share,) = plan.branching.shares
-    parts = parts_of(Found(plan.branching, plan._made.search, plan.candidate), TREE, Training())
+    parts = parts_of(BranchCandidate(plan.branching, plan._made.search, plan.candidate), TREE, Training())
     assert parts == pytest.approx({0: share.weight}, rel=1e-3)
     assert predict(plan.pcg, TREE, plan._made.captured.differentiated).time == pytest.approx(plan.time, rel=0.02)
 
@@ -389,7 +389,7 @@ def test_branches_are_found_inside_of_scans(tmp_path):
     assert [n.kind for n, _ in plan.pcg.walk()].count(BRANCHES) == 2
     assert plan.branching is not None
     (share,) = plan.branching.shares
-    parts = parts_of(Found(plan.branching, plan._made.search, plan.candidate), TREE, Training())
+    parts = parts_of(BranchCandidate(plan.branching, plan._made.search, plan.candidate), TREE, Training())
     assert parts == pytest.approx({0: share.weight}, rel=0.02)
     step, found = stepped(plan, *args)
     close(step, jax.jit(jax.value_and_grad(fn))(*args), 2e-5)

@@ -32,7 +32,7 @@ from unity.plan.plan_file import sealed
 from unity.search.cost.cost import Training
 from unity.search.session import Search
 from unity.search.simulator import simulate
-from unity.transforms.pipelining import Pipelining, Program, pipelined, scans
+from unity.transforms.pipelining import PipelineSource, Pipelining, pipelined, scans
 from unity.transforms.pipelining.choose import ladders
 from unity.transforms.pipelining.micro import joined, split
 from unity.transforms.pipelining.rolled import layers
@@ -76,7 +76,7 @@ def structs(*args):
 def planned(fn, args, machine, along, rounds, argnums: int | tuple[int, ...] = 0) -> Plan:
     """The fastest plan with one pipeline."""
     captured = capture(fn, *args, argnums=argnums)
-    made = pipelined(Program(captured), 0, 0, along, rounds)
+    made = pipelined(PipelineSource(captured), 0, 0, along, rounds)
     search = Search(made.after.graph, captured.differentiated, machine, Training())
     return Plan(Made(fn, made.after, search, 0.0, pipelining=made), search.fastest)
 
@@ -239,7 +239,7 @@ def test_of_equal_scans_at_one_line_any_may_be_a_pipeline():
     args = [jnp.asarray(rng.normal(size=(4, 6, 6)), jnp.float32) for _ in range(2)], jnp.ones((8, 6))
     captured = capture(fn, *args)
     for number in range(2):
-        made = pipelined(Program(captured), 0, number, TREE.axes[:1], 2)
+        made = pipelined(PipelineSource(captured), 0, number, TREE.axes[:1], 2)
         plan = Plan(
             Made(fn, made.after, search := Search(made.after.graph, captured.differentiated, TREE, Training()), 0.0),
             search.fastest,
@@ -275,7 +275,7 @@ def test_a_damaged_pipeline_is_refused(tmp_path):
         with pytest.raises(PlanError, match="pipeline along"):
             unity.load(tmp_path / "other.json", loss, *args)
     assert plan.pipelining is not None
-    other = pipelined(Program(plan.pipelining.before), 0, 0, TREE.axes[:1], 4)
+    other = pipelined(PipelineSource(plan.pipelining.before), 0, 0, TREE.axes[:1], 4)
     with pytest.raises(DerivationError, match="pipeline, made again"):
         replace(plan.pipelining, after=other.after).check()
 
@@ -358,7 +358,7 @@ def test_the_type_checker_knows_stages():
     """A pipeline whose weights are not divided among the stages, or whose samples are not, is ill-typed."""
     args = arguments()
     captured = capture(loss, *args)
-    made = pipelined(Program(captured), 0, 0, TREE.axes[:1], 2)
+    made = pipelined(PipelineSource(captured), 0, 0, TREE.axes[:1], 2)
     search = Search(made.after.graph, captured.differentiated, TREE, Training())
     graph = parallelize(made.after.graph, search.fastest.assignment)
     check(graph)

@@ -23,7 +23,7 @@ from unity.pcg.parallel.traffic import traffic
 from unity.pcg.types.parallel_type import REPLICATED, UNUSED, partitioned
 from unity.plan.plan import Plan
 from unity.search.cost.prediction import predict
-from unity.transforms.pipelining import Program, pipelined
+from unity.transforms.pipelining import PipelineSource, pipelined
 from unity.transforms.pipelining.micro import split
 
 
@@ -205,7 +205,7 @@ def test_losses_that_do_not_add_up_are_refused_by_operator(name):
         return end(lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, params["layers"])[0], params["p"])
 
     args = {"layers": jnp.ones((4, 6, 6)), "p": jnp.ones(6)}, jnp.ones((8, 6))
-    program = Program(capture(fn, *args))
+    program = PipelineSource(capture(fn, *args))
     with pytest.raises(Mixed, match=why) as found:
         pipelined(program, 0, 0, TREE.axes[:1], 2, ONE_F_ONE_B)
     if name not in ("a position", "no sum"):

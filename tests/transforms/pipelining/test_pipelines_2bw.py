@@ -163,14 +163,16 @@ def test_gradients_of_layers_are_sent_while_the_rest_of_the_ticks_runs():
     args = structs(weights(width=64), *batches(1, 64, 64)[0])
     plan = planned(loss, args, 2, 8)
     step = plan.stream._steps
-    (mapped,) = [e for e in step.traced().eqns if e.primitive.name == "shard_map"]
+    traced = jax.make_jaxpr(step.step)(step.flight, [n.tensors[0].struct for n in plan.pcg.inputs])
+    (mapped,) = [e for e in traced.eqns if e.primitive.name == "shard_map"]
     first, last = (e for e in mapped.params["jaxpr"].eqns if e.primitive.name == "scan" and "ppermute" in str(e.params["jaxpr"]))
     assert (first.params["length"], last.params["length"]) == (1, 7)
     early, late = (waiting(mapped.params["jaxpr"], loop) for loop in (first, last))
     names = plan._made.captured.paths
-    wait = {names[k]: flag for k, flag in zip(step.weights, late[1], strict=False)}
+    gradients = slice(-len(step.weights), None)  # after the flight and the results
+    wait = {names[k]: flag for k, flag in zip(step.weights, late[1][gradients], strict=True)}
     assert wait == {"args[0]['in']": True, "args[0]['layers']": False, "args[0]['out']": False}
-    assert all(early[1][: len(wait)])
+    assert all(early[1][gradients])
     sums = [e for e in early[0] if e not in late[0] and e.primitive.name in ("psum", "psum_invariant", "reduce_scatter")]
     assert any(e.invars[0].aval.ndim == 3 for e in sums)  # of the layers' gradient
 

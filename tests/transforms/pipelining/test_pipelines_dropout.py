@@ -17,7 +17,7 @@ from unity.plan.plan import Plan
 from unity.plan.plan_family import Made
 from unity.search.cost.cost import Training
 from unity.search.session import Search
-from unity.transforms.pipelining import Program, pipelined
+from unity.transforms.pipelining import PipelineSource, pipelined
 from unity.transforms.pipelining.numbered import sample_bits
 
 TREE = Machine.grid(2, 4)
@@ -54,7 +54,7 @@ def arguments(batch=16, seq=3):
 
 def planned(fn, args, along, rounds, kind) -> Plan:
     captured = capture(fn, *args)
-    made = pipelined(Program(captured), 0, 0, along, rounds, kind)
+    made = pipelined(PipelineSource(captured), 0, 0, along, rounds, kind)
     search = Search(made.after.graph, captured.differentiated, TREE, Training())
     return Plan(Made(fn, made.after, search, 0.0, pipelining=made), search.fastest)
 
@@ -100,6 +100,6 @@ def test_other_generators_and_positions_are_refused():
         return lax.scan(lambda c, w: (jnp.tanh(c @ w) * jnp.arange(c.shape[0])[:, None, None], None), x, params)[0].sum()
 
     for fn, key in ((by_position, jax.random.key(0)), (with_key_of_each_layer, jax.random.key(0, impl="rbg"))):
-        program = Program(capture(fn, *arguments()[:2], key))
+        program = PipelineSource(capture(fn, *arguments()[:2], key))
         with pytest.raises(Mixed, match="where a sample stands"):
             pipelined(program, 0, 0, TREE.axes[:1], 2)

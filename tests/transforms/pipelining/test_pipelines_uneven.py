@@ -20,7 +20,7 @@ from unity.plan.plan import Plan
 from unity.plan.plan_family import Made
 from unity.search.cost.cost import Training
 from unity.search.session import Search
-from unity.transforms.pipelining import Program, pipelined
+from unity.transforms.pipelining import PipelineSource, pipelined
 from unity.transforms.pipelining.evened import places
 
 TREE = Machine.grid(2, 4)
@@ -50,7 +50,7 @@ def structs(*args):
 def planned(fn, args, along, micro_batches, kind) -> Plan:
     captured = capture(fn, *args)
     stages = 2 ** len(along)
-    made = pipelined(Program(captured), 0, 0, along, micro_batches // stages, kind)
+    made = pipelined(PipelineSource(captured), 0, 0, along, micro_batches // stages, kind)
     search = Search(made.after.graph, captured.differentiated, TREE, Training())
     return Plan(Made(fn, made.after, search, 0.0, pipelining=made), search.fastest)
 
@@ -96,7 +96,7 @@ def test_what_is_sent_and_held_was_predicted():
 
 def test_fewer_steps_than_stages_are_refused():
     with pytest.raises(Mixed, match="8 stages cannot share 5 steps"):
-        pipelined(Program(capture(loss, *structs(*arguments(5)))), 0, 0, TREE.axes, 1)
+        pipelined(PipelineSource(capture(loss, *structs(*arguments(5)))), 0, 0, TREE.axes, 1)
 
 
 def unrolled(params, x, y):

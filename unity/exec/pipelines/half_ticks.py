@@ -364,14 +364,14 @@ class Loop:
         _, pull, results = jax.vjp(differentiable, *values, has_aux=True)
         return results, tuple(self.pullback.apart(pull, [*constants, *weights]))
 
-    def ended(self, s: State, at: _Moment, found: Arrays) -> tuple[State, tuple[Arrays, Arrays]]:
+    def ended(self, s: State, at: _Moment, results: Arrays) -> tuple[State, tuple[Arrays, Arrays]]:
         """Run the tail on the last stage, if it has finished a micro-batch in this half tick.
 
         Return the gradients of the stage's results and of what the tail reads.
         """
-        idle = [[zeros_of(x) for x in xs] for xs in (self.inner.of(found), self.chosen.read.of(s.item))]
+        idle = [[zeros_of(x) for x in xs] for xs in (self.inner.of(results), self.chosen.read.of(s.item))]
 
-        def idling(found: Arrays, item: Arrays, totals: Totals) -> Any:
+        def idling(results: Arrays, item: Arrays, totals: Totals) -> Any:
             return *(tuple(zeros() for zeros in some) for some in idle), totals
 
         number = forth(at.tick, at.me)
@@ -379,7 +379,7 @@ class Loop:
         branches = (idling, *(self.closing(k) for k in range(len(self.batches))))
         totals = tuple((one.results, one.fixed) for one in s.sums)
         with taken_in(self.schedule.micro_batches, self.schedule.turns * len(self.batches)):
-            own, item, totals = loops.switch(which, branches, found, s.item, totals)
+            own, item, totals = loops.switch(which, branches, results, s.item, totals)
         sums = (one._replace(results=a, fixed=b) for one, (a, b) in zip(s.sums, totals, strict=True))
         return s._replace(sums=tuple(sums)), (own, item)
 

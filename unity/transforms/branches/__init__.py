@@ -1,4 +1,4 @@
-"""Branches of a captured program on devices of their own: where there are any, how they are shared out, what that makes of it."""
+"""Branches of a captured program on separate groups of devices: their detection, their assignment to groups, and the rewrite."""
 
 from unity.transforms.branches.branching import Branching, Forked, Share, branched, from_json
 from unity.transforms.branches.choose import BranchesWish, best, dealt

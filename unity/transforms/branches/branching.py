@@ -1,4 +1,4 @@
-"""A program some of whose branches lie on devices of their own: found, made, kept in files and made again."""
+"""The transformation that puts branches of a program on separate groups of devices, its plan-file form and its replay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unity.pcg.propagation.scan_programs import SCANNED
 from unity.pcg.propagation.solver import nested_body
 from unity.pcg.types.axis import Axis
 from unity.transforms.branches.packing import packed
-from unity.transforms.branches.regions import LINEAR, Branch, Region, regions
+from unity.transforms.branches.regions import LINEAR, Branch, BranchRegion, regions
 from unity.transforms.pipelining import Pipelining
 from unity.transforms.pipelining.apart import applied
 from unity.transforms.pipelining.micro import WALK
@@ -30,13 +30,18 @@ from unity.transforms.pipelining.splice import within
 
 
 class Apart(Exception):
-    """Branches cannot lie on devices of their own. The message says which, where, and why."""
+    """Raised for branches that cannot be put on separate groups of devices. The message tells which, where, and why."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """How the branches of one region are shared out: the region's number among a program's spots, the group of every branch, and
-    what part of the time of all branches together the slowest group takes."""
+    """The assignment of one region's branches to groups of devices.
+
+    Attributes:
+        region: the region's number among a program's spots.
+        groups: the group of every branch.
+        weight: the time of the slowest group, as a share of the time of all branches.
+    """
 
     region: int
     groups: tuple[int, ...]
@@ -45,9 +50,14 @@ class Share:
 
 @dataclass(frozen=True)
 class Ending:
-    """What branches of a region end in, as a graph: the variables that are its inputs and its outputs, and its equations.
+    """The equations that join a region's branches, as a graph.
 
-    `free`: the results of branches that it does not read.
+    Attributes:
+        graph: the equations as a graph.
+        inputs: the variables that it reads.
+        outputs: the variables that the rest of the program reads.
+        members: the equations by number.
+        free: results of branches that it does not read.
     """
 
     graph: PCG
@@ -59,37 +69,39 @@ class Ending:
 
 @dataclass(frozen=True, eq=False)
 class Spot:
-    """A region, and the program that it is one of: a whole, or what scans of it repeat, so many times in all."""
+    """A region and its program: the whole one, or a scan's body, which runs `times` times in all."""
 
     program: Forked
-    region: Region
+    region: BranchRegion
     times: int = 1
 
 
 @dataclass(frozen=True, eq=False)
-class Repeated:
-    """What equal scans of a program repeat, so many times in all, as a program of its own."""
+class ScanBody:
+    """The body of equal scans as a program, and the number of times that it runs in all of them."""
 
     program: Forked
     times: int
 
     @property
     def key(self) -> str:
-        """Of the graph inside of these scans."""
+        """The content hash of the graph inside of these scans."""
         return self.program.captured.graph.key
 
 
 @dataclass(frozen=True, eq=False)
 class Forked:
-    """A program, and the regions of it that have branches. `pipelining`: how some of it became a pipeline, whose stages are made
-    last."""
+    """A program and its regions of branches.
+
+    If the program has a pipeline (`pipelining`), the pipeline's stages are put on after the branches.
+    """
 
     captured: Captured
     pipelining: Pipelining | None = None
 
     @classmethod
     def of(cls, before: Captured, pipelining: Pipelining | None) -> Forked:
-        """A program, or what a pipeline made of it."""
+        """Return a program, or its form with a pipeline, ready for branches."""
         return cls(before) if pipelining is None else cls(pipelining.walk.captured, pipelining)
 
     @property
@@ -98,7 +110,7 @@ class Forked:
         return self.captured if self.pipelining is None else self.pipelining.before
 
     def staged(self, graph: PCG) -> PCG:
-        """A graph of the program, its pipeline one."""
+        """Return a graph of the program with the pipeline's stages, if it has a pipeline."""
         return graph if self.pipelining is None else self.pipelining.walk.staged(graph)
 
     @cached_property
@@ -107,65 +119,65 @@ class Forked:
         return deduplicated(self.captured.body, light)
 
     @cached_property
-    def regions(self) -> tuple[Region, ...]:
-        """Its regions, in order, but for those inside of scans."""
+    def regions(self) -> tuple[BranchRegion, ...]:
+        """The regions outside of scans, in order."""
         return tuple(regions(self.body))
 
     @cached_property
-    def repeated(self) -> tuple[Repeated, ...]:
-        """What its scans repeat, equal ones together. What a pipeline walks is in stages already, and no region lies in another."""
-        found: dict[str, Repeated] = {}
-        taken = {k for region in self.regions for branch in region.branches for k in branch.members}
+    def repeated(self) -> tuple[ScanBody, ...]:
+        """The bodies of the program's scans, equal ones once. Pipelines are left out, as are scans inside of branches."""
+        bodies: dict[str, ScanBody] = {}
+        in_branches = {k for region in self.regions for branch in region.branches for k in branch.members}
         for k, e in enumerate(self.body.equations):
-            if e.name in SCANNED and k not in taken and not within(e.scope, WALK):
+            if e.name in SCANNED and k not in in_branches and not within(e.scope, WALK):
                 body = used(nested_body(e))
                 graph = graph_of(body, [f"operand {k}" for k in range(len(body.inputs))], self.captured.bodies)
                 weights = [k for k, n in enumerate(graph.inputs) if n.tensors[0].floating and self.captured.differentiated]
                 captured = replace(self.captured, body=body, graph=graph, consts=(), differentiated=frozenset(weights))
-                one = found.get(graph.key, Repeated(Forked(captured), 0))
-                found[graph.key] = replace(one, times=one.times + int(e.params["length"]))
-        return tuple(found.values())
+                one = bodies.get(graph.key, ScanBody(Forked(captured), 0))
+                bodies[graph.key] = replace(one, times=one.times + int(e.params["length"]))
+        return tuple(bodies.values())
 
     @cached_property
     def spots(self) -> tuple[Spot, ...]:
-        """All regions: its own, and those inside of scans."""
+        """All regions: those outside of scans, and those of scan bodies."""
         inner = ((r, spot) for r in self.repeated for spot in r.program.spots)
         return (*(Spot(self, region) for region in self.regions), *(replace(s, times=r.times * s.times) for r, s in inner))
 
     @cached_property
     def graphs(self) -> Mapping[Branch, tuple[PCG, tuple[int, ...]]]:
-        """Every branch as a graph of its own, and the variables that are its inputs."""
-        constant, found = constants(self.body), {}
+        """Every branch as a graph, with the variables that are its inputs."""
+        constant, graph_of_branch = constants(self.body), {}
         known = self.captured.bodies
         for branch in (b for region in self.regions for b in region.branches):
             part, order = extract(self.body, branch.members, [branch.output], constant)
-            found[branch] = graph_of(part, [f"read {v}" for v in order], known), order
-        return found
+            graph_of_branch[branch] = graph_of(part, [f"read {v}" for v in order], known), order
+        return graph_of_branch
 
-    def ending(self, region: Region) -> Ending:
-        """The sums and concatenations that branches end in, apart from what follows, which partial sums may not pass."""
-        body, found = self.body, set[int]()
+    def ending(self, region: BranchRegion) -> Ending:
+        """Return the sums and concatenations that branches end in. Equations after them may not take partial sums."""
+        body, joins = self.body, set[int]()
         users = Uses(body).users
         for branch in region.branches:
             (user,) = set(users[branch.output])
-            while user not in found and body.equations[user].name in LINEAR:
-                found.add(user)
+            while user not in joins and body.equations[user].name in LINEAR:
+                joins.add(user)
                 if user == region.join:
                     break
                 (user,) = set(users[body.equations[user].results[0]])
-        made = [body.equations[k].results[0] for k in sorted(found)]
-        outputs = tuple(v for v in made if v in body.outputs or not found.issuperset(users.get(v, ())))
-        part, order = extract(body, found, outputs, constants(body))
+        joined = [body.equations[k].results[0] for k in sorted(joins)]
+        outputs = tuple(v for v in joined if v in body.outputs or not joins.issuperset(users.get(v, ())))
+        part, order = extract(body, joins, outputs, constants(body))
         graph = graph_of(part, [f"read {v}" for v in order], self.captured.bodies)
         free = [b.output for b in region.branches if b.output not in order]
-        return Ending(graph, order, outputs, tuple(sorted(found)), tuple(free))
+        return Ending(graph, order, outputs, tuple(sorted(joins)), tuple(free))
 
-    def where(self, region: Region) -> str:
-        """The line at which branches are joined."""
+    def where(self, region: BranchRegion) -> str:
+        """Return the line at which branches are joined."""
         return short(self.body.equations[region.join].source) or "an unknown line"
 
-    def alone(self, region: Region) -> Captured:
-        """A region and its join as a program of their own. All that it reads but data is a weight there."""
+    def alone(self, region: BranchRegion) -> Captured:
+        """Return a region and its join as a separate program, in which everything that it reads except data is a weight."""
         body, whole = self.body, self.captured
         join = body.equations[region.join]
         members = sorted({k for b in region.branches for k in b.members} | {region.join, *self.ending(region).members})
@@ -175,7 +187,7 @@ class Forked:
         graph = graph_of(part, [f"read {v}" for v in order], whole.bodies)
         return replace(whole, body=part, graph=graph, consts=(), differentiated=frozenset(given if whole.differentiated else ()))
 
-    def check(self, region: Region) -> None:
+    def check(self, region: BranchRegion) -> None:
         """Raises Apart if not all branches of a region can be on some devices only."""
         for branch in region.branches:
             graph, _ = self.graphs[branch]
@@ -204,17 +216,17 @@ class Branching:
 
     @property
     def before(self) -> Captured:
-        """The program as it was captured, or rewritten."""
+        """The program without branches on separate devices, as captured or rewritten."""
         return self.program.before
 
     def to_json(self) -> dict[str, Any]:
-        """What is needed to make it again."""
+        """Return the data from which `from_json` makes the branching again."""
         shares = [[s.region, list(s.groups), s.weight] for s in self.shares]
         packed = {"packed": bool(self.packing), "whole": sorted(self.whole)}
         return {"along": [axis.name for axis in self.along], "shares": shares, **packed}
 
     def check(self) -> None:
-        """Makes it again, from the program before it. Raises DerivationError if something else comes out."""
+        """Make the branching again from the program before it. Raises DerivationError if the result differs."""
         again = branched(self.program, self.along, self.shares, bool(self.packing), self.whole)
         if again.after.graph.key != self.after.graph.key:
             raise DerivationError("the branches, made again from the program before them, are others")
@@ -228,10 +240,17 @@ class Branching:
 
 
 def branched(program: Forked, along: Sequence[Axis], shares: Sequence[Share], pack: bool, whole: Collection[int] = ()) -> Branching:
-    """The program with these shares of its branches on devices of their own; `pack`: with their weights packed, but for those
-    arguments that stay `whole`.
+    """Put the branches of a program on separate groups of devices.
 
-    Raises Apart if there are no such branches, or they cannot be apart.
+    Args:
+        program: the program.
+        along: the mesh axes of the groups.
+        shares: for each region, the groups of its branches.
+        pack: whether the branches' weights are packed.
+        whole: arguments that are not packed.
+
+    Raises:
+        Apart: there are no such branches, or they cannot be separated.
     """
     count = prod(axis.size for axis in along)
     for share in shares:
@@ -251,7 +270,7 @@ def branched(program: Forked, along: Sequence[Axis], shares: Sequence[Share], pa
 
 
 def _stitched(program: Forked, along: tuple[Axis, ...], shares: Sequence[Share], first: int) -> PCG:
-    """The graph of a program with these shares of its branches on devices of their own; `first`: the number of its first spot."""
+    """Return the graph of a program with its branches as operators. `first` is the number of its first spot."""
 
     def within_spots(start: int, end: int) -> list[Share]:
         return [s for s in shares if start <= s.region < end]
@@ -272,7 +291,7 @@ def _stitched(program: Forked, along: tuple[Axis, ...], shares: Sequence[Share],
 
 
 def from_json(program: Forked, data: dict[str, Any], axes: Sequence[Axis]) -> Branching:
-    """The branches of a file, made again. Raises PlanError if the program or the machine does not allow it."""
+    """Make the branches of a plan file again. Raises PlanError if the program or the machine does not allow it."""
     names = list(data["along"])
     along = [axis for axis in axes if axis.name in names]
     if len(along) != len(names):
@@ -285,15 +304,15 @@ def from_json(program: Forked, data: dict[str, Any], axes: Sequence[Axis]) -> Br
 
 
 class _Stitching:
-    """Puts a program together again: what is left of it without branches, as a graph, and the branches as operators in it."""
+    """Builds the graph of a program with branches as operators: the rest of the program is made a graph, and joined with them."""
 
     def __init__(self, program: Forked, along: tuple[Axis, ...], shares: Sequence[Share], first: int) -> None:
         self.program, self.along, self.shares, self.first = program, along, shares, first
-        self.new: dict[int, Node] = {}  # by id of a node of the rest: what came of it
-        self.made: dict[int, Value] = {}  # by id of an input of the rest: the result of a branch that it is
+        self.new: dict[int, Node] = {}  # by id of a node of the rest: its new node
+        self.branch_results: dict[int, Value] = {}  # by id of an input of the rest: the branch's result in its place
 
     def graph(self) -> PCG:
-        """The whole graph."""
+        """Return the whole graph."""
         body, captured, regions = self.program.body, self.program.captured, self.program.regions
         chosen = [regions[s.region - self.first] for s in self.shares]
         endings = [self.program.ending(region) for region in chosen]
@@ -313,34 +332,34 @@ class _Stitching:
             node = self.operator(region, share, values)
             values.update((b.output, v) for b, v in zip(region.branches, node.results, strict=True))
             values.update(zip(ending.outputs, applied(ending.graph, [values[v] for v in ending.inputs]), strict=True))
-            self.made.update((id(starts[v]), values[v]) for v in (*ending.free, *ending.outputs))
+            self.branch_results.update((id(starts[v]), values[v]) for v in (*ending.free, *ending.outputs))
         inputs = outside.inputs[: len(body.inputs)]
         return PCG(inputs, tuple(self.rebuilt(results)), outside.axes)
 
-    def reads(self, region: Region, ending: Ending) -> list[int]:
-        """What branches and their ending read of the rest."""
+    def reads(self, region: BranchRegion, ending: Ending) -> list[int]:
+        """Return the variables of the rest that branches and their ending read."""
         own = {b.output for b in region.branches}
-        found = [v for b in region.branches for v in self.program.graphs[b][1]]
-        return list(dict.fromkeys([*found, *(v for v in ending.inputs if v not in own)]))
+        operands = [v for b in region.branches for v in self.program.graphs[b][1]]
+        return list(dict.fromkeys([*operands, *(v for v in ending.inputs if v not in own)]))
 
     def rebuilt(self, values: Sequence[Value]) -> list[Value]:
-        """Values of the rest, as they are in the whole."""
+        """Return values of the rest as values of the whole graph."""
         for node in PCG((), tuple(values)).nodes:
-            if id(node) not in self.new and id(node) not in self.made:
+            if id(node) not in self.new and id(node) not in self.branch_results:
                 operands = tuple(map(self.value, node.operands))
                 same = all(v.node is w.node for v, w in zip(operands, node.operands, strict=True))
                 self.new[id(node)] = node if same else replace(node, operands=operands)
         return [self.value(v) for v in values]
 
     def value(self, v: Value) -> Value:
-        return self.made[id(v.node)] if id(v.node) in self.made else Value(self.new[id(v.node)], v.index)
+        return self.branch_results[id(v.node)] if id(v.node) in self.branch_results else Value(self.new[id(v.node)], v.index)
 
-    def operator(self, region: Region, share: Share, values: Mapping[int, Value]) -> Node:
-        """The branches of a region as one operator, of these values."""
+    def operator(self, region: BranchRegion, share: Share, values: Mapping[int, Value]) -> Node:
+        """Return the branches of a region as one operator on `values`."""
         read = dict.fromkeys(v for b in region.branches for v in self.program.graphs[b][1])
-        given = {v: values[v] for v in read}
+        operands_by_variable = {v: values[v] for v in read}
         inputs = {v: Node("input", (), (value.tensor,), attributes={"index": k, "name": f"operand {k}"})
-                  for k, (v, value) in enumerate(given.items())}  # fmt: skip
+                  for k, (v, value) in enumerate(operands_by_variable.items())}  # fmt: skip
         outputs = []
         for branch in region.branches:
             graph, order = self.program.graphs[branch]
@@ -351,5 +370,5 @@ class _Stitching:
             "weight": share.weight, "region": share.region,
         }  # fmt: skip
         join, tensors = self.program.body.equations[region.join], tuple(v.tensor for v in outputs)
-        operands = tuple(given.values())
+        operands = tuple(operands_by_variable.values())
         return Node(BRANCHES, operands, tensors, None, inside, attributes, source=join.source, scope=join.scope)

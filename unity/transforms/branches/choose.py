@@ -1,9 +1,9 @@
-"""Whether branches should be on devices of their own, which, and along which axes: each is a graph of its own, searched exactly.
+"""Choice of the branches that go on separate groups of devices, and of the groups' axes: each candidate is searched exactly.
 
-A region's branches are dealt out to groups by the time that each takes on one device, the longest first, always to the group that
-has least to do. Costs count of all branches the part that the slowest group has; so parallelism inside of branches, and what is
-outside of them, are chosen together with it. Where it should beat something, regions are first priced alone: those are tried
-together that would be faster, along the axes along which they would be most.
+A region's branches are assigned to groups by their time on one device, longest first, always to the group with the least load. The
+cost of branches is weighted by the share of the slowest group, so that parallelism inside and outside of branches is chosen
+together with it. If a candidate has to beat a plan, regions are first priced alone: those that gain are tried together, along the
+axes along which they gain most.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from unity.search.session import Candidate, Search
 from unity.transforms.branches.branching import Apart, Branching, Forked, Share, Spot, branched
 from unity.transforms.pipelining.choose import ladders, least
 
-PROMISE = 0.02  # of a step's time that regions, each alone, must gain, for the whole to be searched with them
-NEAR = 0.01  # how far off, relatively, the part of the slowest group may be
-WORTH = 0.1  # of the work of all that is differentiated: with smaller regions nothing is tried unless it is asked for
+PROMISE = 0.02  # share of a step's time that regions, each alone, must gain before the whole program is searched with them
+NEAR = 0.01  # relative error of the slowest group's share that is tolerated
+WORTH = 0.1  # share of the whole work that regions must have, unless branches are asked for
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """Branches on devices of their own, their search, and the best of that."""
+class BranchCandidate:
+    """Branches on separate groups of devices, the search of the program, and the best point of that."""
 
     branching: Branching
     search: Search
@@ -45,16 +45,16 @@ class Found:
 
 @dataclass(frozen=True, eq=False)
 class BranchesWish(Wish):
-    """A wish for branches on devices of their own."""
+    """A request for branches on separate groups of devices."""
 
-    exactly: int | None = None  # so many groups of devices
-    pack: bool = False  # weights in arrays that lie on the branches' devices only
-    whole: frozenset[int] = frozenset()  # but not these arguments
+    exactly: int | None = None  # the number of groups, if it is given
+    pack: bool = False  # whether weights are packed, so that only the branches' devices store them
+    whole: frozenset[int] = frozenset()  # arguments that are not packed
 
 
 @dataclass(frozen=True, eq=False)
 class _Alone:
-    """A region as a program of its own: its number there, and its seconds as a first search finds them."""
+    """A region as a separate program: its number there, and its seconds by a first search."""
 
     program: Forked
     number: int
@@ -63,13 +63,13 @@ class _Alone:
 
 @dataclass(eq=False)
 class _Choosing:
-    """One choice: what was found so far, and why the rest was refused."""
+    """The state of one choice: the candidates so far, and the reasons why others were refused."""
 
     program: Forked
     machine: Machine
     training: Training
     wish: BranchesWish
-    found: list[Found] = field(default_factory=list)
+    found: list[BranchCandidate] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     loads: dict[str, float] = field(default_factory=dict)  # seconds of a branch on one device, by its graph
     listed: Listed = field(default_factory=Listed)
@@ -78,54 +78,54 @@ class _Choosing:
 
     @cached_property
     def alone(self) -> Machine:
-        """One device, which takes all that a branch has."""
+        """The machine of one device, on which whole branches are priced."""
         return self.machine.alone
 
     def load(self, graph: PCG) -> float:
-        """Seconds of a branch on one device."""
+        """Return the seconds of a branch on one device."""
         if graph.key not in self.loads:
             given = frozenset(k for k, n in enumerate(graph.inputs) if n.tensors[0].floating)
             self.loads[graph.key] = least(Search(graph, given, self.alone, self.training))
         return self.loads[graph.key]
 
     def loads_of(self, spot: Spot) -> list[float]:
-        """Seconds of each branch of a region on one device, in a step."""
+        """Return the seconds of each branch of a region in a step, on one device."""
         return [spot.times * self.load(spot.program.graphs[b][0]) for b in spot.region.branches]
 
     @cached_property
     def spots(self) -> list[tuple[int, Spot]]:
         """The regions that may be tried, with their numbers."""
-        found = []
+        allowed = []
         for number, spot in enumerate(self.program.spots):
             try:
                 spot.program.check(spot.region)
-                found.append((number, spot))
+                allowed.append((number, spot))
             except Apart as reason:
                 self.refused.append(str(reason))
-        if self.wish.exactly is not None or not found:
-            return found
+        if self.wish.exactly is not None or not allowed:
+            return allowed
         captured = self.program.before
         total = least(Search(captured.graph, captured.differentiated, self.alone, self.training))
-        return found if sum(sum(self.loads_of(spot)) for _, spot in found) >= WORTH * total else []
+        return allowed if sum(sum(self.loads_of(spot)) for _, spot in allowed) >= WORTH * total else []
 
     def gain(self, number: int, axes: tuple[Axis, ...]) -> float:
-        """Seconds by which a region alone, with what it reads and makes as it likes, is faster with its branches apart."""
+        """Return the seconds that a region alone, with free boundary types, gains by its branches on separate groups."""
         alone, key = self.alone_of(number), (self.kind(number), axes)
         if alone is None:
             return 0.0
         if key not in self.gained:
-            pack = self.wish.pack and self.program.spots[number].program is self.program  # what scans take stays whole
+            pack = self.wish.pack and self.program.spots[number].program is self.program  # operands of scans are not packed
             after = self.search(branched(alone.program, axes, self.shares(alone.program, [alone.number], axes), pack).after)
             self.gained[key] = alone.time - after.minimizer.at([0.0])[0].time if least(after) < alone.time else 0.0
         return self.program.spots[number].times * self.gained[key]
 
     def kind(self, number: int) -> tuple[str, ...]:
-        """Equal for regions that are alike."""
+        """Return a key that is equal for equal regions."""
         spot = self.program.spots[number]
         return tuple(spot.program.graphs[b][0].key for b in spot.region.branches)
 
     def alone_of(self, number: int) -> _Alone | None:
-        """A region as a program of its own; None if it is found to be none there."""
+        """Return a region as a separate program; None if it is no region there."""
         kind = self.kind(number)
         if kind not in self.parts:
             spot = self.program.spots[number]
@@ -136,12 +136,12 @@ class _Choosing:
         return self.parts[kind]
 
     def search(self, captured: Captured) -> Search:
-        """The search of a part of the program."""
+        """Return the search of a part of the program."""
         return Search(captured.graph, captured.differentiated, self.machine, self.training, listed=self.listed)
 
     @cached_property
     def promising(self) -> bool:
-        """Whether regions take enough longer than if all devices shared their work evenly, to gain what they must."""
+        """Whether regions are so much slower than with evenly shared work that they can gain what is required."""
         if self.wish.than is None:
             return True
         lost = 0.0
@@ -151,15 +151,15 @@ class _Choosing:
         return lost >= PROMISE * self.wish.than[1].time
 
     def made(self, numbers: Sequence[int], axes: tuple[Axis, ...]) -> Branching:
-        """The program with the branches of these regions dealt out to groups along these axes."""
+        """Return the program with the branches of these regions assigned to groups along these axes."""
         return branched(self.program, axes, self.shares(self.program, numbers, axes), self.wish.pack, self.wish.whole)
 
     def shares(self, program: Forked, numbers: Sequence[int], axes: tuple[Axis, ...]) -> list[Share]:
-        """How the branches of a program's regions are dealt out to groups along these axes."""
+        """Return the assignments of regions' branches to groups along these axes."""
         return [dealt(k, self.loads_of(program.spots[k]), prod(axis.size for axis in axes)) for k in numbers]
 
     def everything(self, ladder: Sequence[tuple[Axis, ...]]) -> None:
-        """Tries all regions along every set of axes that is asked for."""
+        """Try all regions along every set of axes that is asked for."""
         for axes in ladder:
             count = prod(axis.size for axis in axes)
             if self.wish.exactly in (None, count):
@@ -171,7 +171,7 @@ class _Choosing:
                     self.refused.append(f"the branches joined at {lines} are fewer than {count}")
 
     def promised(self, ladder: Sequence[tuple[Axis, ...]]) -> tuple[float, list[int], tuple[Axis, ...]]:
-        """What regions gain alone with more and more groups, as long as that grows: the most, which do, and along which axes."""
+        """Return the most seconds that regions gain alone, the regions, and the axes, for ever more groups while the gain grows."""
         best: tuple[float, list[int], tuple[Axis, ...]] = 0.0, [], ()
         for axes in ladder:
             gains = {k: self.gain(k, axes) for k in self.wide(axes)}
@@ -182,41 +182,41 @@ class _Choosing:
         return best
 
     def wide(self, axes: tuple[Axis, ...]) -> list[int]:
-        """The regions with a branch for each group at least."""
+        """Return the regions that have at least one branch for each group."""
         return [number for number, spot in self.spots if len(spot.region.branches) >= prod(axis.size for axis in axes)]
 
     def tried(self, made: Branching) -> None:
-        """Searches a program, unless it cannot be better than what there is."""
+        """Search a program, unless it cannot be better than the plan to beat."""
         than, groups = self.wish.than, prod(axis.size for axis in made.along)
         self.wish.say(f"branches on {groups} groups of devices")
         try:
             search = self.wish.search(made.after)
-            if than is not None:  # what packed weights have in common makes the leanest plan, which the rate is of, hard to find
+            if than is not None:  # the leanest plan, from which the rate follows, is hard to find with packed weights
                 search = replace(search, guessed=than[0].rate)
             if than is not None and least(search) + summed(made, self.machine) >= than[1].time:
                 return
             candidate = self.wish.choose(search)
-        except (InfeasibleError, ConstraintError) as reason:  # something that is constrained cannot be what branches need
+        except (InfeasibleError, ConstraintError) as reason:  # a constraint may exclude the types that branches need
             self.refused.append(str(reason))
             return
         if candidate is not None:
-            self.found.append(Found(made, search, candidate))
+            self.found.append(BranchCandidate(made, search, candidate))
 
-    def corrected(self, found: Found) -> Found:
-        """Searched once more, with the part that the slowest group really has, now that it is known how branches are split."""
+    def corrected(self, found: BranchCandidate) -> BranchCandidate:
+        """Search once more with the slowest group's actual share, which the split of branches determines."""
         parts = parts_of(found, self.machine, self.training)
-        made = found.branching
-        if all(abs(parts[s.region] - s.weight) <= NEAR * s.weight for s in made.shares):
+        branching = found.branching
+        if all(abs(parts[s.region] - s.weight) <= NEAR * s.weight for s in branching.shares):
             return found
-        shares = [replace(s, weight=parts[s.region]) for s in made.shares]
-        again = branched(self.program, made.along, shares, self.wish.pack, self.wish.whole)
+        shares = [replace(s, weight=parts[s.region]) for s in branching.shares]
+        again = branched(self.program, branching.along, shares, self.wish.pack, self.wish.whole)
         search = replace(self.wish.search(again.after), guessed=found.search.guessed or found.search.rate)
         candidate = self.wish.choose(search)
-        return found if candidate is None else Found(again, search, candidate)
+        return found if candidate is None else BranchCandidate(again, search, candidate)
 
 
-def best(program: Forked, machine: Machine, training: Training, wish: BranchesWish) -> tuple[Found | None, list[str]]:
-    """The best that a program can be with branches on devices of their own, and why others were refused."""
+def best(program: Forked, machine: Machine, training: Training, wish: BranchesWish) -> tuple[BranchCandidate | None, list[str]]:
+    """Return the best candidate with branches on separate groups, and the reasons why others were refused."""
     choosing = _Choosing(program, machine, training, wish)
     rows = list(ladders(machine)) if choosing.spots else []
     if wish.than is None:
@@ -233,25 +233,25 @@ def best(program: Forked, machine: Machine, training: Training, wish: BranchesWi
     return chosen and choosing.corrected(chosen), refused
 
 
-def parts_of(found: Found, machine: Machine, training: Training) -> dict[int, float]:
-    """For every region, by its number, the part of the time of all its branches that the slowest group has, as they are split."""
+def parts_of(found: BranchCandidate, machine: Machine, training: Training) -> dict[int, float]:
+    """Return the slowest group's share of the time of all branches, for every region by number."""
     graph = parallelize(found.branching.after.graph, found.candidate.assignment)
     costs = predict(graph, machine, found.branching.after.differentiated if training.backward else ())
-    taken: dict[int, float] = {}  # by id of a node inside: seconds of one group's
+    seconds: dict[int, float] = {}  # by id of a node inside: seconds of one group's
     for term in costs.operators:
-        taken[id(term.node)] = taken.get(id(term.node), 0.0) + term.forward + term.backward
+        seconds[id(term.node)] = seconds.get(id(term.node), 0.0) + term.forward + term.backward
     for term in costs.collectives:
-        taken[id(term.collective.node)] = taken.get(id(term.collective.node), 0.0) + term.seconds
+        seconds[id(term.collective.node)] = seconds.get(id(term.collective.node), 0.0) + term.seconds
     parts = {}
     for node, _ in graph.walk():
         if node.kind == BRANCHES:
-            loads = [sum(taken.get(id(n), 0.0) for n, _ in group.graph.walk()) for group in groups_of(node)]
+            loads = [sum(seconds.get(id(n), 0.0) for n, _ in group.graph.walk()) for group in groups_of(node)]
             parts[int(node.attributes["region"])] = max(loads) / sum(loads) if sum(loads) else weight_of(node)
     return parts
 
 
 def summed(made: Branching, machine: Machine) -> float:
-    """Seconds that it takes at least to add up gradients over groups: those of weights that are not packed."""
+    """Return a lower bound on the seconds of summing gradients over groups: those of weights that are not packed."""
     nodes = [node for node in made.after.graph.nodes if node.kind == BRANCHES]
     read = {id(v.node): v for node in nodes for p, v in enumerate(node.operands) if p not in packed_of(node)}
     weights = [made.after.graph.inputs[k] for k in made.after.differentiated]
@@ -261,7 +261,7 @@ def summed(made: Branching, machine: Machine) -> float:
 
 
 def dealt(number: int, loads: Sequence[float], groups: int) -> Share:
-    """Branches dealt out to groups by their loads."""
+    """Assign branches to groups by their loads."""
     total, of = [0.0] * groups, [0] * len(loads)
     counts = [0] * groups
     for k in sorted(range(len(loads)), key=lambda k: (-loads[k], k)):

@@ -1,4 +1,4 @@
-"""Weights of branches, packed, so that a device holds those of its own group only (`unity.pcg.capture.group_slots`)."""
+"""Packing of branches' weights, so that a device stores those of its own group only (`unity.pcg.capture.group_slots`)."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from unity.pcg.parallel.branches import groups_of
 
 
 def packed(graph: PCG, nodes: Sequence[Node], differentiated: Collection[int]) -> tuple[PCG, Packing]:
-    """A graph with branches, their weights packed where that makes what a device holds smaller."""
+    """Pack the weights of a graph's branches where that reduces the bytes on a device."""
     slots: list[Slots] = []
-    inputs: dict[int, Node] = {}  # by id of an argument: what it becomes
-    made: dict[int, Node] = {}  # by id of branches
+    inputs: dict[int, Node] = {}  # by id of an argument: its new node
+    replaced: dict[int, Node] = {}  # by id of a node of branches: its new node
     for node in nodes:
-        found = list(slots_of(_own(graph, node, differentiated)))
-        for s in found:
+        own = list(slots_of(_own(graph, node, differentiated)))
+        for s in own:
             old = graph.inputs[s.first]
             inputs[id(old)] = replace(old, tensors=(Tensor(s.stacked, old.tensors[0].dtype),))
             for k in s.others:
                 inputs[id(graph.inputs[k])] = replace(graph.inputs[k], tensors=(Tensor((0,), old.tensors[0].dtype),))
-        made[id(node)] = _with_slots(graph, node, found, inputs)
-        slots += found
+        replaced[id(node)] = _with_slots(graph, node, own, inputs)
+        slots += own
     new: dict[int, Node] = {}
     for node in graph.nodes:
-        after = inputs.get(id(node), made.get(id(node), node))
+        after = inputs.get(id(node), replaced.get(id(node), node))
         operands = tuple(Value(new.get(id(v.node), v.node), v.index) for v in after.operands)
         same = all(v.node is w.node for v, w in zip(operands, after.operands, strict=True))
         new[id(node)] = after if same else replace(after, operands=operands)
@@ -37,9 +37,9 @@ def packed(graph: PCG, nodes: Sequence[Node], differentiated: Collection[int]) -
 
 
 def _own(graph: PCG, node: Node, differentiated: Collection[int]) -> list[list[Leaf]]:
-    """Of every group the weights that nothing but it reads."""
+    """Return, for every group, the weights that no other operator reads."""
     assert node.inside is not None
-    found = []
+    by_group = []
     position = {id(n): k for k, n in enumerate(graph.inputs)}
     read = [{id(v.node) for n in group.graph.nodes for v in n.operands} for group in groups_of(node)]
     ends = {id(v.node) for v in graph.outputs}
@@ -51,21 +51,21 @@ def _own(graph: PCG, node: Node, differentiated: Collection[int]) -> list[list[L
             elsewhere = any(id(start) in other for g, other in enumerate(read) if g != group)
             if k in differentiated and v.tensor.floating and alone and id(start) in here and not elsewhere:
                 leaves.append(Leaf(k, v.tensor))
-        found.append(leaves)
-    return found
+        by_group.append(leaves)
+    return by_group
 
 
 def _with_slots(graph: PCG, node: Node, slots: Sequence[Slots], inputs: Mapping[int, Node]) -> Node:
-    """Branches that read sets instead of weights."""
+    """Return branches that read packed arrays instead of weights."""
     assert node.inside is not None
-    gone = {leaf for s in slots for leaf in s.leaves if leaf is not None}
+    packed_leaves = {leaf for s in slots for leaf in s.leaves if leaf is not None}
     position = {id(n): k for k, n in enumerate(graph.inputs)}
     leaf_of = [position.get(id(v.node), -1) for v in node.operands]
-    kept = [p for p, leaf in enumerate(leaf_of) if leaf not in gone]
-    starts = {leaf_of[p]: node.inside.inputs[p] for p in range(len(leaf_of)) if leaf_of[p] in gone}
-    operands = [node.operands[p] for p in kept]
-    inner: dict[int, Node] = {id(node.inside.inputs[p]): node.inside.inputs[p] for p in kept}
-    ends = [node.inside.inputs[p] for p in kept]
+    unpacked = [p for p, leaf in enumerate(leaf_of) if leaf not in packed_leaves]
+    starts = {leaf_of[p]: node.inside.inputs[p] for p in range(len(leaf_of)) if leaf_of[p] in packed_leaves}
+    operands = [node.operands[p] for p in unpacked]
+    inner: dict[int, Node] = {id(node.inside.inputs[p]): node.inside.inputs[p] for p in unpacked}
+    ends = [node.inside.inputs[p] for p in unpacked]
     for s in slots:
         array = inputs[id(graph.inputs[s.first])]
         tensor, number = Tensor(s.shape, array.tensors[0].dtype), len(operands)
@@ -79,5 +79,5 @@ def _with_slots(graph: PCG, node: Node, slots: Sequence[Slots], inputs: Mapping[
         if n.kind != "input":
             inner[id(n)] = replace(n, operands=tuple(Value(inner[id(v.node)], v.index) for v in n.operands))
     inside = PCG(tuple(ends), tuple(Value(inner[id(v.node)], v.index) for v in node.inside.outputs))
-    attributes = {**node.attributes, "packed": " ".join(str(k) for k in range(len(kept), len(operands)))}
+    attributes = {**node.attributes, "packed": " ".join(str(k) for k in range(len(unpacked), len(operands)))}
     return replace(node, operands=tuple(operands), inside=inside, attributes=attributes)

@@ -1,10 +1,10 @@
-"""Where a program forks into branches that do not need each other, and joins them again.
+"""Detection of independent branches that a program forks into and joins again.
 
-What only one operand of an equation needs is a *branch* of it: everything that leads to this operand, and to nothing else. These
-are the subtrees of the tree of post-dominators. Where several of them have work worth sharing out, their equation is a *join*. A
-sum or a concatenation at the end of a branch may be a join itself: its branches are then branches of the whole.
+A *branch* of an equation is everything that one of its operands depends on and nothing else does: a subtree of the post-dominator
+tree. An equation with several branches that have enough work is a *join*. A sum or a concatenation at the end of a branch may be a
+join itself; its branches then count as branches of the outer join.
 
-What all devices take part in is in no branch: values of a type that the user gave, and what is walked in micro-batches.
+Equations in which all devices take part are in no branch: values whose type the user constrains, and pipelines in micro-batches.
 """
 
 from __future__ import annotations
@@ -22,51 +22,51 @@ from unity.pcg.types.factors import facts_of
 from unity.transforms.pipelining.micro import WALK
 from unity.transforms.pipelining.splice import within
 
-LINEAR = frozenset({"add", "add_any", "sub", "concatenate"})  # joins that leave partial sums partial sums
+LINEAR = frozenset({"add", "add_any", "sub", "concatenate"})  # joins through which a partial sum stays one
 LOOPED = frozenset({"scan", "while"})
 END = -1
 
 
 @dataclass(frozen=True)
 class Branch:
-    """Equations of a program, by number, in order, and the one variable that the rest of it reads."""
+    """Equations of a program, by number, in order, and the one variable that the rest of the program reads."""
 
     members: tuple[int, ...]
     output: int
 
 
 @dataclass(frozen=True)
-class Region:
-    """Branches side by side, in the order of the operands that they are, and the equation that joins them."""
+class BranchRegion:
+    """Independent branches, in the order of the operands that they compute, and the equation that joins them."""
 
     branches: tuple[Branch, ...]
     join: int
 
 
-def regions(body: Body) -> list[Region]:
-    """The regions of a program, in order. None lies in another."""
+def regions(body: Body) -> list[BranchRegion]:
+    """Return the regions of a program, in order. Regions are not nested."""
     forks = _Forks(body)
-    found: list[Region] = []
-    taken: set[int] = set()
+    joined: list[BranchRegion] = []
+    in_regions: set[int] = set()
     for join in reversed(range(len(body.equations))):  # the outer ones first
-        if join in taken or len(forks.ends(join)) < 2:
+        if join in in_regions or len(forks.ends(join)) < 2:
             continue
         branches = forks.branches(join)
         if sum(map(forks.deep, branches)) >= 2:
-            found.append(Region(tuple(branches), join))
-            taken.update(k for end in forks.ends(join) for k in forks.members(end))
-    return found[::-1]
+            joined.append(BranchRegion(tuple(branches), join))
+            in_regions.update(k for end in forks.ends(join) for k in forks.members(end))
+    return joined[::-1]
 
 
 class _Forks:
-    """A program's tree of post-dominators, and what there is in its subtrees."""
+    """A program's post-dominator tree, and queries on its subtrees."""
 
     def __init__(self, body: Body) -> None:
         self.body, self.uses, self.constant = body, Uses(body), constants(body)
 
     @cached_property
     def children(self) -> Mapping[int, Sequence[int]]:
-        """Of every equation, those for which it is the next that all their paths to the results go through."""
+        """For every equation, those whose immediate post-dominator it is."""
         graph = nx.DiGraph()
         graph.add_node(END)
         for k, e in enumerate(self.body.equations):
@@ -76,48 +76,48 @@ class _Forks:
                 graph.add_edges_from((u, k) for u in self.uses.users.get(v, ()))
                 if v in self.uses.ends:
                     graph.add_edge(END, k)
-        found: dict[int, list[int]] = {}
+        children_of: dict[int, list[int]] = {}
         for k, d in nx.immediate_dominators(graph, END).items():
             if k != END and d is not None:
-                found.setdefault(d, []).append(k)
-        return found
+                children_of.setdefault(d, []).append(k)
+        return children_of
 
     def members(self, root: int) -> tuple[int, ...]:
-        """The equations of a subtree, in order."""
-        found, waiting = [], [root]
+        """Return the equations of a subtree, in order."""
+        equations, waiting = [], [root]
         while waiting:
-            found.append(k := waiting.pop())
+            equations.append(k := waiting.pop())
             waiting += self.children.get(k, ())
-        return tuple(sorted(found))
+        return tuple(sorted(equations))
 
     def ends(self, join: int) -> list[int]:
-        """The equations whose one result only this one reads, in the order of its operands."""
-        found = []
+        """Return the equations whose only result no other equation than `join` reads, in the order of its operands."""
+        makers = []
         for a in dict.fromkeys(self.body.equations[join].operands):
             if isinstance(a, int) and a in self.uses.maker and a not in self.constant and a not in self.uses.ends:
                 maker = self.uses.maker[a]
                 if len(self.body.equations[maker].results) == 1 and set(self.uses.users[a]) == {join}:
-                    found.append(maker)
-        return found
+                    makers.append(maker)
+        return makers
 
     def branches(self, join: int) -> list[Branch]:
-        """The branches that a join has work in, those of joins at their ends among them."""
-        found: list[Branch] = []
+        """Return the branches of a join that have work, with nested joins at their ends flattened."""
+        branches_of: list[Branch] = []
         for end in self.ends(join):
             members = self.members(end)
             if not self.works(members):
                 continue
             inner = self.branches(end) if self.body.equations[end].name in LINEAR else []
-            found += inner if len(inner) > 1 else [Branch(members, self.body.equations[end].results[0])]
-        return found
+            branches_of += inner if len(inner) > 1 else [Branch(members, self.body.equations[end].results[0])]
+        return branches_of
 
     def works(self, members: Collection[int]) -> bool:
-        """Whether there is any work to share out, and nothing that must stay where all devices see it."""
+        """Whether equations have work to share out, and none of them needs all devices."""
         equations = [self.body.equations[k] for k in members]
         return any(_heavy(e) or _looks_up(self.body, e) for e in equations) and not any(map(_everywhere, equations))
 
     def deep(self, branch: Branch) -> bool:
-        """Whether a branch is more than one product. One alone is as well split in itself, evenly."""
+        """Whether a branch has more work than one product, which is better split itself, evenly."""
         equations = [self.body.equations[k] for k in branch.members]
         return sum(map(_heavy, equations)) > 1 or any(e.name in LOOPED or _looks_up(self.body, e) for e in equations)
 
@@ -131,6 +131,6 @@ def _everywhere(e: Equation) -> bool:
 
 
 def _looks_up(body: Body, e: Equation) -> bool:
-    """Whether an equation takes rows of a table."""
+    """Whether an equation looks up rows of a table."""
     floating = e.name == "gather" and body.tensors[e.results[0]].floating
     return floating and any(n > 1 for n in e.params["slice_sizes"])

@@ -1,7 +1,7 @@
-"""A chain in stages of different operators, as a pipeline: one operator of the graph, and its tail another.
+"""A chain of stages of different operators as a pipeline, which is one operator of the graph; its tail is another.
 
-The pipeline has one step for every stage, which a device chooses by the stage that it is (`unity.pcg.ir.graph.STAGES`). What is
-carried from step to step are the buffers in which stages hand on what crosses the cuts (`unity.transforms.pipelining.staging`).
+The pipeline has one step for every stage, which a device selects by its own stage (`unity.pcg.ir.graph.STAGES`). Steps carry the
+buffers in which stages forward the values that cross cuts (`unity.transforms.pipelining.staging`).
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from unity.transforms.pipelining.tails import Tail
 def with_stages(
     graph: PCG, staging: Staging, walk: Captured, along: Sequence[Axis], packed: Collection[int]
 ) -> tuple[PCG, Packing]:
-    """A graph of the program in micro-batches, its walk a pipeline with stages along these axes, and the tail's what follows it.
+    """Return a graph whose loop over micro-batches is a pipeline along these axes, followed by its tail, and the weights' packing.
 
-    Of the arguments `packed` those that one stage alone reads are packed. Raises Mixed if an operator cannot be in a stage.
+    Of the arguments `packed`, those that only one stage reads are packed. Raises Mixed if an operator cannot be in a stage.
     """
     (scan, values), *rest = _scans(graph, walk)
     slots = _slots(graph, scan, staging, values, packed)
-    gone = {leaf for s in slots for leaf in s.numbers}
+    packed_leaves = {leaf for s in slots for leaf in s.numbers}
     numbers = {v: k for k, v in enumerate(walk.body.inputs)}
-    constants = [v for v in staging.everything if numbers.get(v, -1) not in gone]
+    constants = [v for v in staging.everything if numbers.get(v, -1) not in packed_leaves]
     buffers, own = scan.operands[len(scan.operands) - len(staging.kinds) :], [Value(graph.inputs[s.first]) for s in slots]
-    making = _Making(staging, constants, slots, {numbers[v]: v for v in staging.everything if v in numbers})
-    made = making.pipeline(scan, (*(values[v] for v in constants), *buffers, *own), along)
+    builder = _PipelineBuilder(staging, constants, slots, {numbers[v]: v for v in staging.everything if v in numbers})
+    pipeline = builder.pipeline(scan, (*(values[v] for v in constants), *buffers, *own), along)
     inputs = _inputs(graph, slots)
-    changed = {**inputs, id(scan): made}
+    changed = {**inputs, id(scan): pipeline}
     if staging.tail is not None:
         (added,) = [n for n in graph.nodes if n.kind == "remat" and within(n.scope, WALK)]
-        changed[id(added)] = _tail(*rest[0], added, made, staging, staging.tail)
+        changed[id(added)] = _tail(*rest[0], added, pipeline, staging, staging.tail)
     for node in changed.values():
         if node.inside is not None:
             staged(node)
-    found = with_nodes(graph, changed)
+    staged_graph = with_nodes(graph, changed)
     starts = tuple(inputs.get(id(n), n) for n in graph.inputs)
-    return PCG(starts, found.outputs, graph.axes), Packing(tuple(slots)) if slots else NOTHING
+    return PCG(starts, staged_graph.outputs, graph.axes), Packing(tuple(slots)) if slots else NOTHING
 
 
 def _scans(graph: PCG, walk: Captured) -> list[tuple[Node, dict[int, Value]]]:
-    """The scans over micro-batches, that of the stages and that of the tail; with what they read, by variable."""
+    """Return the loops over micro-batches, of the stages and of the tail, with their operands by variable."""
     nodes = [n for n in graph.nodes if n.kind == "scan" and within(n.scope, WALK)]
     equations = [e for e in walk.body.equations if within(e.scope, WALK) and e.results and e.name == "scan"]
     pairs = [(n, zip(e.operands, n.operands, strict=True)) for n, e in zip(nodes, equations, strict=True)]
@@ -65,16 +65,16 @@ def _scans(graph: PCG, walk: Captured) -> list[tuple[Node, dict[int, Value]]]:
 
 
 def _slots(graph: PCG, scan: Node, staging: Staging, values: Mapping[int, Value], packed: Collection[int]) -> list[Slots]:
-    """Sets of weights that one stage reads, and nothing else does."""
+    """Return the packed arrays for weights that exactly one stage, and nothing else, reads."""
     number = {id(n): k for k, n in enumerate(graph.inputs)}
     ends = {id(v.node) for v in graph.outputs}
-    often = [v for k in range(len(staging.parts)) for v in staging.fixed(k)]
+    reads = [v for k in range(len(staging.parts)) for v in staging.fixed(k)]
     groups = []
     for k in range(len(staging.parts)):
         leaves = []
         for v in staging.fixed(k):
             node = values[v].node
-            alone = often.count(v) == 1 and len(graph.users.get(id(node), ())) == 1 and id(node) not in ends
+            alone = reads.count(v) == 1 and len(graph.users.get(id(node), ())) == 1 and id(node) not in ends
             if alone and number.get(id(node), -1) in packed and node.tensors[0].floating:
                 leaves.append(Leaf(number[id(node)], node.tensors[0]))
         groups.append(leaves)
@@ -82,19 +82,26 @@ def _slots(graph: PCG, scan: Node, staging: Staging, values: Mapping[int, Value]
 
 
 def _inputs(graph: PCG, slots: Sequence[Slots]) -> dict[int, Node]:
-    """By id of an argument: what it becomes where it is packed."""
-    found = {}
+    """Return the new input nodes of packed arguments, by id of the old ones."""
+    inputs = {}
     for s in slots:
         dtype = graph.inputs[s.first].tensors[0].dtype
         for leaf in s.numbers:
             tensor = Tensor(s.stacked if leaf == s.first else (0,), dtype)
-            found[id(graph.inputs[leaf])] = replace(graph.inputs[leaf], tensors=(tensor,))
-    return found
+            inputs[id(graph.inputs[leaf])] = replace(graph.inputs[leaf], tensors=(tensor,))
+    return inputs
 
 
 @dataclass(frozen=True, eq=False)
-class _Making:
-    """Makes the pipeline of a staging. `leaves`: of those things without samples that are arguments' leaves, by their numbers."""
+class _PipelineBuilder:
+    """Builds the pipeline of a staging.
+
+    Attributes:
+        staging: the stages.
+        constants: variables without samples that are operands of the pipeline.
+        slots: packed weights.
+        leaves: the variables without samples that are arguments, by the argument's number.
+    """
 
     staging: Staging
     constants: Sequence[int]
@@ -102,7 +109,7 @@ class _Making:
     leaves: Mapping[int, int]
 
     def pipeline(self, scan: Node, operands: tuple[Value, ...], along: Sequence[Axis]) -> Node:
-        """The walk as a pipeline of these operands: constants, buffers and slots."""
+        """Return the loop over micro-batches as a pipeline on constants, buffers and packed weights."""
         staging, c, k = self.staging, len(self.constants), len(self.staging.kinds)
         stages, names = len(staging.parts), " ".join(axis.name for axis in along)
         how = {} if staging.tail is None else {"schedule": ONE_F_ONE_B}
@@ -125,14 +132,14 @@ class _Making:
         return replace(scan, kind=PIPELINE, operands=operands, tensors=stacks, inside=inside, attributes=attributes)
 
     def starts(self) -> list[Node]:
-        """What a step finds: constants, a micro-batch's buffers, and a stage's own slots."""
+        """Return the inputs of a step: constants, a micro-batch's buffers, and the stage's slices of packed weights."""
         tensors = [self.staging.chain.body.tensors[v] for v in self.constants]
         tensors += [self.staging.buffer(kind) for kind in self.staging.kinds]
         tensors += [Tensor(s.shape, self.staging.chain.body.tensors[self.leaves[s.first]].dtype) for s in self.slots]
         return _starts(tensors)
 
     def stage(self, number: int, starts: Sequence[Node]) -> list[Value]:
-        """The buffers after a stage, of what it finds."""
+        """Return the buffers after a stage, from a step's inputs."""
         staging, part = self.staging, self.staging.parts[number]
         source = next((e.source for e in reversed(part.body.equations) if e.source), "")
         before, after = staging.layouts[number : number + 2]
@@ -150,33 +157,33 @@ class _Making:
         program = traced(lambda *xs: staging.run(number, xs), [staging.local(v) for v in part.inputs])
         graph = named(graph_of(program, names, known), graph_of(part.body, names, known))
         values.update(zip(part.outputs, applied(graph, [values[v] for v in part.inputs], source), strict=True))
-        found = []
+        results = []
         for kind, rows in zip(kinds, buffers, strict=True):
             if not staging.changed(number, kind):
-                found.append(rows)
+                results.append(rows)
                 continue
             own = after.of_kind[kind]
             program = traced(lambda *xs, kind=kind, own=own: [after.packed(kind, dict(zip(own, xs, strict=True)))],
                              [staging.local(v) for v in own])  # fmt: skip
             graph = graph_of(program, [f"operand {k}" for k in range(len(own))], known)
-            found += applied(graph, [values[v] for v in own], source)
-        return found
+            results += applied(graph, [values[v] for v in own], source)
+        return results
 
 
 def _tail(walk: Node, values: Mapping[int, Value], added: Node, pipeline: Node, staging: Staging, tail: Tail) -> Node:
-    """A walk that reads these values, by variable, and what adds up its sums, as the tail of a pipeline."""
+    """Return the tail of a pipeline: a loop over micro-batches on `values`, by variable, together with the sum of its results."""
     constants, known = [values[v] for v in tail.constants], staging.captured.bodies
     tensors = [v.tensor.struct for v in constants] + [staging.local(v, d) for v, d in tail.read]
     tensors += [staging.buffer(kind).struct for kind in staging.leaving]
     starts = _starts([tensor_type(t.shape, t.dtype) for t in tensors])
     source = next((e.source for e in reversed(tail.body.equations) if e.source), "")
-    given, first = list(map(Value, starts)), len(tail.states)
+    inputs, first = list(map(Value, starts)), len(tail.states)
     names = [f"operand {k}" for k in range(len(tail.body.inputs))]
     program = traced(lambda *rows: staging.left(rows), tensors[first:])
-    arrived = applied(graph_of(program, names[: len(tensors) - first], known), given[first:], source)
-    program = traced(lambda *xs: staging.summed(tail, xs), [v.tensor.struct for v in (*given[:first], *arrived)])
+    arrived = applied(graph_of(program, names[: len(tensors) - first], known), inputs[first:], source)
+    program = traced(lambda *xs: staging.summed(tail, xs), [v.tensor.struct for v in (*inputs[:first], *arrived)])
     graph = named(graph_of(program, names, known), graph_of(tail.body, names, known))
-    inside = PCG(tuple(starts), tuple(applied(graph, [*given[:first], *arrived], source)))
+    inside = PCG(tuple(starts), tuple(applied(graph, [*inputs[:first], *arrived], source)))
     operands = (*constants, *walk.operands[int(walk.attributes["consts"]) :])
     attributes = following(pipeline, tail, len(constants), [0] * len(staging.leaving))
     return replace(walk, kind=TAIL, operands=operands, tensors=added.tensors, inside=inside, attributes=attributes)
@@ -187,17 +194,16 @@ def _starts(tensors: Iterable[Tensor]) -> list[Node]:
 
 
 def _either(ends: Sequence[Value], source: str) -> Value:
-    """What stands for the results of all stages, of which a device has its own: it never runs
-    (`unity.pcg.parallel.branches.groups_of`)."""
+    """Return a placeholder for the result of a device's own stage. It never runs (`unity.pcg.parallel.branches.groups_of`)."""
     program = close(jax.make_jaxpr(lambda *xs: reduce(lax.add, xs))(*(v.tensor.struct for v in ends)))
     return Value(Node("either", tuple(ends), (ends[0].tensor,), program, source=source))
 
 
 def applied(graph: PCG, values: Sequence[Value], source: str = "") -> list[Value]:
-    """A graph's results, of these values; what has no line of the user's is put at one."""
-    found: dict[Value, Value] = {Value(n): v for n, v in zip(graph.inputs, values, strict=True)}
+    """Apply a graph to values, and return its results. Operators without a user's line get `source`."""
+    values_of: dict[Value, Value] = {Value(n): v for n, v in zip(graph.inputs, values, strict=True)}
     for node in graph.nodes:
         if node.kind != "input":
-            made = replace(node, operands=tuple(found[v] for v in node.operands), source=node.source or source)
-            found.update(zip(node.results, made.results, strict=True))
-    return [found[v] for v in graph.outputs]
+            copy = replace(node, operands=tuple(values_of[v] for v in node.operands), source=node.source or source)
+            values_of.update(zip(node.results, copy.results, strict=True))
+    return [values_of[v] for v in graph.outputs]

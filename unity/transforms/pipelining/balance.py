@@ -1,7 +1,7 @@
-"""Where a chain is cut into stages: so that the slowest takes the least time, with what stages send counted.
+"""Balanced cuts of a chain into stages: the slowest stage takes the least time, the messages between stages included.
 
-Stages are cut between operators, never inside one. A wide cut makes all that is sent wide, as every stage sends the same buffer; so
-for several widths the best cuts among those that are no wider are found, and the best of these.
+Cuts are between operators. One wide cut makes all messages wide, because every stage sends a buffer of the same shape. So the best
+cuts are found for several bounds on the width, and the best of these is taken.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from unity.pcg.ir.program import Body
 from unity.pcg.parallel.stages import Mixed, Schedule
 from unity.pcg.types.axis import Axis
 from unity.search.cost.cost import Pieces, seconds
-from unity.transforms.pipelining.chain import Chain
+from unity.transforms.pipelining.chain import SampleChain
 
-WIDTHS = 12  # that are tried
+WIDTHS = 12  # bounds on the width that are tried
 SENT = 6  # messages of a tick, forward and backward (`unity.pcg.parallel.stages.sends`)
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """Places of a chain between stages; and what part of the time of all stages together the slowest takes."""
+    """Places of a chain between stages, and the slowest stage's share of the time of all stages."""
 
     places: tuple[int, ...]
     weight: float
@@ -38,15 +38,15 @@ class Cuts:
 
 @dataclass(frozen=True, eq=False)
 class Loads:
-    """What a chain's operators take on one device of a machine."""
+    """Times of a chain's operators on one device of a machine."""
 
-    chain: Chain
+    chain: SampleChain
     machine: Machine
     training: bool
 
     @cached_property
     def _operators(self) -> tuple[list[float], set[int]]:
-        """Seconds by place, each operator's where it ends; and the places inside of operators."""
+        """Seconds by place, those of each operator at its end, and the places inside of operators."""
         chain = self.chain
         place = {id(e): k + 1 for k, e in enumerate(chain.equations)}
         body, _ = extract(chain.body, chain.members, chain.results, chain.copied)
@@ -61,7 +61,7 @@ class Loads:
         return loads, within
 
     def seconds(self, body: Body) -> float:
-        """Of one operator, forward and backward."""
+        """Return the seconds of one operator, forward and backward."""
         tensors = [*(body.tensors[v] for v in body.inputs), *(body.tensor(a) for a in body.outputs)]
         shapes = [t.shape for t in tensors]
         touched, sizes = np.array([sum(t.nbytes for t in tensors)], float), np.array([[n for s in shapes for n in s]], int)
@@ -81,26 +81,28 @@ class Loads:
         return [p for p in range(1, len(self.chain)) if p not in self._operators[1]]
 
     def width(self, place: int) -> float:
-        """Bytes that cross a place, of all samples."""
+        """Return the bytes of all samples that cross a place."""
         return sum(self.chain.body.tensors[v].nbytes for v in self.chain.crossing(place))
 
 
 def estimated(loads: Loads, along: Sequence[Axis], micro_batches: int) -> tuple[float, Cuts]:
-    """The cuts for stages along these axes, and the seconds that the stages take then, if their devices share all work evenly.
-    Raises Mixed if there are fewer operators with work than stages."""
+    """Return the seconds of a pipeline along these axes, if the devices of a stage share its work evenly, and its cuts.
+
+    Raises Mixed if there are fewer operators with work than stages.
+    """
     chain, stages = loads.chain, prod(axis.size for axis in along)
     if chain.heavy < stages:
         raise Mixed(f"{stages} stages cannot share {chain.heavy} products and convolutions that work on each sample: {chain.end}")
     schedule = Schedule(stages, micro_batches, stages)
     send = collective(loads.machine, "collective-permute", along)
-    total, shared = float(loads.until[-1]), loads.machine.devices / stages  # what is not along stages shares all evenly
+    total, shared = float(loads.until[-1]), loads.machine.devices / stages  # devices of one stage share its work evenly
     ends = max(loads.width(0), loads.width(len(chain)))
     widths = {p: loads.width(p) for p in loads.between}
     best: tuple[float, Cuts] = (inf, Cuts((), 1.0))
     for most in _some(sorted({max(ends, w) for w in widths.values()})):
-        found = cut(loads.until, [p for p, w in widths.items() if w <= most], stages)
-        if found is not None:
-            places, slowest = found
+        choice = cut(loads.until, [p for p, w in widths.items() if w <= most], stages)
+        if choice is not None:
+            places, slowest = choice
             compute = schedule.ticks / micro_batches * slowest / shared
             time = compute + SENT * schedule.ticks * send(most / micro_batches / shared)
             best = min(best, (time, Cuts(places, slowest / total if total else 1 / stages)), key=lambda b: b[0])
@@ -110,25 +112,25 @@ def estimated(loads: Loads, along: Sequence[Axis], micro_batches: int) -> tuple[
 
 
 def _some(values: list[float]) -> list[float]:
-    """As many of these as are tried, the largest among them."""
+    """Return at most `WIDTHS` of the values, the largest among them."""
     return [values[round(k)] for k in np.linspace(0, len(values) - 1, min(WIDTHS, len(values)))]
 
 
 def cut(until: np.ndarray, places: Sequence[int], stages: int) -> tuple[tuple[int, ...], float] | None:
-    """The places among these that cut into so many parts, the largest of which is smallest; and that."""
+    """Return the places that cut into `stages` parts with the smallest maximum, and that maximum; None if there are too few."""
     if len(places) < stages - 1:
         return None
     ends = np.array([0, *places, len(until) - 1])
     done = until[ends]
-    most, before = done - done[0], []  # of the parts up to each end, the largest
+    most, before = done - done[0], []  # the largest part up to each end
     most[0] = inf
     for _ in range(stages - 1):
         worse = np.maximum(most[:, None], done[None, :] - done[:, None])
         worse[np.tril_indices(len(ends))] = inf  # a part ends after it begins
         before.append(worse.argmin(0))
         most = worse.min(0)
-    at, found = len(ends) - 1, []
+    at, chosen = len(ends) - 1, []
     for choice in reversed(before):
         at = int(choice[at])
-        found.append(int(ends[at]))
-    return tuple(reversed(found)), float(most[-1])
+        chosen.append(int(ends[at]))
+    return tuple(reversed(chosen)), float(most[-1])

@@ -1,7 +1,7 @@
-"""Tensors of different shapes that stages hand on, as one buffer for each type of element: `[samples, width]`.
+"""Buffers in which stages forward tensors of different shapes: `[samples, width]`, one for each element type.
 
-What crosses a cut lies flat in a row for each sample, one tensor after another; what is left of a row is zeros. So what is sent is
-alike between all stages, though it is as wide as the widest cut needs.
+The tensors that cross a cut are flattened to one row for each sample, one after the other, and padded with zeros. Messages between
+all stages thus have one shape, as wide as the widest cut.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from unity.pcg.parallel.stages import Mixed
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a tensor lies in its buffer. `dim`: its samples, of which each has `block` indices; `others`: its other dimensions."""
+class BufferSlot:
+    """A tensor in its buffer: its sample dimension `dim`, with `block` indices for each sample, and the sizes of its `others`."""
 
     tensor: Tensor
     dim: int
@@ -31,28 +31,28 @@ class Place:
 
     @property
     def kind(self) -> str:
-        """The buffer that it is in."""
+        """The kind of buffer, an element type."""
         return "int8" if self.tensor.dtype == jnp.bool_ else str(self.tensor.dtype)
 
     @property
     def width(self) -> int:
-        """Elements of each sample."""
+        """The number of elements of each sample."""
         return self.block * prod(self.others)
 
     def flat(self, x: jax.Array) -> jax.Array:
-        """`[samples, width]`: the tensor, or that of some of its samples, as it lies in a buffer."""
+        """Flatten the tensor, or a part of its samples, to `[samples, width]`."""
         return jnp.moveaxis(x, self.dim, 0).reshape(x.shape[self.dim] // self.block, self.width).astype(self.kind)
 
     def shaped(self, x: jax.Array) -> jax.Array:
-        """The inverse of `flat`."""
+        """Invert `flat`."""
         return jnp.moveaxis(x.reshape(x.shape[0] * self.block, *self.others), 0, self.dim).astype(self.tensor.dtype)
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What lies in the buffers at one cut, by its variables, in order. `widths`: of all buffers, by kind."""
+class BufferLayout:
+    """The variables in the buffers at one cut, in order, and the widths of all buffers, by kind."""
 
-    places: Mapping[int, Place]
+    places: Mapping[int, BufferSlot]
     widths: Mapping[str, int]
 
     @cached_property
@@ -61,42 +61,51 @@ class Layout:
         return {kind: [v for v, place in self.places.items() if place.kind == kind] for kind in self.widths}
 
     def packed(self, kind: str, values: Mapping[int, Any]) -> jax.Array:
-        """The buffer of a kind that has something in it."""
+        """Pack the variables of a kind into their buffer."""
         rows = lax.concatenate([self.places[v].flat(values[v]) for v in self.of_kind[kind]], 1)
         free = self.widths[kind] - rows.shape[1]
         return lax.pad(rows, jnp.zeros((), rows.dtype), [(0, 0, 0), (0, free, 0)]) if free else rows
 
     def unpacked(self, kind: str, rows: jax.Array) -> list[jax.Array]:
-        """The tensors in a buffer, in order."""
-        found, start = [], 0
+        """Unpack the tensors of a buffer, in order."""
+        tensors, start = [], 0
         for v in self.of_kind[kind]:
             end = start + self.places[v].width
-            found.append(self.places[v].shaped(lax.slice_in_dim(rows, start, end, axis=1)))
+            tensors.append(self.places[v].shaped(lax.slice_in_dim(rows, start, end, axis=1)))
             start = end
-        return found
+        return tensors
 
-    def alike(self, other: Layout, kind: str) -> bool:
-        """Whether the same lies in a buffer at another cut."""
+    def alike(self, other: BufferLayout, kind: str) -> bool:
+        """Whether a buffer has the same variables at another cut."""
         return list(self.of_kind[kind]) == list(other.of_kind[kind])
 
 
-def layouts(cuts: Sequence[Sequence[int]], tensors: Mapping[int, Tensor], samples: Mapping[int, int], size: int) -> list[Layout]:
-    """How what crosses each cut lies in buffers that are wide enough for all of them. `samples`, `size`: as a chain has them.
+def layouts(
+    cuts: Sequence[Sequence[int]], tensors: Mapping[int, Tensor], samples: Mapping[int, int], size: int
+) -> list[BufferLayout]:
+    """Return the layout of the buffers at each cut, with widths that suffice for all cuts.
 
-    Raises Mixed if something that crosses is of no type that can be sent with others.
+    Args:
+        cuts: the variables that cross each cut.
+        tensors: the variables' types.
+        samples: the variables' sample dimensions.
+        size: the number of samples.
+
+    Raises:
+        Mixed: the type of a variable cannot share a buffer with others.
     """
-    found = [{v: _place(tensors[v], samples[v], size) for v in cut} for cut in cuts]
+    slots = [{v: _place(tensors[v], samples[v], size) for v in cut} for cut in cuts]
     widths: dict[str, int] = {}
-    for places in found:
+    for places in slots:
         own: dict[str, int] = {}
         for place in places.values():
             own[place.kind] = own.get(place.kind, 0) + place.width
         widths.update({kind: max(n, widths.get(kind, 0)) for kind, n in own.items()})
     ordered = dict(sorted(widths.items()))
-    return [Layout(places, ordered) for places in found]
+    return [BufferLayout(places, ordered) for places in slots]
 
 
-def _place(tensor: Tensor, dim: int, size: int) -> Place:
+def _place(tensor: Tensor, dim: int, size: int) -> BufferSlot:
     if jnp.issubdtype(tensor.dtype, jax.dtypes.extended):
         raise Mixed(f"a stage would hand on {tensor}, which does not lie in an array with others")
-    return Place(tensor, dim, tensor.shape[dim] // size, (*tensor.shape[:dim], *tensor.shape[dim + 1 :]))
+    return BufferSlot(tensor, dim, tensor.shape[dim] // size, (*tensor.shape[:dim], *tensor.shape[dim + 1 :]))

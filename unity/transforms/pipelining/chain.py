@@ -1,11 +1,11 @@
-"""A program's operators that work on each sample by itself, one after another: they may be cut into stages between any two.
+"""The chain of a program: consecutive operators that work sample by sample, so that stages may be cut between any two of them.
 
     f(x)  =  rest(last(... second(first(x))))
 
-What the samples are the operator table knows: an axis that partitions them in an argument must go through, with nothing reduced.
-Whatever is made before a cut, or given with samples, and read after it, crosses the cut. So skip connections, encoders that every
-layer of a decoder reads, and layers of any shape are no matter. Random bits are drawn for each sample by its number
-(`unity.transforms.pipelining.numbered`), which the samples take along.
+The operator table identifies the samples: an axis that partitions them in an argument must go through every operator, with nothing
+reduced. A value with samples that is computed before a cut and read after it crosses the cut. Skip connections, encoders that every
+layer of a decoder reads, and layers of different shapes are therefore possible. Random bits are drawn for each sample by its number
+(`unity.transforms.pipelining.numbered`), which crosses cuts with the samples.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitione
 from unity.transforms.pipelining.numbered import NUMBERED, by_sample, sample_bits
 from unity.transforms.pipelining.splice import spliced
 
-CHAIN = core.Primitive("chain")  # what a chain is where it is looked at as one equation
-TRIED = 6  # dimensions of arguments that are looked at as samples
+CHAIN = core.Primitive("chain")  # stands for the chain as one equation
+TRIED = 6  # dimensions of arguments that are tried as samples
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """Consecutive operators of a chain as a program. `inputs` and `outputs` are variables of the whole one."""
+class ChainPart:
+    """Consecutive operators of a chain as a program. `inputs` and `outputs` are variables of the whole program."""
 
     body: Body
     inputs: tuple[int, ...]
@@ -47,12 +47,16 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Chain:
+class SampleChain:
     """The chain of a program.
 
-    `body`: the program, the chain's equations after all that they read and before all that read them; `members`: these, by number.
-    `samples`: of every variable that has some, which dimension they are; `size`: how many. `copied`: what is computed from
-    weights alone, and wherever it is read. `end`: why the chain goes no further.
+    Attributes:
+        body: the program, reordered so that the chain's equations are consecutive.
+        members: the chain's equations, by number.
+        samples: for every variable with samples, their dimension.
+        size: the number of samples.
+        copied: variables computed from weights alone, wherever they are read, with their equations.
+        end: the reason why the chain ends where it does.
     """
 
     body: Body
@@ -67,28 +71,28 @@ class Chain:
 
     @property
     def equations(self) -> list[Equation]:
-        """Its equations, in order."""
+        """The chain's equations, in order."""
         return [self.body.equations[k] for k in self.members]
 
     @property
     def heavy(self) -> int:
-        """How many products and convolutions it has."""
+        """The number of products and convolutions."""
         return sum(facts_of(e.name).product for e in self.equations)
 
     @cached_property
     def made(self) -> Mapping[int, int]:
-        """After how many of its equations each of its variables is there: what it is given at 0."""
+        """For each of the chain's results, the place after which it exists. Inputs exist at place 0."""
         return {v: k + 1 for k, e in enumerate(self.equations) for v in e.results}
 
     @cached_property
     def lasts(self) -> Mapping[int, int]:
-        """Up to which place each variable with samples is read: results beyond the last."""
-        found = {v: k for k, e in enumerate(self.equations) for v in _variables(e.operands) if v in self.samples}
-        return found | dict.fromkeys(self.results, len(self.members))
+        """For each variable with samples, the last place that reads it; for results, the place beyond the last equation."""
+        last_reader = {v: k for k, e in enumerate(self.equations) for v in _variables(e.operands) if v in self.samples}
+        return last_reader | dict.fromkeys(self.results, len(self.members))
 
     @cached_property
     def results(self) -> tuple[int, ...]:
-        """What the rest of the program reads."""
+        """The variables that the rest of the program reads."""
         mine = set(self.members)
         read = {v for k, e in enumerate(self.body.equations) if k not in mine for v in _variables(e.operands)}
         read.update(_variables(self.body.outputs))
@@ -96,44 +100,44 @@ class Chain:
 
     @cached_property
     def whole(self) -> Body:
-        """The program, the chain one equation of it, in the place of the first: what it reads, and its results."""
+        """The program with the chain as one equation."""
         read = dict.fromkeys(v for e in self.equations for v in _variables(e.operands) if v not in self.made)
         one = Equation(CHAIN, {}, tuple(read), self.results, self.equations[-1].source)
         before, after = self.body.equations[: self.members[0]], self.body.equations[self.members[-1] + 1 :]
         return replace(self.body, equations=(*before, one, *after))
 
     def crossing(self, place: int) -> tuple[int, ...]:
-        """What crosses the place after so many equations."""
+        """Return the variables that cross a cut after `place` equations."""
         return tuple(v for v, last in sorted(self.lasts.items()) if self.made.get(v, 0) <= place <= last)
 
-    def part(self, start: int, end: int) -> Part:
-        """The equations between two places. Raises Mixed if they do not work on each sample by themselves."""
+    def part(self, start: int, end: int) -> ChainPart:
+        """Return the equations between two places as a program. Raises Mixed if they do not work sample by sample."""
         outputs = tuple(v for v in self.crossing(end) if self.made.get(v, 0) > start)
         body, inputs = extract(self.body, self.members[start:end], outputs, self.copied)
         states, results = self.states(inputs), self.states(outputs)
         where = f"what is between {_where(self.equations[start])} and {_where(self.equations[end - 1])}"
         try:
-            found = along_axis(body, states, results)
+            solution = along_axis(body, states, results)
         except Unmatched:
-            found = None
-        if found is None or found.reduced or found.results != results or PARTIAL in found.states.values():
+            solution = None
+        if solution is None or solution.reduced or solution.results != results or PARTIAL in solution.states.values():
             raise Mixed(f"{where} does not work on each sample by itself")
-        if found.communicates:
+        if solution.communicates:
             raise Mixed(f"{where} looks at neighbouring samples, or at all of them before it decides what to do")
-        return Part(body, inputs, outputs)
+        return ChainPart(body, inputs, outputs)
 
     def states(self, variables: Sequence[int]) -> tuple[State, ...]:
-        """Of variables, along an axis that partitions the samples."""
+        """Return the states of variables along an axis that partitions the samples."""
         return tuple(partitioned(self.samples[v]) if v in self.samples else REPLICATED for v in variables)
 
 
-def chain_of(captured: Captured) -> Chain:
-    """The longest chain of a program. Raises Mixed if no operator with work of its own works on each sample by itself."""
+def chain_of(captured: Captured) -> SampleChain:
+    """Return the longest chain of a program. Raises Mixed if no product or convolution works sample by sample."""
     best, work = None, sum(facts_of(e.name).product for e in captured.body.equations)
     for variable, dim in _starts(captured):
-        found = _chain(captured.body, variable, dim)
-        if best is None or found.heavy > best.heavy:
-            best = found
+        candidate = _chain(captured.body, variable, dim)
+        if best is None or candidate.heavy > best.heavy:
+            best = candidate
         if best.heavy == work:
             break
     if best is None or not best.heavy:
@@ -142,12 +146,14 @@ def chain_of(captured: Captured) -> Chain:
 
 
 def _starts(captured: Captured) -> Iterator[tuple[int, int]]:
-    """Dimensions of arguments that may be the samples: of such as are no weights, as far as that is known. First dimensions come
-    first, and of these the first of each argument's leaves."""
+    """Yield dimensions of arguments that may be the samples, as (variable, dimension), for arguments that are no weights.
+
+    First dimensions come first, and among these the first leaf of each argument.
+    """
     body, weights, paths = captured.body, captured.differentiated, captured.paths
     used = {v for e in body.equations for v in _variables(e.operands)}
     count: Counter[str] = Counter()
-    data: list[tuple[int, int]] = []  # which of its argument's leaves one is, and its variable
+    data: list[tuple[int, int]] = []  # (index among its argument's leaves, variable)
     for v, (k, path) in zip(body.inputs, enumerate(paths), strict=False):
         if k not in weights and v in used:
             data.append((count[path.partition("]")[0]], v))
@@ -157,18 +163,18 @@ def _starts(captured: Captured) -> Iterator[tuple[int, int]]:
     yield from islice(((v, d) for d in range(ranks) for v, shape in shapes if d < len(shape) and shape[d] > 1), TRIED)
 
 
-def _chain(body: Body, variable: int, dim: int) -> Chain:
+def _chain(body: Body, variable: int, dim: int) -> SampleChain:
     size = body.tensors[variable].shape[dim]
     body, numbers = _numbered(body, size)
-    given = {variable: dim, **dict.fromkeys(numbers, 0)}
-    found, good = _longest(body, {v: partitioned(d) for v, d in given.items()})
+    known = {variable: dim, **dict.fromkeys(numbers, 0)}
+    solution, good = _longest(body, {v: partitioned(d) for v, d in known.items()})
 
     def fits(v: int) -> bool:
-        state, shape = found.states.get(v, REPLICATED), body.tensors[v].shape
-        return state.kind == "P" and state.outer == 1 and shape[state.dim] % size == 0 and v not in found.reduced
+        state, shape = solution.states.get(v, REPLICATED), body.tensors[v].shape
+        return state.kind == "P" and state.outer == 1 and shape[state.dim] % size == 0 and v not in solution.reduced
 
-    touched = {v for v in body.inputs if found.states.get(v, REPLICATED).kind == "P"}.union(given)
-    samples = {v: found.states[v].dim for v in touched if fits(v)}
+    touched = {v for v in body.inputs if solution.states.get(v, REPLICATED).kind == "P"}.union(known)
+    samples = {v: solution.states[v].dim for v in touched if fits(v)}
     alone, members, rest = list[int](), list[int](), list[int]()
     for k, e in enumerate(body.equations):
         read = touched.intersection(_variables(e.operands))
@@ -178,21 +184,20 @@ def _chain(body: Body, variable: int, dim: int) -> Chain:
         touched.update(e.results)
         if k < good and read <= samples.keys() and all(map(fits, e.results)):
             members.append(k)
-            samples.update((v, found.states[v].dim) for v in e.results)
+            samples.update((v, solution.states[v].dim) for v in e.results)
         else:
             rest.append(k)
     order = [*alone, *members, *rest]
     after = replace(body, equations=tuple(body.equations[k] for k in order))
     copied = dict(constants(after))
     copied |= {v: k for k, e in enumerate(after.equations[: len(alone)]) if light(e) for v in e.results}
-    copied = {v: k for v, k in copied.items() if v not in samples}  # the numbers of samples come along
+    copied = {v: k for v, k in copied.items() if v not in samples}  # the numbers of samples cross cuts
     end = f"{_where(body.equations[rest[0]])} does not work on each sample by itself" if rest else "it ends there"
-    return Chain(after, tuple(range(len(alone), len(alone) + len(members))), samples, size, copied, end)
+    return SampleChain(after, tuple(range(len(alone), len(alone) + len(members))), samples, size, copied, end)
 
 
 def _numbered(body: Body, size: int) -> tuple[Body, list[int]]:
-    """The program, random bits for so many samples drawn for each by its number; and the variable of the numbers, if there are
-    any."""
+    """Return the program with random bits drawn for each sample by its number, and the variable of the numbers, if there is one."""
     drawing = [e for e in body.equations if by_sample(body, e, size)]
     if not drawing:
         return body, []
@@ -212,7 +217,10 @@ def _drawn(width: int, shape: Sequence[int], key: jax.Array, numbers: jax.Array)
 
 
 def _longest(body: Body, known: Mapping[int, State]) -> tuple[Solution, int]:
-    """States along an axis that partitions the samples, of as many of the program's equations as allow it: found by bisection."""
+    """Solve for states along an axis that partitions the samples, over the longest prefix of equations, by bisection.
+
+    Return the solution and the length of the prefix.
+    """
 
     def solved(count: int) -> Solution | None:
         equations = body.equations[:count]
@@ -224,8 +232,8 @@ def _longest(body: Body, known: Mapping[int, State]) -> tuple[Solution, int]:
     good, bad, best = 0, len(body.equations) + 1, solve(replace(body, equations=(), outputs=()), known)
     middle = len(body.equations)
     while bad - good > 1:
-        found = solved(middle)
-        good, bad, best = (good, middle, best) if found is None else (middle, bad, found)
+        solution = solved(middle)
+        good, bad, best = (good, middle, best) if solution is None else (middle, bad, solution)
         middle = (good + bad) // 2
     return best, good
 

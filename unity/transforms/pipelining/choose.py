@@ -1,8 +1,8 @@
-"""Which pipeline is best, if any is: stages along every set of axes that could be one, in several numbers of micro-batches.
+"""Choice of a pipeline: stages along every set of axes that allows them, with several numbers of micro-batches.
 
-Each is a graph of its own, parallelized by the exact search, so that data and tensor parallelism inside of stages, and what is
-outside of the pipeline, are chosen together with it. What cannot be better than what is there is not searched: a device has at
-least its even part of the work, and idles while the pipeline fills and drains.
+Each candidate is a separate graph, parallelized by the exact search, so that data and tensor parallelism inside of stages and
+outside of the pipeline are chosen together with it. A candidate is skipped if a lower bound excludes it: a device has at least an
+even share of the work, and idles while the pipeline fills and drains.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, TWO_BW, Mixed, Schedul
 from unity.pcg.types.axis import Axis
 from unity.search.request import Wish
 from unity.search.session import Candidate, Search
-from unity.transforms.pipelining.pipelining import Pipelining, Program, pipelined
+from unity.transforms.pipelining.pipelining import PipelineSource, Pipelining, pipelined
 from unity.transforms.pipelining.rolled import LEAST
 
-ROUNDS = (2, 4, 8, 16)  # micro-batches for each stage, in the order in which they are tried
-NEAR = 1.2  # times the best so far: with what is slower, more micro-batches are not tried
+ROUNDS = (2, 4, 8, 16)  # numbers of micro-batches for each stage, in the order of trial
+NEAR = 1.2  # of the best time so far: beyond it more micro-batches are not tried
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """A pipeline, its search, and the best of that."""
+class PipelineCandidate:
+    """A pipeline, its search, and the best point of that."""
 
     pipelining: Pipelining
     search: Search
@@ -37,24 +37,24 @@ class Found:
 
 @dataclass(frozen=True, eq=False)
 class PipelineWish(Wish):
-    """A wish for a pipeline."""
+    """A request for a pipeline."""
 
-    exactly: tuple[int, int] | None = None  # so many stages, and micro-batches
-    schedule: str | None = None  # 1F1B where the program allows it, if nothing is said
+    exactly: tuple[int, int] | None = None  # the numbers of stages and micro-batches, if they are given
+    schedule: str | None = None  # if it is given; else 1F1B where the program allows it
 
 
 @dataclass(eq=False)
 class _Choosing:
-    """One choice: what was found so far, and why the rest was refused."""
+    """The state of one choice: the candidates so far, and the reasons why others were refused."""
 
-    program: Program
+    program: PipelineSource
     wish: PipelineWish
-    found: list[Found] = field(default_factory=list)
+    found: list[PipelineCandidate] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     first: str = ONE_F_ONE_B  # the schedule that is tried first, if none is asked for
 
     def along(self, axes: tuple[Axis, ...]) -> float:
-        """Tries more and more micro-batches, as long as that helps. Gives the least time; infinity if nothing will do."""
+        """Try more and more micro-batches, as long as that helps. Return the least time, infinity if there is no candidate."""
         before = len(self.found)
         stages = prod(axis.size for axis in axes)
         rounds = [n for n in self.rounds(stages) if not self.hopeless(Schedule(stages, stages * n, stages))]
@@ -75,7 +75,7 @@ class _Choosing:
         return min((f.candidate.time for f in self.found[before:]), default=inf)
 
     def made(self, count: int, number: int, axes: tuple[Axis, ...], rounds: int) -> Pipelining:
-        """One pipeline. Raises Mixed if it cannot be."""
+        """Make one pipeline. Raises Mixed if that is impossible."""
         kind, where = self.wish.schedule, (self.program, count, number, axes, rounds)
         if kind == TWO_BW:
             _check_loss(self.program.captured)
@@ -87,8 +87,11 @@ class _Choosing:
         return pipelined(*where, kind or GPIPE)
 
     def other(self, machine: Machine) -> None:
-        """Tries GPipe's schedule for as many stages as were best, and more, where no pipeline was asked for: it keeps more, but all
-        devices share what follows the layers, where 1F1B leaves it to the last stage, which the others wait for."""
+        """Try GPipe's schedule for the best number of stages, and more, unless a pipeline was asked for.
+
+        GPipe keeps more residuals, but all devices share the operators after the layers, which 1F1B leaves to the last stage while
+        the others wait.
+        """
         one = self.chosen.pipelining
         if self.wish.exactly is None and one.schedule.kind == ONE_F_ONE_B:
             self.wish.say("the same pipeline by GPipe's schedule")
@@ -98,7 +101,7 @@ class _Choosing:
                     self.up(ladder[ladder.index(one.along) :])
 
     def up(self, ladder: Iterable[tuple[Axis, ...]]) -> None:
-        """Tries more and more stages, as long as that helps."""
+        """Try more and more stages, as long as that helps."""
         last = inf
         for axes in ladder:
             time = self.along(axes)
@@ -107,40 +110,40 @@ class _Choosing:
             last = time
 
     def tried(self, made: Pipelining) -> float:
-        """Seconds of a pipeline's best; infinity if none will do, or it cannot be better than what there is."""
+        """Return the seconds of a pipeline's best point; infinity if there is none, or it cannot beat the best so far."""
         search = self.wish.search(made.after)
         try:
             if self.wish.than is not None and least(search) >= self.best:
                 return inf
             candidate = self.wish.choose(search)
-        except InfeasibleError as reason:  # an argument that is pinned cannot be what stages need
+        except InfeasibleError as reason:  # a pinned argument may exclude the types that stages need
             self.refused.append(str(reason))
             return inf
         if candidate is None:
             return inf
-        self.found.append(Found(made, search, candidate))
+        self.found.append(PipelineCandidate(made, search, candidate))
         return candidate.time
 
     def rounds(self, stages: int) -> Iterable[int]:
-        """Micro-batches for each stage that are to be tried."""
+        """Return the numbers of micro-batches for each stage to try."""
         if self.wish.exactly is None:
             return ROUNDS
-        wanted, micro_batches = self.wish.exactly
-        return [micro_batches // stages] if stages == wanted and micro_batches % stages == 0 else []
+        exactly, micro_batches = self.wish.exactly
+        return [micro_batches // stages] if stages == exactly and micro_batches % stages == 0 else []
 
     @property
-    def chosen(self) -> Found:
-        """The best of what was found."""
+    def chosen(self) -> PipelineCandidate:
+        """The best candidate."""
         return min(self.found, key=lambda f: self.wish.worth(f.candidate))
 
     @property
     def best(self) -> float:
-        """The least time so far, of what was there too."""
+        """The least time so far, that of the plan to beat included."""
         there = [] if self.wish.than is None else [self.wish.than[1].time]
         return min([f.candidate.time for f in self.found] + there, default=inf)
 
     def hopeless(self, schedule: Schedule) -> bool:
-        """Whether even the work of layers, shared as stages can, and what a device idles, take longer than what is there."""
+        """Whether a lower bound excludes a schedule: the layers' work, shared by stages, and the idle time."""
         if self.wish.than is None:
             return False
         search, candidate = self.wish.than
@@ -149,7 +152,7 @@ class _Choosing:
 
 
 def _check_loss(captured: Captured) -> None:
-    """Raises Mixed if a program has no loss and no gradients, which 2BW gives for the batch before."""
+    """Raise Mixed if a program has no loss and no gradients, which 2BW returns for the batch before."""
     if not captured.differentiated:
         raise Mixed("2BW gives gradients, but none are asked for (training=False): use '1f1b' or 'gpipe'")
     value = captured.graph.outputs[0].tensor
@@ -160,9 +163,9 @@ def _check_loss(captured: Captured) -> None:
         raise Mixed(f"2BW gives gradients, but {captured.paths[numbers[0]]} is no real number")
 
 
-def best(captured: Captured, machine: Machine, wish: PipelineWish) -> tuple[Found | None, list[str]]:
-    """The best pipeline of a program, and why scans of it, or stages, were refused."""
-    choosing = _Choosing(Program(captured), wish)
+def best(captured: Captured, machine: Machine, wish: PipelineWish) -> tuple[PipelineCandidate | None, list[str]]:
+    """Return the best pipeline of a program, and the reasons why scans, or stages, were refused."""
+    choosing = _Choosing(PipelineSource(captured), wish)
     for ladder in ladders(machine):
         choosing.up(ladder)
     refused = choosing.refused or choosing.program.refused or ["the program has no scan over layers, and no equal layers"]
@@ -172,12 +175,12 @@ def best(captured: Captured, machine: Machine, wish: PipelineWish) -> tuple[Foun
 
 
 def least(search: Search) -> float:
-    """Seconds of all operators, each split as is best for it: no strategy takes less."""
+    """Return a lower bound on the seconds of any strategy: all operators, each with its best choice."""
     return sum(float(c.time.min()) for c in search.assembled.problem.unary)
 
 
 def repeated(search: Search) -> float:
-    """Of these seconds, those of operators in loops, or of which there are several: what a pipeline could be made of."""
+    """Return the part of that bound due to operators in loops, or repeated ones, of which a pipeline could be made."""
     assembled = search.assembled
     sites, costs = assembled.opened.sites, assembled.problem.unary
     bodies = [site.node.body.key if site.node is not None and site.node.body is not None else "" for site in sites]
@@ -187,8 +190,10 @@ def repeated(search: Search) -> float:
 
 
 def ladders(machine: Machine) -> Iterator[list[tuple[Axis, ...]]]:
-    """Sets of axes along which stages may lie, in rows of more and more stages: some axes of one level (which of equal ones does
-    not matter), or whole outer levels and some axes of the next."""
+    """Yield lists of sets of axes for stages, by ascending number of stages.
+
+    A set has some axes of one level (equal ones are interchangeable), or all axes of outer levels and some of the next.
+    """
     outer: tuple[Axis, ...] = ()
     for level in range(len(machine.levels)):
         here = tuple(axis for axis in machine.axes if axis.level == level)
@@ -198,7 +203,7 @@ def ladders(machine: Machine) -> Iterator[list[tuple[Axis, ...]]]:
 
 
 def _parts(axes: tuple[Axis, ...]) -> Iterator[tuple[Axis, ...]]:
-    """Some of a level's axes: any number of each size, but not none."""
+    """Yield the nonempty selections of a level's axes: any number of each size."""
     counts: list[tuple[Axis, ...]] = [()]
     for size in sorted({axis.size for axis in axes}):
         same = [axis for axis in axes if axis.size == size]

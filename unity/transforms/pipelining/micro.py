@@ -1,14 +1,14 @@
-"""A scan over layers, walked in micro-batches: the same results, a part of the samples at a time.
+"""A scan over layers, run over micro-batches: the same results, one part of the samples at a time.
 
     scan(step, carry, weights)  =  joined([scan(step, part, weights) for part in parts(carry)])
 
-That holds where a step works on each sample by itself, which the operator table knows: the step's program must allow an axis that
-partitions the samples of what it carries, with nothing reduced and weights replicated. Its program on a micro-batch is then its
-local program along such an axis, which lies in time.
+This holds where a step works sample by sample, by the operator table: the step's program must allow an axis that partitions the
+samples of its carry, with nothing reduced and weights replicated. Its program on a micro-batch is then its local program along such
+an axis, an axis in time.
 
-Constants may have samples too, as a mask of padding has: these are taken in parts as well.
+Constants may have samples, too, such as a padding mask: they are split as well.
 
-A micro-batch takes every M-th sample: whoever holds a slice of the samples holds a slice of each micro-batch.
+A micro-batch takes every M-th sample, so that a device with a slice of the samples has a slice of each micro-batch.
 """
 
 from __future__ import annotations
@@ -37,20 +37,24 @@ from unity.pcg.types.varying_axes import TIME
 from unity.transforms.pipelining.splice import spliced
 from unity.transforms.pipelining.tails import Tail
 
-WALK = "unity:micro-batches"  # the scope of what walks a scan, which no model has
-WAYS = 64  # in which tensors that are carried may share a dimension, looked at for each size
+WALK = "unity:micro-batches"  # scope of the loop over micro-batches; no model has it
+WAYS = 64  # combinations of the carries' dimensions that are tried for each size
 
 
 class Positioned(Mixed):
-    """A step must know which samples it has."""
+    """Raised for a step that depends on the positions of its samples."""
 
 
 @dataclass(frozen=True)
-class Scan:
-    """A scan of a program that can be walked in micro-batches.
+class LayerScan:
+    """A scan of a program that can run over micro-batches.
 
-    `equation`: its number. `steps`: how many. `samples`: of each carried tensor, which dimension its samples are; `size`: how many.
-    `read`: the same of each constant that has samples, by its position.
+    Attributes:
+        equation: the scan's equation, by number.
+        steps: the number of steps.
+        samples: the sample dimension of each carry.
+        size: the number of samples.
+        read: (position, sample dimension) of each constant with samples.
     """
 
     equation: int
@@ -60,19 +64,19 @@ class Scan:
     read: tuple[tuple[int, int], ...] = ()
 
 
-def scans(captured: Captured) -> tuple[list[Scan], list[str]]:
-    """The scans of a program that can be walked in micro-batches; and of the others: where, and why not."""
-    found, refused = list[Scan](), list[str]()
+def scans(captured: Captured) -> tuple[list[LayerScan], list[str]]:
+    """Return the scans of a program that can run over micro-batches, and for the others their lines and the reasons."""
+    usable, refused = list[LayerScan](), list[str]()
     for k, e in enumerate(captured.body.equations):
         if e.name in SCANNED:
             try:
-                found.append(_scan(captured, k))
+                usable.append(_scan(captured, k))
             except Mixed as reason:
                 refused.append(f"the scan at {short(e.source) or 'an unknown line'}: {reason}")
-    return found, refused
+    return usable, refused
 
 
-def _scan(captured: Captured, number: int) -> Scan:
+def _scan(captured: Captured, number: int) -> LayerScan:
     body, e = captured.body, captured.body.equations[number]
     step, steps = nested_body(e), int(e.params["length"])
     consts, carry = constants_and_carry(e.params)
@@ -86,7 +90,7 @@ def _scan(captured: Captured, number: int) -> Scan:
         raise Mixed("it carries nothing from step to step")
     carried = [body.tensor(a) for a in e.operands[consts : consts + carry]]
     for samples in _samples(carried):
-        scan = Scan(number, steps, samples, carried[0].shape[samples[0]])
+        scan = LayerScan(number, steps, samples, carried[0].shape[samples[0]])
         scan = replace(scan, read=_read(step, consts, scan))
         if _legal(step, consts, scan):
             return scan
@@ -97,48 +101,55 @@ def _scan(captured: Captured, number: int) -> Scan:
 
 
 def _samples(carried: Sequence[Tensor]) -> Iterator[tuple[int, ...]]:
-    """Dimensions of equal size, one of each tensor; first ones first. Of very many, some."""
+    """Yield combinations of dimensions of equal size, one of each tensor, first dimensions first, at most `WAYS` for each size."""
     for size in dict.fromkeys(carried[0].shape):
         alike = [[d for d, n in enumerate(t.shape) if n == size] for t in carried]
         yield from islice(product(*alike), WAYS if size > 1 else 0)
 
 
-def _states(step: Body, consts: int, scan: Scan) -> tuple[State, ...]:
-    """Of a step's operands, along an axis that partitions the samples."""
+def _states(step: Body, consts: int, scan: LayerScan) -> tuple[State, ...]:
+    """Return the states of a step's operands along an axis that partitions the samples."""
     dims = dict(scan.read) | {consts + k: d for k, d in enumerate(scan.samples)}
     return tuple(partitioned(dims[p]) if p in dims else REPLICATED for p in range(len(step.inputs)))
 
 
-def _read(step: Body, consts: int, scan: Scan) -> tuple[tuple[int, int], ...]:
-    """The constants that must have samples too, if what is carried has."""
+def _read(step: Body, consts: int, scan: LayerScan) -> tuple[tuple[int, int], ...]:
+    """Return the constants that must have samples if the carries have."""
     states = _states(step, consts, scan)
     try:
-        found = solve(step, dict(zip(step.inputs[consts:], states[consts:], strict=True)))
+        solution = solve(step, dict(zip(step.inputs[consts:], states[consts:], strict=True)))
     except Unmatched:
         return ()
-    wanted = [(p, found.operands[p]) for p in range(consts)]
-    return tuple((p, s.dim) for p, s in wanted if s.kind == "P" and step.tensors[step.inputs[p]].shape[s.dim] == scan.size)
+    states_of_constants = [(p, solution.operands[p]) for p in range(consts)]
+    return tuple(
+        (p, s.dim) for p, s in states_of_constants if s.kind == "P" and step.tensors[step.inputs[p]].shape[s.dim] == scan.size
+    )
 
 
-def _legal(step: Body, consts: int, scan: Scan) -> bool:
-    """Whether a step works on each sample by itself, so that it may run along an axis that partitions them."""
+def _legal(step: Body, consts: int, scan: LayerScan) -> bool:
+    """Whether a step works sample by sample, so that it may run along an axis that partitions the samples."""
     results = tuple(partitioned(d) for d in scan.samples)
     try:
-        found = along_axis(step, _states(step, consts, scan), results)
+        solution = along_axis(step, _states(step, consts, scan), results)
     except Unmatched:
         return False
-    return found is not None and not found.communicates and found.results == results and PARTIAL not in found.states.values()
+    return (
+        solution is not None
+        and not solution.communicates
+        and solution.results == results
+        and PARTIAL not in solution.states.values()
+    )
 
 
-def walked(body: Body, scan: Scan, rounds: int, tail: Tail | None = None) -> Body:
-    """The program, the samples of one of its scans taken in so many parts; so are then those of its tail, if given.
+def walked(body: Body, scan: LayerScan, rounds: int, tail: Tail | None = None) -> Body:
+    """Return the program with one of its scans, and the tail if given, run over `rounds` micro-batches.
 
-    Raises Mixed if a step, or the tail, must know which part it has.
+    Raises Mixed if a step, or the tail, depends on the micro-batch's number.
     """
     e = body.equations[scan.equation]
-    given = [body.tensor(a) for a in e.operands]
+    operand_types = [body.tensor(a) for a in e.operands]
     if tail is None:
-        program = _traced("its steps depend", lambda *operands: _joined(scan, _parts(e, scan, rounds, operands)), given)
+        program = _traced("its steps depend", lambda *operands: _joined(scan, _parts(e, scan, rounds, operands)), operand_types)
         return spliced(body, e.results, e.operands, e.results, program, e, WALK)
 
     def both(*operands: Any) -> list[Any]:
@@ -150,22 +161,22 @@ def walked(body: Body, scan: Scan, rounds: int, tail: Tail | None = None) -> Bod
         return run_body(tail.body, parts, types, [(PARTIAL,)] * len(tail.sums), (Axis(TIME, rounds, 0),))
 
     more = (*tail.constants, *(v for v, _ in tail.read))
-    _traced("its steps depend", lambda *operands: _parts(e, scan, rounds, operands), given)
-    program = _traced("what follows them depends", both, [*given, *map(body.tensor, more)])
-    gone = {v for k in (scan.equation, *tail.equations) for v in body.equations[k].results}
-    return spliced(in_order(body, scan.equation, tail), gone, (*e.operands, *more), tail.sums, program, e, WALK)
+    _traced("its steps depend", lambda *operands: _parts(e, scan, rounds, operands), operand_types)
+    program = _traced("what follows them depends", both, [*operand_types, *map(body.tensor, more)])
+    replaced = {v for k in (scan.equation, *tail.equations) for v in body.equations[k].results}
+    return spliced(in_order(body, scan.equation, tail), replaced, (*e.operands, *more), tail.sums, program, e, WALK)
 
 
-def _traced(what: str, run: Callable[..., Sequence[Any]], given: Sequence[Tensor]) -> Body:
+def _traced(what: str, run: Callable[..., Sequence[Any]], operands: Sequence[Tensor]) -> Body:
     try:
-        return close(jax.make_jaxpr(run)(*(t.struct for t in given)))
+        return close(jax.make_jaxpr(run)(*(t.struct for t in operands)))
     except NameError:  # of the axis: a local program asks where its piece lies
         why = "positions, or random numbers that are not drawn for each sample"
         raise Positioned(f"{what} on where a sample stands in the batch ({why})") from None
 
 
 def in_order(body: Body, number: int, tail: Tail) -> Body:
-    """The program, an equation of it and what is its tail after all that they could read, and before all that reads their sums."""
+    """Return the program, reordered: an equation and its tail come after everything they may read, and before readers of sums."""
     order = sorted(range(len(body.equations)), key=lambda k: (k in tail.after, k == number or k in tail.equations, k))
     return replace(body, equations=tuple(body.equations[k] for k in order))
 
@@ -173,20 +184,23 @@ def in_order(body: Body, number: int, tail: Tail) -> Body:
 def sums(
     tail: Tail, rounds: int, size: int, end: Callable[[Sequence[Any]], Any], stacks: Sequence[Any], operands: Sequence[Any]
 ) -> list[Any]:
-    """The tail's sums, part by part: `end` makes them of its constants, of what it reads with samples, and of what leaves the last
-    layer, which is stacked. The last addition is an operator of its own, which pipelines know."""
+    """Compute a tail's sums over micro-batches.
+
+    `end` computes the sums of one micro-batch from constants, further inputs with samples, and the last layer's results, which are
+    `stacks`. The final addition is a separate operator (a remat), by which pipelines recognize it.
+    """
     constants = operands[: len(tail.constants)]
     read = [split(x, d, rounds, size) for x, (_, d) in zip(operands[len(constants) :], tail.read, strict=True)]
-    found = lax.scan(lambda _, parts: (None, end((*constants, *parts))), None, (*read, *stacks))[1]
-    return jax.checkpoint(lambda *xs: [x.sum(0, dtype=x.dtype) for x in xs])(*found)
+    partial = lax.scan(lambda _, parts: (None, end((*constants, *parts))), None, (*read, *stacks))[1]
+    return jax.checkpoint(lambda *xs: [x.sum(0, dtype=x.dtype) for x in xs])(*partial)
 
 
-def _joined(scan: Scan, stacks: Sequence[Any]) -> list[Any]:
+def _joined(scan: LayerScan, stacks: Sequence[Any]) -> list[Any]:
     return [joined(x, d) for x, d in zip(stacks, scan.samples, strict=True)]
 
 
-def _parts(e: Equation, scan: Scan, rounds: int, operands: Sequence[Any]) -> list[Any]:
-    """The scan's results, computed part by part, which are stacked."""
+def _parts(e: Equation, scan: LayerScan, rounds: int, operands: Sequence[Any]) -> list[Any]:
+    """Compute the scan's results one micro-batch at a time, and return them stacked."""
     consts, carry = constants_and_carry(e.params)
     step, time = nested_body(e), (Axis(TIME, rounds, 0),)
     types = [(s,) for s in _states(step, consts, scan)]
@@ -207,16 +221,18 @@ def _parts(e: Equation, scan: Scan, rounds: int, operands: Sequence[Any]) -> lis
 
 
 def split(x: jax.Array, dim: int, parts: int, size: int | None = None) -> jax.Array:
-    """`[parts, ..., n / parts, ...]`: every `parts`-th index of a dimension together. `size`: of samples, if the dimension has
-    several indices of each, which then stay together."""
+    """Split a dimension of n indices into strided parts, as `[parts, ..., n / parts, ...]`.
+
+    `size` is the number of samples, if each has several adjacent indices, which then stay together.
+    """
     n = x.shape[dim]
     block = n // (size or n)
     shape = (*x.shape[:dim], n // block // parts, parts, block, *x.shape[dim + 1 :])
-    found = jnp.moveaxis(x.reshape(shape), dim + 1, 0)
-    return found.reshape(parts, *x.shape[:dim], n // parts, *x.shape[dim + 1 :])
+    parts_first = jnp.moveaxis(x.reshape(shape), dim + 1, 0)
+    return parts_first.reshape(parts, *x.shape[:dim], n // parts, *x.shape[dim + 1 :])
 
 
 def joined(x: jax.Array, dim: int) -> jax.Array:
-    """The inverse of `split`."""
+    """Invert `split`."""
     x = jnp.moveaxis(x, 0, dim + 1)
     return x.reshape(*x.shape[:dim], x.shape[dim] * x.shape[dim + 1], *x.shape[dim + 2 :])

@@ -1,4 +1,4 @@
-"""Operators that were traced again, at the lines of those that they were made from."""
+"""Transfer of users' lines to operators that were traced again."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from unity.transforms.pipelining.splice import within
 
 
 def named(graph: PCG, before: PCG) -> PCG:
-    """A graph at another's lines, if both have the same operators in the same order; otherwise as it is."""
+    """Return a graph with another's lines, if both have the same operators in the same order; otherwise unchanged."""
     return beginning(graph, before) if _kinds(graph) == _kinds(before) else graph
 
 
 def beginning(graph: PCG, before: PCG) -> PCG:
-    """A graph at another's lines, as far as both begin with the same operators in the same order."""
+    """Return a graph with another's lines, for the common prefix of their operators."""
     changed = {}
     for node, old in takewhile(lambda pair: pair[0].kind == pair[1].kind, zip(_operators(graph), _operators(before), strict=False)):
         inside = node.inside
@@ -29,7 +29,7 @@ def beginning(graph: PCG, before: PCG) -> PCG:
 
 
 def with_steps(graph: PCG, scope: str, step: Body) -> PCG:
-    """A graph, the operators in its only scan of a scope at the lines of those of a step that the scan was made from."""
+    """Return a graph with the lines of a step's operators in its only scan of a scope, which was made from that step."""
     (loop,) = [n for n in graph.nodes if n.kind == "scan" and within(n.scope, scope)]
     assert loop.inside is not None
     before = graph_of(step, [f"operand {p}" for p in range(len(step.inputs))])
@@ -45,11 +45,11 @@ def _kinds(graph: PCG) -> list[str]:
 
 
 def with_nodes(graph: PCG, changed: Mapping[int, Node]) -> PCG:
-    """A graph with other nodes instead of some (by id), which read what those read."""
+    """Return a graph with some nodes, by id, replaced by others with the same operands."""
     new: dict[int, Node] = {}
     for node in graph.nodes:
-        made = changed.get(id(node), node)
-        operands = tuple(Value(new[id(v.node)], v.index) if id(v.node) in new else v for v in made.operands)
-        same = all(v.node is w.node for v, w in zip(operands, made.operands, strict=True))
-        new[id(node)] = made if same else replace(made, operands=operands)
+        replacement = changed.get(id(node), node)
+        operands = tuple(Value(new[id(v.node)], v.index) if id(v.node) in new else v for v in replacement.operands)
+        same = all(v.node is w.node for v, w in zip(operands, replacement.operands, strict=True))
+        new[id(node)] = replacement if same else replace(replacement, operands=operands)
     return PCG(graph.inputs, tuple(Value(new[id(v.node)], v.index) for v in graph.outputs), graph.axes)

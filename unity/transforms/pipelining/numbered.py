@@ -1,7 +1,8 @@
-"""A scan whose steps draw random bits for all samples at once, as one that draws them for each sample by its number.
+"""Random bits for each sample by its number, in scans whose steps draw bits for all samples at once.
 
-A generator whose bits are those of a counter gives every element its own (`pcg/counters.py`). So the samples' numbers come along as
-one more constant with samples, and what was drawn for the whole batch is the same, bit by bit, for whatever part of it a stage has.
+A counter-based generator (`unity.pcg.operators.counter_bits`) computes every element's bits from the element's number. So the
+samples' numbers become one more constant with samples, and the bits of any part of a batch are, bit by bit, those drawn for the
+whole batch.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from unity.pcg.propagation.solver import nested_body
 from unity.transforms.pipelining.named import with_steps
 from unity.transforms.pipelining.splice import spliced
 
-NUMBERED = "unity:numbers"  # the scope of the scan with samples' numbers, which no model has
+NUMBERED = "unity:numbers"  # scope of the scan with samples' numbers; no model has it
 
 
 def draws(body: Body, size: int) -> bool:
-    """Whether a step draws bits for so many samples that can be drawn for each."""
+    """Whether a step draws bits for `size` samples that can be drawn sample by sample."""
     return any(by_sample(body, e, size) for e in body.equations) or any(draws(b, size) for b in programs(body).values())
 
 
 def by_sample(body: Body, e: Equation, size: int) -> bool:
-    """Whether an equation draws bits for so many samples that can be drawn for each."""
+    """Whether an equation draws bits for `size` samples that can be drawn sample by sample."""
     if e.name != "random_bits":
         return False
     key, shape = body.tensor(e.operands[0]), tuple(e.params["shape"])
@@ -42,7 +43,7 @@ def by_sample(body: Body, e: Equation, size: int) -> bool:
 
 
 def numbered(captured: Captured, number: int, size: int) -> Captured:
-    """The program, one of its scans (by its equation's number) with the numbers of its samples, of which there are so many."""
+    """Return the program with a scan, given by its equation's number, that draws bits by the numbers of its `size` samples."""
     e = captured.body.equations[number]
     step = nested_body(e)
     consts, carry = constants_and_carry(e.params)
@@ -56,13 +57,13 @@ def numbered(captured: Captured, number: int, size: int) -> Captured:
         weights = tuple(operands[consts + carry :])
         return lax.scan(one, tuple(operands[consts : consts + carry]), weights, e.params["length"], unroll=e.params["unroll"])[0]
 
-    made = close(jax.make_jaxpr(program)(*(captured.body.tensor(a).struct for a in e.operands)))
-    after = captured.of(spliced(captured.body, set(e.results), e.operands, e.results, made, e, NUMBERED), captured.bodies)
+    by_number = close(jax.make_jaxpr(program)(*(captured.body.tensor(a).struct for a in e.operands)))
+    after = captured.of(spliced(captured.body, set(e.results), e.operands, e.results, by_number, e, NUMBERED), captured.bodies)
     return replace(after, graph=with_steps(after.graph, NUMBERED, step))
 
 
 class _Numbered(Walk):
-    """One run of a step, whose bits are drawn for each sample."""
+    """An interpreter of a step that draws bits sample by sample."""
 
     def __init__(self, body: Body, numbers: jax.Array) -> None:
         super().__init__(body, (), ())
@@ -85,7 +86,7 @@ class _Numbered(Walk):
 
 
 def sample_bits(key: jax.Array, width: int, shape: Sequence[int], numbers: jax.Array) -> jax.Array:
-    """`jax.random.bits(key, shape)` of so many samples, which its first dimension has, for those with these numbers."""
+    """Return the rows of `jax.random.bits(key, shape)` that belong to the samples with these numbers."""
     each = prod(shape) // numbers.size
     within = jnp.arange(each, dtype=jnp.uint32)
     return bits(key, width, (WORD, each), (numbers, within)).reshape(shape)

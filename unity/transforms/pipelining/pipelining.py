@@ -1,4 +1,4 @@
-"""One pipeline of a program: which scan, along which axes, in how many micro-batches; found, kept in files, and made again."""
+"""The transformation that makes a scan of a program a pipeline, its plan-file form and its replay."""
 
 from __future__ import annotations
 
@@ -17,115 +17,117 @@ from unity.pcg.parallel.stages import FOLLOWED, GPIPE, ONE_F_ONE_B, TWO_BW, Mixe
 from unity.pcg.propagation.solver import nested_body
 from unity.pcg.types.axis import Axis
 from unity.transforms.pipelining.evened import EVENED, evened
-from unity.transforms.pipelining.micro import Positioned, Scan, scans, walked
+from unity.transforms.pipelining.micro import LayerScan, Positioned, scans, walked
 from unity.transforms.pipelining.numbered import NUMBERED, draws, numbered
-from unity.transforms.pipelining.rolled import ROLLED, Layers, layers, rolled
+from unity.transforms.pipelining.rolled import ROLLED, EqualLayers, layers, rolled
 from unity.transforms.pipelining.splice import within
 from unity.transforms.pipelining.staged import with_stages
 from unity.transforms.pipelining.tails import Tail, tail_of
 
-SAID = {GPIPE: "GPipe", ONE_F_ONE_B: "1F1B", TWO_BW: "2BW"}
+SCHEDULE_NAMES = {GPIPE: "GPipe", ONE_F_ONE_B: "1F1B", TWO_BW: "2BW"}
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
-    """A program that may become a pipeline, and what there is in it: scans, and equal layers that could be one."""
+class PipelineSource:
+    """A program that may become a pipeline: its scans, and its equal layers, which could be rolled into one."""
 
     captured: Captured
 
     @cached_property
-    def layers(self) -> Layers | None:
+    def layers(self) -> EqualLayers | None:
         """The longest run of equal layers."""
         return layers(self.captured)
 
     @cached_property
-    def scans(self) -> tuple[list[Scan], list[str]]:
-        """The scans that can be walked in micro-batches, and why others cannot."""
+    def scans(self) -> tuple[list[LayerScan], list[str]]:
+        """The scans that can run over micro-batches, and the reasons why others cannot."""
         return scans(self.captured)
 
     @cached_property
-    def _rolled(self) -> dict[int, Program]:
+    def _rolled(self) -> dict[int, PipelineSource]:
         return {}
 
     def tail(self, number: int) -> Tail:
-        """What follows one of the scans, if it can be computed in micro-batches. Raises Mixed if not."""
+        """Return the tail after one of the scans. Raises Mixed if it cannot run over micro-batches."""
         scan = self.scans[0][number]
         if number not in self._tails:
             try:
                 self._tails[number] = tail_of(self.captured, scan.equation, scan.samples, scan.size)
             except Mixed as reason:
                 self._tails[number] = reason
-        found = self._tails[number]
-        if isinstance(found, Mixed):
-            raise Mixed(str(found))
-        return found
+        tail = self._tails[number]
+        if isinstance(tail, Mixed):
+            raise Mixed(str(tail))
+        return tail
 
     @cached_property
     def _tails(self) -> dict[int, Tail | Mixed]:
         return {}
 
-    def source(self, count: int) -> Program:
-        """The program with so many layers a scan, or as it is."""
+    def source(self, count: int) -> PipelineSource:
+        """Return the program with its last `count` layers rolled into a scan, or unchanged for 0."""
         return self.rolled(count) if count else self
 
-    def rolled(self, count: int) -> Program:
-        """The program with so many of its layers a scan."""
+    def rolled(self, count: int) -> PipelineSource:
+        """Return the program with its last `count` layers rolled into a scan."""
         if self.layers is None or not 0 < count <= len(self.layers):
             raise Mixed(f"the program has no {count} equal layers")
         if count not in self._rolled:
-            self._rolled[count] = Program(rolled(self.captured, self.layers, count))
+            self._rolled[count] = PipelineSource(rolled(self.captured, self.layers, count))
         return self._rolled[count]
 
     @cached_property
-    def _evened(self) -> dict[tuple[int, int], Program]:
+    def _evened(self) -> dict[tuple[int, int], PipelineSource]:
         return {}
 
-    def evened(self, number: int, stages: int) -> tuple[Program, int]:
-        """The program with one of its scans such that so many stages can share its steps, and the scan's number then."""
+    def evened(self, number: int, stages: int) -> tuple[PipelineSource, int]:
+        """Return the program with a scan padded to a multiple of `stages` steps, and the scan's number in it."""
         if self.scans[0][number].steps % stages == 0:
             return self, number
         key = (number, stages)
         if key not in self._evened:
-            self._evened[key] = Program(evened(self.captured, self.scans[0][number].equation, stages))
+            self._evened[key] = PipelineSource(evened(self.captured, self.scans[0][number].equation, stages))
         return self._evened[key], self._evened[key].called(EVENED)
 
-    def numbered(self, number: int) -> tuple[Program, int]:
-        """The program with one of its scans such that it draws bits for each sample, if any, and the scan's number then."""
+    def numbered(self, number: int) -> tuple[PipelineSource, int]:
+        """Return the program with a scan that draws random bits for each sample, and the scan's number in it."""
         scan = self.scans[0][number]
         if not draws(nested_body(self.captured.body.equations[scan.equation]), scan.size):
             return self, number
-        program = Program(numbered(self.captured, scan.equation, scan.size))
+        program = PipelineSource(numbered(self.captured, scan.equation, scan.size))
         return program, program.called(NUMBERED)
 
     def called(self, name: str) -> int:
-        """The number of the scan that was made under a name."""
+        """Return the number of the scan whose scope has a name."""
         equations = self.captured.body.equations
-        found = [k for k, scan in enumerate(self.scans[0]) if within(equations[scan.equation].scope, name)]
-        if not found:
+        numbers = [k for k, scan in enumerate(self.scans[0]) if within(equations[scan.equation].scope, name)]
+        if not numbers:
             raise Mixed("; ".join(self.scans[1]))
-        return found[0]
+        return numbers[0]
 
     @property
     def refused(self) -> list[str]:
-        """Why scans of it, and layers that were rolled, can be no pipelines."""
+        """The reasons why scans and rolled layers cannot be pipelines."""
         rolled = (program.scans[1] for program in self._rolled.values())
         return list(dict.fromkeys([*self.scans[1], *(reason for reasons in rolled for reason in reasons)]))
 
     def within(self, stages: int) -> list[tuple[int, int]]:
-        """What could have so many stages: (layers to roll, scan's number). A scan's steps, or layers: as many as can be shared
-        evenly, and all."""
-        found = [(0, k) for k in range(len(self.scans[0]))]
+        """Return the scans that can have `stages` stages, as (number of layers to roll, number of the scan).
+
+        Layers are rolled to the largest count that stages share evenly, and to all.
+        """
+        candidates = [(0, k) for k in range(len(self.scans[0]))]
         most = len(self.layers) if self.layers is not None else 0
         for count in dict.fromkeys((most // stages * stages, most)) if most >= stages else ():
             program = self.rolled(count)
             equations = program.captured.body.equations
-            found += [(count, k) for k, scan in enumerate(program.scans[0]) if within(equations[scan.equation].scope, ROLLED)]
-        return found
+            candidates += [(count, k) for k, scan in enumerate(program.scans[0]) if within(equations[scan.equation].scope, ROLLED)]
+        return candidates
 
 
 @dataclass(frozen=True, eq=False)
-class Walk:
-    """A program in micro-batches, without stages. `staged` gives a graph of it its stages."""
+class MicroBatched:
+    """A program over micro-batches, without stages. `staged` gives the stages to a graph of it."""
 
     captured: Captured
     staged: Callable[[PCG], PCG]
@@ -133,9 +135,15 @@ class Walk:
 
 @dataclass(frozen=True, eq=False)
 class Pipelining(ABC):
-    """A program before and after some of it became a pipeline.
+    """A program before and after a part of it became a pipeline.
 
-    `along`: the axes of its stages; `rounds`: micro-batches for each stage. `schedule` says which way it goes through them.
+    Attributes:
+        before: the program without a pipeline.
+        after: the program with it.
+        along: the mesh axes of the stages.
+        rounds: the number of micro-batches for each stage.
+        schedule: the pipeline's schedule.
+        walk: the program over micro-batches, before it has stages.
     """
 
     before: Captured
@@ -143,35 +151,35 @@ class Pipelining(ABC):
     along: tuple[Axis, ...]
     rounds: int
     schedule: Schedule
-    walk: Walk
+    walk: MicroBatched
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """What is needed to make it again."""
+        """Return the data from which a plan file makes the pipeline again."""
 
     @property
     @abstractmethod
     def note(self) -> str:
-        """Why it cannot go by 1F1B; nothing if it does, or could, or there is no backward pass."""
+        """The reason why 1F1B is impossible; "" if it is used or possible, or there is no backward pass."""
 
     @property
     def packing(self) -> Packing:
-        """How weights are packed for it."""
+        """The packing of weights for the pipeline."""
         return NOTHING
 
     @abstractmethod
     def again(self) -> Pipelining:
-        """Makes it again, from the program before it."""
+        """Make the pipeline again from the program before it."""
 
     def check(self) -> None:
-        """Makes it again. Raises DerivationError if something else comes out."""
+        """Make the pipeline again. Raises DerivationError if the result differs."""
         if self.again().after.graph.key != self.after.graph.key:
             raise DerivationError("the pipeline, made again from the program before it, is another")
 
 
 @dataclass(frozen=True, eq=False)
-class Alike(Pipelining):
-    """A pipeline of equal steps. `rolled`: how many equal layers became a scan first; `scan`: the scan's number then."""
+class AlikePipelining(Pipelining):
+    """A pipeline of equal steps: the scan `scan`, after the last `rolled` layers were rolled into a scan."""
 
     rolled: int
     scan: int
@@ -185,25 +193,36 @@ class Alike(Pipelining):
         if self.schedule.kind in FOLLOWED or not self.before.differentiated:
             return ""
         try:
-            Program(self.before).source(self.rolled).tail(self.scan)
+            PipelineSource(self.before).source(self.rolled).tail(self.scan)
         except Mixed as reason:
             return str(reason)
         return ""
 
     def again(self) -> Pipelining:
-        return pipelined(Program(self.before), self.rolled, self.scan, self.along, self.rounds, self.schedule.kind)
+        return pipelined(PipelineSource(self.before), self.rolled, self.scan, self.along, self.rounds, self.schedule.kind)
 
     def __str__(self) -> str:
         s, names = self.schedule, " ".join(axis.name for axis in self.along)
         what = "layers" if self.rolled else "steps"
         count = f"{s.slots - 1} to {s.slots}" if s.steps % s.stages else s.slots
-        return f"{s.stages} stages of {count} {what} along {names}, {s.micro_batches} micro-batches, {SAID[s.kind]}"
+        return f"{s.stages} stages of {count} {what} along {names}, {s.micro_batches} micro-batches, {SCHEDULE_NAMES[s.kind]}"
 
 
-def pipelined(program: Program, count: int, number: int, along: Sequence[Axis], rounds: int, kind: str = GPIPE) -> Alike:
-    """The program with a pipeline: of so many layers, if not 0; of the scan of this number; by this schedule.
+def pipelined(
+    program: PipelineSource, count: int, number: int, along: Sequence[Axis], rounds: int, kind: str = GPIPE
+) -> AlikePipelining:
+    """Make a scan of a program a pipeline.
 
-    Raises Mixed if the scan's steps, samples or operators do not allow it.
+    Args:
+        program: the program.
+        count: the number of layers to roll into a scan first, or 0.
+        number: the number of the scan.
+        along: the mesh axes of the stages.
+        rounds: the number of micro-batches for each stage.
+        kind: the schedule.
+
+    Raises:
+        Mixed: the scan's steps, samples or operators do not allow it.
     """
     source, stages = program.source(count), prod(axis.size for axis in along)
     if not 0 <= number < len(source.scans[0]):
@@ -221,12 +240,12 @@ def pipelined(program: Program, count: int, number: int, along: Sequence[Axis], 
         walk = _walk(*source.numbered(at), along, rounds, kind)
     after = replace(walk.captured, graph=walk.staged(walk.captured.graph))
     schedule = Schedule(stages, stages * rounds, steps, kind)
-    return Alike(program.captured, after, tuple(along), rounds, schedule, walk, count, number)
+    return AlikePipelining(program.captured, after, tuple(along), rounds, schedule, walk, count, number)
 
 
-def _walk(source: Program, number: int, along: Sequence[Axis], rounds: int, kind: str) -> Walk:
-    """The program, one of its scans in micro-batches, and the stages that it shall have."""
+def _walk(source: PipelineSource, number: int, along: Sequence[Axis], rounds: int, kind: str) -> MicroBatched:
+    """Return the program with one of its scans over micro-batches, and the function that gives it its stages."""
     scan = source.scans[0][number]
     tail = source.tail(number) if kind in FOLLOWED else None
     captured = source.captured.of(walked(source.captured.body, scan, rounds, tail), source.captured.bodies)
-    return Walk(captured, partial(with_stages, scan=scan, along=along, before=source.captured.graph, tail=tail, kind=kind))
+    return MicroBatched(captured, partial(with_stages, scan=scan, along=along, before=source.captured.graph, tail=tail, kind=kind))

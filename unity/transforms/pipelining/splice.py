@@ -1,4 +1,4 @@
-"""Puts a program in the place of some of a body's equations."""
+"""Replacement of some of a body's equations by a program."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from unity.pcg.ir.program import Atom, Body, Equation
 def spliced(
     body: Body, gone: Collection[int], given: Sequence[Atom], results: Sequence[int], program: Body, named: Equation, scope: str
 ) -> Body:
-    """The body, its equations that make what is `gone` replaced by a program, where the last of them stood.
+    """Return the body with some equations replaced by a program, at the position of the last of them.
 
     Args:
-        body: the whole.
-        gone: variables whose equations go.
-        given: what the program reads, in its order.
-        results: what it makes.
-        program: what comes instead.
-        named: whose line its equations have, and in whose scope they are.
-        scope: what they are called there, so that they can be told from others (`within`).
+        body: the body.
+        gone: the variables whose equations are replaced.
+        given: the variables that the program reads, in its order.
+        results: the variables that the program computes.
+        program: the program.
+        named: the equation whose line and scope the program's equations get.
+        scope: a scope below that one, by which the equations can be recognized (`within`).
     """
     start = max(body.tensors) + 1
     same: dict[int, Atom] = {v: start + k for k, v in enumerate(program.tensors)}
@@ -31,19 +31,19 @@ def spliced(
     def of(a: Atom) -> Atom:
         return same[a] if isinstance(a, int) else a
 
-    def made(p: Equation) -> Equation:
-        found = tuple(v for v in map(of, p.results) if isinstance(v, int))
+    def renamed(p: Equation) -> Equation:
+        outputs = tuple(v for v in map(of, p.results) if isinstance(v, int))
         place = {"source": named.source, "scope": f"{named.scope}/{scope}", "group": named.group}
-        return replace(p, operands=tuple(map(of, p.operands)), results=found, **place)
+        return replace(p, operands=tuple(map(of, p.operands)), results=outputs, **place)
 
     leaving = [k for k, e in enumerate(body.equations) if set(e.results) & set(gone)]
-    kept = [e for k, e in enumerate(body.equations) if k not in set(leaving)]
+    remaining = [e for k, e in enumerate(body.equations) if k not in set(leaving)]
     at = leaving[-1] + 1 - len(leaving)
-    equations = (*kept[:at], *map(made, program.equations), *kept[at:])
+    equations = (*remaining[:at], *map(renamed, program.equations), *remaining[at:])
     tensors = {v: program.tensors[p] for p, v in same.items() if isinstance(v, int)}
     return used(Body(body.inputs, body.outputs, equations, {**tensors, **body.tensors}))
 
 
 def within(scope: str, called: str) -> bool:
-    """Whether a scope is that of what `spliced` put there under this name."""
+    """Whether a scope is that of equations that `spliced` inserted with the scope `called`."""
     return scope.endswith(f"/{called}")

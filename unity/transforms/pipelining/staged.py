@@ -1,4 +1,4 @@
-"""A scan that is walked in micro-batches, as one operator of the graph: a pipeline (`unity.pcg.parallel.stages`)."""
+"""A scan over micro-batches as one operator of the graph: a pipeline (`unity.pcg.parallel.stages`)."""
 
 from __future__ import annotations
 
@@ -11,38 +11,46 @@ from unity.pcg.capture.capture import graph_of
 from unity.pcg.ir.graph import PCG, PIPELINE, TAIL, Node
 from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, Schedule, staged
 from unity.pcg.types.axis import Axis
-from unity.transforms.pipelining.micro import WALK, Scan
+from unity.transforms.pipelining.micro import WALK, LayerScan
 from unity.transforms.pipelining.named import named, with_nodes
 from unity.transforms.pipelining.splice import within
 from unity.transforms.pipelining.tails import Tail
 
 
 def with_stages(
-    graph: PCG, scan: Scan, along: Sequence[Axis], before: PCG, tail: Tail | None = None, kind: str = ONE_F_ONE_B
+    graph: PCG, scan: LayerScan, along: Sequence[Axis], before: PCG, tail: Tail | None = None, kind: str = ONE_F_ONE_B
 ) -> PCG:
-    """The graph, its scan in micro-batches a pipeline with stages along these axes, and what follows in micro-batches its tail;
-    `before`: where it was walked as a whole; `kind`: the schedule, where there is a tail.
+    """Return the graph with its scan over micro-batches as a pipeline, followed by its tail.
 
-    Raises Mixed if a step, or the tail, cannot be split so.
+    Args:
+        graph: the graph of the program over micro-batches.
+        scan: the scan.
+        along: the mesh axes of the stages.
+        before: the graph before it ran over micro-batches, for the operators' lines.
+        tail: the tail, if it runs over micro-batches.
+        kind: the schedule, if there is a tail.
+
+    Raises:
+        Mixed: a step, or the tail, cannot be split.
     """
     here = [node for node in graph.nodes if within(node.scope, WALK)]
-    found = next(node for node in here if node.kind == "scan")  # what follows it reads it
-    made = _pipeline(found, scan, along, GPIPE if tail is None else kind)
+    walk = next(node for node in here if node.kind == "scan")  # the pipeline's: that of the tail comes later
+    pipeline = _pipeline(walk, scan, along, GPIPE if tail is None else kind)
     for whole in before.nodes:
-        if whole.kind == "scan" and whole.source == found.source and made.inside is not None and whole.inside is not None:
-            made = replace(made, inside=named(made.inside, whole.inside))
-    staged(made)
-    changed = {id(found): made}
+        if whole.kind == "scan" and whole.source == walk.source and pipeline.inside is not None and whole.inside is not None:
+            pipeline = replace(pipeline, inside=named(pipeline.inside, whole.inside))
+    staged(pipeline)
+    changed = {id(walk): pipeline}
     if tail is not None:
         (added,) = [node for node in here if node.kind == "remat"]
-        end = _tail(added, made, tail, scan)
+        end = _tail(added, pipeline, tail, scan)
         staged(end)
         changed[id(added)] = end
     return with_nodes(graph, changed)
 
 
 def by_gpipe(graph: PCG) -> PCG:
-    """The graph, its pipeline by GPipe's schedule: it does the same, and its tail follows it."""
+    """Return the graph with its pipeline by GPipe's schedule, which computes the same, with the tail after it."""
     changed = {}
     for node in graph.nodes:
         if node.kind == PIPELINE:
@@ -50,8 +58,8 @@ def by_gpipe(graph: PCG) -> PCG:
     return with_nodes(graph, changed) if changed else graph
 
 
-def _tail(added: Node, pipeline: Node, tail: Tail, scan: Scan) -> Node:
-    """What adds up a walk's sums, and that walk, as the tail of a pipeline."""
+def _tail(added: Node, pipeline: Node, tail: Tail, scan: LayerScan) -> Node:
+    """Return the tail of a pipeline: a loop over micro-batches together with the sum of its results."""
     walk = added.operands[0].node
     assert walk.inside is not None
     attributes = following(pipeline, tail, int(walk.attributes["consts"]), scan.samples)
@@ -60,8 +68,10 @@ def _tail(added: Node, pipeline: Node, tail: Tail, scan: Scan) -> Node:
 
 
 def following(pipeline: Node, tail: Tail, constants: int, samples: Sequence[int]) -> dict[str, Any]:
-    """The attributes of a pipeline's tail, of so many constants. `samples`: of what it reads of the pipeline, which dimension they
-    are."""
+    """Return the attributes of a pipeline's tail.
+
+    `constants` is the number of its constants, `samples` the sample dimension of each of the pipeline's results.
+    """
     shared = {name: pipeline.attributes[name] for name in ("along", "stages", "micro_batches", "steps", "schedule")}
     return {
         "consts": constants, "read": len(tail.read), "arriving": len(samples), "carry": 0, **shared,
@@ -69,16 +79,16 @@ def following(pipeline: Node, tail: Tail, constants: int, samples: Sequence[int]
     }  # fmt: skip
 
 
-def _pipeline(walk: Node, scan: Scan, along: Sequence[Axis], kind: str) -> Node:
+def _pipeline(walk: Node, scan: LayerScan, along: Sequence[Axis], kind: str) -> Node:
     assert walk.inside is not None
     (loop,) = [n for n in walk.inside.nodes if n.kind == "scan"]
-    given = {id(n): (p, v) for p, (n, v) in enumerate(zip(walk.inside.inputs, walk.operands, strict=True))}
+    outer = {id(n): (p, v) for p, (n, v) in enumerate(zip(walk.inside.inputs, walk.operands, strict=True))}
     c = int(loop.attributes["consts"])
-    # what is read anew for every micro-batch is taken in steps, after the walk's own constants
-    read = [p for p in range(c) if given.get(id(loop.operands[p].node), (-1,))[0] >= int(walk.attributes["consts"])]
+    # operands that differ from micro-batch to micro-batch follow the constants of the loop over micro-batches
+    read = [p for p in range(c) if outer.get(id(loop.operands[p].node), (-1,))[0] >= int(walk.attributes["consts"])]
     order = [*(p for p in range(c) if p not in read), *read, *range(c, len(loop.operands))]
-    # what is no input is a constant: it stands as well outside
-    operands = tuple(given[id(v.node)][1] if id(v.node) in given else v for v in (loop.operands[p] for p in order))
+    # an operand that is no input is a constant, which can be outside as well
+    operands = tuple(outer[id(v.node)][1] if id(v.node) in outer else v for v in (loop.operands[p] for p in order))
     assert loop.inside is not None
     inside = PCG(tuple(loop.inside.inputs[p] for p in order), loop.inside.outputs, loop.inside.axes)
     samples = [_sampled(walk, loop, p, scan) for p in order[c - len(read) : c]] + list(scan.samples)
@@ -94,8 +104,8 @@ def _pipeline(walk: Node, scan: Scan, along: Sequence[Axis], kind: str) -> Node:
     return replace(walk, kind=PIPELINE, operands=operands, inside=inside, attributes=attributes)
 
 
-def _sampled(walk: Node, loop: Node, position: int, scan: Scan) -> int:
-    """Which dimension of a constant that is read anew its samples are."""
+def _sampled(walk: Node, loop: Node, position: int, scan: LayerScan) -> int:
+    """Return the sample dimension of a constant that differs from micro-batch to micro-batch."""
     assert walk.inside is not None
     number = [id(n) for n in walk.inside.inputs].index(id(loop.operands[position].node)) - int(walk.attributes["consts"])
     return scan.read[number - len(scan.samples)][1]

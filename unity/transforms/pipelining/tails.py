@@ -1,10 +1,10 @@
-"""What leads from the last layer to the loss, if that can be done one micro-batch at a time.
+"""The tail of a pipeline: the operators from the last layer to the loss, if they can run one micro-batch at a time.
 
     loss(tail(scan(step, x)))  =  loss(sum([tail(scan(step, part)) for part in parts(x)]))
 
-The *tail* is what the operator table lets work on each sample by itself, up to sums over the samples: a final norm, logits, cross
-entropy and the sum of its mean. With it a micro-batch's backward pass can follow its forward pass at once (1F1B). What is computed
-of the sums comes after all of them; so one sum has a gradient, a scalar, and all gradients are known up to one factor: that sum's.
+By the operator table, the *tail* works sample by sample up to sums over the samples: a final norm, logits, cross entropy and the
+sum of its mean. With it a micro-batch's backward pass can follow its forward pass at once (1F1B). Functions of the sums come after
+all micro-batches. So exactly one sum has a gradient, a scalar, and all gradients are known up to one factor: that sum's cotangent.
 """
 
 from __future__ import annotations
@@ -26,10 +26,16 @@ from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitione
 
 @dataclass(frozen=True, eq=False)
 class Tail:
-    """What follows a scan, by a program's variables.
+    """The tail after a scan, in terms of a program's variables.
 
-    `body`: of `constants`, of what is `read` with samples (with the dimension that they are), and of the scan's results; it makes
-    `sums`. `equations`: those of the program that it stands for; `after`: those that read sums. `loss`: the sum with a gradient.
+    Attributes:
+        body: the tail's program, from `constants`, `read` and the scan's results to `sums`.
+        constants: inputs without samples.
+        read: inputs with samples, with their sample dimensions.
+        sums: results, each a sum over the samples.
+        equations: the program's equations that the tail replaces.
+        after: the equations that depend on sums.
+        loss: the number of the sum that has a gradient.
     """
 
     body: Body
@@ -42,14 +48,21 @@ class Tail:
 
     @property
     def states(self) -> tuple[State, ...]:
-        """Of what it reads, along an axis that partitions the samples; those of the scan's results left out."""
+        """States of the inputs, except the scan's results, along an axis that partitions the samples."""
         return (*(REPLICATED for _ in self.constants), *(partitioned(d) for _, d in self.read))
 
 
 def tail_of(captured: Captured, number: int, samples: Sequence[int], size: int) -> Tail:
-    """The tail of a scan of a program (by its equation's number), whose results have `size` samples in these dimensions.
+    """Return the tail after a scan.
 
-    Raises Mixed, naming the operator, if it cannot be computed one micro-batch at a time.
+    Args:
+        captured: the program.
+        number: the scan's equation.
+        samples: the sample dimension of each of its results.
+        size: the number of samples.
+
+    Raises:
+        Mixed: the tail cannot be computed one micro-batch at a time; names the operator.
     """
     body, results = captured.body, captured.body.equations[number].results
     if not set(results).isdisjoint(_variables(body.outputs)):
@@ -57,20 +70,20 @@ def tail_of(captured: Captured, number: int, samples: Sequence[int], size: int) 
     following = _following(body, results)
     ends = [v for v in _variables(body.outputs) if any(v in body.equations[i].results for i in following)]
     whole, order = extract(body, following, ends, constants(body))
-    found = _solved(whole, {v: partitioned(d) for v, d in zip(results, samples, strict=True)})
-    mine, after = _parted(body, following, found)
+    solution = _solved(whole, {v: partitioned(d) for v, d in zip(results, samples, strict=True)})
+    mine, after = _parted(body, following, solution)
     sums = tuple(v for i in mine for v in body.equations[i].results if v in ends or _read_by(body, after, v))
     for v in sums:
-        if found.states[v] != PARTIAL:
+        if solution.states[v] != PARTIAL:
             raise Mixed(f"{_maker(body, mine, v)} gives results for each sample, and no sum over them")
     loss = _loss(captured, sums)
     part, order = extract(body, mine, sums, constants(body))
-    given = [v for v in order if v not in results]
-    read = tuple((v, found.states[v].dim) for v in given if found.states[v].kind == "P")
+    inputs_before = [v for v in order if v not in results]
+    read = tuple((v, solution.states[v].dim) for v in inputs_before if solution.states[v].kind == "P")
     for v, dim in read:
-        if found.states[v].outer > 1 or body.tensors[v].shape[dim] % size:
+        if solution.states[v].outer > 1 or body.tensors[v].shape[dim] % size:
             raise Mixed("what it is computed from has samples in an order that cannot be divided")
-    fixed = tuple(v for v in given if found.states[v].kind != "P")
+    fixed = tuple(v for v in inputs_before if solution.states[v].kind != "P")
     inputs = (*fixed, *(v for v, _ in read), *results)
     part = replace(part, inputs=inputs, tensors={**part.tensors, **{v: body.tensors[v] for v in results}})
     tail = Tail(part, fixed, read, sums, frozenset(mine), frozenset(after), loss)
@@ -86,59 +99,61 @@ def _variables(atoms: Sequence[object]) -> list[int]:
 
 
 def _following(body: Body, results: Sequence[int]) -> list[int]:
-    """The equations that depend on these variables."""
-    known, found = set(results), []
+    """Return the equations that depend on these variables."""
+    known, dependent = set(results), []
     for i, e in enumerate(body.equations):
         if not known.isdisjoint(_variables(e.operands)):
             known.update(e.results)
-            found.append(i)
-    return found
+            dependent.append(i)
+    return dependent
 
 
 def _solved(body: Body, known: Mapping[int, State]) -> Solution:
-    """Where what follows the last layer is partitioned in the samples, partial or reduced. What is read from elsewhere is no part
-    of a sum. Raises Mixed, naming the first operator that does not work on each sample by itself."""
+    """Solve for states along an axis that partitions the samples. Inputs from elsewhere are no partial sums.
+
+    Raises Mixed, naming the first operator that does not work sample by sample.
+    """
     states = dict(known)
     while True:
         try:
-            found = solve(body, states)
+            solution = solve(body, states)
         except Unmatched:
             raise Mixed(_first_mixed(body, known)) from None
-        partial = [v for v in body.inputs if found.states[v] == PARTIAL]
+        partial = [v for v in body.inputs if solution.states[v] == PARTIAL]
         if not partial:
             break
         states |= dict.fromkeys(partial, REPLICATED)
-    for v, kind in found.reduced.items():
+    for v, kind in solution.reduced.items():
         if kind != "sum":
             raise Mixed(f"{_where(next(e for e in body.equations if v in e.results))} takes the {kind} over the samples")
-    return found
+    return solution
 
 
 def _first_mixed(body: Body, known: Mapping[int, State]) -> str:
-    """The first equation up to which the program cannot be solved: they are looked for by bisection."""
+    """Return a message about the first equation with which the program cannot be solved, by bisection."""
     good, bad = 0, len(body.equations)
     while bad - good > 1:
         middle = (good + bad) // 2
         equations = body.equations[:middle]
-        made = tuple(v for e in equations for v in e.results)
+        outputs = tuple(v for e in equations for v in e.results)
         try:
-            solve(replace(body, equations=equations, outputs=made), known)
+            solve(replace(body, equations=equations, outputs=outputs), known)
             good = middle
         except Unmatched:
             bad = middle
     return f"{_where(body.equations[bad - 1])} does not work on each sample by itself"
 
 
-def _parted(body: Body, following: Sequence[int], found: Solution) -> tuple[list[int], list[int]]:
-    """The equations of the tail, and those that need whole sums. Raises Mixed if one of these looks at single samples again."""
-    whole, mine, after = set(found.reduced), list[int](), list[int]()
+def _parted(body: Body, following: Sequence[int], solution: Solution) -> tuple[list[int], list[int]]:
+    """Return the equations of the tail, and those that need complete sums. Raises Mixed if one of these also reads samples."""
+    whole, mine, after = set(solution.reduced), list[int](), list[int]()
     for i in following:
         e = body.equations[i]
         operands = set(_variables(e.operands))
         if whole.isdisjoint(operands):
             mine.append(i)
             continue
-        if any(found.states.get(v, REPLICATED).kind == "P" for v in operands - whole):
+        if any(solution.states.get(v, REPLICATED).kind == "P" for v in operands - whole):
             raise Mixed(f"{_where(e)} needs a sum over all samples to go on with each")
         after.append(i)
         whole.update(e.results)
@@ -146,22 +161,22 @@ def _parted(body: Body, following: Sequence[int], found: Solution) -> tuple[list
 
 
 def _loss(captured: Captured, sums: Sequence[int]) -> int:
-    """The one sum that has a gradient."""
+    """Return the number of the only sum that has a gradient. Raises Mixed if there are none, or several."""
     body, weights = captured.body, captured.differentiated
     flags = tuple(k in weights and body.tensors[v].floating for k, v in enumerate(body.inputs))
     moving = reached(replace(body, outputs=tuple(sums)), flags)
-    found = [k for k, flag in enumerate(moving) if flag and body.tensors[sums[k]].floating]
-    if len(found) != 1:
-        lines = ", ".join(_maker(body, range(len(body.equations)), sums[k]) for k in found) or "none"
-        raise Mixed(f"of the sums over the samples one must have a gradient, but {lines} {'has' if not found else 'have'} one")
-    v = sums[found[0]]
+    active = [k for k, flag in enumerate(moving) if flag and body.tensors[sums[k]].floating]
+    if len(active) != 1:
+        lines = ", ".join(_maker(body, range(len(body.equations)), sums[k]) for k in active) or "none"
+        raise Mixed(f"of the sums over the samples one must have a gradient, but {lines} {'has' if not active else 'have'} one")
+    v = sums[active[0]]
     if body.tensors[v].shape:
         raise Mixed(f"{_maker(body, range(len(body.equations)), v)} is the last that adds up over the samples, and no scalar")
     ends = losses(captured.graph)
     used = Body((v,), body.outputs, body.equations, body.tensors)
     if not leading_to(used, tuple(k in ends for k in range(len(body.outputs))))[0]:
         raise Mixed("nothing that is differentiated depends on it")
-    return found[0]
+    return active[0]
 
 
 def _read_by(body: Body, equations: Sequence[int], variable: int) -> bool:

@@ -1,4 +1,4 @@
-"""A pipeline of stages that are unlike: found for a machine, kept in files, and made again."""
+"""Pipelines of stages of different operators: their choice for a machine, and the transformation."""
 
 from __future__ import annotations
 
@@ -15,19 +15,23 @@ from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, TWO_BW, Mixed, Schedul
 from unity.pcg.types.axis import Axis
 from unity.transforms.pipelining.apart import with_stages
 from unity.transforms.pipelining.balance import Cuts, Loads, estimated
-from unity.transforms.pipelining.chain import Chain, chain_of
-from unity.transforms.pipelining.choose import ROUNDS, Found, PipelineWish, ladders
-from unity.transforms.pipelining.pipelining import SAID, Pipelining, Walk
+from unity.transforms.pipelining.chain import SampleChain, chain_of
+from unity.transforms.pipelining.choose import ROUNDS, PipelineCandidate, PipelineWish, ladders
+from unity.transforms.pipelining.pipelining import SCHEDULE_NAMES, MicroBatched, Pipelining
 from unity.transforms.pipelining.staging import Staging, tail_after
 
-TRIES = 3  # sets of axes along which pipelines are searched where none is asked for; where nothing fits, pipelines
+TRIES = 3  # sets of axes, or pipelines where nothing fits, that are searched unless a pipeline is asked for
 
 
 @dataclass(frozen=True, eq=False)
 class Unlike(Pipelining):
-    """A chain of operators that became a pipeline: where it is cut, and how the stages' weights are packed, if they are.
+    """A pipeline of different stages, cut from a chain.
 
-    `whole`: the arguments, by number, that are packed in no case.
+    Attributes:
+        cuts: the places of the cuts.
+        pack: whether the stages' weights are packed.
+        packed: their packing.
+        whole: arguments, by number, that are never packed.
     """
 
     cuts: Cuts
@@ -61,12 +65,12 @@ class Unlike(Pipelining):
 
     def __str__(self) -> str:
         s, names = self.schedule, " ".join(axis.name for axis in self.along)
-        where = self.packed or "weights on all of them"
-        return f"{s.stages} stages of different operators along {names}, {s.micro_batches} micro-batches, {SAID[s.kind]}, {where}"
+        where, name = self.packed or "weights on all of them", SCHEDULE_NAMES[s.kind]
+        return f"{s.stages} stages of different operators along {names}, {s.micro_batches} micro-batches, {name}, {where}"
 
 
 def unlike(
-    chain: Chain,
+    chain: SampleChain,
     captured: Captured,
     cuts: Cuts,
     along: Sequence[Axis],
@@ -75,8 +79,21 @@ def unlike(
     kind: str = GPIPE,
     whole: Collection[int] = (),
 ) -> Unlike:
-    """The program with a chain of it cut into stages, which go by this schedule; `pack`: with their weights packed, but for the
-    arguments that stay `whole`. Raises Mixed if samples or operators do not allow it."""
+    """Cut a chain of a program into the stages of a pipeline.
+
+    Args:
+        chain: the chain.
+        captured: the program.
+        cuts: the places of the cuts.
+        along: the mesh axes of the stages.
+        rounds: the number of micro-batches for each stage.
+        pack: whether the stages' weights are packed.
+        kind: the schedule.
+        whole: arguments that are not packed.
+
+    Raises:
+        Mixed: samples or operators do not allow it.
+    """
     stages = prod(axis.size for axis in along)
     if chain.size % (stages * rounds):
         raise Mixed(f"{stages * rounds} micro-batches cannot share {chain.size} samples evenly")
@@ -88,13 +105,13 @@ def unlike(
     graph, packed = with_stages(walk.graph, staging, walk, along, free)
     after = replace(walk, graph=graph)
     schedule = Schedule(stages, stages * rounds, stages, kind)
-    again = Walk(walk, lambda graph: with_stages(graph, staging, walk, along, free)[0])
+    again = MicroBatched(walk, lambda graph: with_stages(graph, staging, walk, along, free)[0])
     return Unlike(captured, after, tuple(along), rounds, schedule, again, cuts, pack, packed, frozenset(whole))
 
 
 @dataclass(frozen=True, eq=False)
 class _Option:
-    """A pipeline that may be tried: with stages along these axes, cut there. `seconds`: an estimate that leaves weights out."""
+    """A pipeline that may be tried. `seconds` is an estimate of its time that leaves weights out."""
 
     along: tuple[Axis, ...]
     rounds: int
@@ -108,18 +125,21 @@ class _Option:
 
 def best_unlike(
     captured: Captured, machine: Machine, wish: PipelineWish, pack: bool, whole: Collection[int] = ()
-) -> tuple[Found | None, list[str]]:
-    """The best pipeline of stages that are unlike, and why others were refused: as it is asked for; or, if none is, of some that
-    may be better than what there is, or may fit where nothing does. `pack`: with weights packed, but for the arguments `whole`."""
+) -> tuple[PipelineCandidate | None, list[str]]:
+    """Return the best pipeline of different stages, and the reasons why others were refused.
+
+    If no pipeline is asked for, some are tried that may be better than the plan to beat, or may fit where nothing does. `pack` and
+    `whole` are those of `unlike`.
+    """
     if wish.schedule == TWO_BW:
         return None, [f"stages of different operators go by {ONE_F_ONE_B!r} or {GPIPE!r}, not by {TWO_BW!r}"]
     if wish.exactly is None and wish.than is not None and not pack:
-        return None, []  # weights are added up over all devices, as by data parallelism, and stages idle beside
+        return None, []  # gradients are summed over all devices, as by data parallelism, and stages idle, too
     try:
         chain = chain_of(captured)
     except Mixed as reason:
         return None, [f"it cannot be cut into stages of different operators either: {reason}"]
-    found, refused = list[Found](), list[str]()
+    candidates, refused = list[PipelineCandidate](), list[str]()
     for options in _options(Loads(chain, machine, bool(captured.differentiated)), wish, refused):
         last = inf
         for option in options:
@@ -133,17 +153,19 @@ def best_unlike(
                 refused.append(f"stages of different operators: {reason}")
                 break
             if candidate is not None:
-                found.append(Found(made, search, candidate))
+                candidates.append(PipelineCandidate(made, search, candidate))
                 if candidate.time >= last:
                     break
                 last = candidate.time
-    return min(found, key=lambda f: wish.worth(f.candidate), default=None), list(dict.fromkeys(refused))
+    return min(candidates, key=lambda f: wish.worth(f.candidate), default=None), list(dict.fromkeys(refused))
 
 
 def _options(loads: Loads, wish: PipelineWish, refused: list[str]) -> list[list[_Option]]:
-    """What is to be tried, in rows that go on as long as that helps: along all axes what is asked for; else along those that may
-    take less than what there is, the best first, more and more micro-batches. Where nothing fits, what has most micro-batches, and
-    so holds least, comes first."""
+    """Return the pipelines to try, in rows, each of which is tried as long as it improves.
+
+    If a pipeline is asked for, there is a row for every set of axes; else rows of ascending micro-batches for the sets that may
+    beat the plan, the best first. Where nothing fits, pipelines with most micro-batches, and so the least memory, come first.
+    """
     rows: list[list[_Option]] = []
     for along in (axes for ladder in ladders(loads.machine) for axes in ladder):
         stages, row = prod(axis.size for axis in along), list[_Option]()
@@ -164,15 +186,17 @@ def _options(loads: Loads, wish: PipelineWish, refused: list[str]) -> list[list[
 
 
 def _rounds(stages: int, samples: int, wish: PipelineWish) -> list[int]:
-    """Micro-batches for each of so many stages that are to be tried."""
+    """Return the numbers of micro-batches for each of `stages` stages to try."""
     if wish.exactly is None:
         return [n for n in ROUNDS if samples % (stages * n) == 0]
-    wanted, micro_batches = wish.exactly
-    return [micro_batches // stages] if stages == wanted and micro_batches % stages == 0 else []
+    exactly, micro_batches = wish.exactly
+    return [micro_batches // stages] if stages == exactly and micro_batches % stages == 0 else []
 
 
-def _scheduled(chain: Chain, captured: Captured, option: _Option, pack: bool, whole: Collection[int], kind: str | None) -> Unlike:
-    """By this schedule; if none is asked for, by 1F1B where the program allows it. Raises Mixed."""
+def _scheduled(
+    chain: SampleChain, captured: Captured, option: _Option, pack: bool, whole: Collection[int], kind: str | None
+) -> Unlike:
+    """Make a pipeline by a schedule, or, if it is None, by 1F1B where the program allows it. Raises Mixed."""
     where = (chain, captured, option.cuts, option.along, option.rounds, pack)
     if kind is None and captured.differentiated:
         try:
