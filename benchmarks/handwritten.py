@@ -45,7 +45,7 @@ from benchmarks.models import concrete
 from benchmarks.models.mlp import mlp
 from benchmarks.models.model import Model
 from benchmarks.record import record, show
-from unity.exec.compiled.hlo import Collective, collectives, memory
+from unity.exec.compiled.hlo import CompiledCollective, collectives, memory
 from unity.exec.planned_step import compiler_options
 from unity.plan.plan import Plan
 from unity.search.simulator import topology
@@ -90,7 +90,7 @@ CASES = {
 }
 
 
-def sent(found: list[Collective]) -> float:
+def sent(found: list[CompiledCollective]) -> float:
     """Bytes that one device sends in one step, in rings."""
     return sum(c.count * topology.bytes_sent(c.kind, len(c.groups[0]), c.nbytes) for c in found)
 

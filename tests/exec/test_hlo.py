@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from unity.exec.compiled.hlo import KINDS, Collective, collectives, memory, total_bytes
+from unity.exec.compiled.hlo import KINDS, CompiledCollective, collectives, memory, total_bytes
 
 SIZES = {"d": 2, "m": 4}
 ROWS, COLUMNS = 16, 32
@@ -38,7 +38,7 @@ def compiled(mesh, body, in_specs, out_specs, *shapes, **options) -> jax.stages.
     return jax.jit(mapped, **options).lower(*arguments).compile(compiler_options=AS_USERS)
 
 
-def report(mesh, body, in_specs, out_specs, *shapes) -> list[Collective]:
+def report(mesh, body, in_specs, out_specs, *shapes) -> list[CompiledCollective]:
     return collectives(compiled(mesh, body, in_specs, out_specs, *shapes).as_text() or "")
 
 

@@ -20,7 +20,7 @@ from unity.exec.lowering import mesh_of
 from unity.exec.measure import collective_curves as curves
 from unity.exec.measure import operators as profile
 from unity.exec.measure.local_machine import where
-from unity.exec.measure.operator_programs import Operator, without_views
+from unity.exec.measure.operator_programs import LocalOperator, without_views
 from unity.exec.measure.operators import CompiledOperator, Timing, measure, traced
 from unity.exec.measure.plan_profile import MeasurementTask, fill, measurement, missing, of_domains, of_graph
 from unity.machine.collectives import KINDS, TURNING, collective
@@ -41,9 +41,11 @@ def f(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, "float32")
 
 
-def operator(fn: Callable[..., Any], args: tuple, operands: tuple[Type, ...], results: tuple[Type, ...], flags: tuple) -> Operator:
+def operator(
+    fn: Callable[..., Any], args: tuple, operands: tuple[Type, ...], results: tuple[Type, ...], flags: tuple
+) -> LocalOperator:
     body, _ = program_of(jax.make_jaxpr(fn)(*args))
-    return Operator(body, operands, results, flags, AXES)
+    return LocalOperator(body, operands, results, flags, AXES)
 
 
 def softmax(x: jax.Array) -> jax.Array:
@@ -51,28 +53,28 @@ def softmax(x: jax.Array) -> jax.Array:
     return y / y.sum(-1, keepdims=True)
 
 
-def product(flags: tuple[bool, ...]) -> Operator:
+def product(flags: tuple[bool, ...]) -> LocalOperator:
     types = ((ROWS, UNUSED), (REPLICATED, UNUSED)), ((ROWS, UNUSED),)
     return operator(lambda x, w: x @ w, (f(16, 8), f(8, 4)), *types, flags)
 
 
-def inner_reduce() -> Operator:
+def inner_reduce() -> LocalOperator:
     """A soft-max over a dimension that is partitioned along both axes."""
     return operator(softmax, (f(4, 16),), ((COLUMNS, COLUMNS),), ((COLUMNS, COLUMNS),), (True,))
 
 
-def lookup_rows() -> Operator:
+def lookup_rows() -> LocalOperator:
     """Indices, and a table whose rows are partitioned: each device asks where its piece lies."""
     types = ((REPLICATED, UNUSED), (ROWS, UNUSED)), ((PARTIAL, UNUSED),)
     return operator(lambda i, t: t[i], (jax.ShapeDtypeStruct((6,), "int32"), f(8, 4)), *types, (False, True))
 
 
-def random_bits() -> Operator:
+def random_bits() -> LocalOperator:
     body, _ = program_of(jax.make_jaxpr(lambda k: jax.random.bits(k, (8,)))(jax.eval_shape(lambda: jax.random.key(0))))
-    return Operator(body, ((UNUSED, UNUSED),), ((UNUSED, UNUSED),), (False,), AXES)
+    return LocalOperator(body, ((UNUSED, UNUSED),), ((UNUSED, UNUSED),), (False,), AXES)
 
 
-def convolution() -> Operator:
+def convolution() -> LocalOperator:
     def fn(x: jax.Array, k: jax.Array) -> jax.Array:
         return jax.nn.relu(jax.lax.conv_general_dilated(x, k, (1, 1), "SAME"))
 
@@ -80,11 +82,11 @@ def convolution() -> Operator:
     return operator(fn, (f(4, 2, 8, 8), f(4, 2, 3, 3)), *types, (True, True))
 
 
-def alone(fn: Callable[..., Any], *args: jax.ShapeDtypeStruct) -> Operator:
+def alone(fn: Callable[..., Any], *args: jax.ShapeDtypeStruct) -> LocalOperator:
     """All devices do the same."""
     body, _ = program_of(jax.make_jaxpr(fn)(*args))
     unused = (UNUSED, UNUSED)
-    return Operator(body, (unused,) * len(args), (unused,) * len(body.outputs), (True,) * len(args), AXES)
+    return LocalOperator(body, (unused,) * len(args), (unused,) * len(body.outputs), (True,) * len(args), AXES)
 
 
 OPERATORS = {
@@ -146,7 +148,7 @@ def test_what_takes_no_time_is_measured_in_no_time() -> None:
 # What is compiled
 
 
-def hlo(found: Operator, monkeypatch: pytest.MonkeyPatch, which: int = -1) -> str:
+def hlo(found: LocalOperator, monkeypatch: pytest.MonkeyPatch, which: int = -1) -> str:
     """The last program that is compiled, or another one."""
     texts = []
     usual = jax.stages.Lowered.compile
@@ -272,7 +274,7 @@ def test_what_does_not_compile_is_said_and_the_rest_is_measured(tmp_path: Any, m
     )
     usual = profile.Traced.compile
 
-    def traced(operator: Operator, devices: Any) -> profile.Traced:
+    def traced(operator: LocalOperator, devices: Any) -> profile.Traced:
         if operator is worse.operator:
             raise NotImplementedError("no such code here")
         return profile.traced(operator, devices)

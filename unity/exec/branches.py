@@ -4,8 +4,8 @@ Every device returns all results, with zeros for other groups' branches. All ope
 switch, so that their gradients are summed after it, where all devices take part.
 
 The gradient is a switch, too. JAX's own would return, from every branch, the residuals of all branches. Here the groups share
-buffers for their residuals (`_Buffers`), and operands are no residuals. Neither is a group's slice of a packed weight (`_Slices`),
-which the backward pass takes out again.
+buffers for their residuals (`_Buffers`), and operands do not count as residuals. Neither does a group's slice of a packed weight
+(`_Slices`), which the backward pass takes out again.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class _Case:
         return self.parts.take(*(values[k] for k in self.slots))
 
     def with_residuals(self, values: Arrays, rest: dict[int, Any]) -> tuple[Arrays, Arrays]:
-        """Return all results, and the residuals that are no operands."""
+        """Return all results, and the residuals other than operands."""
 
         def differentiable(values: Arrays, more: Arrays) -> tuple[Arrays, Arrays]:
             outputs = self.outputs(values, rest, more)
@@ -176,8 +176,8 @@ class _Slices:
         nodes = tuple(n for n in graph.nodes if n.kind != "input" and is_part(n))
         read = {id(n.operands[0].node) for n in nodes}
         slots = tuple(k for k, n in enumerate(graph.inputs) if id(n) in read)
-        taken = PCG(tuple(graph.inputs[k] for k in slots), tuple(map(Value, nodes)), graph.axes)
-        return cls(nodes, slots, lambda *slots: list(run(taken, slots)))
+        slices = PCG(tuple(graph.inputs[k] for k in slots), tuple(map(Value, nodes)), graph.axes)
+        return cls(nodes, slots, lambda *slots: list(run(slices, slots)))
 
     def rest(self, graph: PCG) -> PCG:
         """Return the group's graph with the slices as inputs."""

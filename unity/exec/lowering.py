@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from unity.exec.branches import branched
 from unity.exec.context import own
 from unity.exec.pipelines.gpipe import pipelined, summed
-from unity.exec.pipelines.half_ticks import Pair
+from unity.exec.pipelines.half_ticks import PipelinePair
 from unity.exec.pipelines.one_forward_one_backward import alternated
 from unity.pcg.analysis.rematerialization import runs_again
 from unity.pcg.ir.graph import BRANCHES, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value
@@ -126,8 +126,8 @@ def _begun(node: Node, operands: list, graph: PCG) -> list:
     """Return placeholders for the results of a pipeline that its tail runs; an empty list for any other node."""
     if node.kind != PIPELINE or schedule_of(node).kind not in FOLLOWED:
         return []
-    given = [settle(v, x, graph.axes) for v, x in zip(node.operands, operands, strict=True)]
-    return [Begun(node, tuple(given))] * len(node.tensors)
+    settled = [settle(v, x, graph.axes) for v, x in zip(node.operands, operands, strict=True)]
+    return [Begun(node, tuple(settled))] * len(node.tensors)
 
 
 def settle(v: Value, x: Any, axes: tuple[Axis, ...]) -> Any:
@@ -189,8 +189,8 @@ def _making(node: Node, operands: list, axes: tuple[Axis, ...]) -> tuple[tuple[A
 
     def run(*given: Any) -> list:
         left = iter(given)
-        taken = [[next(left) for _ in part] for part in parts]
-        ready = [x.make(*own) if isinstance(x, Again) else own[0] for x, own in zip(operands, taken, strict=True)]
+        grouped = [[next(left) for _ in part] for part in parts]
+        ready = [x.make(*own) if isinstance(x, Again) else own[0] for x, own in zip(operands, grouped, strict=True)]
         return _compute(node, ready, axes)
 
     return tuple(x for part in parts for x in part), run
@@ -232,10 +232,10 @@ def _tail(node: Node, operands: list) -> list:
     return alternated(pair_of(node), [*begun.operands, *more])
 
 
-def pair_of(tail: Node) -> Pair:
+def pair_of(tail: Node) -> PipelinePair:
     """Return a tail and the pipeline that it follows."""
     pipeline = tail.operands[ends_of(tail).carried.start].node
-    return Pair(pipeline, tail, _inside(pipeline), _inside(tail))
+    return PipelinePair(pipeline, tail, _inside(pipeline), _inside(tail))
 
 
 def _body(node: Node, axes: tuple[Axis, ...]) -> Callable[..., list]:

@@ -35,7 +35,7 @@ from unity.exec.lowering import pair_of, run_graph, spec_of
 from unity.exec.pipelines.cool_down import Homeward
 from unity.exec.pipelines.gpipe import Arrays
 from unity.exec.pipelines.guarded import Pullback, Zeros, zeros_of
-from unity.exec.pipelines.half_ticks import Batch, Loop, State, batch_of
+from unity.exec.pipelines.half_ticks import Batch, HalfTickLoop, LoopState, batch_of
 from unity.exec.pipelines.one_forward_one_backward import scaled
 from unity.pcg.ir.gradient_flow import gradients
 from unity.pcg.ir.graph import PCG
@@ -50,7 +50,7 @@ class _Flight(NamedTuple):
     batch: Batch  # the operands of the pipeline and its tail
     kept: Arrays  # further residuals of the operators before the pipeline
     read: Arrays  # inputs of the operators after the tail
-    state: State  # the carry of the loop over ticks
+    state: LoopState  # the carry of the loop over ticks
 
 
 class _Begun(NamedTuple):
@@ -173,8 +173,8 @@ class _Local:
         flow = gradients(self.graph, self.weights)
         return self.pair.moving(frozenset(k for k, v in enumerate(self.pair.operands) if flow(v)))
 
-    def loop(self, *batches: tuple[int, Batch]) -> Loop:
-        return Loop(self.pair, batches, schedule_of(self.cut.pipeline), *self.flowing)
+    def loop(self, *batches: tuple[int, Batch]) -> HalfTickLoop:
+        return HalfTickLoop(self.pair, batches, schedule_of(self.cut.pipeline), *self.flowing)
 
     def started(self, pieces: Sequence[Any]) -> _Flight:
         begun, _ = self.begin(pieces)
@@ -227,11 +227,11 @@ class _Local:
         pullback = Pullback()
         return _Begun(batch, tuple(pullback.apart(pull, _shared(batch, read))), read), pullback
 
-    def flown(self, begun: _Begun, state: State) -> _Flight:
+    def flown(self, begun: _Begun, state: LoopState) -> _Flight:
         """Return the flight of a batch whose micro-batches have all begun."""
         return _Flight(begun.batch._replace(parts=()), begun.kept, begun.read, state._replace(sums=state.sums[:1]))
 
-    def end(self, flight: _Flight, pullback: Pullback, loop: Loop, state: State) -> tuple[Arrays, Arrays]:
+    def end(self, flight: _Flight, pullback: Pullback, loop: HalfTickLoop, state: LoopState) -> tuple[Arrays, Arrays]:
         """Run the operators after the tail, forward and backward, and those before the pipeline backward."""
         sums = state.sums[-1]
         own = [k for k, number in enumerate(self.cut.read) if number in self.weights]

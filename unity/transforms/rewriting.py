@@ -43,7 +43,7 @@ class DirectedRule:
 
 
 @dataclass(frozen=True)
-class RuleUse:
+class NumberedRule:
     """A rule, applied at the occurrence with this number among all of a segment."""
 
     applied: DirectedRule
@@ -71,7 +71,7 @@ class Rewriting:
 
     before: Captured
     after: Captured
-    ways: dict[str, tuple[RuleUse, ...]]
+    ways: dict[str, tuple[NumberedRule, ...]]
     library: Library
 
     @classmethod
@@ -133,15 +133,15 @@ def rewriting_of(captured: Captured, found: Improvement, library: Library, known
     return Rewriting(captured, captured.of(found.body, known), ways, library)
 
 
-def _way(pattern: Pattern, number: int) -> RuleUse:
-    return RuleUse(DirectedRule(pattern.rule.name, pattern.backward), number)
+def _way(pattern: Pattern, number: int) -> NumberedRule:
+    return NumberedRule(DirectedRule(pattern.rule.name, pattern.backward), number)
 
 
 def from_json(captured: Captured, data: Any, library: Library) -> Rewriting:
     """Replay the rewriting that `to_json` recorded. Raises PlanError if the rules, or the result, are others."""
     try:
         ways = {
-            str(k): tuple(RuleUse(DirectedRule(str(r), bool(b)), int(n)) for r, b, n in steps)
+            str(k): tuple(NumberedRule(DirectedRule(str(r), bool(b)), int(n)) for r, b, n in steps)
             for k, steps in data["segments"].items()
         }
         expected = str(data["graph"])
@@ -200,7 +200,7 @@ def end_of(body: Body, path: RewritePath) -> Body:
     return distinct(new)
 
 
-def path_of(body: Body, ways: Sequence[RuleUse], library: Library) -> RewritePath:
+def path_of(body: Body, ways: Sequence[NumberedRule], library: Library) -> RewritePath:
     """Replay a segment's steps."""
     steps = []
     body = distinct(body)

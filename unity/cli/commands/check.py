@@ -9,7 +9,7 @@ from typing import Any
 from unity.cli.arguments import add_devices, add_json, use_devices
 from unity.cli.model import add_plan, model_of
 from unity.cli.output import print_json, stage
-from unity.exec.compiled.check import Check, Line
+from unity.exec.compiled.check import Check, ComparedLine
 from unity.plan.plan import Plan
 
 HELP = "hold a saved plan against its compiled program"
@@ -62,7 +62,7 @@ def _verdict(check: Check, agrees: bool) -> str:
 
 def data(plan: Plan, check: Check, steps: int, agrees: bool) -> dict[str, Any]:
     """Return the comparison as data for other tools: elements of collectives, and bytes of memory, on one device."""
-    lines: dict[str, tuple[Line, ...]] = {
+    lines: dict[str, tuple[ComparedLine, ...]] = {
         "collectives": (*check.lines, check.total),
         "memory": check.memory_lines,
     }

@@ -31,7 +31,7 @@ from jax.sharding import NamedSharding
 
 from unity.exec.compiled.hlo import KINDS
 from unity.exec.compiled.hlo_integers import Numbers, computed, constant
-from unity.exec.compiled.hlo_text import Computation, Groups, Instruction, Module, groups, parse, split
+from unity.exec.compiled.hlo_text import Computation, Groups, HloInstruction, HloModule, groups, parse, split
 from unity.exec.compiled.trip_counts import loop_part
 
 Labels = tuple[int, ...]  # one for each device: equal for devices that surely agree
@@ -165,7 +165,7 @@ def _refined(value: Value, labels: Labels) -> Value:
 class _Interpreter:
     """Interprets computations on values that are equivalences of devices."""
 
-    module: Module
+    module: HloModule
     found: dict[tuple[str, str], Disagreement] = field(default_factory=dict)
     memory: dict[tuple[Any, ...], Value] = field(default_factory=dict)
     holding: dict[str, tuple[bool, bool]] = field(default_factory=dict)
@@ -210,7 +210,7 @@ class _Interpreter:
         return self.memory[key]
 
     def value(
-        self, computation: Computation, i: Instruction, arguments: tuple[Value, ...], values: dict[str, Value], context: _Context
+        self, computation: Computation, i: HloInstruction, arguments: tuple[Value, ...], values: dict[str, Value], context: _Context
     ) -> Value:
         """The result of an instruction."""
         if i.opcode == "parameter":
@@ -236,12 +236,12 @@ class _Interpreter:
             return operands[0]
         return self.plain(i, operands, context)
 
-    def matters(self, fusion: Instruction, operands: tuple[Value, ...]) -> bool:
+    def matters(self, fusion: HloInstruction, operands: tuple[Value, ...]) -> bool:
         """Whether more is known of a fusion's result than that it is the same where all operands are."""
         numbers = any(isinstance(x, _Value) and x.numbers is not None for x in operands)
         return numbers or any(map(any, map(self.holds, _called(fusion))))
 
-    def plain(self, i: Instruction, operands: tuple[Value, ...], context: _Context) -> Value:
+    def plain(self, i: HloInstruction, operands: tuple[Value, ...], context: _Context) -> Value:
         """The result of an instruction that does not communicate, and calls nothing that does."""
         if i.opcode in ("partition-id", "replica-id") and self.module.replicas == 1:
             devices = self.module.devices
@@ -267,7 +267,7 @@ class _Interpreter:
             return _Value(labels)
         return _Value(_labels(row.tobytes() for row in np.ascontiguousarray(numbers)), numbers)
 
-    def loop(self, i: Instruction, start: Value, context: _Context) -> Value:
+    def loop(self, i: HloInstruction, start: Value, context: _Context) -> Value:
         """Interprets a loop to its fixed point, and returns its result."""
         test, body = (self.module.computations[loop_part(i, part)] for part in ("condition", "body"))
         now = start
@@ -280,7 +280,7 @@ class _Interpreter:
                 return _refined(now, steps)
             now = after
 
-    def conditional(self, i: Instruction, operands: tuple[Value, ...], context: _Context) -> Value:
+    def conditional(self, i: HloInstruction, operands: tuple[Value, ...], context: _Context) -> Value:
         """Interprets every branch of a conditional, and returns the joined result."""
         predicate, names = operands[0], _called(i)
         chosen = None if predicate.numbers is None else self.taken(predicate.numbers, len(names))
@@ -298,7 +298,7 @@ class _Interpreter:
             return [0 if yes else 1 for yes in predicate]
         return [int(k) if 0 <= k < branches else branches - 1 for k in predicate]
 
-    def communicated(self, computation: Computation, i: Instruction, kind: str, labels: Labels, context: _Context) -> Value:
+    def communicated(self, computation: Computation, i: HloInstruction, kind: str, labels: Labels, context: _Context) -> Value:
         """Return the result of a collective, and record a disagreement if its devices may have diverged."""
         every = groups(i, self.module.devices)
         waiting = (tuple(range(self.module.devices)),) if kind == "collective-permute" else every
@@ -316,18 +316,18 @@ class _Interpreter:
                     keys[device] = (tuple(labels[d] for d in group), own)
         return self.shaped(i.type, _labels(keys)) if not i.opcode.endswith("-start") else _Value(_labels(keys))
 
-    def name(self, i: Instruction) -> str:
+    def name(self, i: HloInstruction) -> str:
         """Return the name of a conditional or a loop for messages."""
         source = self.source(i)
         return f"the {i.opcode}{f' of {source}' if source else ''}"
 
-    def source(self, i: Instruction) -> str:
+    def source(self, i: HloInstruction) -> str:
         """Return the plan's operator and the user's line of an instruction; else the line alone."""
         plans = re.findall(r"[\w.-]+ at [^/()]+:\d+", _op_name(i))
         return plans[-1] if plans else self.module.source(i)
 
 
-def _called(i: Instruction) -> list[str]:
+def _called(i: HloInstruction) -> list[str]:
     """Return the computations that run as part of an instruction; a reduction's scalar function does not count."""
     if i.opcode == "while":
         return [loop_part(i, part) for part in ("condition", "body")]
@@ -335,10 +335,10 @@ def _called(i: Instruction) -> list[str]:
     return i.callees() if runs else []
 
 
-def _op_name(i: Instruction) -> str:
+def _op_name(i: HloInstruction) -> str:
     return i.attribute(r'op_name="((?:[^"\\]|\\.)*)"') or ""
 
 
-def _on_host(i: Instruction) -> bool:
+def _on_host(i: HloInstruction) -> bool:
     """Whether the host computes an instruction's result, which may differ from device to device."""
     return i.opcode == "custom-call" and "callback" in (i.attribute(r'custom_call_target="([^"]*)"') or "")

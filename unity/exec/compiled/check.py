@@ -18,7 +18,7 @@ from unity.search.memory.timeline import MemoryTimeline, memory_timeline
 
 
 @dataclass(frozen=True)
-class Line:
+class ComparedLine:
     """One kind of collective, or of memory: elements or bytes on one device in one step, predicted and compiled."""
 
     kind: str
@@ -42,15 +42,15 @@ class Check:
         disagreements: collectives that not all of their devices surely reach, so that the program may hang.
     """
 
-    lines: tuple[Line, ...]
+    lines: tuple[ComparedLine, ...]
     memory: Memory
     timeline: MemoryTimeline
     disagreements: tuple[Disagreement, ...] = ()
 
     @property
-    def total(self) -> Line:
+    def total(self) -> ComparedLine:
         """All kinds of collectives together."""
-        return Line("all", sum(line.predicted for line in self.lines), sum(line.compiled for line in self.lines))
+        return ComparedLine("all", sum(line.predicted for line in self.lines), sum(line.compiled for line in self.lines))
 
     def agrees(self, tolerance: float = 0.02) -> bool:
         """Whether every kind, and the total, agree within `tolerance` of the total, and all devices reach every collective."""
@@ -72,14 +72,14 @@ class Check:
     __repr__ = __str__
 
     @property
-    def memory_lines(self) -> tuple[Line, ...]:
+    def memory_lines(self) -> tuple[ComparedLine, ...]:
         """Bytes on one device in one step, without the optimizer: arguments, outputs, temporaries, and all together."""
         predicted, compiled = self.timeline, self.memory
         return (
-            Line("arguments", predicted.arguments, compiled.arguments),
-            Line("outputs", predicted.outputs, compiled.outputs - compiled.aliased),
-            Line("temporaries", predicted.temporaries, compiled.temporaries),
-            Line("all", predicted.step, compiled.total),
+            ComparedLine("arguments", predicted.arguments, compiled.arguments),
+            ComparedLine("outputs", predicted.outputs, compiled.outputs - compiled.aliased),
+            ComparedLine("temporaries", predicted.temporaries, compiled.temporaries),
+            ComparedLine("all", predicted.step, compiled.total),
         )
 
 
@@ -108,6 +108,6 @@ def compare(step: PlannedStep, compiled: Any = None) -> Check:
         elements[c.kind] = elements.get(c.kind, Fraction(0)) + c.elements * c.count * part_taken(c.op_name)
     predicted = predicted_elements(step.graph, step.differentiated, None if step.training.backward else FORWARD)
     kinds = sorted({*elements, *predicted})
-    lines = tuple(Line(k, int(predicted.get(k, 0)), round(elements.get(k, 0))) for k in kinds)
+    lines = tuple(ComparedLine(k, int(predicted.get(k, 0)), round(elements.get(k, 0))) for k in kinds)
     timeline = memory_timeline(step.graph, step.differentiated, step.training, step.backend)
     return Check(lines, memory(compiled), timeline, tuple(disagreements(text, argument_labels(compiled))))

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from unity.exec.compiled.hlo_text import Computation, Groups, Instruction, Module, arrays, groups, nbytes, parse, split
+from unity.exec.compiled.hlo_text import Computation, Groups, HloInstruction, HloModule, arrays, groups, nbytes, parse, split
 from unity.exec.compiled.trip_counts import loop_part, trip_count
 
 KINDS = (
@@ -34,7 +34,7 @@ _CALLERS = ("call", "fusion", "conditional", "async-start", "custom-call")
 
 
 @dataclass(frozen=True)
-class Collective:
+class CompiledCollective:
     """One collective instruction of a compiled program, as one device sees it.
 
     kind: one of `KINDS`, XLA's names.
@@ -92,7 +92,7 @@ class HasMemoryAnalysis(Protocol):
         ...
 
 
-def collectives(text: str) -> list[Collective]:
+def collectives(text: str) -> list[CompiledCollective]:
     """Return every collective of a compiled program, in the order of execution; one inside a loop once, with its `count`.
 
     text: `jax.jit(f).lower(...).compile().as_text()`. Point-to-point `send` and `recv` are not collectives and are not
@@ -102,7 +102,7 @@ def collectives(text: str) -> list[Collective]:
     return list(_collectives(module, module.entry, 1, trip_unknown=False))
 
 
-def total_bytes(found: Iterable[Collective]) -> dict[str, int]:
+def total_bytes(found: Iterable[CompiledCollective]) -> dict[str, int]:
     """Return the bytes by kind, repetitions included: the sum of count * nbytes."""
     total: Counter[str] = Counter()
     for collective in found:
@@ -128,7 +128,7 @@ def memory(compiled: HasMemoryAnalysis) -> Memory:
     )
 
 
-def _collectives(module: Module, computation: Computation, count: int, *, trip_unknown: bool) -> Iterator[Collective]:
+def _collectives(module: HloModule, computation: Computation, count: int, *, trip_unknown: bool) -> Iterator[CompiledCollective]:
     """Yield the collectives of a computation that runs `count` times, and of all computations that it calls."""
     for instruction in computation.instructions.values():
         # an asynchronous pair is its start: nothing else says where the data come from
@@ -149,12 +149,12 @@ def _collectives(module: Module, computation: Computation, count: int, *, trip_u
 
 
 def _collective(
-    module: Module, computation: Computation, instruction: Instruction, kind: str, count: int, trip_unknown: bool
-) -> Collective:
+    module: HloModule, computation: Computation, instruction: HloInstruction, kind: str, count: int, trip_unknown: bool
+) -> CompiledCollective:
     full = arrays(_full_side(computation, instruction, kind))
     # the pieces of an all-to-all are operands too, one for each device: they are one tensor, not combined ones
     one_tensor = kind in ("all-to-all", "ragged-all-to-all")
-    return Collective(
+    return CompiledCollective(
         kind=kind,
         dtype="+".join(sorted({dtype for dtype, _ in full})),
         elements=sum(elements for _, elements in full),
@@ -168,7 +168,7 @@ def _collective(
     )
 
 
-def _full_side(computation: Computation, instruction: Instruction, kind: str) -> str:
+def _full_side(computation: Computation, instruction: HloInstruction, kind: str) -> str:
     """Return the type, or types, of the side of a collective that has all of the data."""
     if kind == "all-gather":
         if instruction.opcode == "all-gather-start":  # (operands, results, ...)

@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from unity.exec.compiled.hlo_text import Instruction
+from unity.exec.compiled.hlo_text import HloInstruction
 
 MOST = 4096  # elements of a value that is followed
 Numbers = np.ndarray  # [devices, ...]: the value that each device has
@@ -38,7 +38,7 @@ def array_of(type_: str) -> tuple[np.dtype, tuple[int, ...]] | None:
     return (np.dtype(_INTEGERS[match[1]]), shape) if prod(shape) <= MOST else None
 
 
-def constant(instruction: Instruction, devices: int) -> Numbers | None:
+def constant(instruction: HloInstruction, devices: int) -> Numbers | None:
     """The value of a constant, the same on every device."""
     kind = array_of(instruction.type)
     words = re.findall(r"true|false|-?\d+", instruction.rest[: instruction.rest.find(")")])
@@ -48,7 +48,7 @@ def constant(instruction: Instruction, devices: int) -> Numbers | None:
     return _on_all(np.array(values).astype(kind[0]).reshape(kind[1]), devices)
 
 
-def computed(instruction: Instruction, operands: Sequence[Numbers], devices: int) -> Numbers | None:
+def computed(instruction: HloInstruction, operands: Sequence[Numbers], devices: int) -> Numbers | None:
     """The value of an instruction, given those of all its operands."""
     kind = array_of(instruction.type)
     if kind is None:
@@ -100,7 +100,7 @@ def _shifted(opcode: str, x: Numbers, by: Numbers) -> Numbers | None:
     return np.right_shift(x.astype(f"{kind}{x.dtype.itemsize}"), by.astype(f"{kind}{x.dtype.itemsize}"))
 
 
-def _broadcast(x: Numbers, instruction: Instruction, goal: tuple[int, ...]) -> Numbers:
+def _broadcast(x: Numbers, instruction: HloInstruction, goal: tuple[int, ...]) -> Numbers:
     dims = [int(d) + 1 for d in re.findall(r"\d+", instruction.attribute(r"dimensions=\{([\d,]*)\}") or "")]
     shape = [1] * len(goal)
     shape[0] = goal[0]

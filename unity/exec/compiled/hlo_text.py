@@ -43,7 +43,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
-class Instruction:
+class HloInstruction:
     """One line: `name = type opcode(operands), attributes`. `rest` is the line from the operands on."""
 
     name: str
@@ -78,12 +78,12 @@ class Computation:
     """Instructions by name, in the order of the text (in compiled HLO: of execution); `root` names the result."""
 
     name: str
-    instructions: dict[str, Instruction]
+    instructions: dict[str, HloInstruction]
     root: str
 
 
 @dataclass(frozen=True)
-class Module:
+class HloModule:
     """A compiled program.
 
     Attributes:
@@ -100,7 +100,7 @@ class Module:
     frames: dict[int, str]
     replicas: int = 1
 
-    def source(self, instruction: Instruction) -> str:
+    def source(self, instruction: HloInstruction) -> str:
         """The instruction's "file.py:42": the innermost of the user's frames, "" where the text does not say."""
         file = instruction.attribute(r'source_file="([^"]*)"')
         if file is not None:
@@ -110,7 +110,7 @@ class Module:
         return "" if frame is None else self.frames.get(int(frame), "")
 
 
-def parse(text: str) -> Module:
+def parse(text: str) -> HloModule:
     """Reads the text of one compiled module.
 
     Raises ValueError where the text has no ENTRY computation: it is not HLO then, but for instance StableHLO.
@@ -138,7 +138,7 @@ def parse(text: str) -> Module:
         )
     sizes = re.findall(r"(?:num_partitions|replica_count)=(\d+)", header)
     replicas = math.prod(map(int, re.findall(r"replica_count=(\d+)", header)))
-    return Module(entry, computations, math.prod(map(int, sizes)), _frames(tables), replicas)
+    return HloModule(entry, computations, math.prod(map(int, sizes)), _frames(tables), replicas)
 
 
 def arrays(type_: str) -> list[tuple[str, int]]:
@@ -171,7 +171,7 @@ def split(text: str) -> list[str]:
     return [*parts, last] if last else parts
 
 
-def groups(instruction: Instruction, devices: int) -> Groups:
+def groups(instruction: HloInstruction, devices: int) -> Groups:
     """Return the groups of devices that exchange data, from `replica_groups` or, as pairs, `source_target_pairs`.
 
     Devices are numbered by their position in the program's mesh, as XLA does, not by `Device.id`.
@@ -199,7 +199,7 @@ def _computation(name: str, lines: Iterator[str]) -> Computation:
         opcode = _OPCODE.search(stripped, match.start(3)) if match else None
         if not match or not opcode:
             continue
-        instructions[match[2]] = Instruction(
+        instructions[match[2]] = HloInstruction(
             match[2], stripped[match.start(3) : opcode.start()], opcode[1], stripped[opcode.end() :]
         )
         root = match[2] if match[1] else root

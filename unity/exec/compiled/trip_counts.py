@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from unity.exec.compiled.hlo_text import Computation, Instruction, Module
+from unity.exec.compiled.hlo_text import Computation, HloInstruction, HloModule
 
 _KNOWN = r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)'
 _SAME_VALUE = ("copy", "bitcast", "convert")
@@ -31,7 +31,7 @@ class _Sum:
     offset: int
 
 
-def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
+def trip_count(module: HloModule, computation: Computation, loop: HloInstruction) -> int | None:
     """How many times the body of `loop`, a `while` of `computation`, runs; None where the text does not tell."""
     known = loop.attribute(_KNOWN)
     if known is not None:
@@ -46,7 +46,7 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     return _runs(test.attribute(r"direction=(\w+)"), left[0] - right[0], left[1] - right[1])
 
 
-def loop_part(loop: Instruction, part: str) -> str:
+def loop_part(loop: HloInstruction, part: str) -> str:
     """Return the name of the computation that is the `"body"` or the `"condition"` of a `while`."""
     name = loop.attribute(rf"{part}=%?([^\s,]+)")
     if name is None:
@@ -71,7 +71,7 @@ def _runs(direction: str | None, start: int, step: int) -> int | None:
     return -(start // step) if step > 0 else None
 
 
-def _course(module: Module, computation: Computation, loop: Instruction, side: _Sum | None) -> tuple[int, int] | None:
+def _course(module: HloModule, computation: Computation, loop: HloInstruction, side: _Sum | None) -> tuple[int, int] | None:
     """Return a value of the condition as (first value, increment in every round); None if that is unknown."""
     if side is None or side.field is None:
         return (side.offset, 0) if side else None
@@ -83,12 +83,12 @@ def _course(module: Module, computation: Computation, loop: Instruction, side: _
     return first.offset + side.offset, following.offset
 
 
-def _field(module: Module, scope: _Scope, name: str, index: int) -> _Sum | None:
+def _field(module: HloModule, scope: _Scope, name: str, index: int) -> _Sum | None:
     scope, tuple_ = _resolve(module, scope, name)
     return _value(module, scope, tuple_.operands[index]) if tuple_.opcode == "tuple" else None
 
 
-def _value(module: Module, scope: _Scope, name: str) -> _Sum | None:
+def _value(module: HloModule, scope: _Scope, name: str) -> _Sum | None:
     """Return an integer as a carried field plus a constant; None if it is anything else."""
     scope, instruction = _resolve(module, scope, name)
     if instruction.opcode == "constant":
@@ -109,7 +109,7 @@ def _value(module: Module, scope: _Scope, name: str) -> _Sum | None:
     return _Sum(right.field if left.field is None else left.field, left.offset + right.offset)
 
 
-def _resolve(module: Module, scope: _Scope, name: str) -> tuple[_Scope, Instruction]:
+def _resolve(module: HloModule, scope: _Scope, name: str) -> tuple[_Scope, HloInstruction]:
     """Return the instruction that computes a value: through copies and tuples, into fusions and calls, out to callers' operands."""
     instruction = scope.computation.instructions[name]
     if instruction.opcode in _SAME_VALUE:
@@ -128,5 +128,5 @@ def _resolve(module: Module, scope: _Scope, name: str) -> tuple[_Scope, Instruct
     return scope, instruction
 
 
-def _index(instruction: Instruction) -> int:
+def _index(instruction: HloInstruction) -> int:
     return int(instruction.attribute(r"index=(\d+)") or 0)

@@ -113,7 +113,7 @@ def line(kind: str, group: int, points: Sequence[tuple[int, float]], turned: boo
 
 
 def _run(mesh: Mesh, collective: Collective, sizes: Sequence[int], gathers: bool, x: jax.Array) -> Run:
-    """Compile a loop that runs a collective on the beginning of `x`, at each size as often as its arguments say.
+    """Compile a loop that runs a collective on the beginning of `x`, at each size for a given number of times.
 
     The collective is in a branch that only an argument decides, so that the compiler can neither shorten the loop nor hoist code.
     """

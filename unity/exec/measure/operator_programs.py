@@ -40,7 +40,7 @@ Program = Callable[..., list]
 
 
 @dataclass(frozen=True, eq=False)
-class Operator:
+class LocalOperator:
     """An operator with the parallel types of its operands and results: everything that its local program depends on."""
 
     body: Body
@@ -75,7 +75,7 @@ class _Alone(Walk):
         return lax.pad(x, vary(nothing(halo.outside, x.dtype), varying(x)), sizes)
 
 
-def programs_of(operator: Operator, operands: Sequence[Any]) -> tuple[Program, Program | None, Sequence[Any]]:
+def programs_of(operator: LocalOperator, operands: Sequence[Any]) -> tuple[Program, Program | None, Sequence[Any]]:
     """Return an operator's forward program, its backward program, and the backward program's operands."""
     body, flags, names = operator.body, operator.differentiated, operator.used
     place = placing(body, operator.operands, operator.results, len(operator.axes))
@@ -137,7 +137,7 @@ def without_views(program: Program, operands: Sequence[Any]) -> Program:
     return only
 
 
-def local_operands(operator: Operator) -> Iterator[np.ndarray[Any, Any]]:
+def local_operands(operator: LocalOperator) -> Iterator[np.ndarray[Any, Any]]:
     """Yield values for the local operands as numpy arrays: small random numbers, and indices into the largest dimension.
 
     Large operands repeat their first `DRAWN` elements, because drawing all of them takes longer than the measurement.
@@ -163,7 +163,7 @@ def plain_dtype(tensor: Tensor) -> np.dtype[Any]:
     return np.dtype(np.uint32 if jnp.issubdtype(tensor.dtype, jax.dtypes.extended) else tensor.dtype)
 
 
-def with_keys(operator: Operator, pieces: Sequence[Any]) -> list:
+def with_keys(operator: LocalOperator, pieces: Sequence[Any]) -> list:
     """Return the local operands, with seeds turned into random keys."""
     tensors = [operator.body.tensors[v] for v in operator.body.inputs]
     extended = [jnp.issubdtype(t.dtype, jax.dtypes.extended) for t in tensors]

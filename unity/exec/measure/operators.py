@@ -27,7 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unity.exec.lowering import mesh_of, platform_of
 from unity.exec.measure.operator_programs import (
-    Operator,
+    LocalOperator,
     Program,
     is_key,
     local_operands,
@@ -64,7 +64,7 @@ Run = Callable[..., Any]  # takes the repetitions of each part (forward, backwar
 class Traced:
     """An operator's programs for a mesh, traced and not yet compiled; no operand is on a device yet."""
 
-    operator: Operator
+    operator: LocalOperator
     mesh: Mesh
     programs: tuple[jax.stages.Lowered, ...]
 
@@ -88,7 +88,7 @@ class CompiledOperator:
         return (_looping if len(self.programs) == 1 else _calling)(self.programs, operands)
 
 
-def traced(operator: Operator, devices: Sequence[Any]) -> Traced:
+def traced(operator: LocalOperator, devices: Sequence[Any]) -> Traced:
     """Trace an operator's programs for `devices`, as many as its axes need."""
     mesh = mesh_of(operator.axes, devices)
     called = platform_of(mesh) == "cpu" and convolves(operator.body)
@@ -139,7 +139,7 @@ def convolves(body: Body) -> bool:
     return any(e.name == CONVOLUTION or (nests(e) and convolves(nested_body(e))) for e in body.equations)
 
 
-def _looped(operator: Operator, mesh: Mesh) -> tuple[jax.stages.Lowered]:
+def _looped(operator: LocalOperator, mesh: Mesh) -> tuple[jax.stages.Lowered]:
     """Trace one program with a loop for each part."""
     names, spec, inner = operator.used, PartitionSpec(operator.used or None), _inner(mesh)
 
@@ -163,7 +163,7 @@ def _looping(programs: Sequence[jax.stages.Compiled], operands: Sequence[Any]) -
     return lambda *times: program(*map(np.int32, times), *operands)
 
 
-def _called(operator: Operator, mesh: Mesh) -> tuple[jax.stages.Lowered, ...]:
+def _called(operator: LocalOperator, mesh: Mesh) -> tuple[jax.stages.Lowered, ...]:
     """Trace a program for each part, which is called repeatedly, preceded by one that computes the backward part's operands.
 
     The empty part gives the time of a call.
@@ -215,18 +215,18 @@ def _repeated(program: Program, operands: Sequence[Any], times: Any, inner: int,
     return lax.fori_loop(0, times, some if inner > 1 else step, ([*operands], first))[1]
 
 
-def _abstract(operator: Operator, mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
+def _abstract(operator: LocalOperator, mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
     """Return the operands' shapes as they will be placed: dimension 0 has one piece for each device along the used axes."""
     pieces, sharding = _pieces(operator, mesh), _sharding(operator, mesh)
     operands = zip(operator.body.inputs, operator.shapes, strict=False)
     return [jax.ShapeDtypeStruct((pieces, *s), plain_dtype(operator.body.tensors[v]), sharding=sharding) for v, s in operands]
 
 
-def _pieces(operator: Operator, mesh: Mesh) -> int:
+def _pieces(operator: LocalOperator, mesh: Mesh) -> int:
     return prod(mesh.shape[n] for n in operator.used)
 
 
-def _sharding(operator: Operator, mesh: Mesh) -> NamedSharding:
+def _sharding(operator: LocalOperator, mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(operator.used or None))
 
 

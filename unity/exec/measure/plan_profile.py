@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from unity.exec.measure.operator_programs import Operator
+from unity.exec.measure.operator_programs import LocalOperator
 from unity.exec.measure.operators import CompiledOperator, Timing, measure, traced
 from unity.machine.machine import Machine
 from unity.machine.profiles.profile import Content, Measurement, Profile, Where
@@ -36,7 +36,7 @@ Wanted = dict[Content, "MeasurementTask"]
 class MeasurementTask:
     """An operator to measure, and the share of its work that one device does."""
 
-    operator: Operator
+    operator: LocalOperator
     share: float
 
     @property
@@ -70,7 +70,7 @@ def _of_graph(graph: PCG, flow: Gradients) -> Iterator[MeasurementTask]:
             yield from _of_graph(node.inside, flow)
         elif node.body is not None and node.body.equations and node.kind not in PARALLELIZATION:
             types = tuple(v.type for v in node.operands)
-            operator = Operator(node.body, types, node.types, with_gradient(node, flow), graph.axes)
+            operator = LocalOperator(node.body, types, node.types, with_gradient(node, flow), graph.axes)
             yield MeasurementTask(operator, work_share(node, node.body, graph))
 
 
@@ -89,7 +89,7 @@ def of_domains(assembled: Assembled, every: bool = False) -> Wanted:
         chosen = np.arange(len(domain)) if every else np.flatnonzero((domain.picks == domain.picks[:, :1]).all(axis=1))
         for value in chosen.tolist():
             types = [domain.type_of(value, k) for k in range(n + len(site.results))]
-            operator = Operator(body, tuple(types[:n]), tuple(types[n:]), flags, assembled.machine.axes)
+            operator = LocalOperator(body, tuple(types[:n]), tuple(types[n:]), flags, assembled.machine.axes)
             task = MeasurementTask(operator, float(shares[value]))
             tasks.setdefault(task.content, task)
     return tasks

@@ -46,12 +46,12 @@ def stage_of(node: Node, step: Step) -> Callable[[Arrays, Arrays, Arrays], Array
         return lambda parts, constants, weights: (*parts[: len(ends.read)], *step(*constants, *parts, *weights))
 
     def stage(parts: Arrays, constants: Arrays, weights: Arrays) -> Arrays:
-        seen = parts[: len(ends.read)]
+        read_only = parts[: len(ends.read)]
 
         def one(carry: Arrays, own: Sequence[Any]) -> tuple[Arrays, None]:
-            return tuple(step(*constants, *seen, *carry, *own)), None
+            return tuple(step(*constants, *read_only, *carry, *own)), None
 
-        return (*seen, *loops.scan(one, parts[len(seen) :], weights, schedule.slots, unroll=node.attributes["unroll"])[0])
+        return (*read_only, *loops.scan(one, parts[len(read_only) :], weights, schedule.slots, unroll=node.attributes["unroll"])[0])
 
     return stage
 

@@ -15,8 +15,9 @@ Both directions have the same shapes, so one message serves both. At the ends th
 becomes its loss's gradient, on stage 0 a sample from `passing` begins.
 
 A batch has an *age*. Micro-batches of the newest batch, of age 0, begin in this run; those of the batch before, of age 1, began in
-the run before and have the numbers -M to -1. Each micro-batch uses the operands of its own batch, older weights included, and sums
-are kept for each batch. 1F1B has one batch, which begins and ends in one run; 2BW (`unity.exec.two_buffered_weights`) has two."""
+the run before and have the numbers -M to -1. Each micro-batch uses the operands that came with its batch, older weights included,
+and sums are kept for each batch. 1F1B has one batch, which begins and ends in one run; 2BW (`unity.exec.two_buffered_weights`) has
+two."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ from unity.pcg.types.varying_axes import vary, varying
 
 
 @dataclass(frozen=True)
-class Pair:
+class PipelinePair:
     """A pipeline and its tail, with the local programs of a step (`step`) and of the tail (`end`)."""
 
     pipeline: Node
@@ -110,7 +111,7 @@ class Sums(NamedTuple):
 Totals = tuple[tuple[Arrays, ...], ...]  # for each batch, some fields of its `Sums`
 
 
-class State(NamedTuple):
+class LoopState(NamedTuple):
     """The carry of the loop over ticks, on one device.
 
     Rows have a slot for each of the device's own micro-batches; the ring buffer has one for each micro-batch between its forward
@@ -159,7 +160,7 @@ class _ActiveFields(NamedTuple):
     read: _Selection
 
 
-def batch_of(pair: Pair, operands: Sequence[Any]) -> Batch:
+def batch_of(pair: PipelinePair, operands: Sequence[Any]) -> Batch:
     """Return the operands of a pair, sorted by their role."""
     n = len(pair.pipeline.operands)
     constants, read, carried, weights = parts_of(pair.pipeline, operands[:n])
@@ -168,7 +169,7 @@ def batch_of(pair: Pair, operands: Sequence[Any]) -> Batch:
 
 
 @dataclass
-class Loop:
+class HalfTickLoop:
     """The loop over ticks of a pipeline and its tail.
 
     Attributes:
@@ -181,7 +182,7 @@ class Loop:
         results: zeros that stand for the tail's results.
     """
 
-    pair: Pair
+    pair: PipelinePair
     batches: tuple[tuple[int, Batch], ...]
     schedule: Schedule
     wanted: frozenset[int]
@@ -210,27 +211,27 @@ class Loop:
         gradients = (g for field in (sums.constants, sums.parts, sums.weights, sums.fixed, sums.read) for g in field)
         return dict(zip(sorted(self.wanted), gradients, strict=True))
 
-    def run(self, ticks: int, before: State | None = None) -> State:
+    def run(self, ticks: int, before: LoopState | None = None) -> LoopState:
         """Run the first `ticks` ticks. `before` is the state after the run before, if any, with the sums of older batches."""
         return self.on(self.begun(before, lax.axis_index(self.names)), range(ticks))
 
-    def on(self, state: State, ticks: range) -> State:
+    def on(self, state: LoopState, ticks: range) -> LoopState:
         """Run these ticks from the state before them."""
         me = lax.axis_index(self.names)
 
-        def tick(s: State, t: jax.Array) -> tuple[State, None]:
+        def tick(s: LoopState, t: jax.Array) -> tuple[LoopState, None]:
             for half in HALVES:
                 s = self.half(s, _Moment(t, half, me, me % 2 == half))
             return s, None
 
         return loops.scan(tick, state, jnp.arange(ticks.start, ticks.stop))[0]
 
-    def begun(self, before: State | None, me: jax.Array) -> State:
+    def begun(self, before: LoopState | None, me: jax.Array) -> LoopState:
         """Return the state before the first tick, in which stage 0 has the first micro-batch of a new batch."""
         age, new = self.batches[0]
         if before is None:
             nothing, item = _zeros(taken(new.parts, jnp.asarray(0))), _zeros(taken(new.read, jnp.asarray(0)))
-            before = State(nothing, nothing, item, (), ())
+            before = LoopState(nothing, nothing, item, (), ())
         # traced so that the shapes of residuals and of the tail's results are known
         jax.eval_shape(self.stage_forward, before.working, new.constants, own_of(self.pair.pipeline, new.weights))
         jax.eval_shape(self.tail_both, before.working, before.item, new.fixed)
@@ -245,7 +246,7 @@ class Loop:
         gradients = (_zeros(chosen.of(xs)) for chosen, xs in zip(self.chosen, batch, strict=True))
         return Sums(tuple(zeros() for zeros in self.results), *gradients)
 
-    def half(self, s: State, at: _Moment) -> State:
+    def half(self, s: LoopState, at: _Moment) -> LoopState:
         """Run half a tick: a forward or a backward pass, and the exchange with neighbours after it."""
         parts, read = self.chosen.parts, self.chosen.read
         s = self.joined(s, at)
@@ -265,7 +266,7 @@ class Loop:
             passing = _where(at.me == 0, parts.into(passing, parts.of(results)), passing)
         return self.brought(s._replace(working=working, passing=passing, item=item), at)
 
-    def joined(self, s: State, at: _Moment) -> State:
+    def joined(self, s: LoopState, at: _Moment) -> LoopState:
         """Load the device's own samples into registers where it is their turn, and store a gradient of what the tail has read."""
         item, passing, sums = s.item, s.passing, list[Sums]()
         for (age, batch), own in zip(self.batches, s.sums, strict=True):
@@ -278,7 +279,7 @@ class Loop:
             sums.append(own._replace(read=_kept(mine & ~at.onward, own.read, self.chosen.read.of(s.item), row)))
         return s._replace(item=item, passing=passing, sums=tuple(sums))
 
-    def brought(self, s: State, at: _Moment) -> State:
+    def brought(self, s: LoopState, at: _Moment) -> LoopState:
         """Store the gradients of samples that have arrived at the device that stores them."""
         sums = []
         for (age, _), own in zip(self.batches, s.sums, strict=True):
@@ -297,7 +298,7 @@ class Loop:
         return (number >= first) & (number < first + self.schedule.micro_batches)
 
     def which(self, number: jax.Array) -> jax.Array:
-        """Return the number, from 1, of the batch that a micro-batch belongs to; 0 if there is no such micro-batch."""
+        """Return the number, from 1, of the batch that a micro-batch belongs to; 0 if none has it."""
         return sum((jnp.where(self.there(number, age), k + 1, 0) for k, (age, _) in enumerate(self.batches)), jnp.asarray(0))
 
     def exchanged(self, xs: Sequence[Any], half: int, chosen: _Selection, up: bool, of: Sequence[bool] | None = None) -> Arrays:
@@ -311,7 +312,7 @@ class Loop:
         ways = [[] if not sent else onward + backward if both else onward if up else backward for both, sent in flags]
         return tuple(shifted((x,), self.names, way)[0] if way else x for x, way in zip(xs, ways, strict=True))
 
-    def work(self, s: State, at: _Moment) -> tuple[Arrays, State]:
+    def work(self, s: LoopState, at: _Moment) -> tuple[Arrays, LoopState]:
         """Run a forward pass, a backward pass, or nothing. Return the results, and the state with a new ring and new gradients."""
         schedule, many = self.schedule, len(self.batches)
         number = jnp.where(at.onward, forth(at.tick, at.me), back(at.tick, at.me, schedule.stages))
@@ -364,7 +365,7 @@ class Loop:
         _, pull, results = jax.vjp(differentiable, *values, has_aux=True)
         return results, tuple(self.pullback.apart(pull, [*constants, *weights]))
 
-    def ended(self, s: State, at: _Moment, results: Arrays) -> tuple[State, tuple[Arrays, Arrays]]:
+    def ended(self, s: LoopState, at: _Moment, results: Arrays) -> tuple[LoopState, tuple[Arrays, Arrays]]:
         """Run the tail on the last stage, if it has finished a micro-batch in this half tick.
 
         Return the gradients of the stage's results and of what the tail reads.

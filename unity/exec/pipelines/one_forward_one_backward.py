@@ -11,12 +11,12 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from unity.exec.pipelines.gpipe import Arrays, pipelined, summed
-from unity.exec.pipelines.half_ticks import Loop, Pair, batch_of
+from unity.exec.pipelines.half_ticks import HalfTickLoop, PipelinePair, batch_of
 from unity.pcg.parallel.stages import schedule_of
 from unity.pcg.types.varying_axes import vary, varying
 
 
-def alternated(pair: Pair, operands: Sequence[Any]) -> list[Any]:
+def alternated(pair: PipelinePair, operands: Sequence[Any]) -> list[Any]:
     """Return the results of a pipeline's tail, inside of `shard_map`. `operands` are one device's pieces of the pair's operands."""
     n, schedule = len(pair.pipeline.operands), schedule_of(pair.pipeline).flushed
     real = [k for k, x in enumerate(operands) if jnp.issubdtype(x.dtype, jnp.inexact)]
@@ -33,8 +33,8 @@ def alternated(pair: Pair, operands: Sequence[Any]) -> list[Any]:
 
     def forward(values: Sequence[Any], rest: dict[int, Any]) -> tuple[Arrays, list[Any]]:
         leaves = whole([x.value for x in values], {k: x.value for k, x in rest.items()})
-        wanted = {k for k, x in zip(real, values, strict=True) if x.perturbed}
-        loop = Loop(pair, ((0, batch_of(pair, leaves)),), schedule, *pair.moving(frozenset(wanted)))
+        active = {k for k, x in zip(real, values, strict=True) if x.perturbed}
+        loop = HalfTickLoop(pair, ((0, batch_of(pair, leaves)),), schedule, *pair.moving(frozenset(active)))
         (sums,) = loop.run(schedule.turns).sums
         gradients = loop.gradients(sums)
         return sums.results, [gradients.get(k) for k in real]

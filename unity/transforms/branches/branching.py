@@ -250,7 +250,7 @@ def branched(program: Forked, along: Sequence[Axis], shares: Sequence[Share], pa
         whole: arguments that are not packed.
 
     Raises:
-        Apart: there are no such branches, or they cannot be separated.
+        Apart: the branches do not exist, or they cannot be separated.
     """
     count = prod(axis.size for axis in along)
     for share in shares:
@@ -320,9 +320,9 @@ class _Stitching:
         gone = {k for b in branches for k in b.members} | {k for ending in endings for k in ending.members}
         ends = [v for ending in endings for v in (*ending.free, *ending.outputs)]
         reads = [self.reads(region, ending) for region, ending in zip(chosen, endings, strict=True)]
-        wanted = (*body.outputs, *(v for some in reads for v in some))
-        kept = tuple(e for k, e in enumerate(body.equations) if k not in gone)
-        rest = Body((*body.inputs, *ends), wanted, kept, body.tensors)
+        outputs_of_rest = (*body.outputs, *(v for some in reads for v in some))
+        remaining = tuple(e for k, e in enumerate(body.equations) if k not in gone)
+        rest = Body((*body.inputs, *ends), outputs_of_rest, remaining, body.tensors)
         names = [*(str(n.attributes["name"]) for n in captured.graph.inputs), *(f"branch {k}" for k in range(len(ends)))]
         outside = graph_of(rest, names, captured.bodies)
         outputs, starts = iter(outside.outputs), dict(zip(ends, outside.inputs[len(body.inputs) :], strict=True))

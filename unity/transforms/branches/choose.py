@@ -84,8 +84,8 @@ class _Choosing:
     def load(self, graph: PCG) -> float:
         """Return the seconds of a branch on one device."""
         if graph.key not in self.loads:
-            given = frozenset(k for k, n in enumerate(graph.inputs) if n.tensors[0].floating)
-            self.loads[graph.key] = least(Search(graph, given, self.alone, self.training))
+            floating = frozenset(k for k, n in enumerate(graph.inputs) if n.tensors[0].floating)
+            self.loads[graph.key] = least(Search(graph, floating, self.alone, self.training))
         return self.loads[graph.key]
 
     def loads_of(self, spot: Spot) -> list[float]:
@@ -125,7 +125,7 @@ class _Choosing:
         return tuple(spot.program.graphs[b][0].key for b in spot.region.branches)
 
     def alone_of(self, number: int) -> _Alone | None:
-        """Return a region as a separate program; None if it is no region there."""
+        """Return a region as a separate program; None if it does not form a region there."""
         kind = self.kind(number)
         if kind not in self.parts:
             spot = self.program.spots[number]
@@ -141,7 +141,7 @@ class _Choosing:
 
     @cached_property
     def promising(self) -> bool:
-        """Whether regions are so much slower than with evenly shared work that they can gain what is required."""
+        """Whether regions are slower, by the required gain at least, than with evenly shared work."""
         if self.wish.than is None:
             return True
         lost = 0.0

@@ -1,4 +1,4 @@
-"""Packing of branches' weights, so that a device stores those of its own group only (`unity.pcg.capture.group_slots`)."""
+"""Packing of branches' weights, so that a device stores only its group's (`unity.pcg.capture.group_slots`)."""
 
 from __future__ import annotations
 

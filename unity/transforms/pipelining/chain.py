@@ -146,7 +146,7 @@ def chain_of(captured: Captured) -> SampleChain:
 
 
 def _starts(captured: Captured) -> Iterator[tuple[int, int]]:
-    """Yield dimensions of arguments that may be the samples, as (variable, dimension), for arguments that are no weights.
+    """Yield dimensions of arguments that may be the samples, as (variable, dimension), for arguments other than weights.
 
     First dimensions come first, and among these the first leaf of each argument.
     """

@@ -54,7 +54,7 @@ class _Choosing:
     first: str = ONE_F_ONE_B  # the schedule that is tried first, if none is asked for
 
     def along(self, axes: tuple[Axis, ...]) -> float:
-        """Try more and more micro-batches, as long as that helps. Return the least time, infinity if there is no candidate."""
+        """Try more and more micro-batches, as long as that helps. Return the least time, infinity without a candidate."""
         before = len(self.found)
         stages = prod(axis.size for axis in axes)
         rounds = [n for n in self.rounds(stages) if not self.hopeless(Schedule(stages, stages * n, stages))]
@@ -110,7 +110,7 @@ class _Choosing:
             last = time
 
     def tried(self, made: Pipelining) -> float:
-        """Return the seconds of a pipeline's best point; infinity if there is none, or it cannot beat the best so far."""
+        """Return the seconds of a pipeline's best point; infinity without one, or if it cannot beat the best so far."""
         search = self.wish.search(made.after)
         try:
             if self.wish.than is not None and least(search) >= self.best:

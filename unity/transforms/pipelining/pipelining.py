@@ -160,7 +160,7 @@ class Pipelining(ABC):
     @property
     @abstractmethod
     def note(self) -> str:
-        """The reason why 1F1B is impossible; "" if it is used or possible, or there is no backward pass."""
+        """The reason why 1F1B is impossible; "" if it is used or possible, or the program has only a forward pass."""
 
     @property
     def packing(self) -> Packing:

@@ -67,18 +67,18 @@ def _layers(captured: Captured, least: int) -> EqualLayers | None:
     """Return the longest run of equal layers, cut into segments of at least `least` equations."""
     body = captured.body
     constant = constants(body)
-    kept = [i for i, e in enumerate(body.equations) if not (e.results and e.results[0] in constant)]
-    ends = [0, *cuts(body, kept, least), len(kept)]
+    variable = [i for i, e in enumerate(body.equations) if not (e.results and e.results[0] in constant)]
+    ends = [0, *cuts(body, variable, least), len(variable)]
 
     def of(start: int, end: int) -> Segment:
-        return part(body, kept[start:end], constant, ())
+        return part(body, variable[start:end], constant, ())
 
     keys = [content_key(of(start, end).body) for start, end in pairwise(ends)]
     best: EqualLayers | None = None
     for period in range(1, PERIOD + 1):
         for first, times in _runs(keys, period):
             places = [ends[first + k * period] for k in range(times + 1)]
-            candidate = _wired(body, [of(start, end) for start, end in pairwise(_longer(places, of, len(kept)))])
+            candidate = _wired(body, [of(start, end) for start, end in pairwise(_longer(places, of, len(variable)))])
             if candidate is not None and len(candidate) >= LEAST and (best is None or _size(candidate) > _size(best)):
                 best = candidate
     return best
@@ -121,11 +121,11 @@ def _wired(body: Body, run: Sequence[Segment]) -> EqualLayers | None:
     columns = list(zip(*(layer.inputs for layer in run), strict=True))
     shared = tuple(p for p, column in enumerate(columns) if p not in carried and len(set(column)) == 1)
     own = tuple(p for p in range(len(columns)) if p not in carried and p not in shared)
-    made = {v for layer in run for e in layer.body.equations for v in e.results}
+    computed = {v for layer in run for e in layer.body.equations for v in e.results}
     inner = {v for layer in run[:-1] for v in layer.outputs}
     outside = {a for a in body.outputs if isinstance(a, int)}
-    outside |= {a for e in body.equations if made.isdisjoint(e.results) for a in e.operands if isinstance(a, int)}
-    if inner & outside or any(v in made for p in own + shared for v in columns[p]):
+    outside |= {a for e in body.equations if computed.isdisjoint(e.results) for a in e.operands if isinstance(a, int)}
+    if inner & outside or any(v in computed for p in own + shared for v in columns[p]):
         return None
     return EqualLayers(tuple(run), carried, shared, own)
 

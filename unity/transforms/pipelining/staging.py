@@ -37,7 +37,7 @@ from unity.transforms.pipelining.tails import Tail, tail_of
 
 
 def tail_after(captured: Captured, chain: SampleChain) -> Tail:
-    """Return the tail after a chain. Raises Mixed, naming the operator, if there is none."""
+    """Return the tail after a chain. Raises Mixed, naming the operator, if a tail is impossible."""
     samples = [chain.samples[v] for v in chain.results]
     return tail_of(replace(captured, body=chain.whole), chain.members[0], samples, chain.size)
 

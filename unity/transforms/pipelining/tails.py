@@ -109,7 +109,7 @@ def _following(body: Body, results: Sequence[int]) -> list[int]:
 
 
 def _solved(body: Body, known: Mapping[int, State]) -> Solution:
-    """Solve for states along an axis that partitions the samples. Inputs from elsewhere are no partial sums.
+    """Solve for states along an axis that partitions the samples. Inputs from elsewhere never count as partial sums.
 
     Raises Mixed, naming the first operator that does not work sample by sample.
     """

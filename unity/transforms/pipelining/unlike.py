@@ -146,14 +146,14 @@ def best_unlike(
             stages, n = option.stages, option.stages * option.rounds
             wish.say(f"a pipeline of {stages} stages of different operators, {n} micro-batches")
             try:
-                made = _scheduled(chain, captured, option, pack, whole, wish.schedule)
-                search = wish.search(made.after)
+                pipelining = _scheduled(chain, captured, option, pack, whole, wish.schedule)
+                search = wish.search(pipelining.after)
                 candidate = wish.choose(search)
             except (Mixed, InfeasibleError) as reason:
                 refused.append(f"stages of different operators: {reason}")
                 break
             if candidate is not None:
-                candidates.append(PipelineCandidate(made, search, candidate))
+                candidates.append(PipelineCandidate(pipelining, search, candidate))
                 if candidate.time >= last:
                     break
                 last = candidate.time
