@@ -40,8 +40,8 @@ def describe(devices: Sequence[JaxDevice] | None = None) -> Machine:
     host, and all together measure the links between hosts.
 
     Raises:
-        MachineError: the list of devices is empty, or has several kinds; nodes have different numbers of devices; or devices without
-            a preset are only some of those of several processes, or belong to several processes of one host.
+        MachineError: the list of devices is empty, or has several kinds; nodes have different numbers of devices; or devices
+            without a preset are only some of those of several processes, or belong to several processes of one host.
         PlanError: the processes have different numbers of devices, or versions of JAX.
     """
     chosen = list(jax.devices() if devices is None else devices)
