@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from unity.exec.lowering import platform_of, program, spec_of
 from unity.exec.two_buffered_weights import Streamed
-from unity.pcg.analysis.gradients import losses
+from unity.pcg.ir.gradient_flow import losses
 from unity.pcg.ir.graph import PCG
 from unity.pcg.jaxprs.mesh_context import apart
 from unity.pcg.parallel.pipeline_cut import undrained

@@ -97,7 +97,7 @@ def programs_of(operator: LocalOperator, operands: Sequence[Any]) -> tuple[Progr
             out = run(*(next(following) if flag else x for x, flag in zip(pieces, flags, strict=True)))
             return [out[k] for k in floating], out
 
-        checkpointed = jax.checkpoint(of, prevent_cse=False, policy=lambda primitive, *_, **__: not facts_of(primitive.name).recomputed)
+        checkpointed = jax.checkpoint(of, prevent_cse=False, policy=lambda p, *_, **__: not facts_of(p.name).recomputed)
         _, back, out = jax.vjp(checkpointed, *mine, has_aux=True)
         leaves, tree = jax.tree.flatten(back)
         return out, leaves, tree
