@@ -27,8 +27,8 @@ from unity.substitutions.language.library import load as load_rules
 EIGHT = unity.Machine.grid(1, 8, "a100")
 # What all others raise is for users; these speak to other modules, or say of operands what JAX's functions do.
 INTERNAL = (
-    "pcg/", "exec/", "verify/", "search/problem.py", "search/published/",
-    "substitutions/vocabulary.py", "substitutions/parallelized.py",
+    "pcg/", "exec/", "verify/", "search/solver/problem.py", "search/published.py", "baselines/", "diff/graph_diff",
+    "substitutions/language/vocabulary.py", "substitutions/language/parallel_derivation.py",
 )  # fmt: skip
 
 
