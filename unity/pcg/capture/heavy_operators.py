@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from unity.pcg.ir.program import Body, Equation
+from unity.pcg.jaxprs.jaxprs import NESTING
 from unity.pcg.operators.table import TABLE
 from unity.pcg.types.factors import facts_of
 
@@ -16,6 +17,11 @@ SMALL = 8  # statistics are smaller than what they are taken of by at least this
 def light(equation: Equation) -> bool:
     """Whether an equation may be part of a composite."""
     return equation.name == "custom_jvp_call" or (equation.name in TABLE and not TABLE[equation.name].facts.alone)
+
+
+def pure(equation: Equation) -> bool:
+    """Return whether equal equations of the same operands are computed once: products, loops and other heavy work, too."""
+    return equation.name in NESTING or (equation.name in TABLE and not TABLE[equation.name].facts.distinct)
 
 
 class Uses:

@@ -27,7 +27,7 @@ def deduplicated(body: Body, pure: Callable[[Equation], bool]) -> Body:
         if same and any(a in same for a in e.operands if isinstance(a, int)):
             e = e.reading(tuple(same.get(a, a) if isinstance(a, int) else a for a in e.operands))
         if pure(e):
-            content = (e.signature, *(a.key if isinstance(a, Literal) else a for a in e.operands))
+            content = (e.signature, e.identity, *(a.key if isinstance(a, Literal) else a for a in e.operands))
             results = first.setdefault(content, e.results)
             if results is not e.results:
                 same.update(zip(e.results, results, strict=True))

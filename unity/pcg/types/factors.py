@@ -192,7 +192,8 @@ class Facts:
     fused_into_reductions: bool = False  # a reduction that reads the result computes it on the way
     reads_buffers: bool = False  # a reduction: what it reads lies in memory as a whole
     product: bool = False  # a product of matrices or a convolution, whose work dominates
-    alone: bool = False  # always an operator of its own, never part of a composite
+    alone: bool = False  # always a separate operator, never part of a composite
+    distinct: bool = False  # equal applications are not merged into one
     sizes_follow: bool = False  # sizes among its parameters follow from those of its results
     layout: bool = False  # it changes the shape or the order of elements alone
     key: bool = False  # it computes keys of random numbers

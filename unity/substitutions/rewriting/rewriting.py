@@ -10,7 +10,7 @@ from functools import lru_cache
 import jax
 import networkx as nx
 
-from unity.pcg.capture.heavy_operators import light
+from unity.pcg.capture.heavy_operators import pure
 from unity.pcg.ir.dead_code import deduplicated, used
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, close
 from unity.substitutions.language.term import Variable
@@ -49,7 +49,7 @@ def rewritten(body: Body, occurrence: Occurrence) -> Body | None:
 
 def tidy(body: Body) -> Body:
     """Without equations that nothing depends on, equal ones computed once."""
-    return used(deduplicated(body, light))
+    return used(deduplicated(body, pure))
 
 
 def _written(body: Body, occurrence: Occurrence) -> tuple[Body, list[Atom]]:

@@ -11,7 +11,7 @@ from typing import Any
 from unity.base.errors import DerivationError, PlanError
 from unity.base.formatting import short
 from unity.pcg.capture.capture import Captured, graph_of
-from unity.pcg.capture.heavy_operators import Uses, constants, light
+from unity.pcg.capture.heavy_operators import Uses, constants, pure
 from unity.pcg.capture.packed_arguments import NOTHING, Packing
 from unity.pcg.ir.dead_code import deduplicated, extract, used
 from unity.pcg.ir.graph import BRANCHES, PCG, Node, Value
@@ -115,8 +115,8 @@ class Forked:
 
     @cached_property
     def body(self) -> Body:
-        """The program with equal light equations computed once."""
-        return deduplicated(self.captured.body, light)
+        """The program with equal equations computed once."""
+        return deduplicated(self.captured.body, pure)
 
     @cached_property
     def regions(self) -> tuple[BranchRegion, ...]:

@@ -86,7 +86,7 @@ operator("ldexp", local=lambda operands, layout: [jnp.ldexp(*operands)])(element
 operator("neg", "real", "imag", "conj", facts=Facts(cheap=True))(elementwise(linear=((0,),)))
 operator("copy", "name", facts=Facts(moves=True))(elementwise(linear=((0,),)))
 operator("stop_gradient", facts=Facts(Reads.NOTHING, moves=True))(elementwise(linear=((0,),)))
-PLACED = {"sharding_constraint": Facts(), "constrain": Facts(alone=True)}
+PLACED = {"sharding_constraint": Facts(), "constrain": Facts(alone=True, distinct=True)}
 for _name, _facts in PLACED.items():
     operator(_name, local=lambda operands, layout: list(operands), facts=_facts)(elementwise(linear=((0,),)))
 operator("add", "sub", "add_any", facts=Facts(cheap=True))(elementwise(linear=((0, 1),)))
@@ -123,7 +123,7 @@ def bitcast(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(tuple(Factor(f"d{i}", n, (Slot(i),), (Slot(i),)) for i, n in names), (), 0.0)
 
 
-@operator("optimization_barrier", facts=Facts(alone=True))
+@operator("optimization_barrier", facts=Facts(alone=True, distinct=True))
 def barrier(params: Any, operands: Any, results: Any) -> Spec:
     """Nothing is computed: whatever all operands share may be partitioned."""
     if len({o.shape for o in operands}) != 1:

@@ -22,7 +22,7 @@ def kernel_pieces(operands: list[jax.Array], layout: Layout) -> list:
     return alone(layout.params["function"], operands) if get_abstract_mesh().manual_axes else layout.bind(*operands)
 
 
-@operator(KERNEL, local=kernel_pieces, facts=Facts(alone=True))
+@operator(KERNEL, local=kernel_pieces, facts=Facts(alone=True, distinct=True))
 def kernel(params: Any, operands: Any, results: Any) -> Spec:
     """A factor for each name along which it may be divided; results that lack a name are sums over its slices."""
     said: Dimensions = params["dimensions"]
