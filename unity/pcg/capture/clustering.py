@@ -95,10 +95,14 @@ def _apart(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[lis
     reduces: set[int] = set()  # variables made here that depend on a reduction
     cut: set[int] = set()
     touched = (a for i in tree for a in (*body.equations[i].operands, *body.equations[i].results))
-    largest = max(body.tensors[a].nbytes for a in touched if isinstance(a, int))
+    sizes = {a: body.tensors[a].nbytes for a in touched if isinstance(a, int)}
+    large = {a for a, nbytes in sizes.items() if SMALL * nbytes > max(sizes.values())}
 
-    def large(a: int) -> frozenset[int]:  # two norms may share a gain and stay two
-        return frozenset({a} if SMALL * body.tensors[a].nbytes > largest else ())
+    def disjoint(a: int, b: int) -> bool:
+        """Two norms may share a gain and stay two; what reads small tensors alone must share none of them."""
+        one, other = reads[a], reads[b]
+        both = one & large and other & large
+        return bool(one and other) and (one & large if both else one).isdisjoint(other & large if both else other)
 
     for i in tree:
         e = body.equations[i]
@@ -107,13 +111,13 @@ def _apart(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[lis
             reads[a] = uses.statistics[a]
             reduces.add(a)
         branches = [a for a in operands if a in reduces]
-        apart = [(a, b) for a in branches for b in branches if reads[a] and reads[b] and reads[a].isdisjoint(reads[b])]
+        apart = [(a, b) for a in branches for b in branches if disjoint(a, b)]
         alone = {a for a in branches if len(branches) > 1 and all(a == b or (a, b) in apart for b in branches)}
         cut |= alone
         shapes = {body.tensors[a] for a in operands}
         if roots and e.name == "add" and len(operands) == 2 and shapes == {body.tensors[e.results[0]]}:
             cut |= {v for v in e.results if uses.often(v, inside)}
-        below = frozenset[int]().union(*(large(a) if a in alone or a not in reads else reads[a] for a in operands))
+        below = frozenset[int]().union(*({a} if a in alone or a not in reads else reads[a] for a in operands))
         reads.update((v, below) for v in e.results)
         if set(branches) - alone or (e.name.startswith("reduce_") and body.tensors[e.results[0]].floating):
             reduces.update(e.results)
