@@ -17,6 +17,7 @@ from unity.base.errors import CaptureError
 from unity.pcg.capture.clustering import Cluster, clusters
 from unity.pcg.capture.heavy_operators import PLATFORM, constants, pure
 from unity.pcg.capture.operator_names import calls, label
+from unity.pcg.capture.transposed_products import absorbed
 from unity.pcg.capture.unread_operands import without_unread
 from unity.pcg.ir.dead_code import deduplicated, extract, used
 from unity.pcg.ir.graph import PCG, Node, Value
@@ -254,7 +255,7 @@ class _Capture:
         self.looped = False  # in a loop of several steps
 
     def graph(self, body: Body, names: Sequence[str]) -> PCG:
-        body = without_unread(deduplicated(body, pure))  # the zeros for an unread operand are not those that others read
+        body = without_unread(absorbed(deduplicated(body, pure)))  # the zeros for an unread operand are not those that others read
         inputs = tuple(
             Node("input", (), (body.tensors[v],), attributes={"index": k, "name": name})
             for k, (v, name) in enumerate(zip(body.inputs, names, strict=True))
