@@ -258,7 +258,7 @@ def windows(body: Body, length: int) -> Iterator[Body]:
     constant = constants(body)
     uses = Uses(body)
     for start in range(0, len(body.equations), length // 2):
-        members = [i for i in range(start, min(start + length, len(body.equations))) if light(body.equations[i])]
+        members = [i for i in range(start, min(start + length, len(body.equations))) if light(body, body.equations[i])]
         members = [i for i in members if body.equations[i].results[0] not in constant]
         for count in range(2, len(members) + 1, 3):
             some = members[:count]

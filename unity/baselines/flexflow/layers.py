@@ -85,7 +85,7 @@ class _LayerClusters:
         tensors, equations = self.uses.body.tensors, self._equations(members)
         looked_up = any(e.name == "gather" and tensors[e.results[0]].floating for e in equations)
         results = self.uses.outputs(members, set(members))
-        return not looked_up and all(map(light, equations)) and any(tensors[v].shape for v in results)
+        return not looked_up and all(light(self.uses.body, e) for e in equations) and any(tensors[v].shape for v in results)
 
     def _product(self, layer: int, members: Sequence[int]) -> bool:
         """Whether a layer is a single contraction that only these equations read."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from unity.pcg.capture.heavy_operators import SMALL, Uses, constants, light
+from unity.pcg.capture.heavy_operators import SMALL, Uses, constants, light, reduces
 from unity.pcg.capture.lossless import keeps
 from unity.pcg.capture.shared_work import LARGEST, Merging
 from unity.pcg.ir.program import Body, Equation
@@ -71,7 +71,7 @@ def _trees(uses: Uses, numbers: Sequence[int], cut: frozenset[int]) -> list[list
 
 def _may_join(body: Body, equation: Equation, target: int, size: Mapping[int, int]) -> bool:
     last = body.equations[target]
-    if not (light(equation) and light(last)) or size[target] >= LARGEST:
+    if not (light(body, equation) and light(body, last)) or size[target] >= LARGEST:
         return False
     if last.name == "gather":  # index arithmetic only: a table is an operand that must be free to lie anywhere
         return not any(body.tensors[v].floating for v in equation.results)
@@ -92,7 +92,7 @@ def _apart(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[lis
     inside = set(tree)
     roots = any(body.equations[i].name in ("rsqrt", "sqrt") for i in tree)
     reads: dict[int, frozenset[int]] = {}  # variable made here → inputs that it depends on
-    reduces: set[int] = set()  # variables made here that depend on a reduction
+    sums: set[int] = set()  # variables made here that depend on a reduction
     cut: set[int] = set()
     touched = (a for i in tree for a in (*body.equations[i].operands, *body.equations[i].results))
     sizes = {a: body.tensors[a].nbytes for a in touched if isinstance(a, int)}
@@ -109,8 +109,8 @@ def _apart(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[lis
         operands = {a for a in e.operands if isinstance(a, int) and a not in constant}
         for a in operands & uses.statistics.keys() - reads.keys():  # taken outside, of what is read here too
             reads[a] = uses.statistics[a]
-            reduces.add(a)
-        branches = [a for a in operands if a in reduces]
+            sums.add(a)
+        branches = [a for a in operands if a in sums]
         apart = [(a, b) for a in branches for b in branches if disjoint(a, b)]
         alone = {a for a in branches if len(branches) > 1 and all(a == b or (a, b) in apart for b in branches)}
         cut |= alone
@@ -119,8 +119,8 @@ def _apart(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[lis
             cut |= {v for v in e.results if uses.often(v, inside)}
         below = frozenset[int]().union(*({a} if a in alone or a not in reads else reads[a] for a in operands))
         reads.update((v, below) for v in e.results)
-        if set(branches) - alone or (e.name.startswith("reduce_") and body.tensors[e.results[0]].floating):
-            reduces.update(e.results)
+        if set(branches) - alone or (reduces(body, e) and body.tensors[e.results[0]].floating):
+            sums.update(e.results)
     return _trees(uses, tree, frozenset(cut)) if cut else [tree]
 
 

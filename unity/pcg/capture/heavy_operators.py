@@ -14,9 +14,25 @@ REPEATED = 48  # equations of a constant that are computed again at every use; a
 SMALL = 8  # statistics are smaller than what they are taken of by at least this
 
 
-def light(equation: Equation) -> bool:
+def light(body: Body, equation: Equation) -> bool:
     """Whether an equation may be part of a composite."""
+    if equation.name == "dot_general":
+        return is_inner_product(body, equation)
     return equation.name == "custom_jvp_call" or (equation.name in TABLE and not TABLE[equation.name].facts.alone)
+
+
+def is_inner_product(body: Body, equation: Equation) -> bool:
+    """Return whether a product has no free dimensions: it multiplies elementwise and sums, and XLA fuses it like a sum."""
+    if equation.name != "dot_general":
+        return False
+    summed, kept = equation.params["dimension_numbers"]
+    return all(body.tensor(a).ndim == len(summed[k]) + len(kept[k]) for k, a in enumerate(equation.operands))
+
+
+def reduces(body: Body, equation: Equation) -> bool:
+    """Return whether a light equation reduces a dimension, to a sum or another statistic."""
+    facts = facts_of(equation.name)
+    return (facts.reads_buffers and not facts.alone) or is_inner_product(body, equation)
 
 
 def pure(equation: Equation) -> bool:
@@ -46,13 +62,14 @@ class Uses:
         roots: dict[int, frozenset[int]] = {}  # of a variable used once: what its equation reads
         for e in self.body.equations:
             operands = [a for a in e.operands if isinstance(a, int)]
-            below = frozenset[int]().union(*(found.get(a) or roots.get(a) or {a} for a in operands)) if light(e) else frozenset()
+            easy = light(self.body, e)
+            below = frozenset[int]().union(*(found.get(a) or roots.get(a) or {a} for a in operands)) if easy else frozenset()
             largest = max((tensors[a].nbytes for a in operands), default=0)
-            reduces = facts_of(e.name).reads_buffers and all(SMALL * tensors[v].nbytes <= largest for v in e.results)
+            statistic = reduces(self.body, e) and all(SMALL * tensors[v].nbytes <= largest for v in e.results)
             small = any(a in found for a in operands) and all(a in found or SMALL * tensors[a].nbytes <= largest for a in operands)
             small = small or (bool(operands) and all(a in found for a in operands))
             for v in e.results:
-                if light(e) and tensors[v].floating and (reduces or (small and tensors[v].nbytes <= largest)):
+                if easy and tensors[v].floating and (statistic or (small and tensors[v].nbytes <= largest)):
                     found[v] = below
                 elif len(self.users.get(v, ())) == 1 and len(below) <= 8:
                     roots[v] = below
@@ -76,7 +93,7 @@ def constants(body: Body) -> Mapping[int, int]:
     found: dict[int, int] = {}
     sizes: dict[int, int] = {}
     for i, e in enumerate(body.equations):
-        cheap = e.name == PLATFORM or (light(e) and e.name not in ("random_bits", "gather"))
+        cheap = e.name == PLATFORM or (light(body, e) and e.name not in ("random_bits", "gather"))
         if cheap and all(not isinstance(a, int) or a in found for a in e.operands):
             size = 1 + sum(sizes[a] for a in e.operands if isinstance(a, int))
             if size <= REPEATED:

@@ -29,6 +29,7 @@ ALSO = (  # tried when neither the structure nor a call's name says more
     ({"sin", "cos"}, "rotary_embedding"),
     ({"reduce_sum"}, "reduce_sum"),
     ({"reduce_max"}, "reduce_max"),
+    ({"dot_general"}, "inner_product"),
     ({"iota", "eq"}, "one_hot"),
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
-from unity.pcg.capture.heavy_operators import SMALL, Uses, light
+from unity.pcg.capture.heavy_operators import SMALL, Uses, light, reduces
 from unity.pcg.capture.lossless import keeps
 
 LARGEST = 96  # equations in one composite: a bound on the work of deriving its factors
@@ -101,12 +101,12 @@ class Merging:
         return sum(self.uses.body.tensors[v].nbytes for v in variables)
 
     def reduces(self, k: int) -> bool:
-        return any(self.uses.body.equations[i].name.startswith("reduce_") for i in self.members[k])
+        return any(reduces(self.uses.body, self.uses.body.equations[i]) for i in self.members[k])
 
     def plain(self, k: int) -> bool:
         """Whether a cluster is a composite's stuff, and leaves no table or index to lie wherever it likes."""
         equations = [self.uses.body.equations[i] for i in self.members[k]]
-        return all(light(e) and e.name != "gather" for e in equations)
+        return all(light(self.uses.body, e) and e.name != "gather" for e in equations)
 
     def statistic(self, k: int) -> bool:
         """Whether a cluster reduces something large to something small."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from jax.extend import core
 
-from unity.pcg.accumulation import narrow
+from unity.pcg.types.accumulation import narrow
 from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.ir.dead_code import used
 

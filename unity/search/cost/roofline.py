@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from unity.machine.hardware import Device
+from unity.pcg.capture.heavy_operators import is_inner_product
 from unity.pcg.ir.program import Body
 from unity.pcg.operators.kernel_primitive import KERNEL
 from unity.pcg.propagation.solver import nested_body, nests, spec_of
@@ -20,7 +21,7 @@ def dense_work(body: Body) -> tuple[float, str]:
     """FLOPs of matrix products, convolutions and kernels in a body, and the dtype that they are computed in."""
     total, dtype = 0.0, "float32"
     for e in body.equations:
-        if facts_of(e.name).product or e.name == KERNEL:
+        if (facts_of(e.name).product and not is_inner_product(body, e)) or e.name == KERNEL:
             spec = spec_of(body, e)
             total += spec.flops if spec else 0.0
             dtype = str(body.tensor(e.operands[0]).dtype)

@@ -190,7 +190,7 @@ def _chain(body: Body, variable: int, dim: int) -> SampleChain:
     order = [*alone, *members, *rest]
     after = replace(body, equations=tuple(body.equations[k] for k in order))
     copied = dict(constants(after))
-    copied |= {v: k for k, e in enumerate(after.equations[: len(alone)]) if light(e) for v in e.results}
+    copied |= {v: k for k, e in enumerate(after.equations[: len(alone)]) if light(after, e) for v in e.results}
     copied = {v: k for v, k in copied.items() if v not in samples}  # the numbers of samples cross cuts
     end = f"{_where(body.equations[rest[0]])} does not work on each sample by itself" if rest else "it ends there"
     return SampleChain(after, tuple(range(len(alone), len(alone) + len(members))), samples, size, copied, end)

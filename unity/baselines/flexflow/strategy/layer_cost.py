@@ -47,7 +47,7 @@ def is_layer(body: Body) -> bool:
 @lru_cache(maxsize=4096)
 def parts(body: Body) -> tuple[LayerPart, ...]:
     """Return the operators of which a layer consists; none if all its work is light."""
-    if all(map(light, body.equations)):
+    if all(light(body, e) for e in body.equations):
         return ()
     constant, operators = constants(body), list[LayerPart]()
     for cluster in clusters(body, constant):
