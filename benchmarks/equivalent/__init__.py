@@ -1,0 +1,10 @@
+"""Classes of programs that compute the same, written as different people write them, and the step times of their plans."""
+
+from collections.abc import Mapping
+
+from benchmarks.equivalent import attention, images, layers, loops, losses
+from benchmarks.equivalent.forms import Equivalence
+
+CLASSES: Mapping[str, Equivalence] = {
+    **losses.CLASSES, **attention.CLASSES, **layers.CLASSES, **images.CLASSES, **loops.CLASSES,
+}  # fmt: skip
