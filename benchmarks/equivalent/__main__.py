@@ -26,9 +26,9 @@ import unity
 from benchmarks.equivalent import CLASSES
 from benchmarks.equivalent.forms import Equivalence
 from benchmarks.record import RESULTS, record, show
-from unity.pcg.capture import capture
-from unity.search.cost import Training
-from unity.search.machine import Machine
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import capture
+from unity.search.cost.cost import Training
 from unity.search.session import Search
 
 LIMIT = 1.05  # of worst over best, where the arithmetic is the same

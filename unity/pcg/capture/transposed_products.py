@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from jax.extend import core
 
-from unity.pcg.types.accumulation import narrow
-from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.ir.dead_code import used
+from unity.pcg.ir.program import Atom, Body, Equation
+from unity.pcg.types.accumulation import narrow
 
 
 def absorbed(body: Body) -> Body:

@@ -14,14 +14,14 @@ from serial_graph import evaluate
 from small_models import random_point
 
 from benchmarks.equivalent import CLASSES
-from unity.made import Made
-from unity.pcg.capture import capture
-from unity.pcg.choices import choices
-from unity.pcg.graph import PCG
-from unity.plan import Plan
-from unity.search.assemble import assemble
-from unity.search.cost import Training
-from unity.search.machine import Machine
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import capture
+from unity.pcg.ir.graph import PCG
+from unity.pcg.propagation.choices import choices
+from unity.plan.plan import Plan
+from unity.plan.plan_family import Made
+from unity.search.cost.assembly import assemble
+from unity.search.cost.cost import Training
 from unity.search.session import Candidate, Search
 
 EIGHT = Machine.grid(1, 8, "a100")
