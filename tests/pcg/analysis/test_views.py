@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import random_point
 
+import unity
 from unity.machine.machine import Machine
 from unity.pcg.analysis.views import costs_nothing, is_view, of_argument
 from unity.pcg.capture.capture import capture
@@ -221,3 +222,12 @@ def test_attention_costs_the_same_however_it_is_written(machine: Machine) -> Non
     assert max(times) <= 1.05 * min(times), times
     copies = 2 * 3 * args[1].size * 4 / machine.devices / machine.device.bandwidth * 3 + 3 * 2 * machine.device.launch
     assert fastest(by_transpose, *args, machine=machine) <= 1.01 * (min(times) + copies)
+
+
+def test_keys_of_random_numbers_are_no_indices() -> None:
+    def loss(w: jax.Array) -> jax.Array:
+        return jnp.sum(w * jax.random.bernoulli(jax.random.key(3), 0.5, w.shape))
+
+    w = jnp.ones((2, 4, 6))
+    plan = unity.optimize(loss, w, machine=unity.Machine.grid(1, 4), budget=0, progress=False)
+    assert float(plan(w)) == float(loss(w))
