@@ -106,6 +106,24 @@ def test_on_one_device_a_step_takes_the_predicted_time(name: str) -> None:
     assert found.makespan == pytest.approx(sum(t.forward + t.backward for t in terms if id(t.node) not in there))
 
 
+def test_the_backward_pass_of_a_view_takes_no_time_and_is_waited_for() -> None:
+    """Between two products on other devices: the first one's gradients come from the second, through the reshape."""
+
+    def loss(params: dict, x: jax.Array) -> jax.Array:
+        return jnp.sum((x @ params["a"]).reshape(64, 16, 32) @ params["b"])
+
+    params = {"a": jax.ShapeDtypeStruct((128, 512), jnp.float32), "b": jax.ShapeDtypeStruct((32, 32), jnp.float32)}
+    o = small(Small(loss, params, jax.ShapeDtypeStruct((64, 128), jnp.float32)), Topology.uniform(FOUR))
+    (view,) = kinds(o)["reshape"]
+    first, second = kinds(o)["dot_general"]
+    configs = {k: on_one(o.nodes[k]) for k in o.numbers} | {first: on_one(o.nodes[first], 1), view: on_one(o.nodes[view], 2)}
+    found = full(Strategy(o, configs).graph)
+    assert o.whole[view] == (0.0, 0.0)
+    last, middle, sender = (encoding.task_name(k, encoding.BACKWARD) for k in (first, view, second))
+    assert found.end[sender] < found.start[middle] == found.end[middle] < found.start[last]
+    assert bytes_sent(Strategy(o, configs)) == 4 * 64 * 512 * 4
+
+
 def test_moving_an_operator_sends_its_operands_and_results() -> None:
     """Forward its operand there and its result back, backward their cotangents."""
     o = two_layers(Topology.uniform(FOUR))

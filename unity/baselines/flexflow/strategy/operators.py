@@ -87,6 +87,10 @@ class Operators:
     def flow(self) -> Gradients:
         return gradients(self.graph, self.differentiated)
 
+    def runs_backward(self, k: int) -> bool:
+        """Return whether an operator has a backward pass. A view's takes no time, but gradients pass through it nonetheless."""
+        return any(with_gradient(self.nodes[k], self.flow))
+
     @cached_property
     def _number(self) -> Mapping[int, int]:
         return {id(node): k for k, node in enumerate(self.nodes)}

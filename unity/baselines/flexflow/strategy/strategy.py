@@ -150,8 +150,7 @@ class Strategy:
         key = o.alike[k], config.degrees
         block = self._blocks.get(key)
         if block is None:
-            backward = o.seconds(k, config.degrees)[1] > 0
-            block = self._blocks[key] = operator_block(config.pieces, backward, o.reductions(k, config.degrees))
+            block = self._blocks[key] = operator_block(config.pieces, o.runs_backward(k), o.reductions(k, config.degrees))
         return block, np.array(config.devices, np.int64)
 
     def _operand(self, name: tuple[int, int], e: OperandEdge) -> Numbers:
