@@ -19,7 +19,7 @@ from unity.explain.undivided import Undivided, headline, undivided
 from unity.pcg.capture.capture import unparallelized
 from unity.pcg.ir.user_lines import line_behind
 from unity.pcg.parallel.stages import TWO_BW
-from unity.pcg.propagation.halos import kept_whole
+from unity.pcg.propagation.halos import undivided_windows
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import show
 from unity.search.cost.prediction import CollectiveTerm, OperatorTerm, Prediction, predict
@@ -199,7 +199,7 @@ def _collectives(found: Prediction, axes: tuple[Axis, ...]) -> Table:
 def blocked(plan: Plan) -> list[str]:
     """What could not be parallelized, and why: unknown primitives, what some windows slide along, what nothing divides."""
     lines = [f"{node.kind} runs whole on every device: {why} ({short(node.source)})" for node, why in unparallelized(plan.serial)]
-    kept = Counter((node.kind, dim, why, short(node.source)) for node, dim, why in kept_whole(plan.serial))
+    kept = Counter((node.kind, dim, why, short(node.source)) for node, dim, why in undivided_windows(plan.serial))
     lines += [f"{n} × {kind} stays whole along dimension {dim}: {why} ({line})" for (kind, dim, why, line), n in kept.items()]
     smallest = min((a.size for a in plan.pcg.axes), default=1)
     total = prod(a.size for a in plan.pcg.axes)

@@ -12,7 +12,7 @@ from unity.base.formatting import duration, short
 from unity.pcg.capture.capture import unparallelized
 from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.propagation.choices import choices
-from unity.pcg.propagation.halos import kept_whole
+from unity.pcg.propagation.halos import undivided_windows
 from unity.pcg.types.axis import Axis
 from unity.plan.summary import differentiated_in
 from unity.search.cost.prediction import Prediction, predict
@@ -72,7 +72,7 @@ def headline(rows: tuple[Undivided, ...]) -> str:
 
 def _known_reasons(graph: PCG) -> Mapping[int, str]:
     """Returns the reason of every operator that the operator table cannot divide, or not along its windows, by id(node)."""
-    windows = {id(node): f"windows along dimension {dim}: {why}" for node, dim, why in kept_whole(graph)}
+    windows = {id(node): f"windows along dimension {dim}: {why}" for node, dim, why in undivided_windows(graph)}
     return windows | {id(node): why for node, why in unparallelized(graph)}
 
 

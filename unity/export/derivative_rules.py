@@ -15,7 +15,7 @@ import jax
 from unity.export.tracing import LocalProgram, closed, like, traced
 from unity.pcg.ir.program import Equation
 from unity.pcg.jaxprs.jaxprs import called
-from unity.pcg.propagation.derivative_rules import as_function, ruled
+from unity.pcg.propagation.derivative_rules import as_function, differentiable_operands
 
 JVP = ("custom_jvp_call",)
 VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
@@ -45,7 +45,7 @@ def rule_of(equation: Equation) -> DerivativeRule:
     """Return the programs of an equation's custom rule. To be called inside the `shard_map` that the equation was traced in."""
     assert equation.origin is not None
     pieces = [like(v.aval) for v in equation.origin.invars]
-    floating = ruled(equation)
+    floating = differentiable_operands(equation)
     value = closed(called(equation.params))
     call = as_function(equation)
 

@@ -20,7 +20,7 @@ from unity.export.nested import applied_program, combiner, is_scatter_apply
 from unity.export.simplification import simplified
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, close, params_key
 from unity.pcg.jaxprs.scan_operands import constants_and_carry
-from unity.pcg.propagation.linear_solves import named, part_of, parts
+from unity.pcg.propagation.linear_solves import program_names, solve_program, split_operands
 from unity.pcg.propagation.solver import branches, nested_body
 
 REMAT = ("checkpoint", "remat", "remat2")
@@ -167,11 +167,11 @@ def _scatter_apply(e: Equation, operands: list[Meaning], depth: int) -> list[obj
 
 
 def _linear_solve(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
-    constants, right = parts(e, operands)
+    constants, right = split_operands(e, operands)
     content: list[object] = [*_names(right)]
-    for name in (name for name in named(e) if name != "vecmat"):  # JAX derives it from the first
+    for name in (name for name in program_names(e) if name != "vecmat"):  # JAX derives it from the first
         part_operands = [*constants[name], *symbols(len(right), depth)]
-        content += [name, *_names(meanings(part_of(e, name), part_operands, depth))]
+        content += [name, *_names(meanings(solve_program(e, name), part_operands, depth))]
     return content
 
 

@@ -22,7 +22,7 @@ from unity.export.source_code import WIDTH, Code, call, letters, lines, literal,
 from unity.export.tracing import LocalProgram, closed, varying_of
 from unity.pcg.ir.program import Equation
 from unity.pcg.jaxprs.scan_operands import constants_and_carry
-from unity.pcg.propagation.linear_solves import named, parts, symmetric
+from unity.pcg.propagation.linear_solves import is_symmetric, program_names, split_operands
 from unity.pcg.propagation.solver import nested_body
 
 
@@ -244,7 +244,7 @@ def linear_solve(writer: BodyWriter, e: Equation) -> list[Code]:
     JAX transposes the product itself.
     """
     programs = e.params["jaxprs"]
-    constants, right = parts(e, [writer.block.named(writer.read(a), "given") for a in e.operands])
+    constants, right = split_operands(e, [writer.block.named(writer.read(a), "given") for a in e.operands])
     count, codes = len(right), packed([o.code for o in right])
 
     def function(name: str, first_parameters: Sequence[str]) -> Code:
@@ -259,9 +259,9 @@ def linear_solve(writer: BodyWriter, e: Equation) -> list[Code]:
 
     product, solve = function("matvec", []), function("solve", ["_"])
     options: dict[str, object] = {}
-    if "transpose_solve" in named(e):
+    if "transpose_solve" in program_names(e):
         options["transpose_solve"] = function("transpose_solve", ["_"])
-    options |= {"symmetric": True} if symmetric(e) else {}
+    options |= {"symmetric": True} if is_symmetric(e) else {}
     aux = len(e.results) - count
     options |= {"has_aux": True} if aux else {}
     value = call("lax.custom_linear_solve", product, codes, solve, **options)

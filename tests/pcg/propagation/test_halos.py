@@ -32,7 +32,7 @@ from unity.pcg.parallel.check import check
 from unity.pcg.parallel.parallelize import parallelize
 from unity.pcg.parallel.traffic import traffic
 from unity.pcg.propagation.choices import choices
-from unity.pcg.propagation.halos import kept_whole, messages
+from unity.pcg.propagation.halos import messages, undivided_windows
 from unity.pcg.propagation.solver import spec_of
 from unity.pcg.types.factors import Halo
 from unity.pcg.types.parallel_type import partitioned
@@ -143,7 +143,7 @@ def test_a_graph_says_what_stays_whole() -> None:
         return lax.conv_general_dilated(y, k, (1, 1), "SAME", dimension_numbers=NUMBERS).sum()
 
     captured = capture(loss, f(3, 3, 4, 4), f(2, 8, 9, 4))
-    found = {(dim, why.partition(" windows")[0]) for node, dim, why in kept_whole(captured.graph)}
+    found = {(dim, why.partition(" windows")[0]) for node, dim, why in undivided_windows(captured.graph)}
     assert found == {(1, "3"), (2, "7")}
 
 

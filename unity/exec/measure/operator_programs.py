@@ -22,9 +22,9 @@ from jax import lax
 from jax.extend import core
 
 from unity.pcg.ir.program import Body, Tensor
-from unity.pcg.local.halo_exchange import nothing
-from unity.pcg.local.interpreter import Walk
-from unity.pcg.operators.layout import Placed
+from unity.pcg.local.halo_exchange import neutral_element
+from unity.pcg.local.interpreter import BodyInterpreter
+from unity.pcg.operators.layout import PlacedTensor
 from unity.pcg.propagation.placement import placing
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.factors import Halo, facts_of
@@ -63,16 +63,16 @@ class LocalOperator:
         return tuple(axis.name for k, axis in enumerate(self.axes) if any(t[k] != UNUSED for t in types))
 
 
-class _Alone(Walk):
+class _Alone(BodyInterpreter):
     """An interpreter of a local program that leaves its collectives out."""
 
     def reduce(self, variable: int, x: Any) -> Any:
         return x
 
-    def exchange(self, x: Any, placed: Placed, dim: int, halo: Halo) -> Any:
+    def exchange(self, x: Any, placed: PlacedTensor, dim: int, halo: Halo) -> Any:
         """Return the array, padded to its size with halos."""
         sizes = [(halo.before, halo.after, 0) if i == dim else (0, 0, 0) for i in range(x.ndim)]
-        return lax.pad(x, vary(nothing(halo.outside, x.dtype), varying(x)), sizes)
+        return lax.pad(x, vary(neutral_element(halo.outside, x.dtype), varying(x)), sizes)
 
 
 def programs_of(operator: LocalOperator, operands: Sequence[Any]) -> tuple[Program, Program | None, Sequence[Any]]:

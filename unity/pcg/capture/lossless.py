@@ -38,7 +38,7 @@ def lossless(composite: Body) -> bool:
     reading = (e for e in composite.equations if inputs.intersection(_variables(e)))
     missing = {(v, dim) for e in reading for v, dim in _alone(composite, e) if v in inputs}
     relaxed = Relaxed(composite)
-    if not all(relaxed.may(v, dim) for v, dim in missing):
+    if not all(relaxed.may_partition(v, dim) for v, dim in missing):
         return False
     joint = operand_states(composite)
     while missing:

@@ -1,1 +1,1 @@
-"""What one device runs: operators on local pieces, and the collectives between them."""
+"""Programs of one device: operators on local pieces, and the collectives between them."""

@@ -1,9 +1,10 @@
-"""The parallelization operators as they run inside `shard_map`: one collective each, and its dual backward."""
+"""Parallelization operators inside `shard_map`: one collective each, whose transpose is the dual operator."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
@@ -21,22 +22,30 @@ from unity.pcg.types.varying_axes import aligned, common, vary, varying
 
 
 def apply(step: Step, x: jax.Array, axes: tuple[Axis, ...], dtype: Any = None) -> jax.Array:
-    """Runs one parallelization operator on a local piece of a tensor of a type (default: the piece's own), which travels as
-    `pcg.accumulation` says."""
+    """Run one parallelization operator on a local piece.
+
+    Args:
+        step: the operator.
+        x: the piece.
+        axes: the mesh.
+        dtype: the tensor's element type; by default the piece's. `unity.pcg.types.accumulation` defines in which types the piece
+            is held and sent.
+    """
     dtype = x.dtype if dtype is None else dtype
     there, back = forward(dtype, step.before, axes), backward(dtype, step.after, axes)
     result, summed = held(dtype, step.after, axes), is_partial(dtype, step.after, axes)
     if {x.dtype, there, back, result} == {dtype}:
-        return _moved(step, x, axes)
-    return sent(lambda x: _moved(step, x, axes), x, there, back, dtype, result, not summed)
+        return _run(step, x, axes)
+    return sent(lambda x: _run(step, x, axes), x, there, back, dtype, result, not summed)
 
 
-def _moved(step: Step, x: jax.Array, axes: tuple[Axis, ...]) -> jax.Array:
+def _run(step: Step, x: jax.Array, axes: tuple[Axis, ...]) -> jax.Array:
+    """Run the collective of a parallelization operator, in the piece's own element type."""
     names = tuple(axes[i].name for i in step.axes)
     if step.kind == "replicate":
         return vary(x, names)
     if step.kind == "unreplicate":
-        return _same(x, names)
+        return _unreplicate(x, names)
     if step.kind == "reduce":
         return lax.psum(x, names)
     if step.kind == "contribute":
@@ -45,60 +54,67 @@ def _moved(step: Step, x: jax.Array, axes: tuple[Axis, ...]) -> jax.Array:
     if step.kind == "partition":
         return _partition(x, step, axes)
     if step.kind == "reduce_partition":
-        given = [d for i in step.axes if (d := new[i]) is not None]
-        return _scatter(x, names, given, _others(old, step.axes))
+        cut_digits = [d for i in step.axes if (d := new[i]) is not None]
+        return _scatter(x, names, cut_digits, _others(old, step.axes))
     if step.kind in ("combine", "combine_replicate"):
-        taken = [d for i in step.axes if (d := old[i]) is not None]
-        return _gather(x, names, taken, _others(new, step.axes), "invarying" if step.kind == "combine" else "varying")
-    given, taken = [d for i in step.axes if (d := new[i]) is not None], [d for i in step.axes if (d := old[i]) is not None]
-    return _exchange(x, names, taken, given, _others(old, step.axes))
+        joined = [d for i in step.axes if (d := old[i]) is not None]
+        return _gather(x, names, joined, _others(new, step.axes), "invarying" if step.kind == "combine" else "varying")
+    cut_digits, joined = [d for i in step.axes if (d := new[i]) is not None], [d for i in step.axes if (d := old[i]) is not None]
+    return _exchange(x, names, joined, cut_digits, _others(old, step.axes))
 
 
-def _others(found: Sequence[Digit | None], but: Sequence[int]) -> list[Digit]:
-    return [d for i, d in enumerate(found) if d is not None and i not in but]
+# In the functions below, `here` are the digits at which the local piece is already cut, and stays so; `cut_digits` are those at
+# which a collective cuts it; `joined` are those along which a collective joins pieces.
+
+
+def _others(per_axis: Sequence[Digit | None], excluded: Sequence[int]) -> list[Digit]:
+    """Return the digits of all axes but the excluded ones."""
+    return [d for i, d in enumerate(per_axis) if d is not None and i not in excluded]
 
 
 def _partition(x: jax.Array, step: Step, axes: tuple[Axis, ...]) -> jax.Array:
-    """Slices. From *unused*, the gradient is gathered; from *replicated* it is a partial sum already, and is padded."""
+    """Slice a whole value. The gradient of an *unused* one is gathered; that of a *replicated* one is a partial sum, and padded."""
     old, new = digits(step.before, axes), digits(step.after, axes)
     here = _others(old, step.axes)
     for kind in ("R", "U"):
         chosen = [i for i in step.axes if step.before[i].kind == kind]
-        names, given = tuple(axes[i].name for i in chosen), [d for i in chosen if (d := new[i]) is not None]
+        names, cut_digits = tuple(axes[i].name for i in chosen), [d for i in chosen if (d := new[i]) is not None]
         if not chosen:
             continue
-        slices = _slices if kind == "R" else _slice_unused
-        x = slices(x, names, tuple(given), tuple(here))
-        here = here + given
+        take_slice = _slice if kind == "R" else _slice_unused
+        x = take_slice(x, names, tuple(cut_digits), tuple(here))
+        here = here + cut_digits
     return x
 
 
-def _slices(x: jax.Array, names: Sequence[str], given: Sequence[Digit], here: Sequence[Digit]) -> jax.Array:
+def _slice(x: jax.Array, names: Sequence[str], cut_digits: Sequence[Digit], here: Sequence[Digit]) -> jax.Array:
+    """Return this device's slice at each digit, one mesh axis for each."""
     done = list(here)
-    for name, digit in zip(names, given, strict=True):
+    for name, digit in zip(names, cut_digits, strict=True):
         x = take_digit(x, digit, lax.axis_index(name), done)
         done.append(digit)
     return x
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _slice_unused(x: jax.Array, names: tuple[str, ...], given: tuple[Digit, ...], here: tuple[Digit, ...]) -> jax.Array:
-    return _slices(x, names, given, here)
+def _slice_unused(x: jax.Array, names: tuple[str, ...], cut_digits: tuple[Digit, ...], here: tuple[Digit, ...]) -> jax.Array:
+    """Slice a value that is the same on every device. Its gradient is gathered."""
+    return _slice(x, names, cut_digits, here)
 
 
-def _slice_forward(x: jax.Array, names: Any, given: Any, here: Any) -> tuple[jax.Array, None]:
-    return _slices(x, names, given, here), None
+def _slice_forward(x: jax.Array, names: Any, cut_digits: Any, here: Any) -> tuple[jax.Array, None]:
+    return _slice(x, names, cut_digits, here), None
 
 
-def _slice_backward(names: Any, given: Any, here: Any, _: None, g: jax.Array) -> tuple[jax.Array]:
-    return (_gather(g, names, given, here, "invarying"),)
+def _slice_backward(names: Any, cut_digits: Any, here: Any, _: None, g: jax.Array) -> tuple[jax.Array]:
+    return (_gather(g, names, cut_digits, here, "invarying"),)
 
 
 _slice_unused.defvjp(_slice_forward, _slice_backward)
 
 
 def _contribute(x: jax.Array, step: Step, axes: tuple[Axis, ...]) -> jax.Array:
-    """Makes a sum of which every part but one is zero: the first device's value, or each device's piece in its own place."""
+    """Turn a value into a partial sum, of the first device's value and zeros, or of each device's piece among zeros."""
     old = digits(step.before, axes)
     names = tuple(axes[i].name for i in step.axes if step.before[i].kind in "UR")
     x = contribute(x, names) if names else x
@@ -107,7 +123,7 @@ def _contribute(x: jax.Array, step: Step, axes: tuple[Axis, ...]) -> jax.Array:
 
 
 def contribute(x: jax.Array, names: tuple[str, ...]) -> jax.Array:
-    """Makes a whole value a sum along axes: the first device's is left, the others' are zero."""
+    """Turn a whole value into a partial sum along axes: the first device keeps it, the others have zeros."""
     differing = tuple(n for n in names if n in varying(x))
     same = tuple(n for n in names if n not in differing)
     x = _first_of_unused(x, same) if same else x
@@ -115,12 +131,19 @@ def contribute(x: jax.Array, names: tuple[str, ...]) -> jax.Array:
 
 
 def _first(x: jax.Array, names: tuple[str, ...]) -> jax.Array:
+    """Return the value on the first device along the axes, and zeros on the others."""
     first = jnp.all(jnp.stack([lax.axis_index(name) == 0 for name in names]))
     return lax.select_n(*aligned([first, jnp.zeros_like(x), x]))
 
 
 def _among_zeros(x: jax.Array, moved: Sequence[tuple[str, Digit]], here: Sequence[Digit]) -> jax.Array:
-    """The tensor that has a device's piece in its place, and zeros in the others'."""
+    """Return the tensor with this device's piece in its place, and zeros in the places of the others.
+
+    Args:
+        x: the piece.
+        moved: the axes along which it is a piece, by name, each with its digit.
+        here: the digits at which the result is cut, too.
+    """
     digits_ = [d for _, d in moved]
     mine = jnp.ones((), bool)
     for k, (name, digit) in enumerate(moved):
@@ -133,25 +156,30 @@ def _among_zeros(x: jax.Array, moved: Sequence[tuple[str, Digit]], here: Sequenc
     return put(lax.select_n(*aligned([whole, jnp.zeros_like(pieces), pieces])), digits_, here)
 
 
-# Of what is the same on every device one device's cotangent counts: so the two are each other's dual.
+# The cotangent of a value that is the same on every device is that of one device. So these two are transposes of each other.
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _same(x: jax.Array, names: tuple[str, ...]) -> jax.Array:
+def _unreplicate(x: jax.Array, names: tuple[str, ...]) -> jax.Array:
+    """Turn a replicated value into an unused one, of which JAX knows that it is the same along the axes."""
     return common(vary(x, names), names)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _first_of_unused(x: jax.Array, names: tuple[str, ...]) -> jax.Array:
+    """Turn an unused value into a partial sum."""
     return _first(x, names)
 
 
-_same.defvjp(lambda x, names: (_same(x, names), None), lambda names, _, g: (_first_of_unused(g, names),))
-_first_of_unused.defvjp(lambda x, names: (_first_of_unused(x, names), None), lambda names, _, g: (_same(g, names),))
+_unreplicate.defvjp(lambda x, names: (_unreplicate(x, names), None), lambda names, _, g: (_first_of_unused(g, names),))
+_first_of_unused.defvjp(lambda x, names: (_first_of_unused(x, names), None), lambda names, _, g: (_unreplicate(g, names),))
 
 
-def _contiguous(moved: Sequence[Digit], here: Sequence[Digit]) -> int | None:
-    """The dimension whose most major digits are exactly those moved, major first: JAX's tiled collectives apply."""
+def _contiguous(moved: Sequence[Digit]) -> int | None:
+    """Return the dimension whose most major digits are exactly those moved, in order; None if there is none.
+
+    JAX's tiled collectives apply to such a dimension.
+    """
     outer = 1
     for d in moved:
         if d.dim != moved[0].dim or d.outer != outer:
@@ -160,46 +188,53 @@ def _contiguous(moved: Sequence[Digit], here: Sequence[Digit]) -> int | None:
     return moved[0].dim
 
 
-def _gather(x: jax.Array, names: Sequence[str], taken: Sequence[Digit], here: Sequence[Digit], to: str) -> jax.Array:
-    dim = _contiguous(taken, here)
+def _gather(x: jax.Array, names: Sequence[str], joined: Sequence[Digit], here: Sequence[Digit], to: str) -> jax.Array:
+    """Join the pieces of all devices along the digits of the axes, by an all-gather."""
+    dim = _contiguous(joined)
     if dim is not None:
         return lax.all_gather(x, tuple(names), axis=dim, tiled=True, to=to)
-    # Along a new dimension, tiled: one that is not tiled JAX cannot lower for PRNG keys.
-    return put(lax.all_gather(x[None], tuple(names), axis=0, tiled=True, to=to), taken, here)
+    # Along a new dimension, tiled: JAX cannot lower an untiled one for PRNG keys.
+    return put(lax.all_gather(x[None], tuple(names), axis=0, tiled=True, to=to), joined, here)
 
 
-def _scatter(x: jax.Array, names: Sequence[str], given: Sequence[Digit], here: Sequence[Digit]) -> jax.Array:
-    dim = _contiguous(given, here)
+def _scatter(x: jax.Array, names: Sequence[str], cut_digits: Sequence[Digit], here: Sequence[Digit]) -> jax.Array:
+    """Return this device's piece of the sum over the axes, by a reduce-scatter."""
+    dim = _contiguous(cut_digits)
     if dim is not None:
         return lax.psum_scatter(x, tuple(names), scatter_dimension=dim, tiled=True)
-    return lax.psum_scatter(cut(x, given, here), tuple(names), scatter_dimension=0, tiled=False)
+    return lax.psum_scatter(cut(x, cut_digits, here), tuple(names), scatter_dimension=0, tiled=False)
 
 
 def _exchange(
-    x: jax.Array, names: Sequence[str], taken: Sequence[Digit], given: Sequence[Digit], here: Sequence[Digit]
+    x: jax.Array, names: Sequence[str], joined: Sequence[Digit], cut_digits: Sequence[Digit], here: Sequence[Digit]
 ) -> jax.Array:
-    old, new = _contiguous(taken, here), _contiguous(given, here)
+    """Cut a piece at new digits and join it at old ones, by an all-to-all."""
+    old, new = _contiguous(joined), _contiguous(cut_digits)
     if old is not None and new is not None and old != new:
         return lax.all_to_all(x, tuple(names), split_axis=new, concat_axis=old, tiled=True)
-    pieces = cut(x, given, [*here, *taken])
-    return put(lax.all_to_all(pieces, tuple(names), split_axis=0, concat_axis=0, tiled=True), taken, [*here, *given])
+    pieces = cut(x, cut_digits, [*here, *joined])
+    return put(lax.all_to_all(pieces, tuple(names), split_axis=0, concat_axis=0, tiled=True), joined, [*here, *cut_digits])
 
 
 def _segments(n: int, moved: Sequence[Digit], here: Sequence[Digit], whole: bool) -> list[int]:
-    """One dimension of a local piece, seen as [before, digit, between, digit, ..., after] (`whole`), or without the digits."""
+    """Return the sizes of one dimension of a local piece split as [before, digit, between, digit, ..., after].
+
+    Args:
+        n: the size of the dimension.
+        moved: the digits, in the order of the dimension.
+        here: further digits at which the piece is cut.
+        whole: whether the piece has all indices of each digit; otherwise it has one, and the sizes of the digits are left out.
+    """
     sizes, before = [], 1
     for d in sorted(moved, key=lambda d: d.outer):
         outer = outer_here(d, [*here, *(m for m in moved if m.outer < d.outer)])
         sizes += [outer // before, d.size] if whole else [outer // before]
         before = outer
-    inside = before
-    for d in moved:
-        inside *= d.size if whole else 1
-    return [*sizes, n // inside]
+    return [*sizes, n // (before * (prod(d.size for d in moved) if whole else 1))]
 
 
 def _views(shape: Sequence[int], moved: Sequence[Digit], here: Sequence[Digit], whole: bool) -> tuple[list[int], list[int]]:
-    """A shape with every moved digit's place opened, and the positions of the digits (`whole`) in the order of `moved`."""
+    """Return a shape split at every moved digit (`_segments`), and the positions of the digits in the order of `moved`."""
     view: list[int] = []
     position: dict[Digit, int] = {}
     for dim, n in enumerate(shape):
@@ -211,31 +246,28 @@ def _views(shape: Sequence[int], moved: Sequence[Digit], here: Sequence[Digit], 
     return view, [position[d] for d in moved]
 
 
-def cut(x: jax.Array, given: Sequence[Digit], here: Sequence[Digit]) -> jax.Array:
-    """`[product of digit sizes, *piece]`: the pieces that `x` splits into, the first digit most major."""
-    view, places = _views(x.shape, given, here, whole=True)
+def cut(x: jax.Array, cut_digits: Sequence[Digit], here: Sequence[Digit]) -> jax.Array:
+    """Return the pieces into which digits split `x`, the first digit most major. Shape `[product of digit sizes, *piece]`."""
+    view, places = _views(x.shape, cut_digits, here, whole=True)
     rest = [i for i in range(len(view)) if i not in places]
     shape = list(x.shape)
-    for d in given:
+    for d in cut_digits:
         shape[d.dim] //= d.size
-    count = 1
-    for d in given:
-        count *= d.size
-    return x.reshape(view).transpose(*places, *rest).reshape(count, *shape)
+    return x.reshape(view).transpose(*places, *rest).reshape(prod(d.size for d in cut_digits), *shape)
 
 
-def put(pieces: jax.Array, taken: Sequence[Digit], here: Sequence[Digit]) -> jax.Array:
-    """The inverse of `cut`: the tensor whose pieces these are."""
+def put(pieces: jax.Array, joined: Sequence[Digit], here: Sequence[Digit]) -> jax.Array:
+    """Return the tensor that `cut` splits into these pieces."""
     local = pieces.shape[1:]
-    view, places = _views(local, taken, here, whole=False)
-    x = pieces.reshape(*(d.size for d in taken), *view)
-    k = len(taken)
+    view, places = _views(local, joined, here, whole=False)
+    x = pieces.reshape(*(d.size for d in joined), *view)
+    k = len(joined)
     order: list[int] = []
     for i in range(len(view)):
         # digits that belong before segment i; `places` counts segments that come before a digit
         order += [t for t, place in enumerate(places) if place == i]
         order.append(k + i)
     shape = list(local)
-    for d in taken:
+    for d in joined:
         shape[d.dim] *= d.size
     return x.transpose(order).reshape(shape)

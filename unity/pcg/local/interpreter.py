@@ -22,14 +22,14 @@ from unity.pcg.local import varying_loops as loops
 from unity.pcg.local.collectives import contribute
 from unity.pcg.local.halo_exchange import exchanged
 from unity.pcg.local.widening import applied, rounded, sent, widens
-from unity.pcg.operators.layout import Layout, Placed
+from unity.pcg.operators.layout import Layout, PlacedTensor
 from unity.pcg.operators.table import TABLE
 from unity.pcg.propagation.agreements import agreements
 from unity.pcg.propagation.derivative_rules import as_function, jvp_body, vjp_bodies
-from unity.pcg.propagation.linear_solves import named, part_of, parts, symmetric
+from unity.pcg.propagation.linear_solves import is_symmetric, program_names, solve_program, split_operands
 from unity.pcg.propagation.placement import Placing, placing
 from unity.pcg.propagation.row_loops import rows_of
-from unity.pcg.propagation.solver import Solution, branches, nested_body, reversed_only, spec_of, vjp_solutions
+from unity.pcg.propagation.solver import Solution, branches, is_reverse_only, nested_body, spec_of, vjp_solutions
 from unity.pcg.types.accumulation import backward, forward, narrow, narrowly, partial
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.factors import Halo
@@ -41,10 +41,10 @@ Types = Sequence[Type]
 
 def run_body(body: Body, operands: Sequence[Any], types: Types, results: Types, axes: tuple[Axis, ...]) -> list:
     """The results of a body on local pieces. `types` and `results` are those of its operands and results."""
-    return Walk(body, placing(body, tuple(types), tuple(results), len(axes)), axes).run(operands)
+    return BodyInterpreter(body, placing(body, tuple(types), tuple(results), len(axes)), axes).run(operands)
 
 
-class Walk:
+class BodyInterpreter:
     """One run of a body on pieces: the environment, and where every variable lies."""
 
     def __init__(self, body: Body, placing: Placing, axes: tuple[Axis, ...]) -> None:
@@ -52,7 +52,7 @@ class Walk:
         self.env: dict[int, Any] = {}
         self.replicated: dict[tuple[int, tuple[str, ...]], Any] = {}  # variables made to vary along some axes
 
-    def operand(self, number: int, position: int) -> Placed:
+    def operand(self, number: int, position: int) -> PlacedTensor:
         """An operand of an equation, as that finds it: a variable that was reduced is whole, and zero may stand in a sum. A literal
         is held in its own type, as it has no cotangent."""
         atom = self.body.equations[number].operands[position]
@@ -69,14 +69,14 @@ class Walk:
         found = self.placed(atom, tuple(map(state, self.placing)))
         return found if isinstance(atom, int) else replace(found, axes=narrowly(self.axes))
 
-    def result(self, variable: int) -> Placed:
+    def result(self, variable: int) -> PlacedTensor:
         """A variable as its equation makes it."""
         made = (UNUSED if s is None or variable in s.unused else s.states.get(variable, REPLICATED) for s in self.placing)
         return self.placed(variable, tuple(made))
 
-    def placed(self, atom: Atom, type_: Type) -> Placed:
+    def placed(self, atom: Atom, type_: Type) -> PlacedTensor:
         tensor = self.body.tensor(atom)
-        return Placed(tensor.shape, tensor.dtype, type_, self.axes)
+        return PlacedTensor(tensor.shape, tensor.dtype, type_, self.axes)
 
     def read(self, atom: Atom) -> Any:
         if isinstance(atom, int):
@@ -156,7 +156,7 @@ class Walk:
 
     def alone(self, body: Body, operands: Sequence[Any]) -> list:
         """The results of a body that every device runs for itself."""
-        return Walk(body, (None,) * len(self.axes), self.axes).run(operands)
+        return BodyInterpreter(body, (None,) * len(self.axes), self.axes).run(operands)
 
     def extended(self, equation: Equation, operands: list, layout: Layout) -> list:
         """Operands with what windows reach beyond this device's slices."""
@@ -166,7 +166,7 @@ class Walk:
                 found[position] = self.exchange(found[position], layout.operands[position], dim, halo)
         return found
 
-    def exchange(self, x: Any, placed: Placed, dim: int, halo: Halo) -> Any:
+    def exchange(self, x: Any, placed: PlacedTensor, dim: int, halo: Halo) -> Any:
         """One operand with its halo along one dimension."""
 
         def whole(x: Any) -> Any:
@@ -201,16 +201,16 @@ REDUCERS: Mapping[str, Callable[[Any, tuple[str, ...]], Any]] = {
 }
 
 
-def as_held(x: Any, placed: Placed) -> Any:
+def as_held(x: Any, placed: PlacedTensor) -> Any:
     """A piece in the type of numbers in which a device holds it. (The tangent of an integer is of no such type, and stays.)"""
     return x.astype(placed.held) if narrow(placed.dtype) and x.dtype != placed.held else x
 
 
-def _types(placed: Sequence[Placed]) -> tuple[Type, ...]:
+def _types(placed: Sequence[PlacedTensor]) -> tuple[Type, ...]:
     return tuple(p.type for p in placed)
 
 
-def varied(values: Sequence[Any], placed: Sequence[Placed]) -> list:
+def varied(values: Sequence[Any], placed: Sequence[PlacedTensor]) -> list:
     """Values as they are held, made to vary along every axis that their type uses."""
     return [
         vary(as_held(x, p), [a.name for a, s in zip(p.axes, p.type, strict=True) if s != UNUSED])
@@ -227,12 +227,12 @@ def _value(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis,
 def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
     if equation.motionless:
         return _value(equation, operands, layout, axes)
-    if reversed_only(equation):
+    if is_reverse_only(equation):
         return _custom_vjp(equation, operands, layout, axes)
     body, rule = nested_body(equation), jvp_body(equation)
     types, results = _types(layout.operands), _types(layout.results)
     tangent_types = tuple(t for t, f in zip(types, rule.floating, strict=True) if f)
-    ruled = Walk(rule.body, placing(rule.body, types + tangent_types, results * 2, len(axes)), axes)
+    ruled = BodyInterpreter(rule.body, placing(rule.body, types + tangent_types, results * 2, len(axes)), axes)
     if widens(layout) or _moves_widened(ruled, set(rule.body.inputs[len(types) :])):  # what is widened cannot be transposed
         own = narrowly(axes)
         ends = (tuple(replace(p, axes=own) for p in part) for part in (layout.operands, layout.results))
@@ -258,7 +258,7 @@ def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[
     return call(*operands)
 
 
-def _moves_widened(walk: Walk, moved: set[int]) -> bool:
+def _moves_widened(walk: BodyInterpreter, moved: set[int]) -> bool:
     """Whether an equation that depends on some variables has narrow operands or results that are partial sums, or whose
     cotangents are."""
     for number, equation in enumerate(walk.body.equations):
@@ -281,7 +281,7 @@ def _custom_vjp(equation: Equation, operands: list, layout: Layout, axes: tuple[
         )
         for k in range(len(axes))
     ]  # fmt: skip
-    forward = Walk(rule.forward, tuple(s and s[0] for s in per_axis), axes)
+    forward = BodyInterpreter(rule.forward, tuple(s and s[0] for s in per_axis), axes)
     names = [a.name for a, s in zip(axes, per_axis, strict=True) if s is not None]
 
     @jax.custom_vjp
@@ -289,11 +289,11 @@ def _custom_vjp(equation: Equation, operands: list, layout: Layout, axes: tuple[
         return varied(run_body(body, primals, types, results, axes), layout.results)
 
     def first(*primals: Any) -> Any:
-        out = Walk(rule.forward, forward.placing, axes).run(primals)
+        out = BodyInterpreter(rule.forward, forward.placing, axes).run(primals)
         return varied(out[:n], layout.results), out[n:]
 
     def second(residuals: Any, cotangents: Any) -> Any:
-        back = Walk(rule.backward, tuple(s and s[1] for s in per_axis), axes)
+        back = BodyInterpreter(rule.backward, tuple(s and s[1] for s in per_axis), axes)
         given, real = iter(back.run((*residuals, *cotangents))), zip(rule.floating, layout.operands, strict=True)
         return tuple(vary(as_held(next(given), p), names) if f else None for f, p in real)
 
@@ -356,11 +356,12 @@ def _scan(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, 
 
 def _linear_solve(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
     types, results = _types(layout.operands), _types(layout.results)
-    (closed, right), (closed_types, right_types) = parts(equation, operands), parts(equation, types)
+    closed, right = split_operands(equation, operands)
+    closed_types, right_types = split_operands(equation, types)
     n = len(right)
 
     def local(name: str) -> Callable[..., Any]:
-        body = part_of(equation, name)
+        body = solve_program(equation, name)
         whole, taken = (right_types, n) if name == "matvec" else (results, len(results))
 
         def run(*given: Any) -> Any:
@@ -370,9 +371,9 @@ def _linear_solve(equation: Equation, operands: list, layout: Layout, axes: tupl
 
         return run
 
-    backward = local("transpose_solve") if "transpose_solve" in named(equation) else None
+    backward = local("transpose_solve") if "transpose_solve" in program_names(equation) else None
     found = lax.custom_linear_solve(
-        local("matvec"), right, local("solve"), backward, symmetric=symmetric(equation), has_aux=len(results) > n
+        local("matvec"), right, local("solve"), backward, symmetric=is_symmetric(equation), has_aux=len(results) > n
     )
     return list(found) if len(results) == n else [*found[0], *found[1]]
 

@@ -19,7 +19,15 @@ from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.foreign_primitives import own_program
 from unity.pcg.jaxprs.jaxprs import RULED, equations
 from unity.pcg.operators.kernel_primitive import KERNEL
-from unity.pcg.propagation.derivative_rules import Unreadable, backward_body, jvp_body, pull, readable, ruled, value_body
+from unity.pcg.propagation.derivative_rules import (
+    Unreadable,
+    backward_body,
+    differentiable_operands,
+    is_readable,
+    jvp_body,
+    pull,
+    value_body,
+)
 from unity.pcg.types.varying_axes import vary, varying
 
 Run = Callable[[Body, Sequence[Any]], list]
@@ -42,7 +50,7 @@ def asks(equation: Equation) -> bool:
 
 def call(equation: Equation, value: Body, operands: Sequence[Any], run: Run) -> list:
     """The results of such an equation, all of whose operands are whole."""
-    return (_jvp if equation.name == "custom_jvp_call" and readable(equation) else _vjp)(equation, value, operands, run)
+    return (_jvp if equation.name == "custom_jvp_call" and is_readable(equation) else _vjp)(equation, value, operands, run)
 
 
 def _jvp(equation: Equation, value: Body, operands: Sequence[Any], run: Run) -> list:
@@ -94,7 +102,7 @@ def _vjp(equation: Equation, value: Body, operands: Sequence[Any], run: Run) -> 
 @lru_cache(maxsize=4096)
 def _all_that_can(equation: Equation) -> tuple[bool, ...] | None:
     """All operands that a rule may differentiate; None if it refuses some, without saying which."""
-    everything = ruled(equation)
+    everything = differentiable_operands(equation)
     try:
         pulled = pull(equation, everything)
         backward_body(pulled, tuple(jnp.issubdtype(r.dtype, jnp.inexact) for r in pulled.results))

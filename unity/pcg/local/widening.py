@@ -19,7 +19,7 @@ from jax.extend import core
 
 from unity.pcg.ir.program import INLINED
 from unity.pcg.jaxprs.jaxprs import LINEAR_SOLVE, NESTING, Program, called, floating
-from unity.pcg.operators.layout import Layout, Placed
+from unity.pcg.operators.layout import Layout, PlacedTensor
 from unity.pcg.types.accumulation import WIDE, accumulator, narrow, partial
 from unity.pcg.types.varying_axes import vary, varying
 
@@ -148,7 +148,7 @@ def _refusing(x: Any, error: Exception) -> Any:
     return same(x)
 
 
-def _is(placed: Placed, kinds: str) -> bool:
+def _is(placed: PlacedTensor, kinds: str) -> bool:
     """Whether a tensor is a wide partial sum, or its cotangent is."""
     return partial(placed.dtype, placed.type, placed.axes, kinds)
 

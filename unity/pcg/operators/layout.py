@@ -17,7 +17,7 @@ from unity.pcg.types.parallel_type import Digit, Shape, Type, digits, local_shap
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedTensor:
     """A tensor's global shape and parallel type on a mesh."""
 
     shape: Shape
@@ -102,8 +102,8 @@ class Layout:
 
     primitive: Any
     params: Mapping[str, Any]
-    operands: tuple[Placed, ...]
-    results: tuple[Placed, ...]
+    operands: tuple[PlacedTensor, ...]
+    results: tuple[PlacedTensor, ...]
 
     def bind(self, *operands: jax.Array, **changes: Any) -> list:
         """Runs the primitive on local pieces, with some parameters (those that name shapes) changed."""

@@ -18,7 +18,7 @@ from unity.pcg.parallel.branches import check_ends, names_of
 from unity.pcg.parallel.resharding import absolute, kind_of, stationary
 from unity.pcg.parallel.stages import ends_of, inside_state, one_more, outside_state, positions_of
 from unity.pcg.propagation.choices import choice_of, choices
-from unity.pcg.propagation.halos import edges
+from unity.pcg.propagation.halos import halo_edges
 from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.solver import Unmatched
 from unity.pcg.types.axis import Axis
@@ -98,7 +98,7 @@ def _silent(node: Node, axes: tuple[Axis, ...], apart: Apart) -> None:
     assert node.body is not None
     for k, axis in enumerate(axes if apart else ()):
         solution = along_axis(node.body, tuple(v.type[k] for v in node.operands), tuple(t[k] for t in node.types))
-        if solution is not None and edges(node.body, solution):
+        if solution is not None and halo_edges(node.body, solution):
             raise _hang(node, "exchanges halos, by collective-permutes of all devices,", axis, next(iter(apart.values())))
         if k in apart and solution is not None and solution.communicates:
             raise _hang(node, "reduces, or agrees on a number,", axis, apart[k])

@@ -1,7 +1,7 @@
-"""What a program inside of an equation says of it, as one choice of the equation; and what devices agree on inside of it.
+"""Scalars that devices reduce inside nested programs, and choices of an equation derived from its nested programs.
 
-Inside of calls, branches and loops all devices are at the same place of the program. So they can reduce there what is a single
-number without a gradient, such as what a predicate says, or how many steps were taken.
+Inside calls, branches and loops all devices reach the same point of the program together. They can therefore reduce a scalar there
+that has no gradient, such as a predicate or a step count. Each such reduction is an `Agreement`.
 """
 
 from __future__ import annotations
@@ -12,84 +12,94 @@ from functools import lru_cache
 from math import gcd
 
 from unity.pcg.ir.program import Body
-from unity.pcg.propagation.propagation import Solution, stopped
+from unity.pcg.propagation.propagation import Solution, has_no_gradient
 from unity.pcg.types.factors import Agreement, Differentiated, Match
 from unity.pcg.types.parallel_type import State
 
 
 def as_match(solved: Iterable[tuple[Body, Solution]], operands: tuple[State, ...], results: tuple[State, ...]) -> Match:
-    """A choice of an equation, given how each of its programs runs then."""
+    """Return the choice of an equation whose nested programs have these solutions.
+
+    Args:
+        solved: each nested program and its solution.
+        operands, results: the states of the equation.
+    """
     size, divided, ruled = 0, False, False
     agreed, forward, backward = list[Agreement](), list[Agreement](), list[Agreement]()
     for k, (body, solution) in enumerate(solved):
         every = range(len(solution.matches))
-        agreed += _in(k, agreements(body, solution))
-        forward += _in(k, agreements(body, solution, every))
-        backward += _in(k, backward_agreements(solution, every))
+        agreed += _located_in(k, agreements(body, solution))
+        forward += _located_in(k, agreements(body, solution, every))
+        backward += _located_in(k, backward_agreements(solution, every))
         ruled = ruled or any(m.ruled is not None for m in solution.matches)
         for match in solution.matches:
             size, divided = gcd(size, match.size), divided or bool(match.divided)
-        for v in handed_on(body):  # no equation of the program says how far these can be divided
+        for v in forwarded_inputs(body):  # no equation of the program limits how far they can be divided
             state = solution.states[v]
             if state.kind == "P":
                 size = gcd(size, body.tensors[v].shape[state.dim] // state.outer)
-                divided = divided or not body.equations  # then to hand on is all the work there is
-    instead = Differentiated(tuple(forward), tuple(backward)) if ruled else None
-    return Match("nested", operands, results, size, float(divided), agreed=tuple(agreed), ruled=instead)
+                divided = divided or not body.equations  # a program without equations does no other work
+    differentiated = Differentiated(tuple(forward), tuple(backward)) if ruled else None
+    return Match("nested", operands, results, size, float(divided), agreed=tuple(agreed), ruled=differentiated)
 
 
-def agreements(body: Body, solution: Solution, moving: Container[int] = ()) -> Iterator[Agreement]:
-    """What devices agree on inside of a program that runs so, and inside of the programs in it.
+def agreements(body: Body, solution: Solution, active: Container[int] = ()) -> Iterator[Agreement]:
+    """Yield the agreements of a program with this solution, and those of the programs nested in it.
 
-    `moving`: which of its equations are differentiated.
+    Args:
+        active: the numbers of the equations that are differentiated.
     """
     for v, kind in sorted(solution.reduced.items()):
         yield Agreement((v,), body.tensors[v].itemsize, kind)
-    yield from nested_agreements(solution, moving)
+    yield from nested_agreements(solution, active)
 
 
-def nested_agreements(solution: Solution, moving: Container[int] = ()) -> Iterator[Agreement]:
-    """The same, inside of the programs in it alone."""
+def nested_agreements(solution: Solution, active: Container[int] = ()) -> Iterator[Agreement]:
+    """Yield the agreements of the programs nested in a program, but none of the program itself.
+
+    Args:
+        active: the numbers of the equations that are differentiated.
+    """
     for k, match in enumerate(solution.matches):
-        yield from _in(k, match.agreed if match.ruled is None or k not in moving else match.ruled.forward)
+        yield from _located_in(k, match.agreed if match.ruled is None or k not in active else match.ruled.forward)
 
 
-def backward_agreements(solution: Solution, moving: Container[int]) -> Iterator[Agreement]:
-    """What devices agree on in the backward rules of those equations of a program that are differentiated."""
+def backward_agreements(solution: Solution, active: Container[int]) -> Iterator[Agreement]:
+    """Yield the agreements in the backward rules of the `active` equations, those that are differentiated."""
     for k, match in enumerate(solution.matches):
-        yield from _in(k, match.ruled.backward if match.ruled is not None and k in moving else ())
+        yield from _located_in(k, match.ruled.backward if match.ruled is not None and k in active else ())
 
 
 def repeated(match: Match, steps: int) -> Match:
-    """A choice of a loop that takes so many steps, given what one step agrees on."""
+    """Return the choice of a loop of `steps` steps, given the match of one step."""
 
-    def more(some: Iterable[Agreement]) -> tuple[Agreement, ...]:
-        return tuple(replace(a, times=a.times * steps) for a in some)
+    def times_steps(one_step: Iterable[Agreement]) -> tuple[Agreement, ...]:
+        return tuple(replace(a, times=a.times * steps) for a in one_step)
 
-    ruled = match.ruled and Differentiated(more(match.ruled.forward), more(match.ruled.backward))
-    return replace(match, agreed=more(match.agreed), ruled=ruled)
-
-
-def _in(number: int, some: Iterable[Agreement]) -> Iterator[Agreement]:
-    """Agreements in a program, or an equation, of what is around."""
-    return (replace(a, where=(number, *a.where)) for a in some)
+    ruled = match.ruled and Differentiated(times_steps(match.ruled.forward), times_steps(match.ruled.backward))
+    return replace(match, agreed=times_steps(match.agreed), ruled=ruled)
 
 
-def handed_on(body: Body) -> tuple[int, ...]:
-    """The inputs of a body that are its results as they are."""
+def _located_in(number: int, inner: Iterable[Agreement]) -> Iterator[Agreement]:
+    """Prefix the paths of agreements with the number of the equation, or of the nested program, that contains them."""
+    return (replace(a, where=(number, *a.where)) for a in inner)
+
+
+def forwarded_inputs(body: Body) -> tuple[int, ...]:
+    """Return the inputs of a body that are also results of it, unchanged."""
     return tuple(a for a in body.inputs if a in body.outputs)
 
 
 @lru_cache(maxsize=4096)
 def constant_results(body: Body) -> frozenset[int]:
-    """The results of a body that depend on none of its inputs, such as zeros."""
-    moving = set(body.inputs)
+    """Return the results of a body that depend on none of its inputs, such as zeros."""
+    dependent = set(body.inputs)
     for e in body.equations:
-        if not moving.isdisjoint(a for a in e.operands if isinstance(a, int)):
-            moving.update(e.results)
-    return frozenset(a for a in body.outputs if isinstance(a, int) and a not in moving)
+        if not dependent.isdisjoint(a for a in e.operands if isinstance(a, int)):
+            dependent.update(e.results)
+    return frozenset(a for a in body.outputs if isinstance(a, int) and a not in dependent)
 
 
-def agreeable(body: Body, variable: int) -> bool:
-    """Whether devices may agree on a value inside of control flow."""
-    return body.tensors[variable].ndim == 0 and stopped(body, variable)
+def is_agreeable(body: Body, variable: int) -> bool:
+    """Return whether devices may agree on a value inside control flow: it is a scalar without a gradient."""
+    return body.tensors[variable].ndim == 0 and has_no_gradient(body, variable)

@@ -12,30 +12,38 @@ import jax.numpy as jnp
 import numpy as np
 
 from unity.pcg.ir.program import Atom, Body, Equation
-from unity.pcg.propagation.agreements import handed_on, nested_agreements
-from unity.pcg.propagation.halos import Edge, edges
+from unity.pcg.propagation.agreements import forwarded_inputs, nested_agreements
+from unity.pcg.propagation.halos import HaloEdge, halo_edges
 from unity.pcg.propagation.placement import along_axis, with_unused
 from unity.pcg.propagation.solver import Solution, Unmatched, nested_body, replicable, solve_either, spec_of
 from unity.pcg.types.factors import Match, Slot
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
 
-AGREED = "agreed"  # inside of control flow, where no gradient flows
+AGREED = "agreed"  # the kind of a reduction inside control flow, where no gradient flows
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """A partial value that is reduced inside a body, or one that is replicated there. `split[c]` is kept by `Choice.partitions`."""
+    """A partial value that is reduced inside a body, or an unused value that is replicated for use there.
 
-    variable: int | tuple[int, ...]  # one of the body, or the way to one of a program inside
-    nbytes: int  # of the whole tensor
-    dtype: Any  # in whose accumulator sums of it, and of its cotangents, are made
-    kind: str  # "sum", "max", ...; AGREED; nothing of what is the same on every device and only replicated there
-    users: tuple[int, ...] = ()  # that find it replicated for use (`Solution.users`): its cotangents are added up
+    Attributes:
+        variable: a variable of the body, or the path to one of a nested program.
+        nbytes: bytes of the whole tensor.
+        dtype: its accumulator is the type of sums of the value, and of sums of its cotangents.
+        kind: "sum", "max", ... or AGREED; empty for a value that is only replicated.
+        users: the users for which it is replicated (`Solution.users`), whose cotangents are summed.
+    """
+
+    variable: int | tuple[int, ...]
+    nbytes: int
+    dtype: Any
+    kind: str
+    users: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """One legal way for an operator to use one axis."""
+    """A legal use of one mesh axis by an operator."""
 
     name: str
     operands: tuple[State, ...]
@@ -44,7 +52,7 @@ class Choice:
     divided: float  # fraction of the operator's FLOPs that the devices share
     reduced: tuple[Reduced, ...] = ()
     partitions: frozenset[int] = frozenset()  # variables of the body that are partitioned
-    halos: tuple[Edge, ...] = ()  # for which neighbours along the axis exchange the edges of their slices
+    halos: tuple[HaloEdge, ...] = ()  # neighbours along the axis exchange the edges of their slices for them
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -55,12 +63,17 @@ Part = TypeVar("Part", float, np.ndarray)
 
 
 def part_of_work(divided: Part, size: Part) -> Part:
-    """The part of an operator's work that each of `size` devices does, where they share `divided` of it and repeat the rest."""
+    """Return the fraction of an operator's work that each of `size` devices does.
+
+    Args:
+        divided: the fraction of the work that the devices share; each repeats the rest.
+        size: the number of devices.
+    """
     return 1 - divided + divided / size
 
 
 def unused(body: Body) -> Choice:
-    """The choice that is always there: every device along the axis does the same."""
+    """Return the choice that every operator has: all devices along the axis do the same."""
     return Choice("unused", (UNUSED,) * len(body.inputs), (UNUSED,) * len(body.outputs), 0, 0.0)
 
 
@@ -71,9 +84,10 @@ Seed = tuple[int, State]  # position (operands, then results) and the state want
 
 
 def choices(body: Body, seeds: Iterable[Seed] = ()) -> tuple[Choice, ...]:
-    """All choices of an operator: unused, replicated, each factor, each way to let a partial sum through.
+    """Return all choices of an operator: unused, replicated, one for each factor, and one for each way to forward a partial sum.
 
-    `seeds` are further states that neighbours could use (inner digits); choices that have them are added.
+    Args:
+        seeds: further states, such as inner digits, that neighbours could use; the choices that have them are added.
     """
     return _choices(body, tuple(sorted(set(seeds))))
 
@@ -81,120 +95,127 @@ def choices(body: Body, seeds: Iterable[Seed] = ()) -> tuple[Choice, ...]:
 @lru_cache(maxsize=8192)
 def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
     replicated = Choice("replicated", (REPLICATED,) * len(body.inputs), (REPLICATED,) * len(body.outputs), 0, 0.0)
-    found = {c.states: c for c in (unused(body), replicated)}
+    by_states = {c.states: c for c in (unused(body), replicated)}
     if not body.inputs or not replicable(body):
-        found.pop(replicated.states, None)
+        by_states.pop(replicated.states, None)
     solutions: list[Solution] = []
     for solution in _solutions(body, seeds):
         solutions.append(solution)
-        if _useful(solution):
+        if _is_useful(solution):
             choice = choice_of(body, solution)
-            found.setdefault(choice.states, choice)
-    for solution in filter(None, [with_unused(body, s) for s in solutions if _useful(s)]):
+            by_states.setdefault(choice.states, choice)
+    for solution in filter(None, [with_unused(body, s) for s in solutions if _is_useful(s)]):
         solutions.append(solution)
         choice = choice_of(body, solution)
-        found.setdefault(choice.states, choice)
+        by_states.setdefault(choice.states, choice)
     return _with_partitions(
-        list(found.values()), {c: s for s in solutions for c in found.values() if c.states == s.operands + s.results}
+        list(by_states.values()), {c: s for s in solutions for c in by_states.values() if c.states == s.operands + s.results}
     )
 
 
 def operand_states(body: Body) -> Iterator[tuple[State, ...]]:
-    """The states of the operands in every choice that has some partitioned, as they are found: to whom some are enough, the rest
-    is spared."""
-    return (s.operands for s in _solutions(body, ()) if _useful(s))
+    """Yield the operands' states of every choice that partitions some operand, lazily, so that a caller may stop early."""
+    return (s.operands for s in _solutions(body, ()) if _is_useful(s))
 
 
-def _useful(solution: Solution) -> bool:
-    """Whether a solution is a choice: where it only reduces an operand, the neighbour's Reduce before does the same on less. Not so
-    where that is added to what is summed here, and something else is reduced."""
+def _is_useful(solution: Solution) -> bool:
+    """Return whether a solution is worth being a choice.
+
+    If it only reduces an operand, a Reduce before the operator does the same on less data. This does not hold where the operand is
+    added to a sum that remains partial, and something else is reduced.
+    """
     if not solution.reduced or PARTIAL not in solution.operands:
         return True
     return PARTIAL in solution.results and any(s.kind == "P" for s in solution.operands)
 
 
 def _solutions(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Solution]:
-    """What follows from every state that an equation of the body could have, or a neighbour wants, none twice."""
+    """Yield the distinct solutions that follow from every state that an equation of the body, or a neighbour, could have."""
     if any(e.name in INVARIANT for e in body.equations):
         return
-    found: list[Solution] = []
+    solutions: list[Solution] = []
 
-    def settled(known: Mapping[int, State]) -> Iterator[Solution]:
-        """The solution with these states, if there is a new one, and those that differ where nothing said what."""
-        waiting = [known]
-        while waiting:
-            known = waiting.pop()
-            if any(all(s.states.get(v) == state for v, state in known.items()) for s in found):
+    def extending(known: Mapping[int, State]) -> Iterator[Solution]:
+        """Yield the new solutions with these states, including the alternatives where they leave a state open."""
+        stack = [known]
+        while stack:
+            known = stack.pop()
+            if any(all(s.states.get(v) == state for v, state in known.items()) for s in solutions):
                 continue
             try:
                 first = solve_either(body, known)
             except Unmatched:
                 continue
-            waiting += [{**known, **other} for other in first.open if all(known.get(v, s) == s for v, s in other.items())]
-            yield from ending(first.operands, first.results)
+            stack += [{**known, **other} for other in first.open if all(known.get(v, s) == s for v, s in other.items())]
+            yield from with_boundary(first.operands, first.results)
 
-    def ending(operands: tuple[State, ...], results: tuple[State, ...]) -> Iterator[Solution]:
-        """The solution with these ends: what will run is found from them."""
+    def with_boundary(operands: tuple[State, ...], results: tuple[State, ...]) -> Iterator[Solution]:
+        """Yield the solution with these boundary states if it is new: the running program is derived from them alone."""
         try:
             solution = along_axis(body, operands, results)
         except Unmatched:
             return
         if solution is None or not solution.matches:  # it is unused or replicated after all
             return
-        if all((s.operands, s.results) != (solution.operands, solution.results) for s in found):
-            found.append(solution)
+        if all((s.operands, s.results) != (solution.operands, solution.results) for s in solutions):
+            solutions.append(solution)
             yield solution
 
     for known in _seeds(body, seeds):
-        yield from settled(known)
-    for one in tuple(found):
-        for results in _summed(body, one):
-            yield from ending(one.operands, results)
-    for one, other in _pairs(found):
-        both = zip(body.inputs, _joined(one, other), strict=True)
-        yield from settled({v: s for v, s in both if s.kind == "P"})
+        yield from extending(known)
+    for solution in tuple(solutions):
+        for results in _with_partial_results(body, solution):
+            yield from with_boundary(solution.operands, results)
+    for a, b in _joinable_pairs(solutions):
+        joined = zip(body.inputs, _joined_operands(a, b), strict=True)
+        yield from extending({v: s for v, s in joined if s.kind == "P"})
 
 
-def _summed(body: Body, solution: Solution) -> Iterator[tuple[State, ...]]:
-    """Results of which one, or all, are partial sums, for a solution that reduces something and has them whole."""
+def _with_partial_results(body: Body, solution: Solution) -> Iterator[tuple[State, ...]]:
+    """Yield a solution's results with one, or all, of the whole ones as partial sums, if it reduces a sum inside."""
     whole = [k for k, s in enumerate(solution.results) if s.kind in "UR" and isinstance(body.outputs[k], int)]
     whole = [k for k in whole if "sum" in solution.reduced.values() and body.tensor(body.outputs[k]).floating]
-    for some in dict.fromkeys([*((k,) for k in whole), tuple(whole)] if whole else ()):
-        yield tuple(PARTIAL if k in some else s for k, s in enumerate(solution.results))
+    for positions in dict.fromkeys([*((k,) for k in whole), tuple(whole)] if whole else ()):
+        yield tuple(PARTIAL if k in positions else s for k, s in enumerate(solution.results))
 
 
-def _pairs(found: list[Solution]) -> Iterator[tuple[Solution, Solution]]:
-    """Solutions that may be one: each has something partitioned that the other repeats. Also of those found meanwhile."""
+def _joinable_pairs(solutions: list[Solution]) -> Iterator[tuple[Solution, Solution]]:
+    """Yield pairs of solutions that may be joined: each partitions something that the other repeats.
+
+    `solutions` may grow while the pairs are read; new ones are paired, too.
+    """
     k = 0
-    while k < len(found):
+    while k < len(solutions):
         for j in range(k):
-            both = _joined(found[j], found[k])
-            if any(s.kind == "P" for s in both) and all(s.operands != both for s in found):
-                yield found[j], found[k]
+            joined = _joined_operands(solutions[j], solutions[k])
+            if any(s.kind == "P" for s in joined) and all(s.operands != joined for s in solutions):
+                yield solutions[j], solutions[k]
         k += 1
 
 
-def _joined(one: Solution, other: Solution) -> tuple[State, ...]:
-    """The operands of both together; nothing if they contradict each other."""
-    both = tuple(zip(one.operands, other.operands, strict=True))
-    agree = all(s == t or REPLICATED in (s, t) for s, t in both)
-    return tuple(t if s == REPLICATED else s for s, t in both) if agree else ()
+def _joined_operands(a: Solution, b: Solution) -> tuple[State, ...]:
+    """Return the operands' states of two solutions joined, or an empty tuple if they contradict each other."""
+    pairs = tuple(zip(a.operands, b.operands, strict=True))
+    agree = all(s == t or REPLICATED in (s, t) for s, t in pairs)
+    return tuple(t if s == REPLICATED else s for s, t in pairs) if agree else ()
 
 
 def _seeds(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Mapping[int, State]]:
+    """Yield the states by variable to start from: each factor's, each partial input, and the given seeds."""
     for equation in body.equations:
         yield from _factor_seeds(body, equation)
     for v in body.inputs:
         if jnp.issubdtype(body.tensors[v].dtype, np.number):  # truth values and keys have no sum
             yield {v: PARTIAL}
-    ends = (*body.inputs, *body.outputs)
+    boundary = (*body.inputs, *body.outputs)
     for position, state in seeds:
-        atom = ends[position]
+        atom = boundary[position]
         if isinstance(atom, int):
             yield {atom: state}
 
 
 def _factor_seeds(body: Body, equation: Equation) -> Iterator[Mapping[int, State]]:
+    """Yield the states by variable of an axis on each factor of an equation."""
     spec = spec_of(body, equation)
     if spec is None:
         yield from _nested_seeds(body, equation)
@@ -208,6 +229,7 @@ def _factor_seeds(body: Body, equation: Equation) -> Iterator[Mapping[int, State
 
 
 def _nested_seeds(body: Body, equation: Equation) -> Iterator[Mapping[int, State]]:
+    """Yield the states by variable to try at an equation with nested programs."""
     if equation.name in ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "remat2", "checkpoint"):
         inner = nested_body(equation)
         for choice in choices(inner):
@@ -216,60 +238,63 @@ def _nested_seeds(body: Body, equation: Equation) -> Iterator[Mapping[int, State
             if known:
                 yield known
         passed = dict(zip(inner.inputs, equation.operands, strict=True))
-        yield from _handed_seeds(body, [passed[v] for v in handed_on(inner)])
+        yield from _forwarded_seeds(body, [passed[v] for v in forwarded_inputs(inner)])
     else:  # control flow: every dimension of every operand is tried
         for a in equation.operands:
             if isinstance(a, int):
                 for dim in range(body.tensors[a].ndim):
                     yield {a: partitioned(dim)}
-        if equation.name == "cond":  # it may hand on what has nothing to do with each other, as checks for errors do
+        if equation.name == "cond":  # it may forward unrelated values, as checks for errors do
             yield from _together(body, equation.operands)
 
 
-def _handed_seeds(body: Body, operands: Sequence[Atom]) -> Iterator[Mapping[int, State]]:
-    """Every dimension of what a call hands on as it is, which none of its equations divides: of each alone, of all that have it."""
+def _forwarded_seeds(body: Body, operands: Sequence[Atom]) -> Iterator[Mapping[int, State]]:
+    """Yield each dimension of operands that a call forwards unchanged: of each operand alone, and of all that have it together.
+
+    No equation of the call divides them, so they follow from no factor.
+    """
     for together in _together(body, operands):
         yield from ({a: state} for a, state in together.items())
         yield together
 
 
 def _together(body: Body, operands: Sequence[Atom]) -> Iterator[Mapping[int, State]]:
-    """Every dimension that some operands have, of all that have it."""
-    given = [a for a in operands if isinstance(a, int)]
-    for dim in range(max((body.tensors[a].ndim for a in given), default=0)):
-        yield {a: partitioned(dim) for a in given if body.tensors[a].ndim > dim}
+    """Yield for each dimension the state that partitions it in all operands that have it."""
+    variables = [a for a in operands if isinstance(a, int)]
+    for dim in range(max((body.tensors[a].ndim for a in variables), default=0)):
+        yield {a: partitioned(dim) for a in variables if body.tensors[a].ndim > dim}
 
 
 def choice_of(body: Body, solution: Solution) -> Choice:
-    """A solution as a choice."""
+    """Return a solution as a choice."""
     size, names = 0, []
     for match in solution.matches:
         size = gcd(size, match.size)
         names += [match.name] if match.divided else []
-    used = solution.users(body)
-    inside = ((v, solution.reduced.get(v, ""), users) for v, users in used.items() if v in solution.reduced or users)
-    reduced = tuple(Reduced(v, body.tensors[v].nbytes, body.tensors[v].dtype, kind, users) for v, kind, users in inside)
+    users_of = solution.users(body)
+    inner = ((v, solution.reduced.get(v, ""), users) for v, users in users_of.items() if v in solution.reduced or users)
+    reduced = tuple(Reduced(v, body.tensors[v].nbytes, body.tensors[v].dtype, kind, users) for v, kind, users in inner)
     reduced += tuple(Reduced(a.where, a.itemsize, np.dtype(bool), AGREED) for a in nested_agreements(solution))
     name = names[0] if len(body.equations) == 1 and names else _name(solution)
     divided = divided_by(body, zip(body.equations, solution.matches, strict=True))
-    return Choice(name, solution.operands, solution.results, size, divided, reduced, halos=edges(body, solution))
+    return Choice(name, solution.operands, solution.results, size, divided, reduced, halos=halo_edges(body, solution))
 
 
 def divided_by(body: Body, matched: Iterable[tuple[Equation, Match]]) -> float:
-    """The fraction of the FLOPs of a body's equations that devices share along an axis, given how each uses it."""
-    work, shared = 0.0, 0.0
+    """Return the fraction of the FLOPs of a body's equations that devices share along an axis, given the match of each."""
+    total, shared = 0.0, 0.0
     for equation, match in matched:
         spec = spec_of(body, equation)
         flops = 1.0 + (spec.flops if spec else 0.0)
-        work, shared = work + flops, shared + flops * match.divided
-    return shared / work if work else 0.0
+        total, shared = total + flops, shared + flops * match.divided
+    return shared / total if total else 0.0
 
 
 def _name(solution: Solution) -> str:
     return ",".join(str(s) for s in solution.operands) + "→" + ",".join(str(s) for s in solution.results)
 
 
-def _with_partitions(found: list[Choice], solutions: Mapping[Choice, Solution]) -> tuple[Choice, ...]:
-    """Notes which values each choice partitions: a Reduce of one is smaller then, and keeping one takes less."""
-    split = {c: frozenset(v for v, s in solutions[c].states.items() if s.kind == "P") for c in found if c in solutions}
-    return tuple(replace(c, partitions=split[c]) if split.get(c) else c for c in found)
+def _with_partitions(unmarked: list[Choice], solutions: Mapping[Choice, Solution]) -> tuple[Choice, ...]:
+    """Return the choices with the variables that each partitions: reducing or keeping such a value costs less."""
+    split = {c: frozenset(v for v, s in solutions[c].states.items() if s.kind == "P") for c in unmarked if c in solutions}
+    return tuple(replace(c, partitions=split[c]) if split.get(c) else c for c in unmarked)

@@ -1,8 +1,8 @@
-"""Custom derivative rules as programs, so that they can be followed and run on pieces like everything else.
+"""Custom derivative rules traced to programs, which are propagated through and run on pieces like any other program.
 
-A `custom_jvp` or `custom_vjp` is kept by its rule, not by its body. The rules are read through JAX's own public
-transformations: differentiating the call by itself yields the rule's program. They are read outside of any mesh, also where a
-`shard_map` is being traced: some compare the types of what they get with those that the function was made for.
+A `custom_jvp` or `custom_vjp` is differentiated by its rule, not through its body. A rule is read through JAX's public
+transformations: differentiating the call alone yields the rule's program. It is read outside any mesh, even while a `shard_map` is
+being traced, since some rules compare the types of their arguments with those for which the function was created.
 """
 
 from __future__ import annotations
@@ -29,14 +29,22 @@ Flags = tuple[bool, ...]
 
 
 class Unreadable(CaptureError):
-    """A rule that cannot be traced on abstract arguments. If all floating ones were differentiated, its call runs whole; if those
-    that a gradient asks for, there is no gradient."""
+    """A rule that cannot be traced on abstract arguments.
+
+    If this happens with all floating-point operands differentiated, the call runs replicated. If it happens with only those that a
+    gradient needs, the function has no gradient.
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class JvpRule:
-    """`body`: (primals, tangents of the floating ones) → (results, their tangents). `foreign`: it has foreign primitives, or gives
-    tangents to kernels."""
+    """The program of a `custom_jvp`'s rule.
+
+    Attributes:
+        body: (primals, tangents of the `floating` ones) → (results, their tangents).
+        floating: for each primal whether it has a tangent.
+        foreign: whether the rule has foreign primitives, or passes tangents to kernels.
+    """
 
     body: Body
     floating: Flags
@@ -45,7 +53,13 @@ class JvpRule:
 
 @dataclass(frozen=True, eq=False)
 class VjpRule:
-    """`forward`: primals → (results, residuals). `backward`: (residuals, cotangents) → cotangents of the `floating` primals."""
+    """The programs of a `custom_vjp`'s rules.
+
+    Attributes:
+        forward: primals → (results, residuals).
+        backward: (residuals, cotangents) → cotangents of the `floating` primals.
+        floating: for each primal whether it has a cotangent.
+    """
 
     forward: Body
     backward: Body
@@ -53,56 +67,58 @@ class VjpRule:
 
 
 def as_function(equation: Equation) -> Callable[..., list]:
-    """One equation as a function of all its operands (literals and repeated ones included), on whole tensors."""
+    """Return an equation as a function of all its operands (including literals and duplicates), on whole tensors."""
     eqn = equation.origin
     assert eqn is not None
     operands: list[Any] = [core.Var(v.aval) for v in eqn.invars]
     unnamed = core.DebugInfo(equation.name, "", None, None)
     jaxpr = core.Jaxpr((), operands, eqn.outvars, [eqn.replace(invars=operands)], debug_info=unnamed)
     run = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))
-    return lambda *given: list(run(*given))
+    return lambda *arguments: list(run(*arguments))
 
 
-def _abstract(equation: Equation) -> list[jax.ShapeDtypeStruct]:
+def _abstract_operands(equation: Equation) -> list[jax.ShapeDtypeStruct]:
+    """Return the shapes and types of an equation's operands."""
     eqn = equation.origin
     assert eqn is not None
     avals: list[Any] = [v.aval for v in eqn.invars]
     return [struct_of(a) for a in avals]
 
 
-def ruled(equation: Equation) -> tuple[bool, ...]:
-    """Which operands of a call its rule differentiates: floating ones, but not what a custom_vjp closes over.
+def differentiable_operands(equation: Equation) -> Flags:
+    """Return for each operand of a call whether its rule differentiates it: floating ones that no custom_vjp closes over.
 
-    JAX says how many those are only until the call is traced once more; they are constants then.
+    JAX reports how many operands are closed over only until the call is traced again; after that they are constants.
     """
-    real = tuple(map(floating, _abstract(equation)))
+    floats = tuple(map(floating, _abstract_operands(equation)))
     if not equation.name.startswith("custom_vjp_call"):
-        return real
+        return floats
     closed_over = equation.params.get("num_consts", 0)
-    still = equation.still or (False,) * len(real)
-    given = enumerate(zip(equation.operands, still, strict=True))
-    constant = [k < closed_over or not isinstance(a, int) or s for k, (a, s) in given]
-    return tuple(f and not c for f, c in zip(real, constant, strict=True))
+    inactive = equation.still or (False,) * len(floats)
+    flagged = enumerate(zip(equation.operands, inactive, strict=True))
+    constant = [k < closed_over or not isinstance(a, int) or still for k, (a, still) in flagged]
+    return tuple(f and not c for f, c in zip(floats, constant, strict=True))
 
 
 def _traced(equation: Equation, rule: Callable[..., Any], *structs: Any) -> core.ClosedJaxpr:
-    """A rule's program."""
+    """Return the program of a rule of `equation`, traced on `structs`. Raises Unreadable if the rule cannot be traced."""
     try:
-        made = outside(rule, structs)
+        program = outside(rule, structs)
     except jax.errors.UnexpectedTracerError as error:
         raise _leak(equation) from error
-    except Exception as error:  # it looks at values, or refuses what is differentiated here: every floating argument
+    except Exception as error:  # it reads values, or refuses to be differentiated by all of these operands
         name = equation.name.removesuffix("_call")
         raise Unreadable(
             f"{equation.source or name}: the derivative rule of a {name} cannot be traced for what is differentiated: {error}\n"
             "    Differentiate by other arguments, as the rule asks for. (docs: capture#derivative-rules)"
         ) from error
-    if any(isinstance(c, Tracer) for c in made.consts):
+    if any(isinstance(c, Tracer) for c in program.consts):
         raise _leak(equation)
-    return made
+    return program
 
 
 def _leak(equation: Equation) -> CaptureError:
+    """Return the error for a rule that uses a tracer of an enclosing trace."""
     return CaptureError(
         f"{equation.source or equation.name}: the derivative rule of a {equation.name.removesuffix('_call')} uses a value that was"
         " computed outside of it.\n    Pass it to the function as an argument, as jax.grad of a jax.jit asks, too."
@@ -110,9 +126,11 @@ def _leak(equation: Equation) -> CaptureError:
     )
 
 
-def readable(equation: Equation) -> bool:
-    """Whether the rule of a `custom_jvp` can be traced, and JAX transpose it then: foreign primitives, and kernels, have rules of
-    their own."""
+def is_readable(equation: Equation) -> bool:
+    """Return whether the rule of a `custom_jvp` can be traced and then transposed by JAX.
+
+    JAX cannot transpose foreign primitives and kernels, which have their own rules.
+    """
     try:
         return not jvp_body(equation).foreign
     except Unreadable:
@@ -121,82 +139,101 @@ def readable(equation: Equation) -> bool:
 
 @lru_cache(maxsize=1024)
 def value_body(equation: Equation) -> Body | None:
-    """What a custom call, or a foreign primitive, computes; None if that has no program."""
+    """Return the program of the values of a custom call or a foreign primitive; None if it cannot be traced."""
     call = as_function(equation)
     try:
-        made = first_order(outside(call, _abstract(equation)))
-    except Exception:  # it cannot be traced by itself, and is left to JAX as it is
+        program = first_order(outside(call, _abstract_operands(equation)))
+    except Exception:  # it cannot be traced alone, and is left to JAX unchanged
         return None
-    return close(made)
+    return close(program)
 
 
 @lru_cache(maxsize=1024)
 def jvp_body(equation: Equation, differentiated: Flags | None = None) -> JvpRule:
-    """The program of a `custom_jvp`'s rule, if these operands are differentiated (all that can be)."""
+    """Return the program of a `custom_jvp`'s rule.
+
+    Args:
+        equation: the call.
+        differentiated: for each operand whether it has a tangent; by default all that can have one.
+    """
     call = as_function(equation)
-    structs, floating = _abstract(equation), differentiated or ruled(equation)
+    structs, floating = _abstract_operands(equation), differentiated or differentiable_operands(equation)
 
     def rule(primals: Any, tangents: Any) -> Any:
         others, chosen = chosen_of(floating, primals, False), chosen_of(floating, primals)
         return jax.jvp(lambda *c: call(*merged(floating, c, others)), tuple(chosen), tuple(tangents))
 
-    made = _traced(equation, rule, structs, chosen_of(floating, structs))
-    foreign = with_foreign(made) or _moves_kernels(made.jaxpr, made.jaxpr.invars[len(structs) :])
-    return JvpRule(used(close(first_order(made))), floating, foreign)
+    program = _traced(equation, rule, structs, chosen_of(floating, structs))
+    foreign = with_foreign(program) or _differentiates_kernels(program.jaxpr, program.jaxpr.invars[len(structs) :])
+    return JvpRule(used(close(first_order(program))), floating, foreign)
 
 
-def _moves_kernels(program: core.Jaxpr, tangents: Sequence[core.Var]) -> bool:
-    """Whether kernels read what depends on tangents."""
-    moving = set(tangents)
+def _differentiates_kernels(program: core.Jaxpr, tangents: Sequence[core.Var]) -> bool:
+    """Return whether a kernel reads values that depend on tangents."""
+    active = set(tangents)
     for eqn in program.eqns:
-        if any(isinstance(v, core.Var) and v in moving for v in eqn.invars):
+        if any(isinstance(v, core.Var) and v in active for v in eqn.invars):
             if any(e.primitive.name == KERNEL for e in (eqn, *equations(eqn))):
                 return True
-            moving.update(eqn.outvars)
+            active.update(eqn.outvars)
     return False
 
 
 @lru_cache(maxsize=1024)
 def vjp_bodies(equation: Equation) -> VjpRule:
-    """The programs of a `custom_vjp`'s forward and backward rules, if all operands are differentiated that can be."""
-    pulled = pull(equation, ruled(equation))
+    """Return the forward and backward programs of a `custom_vjp`, differentiated by every operand that can be."""
+    pulled = pull(equation, differentiable_operands(equation))
     return VjpRule(pulled.forward, backward_body(pulled, (True,) * len(pulled.results)), pulled.floating)
 
 
 @dataclass(frozen=True, eq=False)
 class Pull:
-    """A call that was differentiated by some of its operands. `forward`: primals → (results, residuals)."""
+    """A call differentiated by some of its operands.
+
+    Attributes:
+        equation: the call.
+        floating: for each operand whether the call is differentiated by it.
+        forward: primals → (results, residuals).
+        tree: the structure of JAX's pullback, whose leaves are the residuals.
+        results, residuals: their types.
+    """
 
     equation: Equation
     floating: Flags
     forward: Body
-    tree: Any  # of what JAX keeps
+    tree: Any
     results: list[ShapedArray]
     residuals: list[ShapedArray]
 
 
 @lru_cache(maxsize=1024)
-def backward_body(pulled: Pull, given: Flags) -> Body:
-    """(residuals, cotangents of the `given` results) → cotangents of the `floating` primals; of other results they are zero."""
+def backward_body(pulled: Pull, nonzero: Flags) -> Body:
+    """Return the program (residuals, cotangents of the `nonzero` results) → cotangents of the `floating` primals.
+
+    Args:
+        pulled: the differentiated call.
+        nonzero: for each result whether it has a cotangent; the cotangents of the others are zero.
+    """
 
     def run(residuals: Any, cotangents: Any) -> Any:
-        zeros = [Zero(r.to_tangent_aval()) for r in chosen_of(given, pulled.results, False)]
-        return jax.tree.unflatten(pulled.tree, residuals)(merged(given, cotangents, zeros))
+        zeros = [Zero(r.to_tangent_aval()) for r in chosen_of(nonzero, pulled.results, False)]
+        return jax.tree.unflatten(pulled.tree, residuals)(merged(nonzero, cotangents, zeros))
 
-    return close(first_order(_traced(pulled.equation, run, pulled.residuals, chosen_of(given, pulled.results))))
+    return close(first_order(_traced(pulled.equation, run, pulled.residuals, chosen_of(nonzero, pulled.results))))
 
 
 @lru_cache(maxsize=1024)
 def pull(equation: Equation, floating: Flags) -> Pull:
-    """A call, differentiated by some of its operands."""
-    call, kept = as_function(equation), {}
+    """Differentiate a call by its `floating` operands."""
+    call, attributes = as_function(equation), {}
 
     def forward(*primals: Any) -> Any:
         others, chosen = chosen_of(floating, primals, False), chosen_of(floating, primals)
         results, back = jax.vjp(lambda *c: call(*merged(floating, c, others)), *chosen)
-        residuals, kept["tree"] = jax.tree.flatten(back)
-        kept["results"], kept["residuals"] = ([ShapedArray(x.shape, x.dtype) for x in xs] for xs in (results, residuals))
+        residuals, attributes["tree"] = jax.tree.flatten(back)
+        types = ([ShapedArray(x.shape, x.dtype) for x in xs] for xs in (results, residuals))
+        attributes["results"], attributes["residuals"] = types
         return [*results, *residuals]
 
-    made = _traced(equation, forward, *_abstract(equation))
-    return Pull(equation, floating, close(first_order(made)), **kept)
+    program = _traced(equation, forward, *_abstract_operands(equation))
+    return Pull(equation, floating, close(first_order(program)), **attributes)

@@ -1,9 +1,9 @@
-"""What neighbours exchange for halos: written once, for costs, traffic, proofs and the running program.
+"""Messages between neighbours for halos, defined once for costs, traffic, proofs and the running program.
 
-Along a dimension that carries a halo, device k of d holds the k-th of d equal slices, p indices each. For `before` indices that
-its windows reach back, the one before sends its last ones; if these are fewer than wanted, the one before that sends some too,
-and so on. What lies beyond the tensor's border nobody sends. Several dimensions follow one another, each with what came along
-those before it, so that corners arrive too.
+Along a dimension that carries a halo, device k of d holds the k-th of d equal slices, of p indices each. If windows reach `before`
+indices back, device k - 1 sends its last indices; if p is less than `before`, device k - 2 sends some too, and so on. Indices
+beyond the tensor's border are not sent. Several dimensions are exchanged one after another, each including the halos that arrived
+along earlier ones, so that corners arrive too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unity.pcg.types.parallel_type import UNUSED, Shape, local_shape
 
 @dataclass(frozen=True)
 class Message:
-    """What each device sends to the one `ahead` places after it (before it, if negative): so many indices, its outermost."""
+    """A message from each device to the one `ahead` places after it (before it, if negative): its `indices` outermost indices."""
 
     ahead: int
     indices: int
@@ -32,20 +32,22 @@ class Message:
 
 @lru_cache(maxsize=65536)
 def messages(halo: Halo, piece: int, devices: int) -> tuple[Message, ...]:
-    """The messages along a dimension of which each device has a piece of so many indices; those from before come first."""
-    found = []
-    for direction, wanted in ((1, halo.before), (-1, halo.after)):
+    """Return the messages along a dimension of which each device has `piece` indices, those from preceding devices first."""
+    result = []
+    for direction, width in ((1, halo.before), (-1, halo.after)):
         for distance in range(1, devices):
-            indices = min(piece, wanted - (distance - 1) * piece)
+            indices = min(piece, width - (distance - 1) * piece)
             if indices > 0:
-                found.append(Message(direction * distance, indices))
-    return tuple(found)
+                result.append(Message(direction * distance, indices))
+    return tuple(result)
 
 
 def sent(elements: int, along: Sequence[tuple[int, int, Halo]]) -> Iterator[tuple[int, Message, int]]:
-    """Every message of one operand: along which of its dimensions, and its elements.
+    """Yield every message of one operand as (position in `along`, message, elements sent).
 
-    `elements`: of the operand on one device. `along`: for each dimension, in turn, (indices of a piece, devices, halo).
+    Args:
+        elements: of the operand on one device.
+        along: for each dimension, in the order of exchange, (indices of a piece, devices, halo).
     """
     for k, (piece, devices, halo) in enumerate(along):
         for message in messages(halo, piece, devices):
@@ -55,79 +57,79 @@ def sent(elements: int, along: Sequence[tuple[int, int, Halo]]) -> Iterator[tupl
 
 
 @dataclass(frozen=True)
-class Edge:
-    """A halo of an equation (by number) in a body, at one operand."""
+class HaloEdge:
+    """A halo at one operand of an equation (by number) in a body."""
 
     equation: int
     variable: int
     reach: Reach
 
 
-def edges(body: Body, solution: Solution) -> tuple[Edge, ...]:
-    """The halos that one axis takes part in: those of dimensions that it partitions."""
-    found = []
+def halo_edges(body: Body, solution: Solution) -> tuple[HaloEdge, ...]:
+    """Return the halos that are exchanged along one axis: those of dimensions that it partitions."""
+    result = []
     for i, (e, match) in enumerate(zip(body.equations, solution.matches, strict=False)):
         spec = spec_of(body, e) if match.halo else None
         for reach in spec.halos if spec is not None else ():
             atom, state = e.operands[reach.operand], match.operands[reach.operand]
             if isinstance(atom, int) and state.kind == "P" and state.dim == reach.dim:
-                found.append(Edge(i, atom, reach))
-    return tuple(found)
+                result.append(HaloEdge(i, atom, reach))
+    return tuple(result)
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """A message of one operator's program. `axes`: positions in the mesh. `before`: what the value was extended by till then."""
+    """A message of one operator's program."""
 
-    edge: Edge
-    axes: tuple[int, ...]
+    edge: HaloEdge
+    axes: tuple[int, ...]  # positions in the mesh
     message: Message
     elements: int  # on one device
-    before: tuple[Reach, ...]
+    before: tuple[Reach, ...]  # the halos by which the operand is already extended
 
 
 def exchanges(body: Body, placing: Placing, axes: tuple[Axis, ...]) -> Iterator[Exchange]:
-    """All messages of a body whose variables lie so."""
-    for found, over in _extended(body, placing):
-        shape = _piece(body, placing, axes, found[0].variable)
-        along = [(shape[e.reach.dim], prod(axes[k].size for k in over[e]), e.reach.halo) for e in found]
+    """Yield all messages of a body with this placement."""
+    for edges, axes_of in _extended_operands(body, placing):
+        shape = _local_shape(body, placing, axes, edges[0].variable)
+        along = [(shape[e.reach.dim], prod(axes[k].size for k in axes_of[e]), e.reach.halo) for e in edges]
         for k, message, elements in sent(prod(shape), along):
-            yield Exchange(found[k], tuple(over[found[k]]), message, elements, tuple(e.reach for e in found[:k]))
+            yield Exchange(edges[k], tuple(axes_of[edges[k]]), message, elements, tuple(e.reach for e in edges[:k]))
 
 
 def extended(body: Body, placing: Placing, axes: tuple[Axis, ...]) -> Mapping[int, int]:
-    """The variables that are read with what neighbours have of them, and the elements of such a copy on one device."""
-    made: dict[int, int] = {}
-    for found, _ in _extended(body, placing):
-        variable = found[0].variable
-        shape = list(_piece(body, placing, axes, variable))
-        for e in found:
+    """Return the variables that are read together with halos, each with the elements of its largest extended copy on one device."""
+    elements: dict[int, int] = {}
+    for edges, _ in _extended_operands(body, placing):
+        variable = edges[0].variable
+        shape = list(_local_shape(body, placing, axes, variable))
+        for e in edges:
             shape[e.reach.dim] += e.reach.halo.before + e.reach.halo.after
-        made[variable] = max(made.get(variable, 0), prod(shape))
-    return made
+        elements[variable] = max(elements.get(variable, 0), prod(shape))
+    return elements
 
 
-def _extended(body: Body, placing: Placing) -> Iterator[tuple[list[Edge], Mapping[Edge, list[int]]]]:
-    """For each operand that halos extend, its halos in turn, and the axes of each."""
-    over: dict[Edge, list[int]] = {}
+def _extended_operands(body: Body, placing: Placing) -> Iterator[tuple[list[HaloEdge], Mapping[HaloEdge, list[int]]]]:
+    """Yield for each operand that halos extend its halos in the order of exchange, and the mesh axes of every halo."""
+    axes_of: dict[HaloEdge, list[int]] = {}
     for k, solution in enumerate(placing):
-        for edge in edges(body, solution) if solution is not None else ():
-            over.setdefault(edge, []).append(k)
-    operands: dict[tuple[int, int], list[Edge]] = {}
-    for edge in sorted(over, key=lambda e: (e.equation, e.reach.operand, e.reach.dim)):
+        for edge in halo_edges(body, solution) if solution is not None else ():
+            axes_of.setdefault(edge, []).append(k)
+    operands: dict[tuple[int, int], list[HaloEdge]] = {}
+    for edge in sorted(axes_of, key=lambda e: (e.equation, e.reach.operand, e.reach.dim)):
         operands.setdefault((edge.equation, edge.reach.operand), []).append(edge)
-    for found in operands.values():
-        yield found, over
+    for edges in operands.values():
+        yield edges, axes_of
 
 
-def _piece(body: Body, placing: Placing, axes: tuple[Axis, ...], variable: int) -> Shape:
-    """The shape of a variable on one device, as those that read it find it."""
+def _local_shape(body: Body, placing: Placing, axes: tuple[Axis, ...], variable: int) -> Shape:
+    """Return the shape of a variable on one device, as its users see it."""
     type_ = tuple(UNUSED if s is None else s.seen(variable) for s in placing)
     return local_shape(body.tensors[variable].shape, type_, axes)
 
 
-def kept_whole(graph: PCG) -> Iterator[tuple[Node, int, str]]:
-    """Operators along whose windows no axis can go: which dimension of the windows' operand stays whole, and why."""
+def undivided_windows(graph: PCG) -> Iterator[tuple[Node, int, str]]:
+    """Yield (operator, dimension of its first operand, reason) wherever windows move along a dimension that cannot be divided."""
     for node, _ in graph.walk():
         body = node.body
         for spec in (spec_of(body, e) for e in body.equations) if body is not None else ():

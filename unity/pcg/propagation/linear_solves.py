@@ -1,8 +1,8 @@
-"""The programs of a linear solve: what `jnp.linalg.solve`, `inv` and the derivative of `slogdet` are to JAX.
+"""The programs of JAX's linear-solve primitive, to which `jnp.linalg.solve`, `inv` and the derivative of `slogdet` lower.
 
-One primitive holds four of them: the product `A x` that is inverted, its transpose, and how each of the two is solved. Every
-program closes over operands of its own, and all take the right sides. Values come from `solve`, derivatives from all four: from
-`A x = b` follows `A dx = db - dA x`, a solve again.
+The primitive has four programs: the product `A x` to be inverted, its transpose, and a solver for each of the two. Each program
+closes over separate operands, and all take the right-hand sides. Values come from `solve`, derivatives from all four: `A x = b`
+implies `A dx = db - dA x`, which is another solve.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from jax.extend import core
 
 from unity.pcg.ir.program import Body, Equation, close
 
-SOLVES = ("matvec", "vecmat", "solve", "transpose_solve")  # in the order of what they close over
+SOLVES = ("matvec", "vecmat", "solve", "transpose_solve")  # in the order of the operands that they close over
 
 
-def parts(equation: Equation, operands: Sequence[Any]) -> tuple[dict[str, Sequence[Any]], Sequence[Any]]:
-    """What each program closes over, and the right sides, of something that there is for each operand."""
-    found, start = {}, 0
+def split_operands(equation: Equation, per_operand: Sequence[Any]) -> tuple[dict[str, Sequence[Any]], Sequence[Any]]:
+    """Split a sequence with one entry per operand into the entries that each program closes over, and those of the right sides."""
+    closed_over, start = {}, 0
     for name in SOLVES:
         end = start + getattr(equation.params["const_lengths"], name)
-        found[name] = operands[start:end]
+        closed_over[name] = per_operand[start:end]
         start = end
-    return found, operands[start:]
+    return closed_over, per_operand[start:]
 
 
-def named(equation: Equation) -> tuple[str, ...]:
-    """The programs that are there: of what is never transposed, not all."""
+def program_names(equation: Equation) -> tuple[str, ...]:
+    """Return the names of the programs that a solve has: one that is never transposed lacks some."""
     return tuple(name for name in SOLVES if getattr(equation.params["jaxprs"], name) is not None)
 
 
 @lru_cache(maxsize=1024)
-def part_of(equation: Equation, name: str) -> Body:
-    """One of the programs that are there: what it closes over and the right sides in, solutions (or a product) out."""
+def solve_program(equation: Equation, name: str) -> Body:
+    """Return one program of a solve: (operands it closes over, right sides) → solutions, or a product."""
     inner = getattr(equation.params["jaxprs"], name)
     return close(inner if isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ()))
 
 
-def symmetric(equation: Equation) -> bool:
-    """Whether the transpose was said to be the product itself."""
+def is_symmetric(equation: Equation) -> bool:
+    """Return whether the solve was declared symmetric: the transpose is the product."""
     programs = equation.params["jaxprs"]
     return programs.vecmat is not None and programs.vecmat is programs.matvec

@@ -1,7 +1,7 @@
-"""Loops: what goes round must come out in the state in which it went in, and devices must take as many steps as the loop needs.
+"""Choices of loops: a carry leaves a step in the state in which it entered, and every device takes the steps that it needs.
 
-All take the same number where the predicate is the same on all: because what it looks at is, or because they agree on what it says
-(`inside.py`). Where rows end apart (`rows.py`) each takes as many as its own rows need.
+All devices take the same number of steps if the predicate is the same on all: either its operands are, or the devices agree on its
+value (`agreements`). If rows finish independently (`row_loops`), each device takes as many steps as its own rows need.
 """
 
 from __future__ import annotations
@@ -18,13 +18,22 @@ from unity.pcg.propagation.row_loops import Rows, rows_of
 from unity.pcg.types.factors import Match
 from unity.pcg.types.parallel_type import REPLICATED, State
 
-Quiet = Callable[[Body, Mapping[int, State]], Solution | None]  # solves a program inside, if it can be
+NestedSolve = Callable[[Body, Mapping[int, State]], Solution | None]  # solves a nested program; None: it has no solution
 
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop's program, how many of its inputs are constants and go round, how many operands come before these (of its `test`),
-    which of its inputs that looks at, rows that end apart (`rows.py`), and how many steps it takes (1 if nobody knows)."""
+    """A loop of one program.
+
+    Attributes:
+        body: the program of one step: (constants, carry, slices of stacked operands) → (carry, slices of stacked results).
+        constants, carried: how many inputs of the body are constants, and how many are carried.
+        offset: how many operands of the equation precede the body's: those of its predicate.
+        pinned: the inputs of the body that the predicate reads.
+        rows: rows that finish independently, if the loop has such.
+        test: the predicate.
+        steps: the trip count; 1 if it is unknown.
+    """
 
     body: Body
     constants: int
@@ -36,47 +45,66 @@ class Loop:
     steps: int = 1
 
 
-def loop_of(parts: Callable[[Equation], Loop], quiet: Quiet) -> Callable[[Equation, Mapping[int, State]], Iterator[Match]]:
-    """while and scan: what goes round must come out in the state in which it went in."""
+def loop_matches(
+    loop_of: Callable[[Equation], Loop], solve_nested: NestedSolve
+) -> Callable[[Equation, Mapping[int, State]], Iterator[Match]]:
+    """Return the function that yields the matches of a `while` or a `scan`.
+
+    Args:
+        loop_of: reads the loop of an equation.
+        solve_nested: solves its programs.
+    """
 
     def matches(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
-        loop, n = parts(equation), len(equation.operands)
-        found = list(steady(loop, quiet, n, known, loop.pinned))
+        loop, n = loop_of(equation), len(equation.operands)
+        result = list(_steady_matches(loop, solve_nested, n, known, loop.pinned))
         if loop.test is not None:
             carried = {p: s for p, s in known.items() if p >= loop.offset}
-            passed = (tested(loop, quiet, m, known) for m in steady(loop, quiet, n, carried, ()))
-            found += (m for m in passed if m is not None and all(m.states != other.states for other in found))
-        yield from found
+            tested = (_with_test(loop, solve_nested, m, known) for m in _steady_matches(loop, solve_nested, n, carried, ()))
+            result += (m for m in tested if m is not None and all(m.states != other.states for other in result))
+        yield from result
 
     return matches
 
 
-def tested(loop: Loop, quiet: Quiet, match: Match, known: Mapping[int, State]) -> Match | None:
-    """A choice of a loop, if devices take as many steps as it needs: each as many as its own rows do, or all the same number, by a
-    predicate that they agree on."""
+def _with_test(loop: Loop, solve_nested: NestedSolve, match: Match, known: Mapping[int, State]) -> Match | None:
+    """Return the match of a loop including its predicate, or None if devices could take a wrong number of steps.
+
+    Each device takes the steps of its own rows, or all take the same number by a predicate on which they agree.
+    """
     if loop.rows is not None and loop.rows.divide(match.results) and not match.communicates:
         return match if all(match.states[p] == s for p, s in known.items()) else None
     assert loop.test is not None
     first = loop.offset
     around = {loop.test.inputs[p]: s for p, s in known.items() if p < first}
     around |= zip(loop.test.inputs[first:], match.results, strict=True)
-    solution = quiet(loop.test, around | {a: REPLICATED for a in loop.test.outputs if isinstance(a, int)})
+    solution = solve_nested(loop.test, around | {a: REPLICATED for a in loop.test.outputs if isinstance(a, int)})
     if solution is None or solution.operands[first:] != match.results:
         return None
     agreed = (replace(a, where=(1, *a.where)) for a in agreements(loop.test, solution))
-    found = replace(match, operands=solution.operands[:first] + match.operands[first:], agreed=(*match.agreed, *agreed))
-    return found if all(found.states[p] == s for p, s in known.items()) else None
+    tested = replace(match, operands=solution.operands[:first] + match.operands[first:], agreed=(*match.agreed, *agreed))
+    return tested if all(tested.states[p] == s for p, s in known.items()) else None
 
 
-def steady(loop: Loop, quiet: Quiet, n: int, known: Mapping[int, State], pinned: Sequence[int]) -> Iterator[Match]:
-    """The choice of a loop of `n` operands, if there is one, in which these of its program's inputs are replicated."""
+def _steady_matches(
+    loop: Loop, solve_nested: NestedSolve, n: int, known: Mapping[int, State], pinned: Sequence[int]
+) -> Iterator[Match]:
+    """Yield the match, if there is one, of a loop of `n` operands whose carry has one state before and after a step.
+
+    Args:
+        loop: the loop.
+        solve_nested: solves its program.
+        n: the number of operands of its equation.
+        known: known states by position of the equation.
+        pinned: the inputs of its program that are replicated.
+    """
     body, constants, carried, offset = loop.body, loop.constants, loop.carried, loop.offset
     inputs: dict[int, State] = dict.fromkeys(pinned, REPLICATED)
     for p, s in known.items():
         if p < n and p >= offset:
             if inputs.get(p - offset, s) != s:
                 return
-            inputs[p - offset] = _step_in(s, p - offset >= constants + carried)
+            inputs[p - offset] = _slice_state(s, p - offset >= constants + carried)
         elif p >= n:
             k = p - n
             if k < carried:
@@ -84,7 +112,7 @@ def steady(loop: Loop, quiet: Quiet, n: int, known: Mapping[int, State], pinned:
     if any(s is None for s in inputs.values()):
         return
     for _ in range(4):
-        solution = quiet(body, {body.inputs[k]: s for k, s in inputs.items()})
+        solution = solve_nested(body, {body.inputs[k]: s for k, s in inputs.items()})
         if solution is None:
             return
         carry_in, carry_out = solution.operands[constants : constants + carried], solution.results[:carried]
@@ -97,30 +125,34 @@ def steady(loop: Loop, quiet: Quiet, n: int, known: Mapping[int, State], pinned:
                 return
     else:
         return
-    operands = [REPLICATED] * offset + [_step_out(s, k >= constants + carried) for k, s in enumerate(solution.operands)]
-    results = [_step_out(s, k >= carried) for k, s in enumerate(solution.results)]
+    operands = [REPLICATED] * offset + [_stacked_state(s, k >= constants + carried) for k, s in enumerate(solution.operands)]
+    results = [_stacked_state(s, k >= carried) for k, s in enumerate(solution.results)]
     if all(s == (operands + results)[p] for p, s in known.items()):
         yield repeated(as_match([(body, solution)], tuple(operands), tuple(results)), loop.steps)
 
 
-def _step_in(state: State, stacked: bool) -> Any:
-    """The state of one step's slice of a stacked tensor; None if the steps themselves are partitioned."""
+def _slice_state(state: State, stacked: bool) -> Any:
+    """Return the state of one step's slice of a stacked tensor; None if the dimension of steps is partitioned."""
     if not stacked or state.kind != "P":
         return state
     return State("P", state.dim - 1, state.outer) if state.dim > 0 else None
 
 
-def _step_out(state: State, stacked: bool) -> State:
+def _stacked_state(state: State, stacked: bool) -> State:
+    """Return the state of a stacked tensor from that of one step's slice."""
     return State("P", state.dim + 1, state.outer) if stacked and state.kind == "P" else state
 
 
 @lru_cache(maxsize=1024)
-def while_parts(equation: Equation) -> Loop:
-    """If what the predicate looks at is the same on every device, all of them take as many steps. Otherwise see `tested`."""
+def while_loop_of(equation: Equation) -> Loop:
+    """Return the loop of a `while` equation.
+
+    The carried values that its predicate reads are pinned: if they are the same on every device, all take the same number of steps.
+    """
     params = equation.params
     body, cond = close(params["body_jaxpr"]), close(params["cond_jaxpr"])
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
-    looks_at = {a for e in cond.equations for a in e.operands if isinstance(a, int)} & set(cond.inputs)
+    reads = {a for e in cond.equations for a in e.operands if isinstance(a, int)} & set(cond.inputs)
     carried = cond.inputs[n_cond:]
-    pinned = tuple(n_body + k for k, v in enumerate(carried) if v in looks_at or v in cond.outputs)
+    pinned = tuple(n_body + k for k, v in enumerate(carried) if v in reads or v in cond.outputs)
     return Loop(body, n_body, len(body.outputs), n_cond, pinned, rows_of(equation), cond)

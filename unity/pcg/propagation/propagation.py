@@ -1,8 +1,8 @@
-"""States spread through a body, from what is known to what follows. What each equation allows is said by `solve`.
+"""Propagation of states through a body: from known states to all that follow from them, one equation at a time.
 
-Where a partial sum meets an operator that is not linear, a Reduce is put inside the body (a soft-max over a partitioned dimension
-needs two small ones). No other communication happens inside. A whole value that is added to a partial sum may be contributed by one
-device.
+If a partial sum reaches an operator that is not linear, a Reduce is inserted inside the body; a soft-max over a partitioned
+dimension needs two small ones. There is no other communication inside. A whole value that is added to a partial sum may be
+contributed by one device. The caller (`solver`) provides the choices of each equation.
 """
 
 from __future__ import annotations
@@ -17,21 +17,29 @@ from unity.pcg.types.factors import Match
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State
 
 Place = tuple[int, int]  # an equation, by number, and one of its operands
-Matches = Callable[[Body, Equation, Mapping[int, State]], Sequence[Match]]  # an equation's choices that agree with known states
+Matches = Callable[[Body, Equation, Mapping[int, State]], Sequence[Match]]  # the matches of an equation with known states
 
 
 @dataclass(frozen=True)
 class Solution:
-    """States of a body's variables along one axis. `reduced[v]`: v is partial where it is made and reduced at once.
+    """The states of a body's variables along one axis.
 
-    What is reduced is the same on every device, and so is what is computed of such values alone: in `unused` are those that are
-    made so. Other equations find both kinds replicated for use (`users`). `contributed`: operands, by equation and position, that
-    are whole where they are made and partial sums to this equation. `open`: what else could have been, where nothing said what.
+    A reduced value is the same on every device, as is any value that is computed from such values alone. Other equations see both
+    kinds as replicated for use (`users`).
+
+    Attributes:
+        states: of each variable, as its equation produces it.
+        reduced: the reduction ("sum", "max", ...) of each variable that is produced partial and reduced at once.
+        matches: one for each equation.
+        operands, results: the boundary states.
+        unused: the variables that every device computes alike.
+        contributed: operands that are produced whole, but are partial sums to their equation.
+        open: states by variable that would have been possible where nothing determined a choice and the first was taken.
     """
 
     states: Mapping[int, State]
     reduced: Mapping[int, str]
-    matches: tuple[Match, ...]  # one for each equation
+    matches: tuple[Match, ...]
     operands: tuple[State, ...]
     results: tuple[State, ...]
     unused: frozenset[int] = frozenset()
@@ -40,83 +48,105 @@ class Solution:
 
     @property
     def communicates(self) -> bool:
-        """Whether devices along the axis communicate, or ask for their place along it, while the body or its derivative runs.
+        """Whether devices along the axis communicate, or read their index along it, while the body or its derivative runs.
 
-        They do for a reduce inside of the body, a value replicated or contributed there, a halo, or an agreement in a nested
-        program.
+        They do for a reduce inside the body, a value replicated or contributed there, a halo, or an agreement in a nested program.
         """
         inside = self.reduced or self.contributed or self.unused
         return bool(inside) or any(match.communicates for match in self.matches)
 
     def seen(self, variable: int) -> State:
-        """The state in which later equations find a variable."""
+        """Return the state of a variable as later equations see it."""
         return REPLICATED if variable in self.reduced else self.states[variable]
 
     def replicates(self, body: Body, variable: int, user: int) -> bool:
-        """Whether a user of a variable (an equation by number, a result k as -1 - k) finds it replicated for use, though it is made
-        the same on every device."""
+        """Return whether a user sees a variable as replicated for use that every device computes alike.
+
+        Args:
+            body: the body of this solution.
+            variable: one of its variables.
+            user: the number of an equation, or -1 - k for the body's result k.
+        """
         if variable not in self.reduced and variable not in self.unused:
             return False
         if user < 0:
             return self.results[-1 - user] != UNUSED
         e = body.equations[user]
-        given = any(a == variable and (user, p) in self.contributed for p, a in enumerate(e.operands) if self.contributed)
-        return not given and not self.repeats(e)
+        contributed = any(a == variable and (user, p) in self.contributed for p, a in enumerate(e.operands) if self.contributed)
+        return not contributed and not self.repeats(e)
 
     def repeats(self, equation: Equation) -> bool:
-        """Whether every device does the same at an equation, with what is the same on every device."""
+        """Return whether every device computes an equation alike, from operands that are the same on every device."""
         return bool(self.unused) and not self.unused.isdisjoint(equation.results)
 
     def users(self, body: Body) -> dict[int, tuple[int, ...]]:
-        """The users that find a variable replicated for use, of every variable that is made the same on every device."""
-        found: dict[int, list[int]] = {v: [] for v in (*self.reduced, *self.unused)}
+        """Return for every variable that all devices compute alike the users that see it as replicated for use."""
+        users_of: dict[int, list[int]] = {v: [] for v in (*self.reduced, *self.unused)}
         uses = [(a, k) for k, e in enumerate(body.equations) for a in dict.fromkeys(e.operands) if isinstance(a, int)]
         uses += [(a, -1 - k) for k, a in enumerate(body.outputs) if isinstance(a, int)]
         for a, user in uses:
             if self.replicates(body, a, user):
-                found[a].append(user)
-        return {v: tuple(some) for v, some in sorted(found.items())}
+                users_of[a].append(user)
+        return {v: tuple(users) for v, users in sorted(users_of.items())}
 
 
 class Conflict(Exception):
-    """No choice of an equation agrees with the states around it; `variable` could be reduced first, or what is at these `places`
-    contributed. `summed`: it is to make a partial sum."""
+    """No match of an equation agrees with the states around it.
+
+    Attributes:
+        variable: a partial value that could be reduced first, if there is one.
+        places: operands that could be contributed.
+        summed: whether a result of the equation must be a partial sum.
+    """
 
     def __init__(self, variable: int | None, places: Iterable[Place] = (), summed: bool = False) -> None:
         self.variable, self.places, self.summed = variable, frozenset(places), summed
 
 
 class Unmatched(Exception):
-    """The whole body has no solution with these states; `contributing`: it may have one with whole values contributed to sums."""
+    """A body has no solution with the given states.
+
+    Attributes:
+        contributing: whether it may have one that contributes whole values to sums.
+    """
 
     def __init__(self, contributing: bool = False) -> None:
         self.contributing = contributing
 
 
 class Propagation:
-    """States spread from what is known to what follows, equation by equation, until nothing is open."""
+    """A worklist algorithm that extends known states through a body until every equation has a match."""
 
     def __init__(
         self,
         body: Body,
         known: Mapping[int, State],
         reduced: Mapping[int, str],
-        allows: Matches,
+        matches_of: Matches,
         contributed: Collection[Place] | None = None,
     ) -> None:
-        """`contributed`: None where nothing may be."""
-        self.body, self.reduced, self.allows = body, dict(reduced), allows
+        """Start from known states.
+
+        Args:
+            body: the body to solve.
+            known: states by variable.
+            reduced: the reductions of variables that are reduced where they are produced.
+            matches_of: returns the matches of an equation.
+            contributed: operands that are contributed to partial sums; None if none may be.
+        """
+        self.body, self.reduced, self.matches_of = body, dict(reduced), matches_of
         self.contributing, self.contributed = contributed is not None, frozenset(contributed or ())
         self.states: dict[int, State] = {}
         self.matches: list[Match | None] = [None] * len(body.equations)
         self.constants = constants(body)
         self.queue: list[int] = []
-        self.open: list[Mapping[int, State]] = []  # what other choices would have been where the first was taken
-        self.later: set[int] = set()  # those with programs inside: what these allow is asked when the most is known around them
+        self.open: list[Mapping[int, State]] = []  # states of the alternatives where the first match was taken
+        self.deferred: set[int] = set()  # equations with nested programs, visited when the most is known around them
         for v, s in known.items():
             self.set(v, s)
 
     def set(self, variable: int, state: State) -> None:
+        """Set the state of a variable and queue the equations that touch it. Raises Conflict if it has another state."""
         old = self.states.get(variable)
         if old is None:
             self.states[variable] = state
@@ -125,7 +155,7 @@ class Propagation:
             raise Conflict(variable if PARTIAL in (old, state) else None)
 
     def view(self, i: int) -> dict[int, State]:
-        """The known states at the positions of an equation: operands as seen, results as made."""
+        """Return the known states at the positions of an equation: operands as it sees them, results as it produces them."""
         e, known, states, reduced = self.body.equations[i], dict[int, State](), self.states, self.reduced
         position = 0
         for a in e.operands:
@@ -134,7 +164,7 @@ class Propagation:
                     known[position] = REPLICATED
                 elif a in states:
                     known[position] = states[a]
-            position += 1  # by hand: this is asked more often than anything else
+            position += 1  # counted by hand: this is the innermost loop of propagation
         for v in e.results:
             if v in states:
                 known[position] = states[v]
@@ -144,12 +174,14 @@ class Propagation:
         return known
 
     def candidates(self, i: int) -> list[Match]:
+        """Return the matches of an equation that agree with the known states around it."""
         e = self.body.equations[i]
-        found = self.allows(self.body, e, self.view(i))
+        matches = self.matches_of(self.body, e, self.view(i))
         operands = [(p, a) for p, a in enumerate(e.operands) if (i, p) not in self.contributed]
-        return [m for m in found if all(self.allowed(a, m.operands[p]) for p, a in operands)]
+        return [m for m in matches if all(self.may_be(a, m.operands[p]) for p, a in operands)]
 
-    def allowed(self, atom: Atom, state: State) -> bool:
+    def may_be(self, atom: Atom, state: State) -> bool:
+        """Return whether an atom can be in a state: of constants, only zeros can be partial sums."""
         if isinstance(atom, Literal):
             return state == REPLICATED or (state == PARTIAL and atom.zero)
         if state != PARTIAL or atom in self.states or atom in self.body.inputs:
@@ -157,26 +189,33 @@ class Propagation:
         return atom not in self.constants.constant or atom in self.constants.zero
 
     def visit(self, i: int, default: bool = False) -> None:
+        """Check an equation, or take a match of it if only one is left.
+
+        Args:
+            i: the number of the equation.
+            default: take the first of several matches, or replicate if that is among them, and record the others as open.
+        """
         if self.matches[i] is not None:
             self.check(i)
             return
-        found = self.candidates(i)
-        if not found:
+        candidates = self.candidates(i)
+        if not candidates:
             partial = self.partial_operand(i)
             summed = any(self.states.get(v) == PARTIAL for v in self.body.equations[i].results)
-            raise Conflict(self.partial_result(i) if partial is None else partial, self.beside(i), summed)
-        if not default and (len(found) > 1 or self.may_reduce(i) or self.may_contribute(i, found[0])):
+            raise Conflict(self.partial_result(i) if partial is None else partial, self.contributable(i), summed)
+        if not default and (len(candidates) > 1 or self.may_reduce(i) or self.may_contribute(i, candidates[0])):
             return
-        whole = default and found[-1].name == "replicated"
-        if not whole:
-            self.open += [dict(self.ends(i, match)) for match in found[1:]]
-        self.take(i, found[-1] if whole else found[0])
+        replicate = default and candidates[-1].name == "replicated"
+        if not replicate:
+            self.open += [dict(self.states_of(i, match)) for match in candidates[1:]]
+        self.take(i, candidates[-1] if replicate else candidates[0])
 
     def take(self, i: int, match: Match) -> None:
+        """Settle an equation on a match and set the states of its variables."""
         e = self.body.equations[i]
         self.matches[i] = match
         if match.reduction not in ("", "sum"):
-            if not all(stopped(self.body, v) for v in e.results):
+            if not all(has_no_gradient(self.body, v) for v in e.results):
                 raise Unmatched
             self.reduced.update((v, match.reduction) for v in e.results)
         for p, (a, s) in enumerate(zip(e.operands, match.operands, strict=True)):
@@ -186,39 +225,39 @@ class Propagation:
             self.set(v, s)
 
     def check(self, i: int) -> None:
-        """Whether what is known around a settled equation is still what it chose: asked whenever a state near it is set."""
+        """Raise Conflict if a state around a settled equation contradicts its match. Runs whenever such a state is set."""
         match, e, states, reduced = self.matches[i], self.body.equations[i], self.states, self.reduced
         assert match is not None
         for p, (a, s) in enumerate(zip(e.operands, match.operands, strict=True)):
             if isinstance(a, int) and (i, p) not in self.contributed:
-                seen = REPLICATED if a in reduced else states.get(a, s)
-                if seen is not s and seen != s:
+                state = REPLICATED if a in reduced else states.get(a, s)
+                if state is not s and state != s:
                     raise Conflict(self.partial_operand(i))
         for v, s in zip(e.results, match.results, strict=True):
-            seen = states.get(v, s)
-            if seen is not s and seen != s:
+            state = states.get(v, s)
+            if state is not s and state != s:
                 raise Conflict(self.partial_operand(i))
 
     def partial_operand(self, i: int) -> int | None:
-        """A partial operand that could be reduced before this equation."""
+        """Return a partial operand that could be reduced before this equation."""
         operands = self.body.equations[i].operands
         partial = (a for a in operands if isinstance(a, int) and a not in self.reduced and self.states.get(a) == PARTIAL)
         return next(partial, None)
 
-    def beside(self, i: int) -> Iterator[Place]:
-        """The operands of an equation that are whole beside partial sums, and would have to be contributed to be added to them."""
+    def contributable(self, i: int) -> Iterator[Place]:
+        """Yield the whole operands of an equation that would have to be contributed to be added to its partial operands."""
         e, known = self.body.equations[i], self.view(i)
         partial = {p: s for p, s in known.items() if s == PARTIAL}
         operands = range(len(e.operands))
-        for match in self.allows(self.body, e, partial) if partial else ():
+        for match in self.matches_of(self.body, e, partial) if partial else ():
             others = [p for p in operands if p not in partial and match.operands[p] == PARTIAL]
-            whole = [p for p in others if known.get(p) == REPLICATED or not self.allowed(e.operands[p], PARTIAL)]
+            whole = [p for p in others if known.get(p) == REPLICATED or not self.may_be(e.operands[p], PARTIAL)]
             fits = all(known.get(p, s) == s for p, s in enumerate(match.states) if p not in whole)
             if match.results[0] == PARTIAL and fits and len(whole) < match.operands.count(PARTIAL):
                 yield from ((i, p) for p in whole)
 
-    def ends(self, i: int, match: Match) -> Iterator[tuple[int, State]]:
-        """The states of the variables of an equation that a choice of it has."""
+    def states_of(self, i: int, match: Match) -> Iterator[tuple[int, State]]:
+        """Yield the variables of an equation with their states in a match of it."""
         e = self.body.equations[i]
         for p, (a, s) in enumerate(zip(e.operands, match.operands, strict=True)):
             if isinstance(a, int) and a not in self.reduced and (i, p) not in self.contributed:
@@ -226,43 +265,45 @@ class Propagation:
         yield from zip(e.results, match.results, strict=True)
 
     def may_contribute(self, i: int, match: Match) -> bool:
-        """Whether a value that would have to be a partial sum may turn out to be whole where it is made, and be contributed."""
-        made = ((a, s) for a, s in zip(self.body.equations[i].operands, match.operands, strict=True) if a not in self.body.inputs)
-        return self.contributing and any(isinstance(a, int) and s == PARTIAL and self.states.get(a) is None for a, s in made)
+        """Return whether a match needs a partial operand that may still be produced whole, and be contributed."""
+        inner = ((a, s) for a, s in zip(self.body.equations[i].operands, match.operands, strict=True) if a not in self.body.inputs)
+        return self.contributing and any(isinstance(a, int) and s == PARTIAL and self.states.get(a) is None for a, s in inner)
 
     def may_reduce(self, i: int) -> bool:
-        """Whether a result that users want whole could still be a partial one, reduced: not all operands are known yet."""
+        """Return whether a result that users need whole could still be produced partial and reduced, as operands are unknown."""
         e, known = self.body.equations[i], self.view(i)
         n = len(e.operands)
         if all(p in known for p, a in enumerate(e.operands) if isinstance(a, int)) or REPLICATED not in known.values():
             return False
         operands = {p: s for p, s in known.items() if p < n}
-        return any(PARTIAL in m.results and m.divided for m in self.allows(self.body, e, operands))
+        return any(PARTIAL in m.results and m.divided for m in self.matches_of(self.body, e, operands))
 
     def partial_result(self, i: int) -> int | None:
-        """A result that this equation makes partial, although its users were seen to need it whole."""
+        """Return a result that this equation produces partial although its users need it whole."""
         e = self.body.equations[i]
         known = {p: s for p, s in self.view(i).items() if p < len(e.operands)}
-        for match in self.allows(self.body, e, known) if known else ():
+        for match in self.matches_of(self.body, e, known) if known else ():
             for v, s in zip(e.results, match.results, strict=True):
                 if s == PARTIAL and self.states.get(v) == REPLICATED:
                     return v
         return None
 
     def spread(self) -> None:
-        while self.queue or self.later:
+        """Visit queued equations until none is left, those with nested programs last."""
+        while self.queue or self.deferred:
             if not self.queue:
-                first = min(self.later)
-                self.later.remove(first)
+                first = min(self.deferred)
+                self.deferred.remove(first)
                 self.visit(first)
                 continue
             i = self.queue.pop()
             if self.matches[i] is None and self.body.equations[i].name in NESTING:
-                self.later.add(i)
+                self.deferred.add(i)
             else:
                 self.visit(i)
 
     def run(self) -> Solution:
+        """Return the solution. Raises Conflict at an equation without a match, and Unmatched if an input would be reduced."""
         self.spread()
         for i, match in enumerate(self.matches):  # those before i stay settled
             if match is None:
@@ -273,37 +314,40 @@ class Propagation:
         operands = tuple(self.states[v] for v in self.body.inputs)
         if any(v in self.reduced for v in self.body.inputs):
             raise Unmatched
-        results = tuple(self.output(a) for a in self.body.outputs)
+        results = tuple(self.result_state(a) for a in self.body.outputs)
         matches = tuple(m for m in self.matches if m)
         return Solution(self.states, self.reduced, matches, operands, results, contributed=self.contributed, open=tuple(self.open))
 
-    def output(self, atom: Atom) -> State:
-        """A reduced output is the same on every device and JAX knows it: unused."""
+    def result_state(self, atom: Atom) -> State:
+        """Return the state of a result of the body: unused if it is reduced, since JAX then knows that all devices have it."""
         if isinstance(atom, Literal) or atom in self.reduced:
             return UNUSED
         return self.states[atom]
 
 
-def stopped(body: Body, variable: int) -> bool:
-    """Whether no gradient flows back through a variable: a maximum over devices has none (ties would be counted twice)."""
+def has_no_gradient(body: Body, variable: int) -> bool:
+    """Return whether no gradient flows back through a variable.
+
+    Only then may devices reduce its maximum: a gradient would count ties across devices twice.
+    """
     return variable not in wanted_by(body, (True,) * len(body.outputs))
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Variables that are zero whatever the inputs, and those that depend on no input."""
+    """The variables of a body that depend on no input, and those among them that are zero."""
 
     zero: frozenset[int]
     constant: frozenset[int]
 
 
-CONSTANTS: dict[int, tuple[Body, Constants]] = {}  # by identity: asked for at every propagation
+CONSTANTS: dict[int, tuple[Body, Constants]] = {}  # a cache by identity: every propagation looks a body up
 
 
 def constants(body: Body) -> Constants:
-    """Zeros may stand in a sum over devices; another constant is not the sum of its copies."""
-    found = CONSTANTS.get(id(body))
-    if found is None or found[0] is not body:
+    """Return the constants of a body. Zeros may be partial sums; any other constant is not the sum of its copies."""
+    cached = CONSTANTS.get(id(body))
+    if cached is None or cached[0] is not body:
         zero: set[int] = set()
         constant: set[int] = set()
         for e in body.equations:
@@ -313,5 +357,5 @@ def constants(body: Body) -> Constants:
                 a.zero if isinstance(a, Literal) else a in zero for a in e.operands
             ):
                 zero.update(v for v in e.results if body.tensors[v].floating)
-        found = CONSTANTS[id(body)] = (body, Constants(frozenset(zero), frozenset(constant)))
-    return found[1]
+        cached = CONSTANTS[id(body)] = (body, Constants(frozenset(zero), frozenset(constant)))
+    return cached[1]

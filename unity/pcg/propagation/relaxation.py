@@ -1,7 +1,8 @@
-"""Whether a dimension of a body's input could be partitioned at all: a relaxation of `solve`, which takes a hundredth of its time.
+"""A relaxation of `solve`, a hundred times faster: could a dimension of a body's input be partitioned at all?
 
-States without digits are left to every variable that no equation rules out (arc consistency). Where an equation has none left there
-is no solution; where all have some there may still be none. To find that nothing follows from any state takes `choices` longest.
+Every variable has a set of states, without digits, from which equations rule some out (arc consistency). If an equation has no
+combination left, there is no solution; if all have some, there may still be none. `choices` is slowest where nothing follows from
+any state, which is the case that this decides.
 """
 
 from __future__ import annotations
@@ -15,78 +16,91 @@ from unity.pcg.propagation.solver import NESTED, nested_body, spec_of
 from unity.pcg.types.factors import Spec, matching
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
 
-Row = tuple[State, ...]  # what an equation's operands and results may be together
+Row = tuple[State, ...]  # a combination of states of an equation's operands and results
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """What one equation allows, and where its variables stand: (position, variable, whether it is read)."""
+class RelaxedEquation:
+    """The combinations of states that one equation allows.
+
+    Attributes:
+        rows: the combinations, one state for each position.
+        places: for each variable of the equation (position, variable, whether it is an operand).
+    """
 
     rows: Sequence[Row]
     places: tuple[tuple[int, int, bool], ...]
 
 
 class Relaxed:
-    """A body's equations without the digits of their factors; what each allows is listed once."""
+    """The equations of a body without the digits of their factors, each with its allowed combinations of states."""
 
     def __init__(self, body: Body) -> None:
         self.inputs = frozenset(body.inputs)
-        self.parts = list(_parts(body, {v: v for v in body.tensors}, count(max(body.tensors, default=-1) + 1)))
+        self.equations = list(_relaxed_equations(body, {v: v for v in body.tensors}, count(max(body.tensors, default=-1) + 1)))
         self.touching: dict[int, list[int]] = {}
-        for i, part in enumerate(self.parts):
-            for v in {v for _, v, _ in part.places}:
+        for i, equation in enumerate(self.equations):
+            for v in {v for _, v, _ in equation.places}:
                 self.touching.setdefault(v, []).append(i)
 
-    def may(self, variable: int, dim: int) -> bool:
-        """Whether an input may be partitioned at a dimension, as far as the relaxation tells."""
-        left: dict[int, frozenset[State]] = {variable: frozenset({partitioned(dim)})}
-        waiting = list(self.touching.get(variable, ()))
-        while waiting:
-            part = self.parts[waiting.pop()]
-            rows = [row for row in part.rows if all(self.agrees(left, v, row[p], read) for p, v, read in part.places)]
+    def may_partition(self, variable: int, dim: int) -> bool:
+        """Return whether an input may be partitioned at a dimension, as far as the relaxation can tell."""
+        domains: dict[int, frozenset[State]] = {variable: frozenset({partitioned(dim)})}
+        queue = list(self.touching.get(variable, ()))
+        while queue:
+            equation = self.equations[queue.pop()]
+            rows = [row for row in equation.rows if all(self._agrees(domains, v, row[p], read) for p, v, read in equation.places)]
             if not rows:
                 return False
-            for p, v, read in part.places:
+            for p, v, read in equation.places:
                 states = frozenset(row[p] for row in rows)
                 if v not in self.inputs and REPLICATED in states and read:
-                    states |= {PARTIAL}  # it may be reduced where it is made
-                if v not in left or not left[v] <= states:
-                    left[v] = left.get(v, states) & states
-                    waiting += self.touching[v]
+                    states |= {PARTIAL}  # it may be reduced where it is produced
+                if v not in domains or not domains[v] <= states:
+                    domains[v] = domains.get(v, states) & states
+                    queue += self.touching[v]
         return True
 
-    def agrees(self, left: Mapping[int, frozenset[State]], variable: int, state: State, read: bool) -> bool:
-        """Whether an equation may make or read a variable in a state. A sum that is reduced where it is made is read whole."""
-        if variable not in left or state in left[variable]:
+    def _agrees(self, domains: Mapping[int, frozenset[State]], variable: int, state: State, read: bool) -> bool:
+        """Return whether an equation may produce or read a variable in a state.
+
+        A partial sum that is reduced where it is produced is read as replicated.
+        """
+        if variable not in domains or state in domains[variable]:
             return True
-        return read and state == REPLICATED and PARTIAL in left[variable] and variable not in self.inputs
+        return read and state == REPLICATED and PARTIAL in domains[variable] and variable not in self.inputs
 
 
-def _parts(body: Body, names: Mapping[int, Atom], new: Iterator[int]) -> Iterator[Part]:
-    """The equations of a body whose variables have other names outside. Programs inside of equations are left out, but for
-    those with a rule for tangents: whatever such a one allows solves its program, so the program's equations stand for it.
+def _relaxed_equations(body: Body, names: Mapping[int, Atom], new: Iterator[int]) -> Iterator[RelaxedEquation]:
+    """Yield the equations of a body with their variables renamed by `names`.
+
+    Equations with nested programs are omitted, except for those of a `custom_jvp`: any match of such an equation solves its
+    program, so that the program's equations replace it.
     """
     for e in body.equations:
         operands = [names[a] if isinstance(a, int) else a for a in e.operands]
         results = [names[v] for v in e.results]
         if e.name == "custom_jvp_call":
-            yield from _inside(nested_body(e), operands, results, new)
+            yield from _nested_equations(nested_body(e), operands, results, new)
         elif e.name not in NESTED:
             n = len(operands)
             places = ((p, a, p < n) for p, a in enumerate((*operands, *results)) if isinstance(a, int))
-            yield Part(_rows(e, spec_of(body, e) or Spec(())), tuple(places))
+            yield RelaxedEquation(_rows(e, spec_of(body, e) or Spec(())), tuple(places))
 
 
-def _inside(body: Body, operands: Sequence[Atom], results: Sequence[Atom], new: Iterator[int]) -> Iterator[Part]:
-    """A program's parts, by the names around it. A result that it does not make itself is left to be anything."""
-    ends = {a: v for a, v in zip(body.outputs, results, strict=True) if isinstance(a, int)}
-    made = {v: ends[v] if v in ends else next(new) for e in body.equations for v in e.results}
-    return _parts(body, made | dict(zip(body.inputs, operands, strict=True)), new)
+def _nested_equations(
+    body: Body, operands: Sequence[Atom], results: Sequence[Atom], new: Iterator[int]
+) -> Iterator[RelaxedEquation]:
+    """Yield a nested program's equations in the variables of the enclosing one; a result that it only forwards is unconstrained."""
+    outer = {a: v for a, v in zip(body.outputs, results, strict=True) if isinstance(a, int)}
+    produced = {v: outer[v] if v in outer else next(new) for e in body.equations for v in e.results}
+    return _relaxed_equations(body, produced | dict(zip(body.inputs, operands, strict=True)), new)
 
 
 def _rows(equation: Equation, spec: Spec) -> list[Row]:
-    found = matching(spec, {}, len(equation.operands), len(equation.results))
-    return list(dict.fromkeys(tuple(map(_without_digit, m.operands + m.results)) for m in found))
+    """Return the distinct combinations of states, without digits, that an equation allows."""
+    matches = matching(spec, {}, len(equation.operands), len(equation.results))
+    return list(dict.fromkeys(tuple(map(_without_digit, m.operands + m.results)) for m in matches))
 
 
 def _without_digit(state: State) -> State:

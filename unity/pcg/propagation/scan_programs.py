@@ -1,4 +1,4 @@
-"""Programs inside of a program that become graphs inside of its graph: those of scans and remats. Found, and replaced."""
+"""Nested programs of scans and remats, which become nested graphs: reading and replacing them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ REMATERIALIZED = ("remat2", "checkpoint", "remat")
 
 
 def inside(equation: Equation) -> Body | None:
-    """The program of a scan or a remat; nothing of another equation."""
+    """Return the program of a scan or a remat; None for any other equation."""
     return nested_body(equation) if equation.name in SCANNED + REMATERIALIZED else None
 
 
 def programs(body: Body) -> dict[str, Body]:
-    """The programs inside of a body's own scans and remats, by content."""
-    found = (inside(e) for e in body.equations)
-    return {program.key: program for program in found if program is not None}
+    """Return the programs of the scans and remats of a body, but not of those nested deeper, by content hash."""
+    nested = (inside(e) for e in body.equations)
+    return {program.key: program for program in nested if program is not None}
 
 
 def with_inside(body: Body, instead: Mapping[str, Body]) -> Body:
-    """The body with other programs inside of its scans and remats: `instead` has them by the content of the old ones."""
+    """Return a body with the programs of its scans and remats replaced.
+
+    Args:
+        body: the body.
+        instead: the new programs by the content hashes of the old ones.
+    """
     return replace(body, equations=tuple(_with(e, instead) for e in body.equations)) if instead else body
 
 

@@ -1,8 +1,8 @@
-"""Which states a body's variables can have along one axis: factors followed through a composite's own program.
+"""The factor solver: extends known states along one axis to all variables of a body.
 
-A composite's legal parallelizations are not written down anywhere: they are found by putting an axis on a factor of one of its
-equations and following it through the others (`propagation`). An equation's own choices are the operator table's, or, where it has
-a program inside (a call, a branch, a loop), those of that program.
+The legal parallelizations of a composite are not written down anywhere: they are derived by putting an axis on a factor of one of
+its equations and following it through the others (`propagation`). The matches of an equation come from the operator table, or from
+its nested programs if it is a call, a branch or a loop.
 """
 
 from __future__ import annotations
@@ -15,44 +15,48 @@ from typing import Any
 from jax.dtypes import float0
 from jax.extend import core
 
-from unity.pcg.ir.program import Body, Equation, from_jaxpr
+from unity.pcg.ir.program import Body, Equation, close, from_jaxpr
 from unity.pcg.jaxprs.foreign_primitives import first_order
 from unity.pcg.jaxprs.jaxprs import LINEAR_SOLVE, RULED, called
 from unity.pcg.jaxprs.scan_operands import constants_and_carry
 from unity.pcg.propagation import linear_solves as linear
-from unity.pcg.propagation.agreements import agreeable, agreements, as_match, constant_results
-from unity.pcg.propagation.derivative_rules import Unreadable, close, jvp_body, readable, vjp_bodies
-from unity.pcg.propagation.loops import Loop, loop_of, while_parts
+from unity.pcg.propagation.agreements import agreements, as_match, constant_results, is_agreeable
+from unity.pcg.propagation.derivative_rules import Unreadable, is_readable, jvp_body, vjp_bodies
+from unity.pcg.propagation.loops import Loop, loop_matches, while_loop_of
 from unity.pcg.propagation.propagation import Conflict, Place, Propagation, Solution, Unmatched
 from unity.pcg.types.factors import TABLE, Differentiated, Match, Spec, matching
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State
 
 ON_HOST = "pure_callback"  # JAX refuses to differentiate it
-SPECS: dict[int, tuple[Equation, Spec | None]] = {}  # by identity: a specification is asked for thousands of times
+SPECS: dict[int, tuple[Equation, Spec | None]] = {}  # a cache by identity: a specification is read thousands of times
 
 
 def spec_of(body: Body, equation: Equation) -> Spec | None:
-    """What the operator table says of one equation (None: nothing, so all its factors are blocked)."""
-    found = SPECS.get(id(equation))
-    if found is None or found[0] is not equation:
+    """Return the specification of an equation in the operator table. None: it has no entry, so it cannot be divided."""
+    cached = SPECS.get(id(equation))
+    if cached is None or cached[0] is not equation:
         entry = TABLE.get(equation.name)
         operands = [body.tensor(a) for a in equation.operands]
         results = [body.tensor(v) for v in equation.results]
-        found = SPECS[id(equation)] = (equation, entry.spec(equation.params, operands, results) if entry else None)
-    return found[1]
+        cached = SPECS[id(equation)] = (equation, entry.spec(equation.params, operands, results) if entry else None)
+    return cached[1]
 
 
 def solve(body: Body, known: Mapping[int, State], contributing: bool = False) -> Solution:
-    """Extends the known states (by variable) to all of the body, reducing partial values where it must.
+    """Extend known states to the whole body, reducing partial values only where necessary.
 
-    `contributing`: where it can, what is whole is rather contributed to partial sums. Raises Unmatched if the body cannot be
-    parallelized so.
+    Raises Unmatched if there is no solution.
+
+    Args:
+        body: the body to solve.
+        known: states by variable.
+        contributing: contribute whole values to partial sums, where possible, rather than reduce the sums.
     """
     reduced: dict[int, str] = {}
     contributed: set[Place] = set()
     while True:
         try:
-            around = {v: s for v, s in known.items() if v not in reduced or s != REPLICATED}  # users have what is reduced whole
+            around = {v: s for v, s in known.items() if v not in reduced or s != REPLICATED}  # users see it reduced
             return Propagation(body, around, reduced, equation_matches, contributed if contributing else None).run()
         except Conflict as conflict:
             if contributing and not conflict.places <= contributed:
@@ -65,7 +69,7 @@ def solve(body: Body, known: Mapping[int, State], contributing: bool = False) ->
 
 
 def solve_either(body: Body, known: Mapping[int, State]) -> Solution:
-    """Solves a body, contributing values to partial sums only where there is no other solution."""
+    """Solve a body, contributing values to partial sums only if there is no other solution."""
     try:
         return solve(body, known)
     except Unmatched as problem:
@@ -75,23 +79,23 @@ def solve_either(body: Body, known: Mapping[int, State]) -> Solution:
 
 
 def equation_matches(body: Body, equation: Equation, known: Mapping[int, State]) -> Sequence[Match]:
-    """The legal choices of one equation that agree with the known states of its positions."""
+    """Return the legal matches of an equation that agree with the known states of its positions."""
     n, m = len(equation.operands), len(equation.results)
     nested = NESTED.get(equation.name)
     if nested is not None:
         if all(s == REPLICATED for s in known.values()) and len(known) == n + m:
-            whole = [Match("replicated", (REPLICATED,) * n, (REPLICATED,) * m, 0, 0.0)]
-            return whole if replicable_call(equation) else []
-        return _nested(_Asked(TABLE.version, equation.signature, equation.identity, tuple(known.items()), equation))
+            replicated = [Match("replicated", (REPLICATED,) * n, (REPLICATED,) * m, 0, 0.0)]
+            return replicated if is_replicable_call(equation) else []
+        return _nested_matches(_NestedQuery(TABLE.version, equation.signature, equation.identity, tuple(known.items()), equation))
     spec = spec_of(body, equation) or Spec(())
     return matching(spec, known, n, m)
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """An equation with a program inside, and what is known around it; equal ones have the same choices."""
+class _NestedQuery:
+    """An equation with nested programs and the known states around it; equal queries have the same matches."""
 
-    table: int  # its version
+    table: int  # the version of the operator table
     signature: str
     identity: tuple[int, ...]
     known: tuple[tuple[int, State], ...]
@@ -99,170 +103,189 @@ class _Asked:
 
 
 @lru_cache(maxsize=16384)
-def _nested(asked: _Asked) -> tuple[Match, ...]:
-    """The choices of an equation with a program inside: asked for once for all layers, and for all programs that have it."""
-    return tuple(NESTED[asked.equation.name](asked.equation, dict(asked.known)))
+def _nested_matches(query: _NestedQuery) -> tuple[Match, ...]:
+    """Return the matches of an equation with nested programs, computed once for all equal layers of all programs."""
+    return tuple(NESTED[query.equation.name](query.equation, dict(query.known)))
 
 
 @lru_cache(maxsize=8192)
 def replicable(body: Body) -> bool:
-    """Whether a body can be replicated for use: its cotangents are partial sums then, which a custom_vjp may not pass on, nor a
-    primitive that nobody described, for JAX may not know of its results that they differ between devices. What the host computes
-    passes none on."""
-    return all(replicable_call(e) if e.name in NESTED else e.name in TABLE or e.name == ON_HOST for e in body.equations)
+    """Return whether a body can be replicated for use, so that its cotangents are partial sums.
+
+    A custom_vjp may not be linear in them, and neither may a primitive without an entry, since JAX may not know that its results
+    differ between devices. A callback on the host has no cotangents.
+    """
+    return all(is_replicable_call(e) if e.name in NESTED else e.name in TABLE or e.name == ON_HOST for e in body.equations)
 
 
-def replicable_call(equation: Equation) -> bool:
-    """Whether a nested call can be replicated for use."""
-    if reversed_only(equation):
-        return derivative(equation, (REPLICATED,) * len(equation.operands), (REPLICATED,) * len(equation.results)) is not None
+def is_replicable_call(equation: Equation) -> bool:
+    """Return whether an equation with nested programs can be replicated for use."""
+    if is_reverse_only(equation):
+        return (
+            derivative_agreements(equation, (REPLICATED,) * len(equation.operands), (REPLICATED,) * len(equation.results))
+            is not None
+        )
     if equation.name == "cond":
         return all(map(replicable, branches(equation)))
     if equation.name == LINEAR_SOLVE:
-        return all(replicable(linear.part_of(equation, name)) for name in linear.named(equation))
+        return all(replicable(linear.solve_program(equation, name)) for name in linear.program_names(equation))
     return equation.name in ("while", "custom_jvp_call") or replicable(nested_body(equation))
 
 
-def _call(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
-    """custom_jvp_call, custom_vjp_call, remat: what their body allows, and their own derivative rules too."""
+def _call_matches(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
+    """Yield the match, if there is one, of a custom_jvp_call, a custom_vjp_call or a remat.
+
+    Both its program and its derivative rule must agree with it.
+    """
     body = nested_body(equation)
     n = len(equation.operands)
-    names = {p: (body.inputs[p] if p < n else body.outputs[p - n]) for p in known}
-    solution = _quiet_solve(body, {v: known[p] for p, v in names.items() if isinstance(v, int)})
+    atoms = {p: (body.inputs[p] if p < n else body.outputs[p - n]) for p in known}
+    solution = _solve_nested(body, {v: known[p] for p, v in atoms.items() if isinstance(v, int)})
     if solution is None:
         return
-    operands = _with_unread(equation, body, solution, known)
-    solution = _with_constants(equation, body, solution, operands, names)
-    rule = derivative(equation, operands, solution.results)
+    operands = _with_unread_operands(equation, body, solution, known)
+    solution = _with_constant_results(equation, body, solution, operands, atoms)
+    rule = derivative_agreements(equation, operands, solution.results)
     if rule is not None:
         match = as_match([(body, solution)], operands, solution.results)
         yield match if equation.name not in RULED else replace(match, ruled=None if equation.motionless else rule)
 
 
-def _with_constants(
-    equation: Equation, body: Body, solution: Solution, operands: tuple[State, ...], names: Mapping[int, Any]
+def _with_constant_results(
+    equation: Equation, body: Body, solution: Solution, operands: tuple[State, ...], atoms: Mapping[int, Any]
 ) -> Solution:
-    """A call's results that depend on no operand can be in any state: here in that which a `custom_jvp`'s rule has them in, beside
-    tangents that are divided."""
-    free = constant_results(body) - {v for v in names.values() if isinstance(v, int)}
-    if not free or equation.motionless or equation.name != "custom_jvp_call" or reversed_only(equation):
+    """Return a call's solution with its constant results in the states that the rule of a `custom_jvp` produces.
+
+    A result that depends on no operand can be in any state; the rule may need it partitioned, beside tangents that are.
+    """
+    free = constant_results(body) - {v for v in atoms.values() if isinstance(v, int)}
+    if not free or equation.motionless or equation.name != "custom_jvp_call" or is_reverse_only(equation):
         return solution
     rule = jvp_body(equation)
-    around = operands + tuple(s for s, float_ in zip(operands, rule.floating, strict=True) if float_)
-    ends = zip(rule.body.outputs, body.outputs, solution.results, strict=False)
-    fixed = {a: s for a, v, s in ends if v not in free and isinstance(a, int) and a not in rule.body.inputs}
-    found = _quiet_solve(rule.body, dict(zip(rule.body.inputs, around, strict=True)) | fixed)
-    if found is None:
+    inputs = operands + tuple(s for s, float_ in zip(operands, rule.floating, strict=True) if float_)
+    boundary = zip(rule.body.outputs, body.outputs, solution.results, strict=False)
+    fixed = {a: s for a, v, s in boundary if v not in free and isinstance(a, int) and a not in rule.body.inputs}
+    ruled = _solve_nested(rule.body, dict(zip(rule.body.inputs, inputs, strict=True)) | fixed)
+    if ruled is None:
         return solution
-    ends = zip(body.outputs, found.results, strict=False)
-    made = {v: s for v, s in ends if isinstance(v, int) and v in free and s.kind == "P"}
-    inner = dict(zip(body.inputs, operands, strict=True)) | made
-    return (_quiet_solve(body, inner) if made else None) or solution
+    results = zip(body.outputs, ruled.results, strict=False)
+    partitioned = {v: s for v, s in results if isinstance(v, int) and v in free and s.kind == "P"}
+    known = dict(zip(body.inputs, operands, strict=True)) | partitioned
+    return (_solve_nested(body, known) if partitioned else None) or solution
 
 
-def _with_unread(equation: Equation, body: Body, solution: Solution, known: Mapping[int, State]) -> tuple[State, ...]:
-    """The states of a call's operands, of which its program may leave some to its rule: the matrix beside its factors, say."""
+def _with_unread_operands(equation: Equation, body: Body, solution: Solution, known: Mapping[int, State]) -> tuple[State, ...]:
+    """Return the states of a call's operands, those that only its derivative rule reads in the states that the rule needs.
+
+    The rule of a factorization, for example, may take the matrix beside its factors.
+    """
     unread = [k for k, v in enumerate(body.inputs) if k not in known and v not in body.touching and v not in body.outputs]
-    if not unread or not reversed_only(equation):
+    if not unread or not is_reverse_only(equation):
         return solution.operands
     try:
         rule = vjp_bodies(equation)
     except Unreadable:
         return solution.operands
     first, back, n = rule.forward, rule.backward, len(solution.results)
-    forward = _quiet_solve(first, {v: solution.operands[k] for k, v in enumerate(first.inputs) if k not in unread})
-    if forward is None or not _same(first, forward, solution.results):
+    forward = _solve_nested(first, {v: solution.operands[k] for k, v in enumerate(first.inputs) if k not in unread})
+    if forward is None or not _has_results(first, forward, solution.results):
         return solution.operands
     operands = list(forward.operands)
-    around = (*forward.results[n:], *map(dual, solution.results))
-    backward = _quiet_solve(back, dict(zip(back.inputs, around, strict=True)))
-    made = iter(backward.results if backward is not None else ())
-    kept = {a for a, v in zip(first.outputs[n:], back.inputs, strict=False) if v in back.touching}
-    for k, cotangent in zip((k for k, f in enumerate(rule.floating) if f), made, strict=False):
+    inputs = (*forward.results[n:], *map(dual, solution.results))
+    backward = _solve_nested(back, dict(zip(back.inputs, inputs, strict=True)))
+    cotangents = iter(backward.results if backward is not None else ())
+    residuals = {a for a, v in zip(first.outputs[n:], back.inputs, strict=False) if v in back.touching}
+    for k, cotangent in zip((k for k, f in enumerate(rule.floating) if f), cotangents, strict=False):
         v = first.inputs[k]
-        if k in unread and cotangent.kind == "P" and v not in first.touching and v not in kept:
-            operands[k] = cotangent  # no rule reads it, so it lies as its gradient does
+        if k in unread and cotangent.kind == "P" and v not in first.touching and v not in residuals:
+            operands[k] = cotangent  # no rule reads it, so it has its gradient's state
     return tuple(operands)
 
 
-def reversed_only(equation: Equation) -> bool:
-    """Whether a call is differentiated in reverse alone: by its rule, or because the rule of a `custom_jvp` returns constants as
-    derivatives of whole numbers, of which JAX has none that differ between devices."""
+def is_reverse_only(equation: Equation) -> bool:
+    """Return whether a call can be differentiated in reverse mode only.
+
+    A custom_vjp has no other rule. A `custom_jvp` may have one that cannot be traced or transposed, or that returns constants as
+    tangents of integers, which in JAX cannot vary between devices.
+    """
     if equation.motionless or equation.name not in RULED:
         return False
-    if equation.name != "custom_jvp_call" or not readable(equation):
+    if equation.name != "custom_jvp_call" or not is_readable(equation):
         return True
     return any(not isinstance(a, int) and a.tensor.dtype == float0 for a in jvp_body(equation).body.outputs)
 
 
-def derivative(equation: Equation, operands: tuple[State, ...], results: tuple[State, ...]) -> Differentiated | None:
-    """What devices agree on in a custom derivative rule; None if that, run on pieces, does not give the pieces of the derivative.
+def derivative_agreements(equation: Equation, operands: tuple[State, ...], results: tuple[State, ...]) -> Differentiated | None:
+    """Return the agreements of a call's derivative rule; None if the rule, run on pieces, does not return pieces of the derivative.
 
-    A tangent is in its primal's state; a cotangent is in the dual one (partial for replicated, replicated for partial).
+    A tangent has the state of its primal, a cotangent the dual one (partial for replicated, replicated for partial).
     """
     if equation.motionless:
         return Differentiated()
     try:
-        if reversed_only(equation):
-            both, rule = vjp_solutions(equation, operands, results), vjp_bodies(equation)
-            return both and Differentiated(
-                *(tuple(agreements(*part)) for part in zip((rule.forward, rule.backward), both, strict=True))
+        if is_reverse_only(equation):
+            solutions, rule = vjp_solutions(equation, operands, results), vjp_bodies(equation)
+            return solutions and Differentiated(
+                *(tuple(agreements(*solved)) for solved in zip((rule.forward, rule.backward), solutions, strict=True))
             )
         if equation.name == "custom_jvp_call":
             rule = jvp_body(equation)
             tangents = tuple(s for s, float_ in zip(operands, rule.floating, strict=True) if float_)
             known = dict(zip(rule.body.inputs, operands + tangents, strict=True))
-            found = _quiet_solve(rule.body, known | _results(rule.body, results + results))
-            if found is None or not _same(rule.body, found, results + results):
+            solution = _solve_nested(rule.body, known | _result_states(rule.body, results + results))
+            if solution is None or not _has_results(rule.body, solution, results + results):
                 return None
-            return Differentiated(tuple(agreements(rule.body, found)))
+            return Differentiated(tuple(agreements(rule.body, solution)))
     except Unreadable:
         return None
     return Differentiated()
 
 
-def _same(body: Body, solution: Solution, wanted: Sequence[State]) -> bool:
-    """Whether a program's first results come out so; constants, such as the derivatives of whole numbers, are whole."""
-    ends = zip(body.outputs, solution.results, wanted, strict=False)
-    return all(s == w if isinstance(a, int) else w == REPLICATED for a, s, w in ends)
+def _has_results(body: Body, solution: Solution, expected: Sequence[State]) -> bool:
+    """Return whether a program's first results are in the expected states; literals, such as tangents of integers, are whole."""
+    results = zip(body.outputs, solution.results, expected, strict=False)
+    return all(s == e if isinstance(a, int) else e == REPLICATED for a, s, e in results)
 
 
-def _results(body: Body, states: Sequence[State]) -> dict[int, State]:
-    """The results of a body and the states that they are to have: a constant among them is made in any."""
+def _result_states(body: Body, states: Sequence[State]) -> dict[int, State]:
+    """Return states for the results of a body by variable, but for its inputs: a constant can be produced in any state."""
     return {a: s for a, s in zip(body.outputs, states, strict=True) if isinstance(a, int) and a not in body.inputs}
 
 
 def vjp_solutions(equation: Equation, operands: tuple[State, ...], results: tuple[State, ...]) -> tuple[Solution, Solution] | None:
-    """How a custom_vjp's forward and backward rule run along one axis."""
+    """Return the solutions of a custom_vjp's forward and backward programs along one axis; None if either has none."""
     rule = vjp_bodies(equation)
-    forward = _quiet_solve(rule.forward, dict(zip(rule.forward.inputs, operands, strict=True)))
-    if forward is None or not _same(rule.forward, forward, results):
+    forward = _solve_nested(rule.forward, dict(zip(rule.forward.inputs, operands, strict=True)))
+    if forward is None or not _has_results(rule.forward, forward, results):
         return None
     cotangents = tuple(dual(s) for s in results)
     known = dict(zip(rule.backward.inputs, (*forward.results[len(results) :], *cotangents), strict=True))
-    wanted = [dual(s) for s, float_ in zip(operands, rule.floating, strict=True) if float_]
-    known |= {a: s for a, s in zip(rule.backward.outputs, wanted, strict=True) if isinstance(a, int)}
-    backward = _quiet_solve(rule.backward, known)
+    expected = [dual(s) for s, float_ in zip(operands, rule.floating, strict=True) if float_]
+    known |= {a: s for a, s in zip(rule.backward.outputs, expected, strict=True) if isinstance(a, int)}
+    backward = _solve_nested(rule.backward, known)
     if backward is None or any(
-        s != w for s, w, a in zip(backward.results, wanted, rule.backward.outputs, strict=True) if isinstance(a, int)
+        s != e for s, e, a in zip(backward.results, expected, rule.backward.outputs, strict=True) if isinstance(a, int)
     ):
         return None
     return forward, backward
 
 
 def dual(state: State) -> State:
-    """The state of a cotangent."""
+    """Return the state of the cotangent of a value in a state."""
     return {"R": PARTIAL, "S": REPLICATED}.get(state.kind, state)
 
 
-def _quiet_solve(body: Body, known: Mapping[int, State]) -> Solution | None:
-    """A solution without halos, and without Reduces but of single numbers that have no gradient, such as what a predicate says: all
-    devices are at the same place of the program, so they can agree on these. Who uses a reduced value outside takes it as whole."""
+def _solve_nested(body: Body, known: Mapping[int, State]) -> Solution | None:
+    """Return a solution of a nested program, or None if it would need a halo or a Reduce.
+
+    Scalars without a gradient, such as predicates, may be reduced: all devices reach the same point of the program together, so
+    that they can agree on them. Outside the program such a value is whole.
+    """
     try:
         solution = solve(body, known)
     except Unmatched:
         return None
-    if any(m.halo for m in solution.matches) or not all(agreeable(body, v) for v in solution.reduced):
+    if any(m.halo for m in solution.matches) or not all(is_agreeable(body, v) for v in solution.reduced):
         return None
     if not solution.reduced:
         return solution
@@ -270,97 +293,105 @@ def _quiet_solve(body: Body, known: Mapping[int, State]) -> Solution | None:
     return replace(solution, results=tuple(results))
 
 
-def _cond(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
-    """All branches must agree; the index is the same on every device."""
+def _cond_matches(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
+    """Yield the match, if there is one, on which all branches agree. The index is the same on every device."""
     n = len(equation.operands)
     if known.get(0, REPLICATED) != REPLICATED:
         return
     operands: dict[int, State] = {p: s for p, s in known.items() if 0 < p < n}
     results: dict[int, State] = {p - n: s for p, s in known.items() if p >= n}
     solved: dict[int, tuple[Body, Solution]] = {}
-    for last in (False, True):  # the second round sees what the last branch of the first has fixed
+    for last in (False, True):  # the second round sees the states that the last branch fixed in the first
         for b, branch in enumerate(branches(equation)):
             states = {branch.inputs[p - 1]: s for p, s in operands.items()}
             states |= {v: results[k] for k, v in enumerate(branch.outputs) if k in results and isinstance(v, int)}
-            solution = _quiet_solve(branch, states)
+            solution = _solve_nested(branch, states)
             if solution is None:
                 return
             solved[b] = branch, solution
-            # what a branch hands on, or leaves, or makes of constants, may be in any state, which other branches may fix
+            # values that a branch forwards, ignores or computes from constants may be in any state, which other branches may fix
             free = {v for v in branch.inputs if v not in branch.touching and v not in states} | constant_results(branch)
             free = set() if last else free
             operands |= {p: s for p, (v, s) in enumerate(zip(branch.inputs, solution.operands, strict=True), 1) if v not in free}
-            ends = enumerate(zip(branch.outputs, solution.results, strict=True))
-            results |= {k: s for k, (a, s) in ends if isinstance(a, int) and a not in free}
-    every = tuple(results.get(k, REPLICATED) for k in range(len(equation.results)))
+            outputs = enumerate(zip(branch.outputs, solution.results, strict=True))
+            results |= {k: s for k, (a, s) in outputs if isinstance(a, int) and a not in free}
+    result_states = tuple(results.get(k, REPLICATED) for k in range(len(equation.results)))
     constant = {k for b in branches(equation) for k, a in enumerate(b.outputs) if not isinstance(a, int)}
-    if all(every[k].kind == "R" for k in constant):  # a constant is whole
-        yield as_match(solved.values(), (REPLICATED, *(operands[p] for p in range(1, n))), every)
+    if all(result_states[k].kind == "R" for k in constant):  # a constant is whole
+        yield as_match(solved.values(), (REPLICATED, *(operands[p] for p in range(1, n))), result_states)
 
 
-def _linear_solve(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
-    """All programs must agree, and a solution lie as the right side does: derivatives take one for the other."""
+def _linear_solve_matches(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
+    """Yield the match, if there is one, on which all programs of a solve agree.
+
+    A solution has the state of its right side, since derivatives take one for the other.
+    """
     n, count = len(equation.operands), len(equation.results)
-    states, (closed, right) = dict(known), linear.parts(equation, range(n))
-    positions = {name: [*closed[name], *right] for name in linear.named(equation)}
+    states, (closed, right) = dict(known), linear.split_operands(equation, range(n))
+    operand_positions = {name: [*closed[name], *right] for name in linear.program_names(equation)}
     solved = None
-    for name in (*positions, *positions):  # the second round sees what the first has found
-        ends = range(n, n + (count if name == "solve" else len(right)))
-        places = (*positions[name], *ends)
-        if known and states.keys().isdisjoint(places):
+    for name in (*operand_positions, *operand_positions):  # the second round sees the states of the first
+        result_positions = range(n, n + (count if name == "solve" else len(right)))
+        positions = (*operand_positions[name], *result_positions)
+        if known and states.keys().isdisjoint(positions):
             continue
-        body = linear.part_of(equation, name)
-        around = zip((*body.inputs, *body.outputs), places, strict=False)  # transpose_solve may report, too
-        found = _quiet_solve(body, {v: states[p] for v, p in around if isinstance(v, int) and p in states})
-        if found is None:
+        body = linear.solve_program(equation, name)
+        boundary = zip((*body.inputs, *body.outputs), positions, strict=False)  # transpose_solve may have auxiliary results
+        solution = _solve_nested(body, {v: states[p] for v, p in boundary if isinstance(v, int) and p in states})
+        if solution is None:
             return
-        states |= zip(places, (*found.operands, *found.results), strict=False)
-        solved = (body, found) if name == "solve" else solved
+        states |= zip(positions, (*solution.operands, *solution.results), strict=False)
+        solved = (body, solution) if name == "solve" else solved
     if solved is None or any(states[p] != states[n + k] for k, p in enumerate(right)):
         return
-    operands, results = (tuple(states[p] for p in part) for part in (range(n), range(n, n + count)))
+    operands, results = (tuple(states[p] for p in positions) for positions in (range(n), range(n, n + count)))
     if all(s == (operands + results)[p] for p, s in known.items()):
         yield as_match([solved], operands, results)
 
 
 def nests(equation: Equation) -> bool:
-    """Whether an equation is call-like: it has one program, which `nested_body` gives."""
+    """Return whether an equation is call-like: it has a single nested program, which `nested_body` returns."""
     return called(equation.params) is not None
 
 
 @lru_cache(maxsize=4096)
 def nested_body(equation: Equation) -> Body:
-    """The program of a call-like equation. One with a rule of its own is differentiated by that, so rules inside are not kept: they
-    could not even be read where they use what is around them."""
+    """Return the program of a call-like equation.
+
+    A call with a derivative rule is differentiated by it alone, so the rules nested in its program are dropped; those that use
+    enclosing values could not even be read.
+    """
     program = called(equation.params)
     return _program(first_order(program) if equation.name in RULED and isinstance(program, core.ClosedJaxpr) else program)
 
 
 @lru_cache(maxsize=4096)
 def branches(equation: Equation) -> tuple[Body, ...]:
-    """The programs of a cond."""
+    """Return the programs of a cond."""
     return tuple(_program(b) for b in equation.params["branches"])
 
 
 def _program(inner: Any) -> Body:
+    """Return a program among an equation's parameters, a jaxpr or a rewritten body, as a body."""
     if isinstance(inner, Body):  # rewritten
         return inner
     return close(inner) if isinstance(inner, core.ClosedJaxpr) else from_jaxpr(inner)
 
 
 @lru_cache(maxsize=1024)
-def _scan_parts(equation: Equation) -> Loop:
+def _scan_loop_of(equation: Equation) -> Loop:
+    """Return the loop of a `scan` equation."""
     return Loop(nested_body(equation), *constants_and_carry(equation.params), steps=equation.params["length"])
 
 
 NESTED: dict[str, Callable[[Equation, Mapping[int, State]], Any]] = {
-    "custom_jvp_call": _call,
-    "custom_vjp_call": _call,
-    "custom_vjp_call_jaxpr": _call,
-    "remat2": _call,
-    "checkpoint": _call,
-    "cond": _cond,
-    "while": loop_of(while_parts, _quiet_solve),
-    "scan": loop_of(_scan_parts, _quiet_solve),
-    LINEAR_SOLVE: _linear_solve,
+    "custom_jvp_call": _call_matches,
+    "custom_vjp_call": _call_matches,
+    "custom_vjp_call_jaxpr": _call_matches,
+    "remat2": _call_matches,
+    "checkpoint": _call_matches,
+    "cond": _cond_matches,
+    "while": loop_matches(while_loop_of, _solve_nested),
+    "scan": loop_matches(_scan_loop_of, _solve_nested),
+    LINEAR_SOLVE: _linear_solve_matches,
 }

@@ -14,7 +14,7 @@ from unity.machine.profiles.profile import Shapes
 from unity.pcg.analysis.views import costs_nothing
 from unity.pcg.ir.gradient_flow import carrying
 from unity.pcg.ir.program import Body, Tensor
-from unity.pcg.propagation.halos import Edge, sent
+from unity.pcg.propagation.halos import HaloEdge, sent
 from unity.pcg.types.accumulation import accumulator, growth
 from unity.search.cost.profile_lookup import ROOFLINE, Piece, lookup
 from unity.search.cost.roofline import dense_work, roofline, touches
@@ -215,7 +215,7 @@ def _exchanges(site: Site, domain: Domain, machine: Machine, training: Training)
     return total
 
 
-def _sent_back(site: Site, variable: int, seconds: Array, edges: tuple[Edge, ...], domain: Domain, machine: Machine) -> Array:
+def _sent_back(site: Site, variable: int, seconds: Array, edges: tuple[HaloEdge, ...], domain: Domain, machine: Machine) -> Array:
     """Seconds of the messages backward; cotangents that are partial sums may be wider."""
     assert site.node is not None
     assert site.node.body is not None
@@ -228,7 +228,7 @@ def _sent_back(site: Site, variable: int, seconds: Array, edges: tuple[Edge, ...
     return np.where(summed, _sent(tensor, edges, domain, machine, accumulator(tensor.dtype).itemsize), seconds)
 
 
-def _sent(tensor: Tensor, edges: tuple[Edge, ...], domain: Domain, machine: Machine, itemsize: int) -> Array:
+def _sent(tensor: Tensor, edges: tuple[HaloEdge, ...], domain: Domain, machine: Machine, itemsize: int) -> Array:
     """Seconds of the messages that extend one operand, for every value; equal ones are priced once."""
     sizes, bits = np.array([a.size for a in machine.axes], int), 1 << np.arange(len(machine.axes))
     split = np.array([edges[0].variable in c.partitions for c in domain.choices])[domain.picks]

@@ -19,7 +19,7 @@ from jax import lax
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.program import Body, Equation, close
 from unity.pcg.jaxprs.scan_operands import constants_and_carry
-from unity.pcg.local.interpreter import Walk
+from unity.pcg.local.interpreter import BodyInterpreter
 from unity.pcg.operators.counter_bits import WORD, bits, counted
 from unity.pcg.propagation.scan_programs import REMATERIALIZED, programs
 from unity.pcg.propagation.solver import nested_body
@@ -62,7 +62,7 @@ def numbered(captured: Captured, number: int, size: int) -> Captured:
     return replace(after, graph=with_steps(after.graph, NUMBERED, step))
 
 
-class _Numbered(Walk):
+class _Numbered(BodyInterpreter):
     """An interpreter of a step that draws bits sample by sample."""
 
     def __init__(self, body: Body, numbers: jax.Array) -> None:

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from unity.pcg.ir.program import Body, Literal, Tensor
 from unity.pcg.local.interpreter import is_key, run_body, varied
-from unity.pcg.operators.layout import Placed
+from unity.pcg.operators.layout import PlacedTensor
 from unity.pcg.propagation.derivative_rules import as_function
 from unity.pcg.propagation.solver import dual
 from unity.pcg.types.accumulation import held
@@ -81,7 +81,9 @@ def local_function(body: Body, operands: Types, results: Types, axes: tuple[Axis
 
     def run(*pieces: Any) -> list:
         outputs = run_body(body, pieces, operands, results, axes)
-        placed = (Placed(t.shape, t.dtype, type_, axes) for t, type_ in zip(map(body.tensor, body.outputs), results, strict=True))
+        placed = (
+            PlacedTensor(t.shape, t.dtype, type_, axes) for t, type_ in zip(map(body.tensor, body.outputs), results, strict=True)
+        )
         return varied([jnp.asarray(x) for x in outputs], list(placed))
 
     return run
