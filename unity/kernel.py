@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from unity.pcg.operators.kernel_primitive import Dimensions, Function, KernelError, bind
+from unity.pcg.operators.kernel_primitive import Function, KernelDimensions, KernelError, bind
 from unity.pcg.operators.kernel_trials import differences
 from unity.pcg.types.varying_axes import varying
 
@@ -26,7 +26,7 @@ class Kernel:
     """A function with names for the dimensions of its arguments and results. Called, it does what the function does."""
 
     function: Function
-    dimensions: Dimensions
+    dimensions: KernelDimensions
     flops: Flops = 0.0
 
     @property
@@ -110,5 +110,5 @@ def kernel(dimensions: str, *, split: str = "", summed: str = "", flops: Flops =
     Raises:
         KernelError: names contradict each other.
     """
-    said = Dimensions.read(dimensions, split, summed)
+    said = KernelDimensions.read(dimensions, split, summed)
     return lambda function: Kernel(function, said, flops)

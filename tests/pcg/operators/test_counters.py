@@ -17,7 +17,7 @@ from jax.extend.random import threefry2x32_p
 from unity.machine.machine import Machine
 from unity.optimize import optimize
 from unity.pcg.ir.program import close
-from unity.pcg.operators.counter_bits import bits, counted
+from unity.pcg.operators.counter_bits import bits, is_counter_based
 from unity.pcg.propagation.choices import choices, part_of_work
 from unity.pcg.types.parallel_type import partitioned
 from unity.plan.plan import Plan
@@ -64,10 +64,10 @@ def test_numbers_are_counted_beyond_one_word(at: int) -> None:
 
 
 def test_only_generators_that_count_are_taken_to() -> None:
-    kinds = {name: counted(jax.random.key(0, impl=name).dtype) for name in ("threefry2x32", "rbg", "unsafe_rbg")}
+    kinds = {name: is_counter_based(jax.random.key(0, impl=name).dtype) for name in ("threefry2x32", "rbg", "unsafe_rbg")}
     assert kinds == {"threefry2x32": True, "rbg": False, "unsafe_rbg": False}
     with jax.threefry_partitionable(False):
-        assert not counted(jax.random.key(0).dtype)
+        assert not is_counter_based(jax.random.key(0).dtype)
 
 
 def loss(w: Any, x: Any, key: Any) -> Any:

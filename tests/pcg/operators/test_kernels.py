@@ -17,7 +17,7 @@ import unity
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.graph import Node
 from unity.pcg.ir.program import close
-from unity.pcg.operators.kernel_primitive import kept_by
+from unity.pcg.operators.kernel_primitive import kernel_residuals
 from unity.plan.plan import Plan
 from unity.search.cost.roofline import dense_work
 
@@ -307,9 +307,9 @@ def test_what_is_kept_is_what_its_derivative_keeps() -> None:
         return jnp.exp(x), jnp.sin(y)
 
     x, y, z = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((8, 4), (2,), (4, 2)))
-    found = kept_by(exponential, (x, y))
-    assert (found.operands, found.results, found.more) == ((False, False), (True, False), (2 * 4,))
-    assert kept_by(pallas_matmul, (x, z)).operands == (True, True)
+    found = kernel_residuals(exponential, (x, y))
+    assert (found.operands, found.results, found.other_nbytes) == ((False, False), (True, False), (2 * 4,))
+    assert kernel_residuals(pallas_matmul, (x, z)).operands == (True, True)
 
 
 def test_kernels_of_one_code_are_told_apart() -> None:

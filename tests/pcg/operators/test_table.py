@@ -41,7 +41,7 @@ def equations(body: Body):
     for e in body.equations:
         yield body, e
         if e.name == LINEAR_SOLVE:
-            inside = [linear.part_of(e, name) for name in linear.named(e)]
+            inside = [linear.solve_program(e, name) for name in linear.program_names(e)]
         else:
             inside = [nested_body(e)] if e.name in NESTED and e.name not in ("cond", "while") else []
         for inner in inside:

@@ -19,7 +19,7 @@ from jax import lax
 from jax.extend import core
 
 from unity.pcg.ir.program import Atom, Body, Equation
-from unity.pcg.operators.kernel_primitive import KERNEL, KernelError, kept_by
+from unity.pcg.operators.kernel_primitive import KERNEL, KernelError, kernel_residuals
 from unity.pcg.propagation.derivative_rules import Unreadable, jvp_body, vjp_bodies
 from unity.pcg.propagation.solver import spec_of
 from unity.pcg.types.factors import Reads, facts_of
@@ -207,11 +207,11 @@ class _Reading:
     def read_kernel(self, e: Equation) -> None:
         """What a kernel's own derivative keeps."""
         try:
-            found = kept_by(e.params["function"], tuple(self.body.tensor(a).struct for a in e.operands))
+            found = kernel_residuals(e.params["function"], tuple(self.body.tensor(a).struct for a in e.operands))
         except KernelError as problem:
             raise KernelError(f"{e.source}: {problem.reason}") from problem
         self.need(a for a, flag in zip((*e.operands, *e.results), (*found.operands, *found.results), strict=True) if flag)
-        self.more += [(e.results[0], nbytes) for nbytes in found.more]
+        self.more += [(e.results[0], nbytes) for nbytes in found.other_nbytes]
 
     def read_program(self, e: Equation, at: list[int]) -> None:
         """What the program of a custom derivative reads."""

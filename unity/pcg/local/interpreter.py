@@ -1,7 +1,7 @@
-"""Runs an operator's body on one device's pieces: what lowering, tests and proofs mean by an operator's local body.
+"""The interpreter of an operator's body on one device's pieces, which lowering, tests and proofs share.
 
-The body is walked, not re-bound: JAX's primitives want operands that vary over the same mesh axes, parameters that name shapes
-must name local ones, and custom derivative rules must be kept, on pieces.
+Equations are interpreted, not bound as they are, for three reasons: JAX's primitives need operands that vary over the same mesh
+axes, parameters that name shapes must name local ones, and custom derivative rules must apply to pieces.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jax import lax
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, close
 from unity.pcg.jaxprs.jaxprs import LINEAR_SOLVE
 from unity.pcg.jaxprs.scan_operands import constants_and_carry
-from unity.pcg.local import replicated_calls as whole
+from unity.pcg.local import replicated_calls
 from unity.pcg.local import varying_loops as loops
 from unity.pcg.local.collectives import contribute
 from unity.pcg.local.halo_exchange import exchanged
@@ -40,21 +40,30 @@ Types = Sequence[Type]
 
 
 def run_body(body: Body, operands: Sequence[Any], types: Types, results: Types, axes: tuple[Axis, ...]) -> list:
-    """The results of a body on local pieces. `types` and `results` are those of its operands and results."""
+    """Return the results of a body on local pieces.
+
+    Args:
+        body: the body.
+        operands: the pieces.
+        types, results: the parallel types of its operands and results.
+        axes: the mesh.
+    """
     return BodyInterpreter(body, placing(body, tuple(types), tuple(results), len(axes)), axes).run(operands)
 
 
 class BodyInterpreter:
-    """One run of a body on pieces: the environment, and where every variable lies."""
+    """One run of a body on pieces: the environment, and the placement of every variable."""
 
     def __init__(self, body: Body, placing: Placing, axes: tuple[Axis, ...]) -> None:
         self.body, self.placing, self.axes = body, placing, axes
         self.env: dict[int, Any] = {}
-        self.replicated: dict[tuple[int, tuple[str, ...]], Any] = {}  # variables made to vary along some axes
+        self.replicated: dict[tuple[int, tuple[str, ...]], Any] = {}  # variables that vary along some axes
 
     def operand(self, number: int, position: int) -> PlacedTensor:
-        """An operand of an equation, as that finds it: a variable that was reduced is whole, and zero may stand in a sum. A literal
-        is held in its own type, as it has no cotangent."""
+        """Return an operand as its equation sees it: a reduced variable is whole, and a zero may be a partial sum.
+
+        A literal is held in its own element type, since it has no cotangent.
+        """
         atom = self.body.equations[number].operands[position]
 
         def state(s: Solution | None) -> State:
@@ -66,42 +75,48 @@ class BodyInterpreter:
                 return s.seen(atom)
             return s.matches[number].operands[position] if s.matches else REPLICATED
 
-        found = self.placed(atom, tuple(map(state, self.placing)))
-        return found if isinstance(atom, int) else replace(found, axes=narrowly(self.axes))
+        placed = self.placed(atom, tuple(map(state, self.placing)))
+        return placed if isinstance(atom, int) else replace(placed, axes=narrowly(self.axes))
 
     def result(self, variable: int) -> PlacedTensor:
-        """A variable as its equation makes it."""
-        made = (UNUSED if s is None or variable in s.unused else s.states.get(variable, REPLICATED) for s in self.placing)
-        return self.placed(variable, tuple(made))
+        """Return a variable as its equation produces it."""
+        states = (UNUSED if s is None or variable in s.unused else s.states.get(variable, REPLICATED) for s in self.placing)
+        return self.placed(variable, tuple(states))
 
     def placed(self, atom: Atom, type_: Type) -> PlacedTensor:
+        """Return the tensor of an atom with a parallel type."""
         tensor = self.body.tensor(atom)
         return PlacedTensor(tensor.shape, tensor.dtype, type_, self.axes)
 
     def read(self, atom: Atom) -> Any:
+        """Return the value of an atom."""
         if isinstance(atom, int):
             return self.env[atom]
         return atom.value if is_key(atom) else jnp.asarray(atom.value, atom.tensor.dtype)
 
     def seen(self, atom: Atom, user: int) -> Any:
-        """An atom as a user finds it (`Solution.replicates`): what is the same on every device may be replicated for use there."""
+        """Return the value of an atom for a user: one that is the same on every device may be replicated for use there.
+
+        `user` is the number of an equation, or -1 - k for the body's result k (see `Solution.replicates`).
+        """
         if not isinstance(atom, int):
             return self.read(atom)
         around = zip(self.axes, self.placing, strict=True)
         names = tuple(a.name for a, s in around if s is not None and s.replicates(self.body, atom, user))
         if names and (atom, names) not in self.replicated:
             type_ = tuple(REPLICATED if a.name in names else UNUSED for a in self.axes)
-            piece = as_held(self.env[atom], self.placed(atom, type_))  # its cotangents are added up in that type
+            piece = as_held(self.env[atom], self.placed(atom, type_))  # its cotangents are summed in that type
             self.replicated[atom, names] = vary(piece, names)
         return self.replicated[atom, names] if names else self.env[atom]
 
     def contributed(self, number: int, position: int, x: Any) -> Any:
-        """An operand of an equation, zero but on the first device along the axes where it is contributed to a partial sum."""
+        """Return an operand of an equation, with zeros on all but the first device along axes where it is contributed to a sum."""
         around = zip(self.axes, self.placing, strict=True)
         names = tuple(a.name for a, s in around if s is not None and (number, position) in s.contributed)
         return contribute(x, names) if names else x
 
     def run(self, operands: Sequence[Any]) -> list:
+        """Return the results of the body."""
         for v, x in zip(self.body.inputs, operands, strict=True):
             self.env[v] = as_held(x, self.result(v))
         for number, equation in enumerate(self.body.equations):
@@ -111,39 +126,39 @@ class BodyInterpreter:
         return [self.seen(a, -1 - k) for k, a in enumerate(self.body.outputs)]
 
     def reduce(self, variable: int, x: Any) -> Any:
-        """Puts partial results together where the solver put a Reduce inside the body."""
+        """Reduce a partial result along the axes where the solver inserted a Reduce."""
         kinds: dict[str, list[str]] = {}
         for axis, solution in zip(self.axes, self.placing, strict=True):
             if solution is not None and variable in solution.reduced:
                 kinds.setdefault(solution.reduced[variable], []).append(axis.name)
-        made = self.result(variable)
-        summed = partial(made.dtype, tuple(UNUSED if s is None else s.seen(variable) for s in self.placing), self.axes)
+        dtype = self.result(variable).dtype
+        summed = partial(dtype, tuple(UNUSED if s is None else s.seen(variable) for s in self.placing), self.axes)
         for kind, names in kinds.items():
-            if kind != "sum" and narrow(made.dtype):
-                x = x.astype(made.dtype)
+            if kind != "sum" and narrow(dtype):
+                x = x.astype(dtype)
             x = REDUCERS[kind](vary(x, names), tuple(names))
-            if x.dtype != made.dtype and not summed:
-                x = rounded(x, made.dtype)
+            if x.dtype != dtype and not summed:
+                x = rounded(x, dtype)
         return x
 
     def layout(self, number: int) -> Layout:
-        """How the operands and results of an equation lie."""
+        """Return the layout of the operands and results of an equation."""
         equation = self.body.equations[number]
         operands = tuple(self.operand(number, position) for position in range(len(equation.operands)))
         return Layout(equation.primitive, equation.params, operands, tuple(map(self.result, equation.results)))
 
     def equation(self, number: int) -> list:
-        """The results of an equation."""
+        """Return the results of an equation."""
         equation, layout = self.body.equations[number], self.layout(number)
         pieces = (as_held(self.seen(a, number), p) for a, p in zip(equation.operands, layout.operands, strict=True))
         operands = aligned([self.contributed(number, position, x) for position, x in enumerate(pieces)])
         nested = NESTED.get(equation.name)
         entry = TABLE.get(equation.name)
-        program = whole.program(equation) if _unused(layout) else None
+        program = replicated_calls.program(equation) if _is_unused(layout) else None
         if program is not None:
-            return whole.call(equation, program, operands, self.alone)
-        if nested is not None and (equation.origin is None or not _unused(layout) or whole.asks(equation)):
-            return nested(equation, operands, layout, self.axes)  # of what was rewritten JAX has no program
+            return replicated_calls.call(equation, program, operands, self.run_unused)
+        if nested is not None and (equation.origin is None or not _is_unused(layout) or replicated_calls.has_calls(equation)):
+            return nested(equation, operands, layout, self.axes)  # JAX has no program of a rewritten equation
         if nested is not None:
             return as_function(equation)(*operands)
         operands = self.extended(equation, operands, layout)
@@ -154,41 +169,42 @@ class BodyInterpreter:
 
         return applied(local, operands, layout, exact) if widens(layout) else local(operands)
 
-    def alone(self, body: Body, operands: Sequence[Any]) -> list:
-        """The results of a body that every device runs for itself."""
+    def run_unused(self, body: Body, operands: Sequence[Any]) -> list:
+        """Return the results of a body that every device runs alike, without communication."""
         return BodyInterpreter(body, (None,) * len(self.axes), self.axes).run(operands)
 
     def extended(self, equation: Equation, operands: list, layout: Layout) -> list:
-        """Operands with what windows reach beyond this device's slices."""
-        spec, found = spec_of(self.body, equation), list(operands)
+        """Return the operands of an equation, extended by the halos that its windows reach."""
+        spec, result = spec_of(self.body, equation), list(operands)
         for position, dim, halo in spec.halos if spec is not None else ():
             if layout.operands[position].along(dim):
-                found[position] = self.exchange(found[position], layout.operands[position], dim, halo)
-        return found
+                result[position] = self.exchange(result[position], layout.operands[position], dim, halo)
+        return result
 
     def exchange(self, x: Any, placed: PlacedTensor, dim: int, halo: Halo) -> Any:
-        """One operand with its halo along one dimension."""
+        """Return an operand extended by its halo along one dimension."""
 
-        def whole(x: Any) -> Any:
+        def with_halo(x: Any) -> Any:
             return exchanged(x, placed, dim, halo)
 
         if placed.held == placed.dtype or halo.outside != "sum":
-            return whole(x)
+            return with_halo(x)
         there, back = (wire(placed.dtype, placed.type, placed.axes) for wire in (forward, backward))
-        return sent(whole, x, there, back, placed.dtype, placed.held, not partial(placed.dtype, placed.type, placed.axes))
+        return sent(with_halo, x, there, back, placed.dtype, placed.held, not partial(placed.dtype, placed.type, placed.axes))
 
 
 def is_key(atom: Literal) -> bool:
-    """Whether a literal is a PRNG key, which numpy cannot hold."""
+    """Return whether a literal is a PRNG key, which NumPy cannot represent."""
     return jnp.issubdtype(atom.tensor.dtype, jax.dtypes.extended)
 
 
-def _unused(layout: Layout) -> bool:
-    """Whether all devices do the same, so that a nested call can run as it stands."""
+def _is_unused(layout: Layout) -> bool:
+    """Return whether all devices do the same, so that JAX can run a nested call unchanged."""
     return all(s == UNUSED for p in layout.operands + layout.results for s in p.type)
 
 
-def _over_bits(collective: Callable[..., Any]) -> Callable[..., Any]:
+def _of_booleans(collective: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a collective that also takes booleans, which it sends as integers."""
     return lambda x, names: collective(x.astype(jnp.int8), names).astype(bool) if x.dtype == bool else collective(x, names)
 
 
@@ -196,13 +212,13 @@ REDUCERS: Mapping[str, Callable[[Any, tuple[str, ...]], Any]] = {
     "sum": lax.psum,
     "max": lambda x, names: lax.pmax(lax.stop_gradient(x), names),
     "min": lambda x, names: lax.pmin(lax.stop_gradient(x), names),
-    "or": _over_bits(lax.pmax),
-    "and": _over_bits(lax.pmin),
+    "or": _of_booleans(lax.pmax),
+    "and": _of_booleans(lax.pmin),
 }
 
 
 def as_held(x: Any, placed: PlacedTensor) -> Any:
-    """A piece in the type of numbers in which a device holds it. (The tangent of an integer is of no such type, and stays.)"""
+    """Return a piece in the element type in which a device holds it. The tangent of an integer is returned unchanged."""
     return x.astype(placed.held) if narrow(placed.dtype) and x.dtype != placed.held else x
 
 
@@ -211,34 +227,35 @@ def _types(placed: Sequence[PlacedTensor]) -> tuple[Type, ...]:
 
 
 def varied(values: Sequence[Any], placed: Sequence[PlacedTensor]) -> list:
-    """Values as they are held, made to vary along every axis that their type uses."""
+    """Return values in the element types in which devices hold them, varying along every axis that their types use."""
     return [
         vary(as_held(x, p), [a.name for a, s in zip(p.axes, p.type, strict=True) if s != UNUSED])
         for x, p in zip(values, placed, strict=True)
     ]
 
 
-def _value(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
-    """Of a call that is never differentiated."""
+def _undifferentiated(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    """Run a call that is never differentiated."""
     out = run_body(nested_body(equation), operands, _types(layout.operands), _types(layout.results), axes)
     return varied(out, layout.results)
 
 
 def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    """Run a custom_jvp call on pieces, with its rule on pieces as the derivative."""
     if equation.motionless:
-        return _value(equation, operands, layout, axes)
+        return _undifferentiated(equation, operands, layout, axes)
     if is_reverse_only(equation):
         return _custom_vjp(equation, operands, layout, axes)
     body, rule = nested_body(equation), jvp_body(equation)
     types, results = _types(layout.operands), _types(layout.results)
     tangent_types = tuple(t for t, f in zip(types, rule.floating, strict=True) if f)
     ruled = BodyInterpreter(rule.body, placing(rule.body, types + tangent_types, results * 2, len(axes)), axes)
-    if widens(layout) or _moves_widened(ruled, set(rule.body.inputs[len(types) :])):  # what is widened cannot be transposed
-        own = narrowly(axes)
-        ends = (tuple(replace(p, axes=own) for p in part) for part in (layout.operands, layout.results))
-        inner = Layout(layout.primitive, layout.params, *ends)
+    if widens(layout) or _has_wide_tangents(ruled, set(rule.body.inputs[len(types) :])):  # a widened operator has no transpose
+        narrow_axes = narrowly(axes)
+        placed = (tuple(replace(p, axes=narrow_axes) for p in part) for part in (layout.operands, layout.results))
+        inner = Layout(layout.primitive, layout.params, *placed)
         return applied(
-            lambda pieces: _custom_jvp(equation, pieces, inner, own),
+            lambda pieces: _custom_jvp(equation, pieces, inner, narrow_axes),
             operands,
             layout,
             value=lambda pieces: varied(run_body(body, pieces, types, results, axes), layout.results),
@@ -258,20 +275,24 @@ def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[
     return call(*operands)
 
 
-def _moves_widened(walk: BodyInterpreter, moved: set[int]) -> bool:
-    """Whether an equation that depends on some variables has narrow operands or results that are partial sums, or whose
-    cotangents are."""
-    for number, equation in enumerate(walk.body.equations):
-        if not moved.isdisjoint(a for a in equation.operands if isinstance(a, int)):
-            moved = moved.union(equation.results)
-            if widens(walk.layout(number)):
+def _has_wide_tangents(rule: BodyInterpreter, tangents: set[int]) -> bool:
+    """Return whether an equation that depends on the tangents is widened.
+
+    It has narrow operands or results that are partial sums, or whose cotangents are.
+    """
+    active = tangents
+    for number, equation in enumerate(rule.body.equations):
+        if not active.isdisjoint(a for a in equation.operands if isinstance(a, int)):
+            active = active.union(equation.results)
+            if widens(rule.layout(number)):
                 return True
     return False
 
 
 def _custom_vjp(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    """Run a custom_vjp call on pieces, with its forward and backward rules on pieces."""
     if equation.motionless:
-        return _value(equation, operands, layout, axes)
+        return _undifferentiated(equation, operands, layout, axes)
     body, rule = nested_body(equation), vjp_bodies(equation)
     types, results = _types(layout.operands), _types(layout.results)
     n = len(results)
@@ -288,20 +309,21 @@ def _custom_vjp(equation: Equation, operands: list, layout: Layout, axes: tuple[
     def call(*primals: Any) -> Any:
         return varied(run_body(body, primals, types, results, axes), layout.results)
 
-    def first(*primals: Any) -> Any:
+    def run_forward(*primals: Any) -> Any:
         out = BodyInterpreter(rule.forward, forward.placing, axes).run(primals)
         return varied(out[:n], layout.results), out[n:]
 
-    def second(residuals: Any, cotangents: Any) -> Any:
+    def run_backward(residuals: Any, cotangents: Any) -> Any:
         back = BodyInterpreter(rule.backward, tuple(s and s[1] for s in per_axis), axes)
-        given, real = iter(back.run((*residuals, *cotangents))), zip(rule.floating, layout.operands, strict=True)
-        return tuple(vary(as_held(next(given), p), names) if f else None for f, p in real)
+        gradients, flagged = iter(back.run((*residuals, *cotangents))), zip(rule.floating, layout.operands, strict=True)
+        return tuple(vary(as_held(next(gradients), p), names) if f else None for f, p in flagged)
 
-    call.defvjp(first, second)
+    call.defvjp(run_forward, run_backward)
     return call(*operands)
 
 
 def _remat(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    """Run a checkpointed program on pieces, under the same policy."""
     body, types, results = nested_body(equation), _types(layout.operands), _types(layout.results)
     run = jax.checkpoint(
         lambda *x: run_body(body, x, types, results, axes),
@@ -312,41 +334,47 @@ def _remat(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis,
 
 
 def _cond(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    """Run a conditional whose branches run on pieces."""
     types, results = _types(layout.operands[1:]), _types(layout.results)
     programs = [lambda *x, b=b: varied(run_body(b, x, types, results, axes), layout.results) for b in branches(equation)]
     return list(loops.switch(operands[0], programs, *operands[1:]))
 
 
 def _while(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    """Run a `while` loop on pieces.
+
+    If its rows finish independently and a step does not communicate, each device stops when its own rows have finished.
+    """
     params = equation.params
     test, step = close(params["cond_jaxpr"]), close(params["body_jaxpr"])
     a, b = params["cond_nconsts"], params["body_nconsts"]
     types, results = _types(layout.operands), _types(layout.results)
-    looked_at = tuple(tuple(UNUSED if s == UNUSED else REPLICATED for s in types[0]) for _ in test.outputs) if types else ()
+    test_types = tuple(tuple(UNUSED if s == UNUSED else REPLICATED for s in types[0]) for _ in test.outputs) if types else ()
     rows = rows_of(equation)
-    going = placing(step, types[a:], results, len(axes))
-    apart = rows is not None and not any(s is not None and any(agreements(step, s)) for s in going)
+    solutions = placing(step, types[a:], results, len(axes))
+    independent = rows is not None and not any(s is not None and any(agreements(step, s)) for s in solutions)
 
-    def more(carry: Any) -> Any:
-        if rows is not None and apart:
-            return rows.more(carry)  # devices with other rows may go on
-        return run_body(test, (*operands[:a], *carry), (*types[:a], *types[a + b :]), looked_at, axes)[0]
+    def run_test(carry: Any) -> Any:
+        if rows is not None and independent:
+            return rows.more(carry)  # devices with other rows may continue
+        return run_body(test, (*operands[:a], *carry), (*types[:a], *types[a + b :]), test_types, axes)[0]
 
-    def again(carry: Any) -> Any:
+    def run_step(carry: Any) -> Any:
         return varied(run_body(step, (*operands[a : a + b], *carry), types[a:], results, axes), layout.results)
 
-    return list(loops.while_loop(more, again, varied(operands[a + b :], layout.results)))
+    return list(loops.while_loop(run_test, run_step, varied(operands[a + b :], layout.results)))
 
 
 def _scan(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    """Run a scan whose steps run on pieces."""
     params = equation.params
     body, (c, k) = nested_body(equation), constants_and_carry(params)
     types, results = _types(layout.operands), _types(layout.results)
-    steps_in = (*types[: c + k], *(_one_step(t) for t in types[c + k :]))
-    steps_out = (*results[:k], *(_one_step(t) for t in results[k:]))
+    step_types = (*types[: c + k], *(_slice_type(t) for t in types[c + k :]))
+    step_results = (*results[:k], *(_slice_type(t) for t in results[k:]))
 
     def step(carry: Any, xs: Any) -> Any:
-        out = run_body(body, (*operands[:c], *carry, *xs), steps_in, steps_out, axes)
+        out = run_body(body, (*operands[:c], *carry, *xs), step_types, step_results, axes)
         return varied(out[:k], layout.results[:k]), out[k:]
 
     carry = varied(operands[c : c + k], layout.results[:k])
@@ -355,6 +383,7 @@ def _scan(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, 
 
 
 def _linear_solve(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
+    """Run a linear solve whose programs run on pieces."""
     types, results = _types(layout.operands), _types(layout.results)
     closed, right = split_operands(equation, operands)
     closed_types, right_types = split_operands(equation, types)
@@ -362,24 +391,24 @@ def _linear_solve(equation: Equation, operands: list, layout: Layout, axes: tupl
 
     def local(name: str) -> Callable[..., Any]:
         body = solve_program(equation, name)
-        whole, taken = (right_types, n) if name == "matvec" else (results, len(results))
+        result_types, count = (right_types, n) if name == "matvec" else (results, len(results))
 
-        def run(*given: Any) -> Any:
-            found = run_body(body, (*closed[name], *given[-1]), (*closed_types[name], *right_types), whole, axes)
-            found = varied(found, layout.results[:taken])
-            return (found[:n], found[n:]) if taken > n else found
+        def run(*arguments: Any) -> Any:
+            out = run_body(body, (*closed[name], *arguments[-1]), (*closed_types[name], *right_types), result_types, axes)
+            out = varied(out, layout.results[:count])
+            return (out[:n], out[n:]) if count > n else out
 
         return run
 
     backward = local("transpose_solve") if "transpose_solve" in program_names(equation) else None
-    found = lax.custom_linear_solve(
+    solution = lax.custom_linear_solve(
         local("matvec"), right, local("solve"), backward, symmetric=is_symmetric(equation), has_aux=len(results) > n
     )
-    return list(found) if len(results) == n else [*found[0], *found[1]]
+    return list(solution) if len(results) == n else [*solution[0], *solution[1]]
 
 
-def _one_step(type_: Type) -> Type:
-    """The type of one step's slice of a stacked tensor."""
+def _slice_type(type_: Type) -> Type:
+    """Return the type of one step's slice of a stacked tensor."""
     return tuple(State("P", s.dim - 1, s.outer) if s.kind == "P" else s for s in type_)
 
 

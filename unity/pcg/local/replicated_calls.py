@@ -1,7 +1,7 @@
-"""Calls that every device runs whole although they have derivative rules, or primitives, that JAX cannot run inside of a mesh.
+"""Calls that every device runs replicated, with derivative rules or primitives that JAX cannot run inside a mesh.
 
-Which operands are differentiated is known only when the program is. Then their rule is read outside of the mesh (`pcg/custom.py`)
-and run here as a program like any other.
+The operands by which a call is differentiated are known only when the program is differentiated. Its rule is then read outside the
+mesh (`unity.pcg.propagation.derivative_rules`) and run here like any other program.
 """
 
 from __future__ import annotations
@@ -34,74 +34,84 @@ Run = Callable[[Body, Sequence[Any]], list]
 
 
 def program(equation: Equation) -> Body | None:
-    """What a custom call, or a primitive of another package, computes; None of others."""
-    return value_body(equation) if equation.origin is not None and _asks(equation.origin) else None
+    """Return the program of the values of a custom call or a foreign primitive; None for any other equation."""
+    return value_body(equation) if equation.origin is not None and _is_call(equation.origin) else None
 
 
-def _asks(eqn: core.JaxprEqn) -> bool:
+def _is_call(eqn: core.JaxprEqn) -> bool:
+    """Return whether an equation is a custom call or a foreign primitive."""
     return eqn.primitive.name in RULED or own_program(eqn) is not None
 
 
 @lru_cache(maxsize=4096)
-def asks(equation: Equation) -> bool:
-    """Whether there is such an equation, or a kernel, inside of one."""
-    return equation.origin is not None and any(_asks(e) or e.primitive.name == KERNEL for e in equations(equation.origin))
+def has_calls(equation: Equation) -> bool:
+    """Return whether a custom call, a foreign primitive or a kernel is nested in an equation."""
+    return equation.origin is not None and any(_is_call(e) or e.primitive.name == KERNEL for e in equations(equation.origin))
 
 
 def call(equation: Equation, value: Body, operands: Sequence[Any], run: Run) -> list:
-    """The results of such an equation, all of whose operands are whole."""
+    """Return the results of a call whose operands are all unused.
+
+    Args:
+        equation: the call.
+        value: its program (`program`).
+        operands: their values.
+        run: runs a program.
+    """
     return (_jvp if equation.name == "custom_jvp_call" and is_readable(equation) else _vjp)(equation, value, operands, run)
 
 
 def _jvp(equation: Equation, value: Body, operands: Sequence[Any], run: Run) -> list:
+    """Run a call that is differentiated by its forward-mode rule."""
+
     @jax.custom_jvp
-    def whole(*primals: Any) -> Any:
+    def replicated(*primals: Any) -> Any:
         return run(value, primals)
 
     def derivative(primals: Any, tangents: Any) -> Any:
-        moving = tuple(not isinstance(t, SymbolicZero) for t in tangents)
-        out = run(jvp_body(equation, moving).body, (*primals, *(t for t in tangents if not isinstance(t, SymbolicZero))))
+        active = tuple(not isinstance(t, SymbolicZero) for t in tangents)
+        out = run(jvp_body(equation, active).body, (*primals, *(t for t in tangents if not isinstance(t, SymbolicZero))))
         return out[: len(out) // 2], out[len(out) // 2 :]
 
-    whole.defjvp(derivative, symbolic_zeros=True)
-    return whole(*operands)
+    replicated.defjvp(derivative, symbolic_zeros=True)
+    return replicated(*operands)
 
 
 def _vjp(equation: Equation, value: Body, operands: Sequence[Any], run: Run) -> list:
-    """By reverse differentiation only.
+    """Run a call that is differentiated in reverse mode only.
 
-    What is kept must have one structure, whatever is differentiated: JAX may take it for that of another time. So, where the
-    rule allows it, all operands are differentiated, and otherwise the operands are kept, and the forward rule runs again. Only
-    arrays are kept, so which operands are differentiated is said by the lengths of arrays without elements.
+    Its residuals must have one structure, whatever is differentiated, since JAX may mistake those of one call for another's. So the
+    call is differentiated by all operands if its rule allows that. Otherwise the operands are the residuals, and the forward rule
+    runs again. Residuals are arrays, so the lengths of arrays without elements mark the operands that are differentiated.
     """
-    everything, n = _all_that_can(equation), len(equation.results)
-    differ = [varying(x) for x in operands]
+    everything, n = _all_differentiable(equation), len(equation.results)
+    axes = [varying(x) for x in operands]
 
     @jax.custom_vjp
-    def whole(*primals: Any) -> Any:
+    def replicated(*primals: Any) -> Any:
         return run(value, primals)
 
-    def forward(*given: Any) -> Any:
-        moving, primals = tuple(g.perturbed for g in given), [g.value for g in given]
-        out = run(pull(equation, everything or moving).forward, primals)
-        return out[:n], (out[n:] if everything else (primals, [jnp.zeros((int(m), 0)) for m in moving]))
+    def forward(*arguments: Any) -> Any:
+        active, primals = tuple(x.perturbed for x in arguments), [x.value for x in arguments]
+        out = run(pull(equation, everything or active).forward, primals)
+        return out[:n], (out[n:] if everything else (primals, [jnp.zeros((int(flag), 0)) for flag in active]))
 
-    def backward(kept: Any, cotangents: Any) -> Any:
-        moving = everything or tuple(bool(len(mark)) for mark in kept[1])
-        pulled = pull(equation, moving)
-        residuals = kept if everything else run(pulled.forward, kept[0])[n:]
-        given = [not isinstance(c, SymbolicZero) for c in cotangents]
-        real = [c for c in cotangents if not isinstance(c, SymbolicZero)]
-        found = iter(run(backward_body(pulled, tuple(given)), (*residuals, *real)))
-        return tuple(vary(next(found), names) if m else None for m, names in zip(moving, differ, strict=True))
+    def backward(residuals: Any, cotangents: Any) -> Any:
+        active = everything or tuple(bool(len(mark)) for mark in residuals[1])
+        pulled = pull(equation, active)
+        residuals = residuals if everything else run(pulled.forward, residuals[0])[n:]
+        nonzero = tuple(not isinstance(c, SymbolicZero) for c in cotangents)
+        nonzero_cotangents = [c for c in cotangents if not isinstance(c, SymbolicZero)]
+        gradients = iter(run(backward_body(pulled, nonzero), (*residuals, *nonzero_cotangents)))
+        return tuple(vary(next(gradients), names) if flag else None for flag, names in zip(active, axes, strict=True))
 
-    whole.defvjp(forward, backward, symbolic_zeros=True)
-    return whole(*operands)
+    replicated.defvjp(forward, backward, symbolic_zeros=True)
+    return replicated(*operands)
 
 
 @lru_cache(maxsize=4096)
-def _all_that_can(equation: Equation) -> tuple[bool, ...] | None:
-    """All operands that a rule may differentiate; None if it refuses some, without saying which."""
+def _all_differentiable(equation: Equation) -> tuple[bool, ...] | None:
+    """Return for each operand of a call whether it can be differentiated; None if the rule refuses some that JAX does not name."""
     everything = differentiable_operands(equation)
     try:
         pulled = pull(equation, everything)

@@ -1,9 +1,9 @@
-"""Loops and conditionals whose values vary over the mesh axes that JAX wants them to vary over.
+"""Loops and conditionals whose values vary over the mesh axes that JAX requires.
 
 Inside a `shard_map` JAX refuses a loop whose carry varies over more axes after a step than before it, and branches whose results
-vary over different axes. A schedule cannot always tell these axes in advance: a residual may be a constant in one model and a
-sample's in the next. So every loop and conditional that the project builds on pieces is one of these. A body is traced once; only
-where a value proves to vary over more axes than assumed is the trace abandoned and repeated with these axes.
+vary over different axes. A schedule cannot always tell these axes in advance: a residual may be a constant in one model and depend
+on a sample in the next. So every loop and conditional that unity builds on pieces is one of these. A body is traced once; only if a
+value turns out to vary over more axes than assumed, its trace is discarded and repeated with these axes.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ def scan(
     reverse: bool = False,
     unroll: int | bool = 1,
 ) -> tuple[Any, Any]:
-    """`lax.scan`, its carry made to vary over all axes over which a step's result does."""
+    """Run `lax.scan` with a carry that varies over all axes over which a step's result does."""
 
     def run(carry: Any) -> tuple[Any, Any]:
-        def one(before: Any, x: Any) -> tuple[Any, Any]:
+        def checked_step(before: Any, x: Any) -> tuple[Any, Any]:
             after, ys = step(before, x)
             return _as_before(after, before), ys
 
-        return lax.scan(one, carry, xs, length, reverse, unroll)
+        return lax.scan(checked_step, carry, xs, length, reverse, unroll)
 
     return _widened(run, carry)
 
 
 def while_loop(more: Callable[[Any], Any], step: Callable[[Any], Any], carry: Any) -> Any:
-    """`lax.while_loop`, its carry made to vary over all axes over which a step's result does."""
+    """Run `lax.while_loop` with a carry that varies over all axes over which a step's result does."""
 
     def run(carry: Any) -> Any:
         return lax.while_loop(more, lambda before: _as_before(step(before), before), carry)
@@ -54,7 +54,7 @@ def while_loop(more: Callable[[Any], Any], step: Callable[[Any], Any], carry: An
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
-    """`lax.switch`, each result made to vary over all axes over which some branch's does."""
+    """Run `lax.switch` with results that vary over all axes over which those of any branch do."""
     axes: list[frozenset[str]] = []
 
     def alike(branch: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,8 +63,8 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
             own = [varying(x) for x in leaves]
             if not axes:
                 axes.extend(own)
-            if any(mine - known for mine, known in zip(own, axes, strict=True)):
-                axes[:] = [mine | known for mine, known in zip(own, axes, strict=True)]
+            if any(names - assumed for names, assumed in zip(own, axes, strict=True)):
+                axes[:] = [names | assumed for names, assumed in zip(own, axes, strict=True)]
                 raise _Wider
             return jax.tree.unflatten(tree, map(vary, leaves, axes))
 
@@ -78,12 +78,12 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
 
 
 def cond(test: Any, then: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any) -> Any:
-    """`lax.cond`, each result made to vary over all axes over which either branch's does."""
+    """Run `lax.cond` with results that vary over all axes over which those of either branch do."""
     return switch(jax.numpy.asarray(test, jax.numpy.int32), (otherwise, then), *operands)
 
 
 def _as_before(after: Any, before: Any) -> Any:
-    """A carry after a step, varying as before it. Raises _Wider if it varies over more axes."""
+    """Return a carry after a step, varying as before the step. Raises _Wider if it varies over more axes."""
     leaves, tree = jax.tree.flatten(after)
     assumed = [varying(x) for x in jax.tree.leaves(before)]
     missing = [varying(x) - names for x, names in zip(leaves, assumed, strict=True)]
@@ -93,7 +93,7 @@ def _as_before(after: Any, before: Any) -> Any:
 
 
 def _widened(run: Callable[[Any], Any], carry: Any) -> Any:
-    """The result of a loop, its initial carry made to vary over the axes that turn out to be missing."""
+    """Run a loop, with an initial carry that also varies over the axes that turn out to be missing."""
     leaves, tree = jax.tree.flatten(carry)
     while True:
         try:

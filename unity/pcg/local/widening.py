@@ -1,9 +1,10 @@
-"""Operators and collectives on pieces of narrow numbers, some of which are partial sums or have cotangents that are.
+"""Operators and collectives on narrow pieces, some of which are partial sums or have cotangents that are.
 
-`unity.pcg.types.accumulation` says in which type a device holds a piece. Here local programs are run so that what is a partial sum
-is computed in its accumulator: products take narrow operands and give wide results, as hardware does; all else is computed wide.
-JAX gives every cotangent the type of its value, and the transpose of a narrow operator is narrow. So the derivative is that of the
-narrow program, evaluated with wide cotangents."""
+`unity.pcg.types.accumulation` defines in which type a device holds a piece. Local programs are evaluated here with partial sums in
+their accumulator type: products take narrow operands and return wide results, as hardware does, and all else is computed wide. JAX
+gives every cotangent the type of its value, and the transpose of a narrow operator is narrow. The derivative is therefore that of
+the narrow program, evaluated with wide cotangents.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ from unity.pcg.types.accumulation import WIDE, accumulator, narrow, partial
 from unity.pcg.types.varying_axes import vary, varying
 
 Arrays = Sequence[Any]
-UNDIFFERENTIABLE = (NotImplementedError, TypeError, ValueError)  # how JAX says that it has no derivative by an operand
+UNDIFFERENTIABLE = (NotImplementedError, TypeError, ValueError)  # JAX raises one if an operand has no derivative
 
 
 class Summand(IntEnum):
     """The role of a value in the partial sums that are computed from it."""
 
-    NONE = 0  # nothing is summed that depends on it
-    FACTOR = 1  # a narrow number; what is computed from it is summed
+    NONE = 0  # no summand depends on it
+    FACTOR = 1  # a narrow number from which summands are computed
     PARTIAL = 2  # a partial sum, which must not be rounded
 
 
@@ -39,36 +40,38 @@ Marked = tuple[Any, Summand]
 
 
 def widens(layout: Layout) -> bool:
-    """Whether an application has narrow operands or results that are partial sums, or whose cotangents are."""
-    return any(_is(p, "SR") for p in layout.operands + layout.results)
+    """Return whether an application has narrow operands or results that are partial sums, or whose cotangents are."""
+    return any(_is_wide(p, "SR") for p in layout.operands + layout.results)
 
 
 Local = Callable[[list], list]
 
 
 def applied(local: Local, operands: Arrays, layout: Layout, exact: bool = False, value: Local | None = None) -> list:
-    """The results of an operator on pieces, operands and results as they are held.
+    """Return the results of an operator on pieces, with operands and results in the types in which devices hold them.
 
     Args:
-        local: the operator's local program, on pieces of the tensors' own types.
-        exact: whether of the summands of each partial sum all but one are zero, so that the narrow sum is right.
-        value: a program on pieces as they are held, for the results; by default they follow from the local program.
+        local: the operator's local program, on pieces of the tensors' own element types.
+        operands: the pieces.
+        layout: their layout.
+        exact: whether all but one of the summands of each partial sum are zero, so that the narrow sum is exact.
+        value: a program on pieces as they are held that computes the results; by default they follow from the local program.
     """
 
-    moving, refused = _differentiable(local, [x.astype(p.dtype) for x, p in zip(operands, layout.operands, strict=True)])
+    active, refused = _differentiable(local, [x.astype(p.dtype) for x, p in zip(operands, layout.operands, strict=True)])
 
     @jax.custom_vjp
     def call(*pieces: Any) -> list:
         return forward(*pieces)[0]
 
     def forward(*pieces: Any) -> tuple[list, list]:
-        values = [x if _is(p, "S") else x.astype(p.dtype) for x, p in zip(pieces, layout.operands, strict=True)]
+        values = [x if _is_wide(p, "S") else x.astype(p.dtype) for x, p in zip(pieces, layout.operands, strict=True)]
         plain = [x.astype(p.dtype) for x, p in zip(values, layout.operands, strict=True)]
         if value is not None:
             return value(list(pieces)), values
-        summed = any(_is(p, "S") for p in layout.operands) or (not exact and any(_is(p, "S") for p in layout.results))
+        summed = any(_is_wide(p, "S") for p in layout.operands) or (not exact and any(_is_wide(p, "S") for p in layout.results))
         if summed:
-            marks = [Summand.PARTIAL if _is(p, "S") else Summand.FACTOR for p in layout.operands]
+            marks = [Summand.PARTIAL if _is_wide(p, "S") else Summand.FACTOR for p in layout.operands]
             out = [x for x, _ in evaluated(jax.make_jaxpr(local)(plain), list(zip(values, marks, strict=True)))]
         else:
             out = local(plain)
@@ -79,63 +82,63 @@ def applied(local: Local, operands: Arrays, layout: Layout, exact: bool = False,
         real = [(g, p) for g, p in zip(cotangents, layout.results, strict=True) if floating(p)]
 
         def pulled(plain: list, narrow_cotangents: list) -> tuple:
-            run = _by(local, plain, moving)
-            return jax.vjp(run, *(plain[k] for k in moving))[1](narrow_cotangents)
+            run = _function_of(local, plain, active)
+            return jax.vjp(run, *(plain[k] for k in active))[1](narrow_cotangents)
 
-        marked = [(x, Summand.PARTIAL if _is(p, "S") else Summand.NONE) for x, p in zip(values, layout.operands, strict=True)]
+        marked = [(x, Summand.PARTIAL if _is_wide(p, "S") else Summand.NONE) for x, p in zip(values, layout.operands, strict=True)]
         rounded = [g.astype(p.dtype) for g, p in real]
         for (g, p), own in zip(real, rounded, strict=True):
-            marked.append((g, Summand.PARTIAL) if _is(p, "R") else (own, Summand.FACTOR))
+            marked.append((g, Summand.PARTIAL) if _is_wide(p, "R") else (own, Summand.FACTOR))
         results = iter(evaluated(jax.make_jaxpr(pulled)(plain, rounded), marked))
-        return tuple(next(results)[0].astype(p.held) if k in moving else None for k, p in enumerate(layout.operands))
+        return tuple(next(results)[0].astype(p.held) if k in active else None for k, p in enumerate(layout.operands))
 
-    def handed(k: int, x: Any) -> Any:
+    def argument(k: int, x: Any) -> Any:
         if k in refused:
             return _refusing(x, refused[k])
-        return x if k in moving else lax.stop_gradient(x)  # JAX takes what has a rule for differentiable: a loop may refuse that
+        return x if k in active else lax.stop_gradient(x)  # JAX differentiates any call with a rule, which a loop may refuse
 
     call.defvjp(forward, backward)
-    return call(*(handed(k, x) for k, x in enumerate(operands)))
+    return call(*(argument(k, x) for k, x in enumerate(operands)))
 
 
-def _by(local: Local, plain: Arrays, some: Sequence[int]) -> Callable[..., list]:
-    """The floating-point results of an operator as a function of some of its operands."""
+def _function_of(local: Local, plain: Arrays, positions: Sequence[int]) -> Callable[..., list]:
+    """Return an operator's floating-point results as a function of the operands at some positions."""
 
     def run(*arguments: Any) -> list:
-        changed = dict(zip(some, arguments, strict=True))
+        changed = dict(zip(positions, arguments, strict=True))
         return [y for y in local([changed.get(k, x) for k, x in enumerate(plain)]) if floating(y)]
 
     return run
 
 
 def _differentiable(local: Local, plain: Arrays) -> tuple[list[int], dict[int, Exception]]:
-    """The operands by which an operator has a derivative that is not zero; and those by which JAX has none, with what it says."""
-    real = [k for k, x in enumerate(plain) if floating(x)]
+    """Return the operands by which an operator has a nonzero derivative, and JAX's errors for those by which it has none."""
+    floats = [k for k, x in enumerate(plain) if floating(x)]
     try:
-        return (real if _moves(local, plain, real) else []), {}
+        return (floats if _has_derivative(local, plain, floats) else []), {}
     except UNDIFFERENTIABLE:
-        moving, refused = list[int](), dict[int, Exception]()
-    for k in real:
+        active, refused = list[int](), dict[int, Exception]()
+    for k in floats:
         try:
-            moving += [k] if _moves(local, plain, [k]) else []
+            active += [k] if _has_derivative(local, plain, [k]) else []
         except UNDIFFERENTIABLE as error:
             refused[k] = error
-    return moving, refused
+    return active, refused
 
 
-def _moves(local: Local, plain: Arrays, some: Sequence[int]) -> bool:
-    """Whether any result of an operator has a derivative by some of its operands."""
-    values = [plain[k] for k in some]
-    jaxpr = jax.make_jaxpr(lambda xs, ts: jax.jvp(_by(local, plain, some), tuple(xs), tuple(ts))[1])(values, values).jaxpr
-    moving = set(jaxpr.invars[len(some) :])
+def _has_derivative(local: Local, plain: Arrays, positions: Sequence[int]) -> bool:
+    """Return whether any result of an operator depends on the tangents of the operands at some positions."""
+    values, run = [plain[k] for k in positions], _function_of(local, plain, positions)
+    jaxpr = jax.make_jaxpr(lambda xs, ts: jax.jvp(run, tuple(xs), tuple(ts))[1])(values, values).jaxpr
+    active = set(jaxpr.invars[len(positions) :])
     for eqn in jaxpr.eqns:
-        if any(a in moving for a in eqn.invars if not isinstance(a, core.Literal)):
-            moving.update(eqn.outvars)
-    return any(a in moving for a in jaxpr.outvars if not isinstance(a, core.Literal))
+        if any(a in active for a in eqn.invars if not isinstance(a, core.Literal)):
+            active.update(eqn.outvars)
+    return any(a in active for a in jaxpr.outvars if not isinstance(a, core.Literal))
 
 
 def _refusing(x: Any, error: Exception) -> Any:
-    """Wraps an operand that has no derivative: JAX raises `error` where, and only where, one is asked for."""
+    """Wrap an operand that has no derivative, so that differentiating by it, and only that, raises `error`."""
 
     @jax.custom_jvp
     def same(x: Any) -> Any:
@@ -148,38 +151,39 @@ def _refusing(x: Any, error: Exception) -> Any:
     return same(x)
 
 
-def _is(placed: PlacedTensor, kinds: str) -> bool:
-    """Whether a tensor is a wide partial sum, or its cotangent is."""
+def _is_wide(placed: PlacedTensor, kinds: str) -> bool:
+    """Return whether a tensor is a wide partial sum (`kinds` has "S"), or its cotangent is ("R")."""
     return partial(placed.dtype, placed.type, placed.axes, kinds)
 
 
 def evaluated(closed: core.ClosedJaxpr, values: Sequence[Marked]) -> list[Marked]:
-    """The results of a program of narrow numbers, in which partial sums are wide."""
-    known: dict[Any, Marked] = {v: (c, Summand.NONE) for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True)}
-    known.update(zip(closed.jaxpr.invars, values, strict=True))
+    """Return the results of a narrow program, evaluated with wide partial sums."""
+    env: dict[Any, Marked] = {v: (c, Summand.NONE) for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True)}
+    env.update(zip(closed.jaxpr.invars, values, strict=True))
 
     def read(atom: Any) -> Marked:
-        return (atom.val, Summand.NONE) if isinstance(atom, core.Literal) else known[atom]
+        return (atom.val, Summand.NONE) if isinstance(atom, core.Literal) else env[atom]
 
     for eqn in closed.jaxpr.eqns:
         operands = [read(a) for a in eqn.invars]
         mark = max((m for a, (_, m) in zip(eqn.invars, operands, strict=True) if floating(_type(a))), default=Summand.NONE)
-        known.update(zip(eqn.outvars, _results(eqn, operands, mark), strict=True))
+        env.update(zip(eqn.outvars, _results(eqn, operands, mark), strict=True))
     return [read(a) for a in closed.jaxpr.outvars]
 
 
 def _results(eqn: core.JaxprEqn, operands: Sequence[Marked], mark: Summand) -> list[Marked]:
+    """Return the results of an equation; `mark` is the greatest role of its floating-point operands."""
     if eqn.primitive.name in INLINED:
         program = called(eqn.params)
         return evaluated(program if isinstance(program, core.ClosedJaxpr) else core.ClosedJaxpr(program, ()), operands)
     values = [x for x, _ in operands]
     if mark == Summand.NONE:
         return [(x, Summand.NONE) for x in _bound(eqn, values)]
-    solved = eqn.primitive.name == LINEAR_SOLVE and mark == Summand.PARTIAL  # linear in what is summed, and its programs too
+    solved = eqn.primitive.name == LINEAR_SOLVE and mark == Summand.PARTIAL  # it and its programs are linear in the summands
     if not solved and (eqn.primitive.name in NESTING or called(eqn.params) is not None):
         results = _bound(eqn, [_rounded(x, a) for x, a in zip(values, eqn.invars, strict=True)])
     elif "mantissa_bits" in eqn.params and mark == Summand.PARTIAL:
-        results = values  # rounding, which comes after the sum
+        results = values  # a rounding, which has to come after the sum
     elif "new_dtype" in eqn.params:
         results = [values[0].astype(accumulator(eqn.params["new_dtype"]))]
     elif "preferred_element_type" in eqn.params and mark == Summand.FACTOR:
@@ -197,13 +201,13 @@ def _results(eqn: core.JaxprEqn, operands: Sequence[Marked], mark: Summand) -> l
 
 
 def _wide_result(eqn: core.JaxprEqn) -> dict[str, Any]:
-    """Returns the parameter that makes a narrow product keep its wide result."""
+    """Return the parameter that makes a narrow product return its wide result."""
     is_narrow_product = "preferred_element_type" in eqn.params and narrow(_type(eqn.outvars[0]).dtype)
     return {"preferred_element_type": WIDE} if is_narrow_product else {}
 
 
 def _type(atom: Any) -> Any:
-    """The type of a variable or a literal of a jaxpr."""
+    """Return the type of a variable or a literal of a jaxpr."""
     return atom.aval
 
 
@@ -212,7 +216,7 @@ def _rounded(x: Any, atom: Any) -> Any:
 
 
 def _bound(eqn: core.JaxprEqn, values: Arrays) -> list:
-    """The results of an equation as it stands."""
+    """Return the results of an equation, unchanged."""
     if eqn.primitive.name not in NESTING and called(eqn.params) is None:
         results = eqn.primitive.bind(*values, **eqn.params)
         return list(results) if eqn.primitive.multiple_results else [results]
@@ -223,7 +227,7 @@ def _bound(eqn: core.JaxprEqn, values: Arrays) -> list:
 
 
 def _widened(program: Any) -> Any:
-    """Widens the programs in a parameter, such as the function of a reduction. Returns any other parameter unchanged."""
+    """Widen the programs in a parameter, such as the function of a reduction. Return any other parameter unchanged."""
     if isinstance(program, tuple) and any(isinstance(p, Program) for p in program):
         return getattr(program, "_make", tuple)(map(_widened, program))
     if not isinstance(program, Program):
@@ -236,7 +240,7 @@ def _widened(program: Any) -> Any:
 
 @partial_arguments(jax.custom_vjp, nondiff_argnums=(1,))
 def rounded(x: jax.Array, dtype: Any) -> jax.Array:
-    """A wide piece rounded to a narrow type. Its cotangent, which may be a partial sum, is not."""
+    """Round a wide piece to a narrow type, but not its cotangent, which may be a partial sum."""
     return x.astype(dtype).astype(x.dtype)
 
 
@@ -244,10 +248,11 @@ rounded.defvjp(lambda x, dtype: (rounded(x, dtype), None), lambda dtype, _, g: (
 
 
 def sent(collective: Callable[[Any], Any], x: Any, there: Any, back: Any, own: Any, result: Any, whole: bool) -> Any:
-    """Runs a collective on a narrow piece, in one type forward and in another backward.
+    """Run a collective on a narrow piece, in one type forward and in another backward.
 
     Args:
-        collective: linear.
+        collective: the collective, a linear function.
+        x: the piece.
         there, back: the types in which the value and its cotangent travel.
         own: the tensor's type, to which a whole result is rounded.
         result: the type in which the result is held.
@@ -262,7 +267,7 @@ def sent(collective: Callable[[Any], Any], x: Any, there: Any, back: Any, own: A
         return (moved.astype(own) if whole else moved).astype(result)
 
     def backward(_: None, g: Any) -> tuple[Any]:
-        (cotangent,) = jax.vjp(collective, vary(jnp.zeros(shape, back), names))[1](g.astype(back))  # it may have a rule of its own
+        (cotangent,) = jax.vjp(collective, vary(jnp.zeros(shape, back), names))[1](g.astype(back))  # it may have a custom rule
         return (cotangent.astype(held),)
 
     call.defvjp(lambda x: (call(x), None), backward)

@@ -1,7 +1,7 @@
-"""`unity.kernel` as a primitive: a function of which only its author knows what it computes, with names for its dimensions.
+"""The primitive of `unity.kernel`: an opaque function whose author names the dimensions of its operands and results.
 
-It is a primitive of its own, so that a program keeps it wherever it is traced. Outside of a plan it does what the function does: it
-runs, is compiled and differentiated as that is, and `vmap` gives every operand and result that it maps one more name.
+As a primitive, it stays visible in every traced program. Outside a plan it behaves as the function does when it is run, compiled or
+differentiated, and `vmap` adds a name to every operand and result that it maps.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from unity.pcg.types.parallel_type import Shape
 KERNEL = "kernel"
 
 Function = Callable[..., Any]
-Terms = tuple[tuple[str, ...], ...]  # of every operand, or result, the names of its dimensions
+Terms = tuple[tuple[str, ...], ...]  # the names of the dimensions of every operand, or of every result
 
 
 class KernelError(UnityError, ValueError):
-    """What is said of a kernel's dimensions contradicts itself, or its arguments, or what it computes."""
+    """The declared dimensions of a kernel contradict each other, its arguments, or its values."""
 
     docs = "kernels"
 
 
 @dataclass(frozen=True)
-class Dimensions:
-    """The dimensions of a kernel by name, and those along which devices may divide it.
+class KernelDimensions:
+    """The named dimensions of a kernel, and those along which devices may divide it.
 
-    Args:
-        operands, results: the names of each one's dimensions.
-        split: names along which a slice of the operands that have it gives the same slice of the results.
-        summed: names that some results lack, which are then the sum of what slices give.
+    Attributes:
+        operands, results: the names of the dimensions of each.
+        split: names such that slices of the operands that have the name yield the same slice of every result.
+        summed: names that some results lack; these results are sums over the results of slices.
     """
 
     operands: Terms
@@ -56,23 +56,30 @@ class Dimensions:
 
     @cached_property
     def sides(self) -> Terms:
+        """The names of all operands, then of all results."""
         return self.operands + self.results
 
     @classmethod
-    def read(cls, text: str, split: str, summed: str) -> Dimensions:
-        """`"b s d, d e -> b s e"`, and names between blanks. Raises KernelError where they contradict each other."""
+    def read(cls, text: str, split: str, summed: str) -> KernelDimensions:
+        """Parse dimensions such as `"b s d, d e -> b s e"`. Raises KernelError if they contradict each other.
+
+        Args:
+            text: the names of all operands and results.
+            split, summed: names separated by blanks.
+        """
         sides = [tuple(tuple(term.split()) for term in side.split(",")) for side in text.split("->")]
         if len(sides) != 2:
             raise KernelError(f"'{text}' does not name arguments and results: 'b s d, d e -> b s e' does")
         operands, results = sides
-        found = cls(operands, results, tuple(split.split()), tuple(summed.split()))
-        twice = next((term for term in found.sides if len(set(term)) < len(term)), None)
-        if twice is not None:
-            raise KernelError(f"'{' '.join(twice)}' names two dimensions of one array alike; give each its own name")
-        found._check_divided()
-        return found
+        dimensions = cls(operands, results, tuple(split.split()), tuple(summed.split()))
+        repeating = next((term for term in dimensions.sides if len(set(term)) < len(term)), None)
+        if repeating is not None:
+            raise KernelError(f"'{' '.join(repeating)}' names two dimensions of one array alike; give each its own name")
+        dimensions._check_divided()
+        return dimensions
 
     def _check_divided(self) -> None:
+        """Raise KernelError if a name cannot be split, or summed, as declared."""
         both = set(self.split) & set(self.summed)
         if both:
             raise KernelError(f"'{min(both)}' is in split= and in summed=; what some results lack is summed, all else is split")
@@ -89,47 +96,56 @@ class Dimensions:
                 raise KernelError(f"every result has the dimension '{name}', so nothing is summed along it: name it in split=")
 
     def sizes(self, shapes: Sequence[Shape], terms: Terms, what: str = "argument") -> dict[str, int]:
-        """The size of every name. Raises KernelError where shapes do not go with names, or with each other."""
+        """Return the size of every name. Raises KernelError if shapes do not match the names, or each other.
+
+        Args:
+            shapes: one for each entry of `terms`.
+            terms: the names of the dimensions of each shape.
+            what: the noun for a shape in error messages.
+        """
         if len(shapes) != len(terms):
             raise KernelError(f"'{self}' names {len(terms)} {what}s; there are {len(shapes)}")
-        found: dict[str, tuple[int, int]] = {}
+        first_of: dict[str, tuple[int, int]] = {}
         for k, (names, shape) in enumerate(zip(terms, shapes, strict=True)):
             if len(names) != len(shape):
                 raise KernelError(
                     f"{what} {k} has shape {tuple(shape)}; '{self}' names {len(names)} dimensions: '{' '.join(names)}'"
                 )
             for name, n in zip(names, shape, strict=True):
-                first, size = found.setdefault(name, (k, n))
+                first, size = first_of.setdefault(name, (k, n))
                 if size != n:
                     raise KernelError(f"'{name}' is {size} in {what} {first} and {n} in {what} {k} ('{self}')")
-        return {name: n for name, (_, n) in found.items()}
+        return {name: n for name, (_, n) in first_of.items()}
 
     def check(self, operands: Sequence[Any], results: Sequence[Any]) -> None:
-        """Raises KernelError unless operands and results have these dimensions."""
+        """Raise KernelError unless operands and results have these dimensions."""
         if len(results) != len(self.results):
             raise KernelError(f"'{self}' names {len(self.results)} results; there are {len(results)}")
         self.sizes([x.shape for x in (*operands, *results)], self.sides, "argument or result")
 
-    def batched(self, at: Sequence[int | None]) -> Dimensions:
-        """The same with one more dimension, that some operands have at these places, and results first."""
-        taken = {name for term in self.sides for name in term}
-        new = next(name for k in count() if (name := f"batch{k}") not in taken)
+    def batched(self, at: Sequence[int | None]) -> KernelDimensions:
+        """Return the dimensions with a batch dimension added: to operands at the given positions, to results in front."""
+        used = {name for term in self.sides for name in term}
+        new = next(name for k in count() if (name := f"batch{k}") not in used)
         operands = tuple(t if k is None else (*t[:k], new, *t[k:]) for t, k in zip(self.operands, at, strict=True))
-        return Dimensions(operands, tuple((new, *t) for t in self.results), (new, *self.split), self.summed)
+        return KernelDimensions(operands, tuple((new, *t) for t in self.results), (new, *self.split), self.summed)
 
-    def transposed(self, moving: Sequence[int], results: Sequence[int]) -> Dimensions:
-        """Those of the transpose of what is linear in some operands: of the other operands and of cotangents of these results, the
-        cotangents of the moving operands. It is divided as it is itself; what some of these lack is summed over."""
-        others = tuple(t for k, t in enumerate(self.operands) if k not in moving)
+    def transposed(self, linear: Sequence[int], results: Sequence[int]) -> KernelDimensions:
+        """Return the dimensions of the transpose of a kernel that is linear in some operands.
+
+        The transpose takes the other operands and the cotangents of these results, and returns the cotangents of the linear
+        operands. It is divided along the names that the kernel is, and summed along those that some of its results lack.
+        """
+        others = tuple(t for k, t in enumerate(self.operands) if k not in linear)
         operands = others + tuple(self.results[k] for k in results)
-        found = tuple(self.operands[k] for k in moving)
-        there = [name for name in (*self.split, *self.summed) if any(name in t for t in operands)]
-        split = tuple(name for name in there if all(name in t for t in found))
-        return Dimensions(operands, found, split, tuple(name for name in there if name not in split))
+        cotangents = tuple(self.operands[k] for k in linear)
+        divided = [name for name in (*self.split, *self.summed) if any(name in t for t in operands)]
+        split = tuple(name for name in divided if all(name in t for t in cotangents))
+        return KernelDimensions(operands, cotangents, split, tuple(name for name in divided if name not in split))
 
 
 def listed(function: Function) -> Function:
-    """The function with a list of its results."""
+    """Return the function with its results as a list."""
 
     def call(*operands: Any) -> list:
         out = function(*operands)
@@ -142,8 +158,16 @@ _primitive = core.Primitive(KERNEL)
 _primitive.multiple_results = True
 
 
-def bind(function: Function, title: str, dimensions: Dimensions, flops: float, operands: Sequence[Any]) -> list[jax.Array]:
-    """A call of a kernel, which takes so many FLOPs. `title`: what people call it."""
+def bind(function: Function, title: str, dimensions: KernelDimensions, flops: float, operands: Sequence[Any]) -> list[jax.Array]:
+    """Call a kernel as a primitive.
+
+    Args:
+        function: the kernel.
+        title: its name for people.
+        dimensions: its dimensions.
+        flops: the FLOPs of this call.
+        operands: its arguments.
+    """
     return _primitive.bind(*operands, function=function, title=title, dimensions=dimensions, flops=flops)
 
 
@@ -156,72 +180,79 @@ def _types(*operands: Any, function: Function, **_: Any) -> list[ShapedArray]:
 
 
 def results_of(function: Function, operands: Sequence[jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:
-    """The types of a function's results."""
+    """Return the types of a function's results."""
     return jax.eval_shape(listed(function), *operands)
 
 
-def _of_some(function: Function, operands: Sequence[Any], at: Sequence[int]) -> Callable[..., list]:
-    """The function of some of its operands, the others as they are."""
+def _function_of(function: Function, operands: Sequence[Any], positions: Sequence[int]) -> Callable[..., list]:
+    """Return the function of the operands at some positions, with the other operands fixed."""
 
-    def run(*some: Any) -> list:
-        given = dict(enumerate(operands)) | dict(zip(at, some, strict=True))
-        return listed(function)(*given.values())
+    def run(*changed: Any) -> list:
+        arguments = dict(enumerate(operands)) | dict(zip(positions, changed, strict=True))
+        return listed(function)(*arguments.values())
 
     return run
 
 
 def _derivative(primals: Sequence[Any], tangents: Sequence[Any], *, function: Function, **_: Any) -> tuple[list, list]:
-    """The kernel is its function from here on: what that is differentiated by, it knows itself."""
-    moving = [k for k, t in enumerate(tangents) if not isinstance(t, ad.Zero)]
-    run = _of_some(function, primals, moving)
-    out, changes = jax.jvp(run, [primals[k] for k in moving], [tangents[k] for k in moving])
-    return out, [ad.Zero(ShapedArray(t.shape, float0)) if t.dtype == float0 else t for t in changes]
+    """Differentiate the function itself, by its own rules: the kernel is its function from here on."""
+    active = [k for k, t in enumerate(tangents) if not isinstance(t, ad.Zero)]
+    run = _function_of(function, primals, active)
+    out, out_tangents = jax.jvp(run, [primals[k] for k in active], [tangents[k] for k in active])
+    return out, [ad.Zero(ShapedArray(t.shape, float0)) if t.dtype == float0 else t for t in out_tangents]
 
 
 def _batched(operands: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[list, list[int]]:
     at = tuple(None if d is None else int(d) for d in dims)
     size = next(x.shape[k] for x, k in zip(operands, at, strict=True) if k is not None)
-    more = {"function": _mapped(params["function"], at), "dimensions": params["dimensions"].batched(at)}
-    out = _primitive.bind(*operands, **{**params, **more, "flops": size * params["flops"]})
+    changed = {"function": _mapped(params["function"], at), "dimensions": params["dimensions"].batched(at)}
+    out = _primitive.bind(*operands, **{**params, **changed, "flops": size * params["flops"]})
     return out, [0] * len(out)
 
 
 @lru_cache(maxsize=1024)
 def _mapped(function: Function, at: tuple[int | None, ...]) -> Function:
-    """`vmap` of the function, one object for equal calls: programs are told apart by their functions."""
+    """Return `vmap` of the function, one object for equal calls, since equality of programs compares function objects."""
     return jax.vmap(function, in_axes=at)
 
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, **params: Any) -> list[Any]:
-    """That of a kernel which a derivative rule calls with tangents, in which it is linear then. It is a kernel too."""
-    moving = tuple(k for k, x in enumerate(operands) if ad.is_undefined_primal(x))
-    given = tuple(k for k, c in enumerate(cotangents) if not isinstance(c, ad.Zero))
-    types = tuple(jax.ShapeDtypeStruct(operands[k].aval.shape, operands[k].aval.dtype) for k in moving)
-    dimensions = params["dimensions"].transposed(moving, given)
-    more = {"function": _transposed(params["function"], dimensions, moving, types, given), "dimensions": dimensions}
-    others = [x for k, x in enumerate(operands) if k not in moving]
-    found = iter(_primitive.bind(*others, *(cotangents[k] for k in given), **{**params, **more}))
-    return [next(found) if k in moving else None for k in range(len(operands))]
+    """Transpose a kernel that a derivative rule calls with tangents, in which it is linear. The transpose is a kernel too."""
+    linear = tuple(k for k, x in enumerate(operands) if ad.is_undefined_primal(x))
+    nonzero = tuple(k for k, c in enumerate(cotangents) if not isinstance(c, ad.Zero))
+    types = tuple(jax.ShapeDtypeStruct(operands[k].aval.shape, operands[k].aval.dtype) for k in linear)
+    dimensions = params["dimensions"].transposed(linear, nonzero)
+    changed = {"function": _transposed(params["function"], dimensions, linear, types, nonzero), "dimensions": dimensions}
+    others = [x for k, x in enumerate(operands) if k not in linear]
+    results = iter(_primitive.bind(*others, *(cotangents[k] for k in nonzero), **{**params, **changed}))
+    return [next(results) if k in linear else None for k in range(len(operands))]
 
 
 @lru_cache(maxsize=1024)
-def _transposed(function: Function, *how: Any) -> Function:
-    """The transpose of a function, one object for equal ones."""
-    return partial(_pull_linear, function, *how)
+def _transposed(function: Function, *arguments: Any) -> Function:
+    """Return the transpose of a function (see `_pull_linear`), one object for equal arguments."""
+    return partial(_pull_linear, function, *arguments)
 
 
 def _pull_linear(
     function: Function,
-    dimensions: Dimensions,
-    moving: tuple[int, ...],
+    dimensions: KernelDimensions,
+    linear: tuple[int, ...],
     types: tuple[jax.ShapeDtypeStruct, ...],
-    given: tuple[int, ...],
+    nonzero: tuple[int, ...],
     *values: Any,
 ) -> list:
-    """Cotangents of the moving operands, in which a function is linear, of the other operands and cotangents of the given results.
+    """Return the cotangents of the operands in which a function is linear.
 
-    It is the derivative in reverse, wherever that is taken: functions may know no more than that (`custom_vjp`). `types`: those of
-    the moving operands where nothing is divided. What is divided has its size from the values.
+    The transpose is taken by reverse-mode differentiation, since a function with a `custom_vjp` supports nothing else.
+
+    Args:
+        function: the function.
+        dimensions: those of its transpose.
+        linear: the positions of the operands in which it is linear.
+        types: their types as a whole; on a slice, the sizes of divided dimensions follow from the values.
+        nonzero: the positions of the results that have cotangents.
+        values: the other operands, then these cotangents.
     """
     sizes = dimensions.sizes([x.shape for x in values], dimensions.operands)
     shapes = [
@@ -229,13 +260,13 @@ def _pull_linear(
         for names, whole in zip(dimensions.results, types, strict=True)
     ]
     rest = iter(values)
-    operands = [None if k in moving else next(rest) for k in range(len(values) - len(given) + len(moving))]
+    operands = [None if k in linear else next(rest) for k in range(len(values) - len(nonzero) + len(linear))]
 
-    def linear(*some: Any) -> list:
-        out = _of_some(function, operands, moving)(*some)
-        return [out[k] for k in given]
+    def run(*changed: Any) -> list:
+        out = _function_of(function, operands, linear)(*changed)
+        return [out[k] for k in nonzero]
 
-    _, pull = jax.vjp(linear, *(jnp.zeros(shape, t.dtype) for shape, t in zip(shapes, types, strict=True)))
+    _, pull = jax.vjp(run, *(jnp.zeros(shape, t.dtype) for shape, t in zip(shapes, types, strict=True)))
     return list(pull(list(rest)))
 
 
@@ -248,13 +279,13 @@ mlir.register_lowering(_primitive, mlir.lower_fun(_run, multiple_results=True))
 
 
 @dataclass(frozen=True)
-class Pulled:
-    """A kernel's derivative in reverse as programs, outside of any mesh.
+class KernelPullback:
+    """The reverse-mode derivative of a kernel as programs, outside any mesh.
 
-    Args:
-        forward: the results, and then what is kept.
-        backward: of what was kept, and of cotangents of the floating results, the cotangents of the floating operands.
-        results: how many results there are.
+    Attributes:
+        forward: operands → (results, residuals).
+        backward: (residuals, cotangents of the floating results) → cotangents of the floating operands.
+        results: the number of results.
     """
 
     forward: core.ClosedJaxpr
@@ -264,17 +295,17 @@ class Pulled:
 
 @lru_cache(maxsize=4096)
 def value_of(function: Function, operands: tuple[jax.ShapeDtypeStruct, ...]) -> core.ClosedJaxpr:
-    """What a kernel computes of operands of these types, as a program outside of any mesh."""
+    """Return a kernel's program for operands of these types, outside any mesh."""
     return outside(listed(function), operands)
 
 
 @lru_cache(maxsize=4096)
-def pulled_of(function: Function, operands: tuple[jax.ShapeDtypeStruct, ...]) -> Pulled:
-    """How a kernel is differentiated, for operands of these types. Raises KernelError if it cannot be."""
+def pulled_of(function: Function, operands: tuple[jax.ShapeDtypeStruct, ...]) -> KernelPullback:
+    """Return a kernel's derivative programs for operands of these types. Raises KernelError if it cannot be differentiated."""
     trees = []
 
-    def run(*given: Any) -> list:
-        out, pull = pulled(function, *given)
+    def run(*arguments: Any) -> list:
+        out, pull = pulled(function, *arguments)
         leaves, tree = jax.tree.flatten(pull)
         trees.append(tree)
         return [*out, *leaves]
@@ -285,42 +316,47 @@ def pulled_of(function: Function, operands: tuple[jax.ShapeDtypeStruct, ...]) ->
         name = getattr(function, "__name__", function)
         raise KernelError(f"{name} cannot be differentiated: {problem}\n    Give it a rule: jax.custom_vjp.") from problem
     results = len(value_of(function, operands).out_avals)
-    made = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in forward.out_avals]
-    cotangents = [a for a in made[:results] if floating(a)]
-    kept = made[results:]
+    types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in forward.out_avals]
+    cotangents = [a for a in types[:results] if floating(a)]
+    residuals = types[results:]
 
-    def back(*given: Any) -> list:
-        return list(trees[0].unflatten(given[: len(kept)])(list(given[len(kept) :])))
+    def back(*arguments: Any) -> list:
+        return list(trees[0].unflatten(arguments[: len(residuals)])(list(arguments[len(residuals) :])))
 
-    return Pulled(forward, outside(back, [*kept, *cotangents]), results)
+    return KernelPullback(forward, outside(back, [*residuals, *cotangents]), results)
 
 
 def pulled(function: Function, *operands: Any) -> tuple[list, Callable[[list], Sequence[Any]]]:
-    """The results, and what takes cotangents of the floating ones to those of the floating operands."""
-    real = [k for k, x in enumerate(operands) if floating(x)]
+    """Return the results, and the pullback from cotangents of the floating results to those of the floating operands."""
+    floats = [k for k, x in enumerate(operands) if floating(x)]
 
-    def run(*moving: Any) -> tuple[list, list]:
-        out = _of_some(function, operands, real)(*moving)
+    def run(*changed: Any) -> tuple[list, list]:
+        out = _function_of(function, operands, floats)(*changed)
         return [y for y in out if floating(y)], out
 
-    _, pull, out = jax.vjp(run, *(operands[k] for k in real), has_aux=True)
+    _, pull, out = jax.vjp(run, *(operands[k] for k in floats), has_aux=True)
     return out, pull
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What a kernel's derivative needs again: which operands and results, and the bytes of what else there is."""
+class KernelResiduals:
+    """The residuals of a kernel's derivative.
+
+    Attributes:
+        operands, results: for each whether it is a residual.
+        other_nbytes: the bytes of each residual that is neither.
+    """
 
     operands: tuple[bool, ...]
     results: tuple[bool, ...]
-    more: tuple[int, ...]
+    other_nbytes: tuple[int, ...]
 
 
-def kept_by(function: Function, operands: tuple[jax.ShapeDtypeStruct, ...]) -> Kept:
-    """What is kept by the function's own derivative. Raises KernelError if it has none."""
-    found = pulled_of(function, operands)
-    program = found.forward.jaxpr
-    results, left = program.outvars[: found.results], [v for v in program.outvars[found.results :] if isinstance(v, core.Var)]
-    more: dict[core.Var, Any] = {v: v.aval for v in left if v not in results and v not in program.invars}
-    nbytes = tuple(int(a.size) * a.dtype.itemsize for a in more.values())
-    return Kept(tuple(v in left for v in program.invars), tuple(v in left for v in results), nbytes)
+def kernel_residuals(function: Function, operands: tuple[jax.ShapeDtypeStruct, ...]) -> KernelResiduals:
+    """Return the residuals of a kernel's derivative. Raises KernelError if it has none."""
+    pullback = pulled_of(function, operands)
+    program, n = pullback.forward.jaxpr, pullback.results
+    results, residuals = program.outvars[:n], [v for v in program.outvars[n:] if isinstance(v, core.Var)]
+    others: dict[core.Var, Any] = {v: v.aval for v in residuals if v not in results and v not in program.invars}
+    nbytes = tuple(int(a.size) * a.dtype.itemsize for a in others.values())
+    return KernelResiduals(tuple(v in residuals for v in program.invars), tuple(v in residuals for v in results), nbytes)

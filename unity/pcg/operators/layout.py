@@ -1,4 +1,4 @@
-"""Where a device's piece lies in the whole tensor: what a local body may ask while it runs inside `shard_map`."""
+"""Positions of a device's piece in the whole tensor, for local programs that run inside `shard_map`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PlacedTensor:
 
     @property
     def held(self) -> Any:
-        """The type of numbers in which a device holds its piece."""
+        """The element type in which a device holds its piece."""
         return held(self.dtype, self.type, self.axes)
 
     @cached_property
@@ -41,21 +41,21 @@ class PlacedTensor:
     @cached_property
     def slices(self) -> tuple[tuple[str, Digit], ...]:
         """(axis name, digit) of every partitioned axis, in mesh order."""
-        found = zip(self.axes, digits(self.type, self.axes), strict=True)
-        return tuple((axis.name, digit) for axis, digit in found if digit is not None)
+        per_axis = zip(self.axes, digits(self.type, self.axes), strict=True)
+        return tuple((axis.name, digit) for axis, digit in per_axis if digit is not None)
 
     def along(self, dim: int) -> tuple[tuple[str, Digit], ...]:
-        """The slices of one dimension."""
+        """Return the slices of one dimension."""
         return tuple((a, d) for a, d in self.slices if d.dim == dim)
 
     def coordinates(self, dim: int) -> jax.Array:
-        """Global indices along `dim` of this device's piece. Shape `[local size]`, int32."""
+        """Return the global indices along `dim` of this device's piece. Shape `[local size]`, int32."""
         return self.cut(jnp.arange(self.shape[dim], dtype=jnp.int32), [(a, Digit(0, d.outer, d.size)) for a, d in self.along(dim)])
 
     def find(self, indices: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
-        """Whether this device's piece has the given indices of `dim`, and where (anything where it has not)."""
+        """Return whether this device's piece has each global index of `dim`, and its local index (arbitrary if it has not)."""
         here, n = jnp.ones(indices.shape, bool), self.shape[dim]
-        for axis, digit in sorted(self.along(dim), key=lambda found: -found[1].outer):  # the most minor digit is taken out first
+        for axis, digit in sorted(self.along(dim), key=lambda entry: -entry[1].outer):  # the most minor digit is removed first
             inside = n // (digit.outer * digit.size)
             here &= indices // inside % digit.size == lax.axis_index(axis)
             indices = indices // (digit.size * inside) * inside + indices % inside
@@ -63,11 +63,11 @@ class PlacedTensor:
         return here, indices
 
     def piece(self, whole: jax.Array) -> jax.Array:
-        """This device's piece of a value that every device has computed whole."""
+        """Return this device's piece of a value that every device has computed whole."""
         return self.cut(whole, self.slices)
 
     def cut(self, x: jax.Array, slices: Sequence[tuple[str, Digit]]) -> jax.Array:
-        """This device's part of `x` at some of the slices."""
+        """Return this device's part of `x`, cut at some of the slices."""
         done: list[Digit] = []
         for axis, digit in slices:
             x = take_digit(x, digit, lax.axis_index(axis), done)
@@ -76,7 +76,7 @@ class PlacedTensor:
 
 
 def outer_here(digit: Digit, done: Sequence[Digit]) -> int:
-    """How many indices lie before a digit in a piece that has already been cut at the digits in `done`."""
+    """Return the product of the more major sizes of a digit's dimension, in a piece that is already cut at the digits in `done`."""
     outer = digit.outer
     for other in done:
         if other.dim == digit.dim and other.outer < digit.outer:
@@ -85,7 +85,10 @@ def outer_here(digit: Digit, done: Sequence[Digit]) -> int:
 
 
 def take_digit(x: jax.Array, digit: Digit, index: Any, done: Sequence[Digit]) -> jax.Array:
-    """The slice of `x` at a digit, for a device whose index along the axis is `index`."""
+    """Return the slice of `x` at a digit, for a device with this index along the axis.
+
+    `done` are the digits at which `x` is already cut.
+    """
     outer = outer_here(digit, done)
     n, before, after = x.shape[digit.dim], x.shape[: digit.dim], x.shape[digit.dim + 1 :]
     if outer == 1:
@@ -106,6 +109,6 @@ class Layout:
     results: tuple[PlacedTensor, ...]
 
     def bind(self, *operands: jax.Array, **changes: Any) -> list:
-        """Runs the primitive on local pieces, with some parameters (those that name shapes) changed."""
+        """Run the primitive on local pieces, with some parameters (those that name shapes) changed."""
         out = self.primitive.bind(*operands, **{**self.params, **changes})
         return list(out) if self.primitive.multiple_results else [out]

@@ -1,4 +1,4 @@
-"""Functions of one tensor, element by element: which equations are, and by what name two of them are the same function."""
+"""Elementwise functions of one tensor, named so that two equations of the same function have equal names."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ SINGLE = frozenset(
         "tanh",
     ]
 )
-NAMED = {"tanh": "tanh", "logistic": "sigmoid"}  # as the rules' vocabulary calls them
+NAMED = {"tanh": "tanh", "logistic": "sigmoid"}  # names in the vocabulary of the rules
 DERIVED = "custom_jvp_call"
 
 
 def pointwise(e: Equation) -> str | None:
-    """The name of the function of one tensor that an equation applies to every element; None if it is none."""
+    """Return the name of the elementwise function of one tensor that an equation computes; None for any other equation."""
     if sum(isinstance(a, int) for a in e.operands) != 1 or len(e.results) != 1:
         return None
     literals = [a for a in e.operands if isinstance(a, Literal)]
@@ -68,12 +68,12 @@ def pointwise(e: Equation) -> str | None:
         return None
     if e.name in NAMED and e.params.get("accuracy") is None:
         return NAMED[e.name]
-    given = [str(np.asarray(a.value).item()) if isinstance(a, Literal) else "x" for a in e.operands]
-    return f"{e.signature.strip()}({', '.join(given)})"
+    arguments = [str(np.asarray(a.value).item()) if isinstance(a, Literal) else "x" for a in e.operands]
+    return f"{e.signature.strip()}({', '.join(arguments)})"
 
 
 def _is_relu(e: Equation) -> bool:
-    """Whether an equation is `jax.nn.relu`, derivative included."""
+    """Return whether an equation is `jax.nn.relu`, including its derivative."""
     if e.origin is None or len(e.operands) != 1:
         return False
     aval: Any = e.origin.invars[0].aval
@@ -82,5 +82,6 @@ def _is_relu(e: Equation) -> bool:
 
 @lru_cache(maxsize=4096)
 def _relu_signature(shape: Shape, dtype: Any) -> str:
+    """Return the signature of `jax.nn.relu` for one type."""
     (e,) = from_jaxpr(jax.make_jaxpr(jax.nn.relu)(jax.ShapeDtypeStruct(shape, dtype)).jaxpr).equations
     return e.signature

@@ -20,7 +20,7 @@ from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.program import Body, Equation, close
 from unity.pcg.jaxprs.scan_operands import constants_and_carry
 from unity.pcg.local.interpreter import BodyInterpreter
-from unity.pcg.operators.counter_bits import WORD, bits, counted
+from unity.pcg.operators.counter_bits import WORD, bits, is_counter_based
 from unity.pcg.propagation.scan_programs import REMATERIALIZED, programs
 from unity.pcg.propagation.solver import nested_body
 from unity.transforms.pipelining.named import with_steps
@@ -39,7 +39,7 @@ def by_sample(body: Body, e: Equation, size: int) -> bool:
     if e.name != "random_bits":
         return False
     key, shape = body.tensor(e.operands[0]), tuple(e.params["shape"])
-    return counted(key.dtype) and key.ndim == 0 and bool(shape) and shape[0] % size == 0 and prod(shape) // size < WORD
+    return is_counter_based(key.dtype) and key.ndim == 0 and bool(shape) and shape[0] % size == 0 and prod(shape) // size < WORD
 
 
 def numbered(captured: Captured, number: int, size: int) -> Captured:

@@ -14,7 +14,7 @@ from unity.pcg.types.factors import Factor, Facts, Slot, Spec, operator
 
 
 def bilinear(operands: Any) -> tuple[frozenset[int], ...]:
-    """The operands, each alone, in which a product is linear: not in narrow ones, which it reads rounded."""
+    """Return the operands, each as a group, in which a product is linear: not narrow ones, which it reads rounded."""
     return tuple(frozenset({i}) for i in (0, 1) if not narrow(operands[i].dtype))
 
 
@@ -22,13 +22,13 @@ def bilinear(operands: Any) -> tuple[frozenset[int], ...]:
 def dot_general(params: Any, operands: Any, results: Any) -> Spec:
     """x [batch, free, contracted], y [batch, contracted, free] → [batch, x free, y free], in any order of dimensions.
 
-    Truth values have no sum: theirs says whether there is any.
+    Products of booleans are combined by "or".
     """
     (contract_x, contract_y), (batch_x, batch_y) = params["dimension_numbers"]
     x, y = operands
     free_x = [i for i in range(x.ndim) if i not in (*contract_x, *batch_x)]
     free_y = [i for i in range(y.ndim) if i not in (*contract_y, *batch_y)]
-    b, m, truth = len(batch_x), len(batch_x) + len(free_x), results[0].dtype == bool
+    b, m, boolean = len(batch_x), len(batch_x) + len(free_x), results[0].dtype == bool
     factors = (
         *(
             Factor(f"b{k}", x.shape[i], (Slot(i), Slot(j)), (Slot(k),))
@@ -37,16 +37,16 @@ def dot_general(params: Any, operands: Any, results: Any) -> Spec:
         *(Factor(f"m{k}", x.shape[i], (Slot(i), None), (Slot(b + k),)) for k, i in enumerate(free_x)),
         *(Factor(f"n{k}", y.shape[j], (None, Slot(j)), (Slot(m + k),)) for k, j in enumerate(free_y)),
         *(
-            Factor(f"c{k}", x.shape[i], (Slot(i), Slot(j)), (None,), "or" if truth else "sum")
+            Factor(f"c{k}", x.shape[i], (Slot(i), Slot(j)), (None,), "or" if boolean else "sum")
             for k, (i, j) in enumerate(zip(contract_x, contract_y, strict=True))
         ),
     )
     flops = 2.0 * prod(results[0].shape) * prod(x.shape[i] for i in contract_x)
-    return Spec(tuple(f for f in factors if f.size > 1), () if truth else bilinear(operands), flops)
+    return Spec(tuple(f for f in factors if f.size > 1), () if boolean else bilinear(operands), flops)
 
 
 def convolve_pieces(operands: list[jax.Array], layout: Layout) -> list:
-    """The number of groups follows from the local channels. What lies around a slice, padding too, has come from neighbours."""
+    """Convolve pieces: the number of groups follows from the local channels, and halos already include the padding."""
     image, kernel = operands
     numbers, split = layout.params["dimension_numbers"], {d.dim for _, d in layout.operands[0].slices}
     groups = image.shape[numbers.lhs_spec[1]] // kernel.shape[numbers.rhs_spec[1]]
@@ -58,8 +58,8 @@ def convolve_pieces(operands: list[jax.Array], layout: Layout) -> list:
 def convolution(params: Any, operands: Any, results: Any) -> Spec:
     """Image [n, g·c, *space], kernel [g·o, c, *window] → [n, g·o, *space], in any order of dimensions.
 
-    Along spatial dimensions devices exchange what the windows reach beyond their slices, if these belong together. With batch
-    groups (they occur in backward passes only) everything is blocked.
+    Along spatial dimensions devices exchange halos, if slices of image and result correspond. With batch groups, which occur in
+    backward passes only, everything is blocked.
     """
     numbers, groups = params["dimension_numbers"], params["feature_group_count"]
     image, kernel = operands

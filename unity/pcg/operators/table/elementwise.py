@@ -1,4 +1,4 @@
-"""Operators that work element by element, and random bits: every dimension is a factor."""
+"""Elementwise operators and random bits: every dimension is a factor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unity.pcg.operators.counter_bits import bits, counted
+from unity.pcg.operators.counter_bits import bits, is_counter_based
 from unity.pcg.operators.layout import Layout
 from unity.pcg.types.accumulation import exact
 from unity.pcg.types.factors import Factor, Facts, Local, Place, Reads, Slot, Spec, operator
@@ -19,16 +19,16 @@ from unity.pcg.types.parallel_type import Shape
 FLAT = Facts(Reads.NOTHING)
 
 
-def aligned(shape: Shape, result: Shape) -> tuple[Place, ...]:
-    """For every dimension of the result, where an operand has it: nowhere if it is a scalar, or of size one there."""
+def places_of(shape: Shape, result: Shape) -> tuple[Place, ...]:
+    """Return an operand's place for every dimension of the result: None if the operand is a scalar, or of size one there."""
     if len(shape) != len(result):
         return (None,) * len(result)
     return tuple(Slot(i) if n == m else None for i, (n, m) in enumerate(zip(shape, result, strict=True)))
 
 
 def every_dimension(operands: list[Shape], result: Shape, n_results: int = 1, skip: tuple[int, ...] = ()) -> tuple[Factor, ...]:
-    """One parallel factor for each dimension of the result, shared by all operands that have it."""
-    places = [aligned(shape, result) for shape in operands]
+    """Return a parallel factor for each dimension of the result but those to skip, shared by all operands that have it."""
+    places = [places_of(shape, result) for shape in operands]
     return tuple(
         Factor(f"d{i}", n, tuple(p[i] for p in places), (Slot(i),) * n_results)
         for i, n in enumerate(result)
@@ -37,7 +37,12 @@ def every_dimension(operands: list[Shape], result: Shape, n_results: int = 1, sk
 
 
 def elementwise(linear: tuple[tuple[int, ...], ...] = (), work: float = 1.0) -> Any:
-    """The specification of an elementwise operator, jointly linear in the given groups of operands."""
+    """Return the specification of an elementwise operator.
+
+    Args:
+        linear: the groups of operands in which it is jointly linear.
+        work: the FLOPs of an element.
+    """
 
     def spec(params: Any, operands: Any, results: Any) -> Spec:
         shape = results[0].shape
@@ -48,6 +53,7 @@ def elementwise(linear: tuple[tuple[int, ...], ...] = (), work: float = 1.0) -> 
 
 
 def _each(names: str, facts: Facts) -> Mapping[str, Facts]:
+    """Return the facts of each of several primitives."""
     return dict.fromkeys(names.split(), facts)
 
 
@@ -66,21 +72,20 @@ NONLINEAR: Mapping[str, Facts] = {
 }
 for _name, _facts in NONLINEAR.items():
     operator(_name, facts=_facts)(elementwise())
-DRAW = 60.0  # of threefry: twenty rounds of an addition, a rotation and an exclusive or
+DRAW = 60.0  # FLOPs of threefry: twenty rounds of an addition, a rotation and an exclusive or
 operator("threefry2x32", facts=Facts(key=True))(elementwise(work=DRAW))
 
 
 def derived(function: Callable[[jax.Array], jax.Array], sign: float) -> Local:
-    """An error function with its derivative beside it: that of JAX 0.12 cannot be taken inside of a shard_map."""
+    """Return an error function with a custom derivative, since that of JAX 0.12 fails inside a shard_map."""
     own = jax.custom_jvp(function)
     own.defjvps(lambda t, y, x: t * (sign * 2 / sqrt(pi)) * jnp.exp(-x * x))
     return lambda operands, layout: [own(*operands)]
 
 
-# these two run otherwise
 operator("erf", local=derived(lax.erf, 1.0), facts=NONLINEAR["erf"])(elementwise())
 operator("erfc", local=derived(lax.erfc, -1.0))(elementwise())
-# JAX's objects for these remember the shapes that they were made for
+# JAX's parameters of these two contain the shapes for which they were traced
 operator("frexp", local=lambda operands, layout: list(jnp.frexp(*operands)))(elementwise())
 operator("ldexp", local=lambda operands, layout: [jnp.ldexp(*operands)])(elementwise())
 operator("neg", "real", "imag", "conj", facts=Facts(cheap=True))(elementwise(linear=((0,),)))
@@ -96,20 +101,20 @@ operator("mul", facts=Facts(cheap=True, fused_into_reductions=True))(elementwise
 
 @operator("div")
 def divide(params: Any, operands: Any, results: Any) -> Spec:
-    """Linear in the dividend, but for integers: they are rounded."""
+    """Dividend and divisor. Linear in the dividend, unless these are integers, whose quotients are rounded."""
     return elementwise(((0,),) if operands[0].floating else ())(params, operands, results)
 
 
 @operator("select_n", facts=Facts(cheap=True))
 def select(params: Any, operands: Any, results: Any) -> Spec:
-    """`select_n(which, *cases)`: linear in all cases together."""
+    """Selector and cases. Linear in all cases together."""
     factors = every_dimension([o.shape for o in operands], results[0].shape)
     return Spec(factors, (frozenset(range(1, len(operands))),), prod(results[0].shape))
 
 
 @operator("convert_element_type", facts=Facts(moves=True, fused_into_reductions=True))
 def convert(params: Any, operands: Any, results: Any) -> Spec:
-    """Linear where nothing is rounded before it is added up: a sum of roundings is not the rounding of the sum."""
+    """One operand. Linear if the conversion is exact: a sum of rounded values is not the rounded sum."""
     linear = exact(operands[0].dtype, results[0].dtype)
     factors = every_dimension([operands[0].shape], results[0].shape)
     return Spec(factors, (frozenset({0}),) if linear else (), prod(results[0].shape))
@@ -117,7 +122,7 @@ def convert(params: Any, operands: Any, results: Any) -> Spec:
 
 @operator("bitcast_convert_type")
 def bitcast(params: Any, operands: Any, results: Any) -> Spec:
-    """Factors are the dimensions that both have: a change of width adds or removes a last dimension."""
+    """One operand. The common dimensions are parallel: a change of width adds or removes a last dimension."""
     rank = min(operands[0].ndim, results[0].ndim)
     names = ((i, n) for i, n in enumerate(operands[0].shape[:rank]) if n > 1 and results[0].shape[i] == n)
     return Spec(tuple(Factor(f"d{i}", n, (Slot(i),), (Slot(i),)) for i, n in names), (), 0.0)
@@ -125,52 +130,55 @@ def bitcast(params: Any, operands: Any, results: Any) -> Spec:
 
 @operator("optimization_barrier", facts=Facts(alone=True, distinct=True))
 def barrier(params: Any, operands: Any, results: Any) -> Spec:
-    """Nothing is computed: whatever all operands share may be partitioned."""
+    """Operands that are returned unchanged. If they have one shape, its dimensions are parallel."""
     if len({o.shape for o in operands}) != 1:
         return Spec(())
     return Spec(every_dimension([o.shape for o in operands], results[0].shape, len(results)))
 
 
 def by_key(dtype: Any) -> bool:
-    """Whether each key of a batch gives what it gives alone. Under `vmap`, other generators draw for all from the first one."""
+    """Return whether each key of a batch draws as it does alone. Under `vmap`, other generators draw for all from the first."""
     return str(dtype) == "key<fry>"
 
 
 def random_pieces(operands: list[jax.Array], layout: Layout) -> list:
-    """Draws this device's part of the bits, of its keys, so that masks equal the unsharded ones.
+    """Draw this device's part of the bits of its keys, so that random masks equal the unsharded ones.
 
-    A generator that does not go by the numbers of elements (`rbg`) has to draw all that its keys give, of which the part is kept.
+    A generator that is not counter-based (`rbg`) has to draw all bits of its keys, of which each device keeps its part.
     """
     keys, result = layout.operands[0], layout.results[0]
     lead, shape = keys.ndim, result.shape[keys.ndim :]
     rest = [(a, d) for a, d in result.slices if d.dim >= lead]
-    if rest and counted(keys.dtype):
+    if rest and is_counter_based(keys.dtype):
         positions = [result.coordinates(d) for d in range(lead, result.ndim)]
         return [bits(operands[0], layout.params["bit_width"], shape, positions)]
-    return _kept(operands, layout, shape=shape)
+    return _own_part(operands, layout, shape=shape)
 
 
-def _kept(operands: list[jax.Array], layout: Layout, **changed: Any) -> list:
-    """Computes what the keys here give, and keeps this device's part of what is not divided as they are."""
-    found = layout.bind(*operands, **changed)[0]
+def _own_part(operands: list[jax.Array], layout: Layout, **changed: Any) -> list:
+    """Compute the whole results of this device's keys, and cut them where they are divided but the keys are not."""
+    result = layout.bind(*operands, **changed)[0]
     divided = {s for placed in layout.operands for s in placed.slices}
-    return [layout.results[0].cut(found, [s for s in layout.results[0].slices if s not in divided])]
+    return [layout.results[0].cut(result, [s for s in layout.results[0].slices if s not in divided])]
 
 
 @operator("random_bits", local=random_pieces, facts=FLAT)
 def random_bits(params: Any, operands: Any, results: Any) -> Spec:
-    """Devices share the work if the generator goes by the numbers of elements."""
-    return _from_keys(operands, results, counted(operands[0].dtype))
+    """Keys. Devices share the work if the generator is counter-based."""
+    return _from_keys(operands, results, is_counter_based(operands[0].dtype))
 
 
-@operator("random_split", local=_kept, facts=Facts(key=True))
+@operator("random_split", local=_own_part, facts=Facts(key=True))
 def split_keys(params: Any, operands: Any, results: Any) -> Spec:
-    """Every device splits a key as a whole."""
+    """Keys. Every device computes all parts of a key."""
     return _from_keys(operands, results, shared=False)
 
 
 def _from_keys(operands: Any, results: Any, shared: bool) -> Spec:
-    """Keys `[*k]`, result `[*k, *shape]`. `shared`: whether a device draws no more of what a key gives than its part."""
+    """Return the specification of an operator from keys `[*k]` to a result `[*k, *shape]`.
+
+    `shared` tells whether devices share the work along `shape`; otherwise each does all of it.
+    """
     keys, shape = operands[0].shape, results[0].shape
     lead = _of_keys(operands, keys)
     own = ((i, n) for i, n in enumerate(shape) if i >= len(keys) and n > 1)
@@ -179,13 +187,15 @@ def _from_keys(operands: Any, results: Any, shared: bool) -> Spec:
 
 
 def _of_keys(operands: Any, batch: Shape) -> tuple[Factor, ...]:
-    """The dimensions of a batch of keys. If what they give depends on the batch, every device has all of it, and keeps its part."""
-    apart = by_key(operands[0].dtype)
-    places = [aligned(o.shape, batch) if apart else (None,) * len(batch) for o in operands]
-    return tuple(Factor(f"k{i}", n, tuple(p[i] for p in places), (Slot(i),), shared=apart) for i, n in enumerate(batch) if n > 1)
+    """Return the factors of a batch of keys. If results depend on the whole batch, every device has all of it."""
+    independent = by_key(operands[0].dtype)
+    places = [places_of(o.shape, batch) if independent else (None,) * len(batch) for o in operands]
+    return tuple(
+        Factor(f"k{i}", n, tuple(p[i] for p in places), (Slot(i),), shared=independent) for i, n in enumerate(batch) if n > 1
+    )
 
 
-@operator("random_fold_in", local=_kept, facts=Facts(key=True))
+@operator("random_fold_in", local=_own_part, facts=Facts(key=True))
 def fold_in(params: Any, operands: Any, results: Any) -> Spec:
     """Keys, and a number for each or for all."""
     return Spec(_of_keys(operands, results[0].shape))
@@ -194,7 +204,7 @@ def fold_in(params: Any, operands: Any, results: Any) -> Spec:
 @operator("random_wrap", "random_unwrap")
 @operator("random_seed", "random_clone", facts=Facts(key=True))
 def keys(params: Any, operands: Any, results: Any) -> Spec:
-    """Keys as numbers, and numbers as keys: the leading dimensions of all operands and results are shared."""
+    """Conversions of keys from and to integers. The common leading dimensions are parallel."""
     rank = min(*(o.ndim for o in operands), results[0].ndim)
     names = ((i, n) for i, n in enumerate(results[0].shape[:rank]) if n > 1 and all(o.shape[i] == n for o in operands))
     return Spec(tuple(Factor(f"k{i}", n, (Slot(i),) * len(operands), (Slot(i),)) for i, n in names))

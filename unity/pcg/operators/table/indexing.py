@@ -1,4 +1,4 @@
-"""Gather, scatter and dynamic slices: what is indexed may be partitioned by rows, by columns, or by the indices."""
+"""Gather, scatter and dynamic slices, which may be partitioned by rows, by columns, or by indices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from unity.pcg.operators.layout import Layout
-from unity.pcg.operators.promised_reads import PROMISED, kept
+from unity.pcg.operators.promised_reads import PROMISED, drop_outside_gradients
 from unity.pcg.operators.table.reshaping import is_block, part_of
 from unity.pcg.types.factors import Factor, Facts, Place, Slot, Spec, operator
 from unity.pcg.types.parallel_type import PARTIAL
@@ -25,7 +25,7 @@ def _window_pieces(operands: list[jax.Array], layout: Layout) -> list:
 
 @operator("dynamic_slice", local=_window_pieces, facts=Facts(alone=True))
 def dynamic_slice(params: Any, operands: Any, results: Any) -> Spec:
-    """Operand and one index for each dimension. Dimensions taken whole are parallel."""
+    """Operand and one start index for each dimension. Dimensions of which the slice has all indices are parallel."""
     shape, rest = operands[0].shape, (None,) * (len(operands) - 1)
     whole = [i for i, (n, m) in enumerate(zip(shape, results[0].shape, strict=True)) if n == m and n > 1]
     factors = tuple(Factor(f"d{i}", shape[i], (Slot(i), *rest), (Slot(i),)) for i in whole)
@@ -34,20 +34,17 @@ def dynamic_slice(params: Any, operands: Any, results: Any) -> Spec:
 
 @operator("dynamic_update_slice", facts=Facts(alone=True))
 def dynamic_update_slice(params: Any, operands: Any, results: Any) -> Spec:
-    """Operand, update, indices. Dimensions replaced whole are parallel."""
+    """Operand, update and start indices. Dimensions of which the update has all indices are parallel."""
     shape, rest = operands[0].shape, (None,) * (len(operands) - 2)
     whole = [i for i, (n, m) in enumerate(zip(shape, operands[1].shape, strict=True)) if n == m and n > 1]
     return Spec(tuple(Factor(f"d{i}", shape[i], (Slot(i), Slot(i), *rest), (Slot(i),)) for i in whole), (frozenset({0, 1}),))
 
 
-Mode = lax.GatherScatterMode
-
-
 def _gather_pieces(operands: list[jax.Array], layout: Layout) -> list:
-    """Takes zeros for rows on other devices, so that the results are partial sums.
+    """Gather from a piece of the table, with zeros for rows of other devices, so that the results are partial sums.
 
-    An index outside of the table that JAX clamps belongs to the device with the nearest row. If it was promised to lie inside, JAX
-    reads the nearest row, and gives it no gradient: so does the device's own look-up, for the index lies outside of its piece, too.
+    An index outside the table that JAX clamps belongs to the device with the nearest row. If indices are promised to be inside, JAX
+    reads the nearest row and drops its gradient; so does the local gather, since such an index is outside the piece, too.
     """
     table, indices = operands
     numbers, here, mode = layout.params["dimension_numbers"], layout.operands[0], layout.params["mode"]
@@ -56,7 +53,7 @@ def _gather_pieces(operands: list[jax.Array], layout: Layout) -> list:
     rows = [d for d in _looked_up(layout.params) if here.along(d)]
     if not rows:
         return layout.bind(table, indices, slice_sizes=sizes)
-    indices = indices.astype(jnp.int32 if indices.dtype.itemsize < 4 else indices.dtype)  # it must hold the table's size
+    indices = indices.astype(jnp.int32 if indices.dtype.itemsize < 4 else indices.dtype)  # it must represent the table's size
     fills, promises = mode == Mode.FILL_OR_DROP, mode == Mode.PROMISE_IN_BOUNDS
     outside = ~jnp.zeros((), indices.dtype)  # -1, or the largest
     valid = mine = jnp.ones(indices.shape[:-1], bool)
@@ -67,23 +64,23 @@ def _gather_pieces(operands: list[jax.Array], layout: Layout) -> list:
         low, high, place = read < 0, read > last, jnp.clip(read, 0, last)
         valid &= ~(low | high)
         if dim in rows:
-            here_too, place = here.find(place, dim)
-            mine &= here_too
+            on_device, place = here.find(place, dim)
+            mine &= on_device
         if promises:
             local[column] = jnp.where(low, outside, jnp.where(high, here.local_shape[dim], place)) if dim in rows else index
         else:
             local[column] = place.astype(index.dtype) + (index - read.astype(index.dtype))
     mine = mine & valid if fills else mine
-    others = jnp.zeros_like(outside) if promises else outside  # what is not promised is filled with zeros
+    others = jnp.zeros_like(outside) if promises else outside  # without the promise, indices outside read zeros
     for column, place in local.items():
         indices = indices.at[..., column].set(jnp.where(mine, place, others))
     changed = {} if promises else {"mode": Mode.FILL_OR_DROP, "fill_value": 0}
-    alike = {"indices_are_sorted": False, "unique_indices": False}  # an index of others' rows may occur often, and anywhere
-    out = layout.bind(table, indices, slice_sizes=sizes, **alike, **changed)[0]
+    unordered = {"indices_are_sorted": False, "unique_indices": False}  # indices of other devices' rows were replaced
+    out = layout.bind(table, indices, slice_sizes=sizes, **unordered, **changed)[0]
     spread = [i for i in range(out.ndim) if i not in numbers.offset_dims]
     if promises:
         out = jnp.where(lax.broadcast_in_dim(mine, out.shape, spread), out, jnp.zeros((), out.dtype))
-    if fills:  # one device alone supplies what is out of bounds
+    if fills:  # one device alone supplies the fill value
         first = ~valid
         for axis in {axis for dim in rows for axis, _ in here.along(dim)}:
             first &= lax.axis_index(axis) == 0
@@ -92,17 +89,17 @@ def _gather_pieces(operands: list[jax.Array], layout: Layout) -> list:
 
 
 def _as_filled(index: jax.Array) -> jax.Array:
-    """An index as JAX reads it where what lies outside is filled: of 64 bits the lower half. The gradient goes by all of them."""
+    """Return an index as JAX reads it with a fill value: the lower half of 64 bits. The gradient uses all bits."""
     return index.astype(jnp.int32) if index.dtype.itemsize > 4 else index
 
 
 def _looked_up(params: Any) -> list[int]:
-    """The dimensions of which an index picks one place, whether or not the result has what is left of them."""
+    """Return the indexed dimensions from which one position is taken, whether or not the result keeps them with size one."""
     return sorted(i for i in params["dimension_numbers"].start_index_map if params["slice_sizes"][i] == 1)
 
 
 def fill_value(params: Any, dtype: Any) -> jax.Array:
-    """What a gather reads out of bounds: as given, or NaN, or the extreme integer."""
+    """Return the value that a gather reads out of bounds: its parameter, or by default NaN or an extreme integer."""
     value = params["fill_value"]
     if value is None:
         kind = np.dtype(dtype).kind if not jnp.issubdtype(dtype, jnp.inexact) else "f"
@@ -123,24 +120,27 @@ def gather(params: Any, operands: Any, results: Any) -> Spec:
     batch_out = [i for i in range(results[0].ndim) if i not in numbers.offset_dims]
     paired = dict(zip(numbers.start_indices_batching_dims, numbers.operand_batching_dims, strict=True))
     for j, out in enumerate(batch_out):
-        own: Place = Slot(paired[j]) if j in paired else None
-        factors.append(Factor(f"i{j}", indices.shape[j], (own, Slot(j)), (Slot(out),)))
+        in_table: Place = Slot(paired[j]) if j in paired else None
+        factors.append(Factor(f"i{j}", indices.shape[j], (in_table, Slot(j)), (Slot(out),)))
     factors += [
         Factor(f"r{i}", table.shape[i], (Slot(i), None), (None,), "or" if table.dtype == bool else "sum")
         for i in _looked_up(params)
         if not jnp.issubdtype(table.dtype, jax.dtypes.extended)  # keys have no sum
     ]
-    # not linear in the table: a fill value would be added once for each device
+    # a gather with a fill value is not linear in the table: every device would add the value
     fills = params["mode"] == lax.GatherScatterMode.FILL_OR_DROP and params["fill_value"] not in (None, 0)
     linear = () if fills or not table.floating else (frozenset({0}),)
     return Spec(tuple(f for f in factors if f.size > 1), linear, prod(results[0].shape))
 
 
 def scattering(adds: bool) -> Any:
-    """Operand, indices `[..., index]`, updates. Columns and batching dimensions are parallel; rows are blocked.
+    """Return the specification of a scatter: operand, indices `[..., index]` and updates.
 
-    `adds`: what is there and what comes are added up. Then parts of the updates give partial sums, if the operand is one too. (The
-    parameters do not say so: a function that is applied to what is there may add, and be not linear.)
+    Columns and batching dimensions are parallel; rows are blocked.
+
+    Args:
+        adds: whether updates are added to the operand. Then parts of the updates yield partial sums, if the operand is one, too.
+            (The parameters do not tell: a function that is applied to the operand may add without being linear.)
     """
 
     def spec(params: Any, operands: Any, results: Any) -> Spec:
@@ -170,7 +170,7 @@ operator("scatter", facts=Facts(alone=True))(scattering(adds=False))
 operator("scatter-mul", "scatter-min", "scatter-max")(scattering(adds=False))
 
 
-@operator(PROMISED, local=lambda operands, layout: [kept(*operands, **layout.params)])
+@operator(PROMISED, local=lambda operands, layout: [drop_outside_gradients(*operands, **layout.params)])
 def promised_rows(params: Any, operands: Any, results: Any) -> Spec:
     """Rows `[*ids, h]` and their indices. Linear in the rows, which only lose some of their gradient."""
     rows, ids = operands[0].shape, operands[1].shape

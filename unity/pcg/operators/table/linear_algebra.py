@@ -1,4 +1,4 @@
-"""Linear algebra on stacks of matrices, and Fourier transforms: leading dimensions are parallel, the last ones blocked."""
+"""Linear algebra on stacks of matrices, and Fourier transforms: leading dimensions are parallel, trailing ones blocked."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from unity.pcg.types.factors import Factor, Facts, Slot, Spec, operator
 
 
 def stacked(blocked: int, shape: tuple[int, ...], n_operands: int, n_results: int) -> tuple[Factor, ...]:
-    """One factor for each dimension but the last `blocked`, which all operands and results have in the same place."""
+    """Return a factor for each dimension but the last `blocked` ones, at the same place in all operands and results."""
     lead = ((i, n) for i, n in enumerate(shape[: len(shape) - blocked]) if n > 1)
     return tuple(Factor(f"b{i}", n, (Slot(i),) * n_operands, (Slot(i),) * n_results) for i, n in lead)
 
 
 @operator("cholesky", "eig", "eigh", "geqrf", "lu", "qr", "svd")
 def decomposition(params: Any, operands: Any, results: Any) -> Spec:
-    """Matrices `[..., m, n]` into their factors."""
+    """Matrices `[..., m, n]` to be factorized."""
     shape = operands[0].shape
     return Spec(stacked(2, shape, 1, len(results)), (), 2.0 * prod(shape) * min(shape[-2:]))
 
 
 @operator("lu_pivots_to_permutation")
 def permutation(params: Any, operands: Any, results: Any) -> Spec:
-    """Pivots `[..., k]` as the order of rows `[..., m]` that they leave."""
+    """Pivots `[..., k]`, converted to permutations `[..., m]` of rows."""
     return Spec(stacked(1, operands[0].shape, 1, 1), (), 1.0 * prod(results[0].shape))
 
 
 @operator("householder_product")
 def reflectors(params: Any, operands: Any, results: Any) -> Spec:
-    """Reflectors `[..., m, n]` and their scalars `[..., k]` as matrices."""
+    """Reflectors `[..., m, n]` and their scalars `[..., k]`, multiplied to matrices."""
     shape = operands[0].shape
     return Spec(stacked(2, shape, 2, 1), (), 2.0 * prod(shape) * min(shape[-2:]))
 
 
 @operator("ormqr")
 def reflected(params: Any, operands: Any, results: Any) -> Spec:
-    """Matrices times what reflectors, of which there are as many as scalars, make; linear in the matrices."""
+    """Reflectors, their scalars `[..., k]`, and matrices to be multiplied by their product. Linear in the matrices."""
     shape, lead = operands[2].shape, len(operands[2].shape) - 2
-    apart = lead + params["left"]
-    sides = Factor("sides", shape[apart], (None, None, Slot(apart)), (Slot(apart),))
+    side = lead + params["left"]
+    sides = Factor("sides", shape[side], (None, None, Slot(side)), (Slot(side),))
     return Spec((*stacked(2, shape, 3, 1), sides), (frozenset({2}),), 4.0 * prod(shape) * operands[1].shape[-1])
 
 
 @operator("tridiagonal_solve")
 def tridiagonal_solve(params: Any, operands: Any, results: Any) -> Spec:
-    """Diagonals `[..., m]` and right-hand sides `[..., m, n]`; linear in the latter."""
+    """Diagonals `[..., m]` and right-hand sides `[..., m, n]`. Linear in the latter."""
     shape = operands[3].shape
     last = len(shape) - 1
     sides = Factor("sides", shape[last], (None, None, None, Slot(last)), (Slot(last),))
@@ -58,22 +58,24 @@ def tridiagonal_solve(params: Any, operands: Any, results: Any) -> Spec:
 
 @operator("triangular_solve")
 def triangular_solve(params: Any, operands: Any, results: Any) -> Spec:
-    """Matrices and right-hand sides; linear in the latter."""
+    """Matrices and right-hand sides. Linear in the latter."""
     shape = operands[1].shape
-    sides = len(shape) - (1 if params["left_side"] else 2)
-    apart = Factor("sides", shape[sides], (None, Slot(sides)), (Slot(sides),))
+    side = len(shape) - (1 if params["left_side"] else 2)
+    sides = Factor("sides", shape[side], (None, Slot(side)), (Slot(side),))
     flops = 1.0 * prod(shape) * operands[0].shape[-1]
-    return Spec((*stacked(2, shape, 2, 1), apart), (frozenset({1}),), flops)
+    return Spec((*stacked(2, shape, 2, 1), sides), (frozenset({1}),), flops)
 
 
 def _row_major(x: jax.Array) -> jax.Array:
-    """`x`, laid out in memory with its last dimension innermost."""
+    """Return `x` with its last dimension innermost in memory."""
     return with_layout_constraint(x, Layout(tuple(range(x.ndim)))) if x.ndim > 1 else x
 
 
 def _fourier_pieces(operands: list, layout: Pieces) -> list:
-    """Keeps operand and result row-major, forward and backward: XLA's CPU runtime refuses any other layout, which XLA chooses where
-    an operand is a transposed product."""
+    """Transform pieces with row-major operands and results, forward and backward.
+
+    XLA's CPU runtime refuses any other layout, which XLA nevertheless chooses for an operand that is a transposed product.
+    """
     (x,) = operands
     (result,) = layout.bind(_row_major(x))
     return [_row_major(result)]
@@ -81,5 +83,5 @@ def _fourier_pieces(operands: list, layout: Pieces) -> list:
 
 @operator("fft", local=_fourier_pieces, facts=Facts(alone=True))
 def fourier(params: Any, operands: Any, results: Any) -> Spec:
-    """A linear transform of the last dimensions."""
+    """One operand, whose trailing dimensions are transformed. Linear."""
     return Spec(stacked(len(params["fft_lengths"]), operands[0].shape, 1, 1), (frozenset({0}),), 10.0 * prod(results[0].shape))

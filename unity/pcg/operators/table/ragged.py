@@ -1,4 +1,4 @@
-"""Products of rows in groups, each group with a matrix of its own: the experts of a mixture, for tokens sorted by expert."""
+"""Ragged products: each group of consecutive rows has its own matrix, as tokens that are sorted by expert do in a mixture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from unity.pcg.types.factors import Factor, Slot, Spec, operator
 
 
 def ragged_dim(params: Any) -> tuple[int, bool] | None:
-    """The dimension of x that is in groups, and whether it is contracted. None for what autodiff and `ragged_dot` do not make."""
+    """Return the ragged dimension of x and whether it is contracted.
+
+    None stands for products that neither `ragged_dot` nor its derivatives create.
+    """
     numbers = params["ragged_dot_dimension_numbers"]
     (contract_x, _), (batch_x, _) = numbers.dot_dimension_numbers
     dims = tuple(numbers.lhs_ragged_dimensions)
@@ -24,11 +27,14 @@ def ragged_dim(params: Any) -> tuple[int, bool] | None:
 
 
 def ragged_pieces(operands: list[jax.Array], layout: Layout) -> list:
-    """How many rows of each group a device has: its rows are in the same order, and after those of all groups come the rest."""
+    """Multiply pieces, with the sizes of groups counted on this device's rows.
+
+    A device's rows are in their global order, and rows beyond all groups are last.
+    """
     x, y, sizes = operands
-    found = ragged_dim(layout.params)
-    if found is not None and layout.operands[0].along(found[0]):
-        rows = layout.operands[0].coordinates(found[0])
+    ragged = ragged_dim(layout.params)
+    if ragged is not None and layout.operands[0].along(ragged[0]):
+        rows = layout.operands[0].coordinates(ragged[0])
         before = (rows[:, None] < jnp.cumsum(sizes)[None, :]).sum(0, dtype=sizes.dtype)
         sizes = before - jnp.concatenate([jnp.zeros_like(before[:1]), before[:-1]])
     return layout.bind(x, y, sizes)
@@ -36,19 +42,19 @@ def ragged_pieces(operands: list[jax.Array], layout: Layout) -> list:
 
 @operator("ragged_dot_general", local=ragged_pieces)
 def ragged_dot(params: Any, operands: Any, results: Any) -> Spec:
-    """x [batch, free, contracted], y, and the sizes [g] of consecutive groups of one dimension of x.
+    """x [batch, free, contracted], y, and the sizes [g] of consecutive groups along the ragged dimension of x.
 
-    If that one is free, y has a dimension of groups: [batch, x free, y free], each row by its group's matrix. If it is contracted,
-    every group is summed by itself: [g, batch, x free, y free]. FLOPs are those of dense products with masks, one for each group,
-    as XLA runs them on CPUs and GPUs.
+    If the ragged dimension is free, y has a dimension of groups, and each row is multiplied by its group's matrix: [batch, x free,
+    y free]. If it is contracted, each group has a separate sum: [g, batch, x free, y free]. FLOPs are those of one dense masked
+    product for each group, as XLA runs them on CPUs and GPUs.
     """
     x, y, sizes = operands
-    found, numbers = ragged_dim(params), params["ragged_dot_dimension_numbers"]
+    ragged, numbers = ragged_dim(params), params["ragged_dot_dimension_numbers"]
     (contract_x, contract_y), (batch_x, batch_y) = numbers.dot_dimension_numbers
     flops = 2.0 * prod(results[0].shape) * prod(x.shape[i] for i in contract_x)
-    if found is None or sizes.ndim != 1:
+    if ragged is None or sizes.ndim != 1:
         return Spec((), bilinear(operands), flops, tuple((d, "its groups differ within a batch") for d in range(x.ndim)))
-    _, contracted = found
+    _, contracted = ragged
     free_x = [i for i in range(x.ndim) if i not in (*contract_x, *batch_x)]
     free_y = [i for i in range(y.ndim) if i not in (*contract_y, *batch_y, *numbers.rhs_group_dimensions)]
     b = int(contracted)

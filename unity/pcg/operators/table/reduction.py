@@ -18,15 +18,15 @@ REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "re
 
 
 def reduction(kind: str) -> Any:
-    """Reduction over `axes`: the reduced dimensions are reduction factors where pieces can be put together by `kind`.
+    """Return the specification of a reduction over `axes`: reduced dimensions are reduction factors if `kind` combines pieces.
 
-    Devices put truth values together by "or" and "and", but not the bits of integers.
+    Devices combine booleans by "or" and "and", but not the bits of integers.
     """
 
     def spec(params: Any, operands: Any, results: Any) -> Spec:
         shape, axes = operands[0].shape, params["axes"]
-        kept = [i for i in range(len(shape)) if i not in axes]
-        factors = [Factor(f"d{i}", shape[i], (Slot(i),), (Slot(k),) * len(results)) for k, i in enumerate(kept) if shape[i] > 1]
+        rest = [i for i in range(len(shape)) if i not in axes]
+        factors = [Factor(f"d{i}", shape[i], (Slot(i),), (Slot(k),) * len(results)) for k, i in enumerate(rest) if shape[i] > 1]
         if kind and (kind not in ("or", "and") or operands[0].dtype == bool):
             factors += [Factor(f"r{i}", shape[i], (Slot(i),), (None,), kind) for i in axes if shape[i] > 1]
         return Spec(tuple(factors), (frozenset({0}),) if kind == "sum" else (), prod(shape))
@@ -41,14 +41,14 @@ operator("argmax", "argmin", facts=Facts(Reads.NOTHING, alone=True))(reduction("
 
 
 def by_function(operands: Sequence[Any], layout: Any) -> list:
-    """Reduces by the function traced anew: JAX does not differentiate, on several devices, one that was traced for a single one."""
+    """Reduce pieces by a function traced again, since JAX cannot differentiate one inside a mesh that was traced outside."""
     n, program = len(layout.results), close(layout.params["jaxpr"])
 
     def combine(x: Sequence[Any], y: Sequence[Any]) -> tuple[Any, ...]:
         values: dict[int, Any] = dict(zip(program.inputs, (*x, *y), strict=True))
         for e in program.equations:
-            given = aligned([values[a] if isinstance(a, int) else a.value for a in e.operands])
-            results = e.primitive.bind(*given, **e.params)
+            arguments = aligned([values[a] if isinstance(a, int) else a.value for a in e.operands])
+            results = e.primitive.bind(*arguments, **e.params)
             values.update(zip(e.results, results if e.primitive.multiple_results else [results], strict=True))
         return tuple(values[a] if isinstance(a, int) else a.value for a in program.outputs)
 
@@ -57,15 +57,15 @@ def by_function(operands: Sequence[Any], layout: Any) -> list:
 
 @operator("reduce", local=by_function)
 def general_reduction(params: Any, operands: Any, results: Any) -> Spec:
-    """Operands, then their initial values (scalars), and any function: what is reduced is blocked."""
-    kept = [i for i in range(operands[0].ndim) if i not in params["dimensions"]]
+    """Operands and their scalar initial values, reduced by any function. Reduced dimensions are blocked."""
+    rest = [i for i in range(operands[0].ndim) if i not in params["dimensions"]]
     n = len(results)
-    factors = (Factor(f"d{i}", operands[0].shape[i], (Slot(i),) * n + (None,) * n, (Slot(k),) * n) for k, i in enumerate(kept))
+    factors = (Factor(f"d{i}", operands[0].shape[i], (Slot(i),) * n + (None,) * n, (Slot(k),) * n) for k, i in enumerate(rest))
     return Spec(tuple(f for f in factors if f.size > 1), (), prod(operands[0].shape))
 
 
 def along_one(parameter: str, linear: bool = False) -> Any:
-    """Operators that walk along one dimension, which is blocked."""
+    """Return the specification of an operator along one dimension, which is blocked, and which a parameter names."""
 
     def spec(params: Any, operands: Any, results: Any) -> Spec:
         blocked = params[parameter] % operands[0].ndim
@@ -83,6 +83,6 @@ operator("sort", facts=ALONE)(along_one("dimension"))
 @operator("approx_top_k")
 @operator("top_k", facts=ALONE)
 def top_k(params: Any, operands: Any, results: Any) -> Spec:
-    """The dimension among whose elements the largest are looked for is blocked."""
+    """One operand. The dimension whose largest elements are selected is blocked."""
     blocked = params.get("axis", params.get("reduction_dimension", -1)) % operands[0].ndim
     return Spec(every_dimension([operands[0].shape], operands[0].shape, 2, skip=(blocked,)), (), prod(operands[0].shape))

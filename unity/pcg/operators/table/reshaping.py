@@ -1,4 +1,4 @@
-"""Operators that move elements about: broadcast, reshape, transpose, slice, concatenate, pad, reverse, iota."""
+"""Operators that rearrange elements: broadcast, reshape, transpose, slice, concatenate, pad, reverse, iota."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def _broadcast_pieces(operands: list[jax.Array], layout: Layout) -> list:
 
 @operator("broadcast_in_dim", local=_broadcast_pieces, facts=Facts(moves=True, layout=True, sizes_follow=True))
 def broadcast(params: Any, operands: Any, results: Any) -> Spec:
-    """Dimensions that the operand has are shared; along new or widened ones it is replicated for use."""
+    """One operand, whose dimensions are parallel. It is replicated for use along new or widened dimensions."""
     shape, source = results[0].shape, dict(zip(params["broadcast_dimensions"], range(operands[0].ndim), strict=True))
     factors = []
     for i, n in enumerate(shape):
-        own = i in source and operands[0].shape[source[i]] == n
+        in_operand = i in source and operands[0].shape[source[i]] == n
         if n > 1:
-            factors.append(Factor(f"d{i}", n, (Slot(source[i]) if own else None,), (Slot(i),)))
+            factors.append(Factor(f"d{i}", n, (Slot(source[i]) if in_operand else None,), (Slot(i),)))
     return Spec(tuple(factors), LINEAR, view=prod(shape) == prod(operands[0].shape))
 
 
 def common_digits(before: Shape, after: Shape) -> list[tuple[int, Slot, Slot]]:
-    """The factors that a reshape keeps: (size, where before, where after).
+    """Return the factors that a reshape preserves, as (size, place before, place after).
 
     Both shapes are read as mixed-radix numbers from the most major digit; as long as the digits can be aligned, each common
     one is a factor. [6, 4] → [4, 6] has one, of size 2; [b, s·d] → [b·s, d] has three.
     """
-    found: list[tuple[int, Slot, Slot]] = []
+    common: list[tuple[int, Slot, Slot]] = []
     left, right = [(i, n) for i, n in enumerate(before) if n > 1], [(i, n) for i, n in enumerate(after) if n > 1]
     a = b = 0
     outer_a = outer_b = 1
@@ -46,14 +46,19 @@ def common_digits(before: Shape, after: Shape) -> list[tuple[int, Slot, Slot]]:
         (i, n), (j, m) = left[a], right[b]
         size = gcd(n // outer_a, m // outer_b)
         if size > 1:
-            found.append((size, Slot(i, outer_a), Slot(j, outer_b)))
+            common.append((size, Slot(i, outer_a), Slot(j, outer_b)))
         outer_a, outer_b = outer_a * size, outer_b * size
         ended_a, ended_b = outer_a == n, outer_b == m
         if not (ended_a or ended_b):
             break  # sizes such as 3 and 2: digits cannot be aligned from here on
         a, outer_a = (a + 1, 1) if ended_a else (a, outer_a)
         b, outer_b = (b + 1, 1) if ended_b else (b, outer_b)
-    return found
+    return common
+
+
+def _common_factors(before: Shape, after: Shape) -> tuple[Factor, ...]:
+    """Return the factors of a change of shape."""
+    return tuple(Factor(f"d{k}", size, (x,), (y,)) for k, (size, x, y) in enumerate(common_digits(before, after)))
 
 
 def _reshape_pieces(operands: list[jax.Array], layout: Layout) -> list:
@@ -62,23 +67,21 @@ def _reshape_pieces(operands: list[jax.Array], layout: Layout) -> list:
 
 @operator("reshape", local=_reshape_pieces, facts=MOVES)
 def reshape(params: Any, operands: Any, results: Any) -> Spec:
-    """Splitting and merging dimensions keep every digit that both shapes have."""
+    """One operand. Every digit that both shapes have is parallel, also where dimensions are split or merged."""
     if params.get("dimensions") is not None:
         return Spec((), LINEAR)
-    found = common_digits(operands[0].shape, results[0].shape)
-    return Spec(tuple(Factor(f"d{k}", size, (x,), (y,)) for k, (size, x, y) in enumerate(found)), LINEAR, view=True)
+    return Spec(_common_factors(operands[0].shape, results[0].shape), LINEAR, view=True)
 
 
 @operator("squeeze", facts=Facts(moves=True, layout=True, sizes_follow=True))
 def squeeze(params: Any, operands: Any, results: Any) -> Spec:
-    """Dimensions of size one go; the rest keep their order."""
-    found = common_digits(operands[0].shape, results[0].shape)
-    return Spec(tuple(Factor(f"d{k}", size, (x,), (y,)) for k, (size, x, y) in enumerate(found)), LINEAR, view=True)
+    """One operand, without some dimensions of size one. The others are parallel."""
+    return Spec(_common_factors(operands[0].shape, results[0].shape), LINEAR, view=True)
 
 
 @operator("transpose", facts=MOVES)
 def transpose(params: Any, operands: Any, results: Any) -> Spec:
-    """Result dimension k is operand dimension `permutation[k]`. Where only dimensions of size one move, no element does."""
+    """One operand; dimension k of the result is `permutation[k]` of it. A view if only dimensions of size one are permuted."""
     shape = operands[0].shape
     moving = [i for i in params["permutation"] if shape[i] > 1]
     factors = (Factor(f"d{i}", shape[i], (Slot(i),), (Slot(k),)) for k, i in enumerate(params["permutation"]) if shape[i] > 1)
@@ -87,11 +90,12 @@ def transpose(params: Any, operands: Any, results: Any) -> Spec:
 
 @operator("rev", facts=MOVES)
 def reverse(params: Any, operands: Any, results: Any) -> Spec:
-    """Reversed dimensions are blocked."""
+    """One operand. Reversed dimensions are blocked."""
     return Spec(every_dimension([operands[0].shape], results[0].shape, skip=tuple(params["dimensions"])), LINEAR)
 
 
 def _slice_pieces(operands: list[jax.Array], layout: Layout) -> list:
+    """Slice a piece, with bounds scaled to its shape."""
     whole, here = layout.operands[0].shape, operands[0].shape
     scale = [n // m if m else 1 for n, m in zip(whole, here, strict=True)]
     start = tuple(s // k for s, k in zip(layout.params["start_indices"], scale, strict=True))
@@ -101,7 +105,10 @@ def _slice_pieces(operands: list[jax.Array], layout: Layout) -> list:
 
 @operator("slice", local=_slice_pieces)
 def slice_(params: Any, operands: Any, results: Any) -> Spec:
-    """Whole dimensions are parallel. One of several equal parts is too: each device takes its share of every part."""
+    """One operand. A dimension is parallel if the slice has all of it, or one of several equal parts.
+
+    In the latter case, each device has its share of every part.
+    """
     shape, result = operands[0].shape, results[0].shape
     strides = params["strides"] or (1,) * len(shape)
     factors = []
@@ -112,12 +119,12 @@ def slice_(params: Any, operands: Any, results: Any) -> Spec:
 
 
 def part_of(result: Shape, operand: Shape) -> float:
-    """The part of an operand that a slice of it reads."""
+    """Return the fraction of an operand that a slice of it reads."""
     return prod(result) / max(1, prod(operand))
 
 
 def is_block(result: Shape, operand: Shape) -> bool:
-    """Whether the elements of a slice follow each other in its operand: it is cut along one dimension, and none before has two."""
+    """Return whether a slice is contiguous in its operand: no dimension before the last one that is cut has several indices."""
     cut = [i for i, (n, m) in enumerate(zip(operand, result, strict=True)) if n != m]
     return not cut or max(result[: cut[-1]], default=1) <= 1
 
@@ -129,7 +136,7 @@ def _split_pieces(operands: list[jax.Array], layout: Layout) -> list:
 
 @operator("split", local=_split_pieces)
 def split(params: Any, operands: Any, results: Any) -> Spec:
-    """Like slices: equal parts may be partitioned, each device having its share of every part."""
+    """One operand, split along one dimension, which is parallel if all parts are equal: each device has its share of each."""
     axis, shape = params["axis"], operands[0].shape
     factors = list(every_dimension([shape], shape, len(results), skip=(axis,)))
     sizes = set(params["sizes"])
@@ -140,7 +147,7 @@ def split(params: Any, operands: Any, results: Any) -> Spec:
 
 @operator("concatenate")
 def concatenate(params: Any, operands: Any, results: Any) -> Spec:
-    """The joined dimension is blocked, unless all parts are of one size: then each device joins its shares."""
+    """Operands. The joined dimension is blocked, unless all operands have the same size: then each device joins its shares."""
     axis, shape = params["dimension"], results[0].shape
     factors = [Factor(f"d{i}", n, (Slot(i),) * len(operands), (Slot(i),)) for i, n in enumerate(shape) if i != axis and n > 1]
     sizes = {o.shape[axis] for o in operands}
@@ -151,7 +158,7 @@ def concatenate(params: Any, operands: Any, results: Any) -> Spec:
 
 @operator("stack")
 def stack(params: Any, operands: Any, results: Any) -> Spec:
-    """The new dimension is blocked."""
+    """Operands of one shape. The new dimension is blocked."""
     axis, shape = params["axis"], operands[0].shape
     pairs = ((i, i + (i >= axis)) for i, n in enumerate(shape) if n > 1)
     factors = tuple(Factor(f"d{i}", shape[i], (Slot(i),) * len(operands), (Slot(k),)) for i, k in pairs)
@@ -160,7 +167,7 @@ def stack(params: Any, operands: Any, results: Any) -> Spec:
 
 @operator("unstack")
 def unstack(params: Any, operands: Any, results: Any) -> Spec:
-    """The dimension that is taken apart is blocked."""
+    """One operand. The dimension that is removed is blocked."""
     axis, shape = params["axis"], operands[0].shape
     pairs = ((i, i - (i > axis)) for i, n in enumerate(shape) if n > 1 and i != axis)
     factors = tuple(Factor(f"d{i}", shape[i], (Slot(i),), (Slot(k),) * len(results)) for i, k in pairs)
@@ -169,7 +176,7 @@ def unstack(params: Any, operands: Any, results: Any) -> Spec:
 
 @operator("tile")
 def tile(params: Any, operands: Any, results: Any) -> Spec:
-    """Each device repeats its share: along a repeated dimension, that is its share of every repetition."""
+    """One operand. Each device repeats its share; of a repeated dimension it has its share of every repetition."""
     pairs = zip(operands[0].shape, params["reps"], strict=True)
     return Spec(tuple(Factor(f"d{i}", n, (Slot(i),), (Slot(i, k),)) for i, (n, k) in enumerate(pairs) if n > 1), LINEAR)
 
@@ -177,13 +184,14 @@ def tile(params: Any, operands: Any, results: Any) -> Spec:
 @operator("pad", facts=Facts(linear_in=0))
 def pad(params: Any, operands: Any, results: Any) -> Spec:
     """Operand and padding value. Padded dimensions are blocked."""
-    kept = [i for i, c in enumerate(params["padding_config"]) if tuple(c) == (0, 0, 0)]
+    unpadded = [i for i, c in enumerate(params["padding_config"]) if tuple(c) == (0, 0, 0)]
     shape = operands[0].shape
-    factors = tuple(Factor(f"d{i}", shape[i], (Slot(i), None), (Slot(i),)) for i in kept if shape[i] > 1)
+    factors = tuple(Factor(f"d{i}", shape[i], (Slot(i), None), (Slot(i),)) for i in unpadded if shape[i] > 1)
     return Spec(factors, (frozenset({0, 1}),))
 
 
 def _iota_pieces(operands: list[jax.Array], layout: Layout) -> list:
+    """Return the global indices of this device's piece."""
     result, dim = layout.results[0], layout.params["dimension"]
     line = result.coordinates(dim).astype(layout.params["dtype"])
     return [jax.lax.broadcast_in_dim(line, result.local_shape, (dim,))]
@@ -191,5 +199,5 @@ def _iota_pieces(operands: list[jax.Array], layout: Layout) -> list:
 
 @operator("iota", local=_iota_pieces, facts=Facts(Reads.NOTHING, sizes_follow=True))
 def iota(params: Any, operands: Any, results: Any) -> Spec:
-    """Every device counts its own piece."""
+    """No operands. Every dimension is parallel."""
     return Spec(every_dimension([], results[0].shape), (), prod(results[0].shape))

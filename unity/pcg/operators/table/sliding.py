@@ -1,8 +1,8 @@
-"""Windows that slide along a dimension: what a device must have of it to compute its slice of the result.
+"""Windows that slide along a dimension: the halo that a device needs to compute its slice of the result.
 
-With n indices, m windows and stride s, the devices' equal slices of input and result belong together if n = m s: window j
-begins at index j s - p (p: the padding before), so device k's first window begins p indices before its slice begins, whatever k
-is. What its last window covers beyond its slice is likewise the same for all.
+With n indices, m windows and stride s, the devices' equal slices of input and result correspond if n = m s: window j begins at
+index j s - p, where p is the padding before the first index, so the first window of every device begins p indices before its slice.
+Likewise, the last window of every device reaches equally far beyond its slice.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from unity.pcg.types.factors import Factor, Halo, Place
 
 @dataclass(frozen=True)
 class Window:
-    """How a window moves along one dimension of `n` indices, `m` times. `base`: so far apart the indices are put before."""
+    """A window that moves along one dimension."""
 
-    n: int
-    m: int
+    n: int  # indices of the dimension
+    m: int  # positions of the window
     size: int
     stride: int
     padding: tuple[int, int]
-    dilation: int = 1
-    base: int = 1
+    dilation: int = 1  # of the window
+    base: int = 1  # dilation of the operand
 
     @property
     def span(self) -> int:
-        """How many indices it covers from its first to its last."""
+        """The number of indices from its first to its last."""
         return (self.size - 1) * self.dilation + 1
 
     def least(self, windows: int) -> int:
-        """How many indices it takes for so many windows to lie inside, one stride after the other, none of them in the padding."""
+        """Return the smallest number of indices that contains this many consecutive windows, without any padding."""
         return -(-((windows - 1) * self.stride + self.span - 1) // self.base) + 1
 
 
 def reach(window: Window, outside: str) -> Halo | str:
-    """The halo of equal slices; or why the dimension is blocked."""
+    """Return the halo of equal slices, or the reason why the dimension is blocked."""
     before, after = window.padding[0], window.span - window.stride - window.padding[0]
     if window.m == 1:
         return "there is one window, over all of it"
@@ -59,10 +59,12 @@ Sliding = tuple[tuple[Factor, ...], tuple[tuple[int, str], ...]]
 
 
 def sliding(windows: Iterable[tuple[int, Window, Places, Places]], outside: str | None) -> Sliding:
-    """The factors that run along windows, and the dimensions along which none does, with the reasons.
+    """Return the factors along which windows move, and the blocked dimensions with the reasons.
 
-    Each window is given with its dimension, and where operands and results have it. Without `outside`, what lies beyond a slice
-    is not known.
+    Args:
+        windows: (dimension, window, its places in the operands, its places in the results).
+        outside: the reduction whose neutral element is read beyond the border; None: there is none, so windows need no halo or are
+            blocked.
     """
     factors: list[Factor] = []
     blocked: list[tuple[int, str]] = []

@@ -1,4 +1,4 @@
-"""Pooling and other windowed reductions: a dimension is a factor where slices of operand and result belong together."""
+"""Pooling and other windowed reductions: a dimension is a factor if slices of operand and result correspond."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ REDUCES = Facts(reads_buffers=True, alone=True)
 
 
 def _spec(params: Any, operands: Any, results: Any, before: Shape, after: Shape, outside: str | None, linear: bool) -> Spec:
-    """Windows over `before`, each of which makes one element of `after`. Operands and results have the same rank."""
+    """Return the specification of windows over the shape `before`, one for each element of the shape `after`.
+
+    Operands and results have one rank.
+    """
     one = (1,) * len(before)
     lists = (
         *(before, after, params["window_dimensions"], params["window_strides"], map(tuple, params["padding"])),
@@ -32,12 +35,15 @@ def _spec(params: Any, operands: Any, results: Any, before: Shape, after: Shape,
 
 
 def windowed(outside: str | None = None, linear: bool = False) -> Any:
-    """`reduce_window` and its kin: one operand, or several alike. Without `outside`, windows must not reach beyond a slice."""
+    """Return the specification of a windowed reduction of one operand, or of several of one shape.
+
+    Without `outside`, windows must not reach beyond a slice.
+    """
     return lambda params, operands, results: _spec(params, operands, results, operands[0].shape, results[0].shape, outside, linear)
 
 
 def window_pieces(operands: list[jax.Array], layout: Layout) -> list:
-    """What lies around a slice has come from the neighbours, padding included."""
+    """Reduce the windows of pieces, whose halos already include the padding."""
     split = {d.dim for placed in layout.operands for _, d in placed.slices}
     return layout.bind(*operands, padding=tuple((0, 0) if i in split else p for i, p in enumerate(layout.params["padding"])))
 
@@ -51,6 +57,6 @@ operator("select_and_gather_add", local=window_pieces)(windowed())
 
 @operator("select_and_scatter_add", local=window_pieces)
 def select_and_scatter(params: Any, operands: Any, results: Any) -> Spec:
-    """Source `[windows]` and operand: what each window's source is added to lies in one device's slice."""
+    """Source `[windows]` and operand. Each window lies in the slice of one device, which adds its source there."""
     source, operand = operands
     return _spec(params, operands, results, operand.shape, source.shape, None, False)
