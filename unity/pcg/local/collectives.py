@@ -176,7 +176,7 @@ _first_of_unused.defvjp(lambda x, names: (_first_of_unused(x, names), None), lam
 
 
 def _contiguous(moved: Sequence[Digit]) -> int | None:
-    """Return the dimension whose most major digits are exactly those moved, in order; None if there is none.
+    """Return the dimension whose most major digits are exactly those moved, in order, or None.
 
     JAX's tiled collectives apply to such a dimension.
     """

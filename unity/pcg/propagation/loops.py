@@ -70,7 +70,7 @@ def loop_matches(
 def _with_test(loop: Loop, solve_nested: NestedSolve, match: Match, known: Mapping[int, State]) -> Match | None:
     """Return the match of a loop including its predicate, or None if devices could take a wrong number of steps.
 
-    Each device takes the steps of its own rows, or all take the same number by a predicate on which they agree.
+    Each device takes the steps that its rows need, or all take the same number by a predicate on which they agree.
     """
     if loop.rows is not None and loop.rows.divide(match.results) and not match.communicates:
         return match if all(match.states[p] == s for p, s in known.items()) else None

@@ -24,7 +24,7 @@ def placing(body: Body, operands: tuple[Type, ...], results: tuple[Type, ...], n
 def along_axis(body: Body, operands: tuple[State, ...], results: tuple[State, ...]) -> Solution | None:
     """Return the solution along one axis with these boundary states; None if the axis is unused.
 
-    Raises Unmatched if there is no such solution.
+    Raises Unmatched if the body cannot have these states.
     """
     states = operands + results
     if all(s == UNUSED for s in states):
@@ -64,7 +64,7 @@ def _with_unused(body: Body, solution: Solution, operands: tuple[State, ...], re
 
 
 def with_unused(body: Body, solution: Solution) -> Solution | None:
-    """Return the solution whose results and contributions to sums are unused wherever possible; None if there is none.
+    """Return the solution whose results and contributions to sums are unused wherever possible; None if nothing changes.
 
     The operands from which these are computed become unused, too.
     """

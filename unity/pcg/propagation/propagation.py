@@ -1,8 +1,8 @@
 """Propagation of states through a body: from known states to all that follow from them, one equation at a time.
 
 If a partial sum reaches an operator that is not linear, a Reduce is inserted inside the body; a soft-max over a partitioned
-dimension needs two small ones. There is no other communication inside. A whole value that is added to a partial sum may be
-contributed by one device. The caller (`solver`) provides the choices of each equation.
+dimension needs two small ones. Nothing else communicates inside. A whole value that is added to a partial sum may be contributed by
+one device. The caller (`solver`) provides the matches of each equation.
 """
 
 from __future__ import annotations

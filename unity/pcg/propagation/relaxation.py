@@ -1,8 +1,8 @@
 """A relaxation of `solve`, a hundred times faster: could a dimension of a body's input be partitioned at all?
 
 Every variable has a set of states, without digits, from which equations rule some out (arc consistency). If an equation has no
-combination left, there is no solution; if all have some, there may still be none. `choices` is slowest where nothing follows from
-any state, which is the case that this decides.
+combination left, the body has no solution; if all have some, it may still have none. `choices` is slowest where nothing follows
+from any state, which is the case that this decides.
 """
 
 from __future__ import annotations

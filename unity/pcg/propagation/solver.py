@@ -45,7 +45,7 @@ def spec_of(body: Body, equation: Equation) -> Spec | None:
 def solve(body: Body, known: Mapping[int, State], contributing: bool = False) -> Solution:
     """Extend known states to the whole body, reducing partial values only where necessary.
 
-    Raises Unmatched if there is no solution.
+    Raises Unmatched if the body has no solution.
 
     Args:
         body: the body to solve.
@@ -69,7 +69,7 @@ def solve(body: Body, known: Mapping[int, State], contributing: bool = False) ->
 
 
 def solve_either(body: Body, known: Mapping[int, State]) -> Solution:
-    """Solve a body, contributing values to partial sums only if there is no other solution."""
+    """Solve a body, contributing values to partial sums only if nothing else solves it."""
     try:
         return solve(body, known)
     except Unmatched as problem:

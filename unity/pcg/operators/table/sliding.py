@@ -63,8 +63,8 @@ def sliding(windows: Iterable[tuple[int, Window, Places, Places]], outside: str 
 
     Args:
         windows: (dimension, window, its places in the operands, its places in the results).
-        outside: the reduction whose neutral element is read beyond the border; None: there is none, so windows need no halo or are
-            blocked.
+        outside: the reduction whose neutral element windows read beyond the border. None: it is unknown, so that dimensions whose
+            windows need a halo are blocked.
     """
     factors: list[Factor] = []
     blocked: list[tuple[int, str]] = []
