@@ -1,4 +1,4 @@
-"""Loops and conditionals on pieces run whatever axes their values prove to vary over, on every version of JAX."""
+"""Loops and conditionals on pieces run over whichever axes their values vary, on every version of JAX."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AXES = ("a", "b", "c")
 
 
 def on_pieces(fn: Callable[..., Any], *args: Any) -> Any:
-    """What device 0 makes of operands that vary over all axes."""
+    """Return the results of device 0 for operands that vary over all axes."""
     devices = np.asarray(jax.devices()[:8]).reshape(2, 2, 2)
     mesh = Mesh(devices, AXES, axis_types=(AxisType.Auto,) * 3)
 
@@ -41,7 +41,7 @@ def wide(x: Any) -> Any:
 
 
 def over(name: str) -> Any:
-    """Zero, which varies over one axis."""
+    """Return a zero that varies over one axis."""
     return (lax.axis_index(name) * 0).astype(jnp.float32)
 
 
@@ -101,7 +101,7 @@ def test_branches_whose_results_vary_over_different_axes() -> None:
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_guarded_work_may_keep_what_varies_over_nothing(works: bool) -> None:
+def test_guarded_work_may_have_residuals_that_vary_over_no_axis(works: bool) -> None:
     def run(x: Any) -> Any:
         def total(x: Any) -> Any:
             return (guarded(lambda parts: (counting(parts[0]),), over("a") + works > 0, (x,))[0] ** 2).sum()
@@ -115,7 +115,7 @@ def test_guarded_work_may_keep_what_varies_over_nothing(works: bool) -> None:
 
 @jax.custom_vjp
 def counting(x: Any) -> Any:
-    """A sine, whose rule keeps constants: they vary over nothing where the samples do."""
+    """A sine whose rule has constant residuals, which vary over no axis while the samples do."""
     return jnp.sin(x)
 
 
@@ -132,7 +132,7 @@ counting.defvjp(_forward, _backward)
 
 
 def empty(x: Any) -> Any:
-    """Products over, joins of, and means beside dimensions of size zero."""
+    """Return products over, joins of, and means beside dimensions of size zero."""
     none = x[..., :0]
     joined = jnp.concatenate([none, x], -1)
     return joined + jnp.einsum("bsd,bde->bse", none, none.mT @ x) + none.sum(-1, keepdims=True)
@@ -163,7 +163,7 @@ def written_loss(name: str) -> Callable[..., Any]:
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("kind", [GPIPE, ONE_F_ONE_B])
 @pytest.mark.parametrize("unlike", [False, True])
-def test_pipelines_keep_what_varies_over_nothing(name: str, kind: str, unlike: bool) -> None:
+def test_pipelines_may_have_residuals_that_vary_over_no_axis(name: str, kind: str, unlike: bool) -> None:
     weights, x, y = arguments()
     fn, params = (written_loss(name), list(weights)) if unlike else (scanned_loss(name), weights)
     models = unlike_models if unlike else pipelined_models
@@ -175,7 +175,7 @@ def test_pipelines_keep_what_varies_over_nothing(name: str, kind: str, unlike: b
 
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_flight_keeps_what_varies_over_nothing(name: str) -> None:
+def test_a_flight_may_have_residuals_that_vary_over_no_axis(name: str) -> None:
     args, fn = arguments(), scanned_loss(name)
     plan = unity.optimize(fn, *args, machine=pipelined_models.TREE, pipelines=(2, 4, "2bw"), progress=False, budget=0)
     placed = plan.shard(*args)

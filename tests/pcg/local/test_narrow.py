@@ -35,7 +35,7 @@ LARGE = 100.0  # of the parts of a partial sum, as a multiple of the sum
 
 
 class Narrow(Application):
-    """An operator on narrow numbers whose partial sums are much larger than the sums."""
+    """An operator on narrow numbers whose partial sums are much larger than their totals."""
 
     def __init__(self, name: str, dtype: Any) -> None:
         fn, args = CASES[name]
@@ -45,13 +45,13 @@ class Narrow(Application):
 
     @property
     def summing(self) -> list[Combination]:
-        """Choices by which something is a partial sum that is not one before, forward or backward."""
+        """Return the choices that introduce a partial sum, forward or backward."""
         found = [Combination((c,)) for c in choices(self.body)]
         return [c for c in found if fits(self.body, c, self.axes) and any(s in (PARTIAL, REPLICATED) for s in c.choices[0].states)]
 
     @property
     def rounds(self) -> float:
-        """The relative spacing of numbers in the narrowest type that anything is computed in inside, or rounded to."""
+        """Return the relative spacing of numbers in the narrowest type in which the operator computes."""
         computed = [self.body.tensors[v].dtype for e in self.body.equations for v in e.results]
         bits = [e.params["mantissa_bits"] for e in self.body.equations if "mantissa_bits" in e.params]
         spaces = [float(jnp.finfo(t).eps) for t in computed if jnp.issubdtype(t, jnp.floating)]
@@ -59,12 +59,12 @@ class Narrow(Application):
 
     @property
     def sums(self) -> bool:
-        """Whether some choice makes a partial sum."""
+        """Return whether some choice introduces a partial sum."""
         every = (c.choices[0] for c in self.summing)
         return any(PARTIAL in c.results and PARTIAL not in c.operands for c in every)
 
     def cancelling(self, c: Combination) -> tuple[int, int] | None:
-        """The first operand that an axis divides, and the dimension; None if there is none."""
+        """Return the first operand that an axis divides, and the dimension, or None."""
         found = (
             (k, t[0].dim)
             for k, (x, t) in enumerate(zip(self.args, c.operands, strict=True))
@@ -73,7 +73,7 @@ class Narrow(Application):
         return next(found, None)
 
     def data(self, cancelling: tuple[int, int] | None) -> list[Any]:
-        """Operands, of which one cancels between devices along the dimension that the axis divides."""
+        """Return operands of which one cancels between devices along the divided dimension."""
         given = list(self.args)
         if cancelling is not None:
             k, dim = cancelling
@@ -82,7 +82,7 @@ class Narrow(Application):
         return given
 
     def parts(self, whole: Any, type_: Type, rng: np.random.Generator) -> np.ndarray:
-        """Stacked pieces as devices hold them; of a partial sum large ones that cancel."""
+        """Return stacked pieces as devices hold them; those of a partial sum are large and cancel."""
         kind = np.asarray(whole).dtype
         own = held(kind, type_, self.axes)
         at = places(type_, self.axes)
@@ -92,7 +92,7 @@ class Narrow(Application):
         return np.stack([first, np.asarray(whole, own) - first])
 
     def errors(self) -> list[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
-        """Of every result and gradient of every choice: its name, and what the function, the plan and float64 say."""
+        """Yield (name, value of the function, of the plan, in float64) of every result and gradient of every choice."""
         rng = np.random.default_rng(1)
         every = self.summing
         if not every or not any(_real(x) for x in (*self.args, *self.cotangents)):
@@ -151,7 +151,7 @@ def _wide(x: Any) -> Any:
 
 
 def _summed(stacked: np.ndarray, like: np.ndarray, type_: Type, axes: Any) -> np.ndarray:
-    """The tensor that stacked pieces make up, a partial sum rounded when all is added."""
+    """Return the tensor of stacked pieces; a partial sum is rounded after it is added up."""
     at = places(type_, axes)
     if type_[0] == PARTIAL:
         return stacked.sum(0).astype(like.dtype)
@@ -195,7 +195,7 @@ NARROWED += [(name, dtype) for name in SUMS for dtype in NARROW[1:]]
 
 
 @pytest.mark.parametrize(("name", "dtype"), NARROWED)
-def test_what_is_summed_over_devices_is_rounded_once(name: str, dtype: str) -> None:
+def test_sums_over_devices_are_rounded_once(name: str, dtype: str) -> None:
     with jax.enable_x64(True), np.errstate(all="ignore"):
         try:
             operator = Narrow(name, jnp.dtype(dtype))
@@ -226,7 +226,7 @@ def worst(found: Any, right: Any) -> float:
 
 @pytest.mark.parametrize("dtype", NARROW)
 def test_two_products_and_their_sum_are_rounded_once(dtype: str) -> None:
-    """A parallel block as in PaLM, whose partial sums cancel."""
+    """Return a parallel block as in PaLM, whose partial sums cancel."""
     rng = np.random.default_rng(0)
 
     def block(narrow: Any, weights: Any, x: Any) -> Any:
@@ -255,7 +255,7 @@ def test_two_products_and_their_sum_are_rounded_once(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("stored", ["float32", "narrow"])
 def test_gradients_of_weights_are_rounded_once(dtype: str, stored: str) -> None:
-    """Samples on different devices have gradients that cancel."""
+    """The gradients of samples on different devices cancel."""
     rng, narrow = np.random.default_rng(0), jnp.dtype(dtype)
     x = np.float32(np.tile(rng.normal(size=(32, 16)), (2, 1)))
     signs = np.float32(np.repeat([1.0, -1.0], 32)[:, None] * 50 + rng.normal(size=(64, 1)) / 10)
@@ -314,7 +314,7 @@ USABLE = patterns(library_of(None).rules)
 
 
 @pytest.mark.parametrize("pattern", USABLE, ids=str)
-def test_a_rule_that_computes_nothing_new_keeps_what_is_finite(pattern: Pattern) -> None:
+def test_a_contained_rule_stays_finite(pattern: Pattern) -> None:
     if not contained(pattern.rule, pattern.backward):
         pytest.skip("not applied in types of a smaller range")
     with np.errstate(all="ignore"):
@@ -343,7 +343,7 @@ def test_a_rule_that_computes_nothing_new_keeps_what_is_finite(pattern: Pattern)
 
 @pytest.mark.parametrize("pattern", USABLE, ids=str)
 def test_operands_of_one_size_stay_finite_where_a_rule_applies(pattern: Pattern) -> None:
-    """Up to the largest power of two at which all that is replaced is finite, gradients included, so is what takes its place."""
+    """A replacement is finite, with its gradients, up to the largest power of two at which the replaced expression is."""
     instance = small_instances(pattern.rule, (), small_sizes(pattern.rule, 2), 6)[-1]
     sides = (instance.rule.left, instance.rule.right)
     old, new = (_with_gradients(terms, instance.types) for terms in (sides[::-1] if pattern.backward else sides))
@@ -369,7 +369,7 @@ def test_operands_of_one_size_stay_finite_where_a_rule_applies(pattern: Pattern)
 
 
 def _with_gradients(terms: Any, types: Any) -> Any:
-    """Results and gradients of terms at many operands, for cotangents of one size."""
+    """Return results and gradients of terms at many operands, for cotangents of one size."""
     side = computed(terms, types)
 
     def one(size: Any, *args: Any) -> list[Any]:
@@ -386,7 +386,7 @@ def _with_gradients(terms: Any, types: Any) -> Any:
 
 
 def test_numbers_of_very_different_sizes_may_overflow_where_products_are_regrouped() -> None:
-    """What `docs/numerics.md` says is not promised."""
+    """The exceptions of `docs/numerics.md` occur."""
     x, a, b = (jnp.full((1, 1), size, jnp.float32) for size in (1e-20, 1e20, 1e20))
     assert np.isfinite((x @ a) @ b).all()
     assert not np.isfinite(x @ (a @ b)).any()

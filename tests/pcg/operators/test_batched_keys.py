@@ -73,7 +73,7 @@ def in_scan(x, k):
 
 
 def in_while(x, k):
-    """Rows end apart, and each draws until then."""
+    """Draw for each row until it is finished."""
 
     def one(row, k):
         def again(state):
@@ -119,7 +119,7 @@ BATCHED = {
 
 
 def held(fn, *args, at):
-    """Compares a plan whose arguments at these paths lie in slices of the batch with the function, on one device."""
+    """Compare a plan that slices the batch of the arguments at these paths with the function on one device."""
     pins = [unity.pin(path, PartitionSpec("device")) for path in at]
     plan = unity.optimize(fn, *args, machine=MACHINE, constraints=pins, progress=False, training=False, branches=False)
     assert all(plan.in_shardings[0].spec[:1]), plan.in_shardings
@@ -139,7 +139,7 @@ def test_plans_of_a_divided_batch_draw_what_one_device_does(name, impl):
 
 
 def counted(row):
-    """Steps that all rows take until all are done."""
+    """Step all rows until all are finished."""
     return lax.while_loop(lambda s: s[1] < 50, lambda s: (s[0] + 1, s[1] * 2 + 1), (0, jnp.abs(row).sum()))
 
 

@@ -1,4 +1,4 @@
-"""Random bits by the numbers of elements: those that JAX draws, and no others on any device."""
+"""Counter-based random bits: each device draws JAX's bits for its own elements, and no others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WIDTHS = (8, 16, 32, 64)
 
 @st.composite
 def pieces(draw: st.DrawFn) -> tuple[int, tuple[int, ...], list[np.ndarray]]:
-    """Widths, shapes, and positions along each dimension."""
+    """Draw a width, a shape, and positions along each dimension."""
     shape = tuple(draw(st.lists(st.integers(1, 5), max_size=3)))
     wanted = [np.asarray(draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=n)), np.int32) for n in shape]
     return draw(st.sampled_from(WIDTHS)), shape, wanted
@@ -53,7 +53,7 @@ def test_each_of_several_keys_has_its_own() -> None:
 
 @pytest.mark.parametrize("at", [0, 1, 2**16 - 1, 2**16, 2**28 + 12345, 2**30 - 1])
 def test_numbers_are_counted_beyond_one_word(at: int) -> None:
-    """As many elements as no test can draw: their numbers have two words."""
+    """Numbers of elements have two words in tensors that are too large to draw in a test."""
     key, wide = jax.random.key(5), 3 * 2**15 + 7
     one, two = (jnp.uint32(word) for word in np.asarray(jax.random.key_data(key)))
     numbers = [at * wide + k for k in (0, wide - 1)]
@@ -63,7 +63,7 @@ def test_numbers_are_counted_beyond_one_word(at: int) -> None:
     np.testing.assert_array_equal(found[0], first ^ second)
 
 
-def test_only_generators_that_count_are_taken_to() -> None:
+def test_only_counter_based_generators_are_recognized() -> None:
     kinds = {name: is_counter_based(jax.random.key(0, impl=name).dtype) for name in ("threefry2x32", "rbg", "unsafe_rbg")}
     assert kinds == {"threefry2x32": True, "rbg": False, "unsafe_rbg": False}
     with jax.threefry_partitionable(False):
@@ -76,7 +76,7 @@ def loss(w: Any, x: Any, key: Any) -> Any:
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
-    """Of a program, and of those in it."""
+    """Yield the equations of a program and of its nested programs."""
     for eqn in jaxpr.eqns:
         yield eqn
         for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: isinstance(x, (core.Jaxpr, core.ClosedJaxpr))):
@@ -91,7 +91,7 @@ def planned(impl: str) -> tuple[Plan, tuple]:
 
 @pytest.mark.parametrize(("impl", "drawn"), [("threefry2x32", 1024 * 32 // 8), ("rbg", 1024 * 32)])
 def test_a_device_draws_its_own_part(impl: str, drawn: int) -> None:
-    """Of a mask that is partitioned over all devices. What goes by no numbers everyone draws whole, and keeps the part."""
+    """A mask is partitioned over all devices. A generator that is not counter-based draws all of it on every device."""
     plan, args = planned(impl)
     run = jax.make_jaxpr(plan)(*plan.shard(*args))
     sizes = [v.aval.size for e in equations(run.jaxpr) if e.primitive.name in ("threefry2x32", "random_bits") for v in e.outvars]
@@ -100,8 +100,8 @@ def test_a_device_draws_its_own_part(impl: str, drawn: int) -> None:
 
 
 @pytest.mark.parametrize(("impl", "each"), [("threefry2x32", 1 / 4), ("rbg", 1.0)])
-def test_what_is_drawn_whole_is_priced_so(impl: str, each: float) -> None:
-    """Of the work of a mask that four devices partition, each has so much."""
+def test_replicated_draws_are_priced_as_such(impl: str, each: float) -> None:
+    """Each of four devices that partition a mask has this fraction of the work."""
     key = jax.eval_shape(lambda: jax.random.key(0, impl=impl))
     body = close(jax.make_jaxpr(lambda key: jax.random.bits(key, (64,)))(key))
     (cut,) = (c for c in choices(body) if c.results == (partitioned(0),))

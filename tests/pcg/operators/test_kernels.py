@@ -1,4 +1,4 @@
-"""`unity.kernel`: functions that say themselves how they may be divided, outside of plans and in them."""
+"""`unity.kernel`: functions with declared dimensions, outside plans and inside them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def planned(fn: Any, *args: Any, **options: Any) -> Plan:
 
 
 def agrees(fn: Any, *args: Any, every: int = 6, **options: Any) -> list[Plan]:
-    """Points of the frontier, whose values and gradients are the function's."""
+    """Return points of the frontier after comparing their values and gradients with the function's."""
     points = planned(fn, *args, **options).frontier[::every]
     wanted = jax.jit(jax.value_and_grad(fn))(*args)
     for point in points:
@@ -87,7 +87,7 @@ def kernels(plan: Plan) -> list[Node]:
         (MATMUL, {"split": "k", "summed": "k"}, "'k' is in split= and in summed="),
     ],
 )
-def test_what_contradicts_itself_is_refused(text: str, said: dict, message: str) -> None:
+def test_contradicting_dimensions_are_refused(text: str, said: dict, message: str) -> None:
     with pytest.raises(unity.KernelError, match=message):
         unity.kernel(text, **said)
 
@@ -112,7 +112,7 @@ def test_other_results_are_refused() -> None:
         unity.kernel("t k, k n, t -> t n", split="t")(masked)(jnp.ones((4, 2)), jnp.ones((2, 3)), jnp.ones(4))
 
 
-def test_what_is_computed_around_it_is_refused() -> None:
+def test_captured_tracers_are_refused() -> None:
     def around(a: Any, b: Any) -> Any:
         scale = a.sum()
         return unity.kernel(MATMUL, split="n")(lambda a, b: scale * (a @ b))(a, b)
@@ -124,7 +124,7 @@ def test_what_is_computed_around_it_is_refused() -> None:
 # Outside of plans
 
 
-def test_it_is_its_function() -> None:
+def test_a_kernel_behaves_as_its_function() -> None:
     a, b = arrays((f(4, 6), f(6, 8)))
     plain = unity.kernel(MATMUL, split="m n")(jnp.matmul)
 
@@ -148,7 +148,7 @@ def test_a_partial_is_called_as_its_function() -> None:
     kernel.check(q, k, v)
 
 
-def test_vmap_gives_it_a_name_more() -> None:
+def test_vmap_adds_a_name() -> None:
     a, b = arrays((f(3, 4, 6), f(6, 3, 8)))
     mapped = jax.vmap(matmul, in_axes=(0, 1))
     np.testing.assert_allclose(mapped(a, b), jnp.einsum("bmk,kbn->bmn", a, b), rtol=1e-5)
@@ -158,7 +158,7 @@ def test_vmap_gives_it_a_name_more() -> None:
     assert equation.params["flops"] == 3 * 2 * 4 * 6 * 8
 
 
-def test_halves_show_what_is_wrong() -> None:
+def test_halves_reveal_wrong_dimensions() -> None:
     a, b = arrays((f(4, 6), f(6, 8)))
     matmul.check(a, b)
     rows.check(a, b, jnp.arange(4))
@@ -172,7 +172,7 @@ def test_halves_show_what_is_wrong() -> None:
         matmul.check(a[:3], b)
 
 
-def test_halves_show_a_wrong_gradient() -> None:
+def test_halves_reveal_a_wrong_gradient() -> None:
     @jax.custom_vjp
     def doubled(x: Any) -> Any:
         return 2 * x
@@ -195,8 +195,8 @@ def test_values_and_gradients_are_the_functions() -> None:
 
 
 @pytest.mark.parametrize("kernel", [matmul, unity.kernel(MATMUL, split="m n", summed="k")(jnp.matmul)])
-def test_a_rule_may_call_it_with_tangents(kernel: Any) -> None:
-    """It is linear in them then, and transposed by what it knows: of a Pallas kernel that is a `custom_vjp`."""
+def test_a_rule_may_call_a_kernel_with_tangents(kernel: Any) -> None:
+    """A kernel is linear in tangents, and transposed by its own rule: that of a Pallas kernel is a `custom_vjp`."""
 
     @jax.custom_jvp
     def scaled(x: Any, w: Any) -> Any:
@@ -270,18 +270,18 @@ ruled.defvjp(lambda a, b: (ruled(a, b), (a, b)), lambda kept, g: (matmul(g, kept
     ],
     ids=["scan, remat, vmap", "cond", "while", "custom_vjp", "nothing to divide"],
 )
-def test_it_runs_inside_of_others(fn: Any, shapes: Any) -> None:
+def test_kernels_run_inside_nested_programs(fn: Any, shapes: Any) -> None:
     with jax.enable_x64(True):
         agrees(fn, *arrays(shapes), every=10)
 
 
-def test_stages_of_pipelines_have_it() -> None:
+def test_stages_of_pipelines_have_kernels() -> None:
     with jax.enable_x64(True):
         args = arrays(({"up": f(4, 16, 32), "down": f(4, 32, 16)}, f(8, 4, 16)))
         agrees(layers, *args, every=10, pipelines=(2, 4))
 
 
-def test_a_plan_is_what_it_says(tmp_path: Any) -> None:
+def test_a_saved_plan_has_the_kernel(tmp_path: Any) -> None:
     def loss(a: Any, b: Any) -> Any:
         return (jnp.tanh(matmul(a, b)) ** 2).sum()
 
@@ -295,14 +295,14 @@ def test_a_plan_is_what_it_says(tmp_path: Any) -> None:
         plan.export(tmp_path / "plan.py")
 
 
-def test_what_it_takes_is_what_is_said() -> None:
+def test_flops_are_those_declared() -> None:
     captured = capture(lambda a, b: matmul(a, b).sum(), f(8, 4), f(4, 16))
     (node,) = [n for n in captured.graph.nodes if n.kind == "pallas_matmul"]
     assert node.body is not None
     assert dense_work(node.body) == (2 * 8 * 4 * 16, "float32")
 
 
-def test_what_is_kept_is_what_its_derivative_keeps() -> None:
+def test_residuals_are_those_of_the_derivative() -> None:
     def exponential(x: Any, y: Any) -> Any:
         return jnp.exp(x), jnp.sin(y)
 
@@ -323,7 +323,7 @@ def test_kernels_of_one_code_are_told_apart() -> None:
 
 
 def test_kernels_of_one_name_are_told_apart_by_their_code() -> None:
-    """What was measured of one, in another program, is not the other's."""
+    """A measurement of one kernel does not apply to another of the same name."""
 
     def scaled(run: Any, back: Any) -> Any:
         found = jax.custom_vjp(lambda x: run(x))
@@ -335,7 +335,7 @@ def test_kernels_of_one_name_are_told_apart_by_their_code() -> None:
     assert [keys.index(key) for key in keys] == [0, 0, 2, 2, 4, 4, 6, 6]
 
 
-def test_what_has_no_derivative_says_so_with_its_line() -> None:
+def test_a_missing_derivative_is_reported_with_its_line() -> None:
     @unity.kernel("n -> n", split="n")
     def sine(x: Any) -> Any:
         return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)

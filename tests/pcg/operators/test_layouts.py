@@ -1,4 +1,4 @@
-"""Transposed products are laid out as the CPU runtime's own functions want them: every plan of them runs."""
+"""Transposed products have the layouts that the CPU runtime requires: every plan of them runs."""
 
 from __future__ import annotations
 

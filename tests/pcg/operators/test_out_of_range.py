@@ -33,7 +33,7 @@ def n(*shape):
 
 
 def around(rows, count, dtype="int32"):
-    """Indices within a table, at its borders, just outside, far outside, and the extremes of their type."""
+    """Return indices inside a table, at its borders, just outside, far outside, and the extremes of their type."""
     info = np.iinfo(dtype)
     sharp = [0, rows - 1, -1, rows, -rows, -rows - 1, rows + 1, 2 * rows, info.min, info.max, info.max - 1, rows // 2]
     fitting = [k for k in sharp if info.min <= k <= info.max]
@@ -42,7 +42,7 @@ def around(rows, count, dtype="int32"):
 
 
 def rows_of(mode, **flags):
-    """A look-up of rows without JAX's arithmetic for negative indices."""
+    """Return a look-up of rows without JAX's arithmetic for negative indices."""
 
     def fn(table, ids):
         numbers = lax.GatherDimensionNumbers(offset_dims=(ids.ndim,), collapsed_slice_dims=(0,), start_index_map=(0,))
@@ -59,7 +59,7 @@ def test_rows_are_taken_as_one_device_takes_them(mode, dtype, rows):
 
 
 def windows(x, i):
-    """Two rows each, which JAX moves inside."""
+    """Return windows of two rows, which JAX moves inside the table."""
     numbers = lax.GatherDimensionNumbers(offset_dims=(1, 2), collapsed_slice_dims=(), start_index_map=(0,))
     return lax.gather(x, i[:, None], numbers, (2, x.shape[1]), mode="promise_in_bounds")
 
@@ -92,7 +92,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_whatever_reads_by_indices_does_so(name):
+def test_reads_by_indices_equal_those_of_one_device(name):
     Application(READERS[name], [n(12, 12), around(12, 18)], AXES).check()
 
 
@@ -129,14 +129,14 @@ WRITERS = {
 
 
 def distinct(ids):
-    """Of equal indices the first; what takes the others' place lies outside."""
+    """Keep the first of equal indices and replace the others by one outside."""
     wrapped = np.where(ids < 0, ids + 12, ids)
     first = np.isin(np.arange(ids.size), np.unique(wrapped, return_index=True)[1])
     return np.where(first, ids, 100 + np.arange(ids.size)).astype(ids.dtype)
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_whatever_writes_by_indices_does_so(name):
+def test_writes_by_indices_equal_those_of_one_device(name):
     ids = distinct(around(12, 18)) if name.split(",")[0] in ("multiply", "set") else around(12, 18)
     Application(WRITERS[name], [n(12, 12), ids, n(18, 12)], AXES).check()
 
@@ -146,7 +146,7 @@ LIES = [P("device"), P(None, "device"), P(2, 2)]
 
 
 def coupled(table, w, ids, mode):
-    """A loss in which what is read outside matters to what is read inside, so that second derivatives see all of it."""
+    """Return a loss that couples rows read outside with rows read inside, so that second derivatives depend on all of them."""
     found = table.at[ids].get(mode=mode, **({"fill_value": 0} if mode == "fill" else {}))
     return jnp.sum(jnp.sin(found @ w).sum(0) ** 2)
 
@@ -160,7 +160,7 @@ def test_plans_have_first_and_second_derivatives_of_one_device(mode, lies, own_c
 
 
 def agree(plan, fn, params, *args):
-    """Compares values, gradients, and both kinds of second derivatives of a plan with the function's."""
+    """Compare values, gradients, and both kinds of second derivatives of a plan with the function's."""
 
     def slope(compute, given, turned):
         gradient = jax.grad(compute, 0)

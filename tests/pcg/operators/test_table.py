@@ -93,7 +93,7 @@ def test_every_choice_splits_dimensions_that_are_there():
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_what_nobody_described_runs_whole(name):
+def test_operators_without_an_entry_run_replicated(name):
     body = application(name).body
     assert {s for c in choices(body) for s in c.states} <= {UNUSED, REPLICATED}
 
@@ -104,11 +104,11 @@ def test_primitives_of_which_jax_may_not_know_that_results_differ_are_the_same_e
     assert {s for c in choices(body) for s in c.states} == {UNUSED}
 
 
-def test_what_cannot_vary_is_left_alone():
+def test_operators_that_cannot_vary_are_unused():
     assert [c.name for c in choices(application("regularized_incomplete_beta").body)] == ["unused"]
 
 
-def test_truth_values_have_no_partial_sums():
+def test_booleans_have_no_partial_sums():
     for name in ("select_n of bools", "any and all", "embedding of bools"):
         assert all(PARTIAL not in c.states for c in choices(application(name).body))
 
@@ -135,21 +135,21 @@ def plain_rows(operands, layout):
 
 
 def swapped_digits(params, operands, results):
-    """The second digit is said to be the first."""
+    """Return a wrong entry that takes the second digit for the first."""
     spec = TABLE_BEFORE["reshape"].spec(params, operands, results)
     (first, *rest) = spec.factors
     return Spec((Factor(first.name, first.size, first.operands, (Slot(1),)), *rest))
 
 
 def shifted(params, operands, results):
-    """One more from before, and one less from after."""
+    """Return a wrong entry whose halos have one index more before, and one less after."""
     spec = TABLE_BEFORE["conv_general_dilated"].spec(params, operands, results)
     moved = (f.halo and Halo(f.halo.before + 1, f.halo.after - 1) for f in spec.factors)
     return replace(spec, factors=tuple(replace(f, halo=h) for f, h in zip(spec.factors, moved, strict=True)))
 
 
 def isolated(params, operands, results):
-    """Windows see nothing of what neighbours hold."""
+    """Return a wrong entry without halos."""
     spec = TABLE_BEFORE["conv_general_dilated"].spec(params, operands, results)
     return replace(spec, factors=tuple(replace(f, halo=None) for f in spec.factors))
 

@@ -1,4 +1,4 @@
-"""What JAX leaves unset, so that it may have any elements: `lax.empty`, and what the other branch would keep for its gradient."""
+"""Values that JAX leaves undefined: `lax.empty`, and residuals of the branch that was not taken."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unity.pcg.capture.capture import capture
 
 
 def differentiated_branch(y: Any, w: Any) -> Any:
-    """Of what is kept for the one branch's gradient, the other makes nothing."""
+    """Return a conditional of which each branch leaves the residuals of the other undefined."""
 
     def one(y: Any) -> Any:
         return jnp.sum(jnp.sin(y) * jnp.cos(y))

@@ -1,4 +1,4 @@
-"""What devices agree on inside of loops and calls: how many steps all take, and whether something is wrong."""
+"""Agreements of devices inside loops and calls: the number of steps that all take, and whether an error has occurred."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLOW = replace(unity.Machine.grid(1, 8, "a100"), device=unity.Device("slow", {"f
 
 
 def fixed(w: Any, x: Any) -> tuple[Any, Any]:
-    """Fixed points of all rows, by steps that are counted."""
+    """Return the fixed points of all rows and the number of steps."""
 
     def step(carry: Any) -> Any:
         z, _, count = carry
@@ -39,7 +39,7 @@ def fixed(w: Any, x: Any) -> tuple[Any, Any]:
 
 
 def phantom(w: Any, x: Any) -> Any:
-    """Differentiated by one more step."""
+    """Return a fixed point that is differentiated through one further step."""
     z, count = jax.tree.map(lax.stop_gradient, fixed(w, x))
     return jnp.tanh(z @ w + x) * (1 + count / 64)
 
@@ -55,7 +55,7 @@ def _forward(w: Any, x: Any) -> Any:
 
 
 def _backward(kept: Any, g: Any) -> Any:
-    """As many steps back as it took."""
+    """Take as many steps backward as forward."""
     w, z, count = kept
     slope = 1 - z**2
     u, _ = lax.while_loop(lambda c: c[1] < count, lambda c: (g + (c[0] * slope) @ w.T, c[1] + 1), (g, 0))
@@ -71,7 +71,7 @@ def held(_: Any) -> Any:
 
 
 def checked(w: Any, x: Any) -> Any:
-    """As Equinox checks: where anything is wrong, the host is told."""
+    """Check a condition as Equinox does: call the host if it fails anywhere."""
     y = x @ w
     wrong = lambda y: jnp.broadcast_to(jax.pure_callback(held, jax.ShapeDtypeStruct((16,), y.dtype), 0), y.shape)  # noqa: E731
     return lax.cond((jnp.abs(y) > 1e3).any(), wrong, jnp.sin, y)
@@ -111,7 +111,7 @@ def solved(w: Any, x: Any) -> Any:
 
 
 def handed(w: Any, x: Any) -> Any:
-    """As Equinox hands on all that goes through a check: what has nothing to do with each other."""
+    """Forward unrelated values through a check, as Equinox does."""
     y = x @ w
 
     def wrong(*every: Any) -> Any:
@@ -124,7 +124,7 @@ def handed(w: Any, x: Any) -> Any:
 
 @jax.custom_jvp
 def harmonics(x: Any) -> Any:
-    """As e3nn's: of degree 0, which is the same everywhere, and of degree 1."""
+    """Return spherical harmonics as e3nn does: of degree 0, which is constant, and of degree 1."""
     return jnp.ones((len(x), 1)), jnp.sin(x)
 
 
@@ -141,7 +141,7 @@ def scaled(x: Any, scale: Any) -> Any:
 
 
 def _scaled_back(kept: Any, g: Any) -> Any:
-    """As Diffrax', which asks the host to raise an error."""
+    """Raise an error on the host, as Diffrax does."""
     x, scale = kept
     wrong = lambda s: jax.pure_callback(held, jax.ShapeDtypeStruct((), s.dtype), s)  # noqa: E731
     scale = lax.cond(scale > 1e3, wrong, lambda s: s, scale)
@@ -171,7 +171,7 @@ def test_rows_are_divided(rows: Any) -> None:
     jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6), found, wanted)
 
 
-def test_what_devices_agree_on_is_counted() -> None:
+def test_agreements_are_counted() -> None:
     plan = unity.optimize(
         lambda w, x: fixed(w, x)[0], *(jnp.ones(s) for s in ((16, 16), (64, 16))), machine=SLOW, training=False, progress=False
     )
@@ -185,7 +185,7 @@ def converged(w: Any, x: Any) -> Any:
 
 
 def _converged_back(kept: Any, g: Any) -> Any:
-    """As many steps back as all rows need, which devices agree on once more."""
+    """Take as many steps backward as all rows need, on which devices agree again."""
     w, z, _ = kept
     slope = 1 - z**2
 
@@ -203,7 +203,7 @@ converged.defvjp(_forward, _converged_back)
 
 
 def stepped(w: Any, x: Any) -> Any:
-    """Steps that are taken, or not, as devices agree, in a scan, whose steps are known."""
+    """Take steps on which devices agree, inside a scan of known length."""
 
     def inner(z: Any, _: Any) -> Any:
         return lax.cond(jnp.all(jnp.abs(z) < 1e-6), lambda z: z, lambda z: jnp.tanh(z @ w + x), z), None
@@ -216,8 +216,8 @@ def stepped(w: Any, x: Any) -> Any:
 
 
 @pytest.mark.parametrize("rows", [implicit, converged, stepped])
-def test_what_is_agreed_on_is_what_is_sent(rows: Any) -> None:
-    """In backward rules too, in every step of a scan, and once more where a remat computes it again."""
+def test_predicted_agreements_are_sent(rows: Any) -> None:
+    """Agreements are counted in backward rules, in every step of a scan, and again where a remat recomputes them."""
     w, x = (jnp.full(s, 0.01) for s in ((16, 16), (64, 16)))
     plan = unity.optimize(lambda w, x: jnp.mean(rows(w, x) ** 2), w, x, machine=SLOW, rules=[], progress=False)
     assert plan.in_shardings[1].shard_shape(x.shape)[0] < len(x)
@@ -225,7 +225,7 @@ def test_what_is_agreed_on_is_what_is_sent(rows: Any) -> None:
     assert line.predicted == line.compiled
 
 
-def test_a_result_without_operands_lies_as_its_rule_has_it() -> None:
+def test_a_result_without_operands_has_the_state_that_its_rule_gives() -> None:
     body = close(jax.make_jaxpr(harmonics)(jnp.ones((64, 16))))
     (rows,) = (c for c in choices(body) if c.operands == (partitioned(0),))
     assert rows.results == (partitioned(0), partitioned(0))

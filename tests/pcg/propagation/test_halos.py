@@ -1,4 +1,4 @@
-"""Halos: spatial dimensions over devices. What neighbours send is what is needed; plans compute and send what they say."""
+"""Halos of spatial dimensions over devices: neighbours send exactly what is needed, and plans send what they predict."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from unity.verify.proofs.operators import GradientProof, OperatorProof, fits
 
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(1, 5), st.integers(1, 5))
-def test_what_arrives_is_what_is_wanted(before: int, after: int, piece: int, devices: int) -> None:
+def test_messages_deliver_the_halo(before: int, after: int, piece: int, devices: int) -> None:
     whole = list(range(piece * devices))
     for device in range(devices):
         start, end = device * piece, (device + 1) * piece
@@ -59,7 +59,7 @@ def test_what_arrives_is_what_is_wanted(before: int, after: int, piece: int, dev
         assert sorted(arrived) == whole[max(0, start - before) : start] + whole[end : end + after]
 
 
-def test_no_message_says_nothing() -> None:
+def test_no_message_is_empty() -> None:
     assert messages(Halo(0, 0), 4, 8) == ()
     assert messages(Halo(1, 1), 4, 1) == ()
 
@@ -69,7 +69,7 @@ def test_no_message_says_nothing() -> None:
 
 @st.composite
 def windows(draw: Any) -> tuple[Body, dict[str, Any]]:
-    """A convolution or pooling of one dimension, and its figures."""
+    """Draw a one-dimensional convolution or pooling, and its parameters."""
     size, stride = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     n = stride * draw(st.sampled_from([2, 3, 4, 6])) + draw(st.sampled_from([0, 0, 0, 1]))
     kind = draw(st.sampled_from(["conv", "max", "sum"]))
@@ -93,7 +93,7 @@ def windows(draw: Any) -> tuple[Body, dict[str, Any]]:
 
 
 def belong_together(n: int, stride: int, span: int, low: int, m: int) -> bool:
-    """Whether every device's windows begin at the same place relative to its slice, for two devices at least; none is outside."""
+    """Return whether the windows of each of several devices begin at the same offset from its slice, and none is outside."""
     return m > 1 and n == m * stride and 0 <= low < span
 
 
@@ -110,8 +110,8 @@ def test_every_choice_of_every_window_is_proved(made: tuple[Body, dict[str, Any]
             assert [p.check((c,), (devices,)).answer for p in (OperatorProof(body), GradientProof(body))] == ["proved", "proved"]
 
 
-def test_slices_that_do_not_follow_each_other_have_no_halo() -> None:
-    """At an inner digit a device's slice is in parts, between which others' lie."""
+def test_slices_at_inner_digits_have_no_halo() -> None:
+    """The slice of a device at an inner digit is not contiguous."""
     spread = lambda x, k: lax.conv_general_dilated(x, k, (1,), "SAME")  # noqa: E731
     apart = lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 2), (1, 1, 2), "VALID")  # noqa: E731
     x, k = jnp.ones((2, 2, 12)), jnp.ones((2, 2, 3))
@@ -128,7 +128,7 @@ def test_slices_that_do_not_follow_each_other_have_no_halo() -> None:
         (lambda x, k: lax.conv_general_dilated(x, k, (1, 1), "SAME", batch_group_count=2), "batch is in groups"),
     ],
 )
-def test_what_is_blocked_says_why(fn: Any, why: str) -> None:
+def test_blocked_dimensions_have_a_reason(fn: Any, why: str) -> None:
     body = close(jax.make_jaxpr(fn)(jnp.ones((2, 2, 8, 8)), jnp.ones((2, 2, 3, 3))))
     spec = spec_of(body, body.equations[0])
     assert spec is not None
@@ -137,7 +137,7 @@ def test_what_is_blocked_says_why(fn: Any, why: str) -> None:
     assert not {c.operands[0].dim for c in choices(body)} & {2, 3}
 
 
-def test_a_graph_says_what_stays_whole() -> None:
+def test_undivided_windows_of_a_graph_are_listed() -> None:
     def loss(k: Any, x: Any) -> Any:
         y = lax.conv_general_dilated(x, k, (2, 1), "VALID", dimension_numbers=NUMBERS)
         return lax.conv_general_dilated(y, k, (1, 1), "SAME", dimension_numbers=NUMBERS).sum()
@@ -153,7 +153,7 @@ NUMBERS = ("NHWC", "HWIO", "NHWC")
 
 
 def network(b: int = 2, n: int = 16) -> Small:
-    """Convolutions and poolings of all the usual kinds, of a few large images."""
+    """Return a network of convolutions and poolings of all usual kinds, for a few large images."""
 
     def conv(x: Any, k: Any, stride: int = 1, padding: str = "SAME") -> Any:
         return lax.conv_general_dilated(x, k, (stride, stride), padding, dimension_numbers=NUMBERS)
@@ -182,7 +182,7 @@ MACHINES = {"8": Machine.grid(1, 8, "a100"), "2x4": Machine.grid(2, 4, "a100"), 
 
 
 def spatial(machine: Machine, model: Small) -> tuple[Captured, Assembled]:
-    """All strategies in which every operator that can has a halo: others are made impossible."""
+    """Return the problem of the strategies in which every operator that can has a halo: all other choices have infinite cost."""
     captured = capture(model.loss, model.params, model.batch)
     assembled = assemble(captured.graph, captured.differentiated, machine, Training())
     costs = []
@@ -193,12 +193,12 @@ def spatial(machine: Machine, model: Small) -> tuple[Captured, Assembled]:
 
 
 def with_halos(graph: PCG) -> list[Node]:
-    """The operators that neighbours exchange edges for."""
+    """Return the operators for which neighbours exchange halos."""
     return [c.node for c in traffic(graph) if c.kind == "collective-permute"]
 
 
 def gradient_step(graph: PCG, machine: Machine, captured: Captured, leaves: list) -> tuple[dict[str, int], Any]:
-    """Elements of every kind of collective in a compiled step of a parallel graph; and the loss and gradients that it gives."""
+    """Return the elements of every kind of collective in a compiled step of a parallel graph, and its loss and gradients."""
     mesh, weights = mesh_of(machine.axes, jax.devices()), sorted(captured.differentiated)
     run, (end,) = program(graph, mesh), losses(graph)
 
@@ -217,7 +217,7 @@ def gradient_step(graph: PCG, machine: Machine, captured: Captured, leaves: list
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_spatial_strategies_compute_and_send_what_they_say(name: str) -> None:
+def test_spatial_strategies_compute_and_send_what_is_predicted(name: str) -> None:
     machine = MACHINES[name]
     with jax.enable_x64(True):
         model = network(n=24 if name == "6" else 16)
@@ -236,7 +236,7 @@ def test_spatial_strategies_compute_and_send_what_they_say(name: str) -> None:
 
 
 def chain(b: int = 2, n: int = 16, c: int = 4) -> Small:
-    """One operator after another: nothing is shared."""
+    """Return a chain of operators without branches."""
 
     def loss(p: Any, x: Any) -> Any:
         for k in p:
@@ -253,7 +253,7 @@ def spatial_chain() -> tuple[Captured, Assembled]:
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_the_search_counts_halos_as_they_are(seed: int) -> None:
+def test_the_search_prices_halos_as_the_prediction_does(seed: int) -> None:
     captured, assembled = spatial_chain()
     point = random_point(assembled, np.random.default_rng(seed))
     graph = parallelize(captured.graph, assembled.assignment(point))
@@ -263,14 +263,14 @@ def test_the_search_counts_halos_as_they_are(seed: int) -> None:
 
 
 def test_one_large_image_is_split_in_space() -> None:
-    """There are no samples to split, and halos are less than channels or partial sums of all pixels."""
+    """Without samples to split, halos are smaller than channels or partial sums of all pixels."""
     captured, assembled = made(chain(1, 512, 32), MACHINES["8"])
     (fastest,) = Minimizer(assembled.problem).at([0.0])
     graph = parallelize(captured.graph, assembled.assignment(fastest))
     assert len({id(node) for node in with_halos(graph)}) == 2
 
 
-def test_a_plan_that_was_found_sends_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_optimized_plan_sends_what_it_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model = chain(1, 256, 32)
     with jax.enable_x64(True):

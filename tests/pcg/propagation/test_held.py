@@ -1,4 +1,4 @@
-"""Functions that JAX keeps as one primitive, which an object tells apart: since 0.12 some of its own, and those of users."""
+"""Functions that JAX keeps as one primitive with an object as parameter: since 0.12 some of JAX's, and those of users."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Held: Any = getattr(hijax, "HiPrim", None) or hijax.VJPHiPrimitive  # as JAX 0.1
 
 
 class Cube(Held):
-    """A user's, whose gradient is twice its derivative."""
+    """A primitive of a user, whose gradient is twice its derivative."""
 
     def __init__(self, aval: Any) -> None:
         self.in_avals, self.out_aval, self.params = (aval,), aval, {}
@@ -45,7 +45,7 @@ def cube(x: Any) -> Any:
 
 
 def rooted(y: Any) -> Any:
-    """The roots of z³ + z = y."""
+    """Return the roots of z³ + z = y."""
 
     def newton(f: Callable[[Any], Any], z: Any) -> Any:
         return lax.fori_loop(0, 30, lambda _, z: z - f(z) / (3 * z**2 + 1), z)
@@ -68,7 +68,7 @@ def stepped(y: Any, w: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def exact() -> Iterator[None]:
-    """Near zero, and at powers of two, the last digit decides."""
+    """Use 64-bit numbers: near zero, and at powers of two, the last digit decides."""
     with jax.enable_x64(True):
         yield
 
@@ -103,7 +103,7 @@ def arguments() -> tuple[jax.Array, jax.Array]:
 
 
 def planned(fn: Callable[[Any, Any], Any]) -> tuple[Callable[[Any, Any], Any], Any]:
-    """A function of rows in a loss, and a plan of that on eight devices."""
+    """Return a loss of a function of rows, and its plan on eight devices."""
 
     def loss(w: Any, x: Any) -> Any:
         return jnp.mean(fn(x @ w, w) ** 2)
@@ -126,7 +126,7 @@ def test_rows_are_divided(name: str, capsys: pytest.CaptureFixture[str]) -> None
     np.testing.assert_allclose(gradient, its, rtol=1e-9, atol=1e-9)
 
 
-def test_nothing_that_is_held_is_left_in_a_program() -> None:
+def test_no_function_primitive_is_left_in_a_program() -> None:
     for name, fn in FUNCTIONS.items():
         body = capture(lambda w, x, fn=fn: fn(x @ w, w), *arguments()).body
         assert HELD not in body.primitives, name
@@ -141,7 +141,7 @@ def test_the_second_derivative_of_ldexp(twice: Callable[..., Any]) -> None:
     np.testing.assert_allclose(jax.jit(twice(plan))(*plan.shard(w, x)), jax.jit(twice(loss))(w, x), rtol=1e-9, atol=1e-9)
 
 
-def test_the_rule_of_a_users_is_kept() -> None:
+def test_the_rule_of_a_user_primitive_is_kept() -> None:
     _, plan = planned(lambda y, w: cube(y))
     w, x = arguments()
     y = np.asarray(x @ w)

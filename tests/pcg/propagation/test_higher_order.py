@@ -26,7 +26,7 @@ def norm(x: Any) -> Any:
 
 
 def ruled(optimize: bool, batching: bool) -> Callable[[Any], Any]:
-    """With a rule of its own, as the operators of tokamax have it."""
+    """Return a function with a custom rule, like the operators of tokamax."""
     forward = lambda x: jax.vjp(norm, x)  # noqa: E731
     if batching:
         forward = jax.custom_batching.custom_vmap(forward)
@@ -63,7 +63,7 @@ def named(x: Any) -> Any:
 
 
 def still(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """What JAX cannot differentiate is read as a constant."""
+    """Return the function with a stopped gradient, since JAX cannot differentiate it."""
     return lambda x: x * fn(lax.stop_gradient(x))
 
 
@@ -99,7 +99,7 @@ def loss(fn: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values_gradients_and_exports_are_the_functions(name: str, tmp_path: Path) -> None:
+def test_values_gradients_and_exports_equal_those_of_the_function(name: str, tmp_path: Path) -> None:
     fn = loss(CASES[name])
     plan = unity.optimize(fn, W, X, machine=MACHINE, search="captured", progress=False)
     assert blocked(plan) == []

@@ -1,4 +1,4 @@
-"""Linear solves: a plan keeps what JAX knows of them, derivatives of any order included, and splits batches and right sides."""
+"""Linear solves: plans split batches and right sides, and have JAX's derivatives of any order."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from unity.pcg.types.parallel_type import partitioned
 
 
 def correlated(params, x, y):
-    """The likelihood of a batch of small Gaussian processes, its kernels made of features."""
+    """Return the likelihood of a batch of small Gaussian processes whose kernels are computed from features."""
     features = jnp.tanh(x @ params["w"]).reshape(-1, 4, 5)
     kernel = features @ features.mT + jnp.eye(4)
     fit = jnp.sum(y * jnp.linalg.solve(kernel, y), (1, 2))
@@ -51,7 +51,7 @@ def test_values_and_gradients_are_the_functions(plan_and_args):
 
 
 def test_a_second_derivative_is_that_of_a_solve(plan_and_args):
-    """The transposed solve of a gradient is differentiated as a solve again, not through factors that are held constant."""
+    """The transposed solve of a gradient is differentiated as a solve, not through factors that are held constant."""
     plan, args = plan_and_args
 
     def steepness(fn):
@@ -61,8 +61,8 @@ def test_a_second_derivative_is_that_of_a_solve(plan_and_args):
     np.testing.assert_allclose(found["w"], jax.grad(steepness(correlated))(*args)["w"], rtol=1e-3, atol=1e-5)
 
 
-def test_a_solve_of_which_nothing_is_known_does_not_hinder_the_rest():
-    """In a step of a scan, beside what is split."""
+def test_a_foreign_solve_does_not_block_the_rest():
+    """The solve is in a step of a scan, beside operators that are split."""
 
     def walked(s, xs, a, inverse, b):
         def step(s, x):

@@ -1,4 +1,4 @@
-"""Loops whose rows end apart: which are known as such, and that devices may take as many steps as their own rows need."""
+"""Loops whose rows finish independently: they are recognized, and each device takes as many steps as its own rows need."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Step = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def by_hand(step: Step, more: Callable = lambda done: ~jnp.all(done)) -> Equation:
-    """A loop that carries `x` and which of its rows are done."""
+    """Return a loop that carries `x` and flags of its finished rows."""
     return loop_of(lambda x, done: lax.while_loop(lambda c: more(c[1]), lambda c: step(*c), (x, done)), X, K > 5)
 
 
@@ -53,7 +53,7 @@ def held(x: jax.Array, done: jax.Array) -> jax.Array:
     return jnp.where(done[:, None], x, jnp.sin(x))
 
 
-def test_a_loop_that_is_written_so_has_rows() -> None:
+def test_a_handwritten_loop_has_rows() -> None:
     assert rows_of(by_hand(lambda x, done: (held(x, done), done | (x.sum(1) < 1)))) == Rows(1, True, ((0,), (0,)))
     assert rows_of(by_hand(lambda x, done: (held(x, done), (x.sum(1) < 1) | done))) == Rows(1, True, ((0,), (0,)))
     going = by_hand(lambda x, going: (jnp.where(going[:, None], x + 1, x), going & (x.sum(1) < 9)), jnp.any)
@@ -82,23 +82,23 @@ def test_a_loop_that_is_written_so_has_rows() -> None:
         (lambda x, done: (jnp.where(~done[:, None], x, jnp.sin(x)), done | (x.sum(1) < 1)), lambda done: ~jnp.all(done)),
     ],
 )
-def test_what_changes_rows_that_are_done_has_none(step: Step, more: Callable) -> None:
+def test_a_loop_that_changes_finished_rows_has_none(step: Step, more: Callable) -> None:
     assert rows_of(by_hand(step, more)) is None
 
 
 def solved(w: jax.Array, y: jax.Array) -> jax.Array:
-    """Conjugate gradients for each row, with an implicit derivative; rows need from 1 to 20 steps."""
+    """Solve for each row by conjugate gradients, with an implicit derivative; rows need from 1 to 20 steps."""
     return jax.vmap(lambda y: cg(lambda v: v + w.T @ (w @ v), y, maxiter=20, tol=1e-5)[0])(y)
 
 
 def flown(w: jax.Array, y: jax.Array) -> jax.Array:
-    """Steps that each row chooses for itself, and an adjoint that goes back in such."""
+    """Integrate each row with adaptive steps, and an adjoint that does so backward."""
     times = jnp.array([0.0, 1.0])
     return jax.vmap(lambda y: odeint(lambda y, _: jnp.tanh(w @ y) - y, y, times, rtol=1e-5, atol=1e-5)[-1])(y)
 
 
 @pytest.mark.parametrize("rows", [solved, flown])
-def test_devices_take_as_many_steps_as_their_own_rows_need(rows: Callable) -> None:
+def test_devices_take_the_steps_that_their_rows_need(rows: Callable) -> None:
     rng = np.random.default_rng(0)
     w, y = 0.3 * rng.normal(size=(16, 16)), rng.normal(size=(64, 16)) * np.linspace(0.01, 3, 64)[:, None]
     w, y = jnp.asarray(w, jnp.float32), jnp.asarray(y, jnp.float32)

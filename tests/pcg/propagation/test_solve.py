@@ -1,4 +1,4 @@
-"""Solutions: every equation of a body uses an axis in a legal way, and its ends say what the inside does."""
+"""Solutions: every equation of a body uses an axis legally, and the boundary states determine the inner ones."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ def body_of(fn, *args):
 
 
 def legal(body):
-    """What a lone operator could do: (operands, results) of every choice but unused and replicated."""
+    """Return (operands, results) of every choice of a single operator but unused and replicated."""
     return {(c.operands, c.results) for c in choices(body) if c.name not in ("unused", "replicated")}
 
 
@@ -150,15 +150,15 @@ def test_seeds_add_inner_digits():
 
 
 def test_custom_rules_decide_with_the_body():
-    """A rule that is not linear in the cotangent needs it whole: on partial sums, but not on slices or copies."""
+    """A rule that is not linear in the cotangent needs it whole: its operand may be a partial sum, but no slice or replica."""
     fn, args = CASES["custom_vjp, not linear in the cotangent"]
     assert [c.operands for c in choices(body_of(fn, *args))] == [(UNUSED,), (PARTIAL,)]
     assert not any(REPLICATED in c.states for c in choices(body_of(lambda x: fn(jnp.sin(x)), *args)))
 
 
 @pytest.mark.parametrize("name", ["custom_vjp, gradients of two turned", "custom_jvp, gradients doubled"])
-def test_what_a_rule_hands_on_can_be_divided(name):
-    """No operator inside of it says so: by each dimension, into as many slices as that has rows, and that is all its work."""
+def test_operands_that_a_rule_forwards_can_be_divided(name):
+    """A call that only forwards its operand can be divided along each dimension, into as many slices as it has rows."""
     fn, args = CASES[name]
     found = {c.operands: (c.results, c.size, c.divided) for c in choices(body_of(fn, *args))}
     rows, columns = (P(0),) * len(args), (P(1), *(REPLICATED for _ in args[1:]))
@@ -180,16 +180,16 @@ def test_a_rule_that_looks_at_values_runs_whole():
     assert {s for c in choices(body_of(looking, x)) for s in c.states} == {UNUSED}
 
 
-def test_a_branch_that_hands_on_does_not_hide_the_others_work():
+def test_a_branch_that_forwards_does_not_hide_the_work_of_others():
     body = body_of(lambda i, x: jax.lax.switch(i, [jnp.sin, lambda v: v], x), np.int32(1), x)
     assert {c.operands[1] for c in choices(body) if c.divided} == {P(0), P(1)}
 
 
-def test_what_has_programs_inside_is_solved():
+def test_every_nesting_primitive_is_solved():
     assert NESTED.keys() == NESTING
 
 
-def test_devices_agree_on_what_a_loop_looks_at():
+def test_devices_agree_on_a_predicate():
     body = body_of(lambda x: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c + 1, x), x)
     assert legal(body) == {((P(d),), (P(d),)) for d in range(x.ndim)}
     (first, *_) = (c for c in choices(body) if c.divided)

@@ -1,4 +1,4 @@
-"""Derivative rules and primitives, such as Equinox' and Lineax', that compare what they get with what they were made for."""
+"""Derivative rules and primitives, such as those of Equinox and Lineax, that compare their arguments with those of tracing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import unity
 
 
 def types(values: Any) -> Any:
-    """What `equinox.filter_closure_convert` remembers of arguments, and compares."""
+    """Return what `equinox.filter_closure_convert` records of arguments, and compares."""
     return [(s.shape, s.dtype, s.sharding) for s in jax.tree.leaves(jax.eval_shape(lambda: values))]
 
 
@@ -64,7 +64,7 @@ def with_jvp(w: Any, h: Any) -> Any:
 
 
 def choosy(w: Any, h: Any) -> Any:
-    """Nothing may be differentiated by its last operand; only what is differentiated has cotangents."""
+    """Call a function that refuses to be differentiated by its last operand; of the others, only active ones have cotangents."""
 
     @jax.custom_vjp
     def call(w: Any, h: Any, times: Any) -> Any:
@@ -119,19 +119,19 @@ ad.primitive_transposes[product_p] = lambda g, w, h, expected, turned: (
 
 
 def looped(w: Any, h: Any) -> Any:
-    """As those of Diffrax."""
+    """Run a loop as Diffrax does."""
     return eqx.internal.while_loop(
         lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.tanh(c[1] @ w)), (jnp.int32(0), h), kind="checkpointed", max_steps=4
     )[1]
 
 
 def scanned(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The carry is differentiated from the second step on only, where it is not at first."""
+    """Return a scan whose carry is active from the second step on only."""
     return lambda w, h: lax.scan(lambda h, _: (call(w, h) + h, h.sum()), h, None, 3)[0]
 
 
 def in_rule(w: Any, h: Any) -> Any:
-    """As the implicit derivatives of Optimistix, which Lineax solves for."""
+    """Differentiate implicitly as Optimistix does, with a solve by Lineax."""
     expected = tuple(types((w, h)))
 
     @jax.custom_jvp
@@ -170,7 +170,7 @@ def test_rules_are_read_outside_of_the_mesh(name: str) -> None:
             jax.tree.map(same, found, jax.grad(loss, argnums)(w, x))
 
 
-def test_a_rule_that_refuses_says_so() -> None:
+def test_a_rule_that_refuses_is_reported() -> None:
     @jax.custom_vjp
     def call(x: Any, times: Any) -> Any:
         return x * times
@@ -187,8 +187,8 @@ def test_a_rule_that_refuses_says_so() -> None:
 
 
 @pytest.mark.parametrize("kind", ["keys", "complex numbers"])
-def test_what_is_eight_bytes_wide_does_not_switch_64_bits_on(kind: str) -> None:
-    """Random keys and pairs of real numbers are that wide: rules make whole numbers of 32 bits beside them, as JAX does."""
+def test_values_of_eight_bytes_do_not_enable_64_bits(kind: str) -> None:
+    """Random keys and complex numbers have 64 bits; rules have 32-bit integers beside them, as in JAX."""
 
     @jax.custom_vjp
     def call(x: Any, beside: Any) -> Any:
