@@ -101,8 +101,8 @@ class BodyInterpreter:
         """
         if not isinstance(atom, int):
             return self.read(atom)
-        around = zip(self.axes, self.placing, strict=True)
-        names = tuple(a.name for a, s in around if s is not None and s.replicates(self.body, atom, user))
+        per_axis = zip(self.axes, self.placing, strict=True)
+        names = tuple(a.name for a, s in per_axis if s is not None and s.replicates(self.body, atom, user))
         if names and (atom, names) not in self.replicated:
             type_ = tuple(REPLICATED if a.name in names else UNUSED for a in self.axes)
             piece = as_held(self.env[atom], self.placed(atom, type_))  # its cotangents are summed in that type
@@ -111,8 +111,8 @@ class BodyInterpreter:
 
     def contributed(self, number: int, position: int, x: Any) -> Any:
         """Return an operand of an equation, with zeros on all but the first device along axes where it is contributed to a sum."""
-        around = zip(self.axes, self.placing, strict=True)
-        names = tuple(a.name for a, s in around if s is not None and (number, position) in s.contributed)
+        per_axis = zip(self.axes, self.placing, strict=True)
+        names = tuple(a.name for a, s in per_axis if s is not None and (number, position) in s.contributed)
         return contribute(x, names) if names else x
 
     def run(self, operands: Sequence[Any]) -> list:
@@ -297,12 +297,12 @@ def _custom_vjp(equation: Equation, operands: list, layout: Layout, axes: tuple[
     types, results = _types(layout.operands), _types(layout.results)
     n = len(results)
     per_axis = [
-        None if all(t[k] == UNUSED for t in types + results) else vjp_solutions(
-            equation, tuple(t[k] for t in types), tuple(t[k] for t in results)
-        )
+        vjp_solutions(equation, tuple(t[k] for t in types), tuple(t[k] for t in results))
+        if any(t[k] != UNUSED for t in types + results)
+        else None
         for k in range(len(axes))
-    ]  # fmt: skip
-    forward = BodyInterpreter(rule.forward, tuple(s and s[0] for s in per_axis), axes)
+    ]
+    forward_placing, backward_placing = (tuple(s and s[part] for s in per_axis) for part in (0, 1))
     names = [a.name for a, s in zip(axes, per_axis, strict=True) if s is not None]
 
     @jax.custom_vjp
@@ -310,12 +310,12 @@ def _custom_vjp(equation: Equation, operands: list, layout: Layout, axes: tuple[
         return varied(run_body(body, primals, types, results, axes), layout.results)
 
     def run_forward(*primals: Any) -> Any:
-        out = BodyInterpreter(rule.forward, forward.placing, axes).run(primals)
+        out = BodyInterpreter(rule.forward, forward_placing, axes).run(primals)
         return varied(out[:n], layout.results), out[n:]
 
     def run_backward(residuals: Any, cotangents: Any) -> Any:
-        back = BodyInterpreter(rule.backward, tuple(s and s[1] for s in per_axis), axes)
-        gradients, flagged = iter(back.run((*residuals, *cotangents))), zip(rule.floating, layout.operands, strict=True)
+        gradients = iter(BodyInterpreter(rule.backward, backward_placing, axes).run((*residuals, *cotangents)))
+        flagged = zip(rule.floating, layout.operands, strict=True)
         return tuple(vary(as_held(next(gradients), p), names) if f else None for f, p in flagged)
 
     call.defvjp(run_forward, run_backward)

@@ -80,9 +80,9 @@ class KernelDimensions:
 
     def _check_divided(self) -> None:
         """Raise KernelError if a name cannot be split, or summed, as declared."""
-        both = set(self.split) & set(self.summed)
-        if both:
-            raise KernelError(f"'{min(both)}' is in split= and in summed=; what some results lack is summed, all else is split")
+        common = set(self.split) & set(self.summed)
+        if common:
+            raise KernelError(f"'{min(common)}' is in split= and in summed=; what some results lack is summed, all else is split")
         for name in (*self.split, *self.summed):
             if not any(name in term for term in self.operands):
                 raise KernelError(f"no argument has a dimension '{name}' ('{self}')")

@@ -56,9 +56,9 @@ class PlacedTensor:
         """Return whether this device's piece has each global index of `dim`, and its local index (arbitrary if it has not)."""
         here, n = jnp.ones(indices.shape, bool), self.shape[dim]
         for axis, digit in sorted(self.along(dim), key=lambda entry: -entry[1].outer):  # the most minor digit is removed first
-            inside = n // (digit.outer * digit.size)
-            here &= indices // inside % digit.size == lax.axis_index(axis)
-            indices = indices // (digit.size * inside) * inside + indices % inside
+            minor = n // (digit.outer * digit.size)
+            here &= indices // minor % digit.size == lax.axis_index(axis)
+            indices = indices // (digit.size * minor) * minor + indices % minor
             n //= digit.size
         return here, indices
 

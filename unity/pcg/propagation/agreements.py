@@ -27,10 +27,10 @@ def as_match(solved: Iterable[tuple[Body, Solution]], operands: tuple[State, ...
     size, divided, ruled = 0, False, False
     agreed, forward, backward = list[Agreement](), list[Agreement](), list[Agreement]()
     for k, (body, solution) in enumerate(solved):
-        every = range(len(solution.matches))
+        all_equations = range(len(solution.matches))
         agreed += _located_in(k, agreements(body, solution))
-        forward += _located_in(k, agreements(body, solution, every))
-        backward += _located_in(k, backward_agreements(solution, every))
+        forward += _located_in(k, agreements(body, solution, all_equations))
+        backward += _located_in(k, backward_agreements(solution, all_equations))
         ruled = ruled or any(m.ruled is not None for m in solution.matches)
         for match in solution.matches:
             size, divided = gcd(size, match.size), divided or bool(match.divided)

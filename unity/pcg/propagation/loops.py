@@ -76,9 +76,9 @@ def _with_test(loop: Loop, solve_nested: NestedSolve, match: Match, known: Mappi
         return match if all(match.states[p] == s for p, s in known.items()) else None
     assert loop.test is not None
     first = loop.offset
-    around = {loop.test.inputs[p]: s for p, s in known.items() if p < first}
-    around |= zip(loop.test.inputs[first:], match.results, strict=True)
-    solution = solve_nested(loop.test, around | {a: REPLICATED for a in loop.test.outputs if isinstance(a, int)})
+    test_states = {loop.test.inputs[p]: s for p, s in known.items() if p < first}
+    test_states |= zip(loop.test.inputs[first:], match.results, strict=True)
+    solution = solve_nested(loop.test, test_states | {a: REPLICATED for a in loop.test.outputs if isinstance(a, int)})
     if solution is None or solution.operands[first:] != match.results:
         return None
     agreed = (replace(a, where=(1, *a.where)) for a in agreements(loop.test, solution))

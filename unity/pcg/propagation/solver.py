@@ -56,8 +56,8 @@ def solve(body: Body, known: Mapping[int, State], contributing: bool = False) ->
     contributed: set[Place] = set()
     while True:
         try:
-            around = {v: s for v, s in known.items() if v not in reduced or s != REPLICATED}  # users see it reduced
-            return Propagation(body, around, reduced, equation_matches, contributed if contributing else None).run()
+            unreduced = {v: s for v, s in known.items() if v not in reduced or s != REPLICATED}  # users see it reduced
+            return Propagation(body, unreduced, reduced, equation_matches, contributed if contributing else None).run()
         except Conflict as conflict:
             if contributing and not conflict.places <= contributed:
                 contributed |= conflict.places
@@ -121,10 +121,8 @@ def replicable(body: Body) -> bool:
 def is_replicable_call(equation: Equation) -> bool:
     """Return whether an equation with nested programs can be replicated for use."""
     if is_reverse_only(equation):
-        return (
-            derivative_agreements(equation, (REPLICATED,) * len(equation.operands), (REPLICATED,) * len(equation.results))
-            is not None
-        )
+        operands, results = ((REPLICATED,) * len(atoms) for atoms in (equation.operands, equation.results))
+        return derivative_agreements(equation, operands, results) is not None
     if equation.name == "cond":
         return all(map(replicable, branches(equation)))
     if equation.name == LINEAR_SOLVE:

@@ -60,11 +60,11 @@ def ragged_dot(params: Any, operands: Any, results: Any) -> Spec:
     b = int(contracted)
     m, n = b + len(batch_x), b + len(batch_x) + len(free_x)
     batch = enumerate(zip(batch_x, batch_y, strict=True))
-    inside = enumerate(zip(contract_x, contract_y, strict=True))
+    contractions = enumerate(zip(contract_x, contract_y, strict=True))
     factors = (
         *(Factor(f"b{k}", x.shape[i], (Slot(i), Slot(j), None), (Slot(b + k),)) for k, (i, j) in batch),
         *(Factor(f"m{k}", x.shape[i], (Slot(i), None, None), (Slot(m + k),)) for k, i in enumerate(free_x)),
         *(Factor(f"n{k}", y.shape[j], (None, Slot(j), None), (Slot(n + k),)) for k, j in enumerate(free_y)),
-        *(Factor(f"c{k}", x.shape[i], (Slot(i), Slot(j), None), (None,), "sum") for k, (i, j) in inside),
+        *(Factor(f"c{k}", x.shape[i], (Slot(i), Slot(j), None), (None,), "sum") for k, (i, j) in contractions),
     )
     return Spec(tuple(f for f in factors if f.size > 1), bilinear(operands), flops if contracted else flops * sizes.shape[0])

@@ -83,9 +83,9 @@ def squeeze(params: Any, operands: Any, results: Any) -> Spec:
 def transpose(params: Any, operands: Any, results: Any) -> Spec:
     """One operand; dimension k of the result is `permutation[k]` of it. A view if only dimensions of size one are permuted."""
     shape = operands[0].shape
-    moving = [i for i in params["permutation"] if shape[i] > 1]
+    order = [i for i in params["permutation"] if shape[i] > 1]
     factors = (Factor(f"d{i}", shape[i], (Slot(i),), (Slot(k),)) for k, i in enumerate(params["permutation"]) if shape[i] > 1)
-    return Spec(tuple(factors), LINEAR, view=moving == sorted(moving))
+    return Spec(tuple(factors), LINEAR, view=order == sorted(order))
 
 
 @operator("rev", facts=MOVES)

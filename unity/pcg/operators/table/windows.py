@@ -20,10 +20,10 @@ def _spec(params: Any, operands: Any, results: Any, before: Shape, after: Shape,
 
     Operands and results have one rank.
     """
-    one = (1,) * len(before)
+    ones = (1,) * len(before)
     lists = (
         *(before, after, params["window_dimensions"], params["window_strides"], map(tuple, params["padding"])),
-        *(params.get("window_dilation") or one, params.get("base_dilation") or one),
+        *(params.get("window_dilation") or ones, params.get("base_dilation") or ones),
     )
     windows = [
         (i, Window(*figures), tuple(Slot(i) if o.ndim else None for o in operands), (Slot(i),) * len(results))
