@@ -19,7 +19,7 @@ from unity.base.formatting import short
 from unity.cli import main
 from unity.explain.undivided import WORTH_SAYING, undivided
 from unity.machine.machine import Machine
-from unity.pcg.parallel.twins import twins
+from unity.pcg.parallel.serial_view import twins
 from unity.plan.plan import Plan
 from unity.plan.summary import differentiated_in, on_one_device
 from unity.search.cost.prediction import predict

@@ -17,7 +17,7 @@ from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.graph import CONSTRAIN, PCG
 from unity.pcg.ir.user_lines import spoken
 from unity.pcg.parallel.marks import hidden, mark_of, marks
-from unity.pcg.parallel.twins import twins
+from unity.pcg.parallel.serial_view import twins
 from unity.pcg.parallel.wanted_types import met
 from unity.search.space.configurations import ranks
 from unity.search.space.dimensions import Dimensions

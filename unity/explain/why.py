@@ -20,7 +20,7 @@ from unity.exec.lowering import label
 from unity.explain.alternatives import Alternative, Ends, alternatives
 from unity.pcg.ir.graph import PARALLELIZATION, Node, Value
 from unity.pcg.ir.user_lines import spoken
-from unity.pcg.parallel.twins import twins
+from unity.pcg.parallel.serial_view import twins
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import local_shape, show
 from unity.search.cost.prediction import CollectiveTerm, Prediction, predict

@@ -13,7 +13,7 @@ from unity.machine.machine import Machine
 from unity.optimize import optimize
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.graph import PCG, Value
-from unity.pcg.parallel.equal_values import Names, parts_of, summand_of
+from unity.pcg.parallel.equal_values import ValueNumbering, parts_of, summand_of
 
 
 def gates(params: Any, x: Any, other: int = 0) -> Any:
@@ -34,7 +34,7 @@ def planned(other: int) -> PCG:
 def test_cotangents_of_what_is_split_and_added_are_equal_if_all_parts_are(other: int) -> None:
     graph = planned(other)
     ours, theirs = (n for n in graph.nodes if n.kind == "dot_general" and n.tensors[0].shape == (8, 32))
-    names = Names(graph)
+    names = ValueNumbering(graph)
     assert (names.cotangent(Value(ours)) == names.cotangent(Value(theirs))) == (not other)
 
 
@@ -54,7 +54,10 @@ def test_what_is_computed_twice_for_a_stopped_gradient_is_one_value() -> None:
         optimize(adversaries, params, f(64, 16), machine=Machine.grid(1, n, "a100"), search="captured", progress=False)
         for n in (1, 8)
     )
-    names, products = Names(alone.pcg), [n for n in alone.pcg.nodes if n.kind == "dot_general" and n.tensors[0].shape == (64, 64)]
+    names, products = (
+        ValueNumbering(alone.pcg),
+        [n for n in alone.pcg.nodes if n.kind == "dot_general" and n.tensors[0].shape == (64, 64)],
+    )
     assert len(products) == 2
     assert len({names.value(Value(n)) for n in products}) == 1
     check = plan.frontier[-1].check()

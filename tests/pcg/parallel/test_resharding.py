@@ -15,7 +15,7 @@ from unity.exec.compiled.hlo import collectives
 from unity.machine.collectives import collective
 from unity.machine.machine import Machine
 from unity.pcg.local.collectives import apply
-from unity.pcg.parallel.resharding import SLICING, Step, absolute, kind_of, steps
+from unity.pcg.parallel.resharding import SLICING, ReshardingStep, absolute, kind_of, steps
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, Digit, copies, digits, misfit, partitioned
 from unity.pcg.types.varying_axes import vary
@@ -184,7 +184,7 @@ def shortest(machine, shape, nbytes, training, directly):
         for t in nodes:
             kinds = {kind_of(a, b) for a, b in zip(s, t, strict=True) if a != b}
             if len(kinds) == 1 and "" not in kinds and placed_freely(s, t, axes):
-                step = Step(kinds.pop(), tuple(i for i in range(len(axes)) if s[i] != t[i]), s, t)
+                step = ReshardingStep(kinds.pop(), tuple(i for i in range(len(axes)) if s[i] != t[i]), s, t)
                 graph.add_edge(s, t, weight=seconds(machine, step, nbytes, training))
     found = {}
     for s, t in ((s, t) for s in named for t in named if s != t):

@@ -13,7 +13,7 @@ from jax import lax
 
 from unity.pcg.local.widening import sent
 from unity.pcg.operators.layout import outer_here, take_digit
-from unity.pcg.parallel.resharding import Step
+from unity.pcg.parallel.resharding import ReshardingStep
 from unity.pcg.types.accumulation import backward, forward, held
 from unity.pcg.types.accumulation import partial as is_partial
 from unity.pcg.types.axis import Axis

@@ -1,18 +1,19 @@
-"""Branches as one operator of a graph: programs that do not need each other, each on its own share of the devices.
+"""Branches as one operator of a graph: independent programs, each on a share of the devices.
 
-Along the axes of such an operator device k is in *group* k, and runs the branches of this group only, one after the other:
+Along the axes of such an operator, device k belongs to *group* k and runs only that group's branches, one after the other:
 
     group 0    conv → relu → conv → relu
     group 1    conv → relu,  pool → conv
 
-Outside, it is an operator like any other. What it reads is replicated for use along its axes, so gradients of that are summed up
-there. What it makes is a partial sum along them: zeros everywhere but where the branch ran. So to join branches is to reduce, which
-what follows may put off: a concatenation or a sum of branches is still a partial sum. Arrays that are *packed* have one slice for
-each group, and are partitioned in these. Inside, everything is replicated along the axes: that devices of another group run
-something else is nothing that an operator has to know. What runs is `unity.exec.branches`.
+From outside it is an operator like any other. Its operands are replicated for use along its axes, so their gradients are summed
+there. Its results are partial sums along them: zeros on every device but those that ran the branch. Joining branches is therefore a
+reduce, which later operators may postpone: a concatenation or a sum of branches is still a partial sum. A *packed* operand has one
+slice for each group, and is partitioned in these. Inside, everything is replicated along the axes: no operator needs to know that
+the devices of another group run something else. `unity.exec.branches` runs it.
 
-The *stages* of a pipeline may be such programs, too, where they are unlike (`unity.transforms.pipelining.apart`): a device runs the
-one whose stage it is. All give the same results, of their own samples; so types are the same inside and outside of that operator.
+The stages of a pipeline may be such programs, too, if they differ (`unity.transforms.pipelining.apart`): a device runs the program
+of its own stage (`STAGES`). All of them compute the same results for different samples, so types are the same inside and outside of
+that operator.
 """
 
 from __future__ import annotations
@@ -25,78 +26,92 @@ from unity.base.errors import ParallelTypeError
 from unity.pcg.ir.graph import PCG, STAGES, Node
 from unity.pcg.propagation.choices import Choice, choices
 from unity.pcg.types.axis import Axis
-from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned, show
+from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, Type, partitioned, show
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """What the devices of one group run: a graph of all operands, and which results of the operator its outputs are."""
+    """The program of one group's devices.
+
+    graph: takes all operands of the branches operator.
+    results: the positions, among the operator's results, of the graph's outputs.
+    """
 
     graph: PCG
     results: tuple[int, ...]
 
 
 def names_of(node: Node) -> tuple[str, ...]:
-    """The axes along which the groups lie, in the mesh's order."""
+    """Return the names of the mesh axes along which the groups lie, in mesh order."""
     return tuple(str(node.attributes["along"]).split())
 
 
 def numbers_of(node: Node) -> tuple[int, ...]:
-    """The group of every result."""
+    """Return the group that computes each result."""
     return tuple(map(int, str(node.attributes["groups"]).split()))
 
 
 def packed_of(node: Node) -> frozenset[int]:
-    """The operands, by position, that have a slice for each group."""
+    """Return the positions of the operands that have a slice for each group."""
     return frozenset(map(int, str(node.attributes["packed"]).split()))
 
 
 def weight_of(node: Node) -> float:
-    """What part of the time of all branches together the slowest group takes. Costs count this part of each."""
+    """Return the slowest group's share of the time of all branches together. Costs count this share of every branch."""
     return float(node.attributes["weight"])
 
 
 def groups_of(node: Node) -> tuple[Group, ...]:
-    """What each group runs; of stages each gives all results."""
+    """Return the program of each group. Every stage computes all results."""
     assert node.inside is not None
     if node.kind == STAGES:
         return _stages(node.inside)
     numbers, inside = numbers_of(node), node.inside
-    found = [tuple(k for k, g in enumerate(numbers) if g == group) for group in range(max(numbers) + 1)]
-    return tuple(Group(PCG(inside.inputs, tuple(inside.outputs[k] for k in part), inside.axes), part) for part in found)
+    results = [tuple(k for k, g in enumerate(numbers) if g == group) for group in range(max(numbers) + 1)]
+    return tuple(Group(PCG(inside.inputs, tuple(inside.outputs[k] for k in own), inside.axes), own) for own in results)
 
 
 def _stages(inside: PCG) -> tuple[Group, ...]:
-    """Every output is one of what each of the stages gives."""
-    ends = [v.node.operands for v in inside.outputs]
-    every = tuple(range(len(ends)))
-    return tuple(Group(PCG(inside.inputs, own, inside.axes), every) for own in zip(*ends, strict=True))
+    """Return the program of each stage: operand k of an output's placeholder node is the result of stage k."""
+    alternatives = [v.node.operands for v in inside.outputs]
+    every = tuple(range(len(alternatives)))
+    return tuple(Group(PCG(inside.inputs, own, inside.axes), every) for own in zip(*alternatives, strict=True))
 
 
 def outside_state(node: Node, position: int) -> State:
-    """The state of an operand along the axes of the groups."""
+    """Return the state of an operand along the axes of the groups."""
     return partitioned(0) if position in packed_of(node) else REPLICATED
 
 
 def everywhere(node: Node | None, operands: int, results: int) -> Choice:
-    """What a place inside does along the axes of the groups: the same on every device, as far as it knows."""
-    state = REPLICATED if operands or node is None else UNUSED  # a constant is the same anyway
+    """Return the choice, along the axes of the groups, of an operator inside of them: it is replicated.
+
+    Args:
+        node: the operator, or None for a boundary of the graph.
+        operands: the number of its operands.
+        results: the number of its results.
+    """
+    state = REPLICATED if operands or node is None else UNUSED  # a constant is the same on every device
     return Choice("replicated", (REPLICATED,) * operands, (state,) * results, 0, 0.0)
 
 
 def confined(graph: PCG) -> Node | None:
-    """The first operator of a graph that cannot run on some devices only; None if all can."""
+    """Return the first operator of a graph that cannot run on only some of the devices, or None."""
     for node, _ in graph.walk():
         if node.body is None or not node.operands:
             continue
-        wanted = everywhere(node, len(node.operands), len(node.tensors)).states
-        if all(c.states != wanted for c in choices(node.body)):
+        replicated = everywhere(node, len(node.operands), len(node.tensors)).states
+        if all(c.states != replicated for c in choices(node.body)):
             return node
     return None
 
 
 def check_ends(node: Node, axes: tuple[Axis, ...]) -> None:
-    """Raises ParallelTypeError unless operands and results are as groups need them along their axes, and as inside along others."""
+    """Raise ParallelTypeError unless the operator's boundary types fit its groups.
+
+    Along the axes of the groups, operands and results have the states that the module describes; along all other axes a type is the
+    same inside and outside.
+    """
     assert node.inside is not None
     names = names_of(node)
     over = [k for k, axis in enumerate(axes) if axis.name in names]
@@ -104,32 +119,29 @@ def check_ends(node: Node, axes: tuple[Axis, ...]) -> None:
     if len(over) != len(names) or prod(axes[k].size for k in over) != count:
         mesh = " ".join(f"{axis.name}={axis.size}" for axis in axes)
         raise ParallelTypeError(f"{node.source}: {count} groups of branches along {' '.join(names)} cannot be on a mesh of {mesh}")
-    for name, outside, inside, rank, wanted in _ends(node, over, len(axes)):
+    for name, outside, inside, rank, expected in _boundary_types(node, over, len(axes)):
         if any(inside[k] != REPLICATED for k in over):
             raise ParallelTypeError(
                 f"{node.source}: {name} of branches along {' '.join(names)} is {show(inside, axes, rank)} inside, but must be"
                 f" replicated for use along {' '.join(names)}: devices of another group run something else. (docs: branches#types)"
             )
-        if outside != wanted:
+        if outside != expected:
             raise ParallelTypeError(
                 f"{node.source}: {name} of branches along {' '.join(names)} is {show(outside, axes, rank)}, but as it is"
-                f" {show(inside, axes, rank)} inside it must be {show(wanted, axes, rank)}. (docs: branches#types)"
+                f" {show(inside, axes, rank)} inside it must be {show(expected, axes, rank)}. (docs: branches#types)"
             )
 
 
-Type = tuple[State, ...]
-
-
-def _ends(node: Node, over: Sequence[int], axes: int) -> Iterator[tuple[str, Type, Type, int, Type]]:
-    """Every operand and result: its name, type outside and inside, rank, and the type that it must have outside."""
+def _boundary_types(node: Node, over: Sequence[int], axes: int) -> Iterator[tuple[str, Type, Type, int, Type]]:
+    """Yield for every operand and result its name, type outside, type inside, rank, and the type required outside."""
     assert node.inside is not None
 
-    def wanted(inside: Type, along: State, more: int) -> Type:
-        moved = [State("P", s.dim + more, s.outer) if s.kind == "P" else s for s in inside]
-        return tuple(along if k in over else moved[k] for k in range(axes))
+    def expected(inside: Type, along: State, leading: int) -> Type:
+        shifted = [State("P", s.dim + leading, s.outer) if s.kind == "P" else s for s in inside]
+        return tuple(along if k in over else shifted[k] for k in range(axes))
 
     for p, (v, n) in enumerate(zip(node.operands, node.inside.inputs, strict=True)):
         inside = n.types[0]
-        yield f"operand {p}", v.type, inside, v.tensor.ndim, wanted(inside, outside_state(node, p), int(p in packed_of(node)))
+        yield f"operand {p}", v.type, inside, v.tensor.ndim, expected(inside, outside_state(node, p), int(p in packed_of(node)))
     for k, (v, w) in enumerate(zip(node.results, node.inside.outputs, strict=True)):
-        yield f"result {k}", v.type, w.type, v.tensor.ndim, wanted(w.type, PARTIAL, 0)
+        yield f"result {k}", v.type, w.type, v.tensor.ndim, expected(w.type, PARTIAL, 0)

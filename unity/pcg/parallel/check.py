@@ -1,11 +1,11 @@
-"""The type checker of parallel graphs: every operator application is one that the operator table allows.
+"""The type checker of parallel graphs: every application of an operator must be one that the operator table allows.
 
-JAX catches a forgotten Reduce, but runs a relu over a partial sum without a word, and wrongly. This is the guard.
+JAX does not check this: it silently applies a relu to a partial sum, which is wrong.
 
-It guards against hangs, too. Devices along the axes of a pipeline, or of branches, do not run what is inside together: a stage
-idles while another one works. A collective along such an axis would wait for devices that never come, so inside nothing
-communicates along it, neither forward nor backward. A collective-permute is one collective of all devices of the program, whoever
-sends to whom: XLA's runtime for CPUs waits for all of them. So inside no operator exchanges halos, along any axis.
+The checker also rules out hangs. Devices along the axes of a pipeline, or of branches, do not run the nested graph together: one
+stage idles while another works. A collective along such an axis would wait for devices that never arrive, so nothing inside
+communicates along it, forward or backward. A collective-permute involves all devices of the program, whoever sends to whom: XLA's
+CPU runtime waits for all of them. So no operator inside exchanges halos, along any axis.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from unity.pcg.types.parallel_type import PARTIAL, State, Type, misfit, show
 
 
 def check(graph: PCG) -> None:
-    """Raises ParallelTypeError, naming operator, operand, dimension and axis, unless all types of a parallel graph agree."""
+    """Raise ParallelTypeError, with operator, operand, dimension and axis, unless all types of a parallel graph agree."""
     for k, v in enumerate(graph.outputs):
         for state, axis in zip(v.type, graph.axes, strict=True):
             if state.kind in "RS" or state.outer > 1:
@@ -34,25 +34,25 @@ def check(graph: PCG) -> None:
                     f'{_where(v.node)}: output {k} of the graph is {_words(state)} along axis "{axis.name}": it cannot leave the'
                     " program so.\n    Reduce or combine it first. (docs: types#changes)"
                 )
-    _graph(graph, {})
+    _check_graph(graph, {})
 
 
-# Axes, by position, along which devices do not run a graph together, and the operator that the graph is nested in.
-Apart = Mapping[int, Node]
+# Axes, by position, along which devices do not run a graph together, each with the operator that the graph is nested in.
+Divergent = Mapping[int, Node]
 
 
-def _graph(graph: PCG, apart: Apart) -> None:
+def _check_graph(graph: PCG, divergent: Divergent) -> None:
     for node in graph.nodes:
         for v in node.results:
-            _fits(node, v, graph.axes)
+            _check_divisibility(node, v, graph.axes)
         if node.kind in PARALLELIZATION:
-            _change(node, graph.axes)
-            _unmoved(node, graph.axes, apart)
+            _check_change(node, graph.axes)
+            _check_change_is_local(node, graph.axes, divergent)
         elif node.inside is not None:
-            _nested(node, graph.axes, apart)
+            _check_nested(node, graph.axes, divergent)
         elif node.kind != "input":
-            _application(node, graph.axes)
-            _silent(node, graph.axes, apart)
+            _check_application(node, graph.axes)
+            _check_application_is_local(node, graph.axes, divergent)
 
 
 def _where(node: Node) -> str:
@@ -65,7 +65,7 @@ def _words(state: State) -> str:
     return f"partitioned in dimension {state.dim}" + (f" at inner digit {state.outer}" if state.outer > 1 else "")
 
 
-def _fits(node: Node, v: Value, axes: tuple[Axis, ...]) -> None:
+def _check_divisibility(node: Node, v: Value, axes: tuple[Axis, ...]) -> None:
     if len(v.type) != len(axes):
         raise ParallelTypeError(f"{_where(node)}: result {v.index} has a type of {len(v.type)} axes on a mesh of {len(axes)}")
     problem = misfit(v.tensor.shape, v.type, axes)
@@ -73,7 +73,7 @@ def _fits(node: Node, v: Value, axes: tuple[Axis, ...]) -> None:
         raise ParallelTypeError(f"{_where(node)}: result {v.index}: {problem}. (docs: types#divisibility)")
 
 
-def _change(node: Node, axes: tuple[Axis, ...]) -> None:
+def _check_change(node: Node, axes: tuple[Axis, ...]) -> None:
     (operand,) = node.operands
     before, after = absolute(operand.type, axes), absolute(node.types[0], axes)
     for axis, s, t in zip(axes, before, after, strict=True):
@@ -84,38 +84,48 @@ def _change(node: Node, axes: tuple[Axis, ...]) -> None:
             )
 
 
-def _unmoved(node: Node, axes: tuple[Axis, ...], apart: Apart) -> None:
-    """Raises ParallelTypeError if a parallelization operator changes types along an axis whose devices do not run it together."""
+def _check_change_is_local(node: Node, axes: tuple[Axis, ...], divergent: Divergent) -> None:
+    """Raise ParallelTypeError if a parallelization operator changes types along an axis whose devices do not run it together."""
     before, after = (absolute(v.type, axes) for v in (*node.operands, *node.results))
-    for k, around in apart.items():
+    for k, around in divergent.items():
         if not stationary(before[k], after[k]):
             raise _hang(node, f"changes {_words(before[k])} to {_words(after[k])}", axes[k], around)
 
 
-def _silent(node: Node, axes: tuple[Axis, ...], apart: Apart) -> None:
-    """Raises ParallelTypeError if an operator communicates inside along an axis whose devices do not run it together, or exchanges
-    halos along any axis where not all devices run it."""
+def _check_application_is_local(node: Node, axes: tuple[Axis, ...], divergent: Divergent) -> None:
+    """Raise ParallelTypeError if an operator communicates with devices that do not run it.
+
+    It may not reduce or agree on a number along a divergent axis, nor exchange halos along any axis if there is a divergent one.
+    """
     assert node.body is not None
-    for k, axis in enumerate(axes if apart else ()):
+    for k, axis in enumerate(axes if divergent else ()):
         solution = along_axis(node.body, tuple(v.type[k] for v in node.operands), tuple(t[k] for t in node.types))
-        if solution is not None and halo_edges(node.body, solution):
-            raise _hang(node, "exchanges halos, by collective-permutes of all devices,", axis, next(iter(apart.values())))
-        if k in apart and solution is not None and solution.communicates:
-            raise _hang(node, "reduces, or agrees on a number,", axis, apart[k])
+        if solution is not None and edges(node.body, solution):
+            raise _hang(node, "exchanges halos, by collective-permutes of all devices,", axis, next(iter(divergent.values())))
+        if k in divergent and solution is not None and solution.communicates:
+            raise _hang(node, "reduces, or agrees on a number,", axis, divergent[k])
 
 
-def _hang(node: Node, what: str, axis: Axis, around: Node) -> ParallelTypeError:
+def _hang(node: Node, action: str, axis: Axis, around: Node) -> ParallelTypeError:
+    """Return the error for an operator that would wait for devices which do not run it.
+
+    Args:
+        node: the operator.
+        action: a verb phrase for the communication.
+        axis: the axis along which it communicates.
+        around: the pipeline or branches that it is nested in.
+    """
     where = f" at {around.source}" if around.source else ""
     along = " ".join(names_of(around))
     return ParallelTypeError(
-        f'{_where(node)}: along axis "{axis.name}" it {what} inside of the {around.kind}{where}. Its devices along {along} do not'
+        f'{_where(node)}: along axis "{axis.name}" it {action} inside of the {around.kind}{where}. Its devices along {along} do not'
         f" run it together: those that do would wait for the others for ever.\n    Communicate outside of the {around.kind}, and"
         " keep all types along its axes inside; a plan file of an older version must be made again. (docs: types#control-flow)"
     )
 
 
-def _apart(node: Node, axes: tuple[Axis, ...]) -> tuple[int, ...]:
-    """The axes, by position, along which devices do not run what is inside of a node together."""
+def _divergent_axes(node: Node, axes: tuple[Axis, ...]) -> tuple[int, ...]:
+    """Return the axes, by position, along which devices do not run a node's nested graph together."""
     if node.kind in (PIPELINE, TAIL):
         return positions_of(node, axes)
     if node.kind in (BRANCHES, STAGES):
@@ -124,19 +134,19 @@ def _apart(node: Node, axes: tuple[Axis, ...]) -> tuple[int, ...]:
     return ()
 
 
-def _nested(node: Node, axes: tuple[Axis, ...], apart: Apart) -> None:
+def _check_nested(node: Node, axes: tuple[Axis, ...], divergent: Divergent) -> None:
     assert node.inside is not None
     graph = node.inside
-    for k in _apart(node, axes):
-        if k in apart and node.kind in (PIPELINE, TAIL):
-            raise _hang(node, "hands samples from stage to stage", axes[k], apart[k])
+    for k in _divergent_axes(node, axes):
+        if k in divergent and node.kind in (PIPELINE, TAIL):
+            raise _hang(node, "hands samples from stage to stage", axes[k], divergent[k])
     if node.kind in (PIPELINE, TAIL):
-        _stages(node, axes)
+        _check_stages(node, axes)
     if node.kind == BRANCHES:
         check_ends(node, axes)
     if node.kind in THROUGH:
-        ends = [*zip(node.operands, map(Value, graph.inputs), strict=True), *zip(node.results, graph.outputs, strict=True)]
-        for k, (v, w) in enumerate(ends):
+        boundary = [*zip(node.operands, map(Value, graph.inputs), strict=True), *zip(node.results, graph.outputs, strict=True)]
+        for k, (v, w) in enumerate(boundary):
             if v.type != w.type:
                 name = f"operand {k}" if k < len(node.operands) else f"result {k - len(node.operands)}"
                 outside, inside = (show(x.type, axes, x.tensor.ndim) for x in (v, w))
@@ -150,53 +160,67 @@ def _nested(node: Node, axes: tuple[Axis, ...], apart: Apart) -> None:
                     f"{_where(node)}: carry {k} goes in as {show(start, axes, rank)} and comes out as {show(end, axes, rank)}:"
                     " every step must find it as the first did"
                 )
-    _graph(graph, {**dict.fromkeys(_apart(node, axes), node), **apart})
+    _check_graph(graph, {**dict.fromkeys(_divergent_axes(node, axes), node), **divergent})
 
 
-def _stages(node: Node, axes: tuple[Axis, ...]) -> None:
-    """A pipeline's ends: as its stages need them along their axes, and along others as the steps have them.
+def _check_stages(node: Node, axes: tuple[Axis, ...]) -> None:
+    """Check the boundary types of a pipeline or its tail: as the stages need them along their axes, as in a step along others.
 
-    That every step works on each sample by itself follows from the operators inside, as of all graphs.
+    The check of the nested graph implies that every step treats samples independently.
     """
     assert node.inside is not None
-    over, ends = positions_of(node, axes), ends_of(node)
+    over, carried = positions_of(node, axes), ends_of(node).carried
     for p, (v, n) in enumerate(zip(node.operands, node.inside.inputs, strict=True)):
-        _end(node, f"operand {p}", v, n.types[0], p, over, axes)
+        _check_boundary(node, f"operand {p}", v, n.types[0], p, over, axes)
     if node.kind == TAIL:
-        _sums(node, over, axes)
+        _check_sums(node, over, axes)
         return
-    for k, (t, n) in enumerate(zip(node.results, node.inside.outputs, strict=True)):
-        _end(node, f"result {k}", t, n.type, ends.carried[k], over, axes)
+    for k, (outside, inside) in enumerate(zip(node.results, node.inside.outputs, strict=True)):
+        _check_boundary(node, f"result {k}", outside, inside.type, carried[k], over, axes)
 
 
-def _sums(node: Node, over: tuple[int, ...], axes: tuple[Axis, ...]) -> None:
-    """A tail's results: sums over the samples, which lie on different stages."""
+def _check_sums(node: Node, over: tuple[int, ...], axes: tuple[Axis, ...]) -> None:
+    """Check a tail's results: sums over the samples, which are distributed over the stages."""
     assert node.inside is not None
-    for k, (found, end) in enumerate(zip(node.results, node.inside.outputs, strict=True)):
-        for i, axis in enumerate(axes):
-            if found.type[i] != end.type[i] or (i in over and end.type[i] != PARTIAL):
+    for k, (outside, inside) in enumerate(zip(node.results, node.inside.outputs, strict=True)):
+        for s, t, (i, axis) in zip(outside.type, inside.type, enumerate(axes), strict=True):
+            if s != t or (i in over and t != PARTIAL):
                 raise ParallelTypeError(
-                    f'{_where(node)}: along axis "{axis.name}" result {k} is {_words(found.type[i])} and {_words(end.type[i])} for'
+                    f'{_where(node)}: along axis "{axis.name}" result {k} is {_words(s)} and {_words(t)} for'
                     " a micro-batch, but a tail adds up micro-batches, and along its stages all have a part of the sum."
                     " (docs: pipelines#types)"
                 )
 
 
-def _end(node: Node, name: str, v: Value, step: Type, position: int, over: tuple[int, ...], axes: tuple[Axis, ...]) -> None:
+def _check_boundary(
+    node: Node, name: str, v: Value, step: Type, position: int, over: tuple[int, ...], axes: tuple[Axis, ...]
+) -> None:
+    """Check one operand or result of a pipeline or its tail.
+
+    Args:
+        node: the pipeline or tail.
+        name: the operand or result in words.
+        v: the value outside.
+        step: its type in a step.
+        position: the operand that it is, or that the result continues.
+        over: the stage axes.
+        axes: the mesh.
+    """
     stacked = position not in ends_of(node).constants
     for k, axis in enumerate(axes):
-        within = one_more(step[k]) if stacked else step[k], step[k]
+        expected = one_more(step[k]) if stacked else step[k], step[k]
         if k in over:
-            within = outside_state(node, position), inside_state(node, position)
-        if (v.type[k], step[k]) != within:
+            expected = outside_state(node, position), inside_state(node, position)
+        if (v.type[k], step[k]) != expected:
             raise ParallelTypeError(
                 f'{_where(node)}: along axis "{axis.name}" {name} is {_words(v.type[k])} and {_words(step[k])} in a step, but'
-                f" {_words(within[0])} and {_words(within[1])} {'is what a stage needs' if k in over else 'would agree'}."
+                f" {_words(expected[0])} and {_words(expected[1])} {'is what a stage needs' if k in over else 'would agree'}."
                 " (docs: pipelines#types)"
             )
 
 
-def _application(node: Node, axes: tuple[Axis, ...]) -> None:
+def _check_application(node: Node, axes: tuple[Axis, ...]) -> None:
+    """Check an operator: its states along each axis are a choice, and axes that share a factor divide it together."""
     assert node.body is not None, node
     degree: dict[tuple[State, ...], int] = {}
     sizes: dict[tuple[State, ...], int] = {}
@@ -222,16 +246,16 @@ def _application(node: Node, axes: tuple[Axis, ...]) -> None:
 
 
 def _refusal(node: Node, axis: Axis, operands: Sequence[State], results: Sequence[State]) -> str:
-    """What an operator is given along an axis, and the nearest thing that it allows."""
+    """Return the message for states that an operator does not allow along an axis, with the nearest choice that it allows."""
     assert node.body is not None
-    given = (*operands, *results)
+    states = (*operands, *results)
     names = [f"operand {p}" for p in range(len(operands))] + [f"result {p}" for p in range(len(results))]
-    ends = zip(names, (*node.operands, *node.results), given, strict=True)
-    shown = "\n".join(f"    {name} ({v.tensor}) is {_words(s)}" for name, v, s in ends)
-    nearest = max(choices(node.body), key=lambda c: sum(a == b for a, b in zip(c.states, given, strict=True)))
-    changes = [f"{name} {_words(s)}" for name, s, now in zip(names, nearest.states, given, strict=True) if s != now]
-    two = [s for s in operands if s.kind == "P"]
-    cause = ": one axis cannot carry two factors of an operator" if len(two) > 1 else ""
-    link = "types#one-axis-one-factor" if len(two) > 1 else "types#types"
+    values = zip(names, (*node.operands, *node.results), states, strict=True)
+    shown = "\n".join(f"    {name} ({v.tensor}) is {_words(s)}" for name, v, s in values)
+    nearest = max(choices(node.body), key=lambda c: sum(a == b for a, b in zip(c.states, states, strict=True)))
+    changes = [f"{name} {_words(s)}" for name, s, now in zip(names, nearest.states, states, strict=True) if s != now]
+    two_factors = sum(s.kind == "P" for s in operands) > 1
+    cause = ": one axis cannot carry two factors of an operator" if two_factors else ""
+    link = "types#one-axis-one-factor" if two_factors else "types#types"
     allowed = f"It would be allowed with {', '.join(changes)}."
     return f'{_where(node)}: along axis "{axis.name}"{cause}\n{shown}\n    {allowed} (docs: {link})'

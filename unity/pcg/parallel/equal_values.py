@@ -1,8 +1,9 @@
-"""Which values of a graph are one and the same for the compiler, so that it runs equal collectives of them once.
+"""Value numbering of a parallel graph: values and cotangents that are equal get equal numbers.
 
-Two gathers of one value are equal, also if one is of the value behind a `stop_gradient`, or if it is computed twice for that: from
-weights that one of two losses leaves as they are. So are gathers of two cotangents that are one value: an addition hands its
-cotangent to both of its operands, and a residual stream and the branch beside it are often gathered alike.
+The compiler runs equal collectives of equal values once. Two gathers of one value are equal, also if one of them gathers it
+behind a `stop_gradient`, or if the value is computed twice for that reason, from weights that one of two losses does not train.
+Gathers of two equal cotangents are equal, too: an addition forwards its cotangent to both operands, and a residual stream and the
+branch beside it are often gathered alike.
 """
 
 from __future__ import annotations
@@ -18,35 +19,44 @@ from unity.pcg.propagation.propagation import Solution
 from unity.pcg.types.parallel_type import REPLICATED, UNUSED, State
 
 
-class Names:
-    """Names for the values of one parallel graph, and for their cotangents: those that are equal have equal names."""
+class ValueNumbering:
+    """Numbers for the values of one parallel graph, and for their cotangents: equal values have equal numbers.
+
+    A number is any hashable. Attributes:
+        n_axes: the number of mesh axes.
+        uses: the users of each value, as (node, operand); None is an output of the graph.
+        first: of each operator, the first operator in the graph that computes the same.
+    """
 
     def __init__(self, graph: PCG) -> None:
         self.n_axes = len(graph.axes)
-        self.uses: dict[Value, list[tuple[Node, int] | None]] = {}  # None: an output of the graph
+        self.uses: dict[Value, list[tuple[Node, int] | None]] = {}
         for node in graph.nodes:
             for position, v in enumerate(node.operands):
                 self.uses.setdefault(v, []).append((node, position))
         for v in graph.outputs:
             self.uses.setdefault(v, []).append(None)
-        self.first: dict[Node, Node] = {}  # of operators that compute the same
-        known: dict[Hashable, Node] = {}
+        self.first: dict[Node, Node] = {}
+        by_key: dict[Hashable, Node] = {}
         for node in graph.nodes:
             if node.body is not None:
                 key = (node.body.key, node.types, *(self.value(v) for v in node.operands))
-                self.first[node] = known.setdefault(key, node)
+                self.first[node] = by_key.setdefault(key, node)
 
     def value(self, v: Value) -> Hashable:
-        """A value is named by what was changed, and the changes that did something to it."""
+        """Return the number of a value: the operator that computes it, and the changes of type since then that moved data."""
         changes = []
-        while v.node.kind in UNCHANGED or _handed_on(v.node):
+        while v.node.kind in UNCHANGED or _forwards_operand(v.node):
             if v.node.kind in UNCHANGED and v.node.kind not in ("replicate", "unreplicate", "view", CONSTRAIN):
-                changes.append(_change(v.node))
+                changes.append(_change_key(v.node))
             v = v.node.operands[0]
         return (id(self.first.get(v.node, v.node)), v.index, *changes)
 
     def cotangent(self, v: Value) -> Hashable:
-        """A cotangent is named by the only place that it comes from unchanged, if there is one; of what is split, by its parts'."""
+        """Return the number of a value's cotangent.
+
+        It is that of the cotangent's unique source if it is forwarded unchanged; for a value that is split, those of its parts.
+        """
         changes = []
         while True:
             uses = self.uses.get(v, [])
@@ -55,53 +65,57 @@ class Names:
                 return (id(v.node), v.index, *changes)
             node, position = use
             if node.kind in UNCHANGED:
-                if not _hands_back(node):
-                    changes.append(_change(node))
+                if not _forwards_cotangent(node):
+                    changes.append(_change_key(node))
                 v = Value(node)
                 continue
-            found = None if node.body is None else self.inside(node, node.body, node.body.inputs[position])
-            if found is None:
+            source = None if node.body is None else self._source_inside(node, node.body, node.body.inputs[position])
+            if source is None:
                 return (id(v.node), v.index, *changes)
-            if not isinstance(found, Value):
-                return (*found, *changes)
-            v = found
+            if not isinstance(source, Value):
+                return (*source, *changes)
+            v = source
 
-    def inside(self, node: Node, body: Body, variable: int) -> Value | tuple[Hashable, ...] | None:
-        """What has the same cotangent as a variable of an operator's body, device by device: a result, or another variable, as a
-        name; or parts of it together. None if nothing does."""
-        carrier = summand_of(body, variable)
-        parts = parts_of(body, carrier)
-        found = placing(body, tuple(v.type for v in node.operands), node.types, self.n_axes)
-        if any(s is not None and any(_state(s, v) != _state(s, variable) for v in (carrier, *parts)) for s in found):
+    def _source_inside(self, node: Node, body: Body, variable: int) -> Value | tuple[Hashable, ...] | None:
+        """Return the source of the cotangent of a variable in an operator's body, if every device forwards it unchanged.
+
+        The source is a result of the operator, or the number of another variable's cotangent or of its parts'.
+        """
+        total = summand_of(body, variable)
+        parts = parts_of(body, total)
+        solutions = placing(body, tuple(v.type for v in node.operands), node.types, self.n_axes)
+        if any(s is not None and any(_state(s, v) != _state(s, variable) for v in (total, *parts)) for s in solutions):
             return None
         if parts:
-            return ("parts", body.tensors[carrier].shape, *(self.part(node, body, p) for p in parts))
-        if carrier in body.outputs and not _read(body, carrier):
-            return Value(node, body.outputs.index(carrier))
-        return None if carrier == variable else (id(node), "inside", carrier)
+            return ("parts", body.tensors[total].shape, *(self._number_inside(node, body, p) for p in parts))
+        if total in body.outputs and not _is_read(body, total):
+            return Value(node, body.outputs.index(total))
+        return None if total == variable else (id(node), "inside", total)
 
-    def part(self, node: Node, body: Body, variable: int) -> Hashable:
-        """The cotangent of a variable of an operator's body."""
-        found = self.inside(node, body, variable)
-        return self.cotangent(found) if isinstance(found, Value) else found or (id(node), "inside", variable)
+    def _number_inside(self, node: Node, body: Body, variable: int) -> Hashable:
+        """Return the number of the cotangent of a variable in an operator's body."""
+        source = self._source_inside(node, body, variable)
+        return self.cotangent(source) if isinstance(source, Value) else source or (id(node), "inside", variable)
 
 
-def _handed_on(node: Node) -> bool:
-    """Whether an operator does nothing but stop the gradient, or name a value for policies."""
+def _forwards_operand(node: Node) -> bool:
+    """Return whether an operator does nothing but stop the gradient, or name a value for checkpoint policies."""
     names = {e.name for e in node.body.equations} if node.body is not None else set()
     return bool(names) and names <= {"stop_gradient", "name"} and node.types[0] == node.operands[0].type
 
 
-def _hands_back(node: Node) -> bool:
-    """Whether the cotangent of a change's operand is that of its result: a sum's is that of each summand, and of a value that every
-    device has and one contributes."""
+def _forwards_cotangent(node: Node) -> bool:
+    """Return whether the cotangent of the operand of a change of type is that of its result.
+
+    It is for a sum, whose summands have its cotangent, and for a value that all devices hold and one device contributes to a sum.
+    """
     if node.kind == "contribute":
         return all(s in (t, UNUSED) for s, t in zip(node.operands[0].type, node.types[0], strict=True))
     return node.kind in ("reduce", "view", CONSTRAIN)
 
 
-def _change(node: Node) -> Hashable:
-    """A change of type, without what is replicated for use: that is the same value."""
+def _change_key(node: Node) -> Hashable:
+    """Return a key of a change of type. Replicated-for-use counts as unused: the value is the same."""
     types = (node.operands[0].type, node.types[0])
     return (node.kind.removesuffix("_replicate"), *(tuple(UNUSED if s == REPLICATED else s for s in t) for t in types))
 
@@ -110,17 +124,19 @@ def _state(solution: Solution, variable: int) -> State:
     return UNUSED if variable in solution.unused else solution.states[variable]
 
 
-def _read(body: Body, variable: int) -> bool:
+def _is_read(body: Body, variable: int) -> bool:
     return any(variable in e.operands for e in body.equations)
 
 
 @lru_cache(maxsize=65536)
 def summand_of(body: Body, variable: int) -> int:
-    """The last sum that a variable goes into, perhaps under another name, without being used in any other way that a gradient comes
-    back."""
-    wanted = wanted_by(body, (True,) * len(body.outputs))
+    """Return the last variable of the chain of additions that a variable is a summand of.
+
+    Every variable of the chain must have no other user that a gradient comes back from. Without an addition, return the variable.
+    """
+    active = wanted_by(body, (True,) * len(body.outputs))
     while variable not in body.outputs:
-        users = [e for e in body.equations for a in e.operands if a == variable and not wanted.isdisjoint(e.results)]
+        users = [e for e in body.equations for a in e.operands if a == variable and not active.isdisjoint(e.results)]
         users = [e for e in users if e.name != "stop_gradient"]
         if len(users) != 1 or users[0].name not in ("add", "add_any", "name"):
             return variable
@@ -130,7 +146,7 @@ def summand_of(body: Body, variable: int) -> int:
 
 @lru_cache(maxsize=65536)
 def parts_of(body: Body, variable: int) -> tuple[int, ...]:
-    """The variables that a variable is split into, and is used for nothing else; none if there are no such ones."""
+    """Return the variables that a variable is split into, if the split is its only user; otherwise an empty tuple."""
     users = [e for e in body.equations for a in e.operands if a == variable]
     split = len(users) == 1 and users[0].name == "split" and variable not in body.outputs
     return users[0].results if split else ()

@@ -1,7 +1,7 @@
-"""`unity.constrain`: a value in the user's function whose sharding is given. For JAX it is the value itself.
+"""`unity.constrain`: the sharding of a value inside of the user's function. To JAX it is the identity.
 
-It is a primitive of its own, so that a program keeps it wherever it is traced. Tangents and cotangents pass it unmarked, a new
-batch dimension may lie anywhere, and compiled it is nothing.
+It is a JAX primitive, so that it survives tracing. Tangents and cotangents pass it unconstrained, a new batch dimension is left
+open, and it lowers to no code.
 """
 
 from __future__ import annotations
@@ -37,37 +37,41 @@ batching.primitive_batchers[_primitive] = _batched
 
 
 def constrain(x: Any, spec: Any) -> jax.Array:
-    """Gives a value's sharding inside of a function: whatever plan is made of the function, this value has this type.
+    """Constrain the sharding of a value inside of a function: in every plan of the function this value has this sharding.
 
     Args:
         x: an array.
         spec: a `jax.sharding.PartitionSpec`. A name is a level of the machine ("node", "device") or one of its mesh axes
-            ("d0"); a number is so many slices over whatever axes; UNCONSTRAINED leaves a dimension open. Dimensions that are
-            not mentioned are whole.
+            ("d0"); a number is a number of slices, over any axes; UNCONSTRAINED leaves a dimension open. Dimensions without an
+            entry are whole.
 
     Returns:
-        The same value. Outside of a plan nothing else happens.
+        The same value. Outside of a plan this is the identity.
 
     Raises:
-        ConstraintError: the specification has more entries than the value has dimensions, or says nothing that is known.
+        ConstraintError: the specification has more entries than the value has dimensions, or an entry of an unknown kind.
     """
-    x, asked = jnp.asarray(x), wanted(spec)
-    if len(asked.entries) > x.ndim:
-        raise ConstraintError(f"{asked} has {len(asked.entries)} entries, but the value has {x.ndim} dimensions: {jax.typeof(x)}")
-    return _primitive.bind(x, entries=asked.entries)
+    x, constraint = jnp.asarray(x), wanted(spec)
+    entries = constraint.entries
+    if len(entries) > x.ndim:
+        raise ConstraintError(f"{constraint} has {len(entries)} entries, but the value has {x.ndim} dimensions: {jax.typeof(x)}")
+    return _primitive.bind(x, entries=entries)
 
 
 def mark_of(node: Node) -> Wanted:
-    """What a node of this kind in a captured graph wants of its value."""
+    """Return the specification of a `constrain` node of a captured graph."""
     assert node.body is not None, node
     return Wanted(node.body.equations[0].params["entries"])
 
 
 def marks(graph: PCG) -> Iterator[Node]:
-    """The marked values of a graph, those inside of scans and remats too."""
+    """Return the `constrain` nodes of a graph and of the graphs nested in it."""
     return (node for node, _ in graph.walk() if node.kind == CONSTRAIN)
 
 
 def hidden(graph: PCG) -> Iterator[Node]:
-    """Operators with a marked value inside, where no type can be chosen: a branch, a while loop, a custom derivative."""
+    """Return the operators with a `constrain` in their body, where no type can be chosen.
+
+    Such operators are conditionals, while loops and calls with custom derivatives.
+    """
     return (node for node, _ in graph.walk() if node.body is not None and node.kind != CONSTRAIN and has(node.body, CONSTRAIN))

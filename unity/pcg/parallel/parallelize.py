@@ -1,4 +1,4 @@
-"""From a serial graph and a type for everything in it to a parallel graph, every change of type an explicit operator."""
+"""The parallel graph of a serial graph and an assignment of types: every change of type becomes an explicit operator."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from unity.pcg.types.parallel_type import Type, misfit
 
 @dataclass(frozen=True)
 class Assignment:
-    """A strategy: what type everything has. Nodes are those of the serial graph, by identity.
+    """A strategy: the type of every value of a serial graph. Keys are ids of its nodes and graphs.
 
-    `operands[id(node), position]` lists the types that an operand goes through, the last being the one that the operator
-    wants; a shared copy makes it two. `outputs[id(graph), k]` likewise. `again` marks operands that are gathered once more in
-    the backward pass instead of being kept; `recomputed` operators whose inner values are computed once more there, `rerun` those
-    that run once more as wholes, for the one operator that reads them.
+    axes: the mesh.
+    results: the types of a node's results.
+    operands: by (id(node), position), the types that an operand passes through; the last is the one that the operator takes. There
+        are two if another user shares the first.
+    outputs: by (id(graph), position), the same for the outputs of a graph.
+    again: operands whose last change of type the backward pass repeats instead of keeping its result.
+    recomputed: operators whose inner values the backward pass recomputes.
+    rerun: operators that the backward pass recomputes as a whole, for their only user.
     """
 
     axes: tuple[Axis, ...]
@@ -33,43 +37,50 @@ class Assignment:
 
 
 def parallelize(graph: PCG, assignment: Assignment) -> PCG:
-    """The parallel graph that an assignment describes. Equal changes of one value are made once.
+    """Return the parallel graph that an assignment describes. Equal changes of one value share their operators.
 
-    Raises ParallelTypeError where a tensor cannot have the type that it is given.
+    Raises:
+        ParallelTypeError: a tensor cannot be divided as its type requires.
     """
     return _Builder(assignment).graph(graph, None)
 
 
 class _Builder:
-    """Copies a graph, putting parallelization operators where types change."""
+    """A copy of a graph under construction, with parallelization operators where types change."""
 
     def __init__(self, assignment: Assignment) -> None:
         self.a = assignment
 
-    def graph(self, graph: PCG, given: tuple[Type, ...] | None) -> PCG:
-        """`given`: the inputs' types where they are not assigned but follow from outside (a remat's)."""
+    def graph(self, graph: PCG, input_types: tuple[Type, ...] | None) -> PCG:
+        """Copy a graph. `input_types` are those of its operator's operands if the inputs must have them, as in a remat."""
         values: dict[Value, Value] = {}
         changed: dict[tuple[Value, tuple[Type, ...]], Value] = {}
         inputs = []
         for k, node in enumerate(graph.inputs):
-            types = (given[k],) if given is not None else self.a.results[id(node)]
+            types = (input_types[k],) if input_types is not None else self.a.results[id(node)]
             inputs.append(self.typed(node, (), types))
             values[Value(node)] = Value(inputs[-1])
         for node in graph.nodes:
             if node.kind == "input":
                 continue
             operands = tuple(self.operand(node, p, values[v], changed) for p, v in enumerate(node.operands))
-            made = self.typed(node, operands, self.a.results.get(id(node), ()))
-            values.update(zip(node.results, made.results, strict=True))
+            copy = self.typed(node, operands, self.a.results.get(id(node), ()))
+            values.update(zip(node.results, copy.results, strict=True))
         outputs = tuple(
             self.change(values[v], self.a.outputs.get((id(graph), k), ()), changed, False) for k, v in enumerate(graph.outputs)
         )
         return PCG(tuple(inputs), outputs, self.a.axes)
 
     def operand(self, node: Node, p: int, v: Value, changed: dict) -> Value:
+        """Return the operand that a node reads at position `p`, changed from `v`."""
         return self.change(v, self.a.operands.get((id(node), p), ()), changed, (id(node), p) in self.a.again)
 
     def change(self, v: Value, through: tuple[Type, ...], changed: dict, again: bool) -> Value:
+        """Return a value after changes through these types.
+
+        `changed` caches the results of shared changes. With `again`, the last change is not shared, and the backward pass repeats
+        it.
+        """
         for k, goal in enumerate(through):
             last = again and k == len(through) - 1
             key = (v, goal)
@@ -82,20 +93,22 @@ class _Builder:
         return v
 
     def convert(self, v: Value, goal: Type, again: bool) -> Value:
+        """Return a value after the change to one type, as parallelization operators or a view."""
         axes = self.a.axes
         if v.type == goal:
             return v
-        self.fits(v, goal, "")
-        found = steps(v.type, goal, axes)
+        self.check_divisibility(v, goal, "")
+        sequence = steps(v.type, goal, axes)
         attributes = {"again": True} if again else {}
-        for k, step in enumerate(found):
-            after = goal if k == len(found) - 1 else step.after
+        for k, step in enumerate(sequence):
+            after = goal if k == len(sequence) - 1 else step.after
             v = Value(Node(step.kind, (v,), (v.tensor,), attributes=attributes, types=(after,), source=v.node.source))
-        if not found:
+        if not sequence:
             v = Value(Node("view", (v,), (v.tensor,), types=(goal,), source=v.node.source))
         return v
 
     def typed(self, node: Node, operands: tuple[Value, ...], types: tuple[Type, ...]) -> Node:
+        """Return a copy of a node with types, on operands of the parallel graph."""
         inside = node.inside
         if inside is not None:
             inside = self.graph(inside, tuple(v.type for v in operands) if node.kind in THROUGH else None)
@@ -103,12 +116,12 @@ class _Builder:
                 types = tuple(v.type for v in inside.outputs)
         again = WHOLE if id(node) in self.a.rerun else INNER if id(node) in self.a.recomputed else 0
         attributes = {**node.attributes, "again": again} if again else node.attributes
-        made = replace(node, operands=operands, types=types, inside=inside, attributes=attributes)
-        for v in made.results:
-            self.fits(v, v.type, node.source)
-        return made
+        copy = replace(node, operands=operands, types=types, inside=inside, attributes=attributes)
+        for v in copy.results:
+            self.check_divisibility(v, v.type, node.source)
+        return copy
 
-    def fits(self, v: Value, type_: Type, source: str) -> None:
+    def check_divisibility(self, v: Value, type_: Type, source: str) -> None:
         problem = misfit(v.tensor.shape, type_, self.a.axes)
         if problem:
             where = source or v.node.source or v.node.kind

@@ -1,4 +1,4 @@
-"""A graph in two: what leads to a pipeline, and what follows its tail. 2BW runs each on a batch of its own."""
+"""A graph cut in two at its pipeline. 2BW runs the part before the pipeline and the part after its tail on different batches."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from unity.pcg.parallel.stages import TWO_BW, ends_of, schedule_of
 class Cut:
     """A graph cut at a pipeline and its tail.
 
-    `before` gives the pipeline's operands, and what more the tail reads. `after` takes those inputs of the graph that are `read`
-    there, by number, and then the tail's results; it gives what the graph does.
+    before: the graph's inputs to the operands of the pipeline, then those of the tail that the pipeline does not compute.
+    tail: the tail; its pipeline stands between the two parts.
+    after: the inputs of the graph in `read`, then the results of the tail, to the graph's outputs.
+    read: the positions of the graph's inputs that `after` reads.
     """
 
     before: PCG
@@ -23,16 +25,17 @@ class Cut:
 
     @property
     def pipeline(self) -> Node:
+        """The pipeline that the tail follows."""
         return self.tail.operands[ends_of(self.tail).carried.start].node
 
 
 def undrained(graph: PCG) -> bool:
-    """Whether a graph has a pipeline by 2BW, so that a step of training leaves something on its way."""
+    """Return whether a graph has a 2BW pipeline, so that a training step leaves micro-batches in flight."""
     return any(node.kind == PIPELINE and schedule_of(node).kind == TWO_BW for node in graph.nodes)
 
 
 def cut(graph: PCG) -> Cut:
-    """A graph that has a pipeline with a tail, cut there."""
+    """Cut a graph at its only pipeline and that one's tail."""
     (tail,) = [node for node in graph.nodes if node.kind == TAIL]
     arriving = ends_of(tail).carried
     operands = (*tail.operands[arriving.start].node.operands, *tail.operands[: arriving.start])
@@ -40,14 +43,14 @@ def cut(graph: PCG) -> Cut:
         Node("input", (), (v.tensor,), types=(v.type,) if tail.types else (), attributes={"name": f"sum {v.index}"})
         for v in tail.results
     )
-    changed = dict(zip(tail.results, map(Value, sums), strict=True))
+    replaced = dict(zip(tail.results, map(Value, sums), strict=True))
     for node in graph.nodes:
-        if any(v in changed for v in node.operands):
-            made = replace(node, operands=tuple(changed.get(v, v) for v in node.operands))
-            changed.update(zip(node.results, made.results, strict=True))
-    outputs = tuple(changed.get(v, v) for v in graph.outputs)
-    reading = PCG((), outputs).nodes
-    read = tuple(k for k, node in enumerate(graph.inputs) if any(node is n for n in reading))
+        if any(v in replaced for v in node.operands):
+            copy = replace(node, operands=tuple(replaced.get(v, v) for v in node.operands))
+            replaced.update(zip(node.results, copy.results, strict=True))
+    outputs = tuple(replaced.get(v, v) for v in graph.outputs)
+    reachable = PCG((), outputs).nodes
+    read = tuple(k for k, node in enumerate(graph.inputs) if any(node is n for n in reachable))
     return Cut(
         PCG(graph.inputs, operands, graph.axes),
         tail,

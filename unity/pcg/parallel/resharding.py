@@ -1,9 +1,9 @@
 """The parallelization operators as changes of type, and the sequence of them that leads from one type to another.
 
-From every state to every other along one axis leads one of nine operators, or two. For several axes at once, changes of one kind
-are one operator, and kinds go in the order in which pieces are smallest: slice, reduce-scatter and all-to-all as far as they go;
-gather what is in the way of the rest, and again; then all-reduce, replicate, gather, and put pieces among zeros last.
-`tests/pcg/parallel/test_resharding.py` compares this sequence with the shortest path over all.
+Along one axis, one or two of nine operators change any state into any other. For several axes at once, changes of one kind are
+one operator, and kinds follow the order that keeps pieces smallest: slice, reduce-scatter and all-to-all while they can; gather the
+axis that blocks the remaining ones, and repeat; then all-reduce, replicate, gather, and contribute pieces to a sum last.
+`tests/pcg/parallel/test_resharding.py` compares this sequence with the shortest path over all sequences.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, Digit, St
 
 
 @dataclass(frozen=True)
-class Step:
+class ReshardingStep:
     """One parallelization operator. `after` differs from `before` along `axes` (positions in the mesh) only."""
 
     kind: str
@@ -27,13 +27,12 @@ class Step:
 
 
 def absolute(type_: Type, axes: Sequence[Axis]) -> Type:
-    """The same type with every slice position made absolute, so that axes can be taken away in any order."""
-    found = digits(type_, axes)
-    return tuple(s if d is None else State("P", d.dim, d.outer) for s, d in zip(type_, found, strict=True))
+    """Return a type with absolute slice positions, which stay valid if axes are gathered in any order."""
+    return tuple(s if d is None else State("P", d.dim, d.outer) for s, d in zip(type_, digits(type_, axes), strict=True))
 
 
 def kind_of(before: State, after: State) -> str:
-    """The operator that changes one state into another along one axis. "" where there is none, or nothing to do."""
+    """Return the operator that changes one state into another along one axis, or "" if no single one does or they are equal."""
     if before == after:
         return ""
     return {
@@ -44,7 +43,7 @@ def kind_of(before: State, after: State) -> str:
 
 
 def stationary(before: State, after: State) -> bool:
-    """Whether a change between absolute states along one axis can be made where not all devices of that axis are present.
+    """Return whether devices can make a change between absolute states along one axis without the other devices of the axis.
 
     Only states that stay as they are qualify, and constants (unused, without a gradient) that become replicated for use: any
     other change communicates along the axis, forward or backward, or slices by a device's position on it.
@@ -52,56 +51,58 @@ def stationary(before: State, after: State) -> bool:
     return before == after or (before, after) == (UNUSED, REPLICATED)
 
 
-def turned(step: Step, over: Iterable[int]) -> bool:
-    """Whether a step moves pieces of another dimension than the first, along some of its axes: what is moved so is put together
-    or cut up inside of rows, and must be laid out anew."""
+def turned(step: ReshardingStep, over: Iterable[int]) -> bool:
+    """Return whether a step moves pieces of another dimension than the first along these of its axes.
+
+    Such pieces are joined or cut inside of rows, so a transpose must copy them to another layout.
+    """
     return any(s.kind == "P" and s.dim != 0 for i in over for s in (step.before[i], step.after[i]))
 
 
 @lru_cache(maxsize=100_000)
-def steps(before: Type, after: Type, axes: tuple[Axis, ...]) -> tuple[Step, ...]:
-    """The parallelization operators that lead from one type to another, in order. Both must fit the tensor."""
+def steps(before: Type, after: Type, axes: tuple[Axis, ...]) -> tuple[ReshardingStep, ...]:
+    """Return the parallelization operators that lead from one type to another, in order. Both types must fit the tensor."""
     now, goal = list(absolute(before, axes)), absolute(after, axes)
-    found: list[Step] = []
+    sequence: list[ReshardingStep] = []
 
-    def go(kind: str, changed: Iterable[int], to: State | None = None) -> None:
+    def apply(kind: str, changed: Iterable[int], to: State | None = None) -> None:
         change = {i: to or goal[i] for i in changed}
         if change:
             old = tuple(now)
             for i, s in change.items():
                 now[i] = s
-            found.append(Step(kind, tuple(sorted(change)), old, tuple(now)))
+            sequence.append(ReshardingStep(kind, tuple(sorted(change)), old, tuple(now)))
 
-    def waiting(kind: str) -> list[int]:
+    def pending(kind: str) -> list[int]:
         return [i for i, (s, t) in enumerate(zip(now, goal, strict=True)) if kind_of(s, t) == kind]
 
-    stuck: int | None = -1
-    while stuck is not None:
-        while any(free(i, now, goal, axes) for kind in SLICING for i in waiting(kind)):
+    blocking: int | None = -1
+    while blocking is not None:
+        while any(free(i, now, goal, axes) for kind in SLICING for i in pending(kind)):
             for kind in shrinking(now, goal, axes):
-                go(kind, [i for i in waiting(kind) if free(i, now, goal, axes)])
-        stuck = in_the_way(now, goal, axes)
-        if stuck is not None:
-            whole = goal[stuck] if goal[stuck] in (UNUSED, PARTIAL) else REPLICATED
-            go(kind_of(now[stuck], whole), [stuck], whole)
-    go("reduce", [i for i, (s, t) in enumerate(zip(now, goal, strict=True)) if s == PARTIAL and t != PARTIAL], UNUSED)
-    go("unreplicate", waiting("unreplicate"))
-    go("replicate", waiting("replicate"))
-    for kind in outermost_first("combine_replicate", "combine", waiting, axes):
-        go(kind, waiting(kind))
-    go("contribute", waiting("contribute"))
+                apply(kind, [i for i in pending(kind) if free(i, now, goal, axes)])
+        blocking = in_the_way(now, goal, axes)
+        if blocking is not None:
+            whole = goal[blocking] if goal[blocking] in (UNUSED, PARTIAL) else REPLICATED
+            apply(kind_of(now[blocking], whole), [blocking], whole)
+    apply("reduce", [i for i, (s, t) in enumerate(zip(now, goal, strict=True)) if s == PARTIAL and t != PARTIAL], UNUSED)
+    apply("unreplicate", pending("unreplicate"))
+    apply("replicate", pending("replicate"))
+    for kind in outermost_first("combine_replicate", "combine", pending, axes):
+        apply(kind, pending(kind))
+    apply("contribute", pending("contribute"))
     assert tuple(now) == goal, (before, after, now)
-    return tuple(found)
+    return tuple(sequence)
 
 
 SLICING = ("partition", "reduce_partition", "combine_partition")
 
 
 def shrinking(now: Sequence[State], goal: Type, axes: Sequence[Axis]) -> tuple[str, ...]:
-    """The operators that make pieces smaller, in order.
+    """Return the operators that make pieces smaller, in order.
 
-    Slices cost nothing forward, but an all-gather backward if they are made from *unused*: over a slower level than the
-    reduce-scatter's, it is better done on smaller pieces.
+    A slice costs nothing forward, but an all-gather backward if the value was unused. If that runs over a slower level than the
+    reduce-scatter, the reduce-scatter goes first, so that the pieces are smaller.
     """
     sliced = [axes[i].level for i, (s, t) in enumerate(zip(now, goal, strict=True)) if s == UNUSED and t.kind == "P"]
     summed = [axes[i].level for i, (s, t) in enumerate(zip(now, goal, strict=True)) if s == PARTIAL and t.kind == "P"]
@@ -109,25 +110,25 @@ def shrinking(now: Sequence[State], goal: Type, axes: Sequence[Axis]) -> tuple[s
     return ("reduce_partition", "partition", "combine_partition") if late else SLICING
 
 
-def outermost_first(first: str, second: str, waiting: Callable[[str], list[int]], axes: Sequence[Axis]) -> tuple[str, str]:
-    """Gathers over a slower level go before those over a faster one, while pieces are small."""
-    a, b = waiting(first), waiting(second)
+def outermost_first(first: str, second: str, pending: Callable[[str], list[int]], axes: Sequence[Axis]) -> tuple[str, str]:
+    """Order two kinds of gathers: those over a slower level go first, while pieces are small."""
+    a, b = pending(first), pending(second)
     return (second, first) if a and b and min(axes[i].level for i in b) < min(axes[i].level for i in a) else (first, second)
 
 
 def free(i: int, now: Sequence[State], goal: Type, axes: Sequence[Axis]) -> bool:
-    """Whether an axis can be given its place: no axis, not even itself, holds any of it."""
+    """Return whether axis `i` can take the digit that it has in the goal: no axis, itself included, occupies part of it now."""
     new = _digit(goal[i], axes[i])
-    held = (_digit(s, a) for s, a in zip(now, axes, strict=True))
-    return new is not None and now[i] != goal[i] and not any(d is not None and d.overlaps(new) for d in held)
+    occupied = (_digit(s, a) for s, a in zip(now, axes, strict=True))
+    return new is not None and now[i] != goal[i] and not any(d is not None and d.overlaps(new) for d in occupied)
 
 
 def in_the_way(now: Sequence[State], goal: Type, axes: Sequence[Axis]) -> int | None:
-    """The axis that must give up its place for others, or itself, to move on: the fastest level's last. None if none must."""
-    wanted = [d for s, t, a in zip(now, goal, axes, strict=True) if s != t and (d := _digit(t, a))]
-    held = [(i, _digit(s, a)) for i, (s, t, a) in enumerate(zip(now, goal, axes, strict=True)) if s != t]
-    found = [i for i, own in held if own and any(d.overlaps(own) for d in wanted)]
-    return max(found, key=lambda i: (axes[i].level, i), default=None)
+    """Return the axis to gather because its digit blocks a change: of several the last of the fastest level, or None."""
+    goals = [d for s, t, a in zip(now, goal, axes, strict=True) if s != t and (d := _digit(t, a))]
+    occupied = [(i, _digit(s, a)) for i, (s, t, a) in enumerate(zip(now, goal, axes, strict=True)) if s != t]
+    blocking = [i for i, own in occupied if own and any(d.overlaps(own) for d in goals)]
+    return max(blocking, key=lambda i: (axes[i].level, i), default=None)
 
 
 def _digit(state: State, axis: Axis) -> Digit | None:

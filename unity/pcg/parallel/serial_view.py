@@ -1,25 +1,36 @@
-"""A parallel graph without its parallelization: what it computes, whoever computes which part."""
+"""The serial graph that a parallel graph computes, and the correspondence between their nodes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
 
 
 def erased(graph: PCG) -> PCG:
-    """The serial graph: parallelization operators leave values as they are, so their users read what they read."""
-    new: dict[int, Node] = {}
-    same: dict[int, Value] = {}
+    """Return the serial graph: without parallelization operators, which are the identity on values, types and recomputation."""
+    copies: dict[int, Node] = {}
+    forwarded: dict[int, Value] = {}  # the operand of each parallelization operator, in the serial graph
 
-    def of(v: Value) -> Value:
-        return same[id(v.node)] if id(v.node) in same else Value(new[id(v.node)], v.index)
+    def serial(v: Value) -> Value:
+        return forwarded[id(v.node)] if id(v.node) in forwarded else Value(copies[id(v.node)], v.index)
 
     for node in graph.nodes:
         if node.kind in PARALLELIZATION:
-            same[id(node)] = of(node.operands[0])
+            forwarded[id(node)] = serial(node.operands[0])
         else:
             inside = erased(node.inside) if node.inside is not None else None
-            attributes = {k: v for k, v in node.attributes.items() if k != "again"}  # when it is computed, not what
-            new[id(node)] = replace(node, operands=tuple(map(of, node.operands)), inside=inside, attributes=attributes, types=())
-    return PCG(tuple(new[id(n)] for n in graph.inputs), tuple(map(of, graph.outputs)))
+            attributes = {k: v for k, v in node.attributes.items() if k != "again"}
+            operands = tuple(map(serial, node.operands))
+            copies[id(node)] = replace(node, operands=operands, inside=inside, attributes=attributes, types=())
+    return PCG(tuple(copies[id(n)] for n in graph.inputs), tuple(map(serial, graph.outputs)))
+
+
+def twins(serial: PCG, parallel: PCG) -> Iterator[tuple[Node, Node]]:
+    """Yield every node of a serial graph with its counterpart in the parallel graph built from it.
+
+    Both graphs list their nodes in the same order, but for the parallelization operators of the parallel one.
+    """
+    operators = (node for node, _ in parallel.walk() if node.kind not in PARALLELIZATION)
+    return zip((node for node, _ in serial.walk()), operators, strict=True)

@@ -1,6 +1,6 @@
-"""1F1B's timetable: which stage does which micro-batch when, so that only as many wait for their backward pass as stages follow.
+"""The timetable of 1F1B: the pass and the micro-batch of every stage in every half tick, so that few micro-batches are in flight.
 
-A tick has two halves. In the first, even stages do a forward pass and odd ones a backward pass; in the second it is the other way
+A tick has two halves. In the first, even stages run a forward pass and odd ones a backward pass; in the second it is the other way
 round. S = 3 stages, M = 3 micro-batches; f and b are a micro-batch's forward and backward pass:
 
     tick       0         1         2         3         4
@@ -8,20 +8,21 @@ round. S = 3 stages, M = 3 micro-batches; f and b are a micro-batch's forward an
     stage 1   .  f0     .  f1    b0  f2    b1   .    b2   .
     stage 2   .   .    f0  b0    f1  b1    f2  b2     .   .
 
-After a half those stages that did a forward pass and those that follow them exchange: samples go on, their gradients go back. So
-a micro-batch comes back to stage s after S - s ticks less a half, and S - s of them are there at most. The order in which a stage
-does its passes is the published one (PipeDream-Flush, Megatron-LM).
+After each half, the stages that ran a forward pass and their successors exchange: activations go on, their gradients come back. So
+the gradient of a micro-batch reaches stage s after S - s - 1/2 ticks, and at most S - s micro-batches are in flight there. Every
+stage runs its passes in the published order (PipeDream-Flush, Megatron-LM).
 
-Where an exchange waits for its two stages only, as GPUs send and receive, all takes (M + S - 1) (F + B), whatever a forward pass F
-and a backward pass B take. Where it waits for all devices, as on XLA's CPU backend, a half tick takes the longer of both.
+If an exchange waits for its two stages only, as between GPUs that send and receive, the whole takes (M + S - 1) (F + B), for a
+forward pass of F and a backward pass of B. If it waits for all devices, as on XLA's CPU backend, a half tick takes the longer of
+the two.
 
-Samples are stored on all stages, in rows of M / S. With the same exchanges they come down to stage 0 just when it wants them, and
-their gradients go up from there, home. The first row is taken from stage 0 up and the last one from the last stage down, so that
-the first need not come far, and the last gradients need not go far. Where there is one row only, samples are stored further and
-further away from stage 0, on every other stage, and then, on those between, nearer and nearer; one tick more brings them home.
+Samples are stored on all stages, in M / S rows. The same exchanges move each sample to stage 0 just in time for its forward pass,
+and its gradient from stage 0 back to its home stage. The first row is in ascending order of stages and the last one in descending
+order, so that the first samples and the last gradients have a short way. A single row starts on every other stage, away from stage
+0, and comes back on the stages between them; its gradients need one extra tick to get home.
 
-Where steps follow each other without draining (2BW), micro-batch 0 of the next batch is the one after the last. A batch's samples
-are there from its first tick on, and its last gradients are home after two times M ticks: that, too, is so by this order.
+If training steps follow each other without draining (2BW), micro-batch 0 of the next batch comes after the last one of this batch.
+The same order then delivers the samples of a batch from its first tick on, and its last gradients after 2 M ticks.
 
 All functions take integers, or arrays of them.
 """
@@ -35,27 +36,27 @@ HALVES = (0, 1)
 
 
 def forth(tick: Any, stage: Any) -> Any:
-    """The micro-batch whose forward pass a stage does in a tick, if there is one of this number."""
+    """Return the micro-batch whose forward pass a stage runs in a tick. Numbers out of range mean no pass."""
     return tick - stage // 2
 
 
 def back(tick: Any, stage: Any, stages: int) -> Any:
-    """The micro-batch whose backward pass a stage does in a tick, if there is one of this number."""
+    """Return the micro-batch whose backward pass a stage runs in a tick. Numbers out of range mean no pass."""
     return tick - (stages - 1) + stage // 2
 
 
 def coming(tick: Any, stage: Any) -> Any:
-    """The micro-batch that comes by a stage on its way down in a tick, after the stage's backward pass."""
+    """Return the micro-batch whose samples pass a stage on the way to stage 0, after the stage's backward pass in a tick."""
     return tick + stage // 2 + 1
 
 
 def going(tick: Any, stage: Any, stages: int) -> Any:
-    """The micro-batch whose gradient comes to a stage on its way home in a tick, after the stage's backward pass."""
+    """Return the micro-batch whose gradient passes a stage on the way home, after the stage's backward pass in a tick."""
     return tick - (stages - 1) - (stage + 1) // 2
 
 
 def home(number: Any, stages: int, rows: int) -> tuple[Any, Any]:
-    """The stage where a micro-batch is stored, and in which row."""
+    """Return the stage that stores a micro-batch, and its row there."""
     row, k = number // stages, number % stages
     if rows == 1:
         return (k > 0) * (2 * k <= stages) * (2 * k - 1) + (2 * k > stages) * 2 * (stages - k), row
@@ -63,25 +64,25 @@ def home(number: Any, stages: int, rows: int) -> tuple[Any, Any]:
 
 
 def drained(stages: int, rows: int) -> int:
-    """How many ticks more it takes until the last gradient is home."""
+    """Return the number of extra ticks until the last gradient is home."""
     return int(rows == 1 and stages > 1)
 
 
 def pairs(stages: int, half: int) -> list[tuple[int, int]]:
-    """The stages that exchange after a half: the first of each has done a forward pass, the second a backward pass."""
+    """Return the pairs of stages that exchange after a half: the first has run a forward pass, the second a backward pass."""
     return [(k, k + 1) for k in range(half, stages - 1, 2)]
 
 
 def exchanges(stages: int) -> int:
-    """After how many halves of a tick stages exchange."""
+    """Return the number of halves of a tick after which some stages exchange."""
     return sum(bool(pairs(stages, half)) for half in HALVES)
 
 
 def timetable(stages: int, micro_batches: int) -> list[list[tuple[str, int] | None]]:
-    """What every stage does in every half tick: which pass of which micro-batch, or nothing."""
+    """Return for every half tick and stage the pass and its micro-batch, or None."""
     rows = []
     for tick in range(micro_batches + stages - 1):
         for half in HALVES:
             row = [(FORWARD, forth(tick, s)) if s % 2 == half else (BACKWARD, back(tick, s, stages)) for s in range(stages)]
-            rows.append([found if 0 <= found[1] < micro_batches else None for found in row])
+            rows.append([entry if 0 <= entry[1] < micro_batches else None for entry in row])
     return rows

@@ -1,6 +1,6 @@
-"""The collectives of a parallel graph: what each device sends, forward and backward, and the user's line behind it.
+"""The collectives of a parallel graph: the data that each device sends, forward and backward, and the operator that causes it.
 
-One list, read by costs, by `explain`, and by the check against the compiled program.
+Costs, `explain`, and the check of the compiled program read this one list.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from unity.pcg.analysis.views import of_argument
 from unity.pcg.ir.gradient_flow import Gradients, carrying_in, gradients
 from unity.pcg.ir.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value
 from unity.pcg.parallel.branches import groups_of, weight_of
-from unity.pcg.parallel.equal_values import Names
-from unity.pcg.parallel.resharding import Step, absolute, turned
+from unity.pcg.parallel.equal_values import ValueNumbering
+from unity.pcg.parallel.resharding import ReshardingStep, absolute, turned
 from unity.pcg.parallel.stages import ends_of, positions_of, runs_of, scaled_over, sends
 from unity.pcg.propagation.agreements import backward_agreements, nested_agreements
 from unity.pcg.propagation.halos import exchanges
@@ -29,37 +29,58 @@ FORWARD, BACKWARD = "forward", "backward"
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective on one device. `elements` is the full side: what is reduced, or the gathered whole."""
+    """One collective on one device.
 
-    kind: str  # by its XLA name
-    axes: tuple[int, ...]  # mesh axes, by position
+    kind: its name in XLA.
+    axes: the mesh axes that it runs over, by position.
+    elements: the number of elements of the larger side: of the reduced tensor, or of the gathered one.
+    itemsize: bytes of an element.
+    count: the number of runs in one step.
+    repeats: the runs among these that repeat a forward collective in the backward pass.
+    alone: the runs among these for a single user, which never coincide with an equal collective.
+    direction: FORWARD or BACKWARD.
+    node: the operator that causes it: a parallelization operator, or a composite that communicates inside.
+    merged: it is the last collective of an argument's gradient, and the compiler combines such collectives into one.
+    name: equal for collectives that do the same with equal values, of which the compiler runs one (None: it equals no other).
+    turned: it moves pieces of another dimension than the first (`resharding.turned`).
+    part: the fraction of its seconds that counts, less than 1 among branches that run at the same time.
+    hoisted: the factor by which it runs less often than the graph around it, repeats aside (`unity.pcg.analysis.hoisting`).
+    """
+
+    kind: str
+    axes: tuple[int, ...]
     elements: int
     itemsize: int
-    count: int  # how often it runs in one step
-    repeats: int  # runs among them that repeat a forward one in the backward pass
-    alone: int  # runs for a single reader, which no equal collective stands for
+    count: int
+    repeats: int
+    alone: int
     direction: str
-    node: Node  # the operator behind it: a parallelization operator, or a composite that reduces inside
-    merged: bool = False  # the last of an argument's gradient: a compiler makes one collective of several such
-    name: Hashable = None  # equal for collectives that do the same with the same value, of which a compiler runs one
-    turned: bool = False  # as `resharding` says
-    part: float = 1.0  # of its seconds that counts: among branches that run at the same time
-    hoisted: int = 1  # how many times less often than the graph around it it runs, but for repeats (`pcg.hoisting`)
+    node: Node
+    merged: bool = False
+    name: Hashable = None
+    turned: bool = False
+    part: float = 1.0
+    hoisted: int = 1
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the full side, once."""
+        """Bytes of the larger side, for one run."""
         return self.elements * self.itemsize
 
 
-def step_of(node: Node, axes: tuple) -> Step:
-    """The change of type that a parallelization operator is."""
+def step_of(node: Node, axes: tuple) -> ReshardingStep:
+    """Return the change of type that a parallelization operator makes."""
     before, after = absolute(node.operands[0].type, axes), absolute(node.types[0], axes)
-    return Step(node.kind, tuple(i for i, (s, t) in enumerate(zip(before, after, strict=True)) if s != t), before, after)
+    return ReshardingStep(node.kind, tuple(i for i, (s, t) in enumerate(zip(before, after, strict=True)) if s != t), before, after)
 
 
 def traffic(graph: PCG, differentiated: Collection[int] = ()) -> tuple[Collective, ...]:
-    """All collectives of a parallel graph. `differentiated`: inputs that gradients are taken for (none: forward only)."""
+    """Return all collectives of a parallel graph.
+
+    Args:
+        graph: the parallel graph.
+        differentiated: the inputs that the gradient is for, by position; without any, there is only a forward pass.
+    """
     flow = gradients(graph, differentiated)
     return tuple(_of_graph(graph, _Whole(flow, hoisted(graph), recomputation(graph, flow)), 1, outermost=True))
 
@@ -70,70 +91,77 @@ class _Whole:
 
     flow: Gradients
     hoisted: Mapping[int, int]
-    again: Recomputation
+    recomputation: Recomputation
 
 
 def _of_graph(graph: PCG, whole: _Whole, times: int, outermost: bool = False) -> Iterator[Collective]:
     flow = whole.flow
-    context = _Context(graph, flow, times, Names(graph), outermost, whole)
+    context = _Context(graph, flow, times, ValueNumbering(graph), outermost, whole)
     for node in graph.nodes:
         if node.kind in PARALLELIZATION and node.kind != "view":
             yield from _of_step(node, context)
         elif node.kind in LOOPS:
             assert node.inside is not None
             if node.kind in (PIPELINE, TAIL):
-                yield from _sends(node, context)
+                yield from _of_pipeline(node, context)
             yield from _of_graph(node.inside, whole, times * runs_of(node, flow))
         elif node.kind in (BRANCHES, STAGES):
-            for k, group in enumerate(groups_of(node)):  # each a program of its own: what groups have in common each runs
+            for k, group in enumerate(groups_of(node)):  # a separate program each: equal collectives of two groups both run
                 for c in _of_graph(group.graph, whole, times):
                     yield replace(c, part=weight_of(node), name=c.name and (id(node), k, c.name))
         elif node.inside is not None:
             yield from _of_graph(node.inside, whole, times)
         elif node.body is not None:
-            yield from _halos(node, context)
-            yield from _inside(node, context)
+            yield from _of_halos(node, context)
+            yield from _of_reductions(node, context)
 
 
 @dataclass(frozen=True)
 class _Context:
-    """Facts shared by the nodes of one graph. `times`: how often each runs."""
+    """Facts shared by the nodes of one graph.
+
+    times: the number of times that the graph runs in one step.
+    outermost: it is the whole graph, not a nested one.
+    """
 
     graph: PCG
     flow: Gradients
     times: int
-    names: Names
+    numbering: ValueNumbering
     outermost: bool
     whole: _Whole
 
     def less(self, node: Node) -> int:
-        """How many times less often than the graph a node runs forward."""
+        """Return the factor by which a node runs less often than its graph, forward."""
         return self.whole.hoisted.get(id(node), 1)
 
     def runs(self, node: Node, repeats: int | None = None) -> tuple[int, int, int]:
-        """How often a node runs in one step; how many of these runs are for the backward pass, and of these for a single reader.
+        """Return the fields `count`, `repeats` and `alone` of a node's collective.
 
-        `repeats`: how often a part of it runs again, if not as often as the node.
+        Args:
+            node: the operator that causes the collective.
+            repeats: how often the backward pass recomputes the part of the node that communicates, if it differs from the node.
         """
-        again = self.whole.again
-        first, repeats = self.times // self.less(node), self.times * (again.repeats(node) if repeats is None else repeats)
-        return first + repeats, repeats, self.times * again.alone(node) + (first if id(node) in again.fenced else 0)
+        extra = self.whole.recomputation
+        first, repeats = self.times // self.less(node), self.times * (extra.repeats(node) if repeats is None else repeats)
+        return first + repeats, repeats, self.times * extra.alone(node) + (first if id(node) in extra.fenced else 0)
 
     @property
     def once(self) -> tuple[int, int, int]:
-        """Returns the runs of a collective that is part of the backward pass alone."""
+        """The fields `count`, `repeats` and `alone` of a collective that only the backward pass runs."""
         return self.times, 0, 0
 
 
 def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
-    graph, names = context.graph, context.names
+    """Yield the collectives of a change of type, forward and backward."""
+    graph, numbering = context.graph, context.numbering
     step, tensor = step_of(node, graph.axes), node.tensors[0]
     whole = tensor.nbytes // tensor.itemsize
     before, after = whole // copies(step.before, graph.axes), whole // copies(step.after, graph.axes)
     there, back = TRAFFIC[step.kind]
     full = after if step.kind in ("combine", "combine_replicate") else before
     if there:
-        name = (FORWARD, there, _moved(step, step.axes), names.value(node.operands[0]))
+        name = (FORWARD, there, _movement(step, step.axes), numbering.value(node.operands[0]))
         size, turns = (full, forward(tensor.dtype, step.before, graph.axes).itemsize), turned(step, step.axes)
         runs, less = context.runs(node), context.less(node)
         yield Collective(there, step.axes, *size, *runs, FORWARD, node, name=name, turned=turns, hoisted=less)
@@ -144,18 +172,18 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
             for i in step.axes:
                 full //= graph.axes[i].size if step.before[i].kind == "R" else 1
         if over:
-            name = (BACKWARD, back, _moved(step, over), names.cotangent(Value(node)))
+            name = (BACKWARD, back, _movement(step, over), numbering.cotangent(Value(node)))
             merged = step.kind == "replicate" and context.outermost and of_argument(node)
             size, turns = (full, backward(tensor.dtype, step.after, graph.axes).itemsize), turned(step, over)
             yield Collective(back, over, *size, *context.once, BACKWARD, node, merged, name, turns)
 
 
-def _moved(step: Step, over: tuple[int, ...]) -> Hashable:
-    """Between which pieces a change moves data: whether a gathered value is then unused or replicated moves nothing."""
+def _movement(step: ReshardingStep, over: tuple[int, ...]) -> Hashable:
+    """Return a key of the data movement of a change along these axes: unused and replicated need the same."""
     return (over, tuple(s for i in over for s in (step.before[i], step.after[i]) if s.kind == "P"))
 
 
-TRAFFIC = {  # design section 2: forward, backward
+TRAFFIC = {  # the collective of each change of type: forward, backward
     "partition": ("", "all-gather"),
     "combine": ("all-gather", ""),
     "replicate": ("", "all-reduce"),
@@ -168,8 +196,8 @@ TRAFFIC = {  # design section 2: forward, backward
 }
 
 
-def _sends(node: Node, context: _Context) -> Iterator[Collective]:
-    """What the stages of a pipeline send each other in every tick; and that devices agree on the gradient of the loss."""
+def _of_pipeline(node: Node, context: _Context) -> Iterator[Collective]:
+    """Yield the messages between a pipeline's stages in every tick, and the all-reduce of the gradient of the loss."""
     assert node.inside is not None
     axes = context.graph.axes
     for p in ends_of(node).sampled:
@@ -189,77 +217,78 @@ def _sends(node: Node, context: _Context) -> Iterator[Collective]:
         yield Collective("all-reduce", over, 1, itemsize, *context.once, BACKWARD, node)
 
 
-def _halos(node: Node, context: _Context) -> Iterator[Collective]:
-    """What neighbours send each other of the edges of their slices; backward, the gradients of these go the other way."""
+def _of_halos(node: Node, context: _Context) -> Iterator[Collective]:
+    """Yield the exchanges of halos between neighbours, forward, and of the halos' gradients, backward."""
     assert node.body is not None
     graph, flow, body = context.graph, context.flow, node.body
-    found = placing(body, tuple(v.type for v in node.operands), node.types, len(graph.axes))
-    carried = carrying_in(node, flow)
-    for x in exchanges(body, found, graph.axes):
+    solutions = placing(body, tuple(v.type for v in node.operands), node.types, len(graph.axes))
+    active = carrying_in(node, flow)
+    for x in exchanges(body, solutions, graph.axes):
         variable = x.edge.variable
-        same = (x.edge.reach.dim, x.axes, x.message, x.before) if variable in body.inputs else None
-        name = same and (FORWARD, *same, context.names.value(node.operands[body.inputs.index(variable)]))
-        dtype, type_ = body.tensors[variable].dtype, tuple(UNUSED if s is None else s.seen(variable) for s in found)
+        exchange = (x.edge.reach.dim, x.axes, x.message, x.before) if variable in body.inputs else None
+        name = exchange and (FORWARD, *exchange, context.numbering.value(node.operands[body.inputs.index(variable)]))
+        dtype, type_ = body.tensors[variable].dtype, tuple(UNUSED if s is None else s.seen(variable) for s in solutions)
         wires = (forward, backward) if x.edge.reach.halo.outside == "sum" else (held, held)
         there, back = (wire(dtype, type_, graph.axes).itemsize for wire in wires)
-        again = max(context.whole.again.computed(node, v) for v in body.equations[x.edge.equation].results)
-        runs, less = context.runs(node, again), context.less(node)
+        repeats = max(context.whole.recomputation.computed(node, v) for v in body.equations[x.edge.equation].results)
+        runs, less = context.runs(node, repeats), context.less(node)
         yield Collective("collective-permute", x.axes, x.elements, there, *runs, FORWARD, node, name=name, hoisted=less)
-        if variable in carried:
+        if variable in active:
             yield Collective("collective-permute", x.axes, x.elements, back, *context.once, BACKWARD, node)
 
 
-def _inside(node: Node, context: _Context) -> Iterator[Collective]:
-    """Reduces that a composite needs inside: an all-reduce each way for a sum."""
+def _of_reductions(node: Node, context: _Context) -> Iterator[Collective]:
+    """Yield the all-reduces inside of an operator, forward and backward, and those of numbers that devices agree on."""
     assert node.body is not None
     graph, flow, body, n = context.graph, context.flow, node.body, len(context.graph.axes)
-    found = placing(body, tuple(v.type for v in node.operands), node.types, n)
-    over: dict[int, list[int]] = {}
-    again: dict[int, dict[int, list[int]]] = {}  # of each variable and user, the axes along which that finds it replicated for use
-    for k, solution in enumerate(found):
+    solutions = placing(body, tuple(v.type for v in node.operands), node.types, n)
+    over: dict[int, list[int]] = {}  # the axes over which each variable is reduced
+    replicated: dict[int, dict[int, list[int]]] = {}  # by variable and user, the axes along which it is replicated for that use
+    for k, solution in enumerate(solutions):
         if solution is None:
             continue
         for variable in solution.reduced:
             over.setdefault(variable, []).append(k)
         for variable, users in solution.users(body).items():
             for user in users:
-                again.setdefault(variable, {}).setdefault(user, []).append(k)
-    flows, carried = any(map(flow, node.results)) and any(map(flow, node.operands)), carrying_in(node, flow)
-    for variable in dict.fromkeys([*over, *again]):
+                replicated.setdefault(variable, {}).setdefault(user, []).append(k)
+    flows, active = any(map(flow, node.results)) and any(map(flow, node.operands)), carrying_in(node, flow)
+    for variable in dict.fromkeys([*over, *replicated]):
         tensor = body.tensors[variable]
         elements = tensor.nbytes // tensor.itemsize
-        for axis, s in zip(graph.axes, found, strict=True):
+        for axis, s in zip(graph.axes, solutions, strict=True):
             if s is not None and s.states[variable].kind == "P":
                 elements //= axis.size
-        kind = next((s.reduced[variable] for s in found if s is not None and variable in s.reduced), "")
-        runs = context.runs(node, context.whole.again.computed(node, variable))
+        kind = next((s.reduced[variable] for s in solutions if s is not None and variable in s.reduced), "")
+        runs = context.runs(node, context.whole.recomputation.computed(node, variable))
         if variable in over:
             axes = tuple(over[variable])
             itemsize = added(tensor.dtype, (graph.axes[k] for k in axes)).itemsize if kind == "sum" else tensor.itemsize
             yield Collective("all-reduce", axes, elements, itemsize, *runs, FORWARD, node, hoisted=context.less(node))
-        if flows if kind == "sum" else not kind and variable in carried:
-            for axes in dict.fromkeys(map(tuple, again.get(variable, {}).values())):
+        if flows if kind == "sum" else not kind and variable in active:
+            for axes in dict.fromkeys(map(tuple, replicated.get(variable, {}).values())):
                 itemsize = added(tensor.dtype, (graph.axes[k] for k in axes)).itemsize
                 yield Collective("all-reduce", axes, elements, itemsize, *context.once, BACKWARD, node)
-    yield from _agreed(node, found, context)
+    yield from _of_agreements(node, solutions, context)
 
 
-def _agreed(node: Node, found: Placing, context: _Context) -> Iterator[Collective]:
-    """What devices agree on inside of loops, branches and calls, and in derivative rules: once where nobody knows how many steps
-    a loop takes."""
+def _of_agreements(node: Node, solutions: Placing, context: _Context) -> Iterator[Collective]:
+    """Yield the all-reduces of single numbers that devices agree on, in nested programs of an operator and in derivative rules.
+
+    A loop whose number of steps is unknown counts once.
+    """
     assert node.body is not None
-    carried = carrying_in(node, context.flow)
-    moving = {k for k, e in enumerate(node.body.equations) if not carried.isdisjoint(e.results)}
-    agreed: dict[tuple[Agreement, str], list[int]] = {}
-    for k, solution in enumerate(found):
+    carrying = carrying_in(node, context.flow)
+    active = {k for k, e in enumerate(node.body.equations) if not carrying.isdisjoint(e.results)}
+    axes_of: dict[tuple[Agreement, str], list[int]] = {}
+    for k, solution in enumerate(solutions):
         if solution is not None:
-            for one in nested_agreements(solution, moving):
-                agreed.setdefault((one, FORWARD), []).append(k)
-            for one in backward_agreements(solution, moving):
-                agreed.setdefault((one, BACKWARD), []).append(k)
-    runs = context.runs(node)
-    for (one, direction), axes in agreed.items():
-        every, repeats, alone = runs if direction == FORWARD else context.once
-        count = one.times * every, one.times * repeats, one.times * alone
+            for agreement in nested_agreements(solution, active):
+                axes_of.setdefault((agreement, FORWARD), []).append(k)
+            for agreement in backward_agreements(solution, active):
+                axes_of.setdefault((agreement, BACKWARD), []).append(k)
+    for (agreement, direction), axes in axes_of.items():
+        runs = context.runs(node) if direction == FORWARD else context.once
         less = context.less(node) if direction == FORWARD else 1
-        yield Collective("all-reduce", tuple(axes), 1, one.itemsize, *count, direction, node, hoisted=less)
+        count = [agreement.times * n for n in runs]
+        yield Collective("all-reduce", tuple(axes), 1, agreement.itemsize, *count, direction, node, hoisted=less)

@@ -1,4 +1,4 @@
-"""What a user wants of a tensor's type: a `PartitionSpec`, whose names may be axes of the mesh or whole levels of the machine."""
+"""A user's constraint on the type of a tensor: a `PartitionSpec` whose names are axes of the mesh or levels of the machine."""
 
 from __future__ import annotations
 
@@ -15,77 +15,79 @@ from unity.base.errors import ConstraintError
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Type, digits
 
-# Of one dimension: the axes or levels that slice it (none: it is whole), or a number of slices, over whatever axes, or anything.
+# The constraint on one dimension: the axes or levels that slice it (none: it is whole), a number of slices over any axes, or None.
 Entry = tuple[str, ...] | int | None
-Slices = tuple[frozenset[int] | int | None, ...]  # the same with the axes by their numbers, for every dimension
-Names = Mapping[str, tuple[int, ...]]  # of axes and levels, and which axes each means
+Slices = tuple[frozenset[int] | int | None, ...]  # the constraints on all dimensions, with axes by position
+Names = Mapping[str, tuple[int, ...]]  # from the names of axes and levels to the positions of their axes
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A specification as plain data. Dimensions after the last entry are whole."""
+    """A `PartitionSpec` as plain data. Dimensions after the last entry are whole."""
 
     entries: tuple[Entry, ...]
 
     def slices(self, rank: int, names: Names) -> Slices:
-        """What is wanted of every dimension of a tensor of this rank, on a mesh.
+        """Return the constraint on every dimension of a tensor of this rank, with the names of a mesh resolved.
 
-        Raises ConstraintError where there are more entries than dimensions, a name is not known, or an axis is named twice.
+        Raises:
+            ConstraintError: there are more entries than dimensions, a name is unknown, or an axis occurs twice.
         """
         if len(self.entries) > rank:
             raise ConstraintError(f"{self} has {len(self.entries)} entries, for a tensor of {rank} dimensions")
-        taken: list[int] = []
-        found: list[frozenset[int] | int | None] = []
+        used: list[int] = []
+        slices: list[frozenset[int] | int | None] = []
         for entry in (*self.entries, *((),) * (rank - len(self.entries))):
             if isinstance(entry, tuple):
                 axes = [k for name in entry for k in axes_of(name, names)]
                 if any(a > b for a, b in pairwise(axes)):
                     order = tuple(sorted(entry, key=lambda name: names[name]))
                     raise ConstraintError(f"{self}: slices nest in the order of the mesh, outermost first: write {order}")
-                taken += axes
-                found.append(frozenset(axes))
+                used += axes
+                slices.append(frozenset(axes))
             else:
-                found.append(entry)
-        if len(taken) > len(set(taken)):
+                slices.append(entry)
+        if len(used) > len(set(used)):
             raise ConstraintError(f"{self}: an axis can slice a tensor only once")
-        return tuple(found)
+        return tuple(slices)
 
     def __str__(self) -> str:
         return f"P({', '.join(map(_entry_text, self.entries))})"
 
     def to_json(self) -> list[Any]:
-        """As JSON data."""
+        """Return the specification as JSON data."""
         return [list(e) if isinstance(e, tuple) else e for e in self.entries]
 
     @staticmethod
     def from_json(data: Any) -> Wanted:
-        """What `to_json` wrote."""
+        """Return the specification that `to_json` wrote."""
         return Wanted(tuple(tuple(map(str, e)) if isinstance(e, list) else e for e in data))
 
 
 def wanted(spec: Any) -> Wanted:
-    """A `PartitionSpec`, or a sequence of the same entries, as data.
+    """Return a `PartitionSpec`, or a sequence of such entries, as plain data.
 
-    Raises ConstraintError where an entry is neither None, a name, several names, a number of slices, nor UNCONSTRAINED.
+    Raises:
+        ConstraintError: an entry is neither None, a name, several names, a number of slices, nor UNCONSTRAINED.
     """
     if isinstance(spec, (str, bytes)) or not isinstance(spec, (PartitionSpec, Sequence)):
         raise ConstraintError(f"{spec!r} is no specification: give a jax.sharding.PartitionSpec, such as P('device', None)")
     return Wanted(tuple(_entry(e, spec) for e in spec))
 
 
-def _entry(given: Any, spec: Any) -> Entry:
-    if given is None:
+def _entry(entry: Any, spec: Any) -> Entry:
+    if entry is None:
         return ()
-    if given is PartitionSpec.UNCONSTRAINED:
+    if entry is PartitionSpec.UNCONSTRAINED:
         return None
-    if isinstance(given, str):
-        return (given,)
-    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
-        return given
-    if isinstance(given, (tuple, list)) and all(isinstance(name, str) for name in given):
-        return tuple(given)
+    if isinstance(entry, str):
+        return (entry,)
+    if isinstance(entry, int) and not isinstance(entry, bool) and entry > 0:
+        return entry
+    if isinstance(entry, (tuple, list)) and all(isinstance(name, str) for name in entry):
+        return tuple(entry)
     raise ConstraintError(
-        f"{given!r} in {spec!r} says nothing of a dimension: give None (whole), names of axes or levels, a number of slices, or"
+        f"{entry!r} in {spec!r} says nothing of a dimension: give None (whole), names of axes or levels, a number of slices, or"
         " PartitionSpec.UNCONSTRAINED (anything)"
     )
 
@@ -99,7 +101,7 @@ def _entry_text(entry: Entry) -> str:
 
 
 def axes_of(name: str, names: Names) -> tuple[int, ...]:
-    """The axes that a name means. Raises ConstraintError, with the names that there are, if it is none."""
+    """Return the axes, by position, of an axis or a level. Raises ConstraintError, with the available names, for any other name."""
     if name not in names:
         near = difflib.get_close_matches(name, names, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -108,21 +110,24 @@ def axes_of(name: str, names: Names) -> tuple[int, ...]:
 
 
 def met(slices: Slices, type_: Type, axes: Sequence[Axis]) -> bool:
-    """Whether a type is as wanted: every dimension in slices that follow each other, nested in the order of the mesh, or for a
-    number of slices in any order."""
+    """Return whether a type satisfies the constraints on its dimensions.
+
+    The slices of a dimension must be contiguous: nested in the order of the mesh for given axes, in any order for a number.
+    """
     places = digits(type_, axes)
-    for dim, want in enumerate(slices):
+    for dim, slicing in enumerate(slices):
         starts = {k: d.outer for k, d in enumerate(places) if d is not None and d.dim == dim}
-        if want is None:
+        if slicing is None:
             continue
-        if isinstance(want, int):
-            if prod(axes[k].size for k in starts) != want or any(start * axes[k].size > want for k, start in starts.items()):
+        if isinstance(slicing, int):
+            count = prod(axes[k].size for k in starts)
+            if count != slicing or any(start * axes[k].size > slicing for k, start in starts.items()):
                 return False
-        elif starts != {k: prod(axes[j].size for j in want if j < k) for k in want}:
+        elif starts != {k: prod(axes[j].size for j in slicing if j < k) for k in slicing}:
             return False
     return True
 
 
-def degree(want: frozenset[int] | int | None, axes: Sequence[Axis]) -> int:
-    """Into how many slices a dimension is wanted to be cut (one, where that is left open)."""
-    return 1 if want is None else want if isinstance(want, int) else prod(axes[k].size for k in want)
+def degree(slicing: frozenset[int] | int | None, axes: Sequence[Axis]) -> int:
+    """Return the number of slices that a constraint on a dimension requires: 1 if it leaves the dimension open."""
+    return 1 if slicing is None else slicing if isinstance(slicing, int) else prod(axes[k].size for k in slicing)

@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from unity.pcg.local import collectives as parallel
 from unity.pcg.local.interpreter import run_body
-from unity.pcg.parallel.resharding import Step
+from unity.pcg.parallel.resharding import ReshardingStep
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import local_shape
 from unity.pcg.types.varying_axes import vary
@@ -38,7 +38,7 @@ def local_function(
     results = result_types(name, attributes, operands, axes)
     if operator.parallel:
         k = next(k for k, a in enumerate(axes) if a.name == attributes[-1])
-        step = Step(name, (k,), operands[0].states, results[0].states)
+        step = ReshardingStep(name, (k,), operands[0].states, results[0].states)
         return lambda *xs: [parallel.apply(step, xs[0], axes)]
     body = body_of(name, concrete(operator, attributes, operands), tuple((t.shape, t.dtype) for t in operands))
     before, after = [t.states for t in operands], [t.states for t in results]
