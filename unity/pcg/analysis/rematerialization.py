@@ -1,12 +1,12 @@
-"""Rematerialization: which operators and changes of type the backward pass runs once more, and how often.
+"""Rematerialization: the operators and changes of type that the backward pass recomputes, with counts.
 
-The backward pass of a remat computes again what it reads of the values inside, and what those are made of, from the remat's
-operands and from what its policy saves; the rest is dead code there. A remat inside of a remat runs once more in the backward pass
-of the outer one, as far as its results are read there, and once more in its own. Of a scan inside of a remat the carry is computed
-again, too.
+The backward pass of a remat recomputes the inner values that it reads, and everything that they depend on, from the remat's
+operands and from the values that its policy saves; the rest is dead code there. A remat nested in a remat runs again in the
+backward pass of the outer one, if results of it are read there, and again in its own. The carry of a scan inside of a remat is
+recomputed, too.
 
-An attribute "again" marks a change of type whose result is not kept; and an operator whose inner values are not (`INNER`), or its
-result is not either (`WHOLE`). Then it runs again with its only reader, as in a remat around both.
+The attribute "again" marks a change of type whose result is not kept, and an operator whose inner values (`INNER`), or all of whose
+values (`WHOLE`), are not. Such an operator runs again together with its only user, as in a remat around both.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from unity.pcg.ir.gradient_flow import Gradients
 from unity.pcg.ir.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, STAGES, Node, Value, recurrent
 from unity.pcg.ir.program import Body
 
-INNER, WHOLE = 1, 2  # what of an operator runs again
-Policies = tuple[Callable[..., Any], ...]  # of a remat and those around it: what one of them saves is saved
-# The collective of a change of type, as a policy is asked about it.
+INNER, WHOLE = 1, 2  # values of the attribute "again": recompute an operator's inner values, or all of it
+Policies = tuple[Callable[..., Any], ...]  # of a remat and the remats around it: a value that one of them saves is saved
+# The primitive that stands for a change of type when a policy decides about it.
 COLLECTIVES = {
     "combine": primitives.all_gather_p, "combine_replicate": primitives.all_gather_p, "reduce": primitives.psum_p,
     "reduce_partition": primitives.psum_p, "combine_partition": primitives.all_to_all_p,
@@ -34,13 +34,13 @@ COLLECTIVES = {
 
 
 def in_words(again: int) -> str:
-    """What the attribute "again" of an operator says."""
+    """Return the attribute "again" of an operator in words."""
     words = ("all of it is kept", "inner values are computed again in the backward pass", "it runs again in the backward pass")
     return words[again]
 
 
 def runs_again(node: Node) -> bool:
-    """Whether an operator's result is not kept, but made again for its reader."""
+    """Return whether an operator's result is not kept, but recomputed for its user."""
     return node.kind not in PARALLELIZATION and node.attributes.get("again") == WHOLE
 
 
@@ -51,16 +51,17 @@ Place = tuple[int, int]  # an operand: id(node) and position; a variable: id(nod
 class Recomputation:
     """The runs that the backward pass adds to one run of the graph around a node.
 
-    Each entry is a set of numbers, one for each remat, or operator with marked operands, whose backward pass runs it again.
+    A *region* is a remat, or an operator with operands marked "again"; each has a number. The tables map a node or place to the
+    regions whose backward pass recomputes it.
 
-    nodes: by id(node), of nodes that run.
-    variables: of variables that are computed and reduced.
-    reads: of operands, and outputs of graphs inside, that are read.
-    passed: of those that are read to compute a result anew, and not for a gradient alone.
-    marked: the numbers that stand for an operator with marked operands.
-    apart: of marked changes of type, those of the other numbers in which they run for a single operator, too.
-    fenced: by id(node), of marked changes of type that do so forward: where JAX runs a remat in a loop, or a remat in a remat once
-        more, it keeps apart what the checkpoints inside of it read.
+    nodes: by id(node), for nodes that run again.
+    variables: for variables of operators that are computed again, with their reductions.
+    reads: for operands, and outputs of nested graphs, that are read.
+    passed: for those that are read to recompute a result, and not for a gradient alone.
+    marked: the regions that are operators with marked operands.
+    apart: by id(node), for marked changes of type, the other regions in which they run for a single operator, too.
+    fenced: by id(node), for marked changes of type that run for a single operator in the forward pass: if JAX runs a remat in a
+        loop, or recomputes a remat in a remat, it separates the operands of the checkpoints inside of it by barriers.
     """
 
     nodes: dict[int, set[int]] = field(default_factory=dict)
@@ -72,48 +73,53 @@ class Recomputation:
     fenced: dict[int, set[int]] = field(default_factory=dict)
 
     def repeats(self, node: Node) -> int:
-        """How often a node runs again."""
+        """Return how often a node runs again."""
         return len(self.nodes.get(id(node), ()))
 
     def alone(self, node: Node) -> int:
-        """How often a node runs again for a single operator, which shares the result with no other one."""
+        """Return how often a node runs again for a single operator, which shares the result with no other one."""
         return len(self.nodes.get(id(node), set()) & self.marked | self.apart.get(id(node), set()))
 
     def computed(self, node: Node, variable: int) -> int:
-        """How often a variable of an operator's program is computed again."""
+        """Return how often a variable of an operator's program is recomputed."""
         return len(self.variables.get((id(node), variable), ()))
 
     def variables_of(self, node: Node) -> tuple[tuple[int, int], ...]:
-        """How often each variable of an operator's program is computed again, of those that are."""
+        """Return the recomputed variables of an operator's program, each with the number of recomputations."""
         return tuple(self._by_node.get(id(node), ()))
 
     @cached_property
     def _by_node(self) -> dict[int, list[tuple[int, int]]]:
-        found: dict[int, list[tuple[int, int]]] = {}
-        for (node, variable), numbers in self.variables.items():
-            found.setdefault(node, []).append((variable, len(numbers)))
-        return {node: sorted(some) for node, some in found.items()}
+        by_node: dict[int, list[tuple[int, int]]] = {}
+        for (node, variable), regions in self.variables.items():
+            by_node.setdefault(node, []).append((variable, len(regions)))
+        return {node: sorted(counts) for node, counts in by_node.items()}
 
     def read(self, places: Iterable[Place]) -> tuple[int, int]:
-        """How often a value is made again for any of these readers: in all, and to compute a result anew."""
+        """Return how often a value is recomputed for any of these users: in all, and to recompute a result."""
         places = tuple(places)
-        every, passed = (len(set().union(*(found.get(p, ()) for p in places))) for found in (self.reads, self.passed))
+        every, passed = (len(set().union(*(table.get(p, ()) for p in places))) for table in (self.reads, self.passed))
         return every, passed
 
 
 def recomputation(graph: PCG, flow: Gradients) -> Recomputation:
-    """Finds what the backward pass recomputes of a graph, serial or parallel, and of the graphs nested in it."""
-    found = Recomputation()
-    for number, (run, marked) in enumerate(_runs(graph, flow, _Around())):
-        found.marked.update([number] if marked else [])
-        for table, at in run.notes:
-            getattr(found, table).setdefault(at, set()).add(number)
-    return found
+    """Return the recomputation of a graph, serial or parallel, and of the graphs nested in it."""
+    tables = Recomputation()
+    for region, (run, marked) in enumerate(_runs(graph, flow, _Around())):
+        tables.marked.update([region] if marked else [])
+        for table, key in run.notes:
+            getattr(tables, table).setdefault(key, set()).add(region)
+    return tables
 
 
 @dataclass(frozen=True)
 class _Around:
-    """The surroundings of a nested graph: whether it is in a loop, or a remat in a loop, and the policies of remats around it."""
+    """The context of a nested graph.
+
+    looped: it is nested in a loop.
+    fenced: it is nested in a remat that is nested in a loop.
+    policies: those of the remats around it.
+    """
 
     looped: bool = False
     fenced: bool = False
@@ -121,7 +127,7 @@ class _Around:
 
 
 def _runs(graph: PCG, flow: Gradients, around: _Around) -> Iterator[tuple[_Run, bool]]:
-    """Every backward pass that computes again, and whether it is that of an operator with marked operands."""
+    """Yield the recomputation of every region, and whether the region is an operator with marked operands."""
     for node in graph.nodes:
         if node.inside is not None:
             inner = replace(around, looped=around.looped or node.kind in LOOPS)
@@ -131,121 +137,149 @@ def _runs(graph: PCG, flow: Gradients, around: _Around) -> Iterator[tuple[_Run, 
                 run.graph(node.inside, [False] * len(node.tensors), True, around.looped)
                 yield run, False
             yield from _runs(node.inside, flow, inner)
-        elif node.body is not None and _marked(node):
+        elif node.body is not None and _has_marked_operands(node):
             run = _Run(flow, (*around.policies, _save_messages))
-            run.alone(node, around)
+            run.region(node, around)
             yield run, True
 
 
 def policies_of(remat: Node) -> Policies:
-    """The policy of a remat, if it has one."""
+    """Return the policy of a remat, if it has one."""
     return () if remat.policy is None else (remat.policy,)
 
 
 def _save_messages(primitive: Any, *_: Any, **__: Any) -> bool:
-    """The policy of the checkpoint around an operator with marked operands (`exec.lowering`)."""
+    """Policy of the checkpoint around an operator with marked operands (`unity.exec.lowering`): save the halos received."""
     return primitive.name == "ppermute"
 
 
 class _Run:
-    """One backward pass, as far as it computes again. `notes`: entries of the tables of `Recomputation`."""
+    """The recomputation in the backward pass of one region.
+
+    flow: the gradient flow of the whole graph.
+    policies: those of the remats around it.
+    in_remat: the walk is in a nested remat whose results are recomputed.
+    notes: entries of the tables of `Recomputation`, as (table, key).
+    """
 
     def __init__(self, flow: Gradients, policies: Policies) -> None:
         self.flow, self.policies = flow, policies
-        self.entered = False  # a remat inside, whose results are computed anew
+        self.in_remat = False
         self.notes: list[tuple[str, Any]] = []
 
-    def graph(self, graph: PCG, ends: Sequence[bool], backward: bool, looped: bool) -> list[bool]:
-        """Runs the part of a graph that the outputs in `ends` need and, with `backward`, its gradients; returns which inputs that
-        reads. `looped`: the graph is inside of a loop."""
-        wanted = {v for v, flag in zip(graph.outputs, ends, strict=True) if flag}
-        for q, flag in enumerate(ends):
+    def graph(self, graph: PCG, outputs: Sequence[bool], backward: bool, looped: bool) -> list[bool]:
+        """Record the recomputation of a graph.
+
+        Args:
+            graph: the graph.
+            outputs: whether each output is needed.
+            backward: whether the gradients of its nodes are computed, too.
+            looped: whether the graph is nested in a loop.
+
+        Returns:
+            Whether each input is read.
+        """
+        live = {v for v, flag in zip(graph.outputs, outputs, strict=True) if flag}
+        for q, flag in enumerate(outputs):
             self.read((id(graph), q), flag, flag)
         for node in reversed(graph.nodes):
             if node.kind != "input":
-                wanted.update(self.node(node, [v in wanted for v in node.results], backward, looped))
-        return [Value(n) in wanted for n in graph.inputs]
+                live.update(self.node(node, [v in live for v in node.results], backward, looped))
+        return [Value(n) in live for n in graph.inputs]
 
-    def node(self, node: Node, marks: Sequence[bool], backward: bool, looped: bool) -> list[Value]:
-        """Runs the part of a node that its results with `marks` need, and its gradient; returns the operands that are read."""
+    def node(self, node: Node, results: Sequence[bool], backward: bool, looped: bool) -> list[Value]:
+        """Record the recomputation of a node for the needed results, and for its gradient; return the operands that are read."""
         backward = backward and any(map(self.flow, node.results))
         if node.body is not None:
-            return self.operator(node, node.body, marks, backward, looped)
+            return self.operator(node, node.body, results, backward, looped)
         if node.inside is not None:
-            flags = self.inside(node, node.inside, marks, backward, looped)
+            flags = self.nested(node, node.inside, results, backward, looped)
         else:
-            flags = [any(marks) and not self.saved(node)] * len(node.operands)
+            flags = [any(results) and not self.is_saved(node)] * len(node.operands)
         if any(flags):
             self.notes.append(("nodes", id(node)))
-            self.notes += [("apart", id(node))] if self.entered and node.attributes.get("again") else []
+            self.notes += [("apart", id(node))] if self.in_remat and node.attributes.get("again") else []
         for p, flag in enumerate(flags):
             self.read((id(node), p), flag, flag)
         return [v for v, flag in zip(node.operands, flags, strict=True) if flag]
 
-    def inside(self, node: Node, graph: PCG, marks: Sequence[bool], backward: bool, looped: bool) -> list[bool]:
+    def nested(self, node: Node, graph: PCG, results: Sequence[bool], backward: bool, looped: bool) -> list[bool]:
+        """Record the recomputation of a nested graph; return whether each operand of its node is read."""
         if node.kind in (BRANCHES, STAGES):
-            return [backward or any(marks)] * len(node.operands)
-        if node.kind not in LOOPS:  # a remat computes again for its own gradient in its own backward pass, from its operands
-            own = _Run(self.flow, self.policies + policies_of(node)).graph(graph, [False] * len(marks), backward, looped)
-            around, self.entered = self.entered, True
-            anew = self.graph(graph, marks, False, looped)
-            self.entered = around
-            return [a or b for a, b in zip(own, anew, strict=True)]
-        carried, ends, start = recurrent(node), list(marks), len(self.notes)
+            return [backward or any(results)] * len(node.operands)
+        if node.kind not in LOOPS:  # the remat's own backward pass recomputes from its operands: here only these are needed
+            own = _Run(self.flow, self.policies + policies_of(node)).graph(graph, [False] * len(results), backward, looped)
+            outer, self.in_remat = self.in_remat, True
+            for_results = self.graph(graph, results, False, looped)
+            self.in_remat = outer
+            return [a or b for a, b in zip(own, for_results, strict=True)]
+        carried, outputs, start = recurrent(node), list(results), len(self.notes)
         while True:
             del self.notes[start:]
-            needed = self.graph(graph, ends, backward, True)
-            grown = [e or (k < len(carried) and needed[carried[k]]) for k, e in enumerate(ends)]
-            if grown == ends:
+            needed = self.graph(graph, outputs, backward, True)
+            grown = [flag or (k < len(carried) and needed[carried[k]]) for k, flag in enumerate(outputs)]
+            if grown == outputs:
                 return needed
-            ends = grown
+            outputs = grown
 
-    def operator(self, node: Node, body: Body, marks: Sequence[bool], backward: bool, looped: bool) -> list[Value]:
-        made = frozenset(a for a, flag in zip(body.outputs, marks, strict=True) if flag and isinstance(a, int))
-        passed, every = _needed(body, made, self.policies), self.for_gradient(node, body, made, backward, looped)
-        runs = passed if _marked(node) else every  # what is marked runs in a backward pass of its own
+    def operator(self, node: Node, body: Body, results: Sequence[bool], backward: bool, looped: bool) -> list[Value]:
+        """Record the recomputation of an operator; return the values that are read for it.
+
+        An operator with marked operands is a region: here it runs for its results only, and its gradient keeps the values that the
+        marked changes start from.
+        """
+        outputs = frozenset(a for a, flag in zip(body.outputs, results, strict=True) if flag and isinstance(a, int))
+        passed, every = _needed(body, outputs, self.policies), self.for_gradient(node, body, outputs, backward, looped)
+        runs = passed if _has_marked_operands(node) else every
         self.note(node, runs)
-        found = []
+        operands = []
         for p, (v, variable) in enumerate(zip(node.operands, body.inputs, strict=True)):
             self.read((id(node), p), variable in every.values, variable in passed.values)
             if variable in runs.values:
-                found.append(v)
+                operands.append(v)
             elif variable in every.values:
-                found.append(_changes_again(v)[-1])
-        return found
+                operands.append(_through_marked_changes(v)[-1])
+        return operands
 
-    def alone(self, node: Node, around: _Around) -> None:
-        """Runs an operator for its own gradient alone, from the values that marked changes start at."""
+    def region(self, node: Node, around: _Around) -> None:
+        """Record the recomputation of an operator with marked operands for its gradient, from where the marked changes start."""
         assert node.body is not None
         runs = self.for_gradient(node, node.body, frozenset(), any(map(self.flow, node.results)), around.looped)
         self.note(node, runs)
         for v, variable in zip(node.operands, node.body.inputs, strict=True):
-            changes = [w.node for w in _changes_again(v)[:-1]]
+            changes = [w.node for w in _through_marked_changes(v)[:-1]]
             self.notes += [("fenced", id(change)) for change in changes] if around.fenced else []
-            made = takewhile(lambda change: not self.saved(change), changes if variable in runs.values else ())
-            self.notes += [("nodes", id(change)) for change in made]
+            repeated = takewhile(lambda change: not self.is_saved(change), changes if variable in runs.values else ())
+            self.notes += [("nodes", id(change)) for change in repeated]
 
-    def saved(self, change: Node) -> bool:
-        """Whether a policy saves what a change of type gives."""
-        return change.kind in COLLECTIVES and _saved(self.policies, COLLECTIVES[change.kind])
+    def is_saved(self, change: Node) -> bool:
+        """Return whether a policy saves the result of a change of type."""
+        return change.kind in COLLECTIVES and _is_saved(self.policies, COLLECTIVES[change.kind])
 
-    def for_gradient(self, node: Node, body: Body, made: frozenset[int], backward: bool, looped: bool) -> _Needed:
+    def for_gradient(self, node: Node, body: Body, outputs: frozenset[int], backward: bool, looped: bool) -> _Needed:
+        """Return the variables needed for these outputs of an operator and, with `backward`, for its gradient."""
         read = read_backward(body, tuple(map(self.flow, node.operands)), looped) if backward else frozenset()
-        return _needed(body, made | read, self.policies)
+        return _needed(body, outputs | read, self.policies)
 
     def note(self, node: Node, runs: _Needed) -> None:
+        """Record the variables of an operator that are recomputed, and that it runs if any is."""
         self.notes += [("variables", (id(node), v)) for v in runs.reduced]
         self.notes += [("nodes", id(node))] if runs.computes else []
 
     def read(self, place: Place, every: bool, passed: bool) -> None:
+        """Record a read of a place: `passed` if it is to recompute a result, `every` if it is for that or for a gradient."""
         self.notes += [("reads", place)] if every else []
         self.notes += [("passed", place)] if passed else []
 
 
 @dataclass(frozen=True)
 class _Needed:
-    """The variables of a body that others depend on: those read, those reduced again if a sum over devices is taken, and whether
-    any equation runs."""
+    """The part of a body that some of its variables depend on.
+
+    values: the variables that are computed or read.
+    reduced: those among them whose sums over devices run again.
+    computes: whether any equation runs.
+    """
 
     values: frozenset[int]
     reduced: frozenset[int]
@@ -253,34 +287,35 @@ class _Needed:
 
 
 @lru_cache(maxsize=65536)
-def _needed(body: Body, wanted: frozenset[int], policies: Policies) -> _Needed:
-    values, computed = set(wanted), set[int]()
+def _needed(body: Body, targets: frozenset[int], policies: Policies) -> _Needed:
+    """Return the part of a body that these variables depend on, up to the values that a policy saves."""
+    values, computed = set(targets), set[int]()
     for e in reversed(body.equations):
         if values.isdisjoint(e.results):
             continue
         structs = (body.tensor(a).struct for a in e.operands)
-        if not _saved(policies, e.primitive, *structs, **e.params):
+        if not _is_saved(policies, e.primitive, *structs, **e.params):
             values.update(a for a in e.operands if isinstance(a, int))
             computed.update(e.results)
-    reduced = computed if _saved(policies, primitives.psum_p) else values
+    reduced = computed if _is_saved(policies, primitives.psum_p) else values
     return _Needed(frozenset(values), frozenset(reduced), bool(computed))
 
 
-def _saved(policies: Policies, primitive: Any, *operands: Any, **params: Any) -> bool:
-    """Whether a policy saves what a primitive gives, on the device or on the host."""
+def _is_saved(policies: Policies, primitive: Any, *operands: Any, **params: Any) -> bool:
+    """Return whether a policy saves the result of a primitive, on the device or on the host."""
     answers = (policy(primitive, *operands, **params) for policy in policies)
     return any(bool(answer) and type(answer).__name__ != "RecomputeType" for answer in answers)
 
 
-def _marked(node: Node) -> bool:
-    """Whether an operator has an operand that is made again for it."""
-    return any(runs_again(v.node) or len(_changes_again(v)) > 1 for v in node.operands)
+def _has_marked_operands(node: Node) -> bool:
+    """Return whether an operand of an operator is recomputed for it, by an operator or a change of type marked "again"."""
+    return any(runs_again(v.node) or len(_through_marked_changes(v)) > 1 for v in node.operands)
 
 
-def _changes_again(v: Value) -> list[Value]:
-    """An operand, through the changes that are made again for it, back to the value that is kept."""
-    found = [v]
+def _through_marked_changes(v: Value) -> list[Value]:
+    """Return an operand and the values that it was changed from, through the changes marked "again", to the one that is kept."""
+    values = [v]
     while v.node.kind in PARALLELIZATION and v.node.attributes.get("again"):
         v = v.node.operands[0]
-        found.append(v)
-    return found
+        values.append(v)
+    return values

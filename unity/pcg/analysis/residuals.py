@@ -1,10 +1,9 @@
-"""What the backward pass needs of the forward pass: which values of an operator are kept, its inner ones included.
+"""Residuals: the values of an operator, inner ones included, that the forward pass keeps for the backward pass.
 
-A derivative is linear in what is differentiated; whatever multiplies that must still be there. Every primitive says what it is:
-nothing where it is linear, the other factor of a product, its result (tanh) or its operands. XLA keeps less: what follows
-elementwise from kept values is computed again where it is used elementwise; a reduction reads a buffer, though, which is kept
-beside what it was computed from. In a scan nothing is computed again: JAX stacks what each step leaves, and no fusion crosses
-the loop.
+A derivative is linear in the tangent, and its coefficients are the residuals. The record of a primitive names them: none for a
+linear primitive, the other factor of a product, the result (tanh) or the operands. XLA keeps fewer: it recomputes values that
+follow elementwise from kept ones in elementwise users. A reduction reads a buffer, though, which is kept beside its sources. In a
+scan nothing is recomputed: JAX stacks the residuals of each step, and no fusion crosses the loop.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from unity.pcg.propagation.derivative_rules import Unreadable, jvp_body, vjp_bod
 from unity.pcg.propagation.solver import spec_of
 from unity.pcg.types.factors import Reads, facts_of
 
-# So much more may be kept instead of a value for it to be computed again: a bias beside what it is added to.
+# Recompute a value if its sources take at most this multiple of its bytes, such as a bias beside the sum's other operand.
 SLACK = 1.1
 CUSTOM_VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
 CUSTOM = ("custom_jvp_call", *CUSTOM_VJP)
@@ -33,9 +32,12 @@ BRANCHING = ("cond", "scan")
 
 @cache
 def stacked(name: str) -> tuple[bool, bool, int]:
-    """What JAX stacks of a function in a scan: whether its operand, whether its result, and how many other values of its size.
+    """Return the residuals that JAX stacks for a function in a scan.
 
-    Versions of JAX differ (1 - y beside y, or 1 - y² alone), so this one is asked.
+    Versions of JAX differ (1 - y beside y, or 1 - y² alone), so the installed version traces it.
+
+    Returns:
+        Whether the operand is one, whether the result is one, and the number of other values of their size.
     """
     steps = jax.ShapeDtypeStruct((2, 3), "float32")
     function = partial(lax.integer_pow, y=3) if name == "integer_pow" else getattr(lax, name)
@@ -47,15 +49,20 @@ def stacked(name: str) -> tuple[bool, bool, int]:
     scan = next(e for e in program.eqns if e.primitive.name == "scan")
     inner = scan.params["jaxpr"]
     step = inner.jaxpr if isinstance(inner, core.ClosedJaxpr) else inner
-    made = {id(v): id(of) for v, of in zip(scan.outvars, step.outvars, strict=True)}  # of each stack, the value in a step
-    made |= {id(v): 0 for v in program.invars}
-    result, *kept = (made[id(v)] for v in program.outvars if id(v) in made)
-    return 0 in kept, result in kept, len({*kept} - {result, 0})
+    sources = {id(v): id(of) for v, of in zip(scan.outvars, step.outvars, strict=True)}  # of each stack, the value in a step
+    sources |= {id(v): 0 for v in program.invars}
+    result, *stacks = (sources[id(v)] for v in program.outvars if id(v) in sources)
+    return 0 in stacks, result in stacks, len({*stacks} - {result, 0})
 
 
 @dataclass(frozen=True)
 class Residuals:
-    """Which operands and results are kept; and inner values, each as a variable that it lies like, and its whole bytes."""
+    """The residuals of one operator.
+
+    operands: whether each operand is one.
+    results: whether each result is one.
+    inner: inner values that are residuals, each as a variable of the same sharding and the value's bytes if it is whole.
+    """
 
     operands: tuple[bool, ...]
     results: tuple[bool, ...]
@@ -64,103 +71,128 @@ class Residuals:
 
 @lru_cache(maxsize=65536)
 def residuals(body: Body, differentiated: tuple[bool, ...], stacked: bool = False) -> Residuals:
-    """What is kept of an operator if gradients flow to the operands marked. `stacked`: it is part of a scan's step."""
-    reading = _Reading(body, stacked)
-    reading.differentiate({v for v, flag in zip(body.inputs, differentiated, strict=True) if flag})
-    chosen = reading.chosen()
-    ends = {*body.inputs, *(a for a in body.outputs if isinstance(a, int))}
+    """Return the residuals of an operator.
+
+    Args:
+        body: its program.
+        differentiated: whether a gradient flows to each operand.
+        stacked: whether it is part of a scan's step.
+    """
+    derivative = _Derivative(body, stacked)
+    derivative.differentiate({v for v, flag in zip(body.inputs, differentiated, strict=True) if flag})
+    chosen = derivative.chosen()
+    boundary = {*body.inputs, *(a for a in body.outputs if isinstance(a, int))}
     results = tuple(isinstance(a, int) and a in chosen and a not in body.inputs for a in body.outputs)
-    inner = tuple((v, body.tensors[v].nbytes) for v in chosen if v not in ends)
-    return Residuals(tuple(v in chosen for v in body.inputs), results, inner + tuple(reading.more))
+    inner = tuple((v, body.tensors[v].nbytes) for v in chosen if v not in boundary)
+    return Residuals(tuple(v in chosen for v in body.inputs), results, inner + tuple(derivative.extra))
 
 
 @lru_cache(maxsize=65536)
 def read_backward(body: Body, differentiated: tuple[bool, ...], stacked: bool = False) -> frozenset[int]:
-    """Returns the variables that must be there for the gradients of the operands marked, wherever they come from."""
-    reading = _Reading(body, stacked)
-    live = {v for v, flag in zip(body.inputs, differentiated, strict=True) if flag}
-    reading.differentiate(live)
-    inside = {v for e in body.equations if e.name in BRANCHING for v in e.results if v in live}  # what these keep is made in them
-    return frozenset(reading.read_atoms | inside | {v for v, _ in reading.more})
+    """Return the variables that the derivative of an operator reads, kept or recomputed. Arguments as for `residuals`."""
+    derivative = _Derivative(body, stacked)
+    active = {v for v, flag in zip(body.inputs, differentiated, strict=True) if flag}
+    derivative.differentiate(active)
+    # the residuals of control flow are computed inside of it
+    control_flow = {v for e in body.equations if e.name in BRANCHING for v in e.results if v in active}
+    return frozenset(derivative.read_atoms | control_flow | {v for v, _ in derivative.extra})
 
 
 def recomputable(body: Body, kept: Residuals) -> bool:
-    """Whether the inner values that an operator keeps follow from operands that it keeps anyway, and it keeps no results."""
-    maker = {v: e for e in body.equations for v in e.results}
-    seen: set[int] = set()
+    """Return whether an operator's inner residuals follow from operands that are residuals, and none of its results is one."""
+    producers = {v: e for e in body.equations for v in e.results}
+    ancestors: set[int] = set()
     stack = [v for v, _ in kept.inner]
     while stack:
         v = stack.pop()
-        if v not in seen:
-            seen.add(v)
-            stack += _variables(maker[v]) if v in maker else []
-    read = [flag for v, flag in zip(body.inputs, kept.operands, strict=True) if v in seen]
-    return bool(kept.inner) and all(read) and not any(kept.results)
+        if v not in ancestors:
+            ancestors.add(v)
+            stack += _variables(producers[v]) if v in producers else []
+    sources_kept = [flag for v, flag in zip(body.inputs, kept.operands, strict=True) if v in ancestors]
+    return bool(kept.inner) and all(sources_kept) and not any(kept.results)
 
 
-class _Reading:
-    """One body, and which of its values a derivative reads. `rule`: the body is a custom derivative's own program."""
+class _Derivative:
+    """The derivative of one body, and the values that it reads.
+
+    Args:
+        body: the program.
+        stacked: whether it is part of a scan's step.
+        rule: whether it is the program of a custom derivative.
+
+    Attributes:
+        needed: the variables that it reads, in order; of equal ones, the first.
+        read_atoms: the variables that it reads, equal ones included.
+        elementwise: the needed variables that not only reductions read.
+        extra: further residuals, as in `Residuals.inner`.
+        buffers: variables that are read from memory, so that they are not fused into their users.
+        varying: variables that depend on inputs.
+    """
 
     def __init__(self, body: Body, stacked: bool, rule: bool = False) -> None:
         self.body, self.stacked, self.rule = body, stacked, rule
-        self.maker = {v: e for e in body.equations for v in e.results}
+        self.producers = {v: e for e in body.equations for v in e.results}
         self.needed: dict[int, None] = {}
-        self.read_atoms: set[int] = set()  # the same, but not the first of those that are equal
-        self.elementwise: set[int] = set()  # those that are not needed by reductions alone
-        self.more: list[tuple[int, int]] = []  # kept beside the body's own values
-        self.buffers = {v for e in body.equations if facts_of(e.name).reads_buffers for v in self.folded(e)}
-        self.varying = set(body.inputs)  # what is not constant
+        self.read_atoms: set[int] = set()
+        self.elementwise: set[int] = set()
+        self.extra: list[tuple[int, int]] = []
+        self.buffers = {v for e in body.equations if facts_of(e.name).reads_buffers for v in self.buffers_of(e)}
+        self.varying = set(body.inputs)
         for e in body.equations:
             if not self.varying.isdisjoint(_variables(e)):
                 self.varying.update(e.results)
 
-    def folded(self, e: Equation) -> list[int]:
-        """The values that a reduction reads, before what it computes on the way."""
-        found, stack = [], _variables(e)
+    def buffers_of(self, e: Equation) -> list[int]:
+        """Return the buffers that a reduction reads: the sources of the equations that fuse into it."""
+        buffers, stack = [], _variables(e)
         while stack:
-            made = self.maker.get(v := stack.pop())
-            if made is not None and facts_of(made.name).fused_into_reductions:
-                stack += _variables(made)
+            producer = self.producers.get(v := stack.pop())
+            if producer is not None and facts_of(producer.name).fused_into_reductions:
+                stack += _variables(producer)
             else:
-                found.append(v)
-        return found
+                buffers.append(v)
+        return buffers
 
-    def differentiate(self, live: set[int]) -> None:
-        """Reads what the derivative for these variables needs (in a rule's program, for these tangents)."""
-        wanted = {a for a in self.body.outputs if isinstance(a, int) and self.body.tensors[a].floating}
+    def differentiate(self, active: set[int]) -> None:
+        """Record the reads of the derivative for these variables, and add all variables that depend on them to `active`.
+
+        In the program of a custom derivative, these are tangents.
+        """
+        useful = {a for a in self.body.outputs if isinstance(a, int) and self.body.tensors[a].floating}
         for e in reversed(self.body.equations):
-            if facts_of(e.name).reads is not Reads.NOTHING and not wanted.isdisjoint(e.results):
-                wanted.update(_variables(e))
+            if facts_of(e.name).reads is not Reads.NOTHING and not useful.isdisjoint(e.results):
+                useful.update(_variables(e))
         for e in self.body.equations:
-            at = [p for p, a in enumerate(e.operands) if isinstance(a, int) and a in live]
-            ahead = [v for v in e.results if self.body.tensors[v].floating and v in wanted]
-            if at and ahead and facts_of(e.name).reads is not Reads.NOTHING:
-                live.update(ahead)
+            at = [p for p, a in enumerate(e.operands) if isinstance(a, int) and a in active]
+            results = [v for v in e.results if self.body.tensors[v].floating and v in useful]
+            if at and results and facts_of(e.name).reads is not Reads.NOTHING:
+                active.update(results)
                 self.read(e, at)
 
     def need(self, atoms: Iterable[Atom], elementwise: bool = True) -> None:
+        """Record that the derivative reads these atoms, elementwise or in a reduction."""
         read = [a for a in atoms if isinstance(a, int) and a in self.varying]
         self.read_atoms.update(read)
-        found = [self.same[a] for a in read]
-        self.needed.update(dict.fromkeys(found))
-        self.elementwise.update(found if elementwise else ())
+        firsts = [self.first_equal[a] for a in read]
+        self.needed.update(dict.fromkeys(firsts))
+        self.elementwise.update(firsts if elementwise else ())
 
     @cached_property
-    def same(self) -> dict[int, int]:
-        """For every value the first that equals it, wherever broadcasts stand: a variance computes a mean of its own."""
+    def first_equal(self) -> dict[int, int]:
+        """For every variable, the first with the same value, broadcasts aside: a variance recomputes the mean beside it."""
         numbers: dict[Hashable, int] = {}
-        meaning = {v: numbers.setdefault(v, k) for k, v in enumerate(self.body.inputs)}
+        number_of = {v: numbers.setdefault(v, k) for k, v in enumerate(self.body.inputs)}
         for e in self.body.equations:
-            operands = tuple(meaning[a] if isinstance(a, int) else a.key for a in e.operands)
+            operands = tuple(number_of[a] if isinstance(a, int) else a.key for a in e.operands)
             moved = e.operands[0] if facts_of(e.name).moves else None
             for v in e.results:
                 key = ("alone", v) if e.name in CUSTOM or len(e.results) > 1 else (e.signature, operands)
-                meaning[v] = meaning[moved] if isinstance(moved, int) else numbers.setdefault(key, len(numbers))
+                number_of[v] = number_of[moved] if isinstance(moved, int) else numbers.setdefault(key, len(numbers))
         first: dict[tuple[int, int], int] = {}
-        return {v: first.setdefault((m, self.body.tensors[v].nbytes), v) for v, m in meaning.items()}
+        return {v: first.setdefault((number, self.body.tensors[v].nbytes), v) for v, number in number_of.items()}
 
     def read(self, e: Equation, at: list[int]) -> None:
-        """What the derivative of one equation reads, if it is taken for the operands at these positions."""
+        """Record the reads of the derivative of one equation for the operands at these positions."""
         if e.name in CUSTOM:
             self.read_rule(e, at)
             return
@@ -177,51 +209,54 @@ class _Reading:
                 group = together or next(g for g in groups if p in g)
                 self.read_factors(e, p, [a for q, a in enumerate(e.operands) if q not in group])
         elif facts.reads is Reads.RESULT or (self.stacked and facts.reads is Reads.FUNCTION):
-            operand, itself, others = stacked(e.name) if self.stacked else (False, True, 0)
+            operand, result, others = stacked(e.name) if self.stacked else (False, True, 0)
             self.need(e.operands if operand else ())
-            self.need(e.results if itself else ())
-            self.more += [(e.results[0], self.body.tensors[e.results[0]].nbytes)] * others
+            self.need(e.results if result else ())
+            self.extra += [(e.results[0], self.body.tensors[e.results[0]].nbytes)] * others
         else:
             self.need(e.operands)
 
     def read_factors(self, e: Equation, p: int, factors: list[Atom]) -> None:
-        """The other factors of a product. The gradient of a smaller operand is a reduction, and reads a buffer."""
-        smaller = self.source(e.operands[p]) < self.body.tensors[e.results[0]].nbytes
+        """Record the reads of the other factors of operand `p` of a product.
+
+        If the operand is smaller than the result, its gradient is a reduction, and reads buffers.
+        """
+        smaller = self.unbroadcast_nbytes(e.operands[p]) < self.body.tensors[e.results[0]].nbytes
         self.need(factors, elementwise=not smaller)
         self.buffers.update(a for a in factors if smaller and isinstance(a, int))
 
-    def source(self, atom: Atom) -> int:
-        """Bytes of a value before it was broadcast."""
-        made = self.maker.get(atom) if isinstance(atom, int) else None
-        if made is not None and made.name == "broadcast_in_dim":
-            return self.source(made.operands[0])
+    def unbroadcast_nbytes(self, atom: Atom) -> int:
+        """Return the bytes of a value before broadcasts."""
+        producer = self.producers.get(atom) if isinstance(atom, int) else None
+        if producer is not None and producer.name == "broadcast_in_dim":
+            return self.unbroadcast_nbytes(producer.operands[0])
         return self.body.tensor(atom).nbytes
 
     def read_rule(self, e: Equation, at: list[int]) -> None:
-        """What a custom derivative reads, found in its own program, whose first arguments are the call's operands."""
+        """Record the reads of a custom derivative: all operands if its program cannot be read."""
         try:
             self.read_program(e, at)
         except Unreadable:
             self.need(e.operands)
 
     def read_kernel(self, e: Equation) -> None:
-        """What a kernel's own derivative keeps."""
+        """Record the residuals of a kernel's declared derivative."""
         try:
-            found = kernel_residuals(e.params["function"], tuple(self.body.tensor(a).struct for a in e.operands))
+            declared = kept_by(e.params["function"], tuple(self.body.tensor(a).struct for a in e.operands))
         except KernelError as problem:
             raise KernelError(f"{e.source}: {problem.reason}") from problem
-        self.need(a for a, flag in zip((*e.operands, *e.results), (*found.operands, *found.results), strict=True) if flag)
-        self.more += [(e.results[0], nbytes) for nbytes in found.other_nbytes]
+        self.need(a for a, flag in zip((*e.operands, *e.results), (*declared.operands, *declared.results), strict=True) if flag)
+        self.extra += [(e.results[0], nbytes) for nbytes in declared.more]
 
     def read_program(self, e: Equation, at: list[int]) -> None:
-        """What the program of a custom derivative reads."""
+        """Record the reads of a custom derivative from its program, whose first inputs are the operands of the call."""
         if e.name in CUSTOM_VJP:
             program = vjp_bodies(e).forward
-            inside = _Reading(program, self.stacked, rule=True)
+            inside = _Derivative(program, self.stacked, rule=True)
             inside.need(program.outputs[len(e.results) :])
         else:
             rule, program = jvp_body(e), jvp_body(e).body
-            inside = _Reading(program, self.stacked, rule=True)
+            inside = _Derivative(program, self.stacked, rule=True)
             floating = [p for p, flag in enumerate(rule.floating) if flag]
             tangents = program.inputs[len(e.operands) :]
             inside.differentiate({t for p, t in zip(floating, tangents, strict=True) if p in at})
@@ -229,40 +264,41 @@ class _Reading:
         outside |= {a: v for a, v in zip(program.outputs, e.results, strict=False) if isinstance(a, int)}
         chosen = inside.chosen()
         self.need(outside[v] for v in chosen if v in outside)
-        self.more += [(e.results[0], program.tensors[v].nbytes) for v in chosen if v not in outside] + [
-            (e.results[0], nbytes) for _, nbytes in inside.more
+        self.extra += [(e.results[0], program.tensors[v].nbytes) for v in chosen if v not in outside] + [
+            (e.results[0], nbytes) for _, nbytes in inside.extra
         ]
 
     def chosen(self) -> dict[int, None]:
-        """What is kept of what is needed: all that cannot be computed again, and what it takes to compute the rest.
+        """Return the residuals: the needed variables that cannot be recomputed, and the sources of those that are.
 
-        What a rule computes cheaply is followed to the call's operands in any case: the same is asked there again.
+        In the program of a custom derivative every cheap variable is recomputed, because the caller decides again about the
+        operands of the call.
         """
-        again = [v for v in self.needed if not self.stacked and self.cheap(v)]
-        found = {v: None for v in self.needed if v not in again}
-        for v in [v for v in found if v in self.elementwise and self.follows(v) and not self.stacked]:
-            found.update(dict.fromkeys(self.roots(v)))
-        for v in again:
-            roots = {r for r in self.roots(v) if r not in found}
-            better = sum(self.body.tensors[r].nbytes for r in roots) <= SLACK * self.body.tensors[v].nbytes
-            found.update((r, None) for r in (roots if better or self.rule else (v,)))
-        return found
+        cheap = [v for v in self.needed if not self.stacked and self.is_cheap(v)]
+        residuals = {v: None for v in self.needed if v not in cheap}
+        for v in [v for v in residuals if v in self.elementwise and self.is_recomputable(v) and not self.stacked]:
+            residuals.update(dict.fromkeys(self.sources(v)))
+        for v in cheap:
+            sources = {s for s in self.sources(v) if s not in residuals}
+            smaller = sum(self.body.tensors[s].nbytes for s in sources) <= SLACK * self.body.tensors[v].nbytes
+            residuals.update((s, None) for s in (sources if smaller or self.rule else (v,)))
+        return residuals
 
-    def follows(self, v: int) -> bool:
-        """Whether a value follows elementwise from others."""
-        return v in self.maker and facts_of(self.maker[v].name).recomputed
+    def is_recomputable(self, v: int) -> bool:
+        """Return whether a variable follows elementwise from others."""
+        return v in self.producers and facts_of(self.producers[v].name).recomputed
 
-    def cheap(self, v: int) -> bool:
-        """Whether it is computed again, then, rather than kept."""
-        return self.follows(v) and v not in self.buffers
+    def is_cheap(self, v: int) -> bool:
+        """Return whether a variable is recomputable and no reduction reads it from a buffer."""
+        return self.is_recomputable(v) and v not in self.buffers
 
-    def roots(self, v: int) -> set[int]:
-        """The values that a cheap one is computed again from."""
-        found: set[int] = set()
-        for a in _variables(self.maker[v]):
+    def sources(self, v: int) -> set[int]:
+        """Return the variables from which a recomputable one follows through cheap ones."""
+        sources: set[int] = set()
+        for a in _variables(self.producers[v]):
             if a in self.varying:
-                found |= self.roots(a) if self.cheap(a) else {self.same[a]}
-        return found
+                sources |= self.sources(a) if self.is_cheap(a) else {self.first_equal[a]}
+        return sources
 
 
 def _variables(e: Equation) -> list[int]:

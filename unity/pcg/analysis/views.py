@@ -1,4 +1,4 @@
-"""Views: programs whose result is their operand in another shape, or a block of it, so that no code runs for them."""
+"""Views: programs whose result aliases their operand, or a block of it, so that nothing runs."""
 
 from __future__ import annotations
 
@@ -14,33 +14,37 @@ from unity.pcg.propagation.solver import spec_of
 
 @lru_cache(maxsize=65536)
 def is_view(body: Body) -> bool:
-    """Return whether a program compiles to nothing: every equation is a view by the operator table (`Spec.view`)."""
-    return bool(body.equations) and all(_views(body, e) for e in body.equations)
+    """Return whether every equation of a program is a view by the operator table (`Spec.view`), so that it compiles to nothing."""
+    return bool(body.equations) and all(_is_view(body, e) for e in body.equations)
 
 
 @lru_cache(maxsize=65536)
 def costs_nothing(body: Body) -> bool:
-    """Return whether a program consists of views and of arithmetic on integer scalars, such as the number of a loop's step."""
-    return bool(body.equations) and all(_indexes(body, e) or _views(body, e) for e in body.equations)
+    """Return whether a program consists of views and index arithmetic only.
+
+    Index arithmetic, such as on a loop counter, is on single integers; it fuses with its users and its cost is ignored.
+    """
+    return bool(body.equations) and all(_is_index_arithmetic(body, e) or _is_view(body, e) for e in body.equations)
 
 
-def _views(body: Body, equation: Equation) -> bool:
+def _is_view(body: Body, equation: Equation) -> bool:
     spec = spec_of(body, equation)
     return spec is not None and spec.view
 
 
-def _indexes(body: Body, equation: Equation) -> bool:
-    """Return whether an equation computes integer or boolean scalars from such scalars."""
+def _is_index_arithmetic(body: Body, equation: Equation) -> bool:
+    """Return whether an equation of the operator table computes single integers or booleans from such."""
     tensors = [body.tensor(a) for a in (*equation.operands, *equation.results)]
-    return spec_of(body, equation) is not None and all(t.ndim == 0 and _counts(t.dtype) for t in tensors)
+    return spec_of(body, equation) is not None and all(t.ndim == 0 and _is_integer(t.dtype) for t in tensors)
 
 
-def _counts(dtype: Any) -> bool:
+def _is_integer(dtype: Any) -> bool:
+    """Return whether a dtype is of integers or booleans. JAX answers for the dtypes of keys, too, which NumPy does not know."""
     return jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_)
 
 
 def of_argument(node: Node) -> bool:
-    """Return whether a value is an argument of the program, or a view of one, under any changes of type."""
+    """Return whether a value is an argument of the program, or a view of one, perhaps after changes of type."""
     while node.operands and (node.kind in UNCHANGED or (node.body is not None and is_view(node.body))):
         node = node.operands[0].node
     return node.kind == "input"

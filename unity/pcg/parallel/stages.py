@@ -14,10 +14,11 @@ is the scan's step on the samples of one micro-batch: partitioned in the samples
 `unity.exec.pipelines.gpipe` runs it.
 
 Under GPipe's schedule the backward pass mirrors the forward pass, so the residuals of all micro-batches are live at once. Under
-1F1B (`unity.pcg.parallel.timetable`) the backward pass of a micro-batch starts as soon as its last stage is done, so its loss must be
-known then. The program from the last stage to the loss is therefore a separate operator that follows the pipeline, its *tail*: the
-last stage runs it for one micro-batch after the other, and its results are sums over all samples. There are M + S - 1 ticks with a
-forward pass and as many with a backward pass, so the time is GPipe's; but at most S micro-batches are in flight on any stage.
+1F1B (`unity.pcg.parallel.timetable`) the backward pass of a micro-batch starts as soon as its last stage is done, so its loss must
+be known then. The program from the last stage to the loss is therefore a separate operator that follows the pipeline, its *tail*:
+the last stage runs it for one micro-batch after the other, and its results are sums over all samples. There are M + S - 1 ticks
+with a forward pass and as many with a backward pass, so the time is GPipe's; but at most S micro-batches are in flight on any
+stage.
 
 2BW is 1F1B that does not drain between two training steps: the first ticks of a step finish the step before it
 (`unity.exec.two_buffered_weights`). So it has M ticks. What is differentiated is then not a function of one batch, so the search

@@ -288,7 +288,7 @@ def _of_agreements(node: Node, solutions: Placing, context: _Context) -> Iterato
             for agreement in backward_agreements(solution, active):
                 axes_of.setdefault((agreement, BACKWARD), []).append(k)
     for (agreement, direction), axes in axes_of.items():
-        runs = context.runs(node) if direction == FORWARD else context.once
+        count, repeats, alone = context.runs(node) if direction == FORWARD else context.once
         less = context.less(node) if direction == FORWARD else 1
-        count = [agreement.times * n for n in runs]
-        yield Collective("all-reduce", tuple(axes), 1, agreement.itemsize, *count, direction, node, hoisted=less)
+        runs = agreement.times * count, agreement.times * repeats, agreement.times * alone
+        yield Collective("all-reduce", tuple(axes), 1, agreement.itemsize, *runs, direction, node, hoisted=less)
