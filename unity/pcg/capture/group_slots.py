@@ -1,6 +1,6 @@
-"""One array for a weight of every group of devices, with a slice for each, so that a device holds its own group's only.
+"""Packing of one weight of every group of devices into an array with a slice for each, so that a device holds one group's only.
 
-Weights of groups are paired by shape, as well as they fit, and padded with zeros.
+Weights are matched by shape as far as possible and padded with zeros.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unity.pcg.types.parallel_type import Shape
 
 @dataclass(frozen=True)
 class Slots(Packed):
-    """A leaf of every group, one after another in a new first dimension. All are padded to one shape."""
+    """One leaf of every group, stacked along a new first dimension. All are padded to one shape."""
 
     own: tuple[Shape, ...]
 
@@ -34,21 +34,21 @@ class Slots(Packed):
 
     @property
     def shape(self) -> Shape:
-        """Of one slot: the largest size of every dimension."""
-        given = [shape for leaf, shape in zip(self.leaves, self.shapes, strict=True) if leaf is not None]
-        return tuple(map(max, zip(*given, strict=True)))
+        """The shape of one slice: the largest size of every dimension."""
+        shapes = [shape for leaf, shape in zip(self.leaves, self.shapes, strict=True) if leaf is not None]
+        return tuple(map(max, zip(*shapes, strict=True)))
 
     @property
     def stacked(self) -> Shape:
         return (len(self.leaves), *self.shape)
 
-    def join(self, library: Any, given: Sequence[Any]) -> Any:
-        left, found = iter(given), []
+    def join(self, library: Any, arrays: Sequence[Any]) -> Any:
+        remaining, slices = iter(arrays), []
         for leaf, shape in zip(self.leaves, self.shapes, strict=True):
-            x = library.zeros(self.shape, given[0].dtype) if leaf is None else next(left)
-            free = [(0, n - m) for n, m in zip(self.shape, shape, strict=True)] if leaf is not None else []
-            found.append(library.pad(x, free) if any(n for _, n in free) else x)
-        return library.stack(found)
+            x = library.zeros(self.shape, arrays[0].dtype) if leaf is None else next(remaining)
+            padding = [(0, n - m) for n, m in zip(self.shape, shape, strict=True)] if leaf is not None else []
+            slices.append(library.pad(x, padding) if any(n for _, n in padding) else x)
+        return library.stack(slices)
 
     def parts(self, array: Any) -> list[Any]:
         groups = enumerate(zip(self.leaves, self.shapes, strict=True))
@@ -57,47 +57,55 @@ class Slots(Packed):
 
 @dataclass(frozen=True)
 class Leaf:
-    """A weight, by its number among the leaves of all arguments."""
+    """A weight: its number among the leaves of all arguments, and its tensor."""
 
     number: int
     tensor: Tensor
 
 
 def slots_of(groups: Sequence[Sequence[Leaf]]) -> Iterator[Slots]:
-    """Sets of the groups' weights: of equal shapes, then of as many dimensions where padding takes no more than a copy of each
-    would; then what is left.
+    """Yield sets of weights, at most one of each group, that are packed into one array.
 
-    Alone, with zeros for the other groups, it spares no memory, but its gradient need not be added up over groups.
+    Weights of equal shapes come first, then weights of equal rank and dtype if padding needs no more memory than separate arrays,
+    then single weights. A single weight with zeros for the other groups saves no memory, but its gradient needs no sum over groups.
     """
-    rest = [list(leaves) for leaves in groups]
-    for alike, least in ((str, 2), (lambda t: (t.ndim, t.dtype), 2), (lambda t: id(t), 1)):
-        keys: dict[Any, None] = dict.fromkeys(alike(x.tensor) for leaves in rest for x in leaves)
+    remaining = [list(leaves) for leaves in groups]
+    for key_of, minimum in ((str, 2), (lambda t: (t.ndim, t.dtype), 2), (lambda t: id(t), 1)):
+        keys: dict[Any, None] = dict.fromkeys(key_of(x.tensor) for leaves in remaining for x in leaves)
         for key in keys:
-            same = [sorted(_of(leaves, alike, key), key=lambda x: (-x.tensor.nbytes, x.number)) for leaves in rest]
-            for row in zip_longest(*same):
-                found = Slots(tuple(x and x.number for x in row), tuple(x.tensor.shape if x else () for x in row))
-                if sum(x is not None for x in row) >= least and prod(found.shape) <= sum(prod(x.tensor.shape) for x in row if x):
-                    yield found
-                    rest = [[x for x in leaves if x not in row] for leaves in rest]
+            columns = [_largest_first(leaves, key_of, key) for leaves in remaining]
+            for row in zip_longest(*columns):
+                slots = Slots(tuple(x and x.number for x in row), tuple(x.tensor.shape if x else () for x in row))
+                separate = [prod(x.tensor.shape) for x in row if x]
+                if len(separate) >= minimum and prod(slots.shape) <= sum(separate):
+                    yield slots
+                    remaining = [[x for x in leaves if x not in row] for leaves in remaining]
 
 
-def _of(leaves: Collection[Leaf], alike: Callable[[Tensor], Any], key: Any) -> list[Leaf]:
-    return [x for x in leaves if alike(x.tensor) == key]
+def _largest_first(leaves: Collection[Leaf], key_of: Callable[[Tensor], Any], key: Any) -> list[Leaf]:
+    """Return the leaves with this key, largest first."""
+    return sorted((x for x in leaves if key_of(x.tensor) == key), key=lambda x: (-x.tensor.nbytes, x.number))
 
 
 def part_of(start: Node, shape: Shape, source: str) -> Value:
-    """What a group has of its slot."""
+    """Return a group's own weight, from its slice of the packed array: the slice without padding.
+
+    Args:
+        start: the input node of the slice.
+        shape: the shape of the weight.
+        source: the user's line.
+    """
     if start.tensors[0].shape == shape:
         return Value(start)
-    closed = jax.make_jaxpr(partial(_first, shape=shape))(start.tensors[0].struct)
+    closed = jax.make_jaxpr(partial(_unpad, shape=shape))(start.tensors[0].struct)
     (end,) = graph_of(close(closed), ["slot"]).outputs
     return Value(replace(end.node, operands=(Value(start),), attributes={"part": True}, source=source))
 
 
 def is_part(node: Node) -> bool:
-    """Whether an operator takes a group's part of its slot: it is taken again where it is needed, and not kept."""
+    """Return whether an operator removes the padding of a packed weight. Its result is recomputed where it is read, never kept."""
     return bool(node.attributes.get("part")) and node.operands[0].node.kind == "input"
 
 
-def _first(x: jax.Array, shape: Shape) -> jax.Array:
+def _unpad(x: jax.Array, shape: Shape) -> jax.Array:
     return lax.slice(x, (0,) * x.ndim, shape)

@@ -1,4 +1,4 @@
-"""Whether equations may be one operator: it must be possible to partition it wherever each of them alone could be."""
+"""The condition for clustering equations into one operator: every way to partition one of them alone must remain legal."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ from unity.pcg.propagation.relaxation import Relaxed
 from unity.pcg.propagation.solver import nested_body
 from unity.pcg.types.factors import TABLE, facts_of
 
-LOSSLESS: dict[str, bool] = {}  # by pattern of the composite
+LOSSLESS: dict[str, bool] = {}  # a cache of `lossless`, by the composite's pattern
 
 
 def keeps(uses: Uses, members: Sequence[int], outputs: Sequence[int], constant: Mapping[int, int]) -> bool:
-    """Whether some equations of a body are lossless as one operator; those of constants are copied in."""
+    """Return whether some equations of a body are lossless as one operator.
+
+    Args:
+        uses: the def-use chains of the body.
+        members: the equations, by number.
+        outputs: the variables that are read outside of them.
+        constant: the equations that compute constants, by variable, which are copied into the operator.
+    """
     if len(members) == 1:
         return True
     part, _ = extract(uses.body, members, outputs, constant)
@@ -30,13 +37,13 @@ def keeps(uses: Uses, members: Sequence[int], outputs: Sequence[int], constant: 
 
 
 def lossless(composite: Body) -> bool:
-    """Whether every dimension of a composite's operands can still be partitioned that each of its equations alone could.
+    """Return whether a composite can partition every dimension of its operands that one of its equations alone can.
 
-    At which digit may differ: a bias added before a split into query, key and value is partitioned as the split is.
+    The digit may differ: a bias added before a split into query, key and value is partitioned as the split is.
     """
     inputs = set(composite.inputs)
-    reading = (e for e in composite.equations if inputs.intersection(_variables(e)))
-    missing = {(v, dim) for e in reading for v, dim in _alone(composite, e) if v in inputs}
+    readers = (e for e in composite.equations if inputs.intersection(_variables(e)))
+    missing = {(v, dim) for e in readers for v, dim in _partitioned_alone(composite, e) if v in inputs}
     relaxed = Relaxed(composite)
     if not all(relaxed.may_partition(v, dim) for v, dim in missing):
         return False
@@ -53,21 +60,21 @@ def _variables(equation: Equation) -> list[int]:
     return [a for a in equation.operands if isinstance(a, int)]
 
 
-def _alone(composite: Body, equation: Equation) -> list[tuple[int, int]]:
-    """The variables and dimensions that an equation alone may have partitioned among its operands."""
+def _partitioned_alone(composite: Body, equation: Equation) -> list[tuple[int, int]]:
+    """Return the operands of an equation and the dimensions in which it can have them partitioned if it stands alone."""
     order = tuple(dict.fromkeys(_variables(equation)))
     atoms = tuple(order.index(a) if isinstance(a, int) else a.key for a in equation.operands)
     tensors = {v: composite.tensors[v] for v in (*order, *equation.results)}
     alone = Body(order, equation.results, (equation,), tensors)
-    asked = _Asked(TABLE.version, equation.signature, equation.identity, atoms, tuple(tensors.values()), alone)
-    return [(order[k], dim) for k, dim in _dimensions(asked)]
+    single = _SingleEquation(TABLE.version, equation.signature, equation.identity, atoms, tuple(tensors.values()), alone)
+    return [(order[k], dim) for k, dim in _dimensions(single)]
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A body of one equation, and all that its choices depend on."""
+class _SingleEquation:
+    """A body of one equation, as a cache key of everything that its choices depend on."""
 
-    table: int  # its version
+    table: int  # the version of the operator table
     signature: str
     identity: tuple[int, ...]
     atoms: tuple[int | str, ...]
@@ -76,15 +83,15 @@ class _Asked:
 
 
 @lru_cache(maxsize=16384)
-def _dimensions(asked: _Asked) -> frozenset[tuple[int, int]]:
-    """Operands, by position, and the dimensions along which they may be partitioned: asked for in many bodies, found once."""
-    return frozenset((k, s.dim) for c in choices(asked.body) for k, s in enumerate(c.operands) if s.kind == "P")
+def _dimensions(single: _SingleEquation) -> frozenset[tuple[int, int]]:
+    """Return the operands, by position, and the dimensions in which they can be partitioned."""
+    return frozenset((k, s.dim) for c in choices(single.body) for k, s in enumerate(c.operands) if s.kind == "P")
 
 
 def pattern(composite: Body) -> str:
-    """A composite's content but for its sizes: which are equal, and which are one, is what its factors depend on.
+    """Return a key of a composite without its sizes: its factors depend on which sizes are equal, and which are 1.
 
-    Where sizes have to be divided by each other (a reshape that splits or merges), or lie among the parameters, they count.
+    Sizes count only if one divides another (a reshape that splits or merges dimensions), or if they are parameters.
     """
     names: dict[int, str] = {1: "1"}
     numbers: dict[int, int] = {v: k for k, v in enumerate(composite.inputs)}
@@ -103,11 +110,12 @@ def pattern(composite: Body) -> str:
 
 @lru_cache(maxsize=256)
 def _text(dtype: Any) -> str:
-    """numpy takes longer to say a type than all the rest of a pattern takes."""
+    """Return a dtype as text. Cached, since NumPy takes longer for this than everything else in `pattern`."""
     return str(dtype)
 
 
 def _sizeless(composite: Body, equation: Equation) -> str:
+    """Return an equation's signature without the sizes that its factors do not depend on."""
     if facts_of(equation.name).sizes_follow:
         return f"{equation.name} {[equation.params.get(k) for k in ('broadcast_dimensions', 'dimensions', 'dimension')]}"
     if equation.name == "reshape":

@@ -1,7 +1,8 @@
-"""What people call an operator: softmax, layer_norm, gelu, dropout; read off the program that it is."""
+"""Common names of operators, such as softmax, layer_norm, gelu or dropout, derived from their programs."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from math import prod
 
@@ -15,13 +16,13 @@ from unity.pcg.propagation.solver import nested_body
 LAYOUT = frozenset(name for name, entry in TABLE.items() if entry.facts.layout)
 CONVERT = frozenset({"convert_element_type", "copy", "stop_gradient", "reduce_precision"})
 KEYS = frozenset(name for name, entry in TABLE.items() if entry.facts.key)
-SILENT = LAYOUT | CONVERT | {"iota", "slice", "split", "concatenate", "pad"}
+AUXILIARY = LAYOUT | CONVERT | {"iota", "slice", "split", "concatenate", "pad"}
 
-CONTAINING = (  # the first set that is contained in a composite's primitives names it
+BY_PRIMITIVES = (  # the first set that a composite's primitives contain gives its name
     ({"reduce_max", "exp", "reduce_sum", "log"}, "log_softmax"),
     ({"reduce_max", "exp", "reduce_sum"}, "softmax"),
 )
-ALSO = (  # tried when neither the structure nor a call's name says more
+FALLBACKS = (  # likewise, if neither the structure nor a call gives a name
     ({"gather"}, "gather"),
     ({"erf", "mul"}, "gelu"),
     ({"erfc", "mul"}, "gelu"),
@@ -35,25 +36,25 @@ ALSO = (  # tried when neither the structure nor a call's name says more
 
 
 def calls(body: Body) -> Mapping[str, int]:
-    """How many equations come from each nested call."""
-    found: dict[str, int] = {}
-    for e in body.equations:
-        for call in e.group:
-            found[call] = found.get(call, 0) + 1
-    return found
+    """Return the number of equations from each nested call."""
+    return Counter(call for e in body.equations for call in e.group)
 
 
-RESERVED = PARALLELIZATION | LOOPS | {"input", "constant", CONSTRAIN, BRANCHES, STAGES, *REMATERIALIZED}  # kinds that mean more
+RESERVED = PARALLELIZATION | LOOPS | {"input", "constant", CONSTRAIN, BRANCHES, STAGES, *REMATERIALIZED}  # kinds of special nodes
 
 
 def label(composite: Body, sizes: Mapping[str, int]) -> str:
-    """A name for an operator. `sizes` says how many equations each nested call has in all.
+    """Return a name for an operator.
 
-    A function of the user's that is called like a kind of operator that means more is told from it: `combine()`.
+    A user's function with the name of a special kind of node gets parentheses: `combine()`.
+
+    Args:
+        composite: the program of the operator.
+        sizes: the number of equations of each nested call in the whole function.
     """
-    found = _label(composite, sizes)
-    meant = found == CONSTRAIN == composite.equations[0].name
-    return f"{found}()" if found in RESERVED and not meant else found
+    name = _label(composite, sizes)
+    is_constraint = name == CONSTRAIN == composite.equations[0].name
+    return f"{name}()" if name in RESERVED and not is_constraint else name
 
 
 def _label(composite: Body, sizes: Mapping[str, int]) -> str:
@@ -61,12 +62,17 @@ def _label(composite: Body, sizes: Mapping[str, int]) -> str:
     names = {e.name for e in equations}
     if len(equations) == 1:
         return _single(equations[0])
-    found = next((name for wanted, name in CONTAINING if wanted <= names), None)
-    return found or normalization(composite) or _certain(composite, names) or _call(composite, sizes) or _content(equations, names)
+    return (
+        next((name for primitives, name in BY_PRIMITIVES if primitives <= names), None)
+        or normalization(composite)
+        or _by_decisive_primitive(composite, names)
+        or _by_call(composite, sizes)
+        or _by_content(equations, names)
+    )
 
 
-def _certain(composite: Body, names: set[str]) -> str | None:
-    """Names for which one primitive is enough, whatever function it came from."""
+def _by_decisive_primitive(composite: Body, names: set[str]) -> str | None:
+    """Return the name that a single primitive implies, whatever function it came from."""
     if "random_bits" in names:
         return "dropout"
     if any(
@@ -78,7 +84,7 @@ def _certain(composite: Body, names: set[str]) -> str | None:
 
 
 def _single(equation: Equation) -> str:
-    """A primitive's own name; a custom derivative is named as the function that it belongs to."""
+    """Return the name of a single equation: its primitive's, or for a custom derivative that of the user's function."""
     if equation.name == KERNEL:
         return equation.params["title"]
     if not equation.name.startswith(("custom_jvp", "custom_vjp")):
@@ -86,58 +92,62 @@ def _single(equation: Equation) -> str:
     inner = nested_body(equation)
     groups = {e.group[0] for e in inner.equations if e.group}
     if len(groups) == 1 and all(e.group for e in inner.equations):
-        return _spoken(groups.pop())
+        return _function_name(groups.pop())
     return equation.name.removesuffix("_call")
 
 
-def _spoken(call: str) -> str:
+def _function_name(call: str) -> str:
     return call.partition("#")[0].strip("_<>") or "call"
 
 
-def _call(composite: Body, sizes: Mapping[str, int]) -> str | None:
-    """The outermost nested call that is all of the operator, but for casts and changes of shape, and wholly in it."""
+def _by_call(composite: Body, sizes: Mapping[str, int]) -> str | None:
+    """Return the function of the outermost nested call that is the whole operator, casts and changes of shape aside."""
     counts = calls(composite)
-    loud = [e for e in composite.equations if e.name not in SILENT]
-    for e in loud[:1]:
+    essential = [e for e in composite.equations if e.name not in AUXILIARY]
+    for e in essential[:1]:
         for call in e.group:
-            if counts[call] >= sizes.get(call, 0) and all(call in other.group for other in loud):
-                return _spoken(call)
+            if counts[call] >= sizes.get(call, 0) and all(call in other.group for other in essential):
+                return _function_name(call)
     return None
 
 
-def _content(equations: tuple[Equation, ...], names: set[str]) -> str:
-    found = next((name for wanted, name in ALSO if wanted <= names), None)
+def _by_content(equations: tuple[Equation, ...], names: set[str]) -> str:
+    """Return a name from the primitives of an operator: "elementwise" if they suggest no other one."""
     if {"tanh", "mul"} <= names and any(e.name == "integer_pow" and e.params["y"] == 3 for e in equations):
-        found = "gelu"  # by its approximation
-    if found:
-        return found
+        return "gelu"  # its approximation
+    fallback = next((name for primitives, name in FALLBACKS if primitives <= names), None)
+    if fallback:
+        return fallback
     inner = {_single(e) for e in equations if e.name == "custom_jvp_call"}
     if len(inner) == 1:
         return inner.pop()
-    if "logistic" in names and names - SILENT <= {"logistic", "mul", "add"}:
+    if "logistic" in names and names - AUXILIARY <= {"logistic", "mul", "add"}:
         return "silu" if "mul" in names else "logistic"
     if names <= LAYOUT:
         return "transpose" if "transpose" in names and "reshape" not in names else "reshape"
     if names <= LAYOUT | CONVERT:
         return "convert_element_type"
-    loud = names - SILENT or names - LAYOUT - CONVERT - {"iota"}
-    return loud.pop() if len(loud) == 1 else "elementwise"
+    essential = names - AUXILIARY or names - LAYOUT - CONVERT - {"iota"}
+    return essential.pop() if len(essential) == 1 else "elementwise"
 
 
 def normalization(composite: Body) -> str | None:
-    """batch_norm, group_norm, layer_norm or rms_norm: division by a root of what was reduced, told apart by what was reduced."""
+    """Return batch_norm, group_norm, layer_norm or rms_norm for a division by the root of a reduction, or None.
+
+    The reduced dimensions tell them apart.
+    """
     names = {e.name for e in composite.equations}
     if "rsqrt" not in names and not ({"sqrt"} & names and "div" in names):
         return None
-    sums = [e for e in composite.equations if e.name == "reduce_sum" and _many(composite, e)]
+    sums = [e for e in composite.equations if e.name == "reduce_sum" and _keeps_dimensions(composite, e)]
     if not sums:
         scales = "rsqrt" in names and "mul" in names and {"sub", "add"} & names
-        return "batch_norm" if scales and _by_channel(composite) else None
+        return "batch_norm" if scales and _has_root_by_channel(composite) else None
     widest = max(sums, key=lambda e: composite.tensor(e.operands[0]).nbytes)
     shape, axes = composite.tensor(widest.operands[0]).shape, sorted(widest.params["axes"])
     if any(0 in e.params["axes"] for e in sums):
         return "batch_norm"
-    if _regrouped(composite, shape):
+    if _splits_channels(composite, shape):
         return "group_norm"
     trailing = axes == list(range(len(shape) - len(axes), len(shape)))
     if trailing and len(axes) < len(shape):
@@ -145,20 +155,21 @@ def normalization(composite: Body) -> str | None:
     return "group_norm" if len(axes) < len(shape) else None
 
 
-def _many(composite: Body, equation: Equation) -> bool:
+def _keeps_dimensions(composite: Body, equation: Equation) -> bool:
+    """Return whether a reduction of floats is over some dimensions, but not all."""
     tensor = composite.tensor(equation.operands[0])
     return tensor.floating and tensor.ndim > len(equation.params["axes"]) > 0
 
 
-def _by_channel(composite: Body) -> bool:
-    """Whether the root is of something as small as one value for each channel."""
+def _has_root_by_channel(composite: Body) -> bool:
+    """Return whether the operand of the root is small enough to have one value for each channel."""
     root = next(e for e in composite.equations if e.name == "rsqrt")
     largest = max((composite.tensors[v].nbytes for v in composite.inputs), default=0)
     return composite.tensor(root.operands[0]).nbytes * 8 <= largest
 
 
-def _regrouped(composite: Body, shape: tuple[int, ...]) -> bool:
-    """Whether what is reduced had its channels split into groups inside the operator."""
-    made = (e for e in composite.equations if e.name == "reshape")
-    pairs = ((composite.tensor(e.operands[0]).shape, composite.tensor(e.results[0]).shape) for e in made)
+def _splits_channels(composite: Body, shape: tuple[int, ...]) -> bool:
+    """Return whether a reshape in the operator splits channels into groups, to the reduced shape."""
+    reshapes = (e for e in composite.equations if e.name == "reshape")
+    pairs = ((composite.tensor(e.operands[0]).shape, composite.tensor(e.results[0]).shape) for e in reshapes)
     return any(after == shape and len(after) > len(before) > 2 and 1 not in after[1:] for before, after in pairs)

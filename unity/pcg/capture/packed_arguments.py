@@ -1,8 +1,8 @@
-"""Arrays of a function's arguments that are one array for a plan: `plan.shard` makes it, and `plan.unshard` takes it apart.
+"""Packed arguments: several arrays among a function's arguments that a plan stores as one (`plan.shard`, `plan.unshard`).
 
-A function's arguments are whole arrays to JAX, and an array lies on all devices of a mesh, in equal parts. What shall lie on some
-of them only, or be divided where its parts cannot, becomes one array with others. The user's tree keeps its structure: the first
-leaf of a set carries the array, and the others are empty.
+A JAX array lies on all devices of a mesh, in equal parts. A weight that only some devices should hold, or that is too small to be
+divided, is packed into one array with others. The user's pytree keeps its structure: the first leaf of a set carries the array, and
+the others are empty.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from unity.pcg.types.parallel_type import Shape
 
 @dataclass(frozen=True)
 class Packed(ABC):
-    """Leaves, by number, that are one array (None: a place that no leaf fills)."""
+    """A set of leaves, by number, that are packed into one array. None stands for padding in the place of a leaf."""
 
     leaves: tuple[int | None, ...]
 
     @property
     @abstractmethod
     def shapes(self) -> tuple[Shape, ...]:
-        """Of the leaves."""
+        """The shapes of the leaves."""
 
     @property
     @abstractmethod
     def stacked(self) -> Shape:
-        """The shape of the array."""
+        """The shape of the packed array."""
 
     @abstractmethod
-    def join(self, library: Any, given: Sequence[Any]) -> Any:
-        """The array of the leaves' own, in their order."""
+    def join(self, library: Any, arrays: Sequence[Any]) -> Any:
+        """Pack the leaves' arrays, in order. `library` is numpy or jax.numpy."""
 
     @abstractmethod
     def parts(self, array: Any) -> list[Any]:
-        """What `join` was given."""
+        """Unpack an array into the leaves' arrays, the inverse of `join`."""
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The leaves that there are."""
+        """The numbers of the leaves, without padding."""
         return tuple(leaf for leaf in self.leaves if leaf is not None)
 
     @property
     def first(self) -> int:
-        """The leaf that carries the array."""
+        """The leaf that carries the packed array."""
         return min(self.numbers)
 
     @property
@@ -60,29 +60,29 @@ class Packed(ABC):
         return tuple(leaf for leaf in self.numbers if leaf != self.first)
 
     def pack(self, arrays: Mapping[int, Any]) -> Any:
-        """The array, of the leaves' own. What is on the host stays there."""
-        given = [arrays[leaf] for leaf in self.numbers]
-        return self.join(np, given) if all(isinstance(x, np.ndarray) for x in given) else _join(self, given)
+        """Return the packed array of the leaves' arrays, by number: on the host if all of them are on the host."""
+        own = [arrays[leaf] for leaf in self.numbers]
+        return self.join(np, own) if all(isinstance(x, np.ndarray) for x in own) else _join(self, own)
 
     def unpack(self, array: Any) -> dict[int, Any]:
-        """The leaves' own arrays."""
+        """Return the leaves' arrays, by number."""
         parts = self.parts(array) if isinstance(array, np.ndarray) else _parts(self, array)
         return dict(zip(self.numbers, parts, strict=True))
 
 
 @partial(jax.jit, static_argnums=0)  # an array may lie on devices of several processes
-def _join(one: Packed, given: Sequence[jax.Array]) -> jax.Array:
-    return one.join(jnp, given)
+def _join(packed: Packed, arrays: Sequence[jax.Array]) -> jax.Array:
+    return packed.join(jnp, arrays)
 
 
 @partial(jax.jit, static_argnums=0)
-def _parts(one: Packed, array: jax.Array) -> list[jax.Array]:
-    return one.parts(array)
+def _parts(packed: Packed, array: jax.Array) -> list[jax.Array]:
+    return packed.parts(array)
 
 
 @dataclass(frozen=True)
 class Packing:
-    """All sets of a program. Leaves are those of the function's arguments, by number."""
+    """All packed arrays of a program. Leaves are those of the function's arguments, by number."""
 
     slots: tuple[Packed, ...]
 
@@ -94,31 +94,36 @@ class Packing:
 
     @property
     def shapes(self) -> dict[int, Shape]:
-        """The shapes that leaves have before they are packed."""
+        """The shapes of packed leaves in the user's arguments, by number."""
         return {leaf: shape for s in self.slots for leaf, shape in zip(s.leaves, s.shapes, strict=True) if leaf is not None}
 
     def pack(self, leaves: Sequence[Any], start: int = 0) -> list[Any]:
-        """The leaves as the plan takes them; `start`: the number of the first of them. What is packed already stays as it is."""
-        found = list(leaves)
+        """Return the leaves as the plan takes them. Packed leaves stay as they are.
+
+        Args:
+            leaves: consecutive leaves of the user's arguments.
+            start: the number of the first one.
+        """
+        packed = list(leaves)
         for s in self.slots:
             own = [(leaf - start, shape) for leaf, shape in zip(s.leaves, s.shapes, strict=True) if leaf is not None]
-            if all(0 <= k < len(found) and jnp.shape(found[k]) == shape for k, shape in own):
+            if all(0 <= k < len(packed) and jnp.shape(packed[k]) == shape for k, shape in own):
                 array = s.pack({k: x for k, x in enumerate(leaves, start)})
                 library: Any = np if isinstance(array, np.ndarray) else jnp
-                found[s.first - start] = array
+                packed[s.first - start] = array
                 for k in s.others:
-                    found[k - start] = library.zeros((0,), array.dtype)
-        return found
+                    packed[k - start] = library.zeros((0,), array.dtype)
+        return packed
 
     def unpack(self, leaves: Sequence[Any], start: int = 0) -> list[Any]:
-        """The leaves as the user has them; `start`: the number of the first of them. What is not packed stays as it is."""
-        found = list(leaves)
+        """Return the leaves as the user has them. Leaves that are not packed stay as they are. Arguments as for `pack`."""
+        unpacked = list(leaves)
         for s in self.slots:
             k = s.first - start
-            if 0 <= k < len(found) and jnp.shape(found[k]) == s.stacked:
-                for leaf, x in s.unpack(found[k]).items():
-                    found[leaf - start] = x
-        return found
+            if 0 <= k < len(unpacked) and jnp.shape(unpacked[k]) == s.stacked:
+                for leaf, x in s.unpack(unpacked[k]).items():
+                    unpacked[leaf - start] = x
+        return unpacked
 
 
 NOTHING = Packing(())

@@ -1,7 +1,7 @@
-"""Operands that a call with a derivative rule takes and nobody reads.
+"""Removal of operands that a call with a custom derivative takes and nothing reads.
 
-Packages pass values through such a call only to see, or to refuse, that they are differentiated: Equinox's loops give all weights
-to one. If neither its program nor its derivative needs an operand, nothing has to be gathered for it, and no gradient comes back.
+Packages pass values through such a call only to detect, or to refuse, that they are differentiated: Equinox's loops pass all
+weights to one. If neither its program nor its derivative reads an operand, no device needs to gather it, and it has no gradient.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unity.pcg.propagation.solver import nested_body
 
 
 def without_unread(body: Body) -> Body:
-    """Returns the body with zeros in the place of operands that their calls do not need."""
+    """Return a body with zeros in the place of operands that their calls do not read."""
     equations, tensors = list[Equation](), dict(body.tensors)
     for e in body.equations:
         places = [p for p in _unread(e) if isinstance(e.operands[p], int)] if e.name == "custom_jvp_call" else []
@@ -43,23 +43,23 @@ def _zeros(tensor: Tensor, variable: int, call: Equation) -> Equation:
 
 @lru_cache(maxsize=1024)
 def _unread(call: Equation) -> tuple[int, ...]:
-    """The operands that neither the program of a `custom_jvp` nor its derivative rule reads, for values or for tangents."""
+    """Return the operands of a `custom_jvp` that neither its program nor its derivative rule reads, by value or by tangent."""
     program = nested_body(call)
-    read = _read(program)
+    read = _read_variables(program)
     places = [p for p, v in enumerate(program.inputs) if v not in read]
-    if not places:  # as nearly always, and a rule takes long to trace
+    if not places:  # nearly always; tracing a rule is slow
         return ()
     try:
         rule = jvp_body(call)
     except Unreadable:
         return ()
-    needed = _read(rule.body)
+    read_by_rule = _read_variables(rule.body)
     tangents = iter(rule.body.inputs[len(call.operands) :])
-    moves = [floating and next(tangents) in needed for floating in rule.floating]
-    return tuple(p for p in places if rule.body.inputs[p] not in needed and not moves[p])
+    active = [floating and next(tangents) in read_by_rule for floating in rule.floating]
+    return tuple(p for p in places if rule.body.inputs[p] not in read_by_rule and not active[p])
 
 
-def _read(body: Body) -> set[int]:
-    """The variables that a body's outputs depend on."""
+def _read_variables(body: Body) -> set[int]:
+    """Return the variables that a body's outputs depend on."""
     equations = used(body).equations
     return {a for e in equations for a in e.operands if isinstance(a, int)} | {a for a in body.outputs if isinstance(a, int)}

@@ -66,9 +66,9 @@ class Joined(Packed):
     def shapes(self) -> tuple[Shape, ...]:
         return tuple(view.source for view in self.views)
 
-    def join(self, library: Any, given: Sequence[Any]) -> Any:
-        parts = [_seen(x, view) for x, view in zip(given, self.views, strict=True)]
-        behind = [library.zeros((*self.joined[: self.dim], self.zeros, *self.joined[self.dim + 1 :]), given[0].dtype)]
+    def join(self, library: Any, arrays: Sequence[Any]) -> Any:
+        parts = [_seen(x, view) for x, view in zip(arrays, self.views, strict=True)]
+        behind = [library.zeros((*self.joined[: self.dim], self.zeros, *self.joined[self.dim + 1 :]), arrays[0].dtype)]
         return library.concatenate([*parts, *(behind if self.zeros else [])], self.dim).reshape(self.stacked)
 
     def parts(self, array: Any) -> list[Any]:
