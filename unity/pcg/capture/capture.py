@@ -1,4 +1,4 @@
-"""From any JAX function to a serial PCG: trace it on abstract arguments, inline its calls, and join equations to operators."""
+"""Capture of any JAX function as a serial PCG: trace it on abstract arguments, inline calls, cluster equations into operators."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from unity.pcg.propagation.choices import choices
 from unity.pcg.propagation.scan_programs import REMATERIALIZED, SCANNED
 from unity.pcg.propagation.solver import nested_body
 
-VALUES = (  # what JAX raises where a program asks for a value that is not there yet
+VALUES = (  # errors that JAX raises if a program inspects the value of a tracer
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerBoolConversionError,
@@ -47,8 +47,16 @@ Weak = tuple[tuple[bool, ...], tuple[bool, ...]]
 
 @dataclass(frozen=True)
 class Captured:
-    """A captured function: its program, flat and as a graph, the values that it closed over (further inputs, last), and its
-    output's structure.
+    """A captured function.
+
+    body: its program.
+    graph: its program as a graph of operators.
+    consts: the arrays that it closes over, which are its last inputs.
+    in_tree: the tree structure of its arguments.
+    out_tree: the tree structure of its results.
+    paths: the path of every argument leaf, as the user would write it.
+    differentiated: the leaves of `argnums`.
+    weak: whether each argument leaf, and each result leaf, is weakly typed.
     """
 
     body: Body
@@ -56,38 +64,44 @@ class Captured:
     consts: tuple[Any, ...]
     in_tree: Any
     out_tree: Any
-    paths: tuple[str, ...]  # of every argument leaf, as the user would write it
-    differentiated: frozenset[int]  # leaves of `argnums`
-    weak: Weak  # which leaves of arguments are weakly typed, and which of results
+    paths: tuple[str, ...]
+    differentiated: frozenset[int]
+    weak: Weak
 
     def of(self, body: Body, known: Bodies | None = None) -> Captured:
-        """The same function, computed by another program. `known`: see `graph_of`."""
+        """Return this function with another program that computes the same. `known`: as for `graph_of`."""
         names = [str(node.attributes["name"]) for node in self.graph.inputs]
         return replace(self, body=body, graph=graph_of(body, names, known))
 
     @property
     def bodies(self) -> Bodies:
-        """What its operators compute, as `graph_of` knows them."""
-        found = (node.body for node, _ in self.graph.walk() if node.body is not None)
-        return {(body.key, body.identity): body for body in found}
+        """The programs of its operators, by content, for `graph_of`."""
+        bodies = (node.body for node, _ in self.graph.walk() if node.body is not None)
+        return {(body.key, body.identity): body for body in bodies}
 
 
 Clustering = Callable[[Body, Mapping[int, int]], list[Cluster]]
 
 
 def capture(fn: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 0, clustering: Clustering = clusters) -> Captured:
-    """The graph of `fn(*args)`. Arguments are pytrees of arrays or `jax.ShapeDtypeStruct`s; nothing is computed.
-    `clustering`: how equations are joined to operators (`unity.plan.cache` remembers it).
+    """Capture `fn(*args)` without computing anything.
 
-    Raises CaptureError when an argument is not an array, `argnums` names none that can be differentiated, or the function
-    cannot be traced because it looks at values, has side effects or leaks; with the reason and the place. What the function
-    itself raises passes through, with a note.
+    Args:
+        fn: the function.
+        *args: pytrees of arrays or `jax.ShapeDtypeStruct`s.
+        argnums: the arguments that the gradient is for, as in `jax.grad`.
+        clustering: partitions the equations into operators (`unity.plan.cache` replays a stored partition).
+
+    Raises:
+        CaptureError: an argument is not an array, `argnums` has no argument that can be differentiated, or the function cannot be
+            traced because it inspects values, has side effects or leaks tracers. The message has the reason and the user's line.
+        Exception: any other error of the function, with a note.
     """
     leaves, in_tree = jax.tree.flatten(args)
     paths = tuple(_path(path) for path, _ in jax.tree_util.tree_flatten_with_path(args)[0])
     structs = [_struct(x, p) for x, p in zip(leaves, paths, strict=True)]
     differentiated = _differentiated(args, structs, argnums)
-    closed, shape = _traced(fn, jax.tree.unflatten(in_tree, structs))
+    closed, shape = _trace(fn, jax.tree.unflatten(in_tree, structs))
     with apart():
         body, consts = program_of(closed)
         body, names = used(body), (*paths, *(f"<constant {k}>" for k in range(len(consts))))
@@ -100,21 +114,21 @@ def _weak(closed: core.ClosedJaxpr) -> Weak:
 
 
 def weak_results(fn: Callable[..., Any], captured: Captured, weak: Sequence[bool]) -> tuple[bool, ...] | None:
-    """Traces a captured function on arguments with other weak types, and returns which of its results are weakly typed then.
+    """Trace a captured function on arguments with other weak types, and return whether each result is weakly typed.
 
-    None if it computes something else then, as numbers are converted to other types.
+    Return None if the function computes something else for these arguments, because it promotes dtypes differently.
     """
     tensors = [node.tensors[0].struct for node in captured.graph.inputs[: len(weak)]]
     structs = [s.update(weak_type=True) if w else s for s, w in zip(tensors, weak, strict=True)]
-    closed, _ = _traced(fn, jax.tree.unflatten(captured.in_tree, structs))
+    closed, _ = _trace(fn, jax.tree.unflatten(captured.in_tree, structs))
     with apart():
         same = used(program_of(closed)[0]).key == captured.body.key
     return _weak(closed)[1] if same else None
 
 
-def _traced(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[core.ClosedJaxpr, Any]:
+def _trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[core.ClosedJaxpr, Any]:
     try:
-        closed, shape = _outside(jax.make_jaxpr(fn, return_shape=True), args)
+        closed, shape = _outside_mesh(jax.make_jaxpr(fn, return_shape=True), args)
     except CaptureError:
         raise
     except jax.errors.UnexpectedTracerError as error:
@@ -151,8 +165,8 @@ def _traced(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[core.ClosedJax
     return closed, shape
 
 
-def _outside(trace: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """A function's program outside of the mesh that the user has set, unless it says of that what lies where."""
+def _outside_mesh(trace: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Trace a function outside of the user's mesh, unless it needs the mesh for its own sharding constraints."""
     try:
         with apart():
             return trace(*args)
@@ -171,42 +185,42 @@ _LEAK = (
 
 
 def _where(error: BaseException) -> str:
-    """The user's line that an exception came from: the innermost frame that is neither JAX's nor unity's."""
-    found, trace = "", error.__traceback__
+    """Return the user's line that an exception comes from: the innermost frame that belongs neither to JAX nor to unity."""
+    line, trace = "", error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if owner(code.co_filename) == "user" or (not found and owner(code.co_filename) == "library"):
-            found = f"{code.co_filename}:{trace.tb_lineno}"
+        if owner(code.co_filename) == "user" or (not line and owner(code.co_filename) == "library"):
+            line = f"{code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return found
+    return line
 
 
 def _differentiated(args: Sequence[Any], structs: Sequence[Any], argnums: int | Sequence[int]) -> frozenset[int]:
-    """The numbers of the leaves of `argnums`."""
-    wanted = tuple(argnums) if isinstance(argnums, Iterable) else (argnums,)
-    for i in wanted:
+    """Return the leaves of `argnums`, by number among all argument leaves."""
+    arguments = tuple(argnums) if isinstance(argnums, Iterable) else (argnums,)
+    for i in arguments:
         if not isinstance(i, int) or not -len(args) <= i < len(args):
             raise CaptureError(
                 f"argnums={argnums!r} names argument {i!r}, but there are {len(args)} arguments.\n    Arguments are counted"
                 " from 0, as in jax.grad. (docs: capture#argnums)"
             )
-    found = _leaves_of(args, {i % len(args) for i in wanted})
-    if found and not any(jnp.issubdtype(structs[k].dtype, jnp.inexact) for k in found):
-        kinds = ", ".join(sorted({str(structs[k].dtype) for k in found}))
+    leaves = _leaves_of(args, {i % len(args) for i in arguments})
+    if leaves and not any(jnp.issubdtype(structs[k].dtype, jnp.inexact) for k in leaves):
+        kinds = ", ".join(sorted({str(structs[k].dtype) for k in leaves}))
         raise CaptureError(
             f"argnums={argnums!r} names arguments without a real number in them (only {kinds}): they have no gradient.\n"
             "    Give the position of the weights, as in jax.grad. (docs: capture#argnums)"
         )
-    return found
+    return leaves
 
 
-def _leaves_of(args: Sequence[Any], wanted: set[int]) -> frozenset[int]:
-    found, start = set(), 0
+def _leaves_of(args: Sequence[Any], arguments: set[int]) -> frozenset[int]:
+    leaves, start = set(), 0
     for k, arg in enumerate(args):
         count = len(jax.tree.leaves(arg))
-        found |= set(range(start, start + count)) if k in wanted else set()
+        leaves |= set(range(start, start + count)) if k in arguments else set()
         start += count
-    return frozenset(found)
+    return frozenset(leaves)
 
 
 def _struct(x: Any, path: str) -> jax.ShapeDtypeStruct:
@@ -214,9 +228,9 @@ def _struct(x: Any, path: str) -> jax.ShapeDtypeStruct:
         aval = jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
         return struct_of(aval)
     except TypeError:
-        what = f"{type(x).__name__} of {x.dtype}, no array of JAX" if hasattr(x, "dtype") else f"{type(x).__name__}, not an array"
+        kind = f"{type(x).__name__} of {x.dtype}, no array of JAX" if hasattr(x, "dtype") else f"{type(x).__name__}, not an array"
         raise CaptureError(
-            f"{path} is a {what}.\n    Pass arrays or jax.ShapeDtypeStruct as leaves; close over"
+            f"{path} is a {kind}.\n    Pass arrays or jax.ShapeDtypeStruct as leaves; close over"
             " everything else (functools.partial, or a lambda). (docs: capture#leaves)"
         ) from None
 
@@ -240,19 +254,29 @@ Bodies = dict[tuple[str, tuple[int, ...]], Body]
 
 
 def graph_of(body: Body, names: Sequence[str], known: Bodies | None = None, clustering: Clustering = clusters) -> PCG:
-    """A body as a graph of operators; scans and remats get a graph inside.
+    """Return a body as a graph of operators; scans and remats have a nested graph.
 
-    Graphs made with one dictionary of `known` operators share them, and all that was derived of them.
+    Args:
+        body: the program.
+        names: the names of its inputs.
+        known: programs of operators, by content. Graphs built with the same dictionary share them, and everything derived from
+            them.
+        clustering: partitions the equations into operators.
     """
     return _Capture({} if known is None else known, clustering).graph(body, names)
 
 
 class _Capture:
-    """One capture. Operators that compute the same share their body, so that whatever is derived of it is derived once."""
+    """The conversion of a body to a graph. Equal operators share their body, so that every analysis of it runs once.
+
+    bodies: the programs of operators, by content.
+    clustering: partitions the equations of a body into operators.
+    looped: the current body is nested in a loop that runs its body more than once.
+    """
 
     def __init__(self, bodies: Bodies, clustering: Clustering) -> None:
         self.bodies, self.clustering = bodies, clustering
-        self.looped = False  # in a loop of several steps
+        self.looped = False
 
     def graph(self, body: Body, names: Sequence[str]) -> PCG:
         body = without_unread(absorbed(deduplicated(body, pure)))  # the zeros for an unread operand are not those that others read
@@ -263,24 +287,25 @@ class _Capture:
         values: dict[int, Value] = {v: Value(n) for v, n in zip(body.inputs, inputs, strict=True)}
         constant, sizes = constants(body), calls(body)
         for cluster in self.clustering(body, constant):
-            first, made = body.equations[cluster.members[0]], cluster.outputs
+            first, outputs = body.equations[cluster.members[0]], cluster.outputs
             if first.name in SCANNED + REMATERIALIZED:
-                made = first.results
+                outputs = first.results
                 node = self.nested(body, first, tuple(self.read(body, a, values, constant) for a in first.operands))
             else:
-                part, order = extract(body, cluster.members, made, constant)
-                operands, tensors = tuple(values[v] for v in order), tuple(body.tensors[v] for v in made)
+                part, order = extract(body, cluster.members, outputs, constant)
+                operands, tensors = tuple(values[v] for v in order), tuple(body.tensors[v] for v in outputs)
                 members = [body.equations[i] for i in cluster.members]
                 line, scope = _most_common(e.source for e in members), _most_common(e.scope for e in members)
                 node = Node(label(part, sizes), operands, tensors, self.shared(part), source=line, scope=scope)
-            values.update((v, Value(node, k)) for k, v in enumerate(made))
+            values.update((v, Value(node, k)) for k, v in enumerate(outputs))
         return PCG(inputs, tuple(self.read(body, a, values, constant) for a in body.outputs))
 
     def shared(self, part: Body) -> Body:
+        """Return the first body of this capture with the same content."""
         return self.bodies.setdefault((part.key, part.identity), part)
 
     def read(self, body: Body, atom: Atom, values: dict[int, Value], constant: Mapping[int, int]) -> Value:
-        """The value of an atom; a constant becomes a node of its own."""
+        """Return the value of an atom. A constant becomes a separate node."""
         if isinstance(atom, Literal):
             return Value(Node("constant", (), (atom.tensor,), self.shared(Body((), (atom,), (), {}))))
         if atom not in values:
@@ -289,7 +314,7 @@ class _Capture:
         return values[atom]
 
     def nested(self, body: Body, equation: Equation, operands: tuple[Value, ...]) -> Node:
-        """A scan or a remat, its program a graph inside."""
+        """Return a scan or a remat with its program as a nested graph."""
         params, program = equation.params, used(nested_body(equation))
         tensors = tuple(body.tensors[v] for v in equation.results)
         line, scope = equation.source, equation.scope
@@ -301,11 +326,11 @@ class _Capture:
                 "length": params["length"], "reverse": params["reverse"], "consts": consts, "carry": carry,
                 "unroll": params["unroll"],
             }  # fmt: skip
-            around, self.looped = self.looped, self.looped or params["length"] > params["unroll"]
+            outer, self.looped = self.looped, self.looped or params["length"] > params["unroll"]
             inside = self.graph(program, names)
-            self.looped = around
+            self.looped = outer
             return Node("scan", operands, tensors, None, inside, attributes, source=line, scope=scope)
-        # Where no loop is between both passes, a compiler would take some of the first one's values again, and some not.
+        # Without a loop between the two passes, XLA's CSE would reuse some values of the forward pass and recompute others.
         attributes = {"prevent_cse": params["prevent_cse"] or not self.looped}
         inside = self.graph(program, [f"operand {k}" for k in range(len(operands))])
         policy = params.get("policy")
@@ -315,33 +340,33 @@ class _Capture:
 
 
 def _most_common(texts: Iterable[str]) -> str:
-    """The text said most often (the last of those), if any says something."""
-    said = [t for t in texts if t]
-    return max(reversed(said), key=said.count) if said else ""
+    """Return the most frequent nonempty text, of several the last one, or ""."""
+    nonempty = [t for t in texts if t]
+    return max(reversed(nonempty), key=nonempty.count) if nonempty else ""
 
 
 def unparallelized(graph: PCG) -> list[tuple[Node, str]]:
-    """Operators of which no factor is known, or none can be followed through their programs: they run whole on every device."""
-    found = []
+    """Return the operators that run whole on every device, each with the reason: no factor of them is known or can be followed."""
+    operators = []
     for node, _ in graph.walk():
         if node.body is not None and node.kind != "constant":
             unknown = sorted({e.name for e in node.body.equations if e.name not in TABLE and e.name not in STRUCTURED})
             if unknown:
-                found.append((node, f"no entry for {', '.join(unknown)} in the operator table"))
+                operators.append((node, f"no entry for {', '.join(unknown)} in the operator table"))
             elif opaque(node.body):
-                found.append((node, "no dimension can be followed through the program inside"))
-    return found
+                operators.append((node, "no dimension can be followed through the program inside"))
+    return operators
 
 
 def opaque(body: Body) -> bool:
-    """Whether a loop, branch or custom call of large tensors can be split in no way."""
-    inside = any(e.name in STRUCTURED for e in body.equations)
-    return inside and any(body.tensor(a).ndim for a in body.outputs) and not any(c.divided for c in choices(body))
+    """Return whether a loop, conditional or custom call with results that are no scalars cannot be partitioned at all."""
+    nests = any(e.name in STRUCTURED for e in body.equations)
+    return nests and any(body.tensor(a).ndim for a in body.outputs) and not any(c.divided for c in choices(body))
 
 
 STRUCTURED = NESTING | {PLATFORM}
 
 
 def tensor_of(aval: Any) -> Tensor:
-    """An aval, array or ShapeDtypeStruct as a tensor."""
+    """Return an aval, array or ShapeDtypeStruct as a tensor."""
     return Tensor(tuple(aval.shape), aval.dtype)
