@@ -23,7 +23,7 @@ from unity.base.errors import PlanError
 from unity.base.installation import PACKAGE
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
-from unity.pcg.capture.clustering import Cluster, clusters, restored
+from unity.pcg.capture.clustering import EquationCluster, clusters, restored
 from unity.pcg.ir.program import Body
 from unity.pcg.jaxprs.parameter_text import text_of
 from unity.pcg.types.factors import TABLE, Entry
@@ -66,7 +66,7 @@ def _folder() -> Path:
     return Path(platformdirs.user_cache_dir("unity"))
 
 
-def clustered(body: Body, constant: Mapping[int, int]) -> list[Cluster]:
+def clustered(body: Body, constant: Mapping[int, int]) -> list[EquationCluster]:
     """The operators of a body, as they were found before, or found now. A damaged entry is replaced."""
     name = hashlib.sha256("\n".join((_code(), body.key)).encode()).hexdigest()[:32]
     path = _folder() / "clusters" / f"{name}.json"

@@ -14,7 +14,7 @@ from small_models import random_point
 
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
-from unity.pcg.capture.clustering import Cluster, restored
+from unity.pcg.capture.clustering import EquationCluster, restored
 from unity.pcg.capture.heavy_operators import constants
 from unity.pcg.ir.graph import PCG, UNCHANGED
 from unity.pcg.ir.program import Body, close
@@ -204,7 +204,7 @@ def drawn(seed: int) -> Callable[..., Any]:
     return loss
 
 
-def alone(body: Body, constant: Any = None) -> list[Cluster]:
+def alone(body: Body, constant: Any = None) -> list[EquationCluster]:
     """Every equation an operator of its own."""
     constant = constants(body) if constant is None else constant
     numbers = [k for k, e in enumerate(body.equations) if not (e.results and e.results[0] in constant)]

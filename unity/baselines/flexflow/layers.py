@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from unity.baselines.flexflow.strategy.pieces import splits_of
-from unity.pcg.capture.clustering import Cluster, clusters
+from unity.pcg.capture.clustering import EquationCluster, clusters
 from unity.pcg.capture.heavy_operators import Uses, light
 from unity.pcg.capture.lossless import pattern
 from unity.pcg.ir.dead_code import extract
@@ -27,13 +27,13 @@ from unity.pcg.types.factors import facts_of
 WINDOWS = frozenset({"reduce_window_sum", "reduce_window_max", "reduce_window_min"})
 
 
-def layers(body: Body, constant: Mapping[int, int]) -> list[Cluster]:
+def layers(body: Body, constant: Mapping[int, int]) -> list[EquationCluster]:
     """Return the layers of a body: its `clusters`, some of them joined. Producers come before users."""
     uses = Uses(body)
     grown = _LayerClusters(uses, constant)
     for cluster in clusters(body, constant):
         grown.add(cluster.members)
-    return [Cluster(tuple(some), uses.outputs(some, set(some))) for some in grown.ordered()]
+    return [EquationCluster(tuple(some), uses.outputs(some, set(some))) for some in grown.ordered()]
 
 
 class _LayerClusters:

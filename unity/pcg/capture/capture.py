@@ -14,7 +14,7 @@ from jax.extend import core
 from jax.sharding import get_abstract_mesh
 
 from unity.base.errors import CaptureError
-from unity.pcg.capture.clustering import Cluster, clusters
+from unity.pcg.capture.clustering import EquationCluster, clusters
 from unity.pcg.capture.heavy_operators import PLATFORM, constants, pure
 from unity.pcg.capture.operator_names import calls, label
 from unity.pcg.capture.transposed_products import absorbed
@@ -80,7 +80,7 @@ class Captured:
         return {(body.key, body.identity): body for body in bodies}
 
 
-Clustering = Callable[[Body, Mapping[int, int]], list[Cluster]]
+Clustering = Callable[[Body, Mapping[int, int]], list[EquationCluster]]
 
 
 def capture(fn: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 0, clustering: Clustering = clusters) -> Captured:

@@ -1,9 +1,9 @@
-"""Which equations become one operator: composites are the light work between two heavy operators.
+"""Clustering of equations into operators: a composite is the light work between two heavy operators.
 
-People and rules think in operators such as soft-max, layer norm or dropout, not in the ten primitives each consists of. An
-equation joins the operator of its only user, if both are light; statistics join the operator that they are taken for, though
-others read them too. Nothing is lost: factors of a composite are derived from its body, and where joining would lose one,
-the equations stay apart. Two normalizations that meet in a sum stay two operators.
+People and rules think in operators such as soft-max, layer norm or dropout, not in the ten primitives that each consists of. An
+equation joins the operator of its only user if both are light; statistics join the operator that they are computed for, even if
+others read them too. No parallelization is lost: the factors of a composite are derived from its body, and equations stay separate
+if joining them would lose a factor. Two normalizations that meet in a sum stay two operators.
 """
 
 from __future__ import annotations
@@ -18,41 +18,53 @@ from unity.pcg.ir.program import Body, Equation
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """Equations (by number) that make one operator, and their variables that others use."""
+class EquationCluster:
+    """The equations of one operator, by number, and those of their variables that are read outside."""
 
     members: tuple[int, ...]
     outputs: tuple[int, ...]
 
 
-def clusters(body: Body, constant: Mapping[int, int] | None = None) -> list[Cluster]:
-    """The operators of a body: a partition of its equations (those of constants left out), operands before users."""
+def clusters(body: Body, constant: Mapping[int, int] | None = None) -> list[EquationCluster]:
+    """Return the operators of a body: a partition of its equations, except those of constants, producers before users."""
     constant = constants(body) if constant is None else constant
     uses = Uses(body)
-    wanted = [i for i, e in enumerate(body.equations) if not (e.results and e.results[0] in constant)]
-    trees = [part for tree in _trees(uses, wanted, frozenset()) for part in _apart(uses, tree, constant)]
-    whole = [part for tree in trees for part in _lossless_parts(uses, tree, constant)]
-    return _with_outputs(uses, Merging(uses, whole, constant).run())
+    trees = _trees(uses, _varying_equations(body, constant), frozenset())
+    separate = [part for tree in trees for part in _separate_branches(uses, tree, constant)]
+    lossless = [part for tree in separate for part in _lossless_parts(uses, tree, constant)]
+    return _with_outputs(uses, Merging(uses, lossless, constant).run())
 
 
-def restored(body: Body, constant: Mapping[int, int], members: Sequence[Sequence[int]]) -> list[Cluster]:
-    """The operators of a body from the equations of each, as `clusters` found them. Raises ValueError if they are no partition."""
-    wanted = [i for i, e in enumerate(body.equations) if not (e.results and e.results[0] in constant)]
-    if sorted(i for some in members for i in some) != wanted:
-        raise ValueError(f"a partition of {len(wanted)} equations was expected")
+def restored(body: Body, constant: Mapping[int, int], members: Sequence[Sequence[int]]) -> list[EquationCluster]:
+    """Return the operators of a body from the equations of each, which `clusters` returned before.
+
+    Raises:
+        ValueError: the members are not a partition of the equations.
+    """
+    varying = _varying_equations(body, constant)
+    if sorted(i for some in members for i in some) != varying:
+        raise ValueError(f"a partition of {len(varying)} equations was expected")
     return _with_outputs(Uses(body), members)
 
 
-def _with_outputs(uses: Uses, members: Iterable[Sequence[int]]) -> list[Cluster]:
-    return [Cluster(tuple(some), uses.outputs(some, set(some))) for some in members]
+def _varying_equations(body: Body, constant: Mapping[int, int]) -> list[int]:
+    """Return the equations that do not compute constants."""
+    return [i for i, e in enumerate(body.equations) if not (e.results and e.results[0] in constant)]
+
+
+def _with_outputs(uses: Uses, members: Iterable[Sequence[int]]) -> list[EquationCluster]:
+    return [EquationCluster(tuple(some), uses.outputs(some, set(some))) for some in members]
 
 
 def _trees(uses: Uses, numbers: Sequence[int], cut: frozenset[int]) -> list[list[int]]:
-    """Joins every equation to the cluster of its only user; a variable in `cut` ends its cluster. Each has one end, its last."""
+    """Join every equation to the cluster of its only user, unless its result is in `cut`.
+
+    A cluster is a tree whose root is its last equation.
+    """
     body, ends = uses.body, uses.ends
     inside = set(numbers)
     home: dict[int, int] = {}  # equation → the last equation of its cluster
-    size: dict[int, int] = {}
+    size: dict[int, int] = {}  # last equation of a cluster → its number of equations
     for i in reversed(numbers):
         e = body.equations[i]
         readers = {u for v in e.results for u in uses.users.get(v, ())}
@@ -70,36 +82,40 @@ def _trees(uses: Uses, numbers: Sequence[int], cut: frozenset[int]) -> list[list
 
 
 def _may_join(body: Body, equation: Equation, target: int, size: Mapping[int, int]) -> bool:
+    """Return whether an equation may join the cluster whose last equation is `target`."""
     last = body.equations[target]
     if not (light(body, equation) and light(body, last)) or size[target] >= LARGEST:
         return False
-    if last.name == "gather":  # index arithmetic only: a table is an operand that must be free to lie anywhere
+    if last.name == "gather":  # index arithmetic only: the table must stay an operand with a free choice of its sharding
         return not any(body.tensors[v].floating for v in equation.results)
     return equation.name != "gather" or not body.tensors[equation.results[0]].floating or _small_gather(equation)
 
 
 def _small_gather(equation: Equation) -> bool:
-    """Whether a gather picks scalars (labels from log-probabilities) rather than rows of an embedding table."""
+    """Return whether a gather picks scalars (labels from log-probabilities) rather than rows of an embedding table."""
     return all(n == 1 for n in equation.params["slice_sizes"])
 
 
-def _apart(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[list[int]]:
-    """Cuts a tree where two branches meet that each reduce something, and have nothing in common: they are two operators.
+def _separate_branches(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[list[int]]:
+    """Cut a tree where branches meet that each contain a reduction and read no common input: they are separate operators.
 
-    A residual sum is an operator too, rather than part of the normalization that follows it where nothing else reads it.
+    A residual sum is a separate operator, too, rather than part of the normalization that follows it and alone reads it.
     """
     body = uses.body
     inside = set(tree)
     roots = any(body.equations[i].name in ("rsqrt", "sqrt") for i in tree)
-    reads: dict[int, frozenset[int]] = {}  # variable made here → inputs that it depends on
-    sums: set[int] = set()  # variables made here that depend on a reduction
+    reads: dict[int, frozenset[int]] = {}  # variable of the tree → the inputs that it depends on
+    sums: set[int] = set()  # variables of the tree that depend on a reduction
     cut: set[int] = set()
     touched = (a for i in tree for a in (*body.equations[i].operands, *body.equations[i].results))
     sizes = {a: body.tensors[a].nbytes for a in touched if isinstance(a, int)}
     large = {a for a, nbytes in sizes.items() if SMALL * nbytes > max(sizes.values())}
 
     def disjoint(a: int, b: int) -> bool:
-        """Two norms may share a gain and stay two; what reads small tensors alone must share none of them."""
+        """Return whether two variables depend on different large inputs, or on different inputs if one has no large ones.
+
+        Two normalizations may so share a gain and stay separate.
+        """
         one, other = reads[a], reads[b]
         both = one & large and other & large
         return bool(one and other) and (one & large if both else one).isdisjoint(other & large if both else other)
@@ -107,16 +123,16 @@ def _apart(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[lis
     for i in tree:
         e = body.equations[i]
         operands = {a for a in e.operands if isinstance(a, int) and a not in constant}
-        for a in operands & uses.statistics.keys() - reads.keys():  # taken outside, of what is read here too
+        for a in operands & uses.statistics.keys() - reads.keys():  # a statistic from outside of the tree
             reads[a] = uses.statistics[a]
             sums.add(a)
         branches = [a for a in operands if a in sums]
-        apart = [(a, b) for a in branches for b in branches if disjoint(a, b)]
-        alone = {a for a in branches if len(branches) > 1 and all(a == b or (a, b) in apart for b in branches)}
+        pairs = [(a, b) for a in branches for b in branches if disjoint(a, b)]
+        alone = {a for a in branches if len(branches) > 1 and all(a == b or (a, b) in pairs for b in branches)}
         cut |= alone
         shapes = {body.tensors[a] for a in operands}
         if roots and e.name == "add" and len(operands) == 2 and shapes == {body.tensors[e.results[0]]}:
-            cut |= {v for v in e.results if uses.often(v, inside)}
+            cut |= {v for v in e.results if uses.is_used_often(v, inside)}
         below = frozenset[int]().union(*({a} if a in alone or a not in reads else reads[a] for a in operands))
         reads.update((v, below) for v in e.results)
         if set(branches) - alone or (reduces(body, e) and body.tensors[e.results[0]].floating):
@@ -125,11 +141,11 @@ def _apart(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[lis
 
 
 def _lossless_parts(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[list[int]]:
-    """The tree if it is lossless; otherwise its largest lossless end (found by bisection), and the parts of the rest."""
-    found: list[list[int]] = []
-    waiting = [tree]
-    while waiting:
-        members = waiting.pop()
+    """Divide a tree into lossless parts: a largest lossless suffix, found by bisection, and the parts of the remaining trees."""
+    parts: list[list[int]] = []
+    pending = [tree]
+    while pending:
+        members = pending.pop()
         last = uses.body.equations[members[-1]].results
         start, lossy = len(members) - 1, -1
         if keeps(uses, members, last, constant):
@@ -140,7 +156,7 @@ def _lossless_parts(uses: Uses, tree: list[int], constant: Mapping[int, int]) ->
                 start = middle
             else:
                 lossy = middle
-        found.append(members[start:])
+        parts.append(members[start:])
         if start:
-            waiting += _trees(uses, members[:start], frozenset())
-    return sorted(found, key=lambda members: members[-1])
+            pending += _trees(uses, members[:start], frozenset())
+    return sorted(parts, key=lambda members: members[-1])

@@ -1,4 +1,4 @@
-"""Who makes and who uses the variables of a body; which equations are light enough to be part of a composite."""
+"""Def-use chains of a body, and the classes of its equations: light, reducing, pure, constant."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from unity.pcg.jaxprs.jaxprs import NESTING
 from unity.pcg.operators.table import TABLE
 from unity.pcg.types.factors import facts_of
 
-PLATFORM = "platform_index"  # which has no operands: a number that a `cond` tells platforms apart by
-REPEATED = 48  # equations of a constant that are computed again at every use; a larger one is an operator of its own
-SMALL = 8  # statistics are smaller than what they are taken of by at least this
+PLATFORM = "platform_index"  # a primitive without operands: the index by which a `cond` selects the platform's branch
+REPEATED = 48  # the most equations of a constant that every user recomputes; a larger constant is a separate operator
+SMALL = 8  # statistics are at least this factor smaller than their operand
 
 
 def light(body: Body, equation: Equation) -> bool:
-    """Whether an equation may be part of a composite."""
+    """Return whether an equation may be part of a composite."""
     if equation.name == "dot_general":
         return is_inner_product(body, equation)
     return equation.name == "custom_jvp_call" or (equation.name in TABLE and not TABLE[equation.name].facts.alone)
@@ -41,7 +41,13 @@ def pure(equation: Equation) -> bool:
 
 
 class Uses:
-    """Which equations use and make each variable of a body, found once."""
+    """The def-use chains of a body.
+
+    ends: the variables that are outputs of the body.
+    users: the equations that read each variable.
+    maker: the equation that computes each variable.
+    statistics: small variables that depend on a reduction of something large, each with the large variables.
+    """
 
     def __init__(self, body: Body) -> None:
         self.body = body
@@ -56,47 +62,48 @@ class Uses:
         self.statistics = self._statistics()
 
     def _statistics(self) -> dict[int, frozenset[int]]:
-        """Small variables that come from a reduction of something large, and what large variables those are taken of."""
         tensors = self.body.tensors
-        found: dict[int, frozenset[int]] = {}
-        roots: dict[int, frozenset[int]] = {}  # of a variable used once: what its equation reads
+        statistics: dict[int, frozenset[int]] = {}
+        roots: dict[int, frozenset[int]] = {}  # variable with a single user → the variables that it depends on
         for e in self.body.equations:
             operands = [a for a in e.operands if isinstance(a, int)]
-            easy = light(self.body, e)
-            below = frozenset[int]().union(*(found.get(a) or roots.get(a) or {a} for a in operands)) if easy else frozenset()
+            is_light = light(self.body, e)
+            sources = (statistics.get(a) or roots.get(a) or {a} for a in operands if is_light)
+            below = frozenset[int]().union(*sources)
             largest = max((tensors[a].nbytes for a in operands), default=0)
             statistic = reduces(self.body, e) and all(SMALL * tensors[v].nbytes <= largest for v in e.results)
-            small = any(a in found for a in operands) and all(a in found or SMALL * tensors[a].nbytes <= largest for a in operands)
-            small = small or (bool(operands) and all(a in found for a in operands))
+            from_statistics = [a in statistics for a in operands]
+            small = any(from_statistics) and all(a in statistics or SMALL * tensors[a].nbytes <= largest for a in operands)
+            small = small or (bool(operands) and all(from_statistics))
             for v in e.results:
-                if easy and tensors[v].floating and (statistic or (small and tensors[v].nbytes <= largest)):
-                    found[v] = below
+                if is_light and tensors[v].floating and (statistic or (small and tensors[v].nbytes <= largest)):
+                    statistics[v] = below
                 elif len(self.users.get(v, ())) == 1 and len(below) <= 8:
                     roots[v] = below
-        return found
+        return statistics
 
-    def often(self, v: int, inside: set[int]) -> bool:
-        """Whether a variable is used more than once in a cluster, as it is or in another precision."""
+    def is_used_often(self, v: int, inside: set[int]) -> bool:
+        """Return whether several equations of a cluster read a variable, as it is or in another precision."""
         users = [u for u in self.users.get(v, ()) if u in inside]
         if len(users) == 1 and self.body.equations[users[0]].name == "convert_element_type":
-            return self.often(self.body.equations[users[0]].results[0], inside)
+            return self.is_used_often(self.body.equations[users[0]].results[0], inside)
         return len(users) > 1
 
     def outputs(self, members: Iterable[int], inside: set[int]) -> tuple[int, ...]:
-        """Variables made by `members` and used elsewhere. An operator without any still has its last equation's."""
-        made = [v for i in members for v in self.body.equations[i].results]
-        return tuple(v for v in made if v in self.ends or any(u not in inside for u in self.users.get(v, ())))
+        """Return the results of the equations `members` that are outputs of the body or read outside of `inside`."""
+        results = [v for i in members for v in self.body.equations[i].results]
+        return tuple(v for v in results if v in self.ends or any(u not in inside for u in self.users.get(v, ())))
 
 
 def constants(body: Body) -> Mapping[int, int]:
-    """Variables that depend on no input and are cheap → the equation that makes them. They are computed wherever they are used."""
-    found: dict[int, int] = {}
+    """Return the cheap variables that depend on no input, each with its equation. Every user recomputes them."""
+    producers: dict[int, int] = {}
     sizes: dict[int, int] = {}
     for i, e in enumerate(body.equations):
         cheap = e.name == PLATFORM or (light(body, e) and e.name not in ("random_bits", "gather"))
-        if cheap and all(not isinstance(a, int) or a in found for a in e.operands):
+        if cheap and all(not isinstance(a, int) or a in producers for a in e.operands):
             size = 1 + sum(sizes[a] for a in e.operands if isinstance(a, int))
             if size <= REPEATED:
-                found.update((v, i) for v in e.results)
+                producers.update((v, i) for v in e.results)
                 sizes.update((v, size) for v in e.results)
-    return found
+    return producers

@@ -1,4 +1,4 @@
-"""Transposes that matrix products read: a product says itself in which order it takes the dimensions of its operands."""
+"""Absorption of transposes into the matrix products that read them, through the products' dimension numbers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from unity.pcg.types.accumulation import narrow
 
 
 def absorbed(body: Body) -> Body:
-    """The body with transposes of products' operands in the products' dimension numbers, as XLA has them: no kernel runs for them.
+    """Return a body whose products read the operands of transposes, as in XLA, which runs no kernel for these transposes.
 
-    A transpose stays where a product's result would have another order of dimensions.
+    A transpose stays if the dimensions of the product's result would have another order without it.
     """
     transposes = {e.results[0]: e for e in body.equations if e.name == "transpose" and isinstance(e.operands[0], int)}
     if not any(e.name == "dot_general" and not transposes.keys().isdisjoint(_variables(e)) for e in body.equations):
         return body
-    equations = tuple(_reading(body, e, transposes) if e.name == "dot_general" else e for e in body.equations)
+    equations = tuple(_absorb(body, e, transposes) if e.name == "dot_general" else e for e in body.equations)
     return used(Body(body.inputs, body.outputs, equations, body.tensors))
 
 
@@ -28,8 +28,8 @@ def _variables(equation: Equation) -> list[int]:
     return [a for a in equation.operands if isinstance(a, int)]
 
 
-def _reading(body: Body, product: Equation, transposes: Mapping[int, Equation]) -> Equation:
-    """The product of what its operands are transposes of."""
+def _absorb(body: Body, product: Equation, transposes: Mapping[int, Equation]) -> Equation:
+    """Return a product that reads the operands of the transposes that it read, or the product itself if it cannot."""
     eqn, tensors = product.origin, [body.tensor(a) for a in product.operands]
     assert eqn is not None
     contracted, batched = map(list, product.params["dimension_numbers"])
@@ -46,16 +46,17 @@ def _reading(body: Body, product: Equation, transposes: Mapping[int, Equation]) 
             atom, variables[k] = transpose.operands[0], transpose.origin.invars[0]
             operands[k] = atom
     if tuple(operands) == product.operands or (
-        tensors[0].floating and narrow(tensors[0].dtype) and _turned([t.ndim for t in tensors], contracted, batched)
+        tensors[0].floating and narrow(tensors[0].dtype) and _is_unsupported([t.ndim for t in tensors], contracted, batched)
     ):
         return product
     params = {**product.params, "dimension_numbers": (tuple(contracted), tuple(batched))}
     return replace(product, params=params, operands=tuple(operands), origin=eqn.replace(invars=variables, params=params))
 
 
-def _turned(ranks: Sequence[int], contracted: Sequence[tuple[int, ...]], batched: Sequence[tuple[int, ...]]) -> bool:
-    """Whether both operands have what is summed in the wrong place: XLA's CPU backend has no such products of narrow numbers with
-    wide results, as partial sums are.
+def _is_unsupported(ranks: Sequence[int], contracted: Sequence[tuple[int, ...]], batched: Sequence[tuple[int, ...]]) -> bool:
+    """Return whether XLA's CPU backend lacks a product in this layout with a wider result than its operands, as for partial sums.
+
+    It lacks products that contract a leading dimension of the first operand and a trailing one of the second.
     """
     free = [[d for d in range(n) if d not in (*contracted[k], *batched[k])] for k, n in enumerate(ranks)]
     return min(contracted[0], default=0) < max(free[0], default=0) and max(contracted[1], default=0) > min(free[1], default=0)
