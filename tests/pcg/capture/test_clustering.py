@@ -22,8 +22,8 @@ from unity.pcg.capture.capture import capture
 from unity.pcg.capture.clustering import clusters
 from unity.pcg.capture.heavy_operators import Uses, constants, light
 from unity.pcg.capture.lossless import LOSSLESS, _dimensions, lossless, pattern
+from unity.pcg.capture.merging import LARGEST
 from unity.pcg.capture.repetition import repeated, signature
-from unity.pcg.capture.shared_work import LARGEST
 from unity.pcg.ir.dead_code import extract
 from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.ir.program import Body, program_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from unity.pcg.capture.heavy_operators import SMALL, Uses, constants, light, reduces
 from unity.pcg.capture.lossless import keeps
-from unity.pcg.capture.shared_work import LARGEST, Merging
+from unity.pcg.capture.merging import LARGEST, Merging
 from unity.pcg.ir.program import Body, Equation
 
 

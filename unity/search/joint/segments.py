@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from unity.pcg.capture.heavy_operators import constants
-from unity.pcg.capture.shared_work import TINY
+from unity.pcg.capture.merging import TINY
 from unity.pcg.ir.dead_code import extract
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor
 from unity.substitutions.rewriting.rewriting import content_key
