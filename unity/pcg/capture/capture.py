@@ -359,7 +359,7 @@ def unparallelized(graph: PCG) -> list[tuple[Node, str]]:
 
 
 def opaque(body: Body) -> bool:
-    """Return whether a loop, conditional or custom call with results that are no scalars cannot be partitioned at all."""
+    """Return whether a loop, conditional or custom call of arrays cannot be partitioned at all."""
     nests = any(e.name in STRUCTURED for e in body.equations)
     return nests and any(body.tensor(a).ndim for a in body.outputs) and not any(c.divided for c in choices(body))
 
