@@ -1,4 +1,4 @@
-"""What steps of a scan make of its constants alone runs before the first of them, forward: said, priced, and compiled so."""
+"""Loop-invariant values of a scan are computed once, before its first step: predicted, priced and compiled."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ def found(model: Small) -> dict[str, list[int]]:
     return less
 
 
-def test_what_is_made_of_constants_alone_is_hoisted() -> None:
+def test_values_of_constants_alone_are_hoisted() -> None:
     less = found(shared(length=5))
     assert less.pop("batch_norm") == [5]
     assert {n for each in less.values() for n in each} == {1}
 
 
-def test_of_nested_scans_each_hoists_what_its_own_steps_share() -> None:
+def test_each_of_nested_scans_hoists_its_own_invariants() -> None:
     def loss(w: Any, x: Any) -> Any:
         def one(total: Any, x: Any) -> Any:
             def step(c: Any, x: Any) -> Any:
@@ -124,7 +124,7 @@ def collectives_ahead(name: str, seed: int) -> int:
 
 
 @pytest.mark.parametrize("name", ["shared", "shared, again"])
-def test_programs_send_what_is_said(name: str) -> None:
+def test_programs_send_the_predicted_bytes(name: str) -> None:
     """Values and gradients are right, too."""
     seeds = [seed for seed in range(40) if collectives_ahead(name, seed) > 2]
     right(name, seeds[:2])
@@ -152,7 +152,7 @@ def test_for_the_best_strategies_it_counts_exactly_that(name: str, weight: float
 
 
 @pytest.mark.parametrize("length", [4, 32])
-def test_what_is_made_once_runs_once_forward_and_is_kept_once(length: int) -> None:
+def test_a_hoisted_value_is_computed_once_and_kept_once(length: int) -> None:
     model, machine = cast(length), Machine.grid(1, 1, "a100")
     captured = capture(model.loss, model.params, model.batch)
     graph = optimize(model.loss, model.params, model.batch, machine=machine, progress=False).pcg
@@ -163,7 +163,7 @@ def test_what_is_made_once_runs_once_forward_and_is_kept_once(length: int) -> No
     assert sum(h.nbytes for h in held if h.why == KEPT and h.node is weight) == weight.tensors[0].nbytes
 
 
-def test_what_is_computed_again_is_kept_for_its_own_step() -> None:
+def test_a_recomputed_value_is_kept_for_its_own_step() -> None:
     """In a remat it is not made ahead when it runs again."""
     model = shared_again()
     graph = capture(model.loss, model.params, model.batch).graph
@@ -173,7 +173,7 @@ def test_what_is_computed_again_is_kept_for_its_own_step() -> None:
 
 
 @given(name=st.sampled_from(["shared", "shared, again", "nested scans"]), seed=st.integers(0, 2**32 - 1))
-def test_a_simulated_loop_takes_what_is_predicted(name: str, seed: int) -> None:
+def test_a_simulated_loop_takes_the_predicted_time(name: str, seed: int) -> None:
     """One step of a loop is simulated, with its part of what runs before all of them."""
     captured, _, _, graph = drawn(name, seed)
     program = program_of(graph, MACHINE, captured.differentiated)

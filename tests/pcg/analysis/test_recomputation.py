@@ -1,4 +1,4 @@
-"""What the backward pass computes again is predicted, priced and compiled alike, whatever policies and loops are around it."""
+"""The recomputation of the backward pass is predicted, priced and compiled alike, under all policies and in loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views cost nothing, and slices what they take: the same layers cost the same, stacked, sliced, stepped through or apart."""
+"""Views cost nothing and slices cost what they read: layers cost the same if stacked, sliced, scanned or separate."""
 
 from collections.abc import Callable
 from math import prod
@@ -67,7 +67,7 @@ def moves(draw: st.DrawFn) -> tuple[tuple[int, ...], Callable[[Any], Any]]:
 
 @given(moves())
 @settings(max_examples=300, deadline=None)
-def test_a_view_is_a_block_of_its_operand_and_a_slice_reads_what_it_takes(case: Any) -> None:
+def test_a_view_is_a_block_of_its_operand_and_a_slice_reads_its_result(case: Any) -> None:
     """The elements are numbered, moved by JAX, and looked at where they are then."""
     shape, move = case
     body = body_of(move, f(*shape))
@@ -84,7 +84,7 @@ def test_a_view_is_a_block_of_its_operand_and_a_slice_reads_what_it_takes(case: 
         assert touches(body)[0] == pytest.approx(spec.reads)
 
 
-def test_what_reads_all_of_an_operand_beside_a_slice_touches_all() -> None:
+def test_a_reader_of_a_whole_operand_beside_a_slice_touches_all_of_it() -> None:
     x = f(8, 4, 4)
     assert touches(body_of(lambda x: x[0] @ x[1], x))[0] == pytest.approx(0.25)
     assert touches(body_of(lambda x: x[0] + x.sum(0), x))[0] == 1
@@ -156,7 +156,7 @@ def test_layers_cost_the_same_however_their_weights_are_stacked(width: int, mach
 
 
 @pytest.mark.parametrize("form", LAYERS)
-def test_sliced_layers_compute_and_send_what_is_predicted(form: str) -> None:
+def test_sliced_layers_compute_the_function_and_send_the_predicted_bytes(form: str) -> None:
     """Values and gradients in float64, and the collectives: of the fastest plan, and of some drawn at random."""
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):

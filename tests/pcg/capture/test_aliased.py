@@ -1,4 +1,4 @@
-"""One value may be several things at once, operand and result of a loop among them: plans are the function all the same."""
+"""Plans compute the function if one value has several roles, such as operand and result of a loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Capture loses nothing: a captured graph computes what the function does; and what cannot be captured is refused clearly."""
+"""A captured graph computes the function, and a function that cannot be captured is refused with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators are the ones that people think in, few, and may be partitioned wherever their parts could be."""
+"""Operators are few, have common names, and can be partitioned wherever their equations can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weak types are the function's own behind a plan: what is computed from its results, and from Python numbers, is promoted so."""
+"""A plan keeps the function's weak types, so that its results promote dtypes as the function's do."""
 
 from __future__ import annotations
 

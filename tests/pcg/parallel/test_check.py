@@ -1,4 +1,4 @@
-"""The type checker lets through what the search makes, and names what is wrong with anything else."""
+"""The type checker accepts every plan of the search, and names the error in any other graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which values and cotangents are one, so that equal collectives of theirs are compiled to one."""
+"""Equal values and cotangents have equal numbers, and the compiler runs equal collectives of them once."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from unity.pcg.parallel.equal_values import ValueNumbering, parts_of, summand_of
 
 
 def gates(params: Any, x: Any, other: int = 0) -> Any:
-    """Two products are split, and added part by part; `other`: a part of the second goes elsewhere, too, and is no part then."""
+    """Return a loss of two products that are split and added part by part. With `other`, a part of the second has another user."""
     ours, theirs = jnp.split(x @ params["a"], 2, -1), jnp.split(jnp.cos(x) @ params["b"], 2, -1)
     first, second = jnp.tanh(ours[0] + theirs[0]) @ params["c"], jnp.tanh(ours[1] + theirs[1]) @ params["d"]
     return jnp.mean(jnp.cumsum(first, 0) * jnp.cumsum(second, 1)) + (jnp.mean(jnp.cumsum(theirs[1], 0)) if other else 0.0)
 
 
 def planned(other: int) -> PCG:
-    """Not rewritten: else the products are merged, and nothing is split."""
+    """Return the plan of the captured program. Rewriting would merge the products, so that nothing is split."""
     params, machine = {"a": f(16, 32), "b": f(16, 32), "c": f(16, 16), "d": f(16, 16)}, Machine.grid(1, 1, "a100")
     loss = lambda p, x: gates(p, x, other)  # noqa: E731
     return optimize(loss, params, f(8, 16), machine=machine, search="captured", progress=False).pcg
 
 
 @pytest.mark.parametrize("other", [0, 1])
-def test_cotangents_of_what_is_split_and_added_are_equal_if_all_parts_are(other: int) -> None:
+def test_cotangents_of_split_summands_are_equal_if_those_of_all_parts_are(other: int) -> None:
     graph = planned(other)
     ours, theirs = (n for n in graph.nodes if n.kind == "dot_general" and n.tensors[0].shape == (8, 32))
     names = ValueNumbering(graph)
@@ -43,12 +43,12 @@ def critic(weights: Any, x: Any) -> Any:
 
 
 def adversaries(params: Any, noise: Any) -> Any:
-    """A critic's loss, which leaves what is made as it is, and that of what makes it, which leaves the critic."""
+    """Return the losses of a critic and of a generator; each stops the gradient to the other's weights."""
     made = jnp.tanh(noise @ params["maker"])
     return critic(params["critic"], lax.stop_gradient(made)) - critic(lax.stop_gradient(params["critic"]), made)
 
 
-def test_what_is_computed_twice_for_a_stopped_gradient_is_one_value() -> None:
+def test_a_value_recomputed_for_a_stopped_gradient_has_one_number() -> None:
     params = {"maker": f(16, 32), "critic": [f(32, 64), f(64, 16)]}
     alone, plan = (
         optimize(adversaries, params, f(64, 16), machine=Machine.grid(1, n, "a100"), search="captured", progress=False)
@@ -74,7 +74,7 @@ def test_a_stopped_use_leaves_a_cotangent_with_the_other() -> None:
     assert not summand(lambda x: x + jnp.sin(x))
 
 
-def test_parts_are_all_that_a_value_is_used_for() -> None:
+def test_a_value_with_another_user_has_no_parts() -> None:
     def parts(fn: Any) -> int:
         body = capture(fn, f(4, 6)).body
         return len(parts_of(body, body.inputs[0]))

@@ -1,4 +1,4 @@
-"""No plan has a collective inside of control flow that not all of its devices reach: graphs, searches, compiled programs, runs."""
+"""No plan has a collective inside of control flow that some of its devices do not reach."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""1F1B's timetable: every pass once and in order, as many micro-batches held and as much time as published, and all that is sent
-arrives where and when it is wanted."""
+"""The timetable of 1F1B runs every pass once and in order, needs the published time and memory, and delivers messages in time."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Changes of type: the right pieces, the right gradients, exactly the collectives that were promised, and no detours."""
+"""Changes of type give the right pieces and gradients, by the predicted collectives, along shortest paths."""
 
 import itertools
 import math
