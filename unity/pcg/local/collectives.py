@@ -21,7 +21,7 @@ from unity.pcg.types.parallel_type import Digit, digits
 from unity.pcg.types.varying_axes import aligned, common, vary, varying
 
 
-def apply(step: Step, x: jax.Array, axes: tuple[Axis, ...], dtype: Any = None) -> jax.Array:
+def apply(step: ReshardingStep, x: jax.Array, axes: tuple[Axis, ...], dtype: Any = None) -> jax.Array:
     """Run one parallelization operator on a local piece.
 
     Args:
@@ -39,7 +39,7 @@ def apply(step: Step, x: jax.Array, axes: tuple[Axis, ...], dtype: Any = None) -
     return sent(lambda x: _run(step, x, axes), x, there, back, dtype, result, not summed)
 
 
-def _run(step: Step, x: jax.Array, axes: tuple[Axis, ...]) -> jax.Array:
+def _run(step: ReshardingStep, x: jax.Array, axes: tuple[Axis, ...]) -> jax.Array:
     """Run the collective of a parallelization operator, in the piece's own element type."""
     names = tuple(axes[i].name for i in step.axes)
     if step.kind == "replicate":
@@ -72,7 +72,7 @@ def _others(per_axis: Sequence[Digit | None], excluded: Sequence[int]) -> list[D
     return [d for i, d in enumerate(per_axis) if d is not None and i not in excluded]
 
 
-def _partition(x: jax.Array, step: Step, axes: tuple[Axis, ...]) -> jax.Array:
+def _partition(x: jax.Array, step: ReshardingStep, axes: tuple[Axis, ...]) -> jax.Array:
     """Slice a whole value. The gradient of an *unused* one is gathered; that of a *replicated* one is a partial sum, and padded."""
     old, new = digits(step.before, axes), digits(step.after, axes)
     here = _others(old, step.axes)
@@ -113,7 +113,7 @@ def _slice_backward(names: Any, cut_digits: Any, here: Any, _: None, g: jax.Arra
 _slice_unused.defvjp(_slice_forward, _slice_backward)
 
 
-def _contribute(x: jax.Array, step: Step, axes: tuple[Axis, ...]) -> jax.Array:
+def _contribute(x: jax.Array, step: ReshardingStep, axes: tuple[Axis, ...]) -> jax.Array:
     """Turn a value into a partial sum, of the first device's value and zeros, or of each device's piece among zeros."""
     old = digits(step.before, axes)
     names = tuple(axes[i].name for i in step.axes if step.before[i].kind in "UR")
