@@ -150,7 +150,7 @@ def drawn(assembled: Assembled, rng: np.random.Generator, spread: float) -> Poin
     is added, in the mean."""
     mean = float(np.mean([c.forward.min() for c in assembled.costs]))
     costs = tuple(replace(c, forward=c.forward + spread * mean * rng.exponential(1.0, len(c.forward))) for c in assembled.costs)
-    return Minimizer(replace(assembled, costs=costs, known={}).problem).at([0.0])[0]
+    return Minimizer(replace(assembled, costs=costs, port_costs={}).problem).at([0.0])[0]
 
 
 @dataclass(frozen=True)

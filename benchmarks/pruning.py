@@ -79,7 +79,7 @@ def every(assembled: Assembled) -> Assembled | None:
         whole = made(cs, picks, shapes_of(site), machine.axes)
         for s in same:
             domains[s], costs[s] = whole, site_cost(site, whole, machine, assembled.training)
-    return replace(assembled, domains=tuple(domains), costs=tuple(costs), known={})
+    return replace(assembled, domains=tuple(domains), costs=tuple(costs), port_costs={})
 
 
 def fastest(assembled: Assembled) -> Point:

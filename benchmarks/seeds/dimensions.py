@@ -47,7 +47,7 @@ def space(structure: Structure, may: Dimensions) -> RestrictedSpace:
             shared[same] = found, site_cost(site, found, base.machine, base.training)
         domains.append(shared[same][0])
         costs.append(shared[same][1])
-    assembled = replace(base, domains=tuple(domains), costs=tuple(costs), known={})
+    assembled = replace(base, domains=tuple(domains), costs=tuple(costs), port_costs={})
     return RestrictedSpace(assembled, assembled.problem)
 
 

@@ -301,5 +301,5 @@ def usual(assembled: Assembled, data: bool, weights: bool) -> Point | None:
             allowed = allowed if allowed.any() else whole
             cost = replace(cost, forward=np.where(allowed, cost.forward, np.inf))
         costs.append(cost)
-    points = Minimizer(replace(assembled, costs=tuple(costs), known={}).problem).at([0.0])
+    points = Minimizer(replace(assembled, costs=tuple(costs), port_costs={}).problem).at([0.0])
     return points[0] if points and np.isfinite(points[0].time) else None

@@ -159,7 +159,7 @@ def restricted(
             shared[same] = near, site_cost(site, near, base.machine, base.training)
         domains.append(shared[same][0])
         costs.append(shared[same][1])
-    return replace(base, domains=tuple(domains), costs=tuple(costs), known={}, rerun=False)
+    return replace(base, domains=tuple(domains), costs=tuple(costs), port_costs={}, rerun=False)
 
 
 def only(choices: Sequence[Choice], picks: Array, site: Site, axes: Sequence[Axis]) -> Array:

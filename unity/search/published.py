@@ -1,4 +1,4 @@
-"""Published algorithms and strategies by hand, by name. One is imported when it is asked for: what users plan with needs none."""
+"""Registry of the published algorithms and the strategies by hand, each imported on first use: planning itself needs none."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from unity.search.session import Candidate, Search
 
-# Where each is: a module of `unity.baselines`, and a function in it.
-_PLACES: dict[str, tuple[str, str]] = {
+# The module of `unity.baselines` and the function in it that implement each algorithm.
+_LOCATIONS: dict[str, tuple[str, str]] = {
     "optcnn": ("optcnn", "optcnn"),
     "flexflow": ("flexflow.mesh", "flexflow"),
     "tensoropt": ("tensoropt", "mini_time"),
@@ -27,24 +27,33 @@ _PLACES: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of an algorithm: bytes that a device has, what random numbers begin with, and how long to look (a number of
-    steps, or seconds as a float; None: as published)."""
+    """The arguments of a published algorithm.
+
+    Args:
+        limit: Bytes of memory of one device.
+        seed: Seed of the random numbers.
+        budget: Length of the search: an int counts steps, a float seconds; None is the published length.
+    """
 
     limit: float
     seed: int = 0
     budget: float | None = None
 
 
-# The strategy may need more than the limit: then the algorithm found none that fits.
+# A returned strategy that needs more memory than the limit means that the algorithm found none that fits.
 Algorithm: TypeAlias = Callable[[Search, Asked], Candidate]
 
 
 def names() -> tuple[str, ...]:
-    """The names of all algorithms, as `unity.optimize(search=NAME)` takes them."""
-    return tuple(_PLACES)
+    """Return the names of all algorithms, as `unity.optimize(search=NAME)` takes them."""
+    return tuple(_LOCATIONS)
 
 
 def algorithm(name: str) -> Algorithm:
-    """The algorithm of a name. Raises KeyError if there is none."""
-    module, function = _PLACES[name]
+    """Return the algorithm of a name.
+
+    Raises:
+        KeyError: The name is unknown.
+    """
+    module, function = _LOCATIONS[name]
     return getattr(import_module(f"unity.baselines.{module}"), function)

@@ -1,4 +1,4 @@
-"""What is wanted of a program that is made anew, with a pipeline or with branches apart: its search, and what it should beat."""
+"""The request for a transformed program, such as one with a pipeline or with branches: its search, and the plan to beat."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ from unity.search.session import Candidate, Search
 
 @dataclass(frozen=True, eq=False)
 class Wish:
-    """`search` and `choose` give the best of a program, if any will do; it should beat `than`, if given."""
+    """The functions that search and compare transformed programs, and the plan that one of them should beat.
+
+    Args:
+        search: Returns the search of a program.
+        choose: Returns the best strategy of a search; None if none is acceptable.
+        worth: Returns a strategy's objective, to be minimized in lexicographic order.
+        than: The search and the strategy to beat; None if any strategy is good enough.
+        say: Receives a line of progress.
+    """
 
     search: Callable[[Captured], Search]
     choose: Callable[[Search], Candidate | None]
-    worth: Callable[[Candidate], tuple[float, float]]  # what is to be small
+    worth: Callable[[Candidate], tuple[float, float]]
     than: tuple[Search, Candidate] | None = None
     say: Callable[[str], None] = lambda stage: None

@@ -1,4 +1,4 @@
-"""One search: a graph on a machine, assembled once, asked for the fastest plan, the leanest, or the whole frontier."""
+"""A search of one graph on one machine: the problem, assembled once, and the fastest plan, the leanest, and the frontier."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from unity.search.cost.assembly import Assembled, Listed, assemble
 from unity.search.cost.cost import Training
 from unity.search.cost.refinement import Measure, around, refined
 from unity.search.memory.backend import backend_of
-from unity.search.memory.leanest import at_once, room
+from unity.search.memory.leanest import working_set_bytes, working_set_limits
 from unity.search.memory.memory import predict_memory
 from unity.search.solver.frontier import corners, fastest_fitting, frontier
 from unity.search.solver.minimizer import Minimizer, minimize
 from unity.search.solver.problem import Point
 from unity.search.space.masks import Restrict, marked
 
-POINTS, FEW = 24, 12  # vertices of a frontier's hull; of what is soon found of it
-STEPS, SMALLER = 8, 0.7  # of what an operator may need at once
-NEARLY = 1e-9  # what the other of time and memory counts, so that of equals the better is found
-# What bytes count, of what they do on the line between the fastest plan and the leanest: for a second start of the fastest, which
-# looking around one point alone may not reach; and for plans of almost the least sum, whose working sets may be much smaller.
+POINTS, FEW = 24, 12  # vertices of the hull: of the whole frontier, and of its quick preview
+STEPS, SMALLER = 8, 0.7  # how many limits on an operator's working set are tried, and the factor between them
+NEARLY = 1e-9  # weight of the secondary objective: it breaks ties between equals and changes nothing else
+# Weights of memory, relative to the exchange rate between the fastest and the leanest point. BALANCED gives the refinement of the
+# fastest a second starting point; LEAN gives points of almost the least sum, whose working sets may be much smaller.
 BALANCED, LEAN = 0.1, (1.0, 8.0)
 
 
@@ -40,16 +40,27 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """Answers are computed when they are asked for, and kept."""
+    """A search for strategies of one graph on one machine; every answer is computed on first use and cached.
+
+    Args:
+        graph: The serial graph.
+        differentiated: The inputs, by number, whose gradients are wanted.
+        machine: The devices.
+        training: Whether there is a backward pass, and how many optimizer slots a weight has.
+        say: Receives a line of progress whenever a stage begins.
+        listed: Domains and costs shared by searches on one machine for the same training.
+        restrict: The user's constraints.
+        guessed: An estimate of `rate` from a search of nearly the same program; computing it takes long.
+    """
 
     graph: PCG
     differentiated: frozenset[int]
     machine: Machine
     training: Training
     say: Callable[[str], None] = lambda stage: None
-    listed: Listed = field(default_factory=Listed)  # shared by searches on one machine, for the same training
-    restrict: Restrict = marked  # what users constrain
-    guessed: float | None = None  # the rate, about, where a search of nearly the same program knows it: finding it takes long
+    listed: Listed = field(default_factory=Listed)
+    restrict: Restrict = marked
+    guessed: float | None = None
 
     @cached_property
     def assembled(self) -> Assembled:
@@ -66,14 +77,17 @@ class Search:
         return Minimizer(problem)
 
     def candidate(self, assembled: Assembled, point: Point) -> Candidate:
-        """A point as a strategy. What it holds for a moment is no sum, so only here it is known."""
+        """Return a point as a strategy with its exact memory.
+
+        The problem does not contain working sets, as they do not add up over operators; the parallel graph tells them.
+        """
         assignment = assembled.assignment(point)
         graph = parallelize(self.graph, assignment)
-        found = predict_memory(graph, self.differentiated, self.training, backend_of(self.machine))
-        return Candidate(point.time, found.total, assignment)
+        memory = predict_memory(graph, self.differentiated, self.training, backend_of(self.machine))
+        return Candidate(point.time, memory.total, assignment)
 
     def best(self, weight: float, measure: Measure) -> tuple[Assembled, Point]:
-        """What a first search finds, and a second one around it: a point, and the problem that it is one of."""
+        """Minimize time plus `weight` times memory, then refine by `measure`; return the point and the problem it belongs to."""
         (point,) = self.minimizer.at([weight])
         self.say("looking around what was found")
         rate = 0.0 if weight or self.assembled.whole else self.rate if self.guessed is None else self.guessed
@@ -83,160 +97,164 @@ class Search:
 
     @cached_property
     def ends(self) -> tuple[float, float]:
-        """What bytes count where only time is wanted, or only memory: almost nothing, and almost everything."""
+        """The smallest and the largest weight of memory in use: time first with memory as tie-break, and the reverse."""
         (point,) = self.minimizer.at([0.0])
         ratio = point.time / point.memory if point.memory else 1.0
         return ratio * NEARLY, ratio / NEARLY
 
     @cached_property
     def weights(self) -> tuple[float, ...]:
-        """What bytes count, from nothing to everything."""
+        """Weights of memory in seconds per byte, in increasing order."""
         return (self.ends[0], *(part * self.rate for part in (BALANCED, *LEAN)), self.ends[1])
 
     @cached_property
     def rate(self) -> float:
-        """Seconds per byte between the fastest and the leanest that a first search finds."""
+        """Seconds per byte on the line between the fastest and the leanest point of the first search."""
         fast, lean = self.minimizer.at([0.0, math.inf])
         return (lean.time - fast.time) / (fast.memory - lean.memory) if fast.memory > lean.memory else 0.0
 
     @cached_property
     def fastest(self) -> Candidate:
-        """The least predicted time, whatever the memory."""
+        """The strategy with the least predicted time, whatever its memory."""
         return self.candidate(*self.fastest_point)
 
     @cached_property
     def fastest_point(self) -> tuple[Assembled, Point]:
-        """The least time, and the problem that it is a point of."""
+        """The point with the least time, and the problem it belongs to."""
         return self.best(0.0, lambda p: p.time)
 
     @cached_property
     def leanest(self) -> Candidate:
-        """The least predicted memory."""
-        found = [self.leanest_point]
-        found += [(self.assembled, point) for point in self.minimizer.at([part * self.rate for part in LEAN])]
+        """The strategy with the least predicted memory."""
+        points = [self.leanest_point]
+        points += [(self.assembled, point) for point in self.minimizer.at([part * self.rate for part in LEAN])]
         wide, minimizer = self.wide
-        found += [] if wide.whole else [(wide, point) for point in minimizer.at(self.weights)[2:]]
-        found += [(near, point) for near, minimizer in self.narrow for point in minimizer.at([self.ends[1]])]
-        return self.leaner(found)
+        points += [] if wide.whole else [(wide, point) for point in minimizer.at(self.weights)[2:]]
+        points += [(near, point) for near, minimizer in self.narrow for point in minimizer.at([self.ends[1]])]
+        return self.leaner(points)
 
-    def leaner(self, found: Sequence[tuple[Assembled, Point]]) -> Candidate:
-        """The leanest of some points, each of a problem; or what keeps less, with no more at any operator's turn than is held now
-        at the worst: as often as that is less in all."""
-        best, assembled, point = self.least(found)
+    def leaner(self, points: Sequence[tuple[Assembled, Point]]) -> Candidate:
+        """Return the leanest of some points, improved by local search.
+
+        Each step minimizes the residuals under the condition that no operator's turn needs more than the peak of the current best
+        strategy, and stops when that no longer reduces the peak.
+        """
+        best, assembled, point = self.least(points)
         for _ in range(STEPS):
-            limits, before = room(assembled, point), best.memory
+            limits, before = working_set_limits(assembled, point), best.memory
             nearby = [] if assembled.whole else [around(assembled, [(assembled, point)])]
-            problems = [problem.without(limits) for problem in (self.assembled, *nearby)]
+            problems = [problem.limited(limits) for problem in (self.assembled, *nearby)]
             leaner = [(near, p) for near in problems for p in Minimizer(near.problem).at([self.ends[1]])]
             best, assembled, point = self.least([(assembled, point), *leaner])
             if best.memory >= before:
                 break
         return best
 
-    def least(self, found: Sequence[tuple[Assembled, Point]]) -> tuple[Candidate, Assembled, Point]:
-        """The strategy with the least memory, of equal ones the fastest; and the point that it is."""
-        made = [(self.candidate(assembled, point), assembled, point) for assembled, point in found]
-        return min(made, key=lambda one: (one[0].memory, one[0].time))
+    def least(self, points: Sequence[tuple[Assembled, Point]]) -> tuple[Candidate, Assembled, Point]:
+        """Return the strategy with the least memory, time breaking ties, with its problem and its point."""
+        candidates = [(self.candidate(assembled, point), assembled, point) for assembled, point in points]
+        return min(candidates, key=lambda entry: (entry[0].memory, entry[0].time))
 
     @cached_property
     def narrow(self) -> tuple[tuple[Assembled, Minimizer], ...]:
-        """The problem where no operator may need much at once: less and less, as long as there are strategies.
+        """Problems that limit the working set of every operator, more and more tightly, as long as strategies remain.
 
-        What an operator has for a moment is no sum, so minimizing sums does not see it; here it is limited instead.
+        A working set is no term of the sum that is minimized, so only a limit makes the minimizer consider it.
         """
         self.say("looking for what needs less at once")
         (point,) = self.minimizer.at([math.inf])
-        most = max(at_once(self.assembled, point))
-        found, part = list[tuple[Assembled, Minimizer]](), SMALLER
+        most = max(working_set_bytes(self.assembled, point))
+        problems, part = list[tuple[Assembled, Minimizer]](), SMALLER
         for _ in range(STEPS):
-            near = self.assembled.without([most * part] * len(self.assembled.costs))
+            near = self.assembled.limited([most * part] * len(self.assembled.costs))
             minimizer = Minimizer(near.problem)
-            if minimizer.domains.empty:  # the next step is smaller
+            if minimizer.domains.empty:  # too tight: try a smaller step
                 part = math.sqrt(part)
             else:
-                found.append((near, minimizer))
+                problems.append((near, minimizer))
                 most *= part
-        return tuple(found)
+        return tuple(problems)
 
     @cached_property
     def leanest_point(self) -> tuple[Assembled, Point]:
-        """The least memory, and the problem that it is a point of."""
+        """The point with the least memory, and the problem it belongs to."""
         return self.best(math.inf, lambda p: p.memory)
 
     @cached_property
     def wide(self) -> tuple[Assembled, Minimizer]:
-        """The problem around the fastest, the leanest and points between them, for all limits on memory."""
+        """The problem refined around the fastest, the leanest and some points between them; it serves every memory limit."""
         if self.assembled.whole:
             return self.assembled, self.minimizer
         between = self.minimizer.at(self.weights[1:-1])
-        found = [self.fastest_point, self.leanest_point, *((self.assembled, point) for point in between)]
-        near = around(self.assembled, found)
+        points = [self.fastest_point, self.leanest_point, *((self.assembled, point) for point in between)]
+        near = around(self.assembled, points)
         return near, Minimizer(near.problem)
 
     def under(self, memory: float) -> Candidate | None:
-        """The fastest found that fits into so many bytes per device, working sets included; None if the leanest does not.
+        """Return the fastest strategy whose peak is at most `memory` bytes per device; None if the leanest exceeds it.
 
-        Where it is looked for depends on nothing but what fits (see `fastest_fitting`), so more memory never gives a slower one.
+        The points that are examined do not depend on the limit beyond which of them fit (see `fastest_fitting`), so a larger limit
+        never gives a slower strategy.
         """
         if self.fastest.memory <= memory:
             return self.fastest
         self.say("the fastest does not fit: searching for what does")
         if self.leanest.memory > memory:
             return None
-        found = [self.leanest, *self.fitting(*self.wide, memory, self.leanest.time)]
+        candidates = [self.leanest, *self.fitting(*self.wide, memory, self.leanest.time)]
         for assembled, minimizer in self.narrow:
-            below = min(c.time for c in found)
+            below = min(c.time for c in candidates)
             fastest = minimizer.at(self.weights[:1])
             if fastest and fastest[0].exact and fastest[0].time > below * (1 + 2 * NEARLY):
-                break  # those after it leave even fewer strategies
-            found += self.fitting(assembled, minimizer, memory, below)
-        return min(found, key=lambda c: (c.time, c.memory))
+                break  # the following problems leave even fewer strategies
+            candidates += self.fitting(assembled, minimizer, memory, below)
+        return min(candidates, key=lambda c: (c.time, c.memory))
 
     def fitting(self, assembled: Assembled, minimizer: Minimizer, memory: float, below: float) -> list[Candidate]:
-        """The fastest of one problem that fits, if there is one."""
-        made: dict[Point, Candidate] = {}
-        least = self.fastest.time * (1 - 2 * NEARLY)  # what is faster would be missed where there is more room
+        """Return the fastest strategy of one problem that fits and takes less than `below` seconds, as a list of one or none."""
+        candidates: dict[Point, Candidate] = {}
+        least = self.fastest.time * (1 - 2 * NEARLY)  # a faster point would be missed under a larger limit
 
         def fits(point: Point) -> bool:
             if point.time < least:
                 return False
-            if point not in made:
-                made[point] = self.candidate(assembled, point)
-            return made[point].memory <= memory
+            if point not in candidates:
+                candidates[point] = self.candidate(assembled, point)
+            return candidates[point].memory <= memory
 
         point = fastest_fitting(minimizer, self.weights, fits, below)
-        return [made[point]] if point else []
+        return [candidates[point]] if point else []
 
     @cached_property
     def frontier(self) -> tuple[tuple[Candidate, ...], bool]:
-        """All points that no other beats, fastest first, and whether that is all there are (or the convex hull and more)."""
+        """The Pareto frontier, fastest first, and whether it is complete (else it is the convex hull and more)."""
         self.say("searching the frontier")
         first = frontier(self.assembled.problem, points=POINTS, minimizer=self.minimizer)
-        found = [self.candidate(self.assembled, p) for p in first.points]
+        candidates = [self.candidate(self.assembled, p) for p in first.points]
         if not self.assembled.whole:
             self.say("looking around what was found")
             near = around(self.assembled, [(self.assembled, p) for p in first.points])
-            found.append(self.fastest)
-            found += [self.candidate(near, p) for p in frontier(near.problem, points=POINTS).points]
-        found.append(self.leanest)
-        return unbeaten(found), first.exact and self.assembled.whole
+            candidates.append(self.fastest)
+            candidates += [self.candidate(near, p) for p in frontier(near.problem, points=POINTS).points]
+        candidates.append(self.leanest)
+        return unbeaten(candidates), first.exact and self.assembled.whole
 
     @property
     def soon(self) -> tuple[tuple[Candidate, ...], bool, bool]:
-        """The frontier, if it is known, else some points of it; whether they are all there are, and whether they are `frontier`."""
+        """The frontier if it is computed already, else its corners; whether it is complete; and whether it is `frontier`."""
         return (*self.frontier, True) if "frontier" in vars(self) else (self.corners, False, False)
 
     @cached_property
     def corners(self) -> tuple[Candidate, ...]:
-        """Some points of the frontier: corners of the hull that a first search sees, without what is around and between them."""
+        """Some points of the frontier: corners of the hull of the first search, without refinement."""
         self.say("looking for some points of the frontier")
         return unbeaten([self.candidate(self.assembled, p) for p in corners(self.minimizer, FEW)])
 
 
 def unbeaten(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Those that no other beats in both, fastest first."""
-    kept: list[Candidate] = []
+    """Return the candidates that no other dominates in time and memory, fastest first."""
+    front: list[Candidate] = []
     for c in sorted(candidates, key=lambda c: (c.time, c.memory)):
-        if not kept or c.memory < kept[-1].memory:
-            kept.append(c)
-    return tuple(kept)
+        if not front or c.memory < front[-1].memory:
+            front.append(c)
+    return tuple(front)

@@ -15,7 +15,7 @@ from benchmarks.models.recurrent import rnnlm
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
 from unity.search.cost.cost import Training
-from unity.search.memory.leanest import ROUNDING, at_once, kept, room
+from unity.search.memory.leanest import ROUNDING, residual_bytes, working_set_bytes, working_set_limits
 from unity.search.session import Search
 from unity.search.solver.minimizer import Minimizer
 
@@ -24,12 +24,12 @@ from unity.search.solver.minimizer import Minimizer
 def test_a_strategy_keeps_to_its_own_room_and_fills_it_once(name: str, seed: int) -> None:
     _, assembled = named(name)
     point = random_point(assembled, np.random.default_rng(seed))
-    limits, own = room(assembled, point), at_once(assembled, point)
+    limits, own = working_set_limits(assembled, point), working_set_bytes(assembled, point)
     assert all(n <= limit for n, limit in zip(own, limits, strict=True))
     assert any(n >= limit * (1 - 2 * ROUNDING) for n, limit in zip(own, limits, strict=True))
     arguments = [s for s, site in enumerate(assembled.opened.sites) if site.kind == "input"]
     stored = sum(float(assembled.costs[s].memory[point.values[s]]) for s in arguments)
-    assert sum(kept(assembled, point)) + stored == pytest.approx(counted(assembled, point, "memory"))
+    assert sum(residual_bytes(assembled, point)) + stored == pytest.approx(counted(assembled, point, "memory"))
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
@@ -37,10 +37,10 @@ def test_in_the_room_of_the_leanest_nothing_else_is_forbidden(name: str) -> None
     """The least sum there is no more than that of the strategy whose room it is, and no operator has more than its share."""
     _, assembled = named(name)
     (fastest,) = Minimizer(assembled.problem).at([0.0])
-    limits = room(assembled, fastest)
-    (found,) = Minimizer(assembled.without(limits).problem).at([math.inf])
+    limits = working_set_limits(assembled, fastest)
+    (found,) = Minimizer(assembled.limited(limits).problem).at([math.inf])
     assert found.memory <= fastest.memory
-    assert all(n <= limit for n, limit in zip(at_once(assembled, found), limits, strict=True))
+    assert all(n <= limit for n, limit in zip(working_set_bytes(assembled, found), limits, strict=True))
 
 
 @cache

@@ -52,7 +52,9 @@ def space(structure: Structure) -> RestrictedSpace:
             shared[same] = domain_, cost
         domains[s], costs[s] = shared[same]
     sites = range(len(base.domains))
-    assembled = replace(base, domains=tuple(domains[s] for s in sites), costs=tuple(costs[s] for s in sites), known={}, rerun=False)
+    assembled = replace(
+        base, domains=tuple(domains[s] for s in sites), costs=tuple(costs[s] for s in sites), port_costs={}, rerun=False
+    )
     return RestrictedSpace(assembled, as_used(structure, assembled.domains, assembled.problem))
 
 

@@ -1,10 +1,11 @@
-"""From a graph and a machine to the optimizer's problem: a domain and a cost for every site, a cost for every port."""
+"""Assembly of the optimization problem of a graph on a machine: a domain and a cost for every site, and a cost for every port."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from functools import cached_property
 
 import numpy as np
@@ -26,13 +27,29 @@ from unity.search.space.offers import offered
 from unity.search.space.opening import sites_of
 from unity.search.space.sites import Port, Site, Sites
 
-PORTS = 256_000_000  # bytes of the costs of ports that are remembered
-NOTHING_AGAIN, INNER, RERUN = range(3)  # of what makes an operand: what is computed again in the backward pass
+PORTS = 256_000_000  # bytes of the cache of port costs
+
+
+class Recomputed(IntEnum):
+    """The part of an operand's producer that the backward pass recomputes."""
+
+    NOTHING = 0
+    INNER_VALUES = 1
+    OPERATOR = 2
 
 
 @dataclass(frozen=True, eq=False)
 class Assembled:
-    """Everything the search needs, and the way back from a point to an assignment."""
+    """The problem of a graph on a machine, with the translation of its points back into assignments.
+
+    Args:
+        opened: The sites: the variables of the problem.
+        domains: The values of every site.
+        costs: The costs of every site's values.
+        ports: The edges of the problem, as (site, operand).
+        port_costs: A cache of the costs of ports, shared with problems that have other domains.
+        rerun: Whether the backward pass may rerun operators instead of keeping their results (`Site.reader`).
+    """
 
     graph: PCG
     machine: Machine
@@ -40,9 +57,9 @@ class Assembled:
     opened: Sites
     domains: tuple[Domain, ...]
     costs: tuple[SiteCost, ...]
-    ports: tuple[tuple[int, int], ...]  # (site, operand) of every edge
-    known: dict[str, Cost] = field(default_factory=dict)  # costs of ports that were computed, also for other domains
-    rerun: bool = False  # whether operators may run again in the backward pass, their results not kept (`Site.reader`)
+    ports: tuple[tuple[int, int], ...]
+    port_costs: dict[str, Cost] = field(default_factory=dict)
+    rerun: bool = False
 
     @cached_property
     def problem(self) -> Problem:
@@ -55,14 +72,14 @@ class Assembled:
         return Problem(tuple(len(d) for d in self.domains), unary, tuple(edges))
 
     def site_terms(self, site: int, own: Domain, cost: SiteCost) -> Cost:
-        """What a site costs alone. What may run again with its reader has all alternatives there."""
+        """Return the cost of a site alone; the alternatives of a site that may rerun are on the edge to its user."""
         time, memory = cost.alternatives
         if self.runs_again(site):
             time, memory = time[:1], memory[:1]
         return Cost(_key(own.key, time.tobytes(), memory.tobytes()), time, memory)
 
     def port_cost(self, s: int, p: int, port: Port) -> Cost:
-        """The change of type between a producer and a user, kept or gathered again."""
+        """Return the cost of the change of type between a producer and a user, with its alternatives."""
         before, first = self.domains[port.source].types[self.position(port)]
         after, second = self.domains[s].types[p]
         text = f"{self.domains[port.source].key} {port.index} {self.domains[s].key} {p} {port.tensor} {port.times} {port.hoisted}"
@@ -81,68 +98,71 @@ class Assembled:
             product,
             self.training.backward,
         )
-        made = self.costs[port.source] if self.runs_again(port.source) else None
-        if made is not None:
-            key = _key(key, *(part.tobytes() for part in (made.once, made.memory, made.whole, made.saved) if part is not None))
-        if key not in self.known:
+        producer = self.costs[port.source] if self.runs_again(port.source) else None
+        if producer is not None:
+            key = _key(
+                key,
+                *(part.tobytes() for part in (producer.once, producer.memory, producer.whole, producer.saved) if part is not None),
+            )
+        if key not in self.port_costs:
             time, memory = self.change(before, after, port, product)
             pairs = first[:, None], second
             time, memory = time[:, *pairs], memory[:, *pairs]
-            if made is not None:
+            if producer is not None:
                 once_more = replace(port, gradient=False, kept=0.0, again=False, repeats=0, passed=0, hoisted=1)
                 forward, _ = self.change(before, after, once_more, product)
-                maker = self.opened.sites[port.source]
-                small = sum(p.tensor.nbytes for k, p in enumerate(maker.ports) if not p.kept and k not in maker.instead)
-                time, memory = with_reader(made, time, memory, forward[:, *pairs], small * port.kept)
-            self.known[key] = Cost(key, time, memory)
-        return self.known[key]
+                site = self.opened.sites[port.source]
+                small = sum(p.tensor.nbytes for k, p in enumerate(site.ports) if not p.kept and k not in site.instead)
+                time, memory = _with_producer(producer, time, memory, forward[:, *pairs], small * port.kept)
+            self.port_costs[key] = Cost(key, time, memory)
+        return self.port_costs[key]
 
     def runs_again(self, site: int) -> bool:
-        """Whether a site may run again in the backward pass with its reader."""
+        """Return whether the backward pass may rerun a site with its user."""
         return self.rerun and self.costs[site].whole is not None
 
     @property
     def whole(self) -> bool:
-        """Whether no value was left out."""
+        """Whether the domains have all values, so that the optimum of the problem is the optimum of the graph."""
         return all(d.whole for d in self.domains)
 
     @cached_property
-    def ends(self) -> tuple[np.ndarray, ...]:
-        """For every site, the bytes of its operands and results on one device together, for every value. None of arguments."""
-        found: dict[int, np.ndarray] = {}
+    def working_sets(self) -> tuple[np.ndarray, ...]:
+        """For every site, the bytes on one device of its operands and results, an entry for each value; 0 for arguments."""
+        totals: dict[int, np.ndarray] = {}
         for site, d, cost in zip(self.opened.sites, self.domains, self.costs, strict=True):
-            if id(cost) not in found:
+            if id(cost) not in totals:
                 tensors = [] if site.kind == "input" else [*(port.tensor for port in site.ports), *site.results]
                 parts = (t.nbytes * fraction(d, k, self.machine) for k, t in enumerate(tensors))
-                found[id(cost)] = sum(parts, np.zeros(len(d)))
-        return tuple(found[id(cost)] for cost in self.costs)
+                totals[id(cost)] = sum(parts, np.zeros(len(d)))
+        return tuple(totals[id(cost)] for cost in self.costs)
 
-    def without(self, most: Sequence[float]) -> Assembled:
-        """The same, but no operator may have more than so many bytes of operands and results at once: a number for every site."""
-        made: dict[tuple[int, float], SiteCost] = {}
-        for cost, ends, limit in zip(self.costs, self.ends, most, strict=True):
-            if (id(cost), limit) not in made:
-                made[id(cost), limit] = replace(cost, forward=np.where(ends > limit, np.inf, cost.forward))
-        return replace(self, costs=tuple(made[id(cost), limit] for cost, limit in zip(self.costs, most, strict=True)))
+    def limited(self, limits: Sequence[float]) -> Assembled:
+        """Return the problem where each site's working set has a limit in bytes; larger ones take infinitely long."""
+        limited: dict[tuple[int, float], SiteCost] = {}
+        for cost, nbytes, limit in zip(self.costs, self.working_sets, limits, strict=True):
+            if (id(cost), limit) not in limited:
+                limited[id(cost), limit] = replace(cost, forward=np.where(nbytes > limit, np.inf, cost.forward))
+        return replace(self, costs=tuple(limited[id(cost), limit] for cost, limit in zip(self.costs, limits, strict=True)))
 
     def position(self, port: Port) -> int:
-        """Where a port's tensor stands among the ends of the site that makes it."""
+        """Return the position of a port's tensor among the operands and results of its producer."""
         return len(self.opened.sites[port.source].ports) + port.index
 
     def change(self, before: Types, after: Types, port: Port, product: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds and bytes of all changes, [alternatives, before, after].
+        """Price all changes of type: seconds and bytes, [alternatives, before, after].
 
-        Only a product's operand may be gathered again: nothing else of it is computed twice then. A change that would need
-        devices that are not there takes infinitely long.
+        The first alternative keeps the changed operand; the second gathers it again in the backward pass, and is offered for
+        operands of products only. A change along axes whose devices do not run the port together takes infinitely long.
         """
-        time, memory = self.priced(before, after, port, product)
+        time, memory = self._change(before, after, port, product)
         if port.apart:
             over = [k for k, axis in enumerate(self.machine.axes) if axis.name in port.apart]
             time = np.where(stationary_pairs(before, after, self.machine.axes, over), time, np.inf)
         return time, memory
 
-    def priced(self, before: Types, after: Types, port: Port, product: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds and bytes of all changes, were all devices there."""
+    def _change(self, before: Types, after: Types, port: Port, product: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Price all changes of type as if all devices ran the port together."""
         c, index = distinct_changes(self.machine, before, after, growth(port.tensor.dtype, self.machine.reduce_in))
         n, times, backward = port.tensor.nbytes, port.times, self.training.backward
         runs = 1 / port.hoisted + port.repeats
@@ -153,27 +173,27 @@ class Assembled:
         if not (port.kept and backward):
             return time[index][None], np.zeros((1, *index.shape))
         unchanged = port.sole * before.parts(self.machine.axes)[:, None]
-        held = port.kept * n * c.size[index]
-        memory = np.where(held > 0, held, port.kept * n * unchanged)
+        residual = port.kept * n * c.size[index]
+        memory = np.where(residual > 0, residual, port.kept * n * unchanged)
         if not (product and c.gathered.any()):
             return time[index][None], memory[None]
-        # in a remat what is made again is not hoisted (`pcg.hoisting`), and a gradient needs it for its own operator alone
+        # A remat does not hoist what it recomputes (`pcg.analysis.hoisting`), and a gradient needs it for its own operator alone.
         more = 2 + port.passed - 1 / port.hoisted - port.repeats if port.again else 1.0
         again = np.where(c.gathered, time + more * times * (c.forward[0] + c.forward[1] * n), np.inf)
         without = np.where(c.gathered[index], port.kept * n * unchanged, memory)
         return np.stack([time[index], again[index]]), np.stack([memory, without])
 
     def assignment(self, point: Point) -> Assignment:
-        """The strategy that a point stands for."""
+        """Return the strategy that a point encodes."""
         opened, values = self.opened, point.values
         recomputed = {id(opened.sites[s].node) for s, alternative in enumerate(point.alternatives.unary) if alternative == 1}
         again, rerun = set[tuple[int, int]](), set[int]()
         for (s, p), edge, alternative in zip(self.ports, self.problem.edges, point.alternatives.edges, strict=True):
-            gathered, way = self.taken(edge, alternative)
-            again |= {(s, p)} if gathered or way == RERUN else set()
-            made = id(opened.sites[edge.first].node)
-            recomputed |= {made} if way == INNER else set()
-            rerun |= {made} if way == RERUN else set()
+            gathered, part = self.alternative_of(edge, alternative)
+            again |= {(s, p)} if gathered or part == Recomputed.OPERATOR else set()
+            producer = id(opened.sites[edge.first].node)
+            recomputed |= {producer} if part == Recomputed.INNER_VALUES else set()
+            rerun |= {producer} if part == Recomputed.OPERATOR else set()
         results: dict[int, tuple[Type, ...]] = {}
         operands: dict[tuple[int, int], tuple[Type, ...]] = {}
         marked: set[tuple[int, int]] = set()
@@ -197,41 +217,47 @@ class Assembled:
         }
         return Assignment(self.machine.axes, results, operands, outputs, frozenset(marked), frozenset(recomputed), frozenset(rerun))
 
-    def taken(self, edge: Edge, alternative: int) -> tuple[bool, int]:
-        """What an alternative of a port means: whether its change of type is made again, and what of the operand's maker."""
+    def alternative_of(self, edge: Edge, alternative: int) -> tuple[bool, Recomputed]:
+        """Return whether an alternative of a port repeats the change of type, and the part of the producer that it recomputes."""
         if not self.runs_again(edge.first):
-            return alternative == 1, NOTHING_AGAIN
-        ways = 1 if self.costs[edge.first].saved is None else 2
+            return alternative == 1, Recomputed.NOTHING
+        parts = 1 if self.costs[edge.first].saved is None else 2
         last = len(edge.cost.time) - 1
         if alternative == last:
-            return False, RERUN
-        way, gathered = divmod(alternative, last // ways)
-        return bool(gathered), way
+            return False, Recomputed.OPERATOR
+        part, gathered = divmod(alternative, last // parts)
+        return bool(gathered), Recomputed(part)
 
     def result_type(self, values: tuple[int, ...], site: int, k: int) -> Type:
-        """The type of a site's result."""
+        """Return the type of result `k` of a site."""
         return self.domains[site].type_of(values[site], len(self.opened.sites[site].ports) + k)
 
 
-def with_reader(
-    made: SiteCost, time: np.ndarray, memory: np.ndarray, forward: np.ndarray, small: float
+def _with_producer(
+    producer: SiteCost, time: np.ndarray, memory: np.ndarray, forward: np.ndarray, small: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The alternatives of a port, [alternatives, maker's values, reader's], with those of what its maker keeps.
+    """Combine the alternatives of a port with those of its producer: seconds and bytes, [alternatives, producer, user].
 
-    Each as it is, then each with the maker's inner values computed again, if they may be. Then one where the maker runs again as a
-    whole, and what its reader takes is made anew: nothing of either is kept. `forward`: seconds of that change of type; `small`:
-    bytes of arguments that are kept for it.
+    The result has each alternative of the port unchanged, then, if the producer allows it, each with its inner values recomputed,
+    and at last one where the backward pass reruns the producer and repeats the change of type, so that neither is kept.
+
+    Args:
+        producer: The costs of the producer's values.
+        time: Seconds of the port's own alternatives.
+        memory: Bytes of the port's own alternatives.
+        forward: Seconds of one more change of type.
+        small: Bytes of the producer's arguments that are kept for the rerun.
     """
-    times, bytes_ = [time], [memory]
-    once = made.once[:, None]
-    if made.saved is not None:
-        times.append(np.where(made.saved[:, None] > 0, time + once, np.inf))
-        bytes_.append(memory - made.saved[:, None])
-    assert made.whole is not None
-    allowed = np.isfinite(made.whole)[:, None]
+    times, memories = [time], [memory]
+    once = producer.once[:, None]
+    if producer.saved is not None:
+        times.append(np.where(producer.saved[:, None] > 0, time + once, np.inf))
+        memories.append(memory - producer.saved[:, None])
+    assert producer.whole is not None
+    allowed = np.isfinite(producer.whole)[:, None]
     times.append(np.where(allowed, time[:1] + once + forward[:1], np.inf))
-    bytes_.append(np.broadcast_to(np.where(allowed, small - made.whole[:, None], 0.0), time[:1].shape))
-    return np.concatenate(times), np.concatenate(bytes_)
+    memories.append(np.broadcast_to(np.where(allowed, small - producer.whole[:, None], 0.0), time[:1].shape))
+    return np.concatenate(times), np.concatenate(memories)
 
 
 def _all_nodes(graph: PCG) -> list[Node]:
@@ -245,18 +271,18 @@ def _key(*parts: object) -> str:
     return digest.hexdigest()
 
 
-def nbytes(cost: Cost) -> int:
-    """Bytes of a table of costs."""
+def _nbytes(cost: Cost) -> int:
+    """Return the bytes of a table of costs."""
     return cost.time.nbytes + cost.memory.nbytes
 
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """What was listed and priced before for one machine and training, by what it depends on. For graphs that are much the same."""
+    """Caches of domains and costs for one machine and training, shared by searches of similar graphs."""
 
     domains: dict[tuple, Domain] = field(default_factory=dict)
     costs: dict[tuple, SiteCost] = field(default_factory=dict)
-    ports: dict[str, Cost] = field(default_factory=lambda: Recent[str, Cost](PORTS, nbytes))
+    ports: dict[str, Cost] = field(default_factory=lambda: Recent[str, Cost](PORTS, _nbytes))
 
 
 def assemble(
@@ -269,33 +295,43 @@ def assemble(
     restrict: Restrict = marked,
     rerun: bool = False,
 ) -> Assembled:
-    """Opens a serial graph for a machine. Equal sites share one domain and one cost. `limits`: see `configurations.domain`;
-    `rerun`: see `Assembled`.
+    """Assemble the problem of a serial graph on a machine; equal sites share one domain and one cost.
 
-    Raises InfeasibleError where `restrict` leaves a site no value.
+    Args:
+        graph: The serial graph.
+        differentiated: The inputs, by number, whose gradients are wanted.
+        machine: The devices.
+        training: Whether there is a backward pass, and how many optimizer slots a weight has.
+        limits: The limits of the domains (see `configurations.domain`); None takes the widest affordable ones.
+        listed: Caches shared with other searches.
+        restrict: The user's constraints.
+        rerun: Whether the backward pass may rerun operators.
+
+    Raises:
+        InfeasibleError: `restrict` leaves a site no value.
     """
     listed = listed or Listed()
     opened = sites_of(graph, differentiated, training.backward)
-    found = offered(opened.sites)
-    order = ranks(opened.sites, found)
+    offers = offered(opened.sites)
+    order = ranks(opened.sites, offers)
     shared, costs = listed.domains, listed.costs
     domains, terms = [], []
-    masks = restrict(Dimensions(opened, found, order), machine)
-    for s, (site, cs, rank) in enumerate(zip(opened.sites, found, order, strict=True)):
+    masks = restrict(Dimensions(opened, offers, order), machine)
+    for s, (site, cs, rank) in enumerate(zip(opened.sites, offers, order, strict=True)):
         mask = masks.get(s, NOTHING)
-        same = (*_signature(site, cs, rank), limits, mask)
-        if same not in shared:
-            shared[same] = domain(site, cs, rank, machine.axes, limits, mask)
-            costs[same] = site_cost(site, shared[same], machine, training)
-        domains.append(shared[same])
-        terms.append(costs[same])
-    # A carry that a step hands on unchanged is an operand of its own site: nothing changes on the way, and nothing is to be chosen.
+        key = (*_signature(site, cs, rank), limits, mask)
+        if key not in shared:
+            shared[key] = domain(site, cs, rank, machine.axes, limits, mask)
+            costs[key] = site_cost(site, shared[key], machine, training)
+        domains.append(shared[key])
+        terms.append(costs[key])
+    # A carry that a step forwards unchanged is an operand of its own site: its type cannot change, so it needs no edge.
     ports = tuple((s, p) for s, site in enumerate(opened.sites) for p, port in enumerate(site.ports) if port.source != s)
     return Assembled(graph, machine, training, opened, tuple(domains), tuple(terms), ports, listed.ports, rerun)
 
 
 def _signature(site: Site, cs: tuple, rank: tuple[int, ...]) -> tuple:
-    """What a site's domain and cost depend on."""
+    """Return a key of all that a site's domain and cost depend on."""
     order = sorted(set(rank))
     body = site.node.body.key if site.node is not None and site.node.body is not None else ""
     extended = any(c.halos for c in cs)

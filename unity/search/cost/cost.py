@@ -1,4 +1,4 @@
-"""What an operator costs on one device, for every way to parallelize it: its time, and memory by what must be kept."""
+"""Cost of an operator on one device, for every way to parallelize it: its time, and the memory of its residuals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,12 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Training:
-    """What is counted: the backward pass, and for each weight its gradient and the optimizer's slots."""
+    """The parts of a training step that are counted.
+
+    Args:
+        backward: Whether there is a backward pass; if so, each weight has a gradient.
+        optimizer_slots: Tensors of a weight's size that the optimizer keeps for it.
+    """
 
     backward: bool = True
     optimizer_slots: int = 2
@@ -35,24 +40,35 @@ class Training:
 
 @dataclass(frozen=True, eq=False)
 class SiteCost:
-    """Terms of a site's cost, an array entry for each value of its domain. Seconds, and bytes on one device."""
+    """Terms of a site's cost, arrays with an entry for each value of its domain: seconds, and bytes on one device.
+
+    Args:
+        forward: Seconds of computing in the forward pass.
+        backward: Seconds of computing in the backward pass.
+        reduces: Seconds of collectives inside the operator, Reduces and halo exchanges, forward and backward.
+        memory: Bytes of arguments or residuals.
+        once: Seconds of one more forward run for every backward pass.
+        saved: Bytes of `memory` that recomputing the inner values saves; 0 where that would repeat Reduces; None if not offered.
+        whole: Bytes that rerunning the operator saves, less those of the operands kept instead; -inf where it may not rerun;
+            None if not offered.
+    """
 
     forward: Array
     backward: Array
-    reduces: Array  # collectives inside the operator, Reduces and halos, forward and backward
+    reduces: Array
     memory: Array
-    once: Array  # seconds forward, if it runs once more for every backward pass
-    saved: Array | None = None  # of this memory, if inner values are computed again; nothing where Reduces would be repeated
-    whole: Array | None = None  # saved if all of it runs again, the result too, but for what is kept instead; -inf: it may not
+    once: Array
+    saved: Array | None = None
+    whole: Array | None = None
 
     @property
     def time(self) -> Array:
-        """All seconds together."""
+        """The sum of all seconds."""
         return self.forward + self.backward + self.reduces
 
     @property
     def alternatives(self) -> tuple[Array, Array]:
-        """Seconds and bytes, [alternatives, values]: inner values are kept, or computed again."""
+        """Seconds and bytes, [alternatives, values]: inner values are kept, or recomputed."""
         if self.saved is None:
             return self.time[None], self.memory[None]
         again = np.where(self.saved > 0, self.time + self.once, np.inf)
@@ -60,12 +76,12 @@ class SiteCost:
 
 
 def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) -> SiteCost:
-    """The cost of every value of a site."""
-    memory = _kept(site, domain, machine, training)
+    """Return the cost of every value of a site."""
+    memory = _residuals(site, domain, machine, training)
     zero = np.zeros(len(domain))
     body = site.node.body if site.node is not None else None
     if body is None:
-        return SiteCost(zero, zero, _sends(site, domain, machine, training), memory, zero)
+        return SiteCost(zero, zero, _stage_messages(site, domain, machine, training), memory, zero)
     tensors = zip((*(p.tensor for p in site.ports), *site.results), touches(body), strict=True)
     touched = sum((t.nbytes * part * fraction(domain, k, machine) for k, (t, part) in enumerate(tensors)), zero)
     flows = training.backward and any(site.flows)
@@ -74,7 +90,7 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     shapes = shapes_of(site)
     forward, backward, _ = seconds(body, shapes, pieces, [flows and p.gradient for p in site.ports], machine)
     runs = site.times * (1 / site.hoisted + site.repeats)
-    reduces = (_reduces(site, domain, machine, training) + _exchanges(site, domain, machine, training)) * site.times
+    reduces = (_reduces(site, domain, machine, training) + _halo_exchanges(site, domain, machine, training)) * site.times
     again = site.recomputable and training.backward and not dense_work(body)[0]
     saved = np.where(reduces > 0, 0.0, _inner(site, domain, machine)) if again else None
     whole = None
@@ -86,10 +102,13 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """What one device has of an operator, an entry for each way to parallelize it.
+    """One device's part of an operator, arrays with an entry for each way to parallelize it.
 
-    `share`: the part of the work; `touched`: bytes of operands and results; `sizes`: local sizes of all their dimensions, one
-    tensor after the other, [ways, dimensions]. Without a profile nothing asks for the sizes.
+    Args:
+        share: The fraction of the work.
+        touched: Bytes of operands and results that are read or written.
+        sizes: Local sizes of all dimensions, one tensor after the other, [ways, dimensions]; None without a profile, as only a
+            profile needs them.
     """
 
     share: Array
@@ -100,38 +119,44 @@ class Pieces:
 def seconds(
     body: Body, shapes: Sequence[tuple[int, ...]], pieces: Pieces, differentiated: Sequence[bool], machine: Machine
 ) -> tuple[Array, Array, Sequence[str]]:
-    """Seconds forward and backward of every way to parallelize an operator, and how they are known: `profiles.lookup`.
+    """Return the seconds forward and backward of every way to parallelize an operator, and their source (see `profile_lookup`).
 
-    `shapes`: of its operands and results; `differentiated`: which operands have a gradient. There are many ways, but few
-    different pieces: each is looked up once.
+    There are many ways, but few different pieces, so each distinct piece is looked up once.
+
+    Args:
+        body: The operator's program.
+        shapes: The global shapes of its operands and results.
+        pieces: One device's part of it, for every way.
+        differentiated: For each operand, whether it has a gradient.
+        machine: The devices, with their profile.
     """
     if body.primitives in NOTHING_RUNS or costs_nothing(body):
         nothing = np.zeros(len(pieces.share))
         return nothing, nothing, (ROOFLINE,) * len(nothing)
     flops, dtype = dense_work(body)
     if machine.profile is None or pieces.sizes is None:
-        found = roofline(machine.device, flops * pieces.share, dtype, pieces.touched, sum(differentiated), bool(body.equations))
-        return *found, (ROOFLINE,) * len(pieces.share)
+        bounds = roofline(machine.device, flops * pieces.share, dtype, pieces.touched, sum(differentiated), bool(body.equations))
+        return *bounds, (ROOFLINE,) * len(pieces.share)
     keys = np.column_stack([pieces.sizes, pieces.share])
     _, first, index = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     flags, ranks = tuple(map(bool, differentiated)), [len(shape) for shape in shapes]
-    known = [
+    distinct = [
         lookup(machine.profile, machine.device, body, Piece(_split(pieces.sizes[k], ranks), work, nbytes), flags)
         for k, work, nbytes in zip(first, flops * pieces.share[first], pieces.touched[first], strict=True)
     ]
     index = index.reshape(-1)
-    forward, backward = (np.array([getattr(t, name) for t in known])[index] for name in ("forward", "backward"))
-    return forward, backward, [known[k].how for k in index]
+    forward, backward = (np.array([getattr(t, name) for t in distinct])[index] for name in ("forward", "backward"))
+    return forward, backward, [distinct[k].how for k in index]
 
 
 def _split(sizes: Iterable[int], ranks: Iterable[int]) -> Shapes:
-    """Sizes of dimensions as shapes of so many dimensions each."""
+    """Split sizes of dimensions into shapes of the given ranks."""
     following = iter(sizes)
     return tuple(tuple(int(next(following)) for _ in range(rank)) for rank in ranks)
 
 
 def local_sizes(site: Site, domain: Domain, machine: Machine) -> Array:
-    """The sizes of all dimensions of a site's operands and results on one device, for every value: [values, dimensions]."""
+    """Return the local sizes of all dimensions of a site's operands and results, [values, dimensions]."""
     sizes = np.array([a.size for a in machine.axes], int)
     columns = []
     for position, shape in enumerate(shapes_of(site)):
@@ -141,14 +166,14 @@ def local_sizes(site: Site, domain: Domain, machine: Machine) -> Array:
 
 
 def fraction(domain: Domain, position: int, machine: Machine) -> Array:
-    """What part of an operand or result one device holds, for every value."""
+    """Return the fraction of an operand or result that one device holds, for every value."""
     sizes = np.array([a.size for a in machine.axes], float)
     split = np.array([c.states[position].kind == "P" for c in domain.choices])
     return np.prod(np.where(split[domain.picks], 1 / sizes, 1.0), axis=1)
 
 
 def _reduces(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
-    """Reduces inside composites: an all-reduce forward, and backward another for what is replicated for use afterwards."""
+    """Price the Reduces inside composites: an all-reduce forward, and one backward for each value that is replicated for use."""
     total = np.zeros(len(domain))
     alpha, beta = table(machine, "all-reduce")
     bits = 1 << np.arange(len(machine.axes))
@@ -164,9 +189,9 @@ def _reduces(site: Site, domain: Domain, machine: Machine, training: Training) -
         mask = (over * bits).sum(axis=1)
         again = next((n for v, n in site.computed if v == variable), 0)
         total += (1 / site.hoisted + again) * (alpha[mask] + beta[mask] * (summed if kind == "sum" else nbytes))
-        masks: list[Array] = []  # users that find it replicated along the same axes share one all-reduce
+        masks: list[Array] = []  # users for which it is replicated along the same axes share one all-reduce
         users = sorted({u for x in of_choice if x is not None for u in x.users})
-        for user in users if _added_up(site, variable, kind, training) else ():
+        for user in users if _has_cotangents(site, variable, kind, training) else ():
             along = np.array([x is not None and user in x.users for x in of_choice])[domain.picks]
             mask = (along * bits).sum(axis=1)
             new = np.all([mask != other for other in masks], axis=0) if masks else np.True_
@@ -175,8 +200,8 @@ def _reduces(site: Site, domain: Domain, machine: Machine, training: Training) -
     return total
 
 
-def _added_up(site: Site, variable: int | tuple[int, ...], kind: str, training: Training) -> bool:
-    """Whether there are cotangents of what an operator reduces, or only replicates, inside."""
+def _has_cotangents(site: Site, variable: int | tuple[int, ...], kind: str, training: Training) -> bool:
+    """Return whether the backward pass sums cotangents of a value that an operator reduces or replicates inside."""
     assert site.node is not None
     if not training.backward or kind or not isinstance(variable, int):
         return training.backward and kind == "sum" and any(p.gradient for p in site.ports)
@@ -184,8 +209,8 @@ def _added_up(site: Site, variable: int | tuple[int, ...], kind: str, training: 
     return variable in carrying(site.node.body, tuple(p.gradient for p in site.ports), site.flows)
 
 
-def _sends(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
-    """What a pipeline's stages send each other, of what they carry; backward the gradients of that."""
+def _stage_messages(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
+    """Price the messages between the stages of a pipeline: carries forward, and their gradients backward."""
     if not site.sends:
         return np.zeros(len(domain))
     alpha, beta = table(machine, "collective-permute")
@@ -195,8 +220,8 @@ def _sends(site: Site, domain: Domain, machine: Machine, training: Training) -> 
     return messages * (alpha[mask] + beta[mask] * nbytes)
 
 
-def _exchanges(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
-    """What neighbours send each other for halos; backward the gradients of that, where there are any."""
+def _halo_exchanges(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
+    """Price the halo messages between neighbours, and those of their gradients."""
     total = np.zeros(len(domain))
     body = site.node.body if site.node is not None else None
     every = sorted({e for c in domain.choices for e in c.halos}, key=lambda e: (e.equation, e.reach.operand, e.reach.dim))
@@ -208,37 +233,39 @@ def _exchanges(site: Site, domain: Domain, machine: Machine, training: Training)
         edges = tuple(same)
         variable, tensor = edges[0].variable, body.tensors[edges[0].variable]
         again = max(computed.get(v, 0) for v in body.equations[edges[0].equation].results)
-        seconds = _sent(tensor, edges, domain, machine, tensor.itemsize)
-        total += (1 / site.hoisted + again) * seconds
+        forward = _message_seconds(tensor, edges, domain, machine, tensor.itemsize)
+        total += (1 / site.hoisted + again) * forward
         if variable in carried:
-            total += _sent_back(site, variable, seconds, edges, domain, machine)
+            total += _backward_message_seconds(site, variable, forward, edges, domain, machine)
     return total
 
 
-def _sent_back(site: Site, variable: int, seconds: Array, edges: tuple[HaloEdge, ...], domain: Domain, machine: Machine) -> Array:
-    """Seconds of the messages backward; cotangents that are partial sums may be wider."""
+def _backward_message_seconds(
+    site: Site, variable: int, forward: Array, edges: tuple[Edge, ...], domain: Domain, machine: Machine
+) -> Array:
+    """Return the seconds of the messages backward; cotangents that are partial sums may be wider."""
     assert site.node is not None
     assert site.node.body is not None
     body = site.node.body
     tensor = body.tensors[variable]
     if growth(tensor.dtype, machine.reduce_in) == 1 or variable not in body.inputs:
-        return seconds
+        return forward
     p = body.inputs.index(variable)
     summed = np.array([c.operands[p].kind == "R" for c in domain.choices])[domain.picks].any(axis=1)
-    return np.where(summed, _sent(tensor, edges, domain, machine, accumulator(tensor.dtype).itemsize), seconds)
+    return np.where(summed, _message_seconds(tensor, edges, domain, machine, accumulator(tensor.dtype).itemsize), forward)
 
 
-def _sent(tensor: Tensor, edges: tuple[HaloEdge, ...], domain: Domain, machine: Machine, itemsize: int) -> Array:
-    """Seconds of the messages that extend one operand, for every value; equal ones are priced once."""
+def _message_seconds(tensor: Tensor, edges: tuple[Edge, ...], domain: Domain, machine: Machine, itemsize: int) -> Array:
+    """Return the seconds of the messages that extend one operand, for every value; equal ones are priced once."""
     sizes, bits = np.array([a.size for a in machine.axes], int), 1 << np.arange(len(machine.axes))
     split = np.array([edges[0].variable in c.partitions for c in domain.choices])[domain.picks]
     along = np.stack([np.array([e in c.halos for c in domain.choices])[domain.picks] for e in edges])
     keys = np.column_stack([np.where(split, sizes, 1).prod(1), *(along @ bits)])
-    found, index = np.unique(keys, axis=0, return_inverse=True)
+    distinct, index = np.unique(keys, axis=0, return_inverse=True)
     alpha, beta = table(machine, "collective-permute")
     devices = np.where(along, sizes, 1).prod(2)
-    seconds = np.zeros(len(found))
-    for row, (parts, *masks) in enumerate(found):
+    seconds = np.zeros(len(distinct))
+    for row, (parts, *masks) in enumerate(distinct):
         value = int(np.argmax(index.reshape(-1) == row))
         pieces = [
             (tensor.shape[e.reach.dim] // int(n), int(n), e.reach.halo) for e, n in zip(edges, devices[:, value], strict=True)
@@ -248,8 +275,8 @@ def _sent(tensor: Tensor, edges: tuple[HaloEdge, ...], domain: Domain, machine: 
     return seconds[index.reshape(-1)]
 
 
-def _kept(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
-    """Bytes that stay: arguments with their gradients and optimizer slots, results and inner values for the backward pass."""
+def _residuals(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
+    """Return the bytes of arguments with their gradients and optimizer slots, or of the residuals: results and inner values."""
     n = len(site.ports)
     if site.kind == "input":
         count = 1 + (1 + training.optimizer_slots if site.weight and training.backward else 0)
@@ -264,8 +291,10 @@ def _kept(site: Site, domain: Domain, machine: Machine, training: Training) -> A
 
 
 def _extended(site: Site, domain: Domain, machine: Machine) -> Array:
-    """Bytes that operands take more because they are kept as halos extend them: and not as they were made, unless others need
-    that."""
+    """Return the additional bytes of operands that are residuals with their halos.
+
+    Such an operand is kept in place of the original, or beside it if other operators need the original.
+    """
     total = np.zeros(len(domain))
     body = site.node.body if site.node is not None else None
     if body is None:
@@ -281,13 +310,13 @@ def _extended(site: Site, domain: Domain, machine: Machine) -> Array:
             devices = np.where(over, sizes, 1).prod(1)
             reach = np.where(devices > 1, e.reach.halo.before + e.reach.halo.after, 0)
             larger *= 1 + reach * devices / port.tensor.shape[e.reach.dim]
-        kept = np.where(larger > 1, larger - port.sole, 0.0)
-        total += port.kept * port.tensor.nbytes * fraction(domain, p, machine) * kept
+        additional = np.where(larger > 1, larger - port.sole, 0.0)
+        total += port.kept * port.tensor.nbytes * fraction(domain, p, machine) * additional
     return total
 
 
 def _inner(site: Site, domain: Domain, machine: Machine) -> Array:
-    """Bytes of the inner values that are kept."""
+    """Return the bytes of the inner values that are residuals."""
     total = np.zeros(len(domain))
     sizes = np.array([a.size for a in machine.axes], float)
     for variable, nbytes in site.inner:

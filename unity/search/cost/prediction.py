@@ -1,6 +1,6 @@
-"""What a parallel graph costs, term by term: every operator's time and every collective's. (Memory: `search.memory`.)
+"""Predicted time of a parallel graph, term by term: every operator's and every collective's. (Memory: `search.memory`.)
 
-The search adds up the same terms without building the graph; `tests/search/cost/test_predict.py` holds the two against each other.
+The search adds up the same terms without building the graph; `tests/search/cost/test_predict.py` compares the two.
 """
 
 from __future__ import annotations
@@ -31,10 +31,17 @@ from unity.search.cost.roofline import touches
 
 @dataclass(frozen=True)
 class OperatorTerm:
-    """One operator: how often it runs, the seconds of all its runs on one device, and how they are known (`profiles.lookup`).
+    """One operator's runs in a step, and their seconds on one device.
 
-    `first`: its runs in the forward pass, fewer where they are made before a scan (`pcg.hoisting`). `runs`: forward, those that the
-    backward pass repeats included. `forward` is of all of them. `share`: the part of the work that one device does.
+    Args:
+        node: The operator.
+        count: Runs of the backward pass, and of the forward pass unless it is hoisted.
+        forward: Seconds of all `runs`.
+        backward: Seconds of all backward runs.
+        how: The source of the seconds (see `profile_lookup`).
+        first: Runs in the forward pass, fewer if the operator is hoisted out of a scan (`pcg.analysis.hoisting`).
+        runs: Forward runs, including those that the backward pass repeats.
+        share: The fraction of the work that one device does.
     """
 
     node: Node
@@ -70,10 +77,16 @@ class Prediction:
 
 
 def predict(graph: PCG, machine: Machine, differentiated: Collection[int]) -> Prediction:
-    """Prices a parallel graph. `differentiated`: the inputs that gradients are taken for; none means the forward pass alone."""
+    """Price a parallel graph.
+
+    Args:
+        graph: The parallel graph.
+        machine: The devices.
+        differentiated: The inputs, by number, whose gradients are wanted; if empty, the forward pass alone is priced.
+    """
     flow = gradients(graph, differentiated)
-    whole = _Whole(flow, machine, hoisted(graph), recomputation(graph, flow), bool(differentiated))
-    operators = tuple(_operators(graph, whole, 1))
+    facts = _ProgramFacts(flow, machine, hoisted(graph), recomputation(graph, flow), bool(differentiated))
+    operators = tuple(_operators(graph, facts, 1))
     collectives = tuple(CollectiveTerm(c, _seconds(c, machine)) for c in traffic(graph, differentiated))
     return Prediction(operators, collectives)
 
@@ -84,35 +97,35 @@ def _seconds(c: Collective, machine: Machine) -> float:
 
 
 @dataclass(frozen=True)
-class _Whole:
-    """What is the same for all graphs of a program."""
+class _ProgramFacts:
+    """Facts that all nested graphs of a program share."""
 
     flow: Gradients
     machine: Machine
     hoisted: Mapping[int, int]
-    again: Recomputation
+    recomputation: Recomputation
     training: bool
 
 
-def _operators(graph: PCG, whole: _Whole, times: int) -> Iterator[OperatorTerm]:
+def _operators(graph: PCG, facts: _ProgramFacts, times: int) -> Iterator[OperatorTerm]:
     for node in graph.nodes:
         if node.inside is not None:
-            inner = times * (runs_of(node, whole.flow) if node.kind in LOOPS else 1)
+            inner = times * (runs_of(node, facts.flow) if node.kind in LOOPS else 1)
             part = weight_of(node) if node.kind in (BRANCHES, STAGES) else 1.0
             share = 1 / prod(a.size for a in graph.axes if a.name in str(node.attributes.get("along", "")).split())
-            for term in _operators(node.inside, whole, inner):
+            for term in _operators(node.inside, facts, inner):
                 yield replace(term, forward=part * term.forward, backward=part * term.backward, share=share * term.share)
         elif node.body is not None and node.kind not in PARALLELIZATION:
-            forward, backward, how = operator_seconds(node, node.body, graph, whole.flow, whole.machine)
-            first = times // whole.hoisted.get(id(node), 1)
-            marked = bool(node.attributes.get("again")) and whole.training
-            runs = first + times * (whole.again.repeats(node) - whole.again.alone(node) + marked)
+            forward, backward, how = operator_seconds(node, node.body, graph, facts.flow, facts.machine)
+            first = times // facts.hoisted.get(id(node), 1)
+            marked = bool(node.attributes.get("again")) and facts.training
+            runs = first + times * (facts.recomputation.repeats(node) - facts.recomputation.alone(node) + marked)
             share = work_share(node, node.body, graph)
             yield OperatorTerm(node, times, forward * runs, backward * times, how, first, runs, share)
 
 
 def operator_seconds(node: Node, body: Body, graph: PCG, flow: Gradients, machine: Machine) -> tuple[float, float, str]:
-    """Seconds forward and backward of one run of an operator, and how they are known."""
+    """Return the seconds forward and backward of one run of an operator, and their source (see `profile_lookup`)."""
     share, touched = (np.array([f]) for f in (work_share(node, body, graph), local_bytes(node, body, graph)))
     sizes = np.array([[n for shape in local_shapes(node, graph) for n in shape]], int)
     shapes = [v.tensor.shape for v in (*node.operands, *node.results)]
@@ -121,28 +134,28 @@ def operator_seconds(node: Node, body: Body, graph: PCG, flow: Gradients, machin
 
 
 def with_gradient(node: Node, flow: Gradients) -> tuple[bool, ...]:
-    """For each operand, whether a gradient flows back to it."""
+    """Return for each operand whether a gradient flows back to it."""
     flows = any(flow(v) for v in node.results)
     return tuple(bool(flows and flow(v)) for v in node.operands)
 
 
 def local_shapes(node: Node, graph: PCG) -> tuple[tuple[int, ...], ...]:
-    """The shapes of an operator's operands and then its results on one device."""
+    """Return the shapes of an operator's operands and then its results on one device."""
     values: list[Value] = [*node.operands, *node.results]
     return tuple(local_shape(v.tensor.shape, v.type, graph.axes) for v in values)
 
 
 def work_share(node: Node, body: Body, graph: PCG) -> float:
-    """The part of an operator's work that one device does."""
+    """Return the fraction of an operator's work that one device does."""
     share = 1.0
-    found = placing(body, tuple(v.type for v in node.operands), node.types, len(graph.axes))
-    for axis, solution in zip(graph.axes, found, strict=True):
+    solutions = placing(body, tuple(v.type for v in node.operands), node.types, len(graph.axes))
+    for axis, solution in zip(graph.axes, solutions, strict=True):
         if solution is not None and solution.matches:
             share *= part_of_work(choice_of(body, solution).divided, axis.size)
     return share
 
 
 def local_bytes(node: Node, body: Body, graph: PCG) -> float:
-    """Bytes of an operator's operands and results that one device touches."""
+    """Return the bytes of an operator's operands and results that one device reads or writes."""
     values: list[Value] = [*node.operands, *node.results]
     return sum(v.tensor.nbytes * part / copies(v.type, graph.axes) for v, part in zip(values, touches(body), strict=True))

@@ -1,4 +1,4 @@
-"""The roofline: what an operator takes at least, from its arithmetic and the bytes that it touches (Williams et al. 2009)."""
+"""The roofline: a lower bound on an operator's time, from its arithmetic and its memory traffic (Williams et al. 2009)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = np.ndarray
 
 @lru_cache(maxsize=65536)
 def dense_work(body: Body) -> tuple[float, str]:
-    """FLOPs of matrix products, convolutions and kernels in a body, and the dtype that they are computed in."""
+    """Return the FLOPs of matrix products, convolutions and kernels in a body, and their dtype."""
     total, dtype = 0.0, "float32"
     for e in body.equations:
         if (facts_of(e.name).product and not is_inner_product(body, e)) or e.name == KERNEL:
@@ -34,9 +34,10 @@ def dense_work(body: Body) -> tuple[float, str]:
 
 @lru_cache(maxsize=65536)
 def touches(body: Body) -> tuple[float, ...]:
-    """The part of each operand, and then of each result, that a body touches: slices of an operand, if it reads nothing else of it.
+    """Return the fraction of each operand, then of each result, that a body reads or writes.
 
-    XLA joins a slice with what reads it, and its gradient is added in its place: nothing goes through the whole operand.
+    It is less than 1 for an operand of which the body reads only slices: XLA fuses a slice with its user and adds the slice's
+    gradient in place, so neither traverses the whole operand.
     """
     parts = dict.fromkeys(body.inputs, 0.0)
     for e in body.equations:
@@ -51,11 +52,18 @@ def touches(body: Body) -> tuple[float, ...]:
 def roofline(
     device: Device, work: Array | float, dtype: str, touched: Array | float, differentiated: int, launched: bool = True
 ) -> tuple[Array, Array]:
-    """Seconds forward and backward on one device that computes `work` FLOPs and touches so many bytes.
+    """Return the seconds forward and backward of an operator on one device.
 
-    Either arithmetic or memory traffic is what takes the time. Backward, a product is one more product for each of its two
-    operands that has a gradient, and traffic is twofold: cotangents in and out beside the operands. `launched`: it is an
-    operator of its own, and not nothing at all.
+    The larger of arithmetic and memory traffic takes the time. Backward, a product is one more product for each of its two
+    operands that has a gradient, and traffic doubles: cotangents are read and written beside the operands.
+
+    Args:
+        device: The device.
+        work: FLOPs.
+        dtype: The dtype of the arithmetic.
+        touched: Bytes read or written.
+        differentiated: The number of operands with a gradient.
+        launched: Whether the operator is launched as a kernel; one without equations is not.
     """
     compute = work / (device.flops_of(dtype) * device.efficiency)
     traffic = touched / device.bandwidth
