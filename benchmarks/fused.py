@@ -18,7 +18,7 @@ from unity.pcg.types.parallel_type import PARTIAL
 from unity.search.cost.cost import Training
 from unity.search.joint.pricing import Prices
 from unity.search.session import Search
-from unity.search.space.dimensions import Dimensions
+from unity.search.space.dimensions import ProgramDimensions
 from unity.search.space.masks import Along, Mask
 from unity.transforms.rewriting import Rewriter, budget_of
 
@@ -108,10 +108,10 @@ class Restricted:
     def _of(self, node: Node) -> list[Restriction]:
         return [r for r in self.restrictions if r.fused(node, self._users)]
 
-    def _masks(self, dimensions: Dimensions, machine: Machine) -> Mapping[int, Mask]:
+    def _masks(self, dimensions: ProgramDimensions, machine: Machine) -> Mapping[int, Mask]:
         axes = tuple(range(len(machine.axes)))
         return {
-            s: tuple(Along(axes, frozenset(c.states for c in dimensions.found[s] if r.left(c))) for r in restrictions)
+            s: tuple(Along(axes, frozenset(c.states for c in dimensions.choices[s] if r.left(c))) for r in restrictions)
             for s, site in enumerate(dimensions.opened.sites)
             if site.node is not None and (restrictions := self._of(site.node))
         }

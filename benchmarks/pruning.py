@@ -25,7 +25,7 @@ from unity.search.cost.cost import Training, site_cost
 from unity.search.cost.refinement import refined
 from unity.search.solver.minimizer import minimize
 from unity.search.solver.problem import Point
-from unity.search.space.configurations import EXACT, Limits, fits, made, shapes_of
+from unity.search.space.configurations import EXACT, Limits, domain_of_picks, fits, shapes_of
 
 VARIANTS: dict[str, tuple[Limits, ...] | None] = {
     "2 choices, waste 2": (Limits(2, 2, 2.0),),
@@ -76,7 +76,7 @@ def every(assembled: Assembled) -> Assembled | None:
         picks = picks[fits(cs, shapes_of(site), picks, machine.axes)]
         if len(picks) > LARGEST:
             return None
-        whole = made(cs, picks, shapes_of(site), machine.axes)
+        whole = domain_of_picks(cs, picks, shapes_of(site), machine.axes)
         for s in same:
             domains[s], costs[s] = whole, site_cost(site, whole, machine, assembled.training)
     return replace(assembled, domains=tuple(domains), costs=tuple(costs), port_costs={})

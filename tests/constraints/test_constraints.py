@@ -403,7 +403,7 @@ def test_what_is_wanted_is_met_by_every_type_of_that_layout_and_no_other() -> No
     wants = [frozenset(k for k in range(3) if bits >> k & 1) for bits in range(8)]
     for want in (*wants, 1, 2, 3, 4, 6, 12):
         rule = Pinned(0, (want,), tuple(a.size for a in axes))
-        left_ = rule.left(choices, picks, axes)
+        left_ = rule.allows(choices, picks, axes)
         for t, flag in zip(types, left_, strict=True):
             held = {where: indices(t, axes, where, size) for where in places}
             if isinstance(want, int):
@@ -413,7 +413,7 @@ def test_what_is_wanted_is_met_by_every_type_of_that_layout_and_no_other() -> No
                 plain = tuple(partitioned(0) if k in want else UNUSED for k in range(3))
                 right = held == {where: indices(plain, axes, where, size) for where in places}
             assert flag == met((want,), t, axes) == right, (want, t)
-            assert not right or all(rule.usable(choices[states.index(s)], k) for k, s in enumerate(t))
+            assert not right or all(rule.may_use(choices[states.index(s)], k) for k, s in enumerate(t))
 
 
 @pytest.mark.parametrize("marked_", [False, True])

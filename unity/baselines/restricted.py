@@ -23,8 +23,8 @@ from unity.search.session import Candidate, Search
 from unity.search.solver.frontier import ParetoFrontier, fastest_fitting, frontier
 from unity.search.solver.minimizer import Minimizer
 from unity.search.solver.problem import Array, Cost, Edge, Point, Problem
-from unity.search.space.configurations import Domain, fits, made, ranks, shapes_of
-from unity.search.space.dimensions import Dimensions
+from unity.search.space.configurations import Domain, domain_of_picks, fits, ranks, shapes_of
+from unity.search.space.dimensions import ProgramDimensions
 from unity.search.space.offers import Offers, offered
 from unity.search.space.sites import Site, Sites
 
@@ -52,9 +52,9 @@ class Structure:
         return ranks(self.opened.sites, self.choices)
 
     @cached_property
-    def dimensions(self) -> Dimensions:
+    def dimensions(self) -> ProgramDimensions:
         """The dimensions of the program."""
-        return Dimensions(self.opened, self.choices, self.rank)
+        return ProgramDimensions(self.opened, self.choices, self.rank)
 
     @property
     def samples(self) -> frozenset[int]:
@@ -155,7 +155,7 @@ def restricted(
             picks = only(structure.choices[s], values(s, site), site, axes)
             if not len(picks):
                 raise InfeasibleError(f"{structure.name(s)}: no way to split it is left by the restriction on {base.machine.name}")
-            near = made(structure.choices[s], picks, shapes_of(site), axes)
+            near = domain_of_picks(structure.choices[s], picks, shapes_of(site), axes)
             shared[same] = near, site_cost(site, near, base.machine, base.training)
         domains.append(shared[same][0])
         costs.append(shared[same][1])

@@ -20,7 +20,7 @@ from unity.pcg.parallel.marks import hidden, mark_of, marks
 from unity.pcg.parallel.serial_view import twins
 from unity.pcg.parallel.wanted_types import met
 from unity.search.space.configurations import ranks
-from unity.search.space.dimensions import Dimensions
+from unity.search.space.dimensions import ProgramDimensions
 from unity.search.space.masks import Mask, names_of
 from unity.search.space.offers import offered
 from unity.search.space.opening import sites_of
@@ -38,14 +38,14 @@ class Bound:
     paths: Spellings = ()
     learned: frozenset[int] = frozenset()
     # masks of some sites instead of what is constrained there, to see what else there would be
-    instead: Callable[[Dimensions], Mapping[int, Mask]] = field(default=lambda dimensions: {})
+    instead: Callable[[ProgramDimensions], Mapping[int, Mask]] = field(default=lambda dimensions: {})
 
     @property
     def every(self) -> tuple[Constraint, ...]:
         """All constraints on types."""
         return (*(c for c in self.given if not isinstance(c, WithoutRules)), *self.marked)
 
-    def __call__(self, dimensions: Dimensions, machine: Machine) -> Mapping[int, Mask]:
+    def __call__(self, dimensions: ProgramDimensions, machine: Machine) -> Mapping[int, Mask]:
         """The sites that are not free, and their masks. Raises ConstraintError where a constraint speaks of nothing there."""
         ground, masks = self.ground(dimensions, machine), dict[int, Mask]()
         for constraint in self.every:
@@ -53,7 +53,7 @@ class Bound:
                 masks[s] = (*masks.get(s, ()), rule)
         return masks | dict(self.instead(dimensions))
 
-    def ground(self, dimensions: Dimensions, machine: Machine) -> Ground:
+    def ground(self, dimensions: ProgramDimensions, machine: Machine) -> Ground:
         """What constraints are held against. Arguments are the first sites."""
         inputs = tuple(s for s, site in enumerate(dimensions.opened.sites) if site.kind == "input")
         learned = frozenset(inputs[k] for k in self.learned)
@@ -98,7 +98,7 @@ class Bound:
         """The values that are split across a level as a constraint forbids, or not as it requires."""
         opened = sites_of(serial, self.learned, True)
         found = offered(opened.sites)
-        ground = self.ground(Dimensions(opened, found, ranks(opened.sites, found)), machine)
+        ground = self.ground(ProgramDimensions(opened, found, ranks(opened.sites, found)), machine)
         split, levels = ground.splits_a(constraint.dimension), ground.level(constraint.level)
         for before, after in twins(serial, parallel):
             site = opened.of_node.get(id(before), -1)

@@ -12,7 +12,7 @@ from unity.machine.machine import Machine
 from unity.pcg.parallel.wanted_types import Names, Wanted, axes_of
 from unity.pcg.propagation.choices import Choice
 from unity.pcg.types.parallel_type import State, partitioned
-from unity.search.space.dimensions import Dimensions
+from unity.search.space.dimensions import ProgramDimensions
 from unity.search.space.masks import Along, Pinned, names_of
 
 Dimension = str | tuple[str, int]  # one of `KINDS`, or a dimension of the arguments with a path
@@ -23,7 +23,7 @@ KINDS = ("samples", "tensor", "weights")
 class Ground:
     """A program's dimensions on a machine. `inputs`: the sites of the arguments, in the order of their paths."""
 
-    dimensions: Dimensions
+    dimensions: ProgramDimensions
     machine: Machine
     paths: Spellings
     inputs: tuple[int, ...]
@@ -60,13 +60,13 @@ class Ground:
 
     def split(self, s: int, wanted: Callable[[int, int], bool]) -> tuple[bool, ...]:
         """For every choice of a site, whether it splits a dimension that is wanted."""
-        pairs = zip(self.dimensions.found[s], self.dimensions.rank[s], strict=True)
+        pairs = zip(self.dimensions.choices[s], self.dimensions.rank[s], strict=True)
         return tuple(splits(choice) and wanted(s, rank) for choice, rank in pairs)
 
     def along(self, s: int, axes: tuple[int, ...], good: tuple[bool, ...]) -> Along:
         """Nothing but some of a site's choices along some axes. Along those of branches' groups a site has one choice, which splits
         nothing."""
-        pairs = zip(self.dimensions.found[s], good, strict=True)
+        pairs = zip(self.dimensions.choices[s], good, strict=True)
         groups = self.dimensions.opened.sites[s].along
         free = tuple(k for k in axes if self.machine.axes[k].name not in groups)
         return Along(free, frozenset(choice.states for choice, flag in pairs if flag))

@@ -15,14 +15,14 @@ from unity.pcg.ir.graph import CONSTRAIN, Node
 from unity.pcg.ir.user_lines import spoken
 from unity.pcg.parallel.marks import mark_of
 from unity.pcg.parallel.wanted_types import Wanted, wanted
-from unity.search.space.masks import Rule
+from unity.search.space.masks import MaskRule
 
 
 class Constraint(ABC):
     """Something that a plan must obey. Printed, it is what the user wrote."""
 
     @abstractmethod
-    def rules(self, ground: Ground) -> Iterator[tuple[int, Rule]]:
+    def rules(self, ground: Ground) -> Iterator[tuple[int, MaskRule]]:
         """The sites that are not free, and what is left of their values. Raises ConstraintError if it speaks of nothing there."""
 
     @abstractmethod
@@ -37,7 +37,7 @@ class Pin(Constraint):
     path: str
     wanted: Wanted
 
-    def rules(self, ground: Ground) -> Iterator[tuple[int, Rule]]:
+    def rules(self, ground: Ground) -> Iterator[tuple[int, MaskRule]]:
         for k in matched(self.path, ground.paths):
             site = ground.inputs[k]
             rank = ground.dimensions.opened.sites[site].results[0].ndim
@@ -68,7 +68,7 @@ class OperatorPin(Constraint):
     wanted: Wanted
     results: tuple[str, ...]
 
-    def rules(self, ground: Ground) -> Iterator[tuple[int, Rule]]:
+    def rules(self, ground: Ground) -> Iterator[tuple[int, MaskRule]]:
         sites = ground.dimensions.opened.sites
         named = [(s, site, site.node) for s, site in enumerate(sites) if site.node is not None and self.means(site.node)]
         results = results_of(node for *_, node in named)
@@ -104,7 +104,7 @@ class Marked(Constraint):
     wanted: Wanted
     source: str
 
-    def rules(self, ground: Ground) -> Iterator[tuple[int, Rule]]:
+    def rules(self, ground: Ground) -> Iterator[tuple[int, MaskRule]]:
         for s, site in enumerate(ground.dimensions.opened.sites):
             if site.mark is None or marked_by(site.mark) != self:
                 continue
@@ -133,9 +133,9 @@ class Across(Constraint):
     dimension: Dimension
     level: str
 
-    def rules(self, ground: Ground) -> Iterator[tuple[int, Rule]]:
+    def rules(self, ground: Ground) -> Iterator[tuple[int, MaskRule]]:
         axes, follows = ground.level(self.level), ground.follows(self.dimension)
-        every = range(len(ground.dimensions.found)) if self.word != "require" else ground.inputs
+        every = range(len(ground.dimensions.choices)) if self.word != "require" else ground.inputs
         there = False
         for s in every:
             split = ground.split(s, follows)
@@ -149,7 +149,7 @@ class Across(Constraint):
                 if any(split):
                     yield s, ground.along(s, axes, tuple(not flag for flag in split))
             else:
-                neutral = tuple(not splits(c) for c in ground.dimensions.found[s])
+                neutral = tuple(not splits(c) for c in ground.dimensions.choices[s])
                 good = tuple(a or b for a, b in zip(split, neutral, strict=True))
                 if not all(good):
                     yield s, ground.along(s, axes, good)
@@ -169,7 +169,7 @@ class WithoutRules(Constraint):
 
     names: tuple[str, ...]
 
-    def rules(self, ground: Ground) -> Iterator[tuple[int, Rule]]:
+    def rules(self, ground: Ground) -> Iterator[tuple[int, MaskRule]]:
         return iter(())
 
     def to_json(self) -> list[Any]:

@@ -14,8 +14,8 @@ from unity.pcg.parallel.parallelize import Assignment
 from unity.pcg.types.parallel_type import Type
 from unity.plan.plan_family import Made
 from unity.search.session import Candidate, Search
-from unity.search.space.dimensions import Dimensions
-from unity.search.space.masks import Mask, Way, Ways, way_of
+from unity.search.space.dimensions import ProgramDimensions
+from unity.search.space.masks import Mask, SplitSet, Way, way_of
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ def alternatives(
     All fit the limit, and obey the constraints but those on this node. Interchangeable axes are not told apart.
     """
     now = _way(node, chosen.assignment)
-    same = _best(made, node, Ways(frozenset({now}), True), limit)
+    same = _best(made, node, SplitSet(frozenset({now}), True), limit)
     found, seen = list[Alternative](), {now}
     while len(found) < most:
-        other = _best(made, node, Ways(frozenset(seen), False), limit)
+        other = _best(made, node, SplitSet(frozenset(seen), False), limit)
         if other is None:
             break
         found.append(other)
@@ -63,10 +63,10 @@ def _way(node: Node, assignment: Assignment) -> Way:
     return way_of(list(zip(*ends.operands, *ends.results, strict=True)), assignment.axes)
 
 
-def _best(made: Made, node: Node, ways: Ways, limit: float) -> Alternative | None:
+def _best(made: Made, node: Node, ways: SplitSet, limit: float) -> Alternative | None:
     """The fastest plan with some ways to have a node; None: none is possible, or fits."""
 
-    def instead(dimensions: Dimensions) -> Mapping[int, Mask]:
+    def instead(dimensions: ProgramDimensions) -> Mapping[int, Mask]:
         return {dimensions.opened.of_node[id(node)]: (ways,)}
 
     search: Search = replace(made.search, restrict=replace(made.bound, instead=instead), say=lambda stage: None)

@@ -27,7 +27,7 @@ from unity.search.cost.prediction import CollectiveTerm, Prediction, predict
 from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import Held, predict_memory
 from unity.search.space.configurations import ranks
-from unity.search.space.dimensions import Dimensions
+from unity.search.space.dimensions import ProgramDimensions
 from unity.search.space.offers import offered
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ def _constraints(plan: Plan, node: Node) -> list[str]:
         return []
     opened = search.assembled.opened
     found = offered(opened.sites)
-    ground = bound.ground(Dimensions(opened, found, ranks(opened.sites, found)), plan.machine)
+    ground = bound.ground(ProgramDimensions(opened, found, ranks(opened.sites, found)), plan.machine)
     site = opened.of_node.get(id(node))
     return [str(c) for c in bound.every if any(s == site for s, _ in c.rules(ground))]
 

@@ -32,7 +32,7 @@ from unity.machine.resharding_tables import Types
 from unity.pcg.propagation.choices import Choice
 from unity.search.cost.cost import SiteCost, site_cost
 from unity.search.solver.problem import Array, Problem
-from unity.search.space.configurations import Domain, domain, made, shapes_of
+from unity.search.space.configurations import Domain, domain, domain_of_picks, shapes_of
 from unity.search.space.sites import Site
 
 
@@ -63,7 +63,7 @@ def values(structure: Structure, s: int) -> Domain:
     base, site = structure.search.assembled, structure.search.assembled.opened.sites[s]
     choices, rank = structure.choices[s], structure.rank[s]
     if site.kind == "input" and not site.weight:
-        return made(choices, loaded(structure, s, site), shapes_of(site), base.machine.axes)
+        return domain_of_picks(choices, loaded(structure, s, site), shapes_of(site), base.machine.axes)
     allowed = [i for i, c in enumerate(choices) if configurable(site, c)]
     return domain(site, tuple(choices[i] for i in allowed), tuple(rank[i] for i in allowed), base.machine.axes)
 
@@ -93,7 +93,7 @@ def weights(structure: Structure, s: int, readers: list[tuple[Domain, int]]) -> 
             codes = [pieces.get(t.dim, whole) if t.kind == "P" and (t.outer == 1 or inner) else whole for t in types.states]
             rows.append(np.array(codes, np.int16)[types.rows])
     picks = only(choices, np.unique(np.concatenate(rows), axis=0), site, base.machine.axes)
-    return made(choices, picks, shapes_of(site), base.machine.axes)
+    return domain_of_picks(choices, picks, shapes_of(site), base.machine.axes)
 
 
 def as_used(structure: Structure, domains: tuple[Domain, ...], problem: Problem) -> Problem:

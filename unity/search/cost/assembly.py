@@ -21,7 +21,7 @@ from unity.pcg.types.parallel_type import Type
 from unity.search.cost.cost import SiteCost, Training, fraction, site_cost
 from unity.search.solver.problem import Cost, Edge, Point, Problem
 from unity.search.space.configurations import Domain, Limits, domain, ranks
-from unity.search.space.dimensions import Dimensions
+from unity.search.space.dimensions import ProgramDimensions
 from unity.search.space.masks import NOTHING, Restrict, marked
 from unity.search.space.offers import offered
 from unity.search.space.opening import sites_of
@@ -316,7 +316,7 @@ def assemble(
     order = ranks(opened.sites, offers)
     shared, costs = listed.domains, listed.costs
     domains, terms = [], []
-    masks = restrict(Dimensions(opened, offers, order), machine)
+    masks = restrict(ProgramDimensions(opened, offers, order), machine)
     for s, (site, cs, rank) in enumerate(zip(opened.sites, offers, order, strict=True)):
         mask = masks.get(s, NOTHING)
         key = (*_signature(site, cs, rank), limits, mask)

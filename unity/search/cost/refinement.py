@@ -17,8 +17,8 @@ import numpy as np
 from unity.search.cost.assembly import Assembled
 from unity.search.cost.cost import site_cost
 from unity.search.solver.problem import Point
-from unity.search.space.configurations import legal, made, shapes_of
-from unity.search.space.masks import left
+from unity.search.space.configurations import domain_of_picks, legal, shapes_of
+from unity.search.space.masks import allowed
 
 GAIN = 1e-4  # relative gain below which no further round follows
 ROUNDS = 12
@@ -70,8 +70,8 @@ def around(assembled: Assembled, points: Iterable[tuple[Assembled, Point]]) -> A
         used = np.unique([problem.domains[s].picks[point.values[s]] for problem, point in entries for s in equal], axis=0)
         picks = neighbours(used, len(choices), machine.axes)
         mask = domains[equal[0]].mask
-        picks = left(mask, choices, picks[legal(site, choices, picks, machine.axes)], machine.axes)
-        near = made(choices, picks, shapes_of(site), machine.axes, mask=mask)
+        picks = allowed(mask, choices, picks[legal(site, choices, picks, machine.axes)], machine.axes)
+        near = domain_of_picks(choices, picks, shapes_of(site), machine.axes, mask=mask)
         cost = site_cost(site, near, machine, assembled.training)
         for s in equal:
             domains[s], costs[s] = near, cost

@@ -1,8 +1,8 @@
-"""The values of every site: which choice each mesh axis takes.
+"""Domains: the values of every site. A value assigns one choice to each mesh axis.
 
-Axes of one size on one level are interchangeable, so choices are given to them in one fixed order: the order of the tensor
-dimensions that they follow through the graph (samples first). That keeps domains small without losing degrees; what it does
-lose is other orders in parts of the graph, and those are looked at around what was found (`unity.search.cost.refinement`).
+Axes of one size on one level are interchangeable, so choices are assigned to them in one fixed order: the order of the dimensions
+that they split (samples first), followed through the graph. That keeps domains small without losing degrees of parallelism. It
+does lose other orders in parts of the graph, which refinement considers (`unity.search.cost.refinement`).
 """
 
 from __future__ import annotations
@@ -21,46 +21,61 @@ from unity.machine.resharding_tables import Types
 from unity.pcg.propagation.choices import Choice, part_of_work
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import State, Type
-from unity.search.space.masks import NOTHING, Mask, every, left
+from unity.search.space.masks import NOTHING, Mask, allowed, listed
 from unity.search.space.sites import Site
 
 
 @dataclass(frozen=True, eq=False)
 class Domain:
-    """The values of a site: for each, the choice along each axis, and from that the types of operands and results."""
+    """The values of a site, from which the types of its operands and results follow.
+
+    Args:
+        choices: The choices along one axis.
+        picks: For each value and axis, an index into `choices`, [values, axes].
+        key: A content hash.
+        whole: Whether no value was left out.
+        mask: The restriction of the values by the user's constraints.
+    """
 
     choices: tuple[Choice, ...]
-    picks: np.ndarray  # [values, axes], indices into `choices`
+    picks: np.ndarray
     key: str
-    whole: bool = False  # whether these are all values that there are
-    mask: Mask = NOTHING  # what else is left out, by a user's constraints
+    whole: bool = False
+    mask: Mask = NOTHING
 
     def __len__(self) -> int:
         return len(self.picks)
 
     @cached_property
     def types(self) -> tuple[tuple[Types, np.ndarray], ...]:
-        """For each operand and then each result: its distinct types, and which of them each value has."""
-        found = []
+        """For each operand and then each result: its distinct types, and the index of each value's type among them."""
+        types = []
         for position in range(len(self.choices[0].states)):
             codes: dict[State, int] = {}
             of_choice = np.array([codes.setdefault(c.states[position], len(codes)) for c in self.choices], np.int16)
             rows, index = np.unique(of_choice[self.picks], axis=0, return_inverse=True)
-            found.append((Types(tuple(codes), rows), index.reshape(-1)))
-        return tuple(found)
+            types.append((Types(tuple(codes), rows), index.reshape(-1)))
+        return tuple(types)
 
     def type_of(self, value: int, position: int) -> Type:
-        """The type of an operand, or (counted after the operands) of a result."""
+        """Return the type of an operand, or of a result (results count after the operands)."""
         return tuple(self.states[c][position] for c in self.picks[value].tolist())
 
     @cached_property
     def states(self) -> tuple[tuple[State, ...], ...]:
-        """Of every choice, as `type_of` asks for them again and again."""
+        """The states of every choice, cached for `type_of`."""
         return tuple(c.states for c in self.choices)
 
 
-def ranks(sites: Sequence[Site], found: Sequence[tuple[Choice, ...]]) -> list[tuple[int, ...]]:
-    """For every choice, the rank of the dimension that it follows through the graph; the samples' dimension comes first."""
+def ranks(sites: Sequence[Site], offers: Sequence[tuple[Choice, ...]]) -> list[tuple[int, ...]]:
+    """Return for every choice of every site the rank of the dimension that it splits; the samples' dimension has the lowest rank.
+
+    A union-find over (site, result, state) joins the partitioned states that one choice has together.
+
+    Args:
+        sites: All sites of a graph.
+        offers: The choices of every site.
+    """
     parent: dict[tuple[int, int, State], tuple[int, int, State]] = {}
 
     def root(x: tuple[int, int, State]) -> tuple[int, int, State]:
@@ -69,7 +84,7 @@ def ranks(sites: Sequence[Site], found: Sequence[tuple[Choice, ...]]) -> list[tu
             x = parent[x]
         return x
 
-    def ends(s: int, choice: Choice) -> Iterator[tuple[int, int, State]]:
+    def partitioned_slots(s: int, choice: Choice) -> Iterator[tuple[int, int, State]]:
         for p, state in zip(sites[s].ports, choice.operands, strict=True):
             if state.kind == "P":
                 yield (p.source, p.index, state)
@@ -77,31 +92,33 @@ def ranks(sites: Sequence[Site], found: Sequence[tuple[Choice, ...]]) -> list[tu
             if state.kind == "P":
                 yield (s, k, state)
 
-    for s, cs in enumerate(found):
+    for s, cs in enumerate(offers):
         for choice in cs:
-            slots = list(ends(s, choice))
+            slots = list(partitioned_slots(s, choice))
             for other in slots[1:]:
                 parent[root(other)] = root(slots[0])
     order: dict[tuple[int, int, State], int] = {}
     first = sorted(range(len(sites)), key=lambda s: (sites[s].kind != "input" or sites[s].weight, s))
     for s in first:
-        for choice in sorted(found[s], key=lambda c: c.states):
-            for slot in ends(s, choice):
+        for choice in sorted(offers[s], key=lambda c: c.states):
+            for slot in partitioned_slots(s, choice):
                 order.setdefault(root(slot), len(order))
     last = {"replicated": len(order) + 1, "unused": len(order) + 2}
     return [
-        tuple(min((order[root(e)] for e in ends(s, c)), default=last.get(c.name, len(order))) for c in cs)
-        for s, cs in enumerate(found)
+        tuple(min((order[root(e)] for e in partitioned_slots(s, c)), default=last.get(c.name, len(order))) for c in cs)
+        for s, cs in enumerate(offers)
     ]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Which values a first search looks at. What is left out is looked at around what was found (`unity.search.cost.refinement`).
+    """Limits on the values that a first search considers; refinement considers the others (`unity.search.cost.refinement`).
 
-    `distinct`: different choices on one group of interchangeable axes, and `total` on all axes, idle ones not counted.
-    `waste`: how many times more work than the best value a device may do. `blocks`: into how many blocks of axes with one
-    choice each a group is cut.
+    Args:
+        distinct: The most different choices on one group of interchangeable axes.
+        total: The most different choices on all axes, not counting idle ones.
+        waste: The most work of one device, as a multiple of that of the best value.
+        blocks: The number of blocks into which a group of axes is cut; all axes of a block have one choice.
     """
 
     distinct: int
@@ -111,7 +128,7 @@ class Limits:
 
 
 EXACT = (Limits(99, 99, np.inf),)
-# From the widest limits to the narrowest; a value may keep to any of one step's. `benchmarks/pruning.py` compares them.
+# From the widest limits to the narrowest. A value may satisfy any limits of a step. `benchmarks/pruning.py` compares them.
 LADDER = (
     EXACT,
     (Limits(3, 3, np.inf),),
@@ -121,10 +138,10 @@ LADDER = (
     (Limits(2, 2, 4.0, 2), Limits(2, 1, np.inf, 2)),
     (Limits(2, 2, 2.0, 2), Limits(2, 1, np.inf, 2)),
 )
-IDLE = ("unused", "replicated")  # choices along whose axes a site's devices have the same
-VALUES = 200  # of a site, for which wider limits are taken
-LISTED = 20_000  # values that are listed to choose among them
-ORDERED = 3  # axes from which on choices on interchangeable ones are taken in one order only
+IDLE = ("unused", "replicated")  # choices with which all devices along an axis do the same
+VALUES = 200  # the most values of a site for which wider limits are used
+LISTED = 20_000  # the most values that are enumerated before limits apply
+ORDERED = 3  # the number of axes from which on interchangeable axes take choices in one order only
 
 
 Shapes = Sequence[tuple[int, ...]]
@@ -132,39 +149,45 @@ Shapes = Sequence[tuple[int, ...]]
 
 def domain(
     site: Site,
-    found: tuple[Choice, ...],
+    choices: tuple[Choice, ...],
     rank: tuple[int, ...],
     axes: tuple[Axis, ...],
     limits: tuple[Limits, ...] | None = None,
     mask: Mask = NOTHING,
 ) -> Domain:
-    """The values of a site: one choice for each axis, in rank order on interchangeable axes, that fits all its tensors.
+    """Return the domain of a site: all assignments of choices to axes, in rank order on interchangeable axes, that fit its tensors.
 
-    Without `limits`, the widest of the ladder's that leave few enough. A mask leaves some, in any order.
+    Args:
+        site: The site.
+        choices: Its choices along one axis.
+        rank: The rank of every choice (see `ranks`).
+        axes: The axes of the mesh.
+        limits: Limits on the values; None takes the widest of `LADDER` that leave few enough.
+        mask: The user's constraints; the values that they allow may have any order on interchangeable axes.
 
     Raises:
-        InfeasibleError: the mask leaves none.
+        InfeasibleError: The mask allows no value.
     """
     if site.along:
-        return _staged(site, found, rank, axes, limits, mask)
-    cs = tuple(found[i] for i in sorted(range(len(found)), key=lambda i: (rank[i], found[i].states)))
+        return _staged(site, choices, rank, axes, limits, mask)
+    cs = tuple(choices[i] for i in sorted(range(len(choices)), key=lambda i: (rank[i], choices[i].states)))
     shapes = shapes_of(site)
     if limits is not None:
-        picks, _ = _as_stored(site, cs, shapes, axes, max(m.distinct for m in limits))
-        return made(cs, _within(cs, picks, axes, limits), shapes, axes)
-    picks, whole = _as_stored(site, cs, shapes, axes, None)
+        picks, _ = _enumerated_for_storage(site, cs, shapes, axes, max(m.distinct for m in limits))
+        return domain_of_picks(cs, _within(cs, picks, axes, limits), shapes, axes)
+    picks, whole = _enumerated_for_storage(site, cs, shapes, axes, None)
     if mask:
         picks = _masked(mask, cs, shapes, picks, axes)
-    kept = next((k for step in LADDER if 0 < len(k := _within(cs, picks, axes, step)) <= VALUES), None)
-    kept = _within(cs, picks, axes, LADDER[-1]) if kept is None else kept
-    kept = kept if len(kept) else picks  # a mask may leave none but of wider limits
-    return made(cs, kept, shapes, axes, whole and len(kept) == len(picks), mask)
+    limited = next((p for step in LADDER if 0 < len(p := _within(cs, picks, axes, step)) <= VALUES), None)
+    limited = _within(cs, picks, axes, LADDER[-1]) if limited is None else limited
+    limited = limited if len(limited) else picks  # a mask may allow only values outside of all limits
+    return domain_of_picks(cs, limited, shapes, axes, whole and len(limited) == len(picks), mask)
 
 
 def _masked(mask: Mask, cs: Sequence[Choice], shapes: Shapes, picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
-    """The values that a mask leaves, those included that are not listed otherwise."""
-    more = every(mask, cs, axes)
-    picks = left(mask, cs, np.unique(np.vstack([picks, more[fits(cs, shapes, more, axes)]]), axis=0), axes)
+    """Return the values that a mask allows, including those that are otherwise not enumerated."""
+    more = listed(mask, cs, axes)
+    picks = allowed(mask, cs, np.unique(np.vstack([picks, more[fits(cs, shapes, more, axes)]]), axis=0), axes)
     if not len(picks):
         raise InfeasibleError("constraints leave no way to split a tensor")
     return picks
@@ -172,27 +195,30 @@ def _masked(mask: Mask, cs: Sequence[Choice], shapes: Shapes, picks: np.ndarray,
 
 def _staged(
     site: Site,
-    found: tuple[Choice, ...],
+    choices: tuple[Choice, ...],
     rank: tuple[int, ...],
     axes: tuple[Axis, ...],
     limits: tuple[Limits, ...] | None,
     mask: Mask,
 ) -> Domain:
-    """The values of a site inside of a pipeline: those on the other axes, with its own choice, the last, on the stage axes."""
+    """Return the domain of a site inside a pipeline: its values on the other axes, with its staged choice on the stage axes.
+
+    The staged choice is the last of the domain's choices.
+    """
     assert site.staged is not None
     others = [k for k, axis in enumerate(axes) if axis.name not in site.along]
-    inner = domain(replace(site, along=()), found, rank, tuple(axes[k] for k in others), limits)
+    inner = domain(replace(site, along=()), choices, rank, tuple(axes[k] for k in others), limits)
     cs, shapes = (*inner.choices, site.staged), shapes_of(site)
     picks = np.full((len(inner), len(axes)), len(inner.choices), np.int16)
     picks[:, others] = inner.picks
-    picks = left(mask, cs, picks[fits(cs, shapes, picks, axes)], axes)
+    picks = allowed(mask, cs, picks[fits(cs, shapes, picks, axes)], axes)
     if mask and not len(picks):
         raise InfeasibleError("constraints leave no way to split a tensor")
-    return made(cs, picks, shapes, axes, inner.whole, mask)
+    return domain_of_picks(cs, picks, shapes, axes, inner.whole, mask)
 
 
 def legal(site: Site, cs: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
-    """Which picks a site of a domain with these choices may have: those that fit, and keep to its stages, if it has any."""
+    """Return for each pick whether it fits the site's tensors and has the staged choice on exactly the stage axes, if any."""
     good = fits(cs, shapes_of(site), picks, axes)
     for k, axis in enumerate(axes if site.along else ()):
         good &= (picks[:, k] == len(cs) - 1) == (axis.name in site.along)
@@ -200,11 +226,11 @@ def legal(site: Site, cs: Sequence[Choice], picks: np.ndarray, axes: Sequence[Ax
 
 
 def shapes_of(site: Site) -> list[tuple[int, ...]]:
-    """The shapes of a site's operands and results."""
+    """Return the shapes of a site's operands and results."""
     return [p.tensor.shape for p in site.ports] + [t.shape for t in site.results]
 
 
-def made(
+def domain_of_picks(
     cs: tuple[Choice, ...],
     picks: np.ndarray,
     shapes: Shapes,
@@ -212,7 +238,7 @@ def made(
     whole: bool = False,
     mask: Mask = NOTHING,
 ) -> Domain:
-    """A domain, with a key that is equal for equal ones."""
+    """Return the domain of these choices and picks, with its content hash as its key."""
     content = hashlib.blake2b(digest_size=12)
     text = [(c.states, c.size, round(c.divided, 6), c.reduced, sorted(c.partitions), c.halos) for c in cs]
     content.update(repr((text, shapes, axes, picks.shape)).encode())
@@ -221,26 +247,30 @@ def made(
 
 
 def _groups(axes: Sequence[Axis]) -> list[int]:
-    """How many axes are interchangeable, group by group."""
+    """Return the sizes of the groups of interchangeable axes, in order."""
     return [len(list(g)) for _, g in groupby(axes, key=lambda a: (a.size, a.level))]
 
 
-def _as_stored(
+def _enumerated_for_storage(
     site: Site, cs: tuple[Choice, ...], shapes: Shapes, axes: tuple[Axis, ...], distinct: int | None
 ) -> tuple[np.ndarray, bool]:
-    """What is listed; of a weight also with idle axes first: where it is used, samples come first, and there it is idle."""
-    picks, whole = _listed(cs, shapes, axes, distinct)
+    """Return the enumerated values of a site, and whether they are all.
+
+    A weight also has values with idle axes first: at its users the first axes split samples, and along those the weight is idle.
+    """
+    picks, whole = _enumerated(cs, shapes, axes, distinct)
     if not site.weight or len(axes) < ORDERED or max(_groups(axes)) == 1:  # in every order already
         return picks, whole
     order = np.array(sorted(range(len(cs)), key=lambda i: cs[i].name not in IDLE))
-    other, _ = _listed([cs[i] for i in order], shapes, axes, distinct)
+    other, _ = _enumerated([cs[i] for i in order], shapes, axes, distinct)
     return np.unique(np.vstack([picks, order[other].astype(picks.dtype)]), axis=0), whole
 
 
-def _listed(cs: Sequence[Choice], shapes: Shapes, axes: tuple[Axis, ...], distinct: int | None) -> tuple[np.ndarray, bool]:
-    """Values that fit, [values, axes], and whether these are all. Without `distinct`, too many are cut to 3 choices, or 2.
+def _enumerated(cs: Sequence[Choice], shapes: Shapes, axes: tuple[Axis, ...], distinct: int | None) -> tuple[np.ndarray, bool]:
+    """Enumerate the values that fit, [values, axes]; return them and whether they are all.
 
-    What does not fit on some of the axes does not fit on more.
+    Groups of axes are added one by one, as a value that does not fit on some axes does not fit on more. If `distinct` is None and
+    there are too many values, a group has at most 3 different choices, then 2.
     """
     orders = combinations_with_replacement if len(axes) >= ORDERED else _in_any_order
     whole = len(axes) < ORDERED or max(_groups(axes)) == 1
@@ -250,9 +280,9 @@ def _listed(cs: Sequence[Choice], shapes: Shapes, axes: tuple[Axis, ...], distin
         more = more[fits(cs, shapes, more, axes[done : done + n])]
         kinds = 1 + (np.diff(np.sort(more, axis=1), axis=1) > 0).sum(1)
         cut = [more[kinds <= most] for most in ((99, 3, 2) if distinct is None else (distinct,))]
-        kept = next((k for k in cut if len(picks) * len(k) <= LISTED), cut[-1])
-        done, whole = done + n, whole and len(kept) == len(more)
-        picks = np.hstack([np.repeat(picks, len(kept), axis=0), np.tile(kept, (len(picks), 1))])
+        chosen = next((k for k in cut if len(picks) * len(k) <= LISTED), cut[-1])
+        done, whole = done + n, whole and len(chosen) == len(more)
+        picks = np.hstack([np.repeat(picks, len(chosen), axis=0), np.tile(chosen, (len(picks), 1))])
         picks = picks[fits(cs, shapes, picks, axes[:done])]
     return picks, whole
 
@@ -262,11 +292,11 @@ def _in_any_order(choices: Iterable[int], n: int) -> Iterator[tuple[int, ...]]:
 
 
 def _within(cs: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis], limits: Sequence[Limits]) -> np.ndarray:
-    """The values that keep to some of the limits. An operator that shares no work wastes none."""
+    """Return the values that satisfy at least one of the limits; an operator that divides no work wastes none."""
     idle = np.array([c.name in IDLE for c in cs])
-    used = [(part[:, :, None] == np.arange(len(cs))).any(1) for part in np.split(picks, np.cumsum(_groups(axes))[:-1], axis=1)]
-    distinct = np.max([u.sum(1) for u in used], axis=0, initial=0) if used else np.zeros(len(picks), int)
-    total = (np.any(used, axis=0) & ~idle).sum(1) if used else distinct
+    uses = [(part[:, :, None] == np.arange(len(cs))).any(1) for part in np.split(picks, np.cumsum(_groups(axes))[:-1], axis=1)]
+    distinct = np.max([u.sum(1) for u in uses], axis=0, initial=0) if uses else np.zeros(len(picks), int)
+    total = (np.any(uses, axis=0) & ~idle).sum(1) if uses else distinct
     share = work_shares(cs, picks, axes)
     least = share.min(initial=1.0)
     allowed = [
@@ -276,13 +306,13 @@ def _within(cs: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis], limit
 
 
 def work_shares(cs: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
-    """What part of the work one device does, for every value."""
+    """Return for every value the fraction of the work that one device does."""
     divided = np.array([c.divided for c in cs])[picks]
     return np.prod(part_of_work(divided, np.array([a.size for a in axes], float)), axis=1)
 
 
 def _blocked(picks: np.ndarray, axes: Sequence[Axis], blocks: int) -> np.ndarray:
-    """Whether a group's axes, cut into so many blocks, have one choice in each."""
+    """Return for every value whether each group of axes, cut into `blocks` blocks, has one choice in each block."""
     same, done = np.ones(len(picks), bool), 0
     for n in _groups(axes):
         for block in np.array_split(np.arange(done, done + n), min(blocks, n)):
@@ -292,9 +322,9 @@ def _blocked(picks: np.ndarray, axes: Sequence[Axis], blocks: int) -> np.ndarray
 
 
 def fits(cs: Sequence[Choice], shapes: Shapes, picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
-    """Which picks divide everything that they partition: `pcg.state.misfit`, and every choice's own size."""
+    """Return for every pick whether it divides all dimensions that it partitions (as `misfit`), and every choice's own size."""
     sizes = np.array([a.size for a in axes], int)
-    every = math.prod(a.size for a in axes)  # what is divided by all axes together is by any of them
+    every = math.prod(a.size for a in axes)  # a size that all axes together divide is divisible by any of them
     good = np.ones(len(picks), bool)
     for i, c in enumerate(cs):
         if c.size % every:

@@ -1,4 +1,4 @@
-"""The dimensions of a program, followed through its graph: which choices of which sites split samples, and which weights."""
+"""The dimensions of a program, followed through its graph: they tell which choices split samples, and which split weights."""
 
 from __future__ import annotations
 
@@ -8,34 +8,43 @@ from functools import cached_property
 
 from unity.pcg.types.parallel_type import State, partitioned
 from unity.search.space.offers import Offers
-from unity.search.space.sites import Sites
+from unity.search.space.sites import Sites, Slicing
 
 
 @dataclass(frozen=True, eq=False)
-class Dimensions:
-    """Sites, their choices, and for every choice a number of the dimension that it follows: equal ones are the same dimension."""
+class ProgramDimensions:
+    """The sites of a graph, their choices, and the dimension of the program that each choice splits.
+
+    Args:
+        opened: The sites.
+        choices: The choices of every site.
+        rank: For every choice of every site, the number of the dimension that it splits.
+        learned: Sites of weights in addition to the differentiated arguments.
+    """
 
     opened: Sites
-    found: Offers
+    choices: Offers
     rank: list[tuple[int, ...]]
-    learned: frozenset[int] = frozenset()  # sites of weights beside those that gradients are taken for
+    learned: frozenset[int] = frozenset()
 
     @cached_property
     def samples(self) -> frozenset[int]:
-        """The dimensions of samples: the first of every argument that is no weight, after those that loops step through."""
-        return self.of_data(
+        """The dimensions of samples: the first of every argument except weights, skipping those that loops iterate over."""
+        return self._of_data(
             lambda dims: next((ranks for ranks in dims if not ranks <= self.steps), dims[0] if dims else frozenset())
         )
 
     @cached_property
     def data(self) -> frozenset[int]:
-        """The dimensions of all arguments that are no weights: samples, sequence, image."""
-        return self.of_data(lambda dims: frozenset().union(*dims))
+        """The dimensions of all arguments except weights, such as samples, sequence and image."""
+        return self._of_data(lambda dims: frozenset().union(*dims))
 
-    def of_data(self, chosen: Callable[[Sequence[frozenset[int]]], frozenset[int]]) -> frozenset[int]:
-        """The dimensions chosen of every argument that is no weight. Each of an argument's dimensions may be several of the
-        program, where a reshape cuts it: micro-batches, and the samples in each."""
-        arguments = [s for s, site in enumerate(self.opened.sites) if site.kind == "input" and not self.weight(s)]
+    def _of_data(self, chosen: Callable[[Sequence[frozenset[int]]], frozenset[int]]) -> frozenset[int]:
+        """Return the dimensions that `chosen` selects from every argument that is not a weight.
+
+        One dimension of an argument is several of the program where a reshape cuts it, as into micro-batches and their samples.
+        """
+        arguments = [s for s, site in enumerate(self.opened.sites) if site.kind == "input" and not self.is_weight(s)]
         digits = {s: dict[int, set[int]]() for s in arguments}
         for (s, _, state), rank in self.of_slot.items():
             if s in digits:
@@ -44,35 +53,35 @@ class Dimensions:
 
     @cached_property
     def steps(self) -> frozenset[int]:
-        """The dimensions that loops step through: of what they take a step of, and of what they stack."""
+        """The dimensions that loops iterate over: those of their sliced operands and of their stacked results."""
         slots: list[tuple[int, int, State]] = []
         for s, site in enumerate(self.opened.sites):
-            if site.step == "in":
+            if site.step == Slicing.SLICE:
                 slots.append((site.ports[0].source, site.ports[0].index, partitioned(0)))
-            elif site.step == "out":
+            elif site.step == Slicing.STACK:
                 slots.append((s, 0, partitioned(0)))
         return frozenset(self.of_slot[slot] for slot in slots if slot in self.of_slot)
 
     @cached_property
     def weights(self) -> tuple[bool, ...]:
-        """For every site, whether it is made of nothing but weights."""
-        found: list[bool] = []
+        """For every site, whether it depends on weights alone."""
+        flags: list[bool] = []
         for site in self.opened.sites:
-            sources = [found[p.source] for p in site.ports if p.source < len(found)]
-            found.append(self.weight(len(found)) if site.kind == "input" else bool(sources) and all(sources))
-        return tuple(found)
+            sources = [flags[p.source] for p in site.ports if p.source < len(flags)]
+            flags.append(self.is_weight(len(flags)) if site.kind == "input" else bool(sources) and all(sources))
+        return tuple(flags)
 
-    def weight(self, s: int) -> bool:
-        """Whether a site is an argument that is a weight."""
+    def is_weight(self, s: int) -> bool:
+        """Return whether a site is an argument that is a weight."""
         return self.opened.sites[s].weight or s in self.learned
 
     @cached_property
     def of_slot(self) -> Mapping[tuple[int, int, State], int]:
-        """The dimension that is split where a result of a site is partitioned so."""
-        found: dict[tuple[int, int, State], int] = {}
-        for s, (site, choices, rank) in enumerate(zip(self.opened.sites, self.found, self.rank, strict=True)):
+        """The dimension that is split when a result of a site has a partitioned state, by (site, result, state)."""
+        dimensions: dict[tuple[int, int, State], int] = {}
+        for s, (site, choices, rank) in enumerate(zip(self.opened.sites, self.choices, self.rank, strict=True)):
             for c, r in zip(choices, rank, strict=True):
                 slots = [(p.source, p.index, state) for p, state in zip(site.ports, c.operands, strict=True)]
                 slots += [(s, k, state) for k, state in enumerate(c.results)]
-                found.update((slot, r) for slot in slots if slot[2].kind == "P")
-        return found
+                dimensions.update((slot, r) for slot in slots if slot[2].kind == "P")
+        return dimensions

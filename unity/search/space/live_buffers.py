@@ -1,4 +1,4 @@
-"""What is held on one device, and why; and which value's memory another value lies in."""
+"""Live buffers of one device, the reason each is live, and which values alias."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unity.pcg.types.parallel_type import Type, copies
 
 ARGUMENTS, GRADIENTS, SLOTS, RESULTS = "arguments", "gradients", "optimizer slots", "results"
 NOTHING_MOVES = ("replicate", "unreplicate", "view")
-NOTHING_RUNS = ((CONSTRAIN,), ("stop_gradient",))  # programs
+NOTHING_RUNS = ((CONSTRAIN,), ("stop_gradient",))  # programs, by their primitives, for which nothing runs
 KEPT, CHANGED, AGAIN, WORKING = "kept for the backward pass", "changed copies", "computed again", "working set"
 COTANGENTS = "cotangents"
 FLIGHT = "on its way between steps"
@@ -19,7 +19,7 @@ REUSED, BACKEND, WIDENED = "in the place of later gradients", "the backend's own
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes on one device, why they are held, and the operator that made them."""
+    """A live buffer of one device: the reason it is live, the operator that produced it, and its bytes."""
 
     why: str
     node: Node
@@ -27,34 +27,36 @@ class Held:
 
 
 def local(v: Value, graph: PCG) -> float:
-    """Bytes of a value on one device."""
+    """Return the bytes of a value on one device."""
     return v.tensor.nbytes / copies(v.type, graph.axes)
 
 
 def stays(node: Node) -> bool:
-    """Whether a node's value lies in its operand's memory, since nothing moves, and nothing runs."""
+    """Return whether a node's value aliases its operand, because nothing moves and nothing runs."""
     return node.kind in NOTHING_MOVES or (node.body is not None and node.body.primitives in NOTHING_RUNS)
 
 
 def unmoved(v: Value) -> Value:
-    """The value whose memory this one is."""
+    """Return the value that this one aliases, or the value itself."""
     while stays(v.node):
         v = v.node.operands[0]
     return v
 
 
 def whole(v: Value) -> Value:
-    """The value that this one is, however its type was changed."""
+    """Return the value before all changes of its type."""
     while v.node.kind in UNCHANGED:
         v = v.node.operands[0]
     return v
 
 
 class Lying:
-    """All values of one graph: their bytes on one device, and in whose memory they lie. Looked up, as it is asked many times.
+    """Tables of the values of one graph, computed once because they are looked up often.
 
-    `unmoved`: the value whose memory a value is. `kept`: the one that is kept for it: where nothing moves, or what is gathered
-    again, it is what that is made of.
+    Attributes:
+        nbytes: Bytes on one device.
+        unmoved: The value that each value aliases.
+        kept: The value that is the residual for each value: its operand if nothing moves, or if it is gathered again.
     """
 
     def __init__(self, graph: PCG) -> None:

@@ -1,7 +1,9 @@
-"""Masks: which of a site's values a search may take. A mask is data, so that what was listed for one site is there for its equals.
+"""Masks: restrictions of the values of a site. A mask is plain data, so equal sites with equal masks share a domain.
 
-Masks say what users constrain, and what is forced where it is asked what else there would be (`unity.explain.why`). A site with a
-mask has every value that it leaves, also those that shorter lists leave out (`unity.search.space.configurations`)."""
+Masks express the user's constraints, and the choices that an explanation forces to find alternatives (`unity.explain.why`). A
+masked site has every value that the mask allows, also those that the limits of a first search would leave out
+(`unity.search.space.configurations`).
+"""
 
 from __future__ import annotations
 
@@ -19,43 +21,48 @@ from unity.pcg.parallel.wanted_types import Names, Slices
 from unity.pcg.propagation.choices import Choice
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import State
-from unity.search.space.dimensions import Dimensions
+from unity.search.space.dimensions import ProgramDimensions
 
-MOST = 100_000  # values that are listed one by one for a mask
+MOST = 100_000  # values that are enumerated for one mask
 
-States = tuple[State, ...]  # of a choice: of its operands, then of its results
-Way = tuple[tuple[States, ...], ...]  # for every group of interchangeable axes the states along them, in no order
+States = tuple[State, ...]  # the states of a choice: of its operands, then of its results
+Way = tuple[tuple[States, ...], ...]  # for every group of interchangeable axes, the states along them, sorted
 
 
-class Rule(Protocol):
-    """Leaves a site some of its values. Rules that are equal leave the same."""
+class MaskRule(Protocol):
+    """A restriction of the values of a site; equal rules allow the same values."""
 
-    def usable(self, choice: Choice, axis: int) -> bool:
-        """Whether any value that is left may have this choice along this axis."""
+    def may_use(self, choice: Choice, axis: int) -> bool:
+        """Return False if no allowed value has this choice along this axis."""
         ...
 
-    def left(self, choices: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
-        """Which values are left."""
+    def allows(self, choices: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
+        """Return for each value whether it is allowed."""
         ...
 
 
-Mask = tuple[Rule, ...]
+Mask = tuple[MaskRule, ...]
 NOTHING: Mask = ()
 
 
 @dataclass(frozen=True)
 class Pinned:
-    """An operand or result that is sliced as a user wants it, and not otherwise. `sizes`: of the mesh's axes.
+    """A rule that fixes the slicing of one operand or result.
 
-    Inner digits count by the layout that they give: where a reshape cuts a dimension into [4, 1024], two of three axes slice the
-    first part and one an inner digit, and together that is 8 slices.
+    Inner digits count by the layout that results: if a reshape cuts a dimension into [4, 1024], two of three axes of size 2 slice
+    the first part and one an inner digit, which together is 8 slices.
+
+    Args:
+        position: The position of the tensor among the operands and results.
+        slices: The slicing that the user wants.
+        sizes: The sizes of the mesh's axes.
     """
 
     position: int
     slices: Slices
     sizes: tuple[int, ...]
 
-    def usable(self, choice: Choice, axis: int) -> bool:
+    def may_use(self, choice: Choice, axis: int) -> bool:
         state = choice.states[self.position]
         for dim, want in enumerate(self.slices):
             here = state.kind == "P" and state.dim == dim
@@ -66,17 +73,17 @@ class Pinned:
         return True
 
     def before(self, want: frozenset[int], axis: int) -> int:
-        """Into how many slices a dimension is cut by the axes before one."""
+        """Return the number of slices into which the axes before `axis` cut a dimension."""
         return prod(self.sizes[k] for k in want if k < axis)
 
-    def left(self, choices: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
+    def allows(self, choices: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
         states = [c.states[self.position] for c in choices]
         good = np.ones(len(picks), bool)
         for dim, want in enumerate(self.slices):
             if want is None:
                 continue
             outers = np.array([s.outer if s.kind == "P" and s.dim == dim else 0 for s in states])[picks]
-            here, starts = outers > 0, outers.copy()  # starts: how many slices the digits before each axis' make
+            here, starts = outers > 0, outers.copy()  # starts: the number of slices that the digits before each axis make
             for k, size in enumerate(self.sizes):
                 starts[:, k + 1 :] *= np.where(outers[:, k + 1 :] == outers[:, k, None], size, 1)
             if isinstance(want, int):
@@ -90,66 +97,66 @@ class Pinned:
 
 @dataclass(frozen=True)
 class Along:
-    """Along some axes, nothing but these choices."""
+    """A rule that allows only these choices along some axes."""
 
     axes: tuple[int, ...]
     choices: frozenset[States]
 
-    def usable(self, choice: Choice, axis: int) -> bool:
+    def may_use(self, choice: Choice, axis: int) -> bool:
         return axis not in self.axes or choice.states in self.choices
 
-    def left(self, choices: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
+    def allows(self, choices: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
         good = np.array([c.states in self.choices for c in choices])
         return np.asarray(good[picks[:, list(self.axes)]].all(1))
 
 
 @dataclass(frozen=True)
-class Ways:
-    """These ways to split a site, or all but these. Interchangeable axes are not told apart."""
+class SplitSet:
+    """A rule that allows these ways to split a site, or all but these, without distinguishing interchangeable axes."""
 
     ways: frozenset[Way]
-    these: bool
+    allowed: bool  # whether these ways are allowed, or all others
 
-    def usable(self, choice: Choice, axis: int) -> bool:
+    def may_use(self, choice: Choice, axis: int) -> bool:
         return True
 
-    def left(self, choices: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
-        found, index = np.unique(picks, axis=0, return_inverse=True)
-        ways = [way_of([choices[i].states for i in pick], axes) for pick in found]
-        return np.array([(way in self.ways) == self.these for way in ways], bool)[index.reshape(-1)]
+    def allows(self, choices: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
+        distinct, index = np.unique(picks, axis=0, return_inverse=True)
+        ways = [way_of([choices[i].states for i in pick], axes) for pick in distinct]
+        return np.array([(way in self.ways) == self.allowed for way in ways], bool)[index.reshape(-1)]
 
 
 def way_of(along: Sequence[States], axes: Sequence[Axis]) -> Way:
-    """What a site's states along each axis are if interchangeable axes have no names."""
+    """Return a site's states along the axes in a form that does not distinguish interchangeable axes."""
     pairs = zip(axes, along, strict=True)
     return tuple(tuple(sorted(states for _, states in same)) for _, same in groupby(pairs, key=lambda p: (p[0].size, p[0].level)))
 
 
-def left(mask: Mask, choices: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
-    """The values that all of a mask's rules leave."""
+def allowed(mask: Mask, choices: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
+    """Return the values that all rules of a mask allow."""
     for rule in mask:
-        picks = picks[rule.left(choices, picks, axes)]
+        picks = picks[rule.allows(choices, picks, axes)]
     return picks
 
 
-def every(mask: Mask, choices: Sequence[Choice], axes: Sequence[Axis]) -> np.ndarray:
-    """All values that a mask may leave, in any order of choices; none where there would be too many to list."""
-    usable = [[i for i, c in enumerate(choices) if all(r.usable(c, k) for r in mask)] for k in range(len(axes))]
-    found = list(product(*usable)) if prod(map(len, usable)) <= MOST else []
-    return np.array(found, np.int16).reshape(len(found), len(axes))
+def listed(mask: Mask, choices: Sequence[Choice], axes: Sequence[Axis]) -> np.ndarray:
+    """Return all values that a mask may allow, in any order of choices; none if there are too many to list."""
+    usable = [[i for i, c in enumerate(choices) if all(r.may_use(c, k) for r in mask)] for k in range(len(axes))]
+    values = list(product(*usable)) if prod(map(len, usable)) <= MOST else []
+    return np.array(values, np.int16).reshape(len(values), len(axes))
 
 
 def names_of(machine: Machine) -> Names:
-    """What the levels and the axes of a machine are called, and which axes each name means."""
+    """Return the names of a machine's levels and axes, each with the axes that it stands for."""
     axes = {a.name: (k,) for k, a in enumerate(machine.axes)}
     return axes | {v.name: tuple(k for k, a in enumerate(machine.axes) if a.level == i) for i, v in enumerate(machine.levels)}
 
 
-Restrict = Callable[[Dimensions, Machine], Mapping[int, Mask]]  # the sites of a graph that are not free, and their masks
+Restrict = Callable[[ProgramDimensions, Machine], Mapping[int, Mask]]  # returns the masks of the constrained sites
 
 
-def marked(dimensions: Dimensions, machine: Machine) -> Mapping[int, Mask]:
-    """What is said in the program itself: masks of the values that `unity.constrain` marks."""
+def marked(dimensions: ProgramDimensions, machine: Machine) -> Mapping[int, Mask]:
+    """Return the masks of the values that the program itself marks with `unity.constrain`."""
     names, sites, sizes = names_of(machine), dimensions.opened.sites, tuple(axis.size for axis in machine.axes)
     return {
         s: (Pinned(len(site.ports), mark_of(site.mark).slices(site.results[0].ndim, names), sizes),)

@@ -1,4 +1,4 @@
-"""Opens a graph: its sites, those inside of scans, remats, pipelines and branches among them, in the order in which they run."""
+"""Opening a graph: flattens scans, remats, pipelines and branches into one list of sites, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -29,58 +29,74 @@ from unity.pcg.parallel.stages import (
 from unity.pcg.propagation.choices import Choice
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED
-from unity.search.space.sites import Around, Port, Site, Sites, Where, copies, small
+from unity.search.space.sites import Around, Port, Site, Sites, Slicing, Where, copies, small
 
 
 def sites_of(graph: PCG, differentiated: Collection[int], training: bool) -> Sites:
-    """Opens a serial graph. `differentiated`: the inputs that gradients are taken for (none count if not training)."""
+    """Open a serial graph.
+
+    Args:
+        graph: The graph.
+        differentiated: The inputs, by number, whose gradients are wanted; ignored without training.
+        training: Whether there is a backward pass.
+    """
     flow = gradients(graph, differentiated if training else ())
     builder = _Builder(flow, frozenset(differentiated) if training else frozenset(), hoisted(graph), recomputation(graph, flow))
-    builder.top(graph)
-    builder.keep()
-    builder.pair()
-    builder.fly()
+    builder.add_program(graph)
+    builder.count_residuals()
+    builder.choose_reruns()
+    builder.double_leading_residuals()
     return Sites(tuple(builder.sites), builder.of_node, builder.operands, builder.outputs, builder.results)
 
 
 class _Builder:
-    """Walks graphs inside out, appending sites."""
+    """A walk over a graph and those inside it that appends sites.
 
-    def __init__(self, flow: Gradients, differentiated: frozenset[int], less: Mapping[int, int], anew: Recomputation) -> None:
-        """`less`: `pcg.hoisting.hoisted`; `anew`: what the backward pass computes again."""
-        self.flow, self.differentiated, self.less, self.anew = flow, differentiated, less, anew
+    Attributes:
+        sites, of_node, operands, outputs, results: As in `Sites`.
+        groups: The branch that each operator inside branches is in, by the operator's id.
+        flying: Copies of a pipeline's operands that are live for the batch before, by site.
+        leading: The number of sites before a 2BW pipeline.
+        needed: Values that are residuals in their own type whoever else reads them, with the number of runs of that reader.
+    """
+
+    def __init__(
+        self, flow: Gradients, differentiated: frozenset[int], hoisting: Mapping[int, int], recomputed: Recomputation
+    ) -> None:
+        self.flow, self.differentiated, self.hoisting, self.recomputed = flow, differentiated, hoisting, recomputed
         self.sites: list[Site] = []
         self.of_node: dict[int, int] = {}
         self.operands: dict[tuple[int, int], tuple[int, ...]] = {}
         self.outputs: dict[tuple[int, int], tuple[int, ...]] = {}
         self.results: dict[int, tuple[Where, ...]] = {}
-        self.groups: dict[int, int] = {}  # of branches: the group that each of their operators is in
-        self.flying: dict[int, int] = {}  # of what pipelines find: how many of it are held for the batch before
-        self.leading = 0  # to a pipeline by 2BW: how many sites
-        self.needed: dict[Where, set[float]] = {}  # kept as they are, whoever else reads them; and how often that one runs
+        self.groups: dict[int, int] = {}
+        self.flying: dict[int, int] = {}
+        self.leading = 0
+        self.needed: dict[Where, set[float]] = {}
 
     def add(self, site: Site) -> int:
+        """Append a site and return its number."""
         site.stored = [0.0] * len(site.results)
         self.sites.append(site)
         return len(self.sites) - 1
 
     def port(self, where: Where, around: Around, kept: bool = False, places: Iterable[Place] = ()) -> Port:
-        """An operand that is read at these places of the graph."""
+        """Return a port to a result of a site; `places` are where the graph reads it, and `kept` tells whether it is a residual."""
         site = self.sites[where[0]]
         tensor, gradient = site.results[where[1]], site.flows[where[1]]
         copied = site.kind == "free" and copies(site) and not site.step and site.ports[0].argument
         argument = around == Around() and (site.kind == "input" or copied)
-        seen = site.kind == "free" and copies(site) and not site.step and site.ports[0].last
-        seen = seen or (site.node is not None and site.node.body is not None and is_view(site.node.body) and site.ports[0].last)
-        last = around == Around() and (site.kind == "input" or seen)
-        held = around.of(site.hoisted) if kept else 0.0
-        repeats, passed = self.anew.read(places)
+        transparent = site.kind == "free" and copies(site) and not site.step
+        transparent = transparent or (site.node is not None and site.node.body is not None and is_view(site.node.body))
+        last = around == Around() and (site.kind == "input" or (transparent and site.ports[0].last))
+        residuals = around.of(site.hoisted) if kept else 0.0
+        repeats, passed = self.recomputed.read(places)
         return Port(
             *where,
             tensor,
             around.times,
             gradient,
-            held,
+            residuals,
             again=around.again,
             repeats=repeats,
             passed=passed,
@@ -89,38 +105,49 @@ class _Builder:
             hoisted=site.hoisted,
         )
 
-    def top(self, graph: PCG) -> None:
-        given = []
+    def add_program(self, graph: PCG) -> None:
+        """Add the sites of the outermost graph, with its arguments and results."""
+        arguments = []
         for k, node in enumerate(graph.inputs):
             weight = k in self.differentiated and node.tensors[0].floating
             site = Site("input", node, [], node.tensors, flows=(self.flow(Value(node)),), weight=weight, whole=True)
             self.of_node[id(node)] = self.add(site)
-            given.append((self.of_node[id(node)], 0))
-        for k, where in enumerate(self.graph(graph, given, Around())):
-            free = self.free(where, Around(), whole=True)
+            arguments.append((self.of_node[id(node)], 0))
+        for k, where in enumerate(self.add_nodes(graph, arguments, Around())):
+            free = self.add_free(where, Around(), whole=True)
             self.outputs[id(graph), k] = (free,)
 
-    def free(
+    def add_free(
         self,
         where: Where,
         around: Around,
-        step: str = "",
+        step: Slicing = Slicing.NONE,
         whole: bool = False,
         tensor: Any = None,
         of: Node | None = None,
         places: Iterable[Place] = (),
     ) -> int:
-        """A place where the type of a value may be chosen. `of`: the node that has it, where that is in another graph; `places`:
-        where the value is read."""
+        """Add a site where the type of a value is free, and return its number.
+
+        Args:
+            where: The value.
+            around: The control flow around the site.
+            step: The additional dimension of the operand or the result.
+            whole: Whether the value crosses the program's boundary.
+            tensor: The result, if it differs from the operand.
+            of: The node whose value it becomes in another graph.
+            places: The places of the graph that read the value.
+        """
         port = self.port(where, around, places=places)
-        result, less = tensor or port.tensor, port.hoisted if of is None else self.less.get(id(of), 1)
-        return self.add(Site("free", None, [port], (result,), around, (port.gradient,), step=step, whole=whole, hoisted=less))
+        result, hoisted_by = tensor or port.tensor, port.hoisted if of is None else self.hoisting.get(id(of), 1)
+        return self.add(Site("free", None, [port], (result,), around, (port.gradient,), step=step, whole=whole, hoisted=hoisted_by))
 
-    def keep(self) -> None:
-        """Settles what is kept where. A free site passes a need on to what it is a copy of; only a carry is stacked there.
+    def count_residuals(self) -> None:
+        """Decide for every value in which types it is a residual, and how many copies are live.
 
-        A value that one operator alone reads is kept as that operator sees it; others as they are made, and once more for
-        everyone who must change them.
+        A value that one operator alone reads is a residual in the type that this operator reads; any other value is one in its own
+        type, and once more for each user that changes its type. A free site passes the demand on to the site that it copies; only a
+        loop's carry is stacked at the free site itself.
         """
         readers: dict[Where, list[tuple[int, int]]] = {}
         for s in reversed(range(len(self.sites))):
@@ -132,15 +159,15 @@ class _Builder:
                     readers.setdefault((port.source, port.index), []).append((s, p))
         for s, site in enumerate(self.sites):
             for k in range(len(site.results)):
-                found = [(u, p, self.sites[u].ports[p]) for u, p in readers.get((s, k), ())]
-                times = {port.times for _, _, port in found} | self.needed.get((s, k), set())
+                uses = [(u, p, self.sites[u].ports[p]) for u, p in readers.get((s, k), ())]
+                times = {port.times for _, _, port in uses} | self.needed.get((s, k), set())
                 if copies(site) or not times:
                     continue
-                alone = [(port.times, port.kept) for *_, port in found] == [(site.around.times, site.alive)]
+                alone = [(port.times, port.kept) for *_, port in uses] == [(site.around.times, site.alive)]
                 if alone and site.kind != "input" and (s, k) not in self.needed:
-                    u, p, port = found[0]
+                    u, p, port = uses[0]
                     self.sites[u].ports[p] = replace(port, sole=True)
-                elif site.kind == "free":  # a carry: its stack for the steps, its last value for what comes after
+                elif site.kind == "free":  # a carry: its stack for the steps, its last value for later users
                     after = site.ports[0].times / site.around.times
                     stack, last = site.around.times in times, bool(times - {site.around.times})
                     site.stored[k] = site.alive * (stack + last * after)
@@ -149,11 +176,12 @@ class _Builder:
         for s, count in self.flying.items():
             self.sites[s].stored[0] += count
 
-    def pair(self) -> None:
-        """Finds the operators outside of remats that may run again with their reader in the backward pass, from operands that are
-        kept anyway, are small arguments, or are kept instead and are less than what need not be kept then.
+    def choose_reruns(self) -> None:
+        """Mark the operators that the backward pass may rerun with their reader instead of keeping their result.
 
-        There is one reader, as each would run it again; and that is a product, which needs its operands and no more.
+        An operator qualifies outside of remats if each of its operands is a residual anyway, is a small argument, or becomes a
+        residual in exchange, where such operands together are smaller than the residuals saved. It has a single reader, as each
+        reader would rerun it, and that is a product, whose gradient needs its operands and nothing else.
         """
         readers: dict[int, list[tuple[int, int]]] = {}
         for s, site in enumerate(self.sites):
@@ -168,21 +196,21 @@ class _Builder:
             if product and reader.ports[p].kept and site.ports and any(site.flows):
                 missing = [q for q, port in enumerate(site.ports) if not (port.kept or small(port, site))]
                 saved = site.results[0].nbytes + sum(nbytes for _, nbytes in site.inner)
-                less = sum(site.ports[q].tensor.nbytes for q in missing) < saved
-                if less and not any(site.ports[q].argument for q in missing):
+                pays_off = sum(site.ports[q].tensor.nbytes for q in missing) < saved
+                if pays_off and not any(site.ports[q].argument for q in missing):
                     site.reader, site.instead = (u, p), tuple(missing)
 
-    def fly(self) -> None:
-        """What leads to a pipeline that does not drain keeps everything for two batches (`search.flight`)."""
+    def double_leading_residuals(self) -> None:
+        """Double the residuals before a pipeline that does not drain, as it keeps two batches (`search.memory.in_flight`)."""
         for site in self.sites[: self.leading]:
             if site.kind != "input":
                 site.around = replace(site.around, alive=2 * site.around.alive)
                 site.stored = [2 * count for count in site.stored]
                 site.ports = [replace(port, kept=2 * port.kept) for port in site.ports]
 
-    def graph(self, graph: PCG, given: Sequence[Where], around: Around) -> list[Where]:
-        """Adds the sites of a graph whose inputs are at `given`; returns where its outputs are."""
-        at: dict[Value, Where] = {Value(n): w for n, w in zip(graph.inputs, given, strict=True)}
+    def add_nodes(self, graph: PCG, inputs: Sequence[Where], around: Around) -> list[Where]:
+        """Add the sites of a graph whose inputs are the values `inputs`, and return its outputs."""
+        values: dict[Value, Where] = {Value(n): w for n, w in zip(graph.inputs, inputs, strict=True)}
         copies: dict[tuple[Value, str], int] = {}
         remats = sum(node.kind == "remat" for node in graph.nodes)
         for node in graph.nodes:
@@ -190,142 +218,143 @@ class _Builder:
                 continue
             operands = []
             for p, v in enumerate(node.operands):
-                copy = self.copy(graph, node, p, v, at[v], copies, around)
-                operands.append(at[v] if copy is None else (copy, 0))
+                copy = self.shared_copy(graph, node, p, v, values[v], copies, around)
+                operands.append(values[v] if copy is None else (copy, 0))
                 if copy is not None:
                     self.operands[id(node), p] = (copy,)
             if node.kind == CONSTRAIN:
-                found = self.mark(node, operands[0], around)
+                outputs = self.add_constrained(node, operands[0], around)
             elif node.kind == "scan":
-                found = self.scan(node, operands, around)
+                outputs = self.add_scan(node, operands, around)
             elif node.kind == PIPELINE:
-                found = self.pipeline(node, operands, around)
+                outputs = self.add_pipeline(node, operands, around)
             elif node.kind == TAIL:
-                found = self.tail(node, operands, around)
+                outputs = self.add_tail(node, operands, around)
             elif node.kind == BRANCHES:
-                found = self.branches(node, operands, around)
+                outputs = self.add_branches(node, operands, around)
             elif node.kind == STAGES:
-                found = self.stages(node, operands, around)
+                outputs = self.add_stages(node, operands, around)
             elif node.kind == "remat":
                 assert node.inside is not None
-                for where in operands:  # what a remat starts from is kept
+                for where in operands:  # the operands of a remat are residuals
                     self.needed.setdefault(where, set()).add(around.times)
-                found = self.graph(node.inside, operands, around.remat(remats))
-                self.results[id(node)] = tuple(found)
+                outputs = self.add_nodes(node.inside, operands, around.remat(remats))
+                self.results[id(node)] = tuple(outputs)
             else:
-                found = self.operator(node, operands, around)
-            at.update(zip(node.results, found, strict=True))
-        return [at[v] for v in graph.outputs]
+                outputs = self.add_operator(node, operands, around)
+            values.update(zip(node.results, outputs, strict=True))
+        return [values[v] for v in graph.outputs]
 
-    def copy(self, graph: PCG, node: Node, p: int, v: Value, where: Where, copies: dict, around: Around) -> int | None:
-        """The copy that an operand shares with other users of the same kind (None: it shares none)."""
+    def shared_copy(self, graph: PCG, node: Node, p: int, v: Value, where: Where, copies: dict, around: Around) -> int | None:
+        """Return the copy that an operand shares with similar users, added on first use; None if it shares none."""
         if not facts_of(node.kind).product:
             return None
-        group = self.groups.get(id(node))  # branches on other devices share none
+        group = self.groups.get(id(node))  # branches run on different devices, so they share no copies
         key = (v, f"{node.kind} {p} {group}")
         if key not in copies:
-            alike = [u for u, q in graph.users[id(v.node)] if u.kind == node.kind and u.operands[q] == v and q == p]
-            users = [u for u in alike if self.groups.get(id(u)) == group]
-            copies[key] = self.free(where, around, places=[(id(u), p) for u in users]) if len(users) > 1 else -1
+            similar = [u for u, q in graph.users[id(v.node)] if u.kind == node.kind and u.operands[q] == v and q == p]
+            users = [u for u in similar if self.groups.get(id(u)) == group]
+            copies[key] = self.add_free(where, around, places=[(id(u), p) for u in users]) if len(users) > 1 else -1
         return None if copies[key] < 0 else copies[key]
 
-    def mark(self, node: Node, where: Where, around: Around) -> list[Where]:
-        """The same value, of a type that the user gave."""
-        site = self.of_node[id(node)] = self.free(where, around, places=[(id(node), 0)])
+    def add_constrained(self, node: Node, where: Where, around: Around) -> list[Where]:
+        """Add the site of a value whose type the user constrains."""
+        site = self.of_node[id(node)] = self.add_free(where, around, places=[(id(node), 0)])
         self.sites[site].mark = node
         return [(site, 0)]
 
-    def operator(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
+    def add_operator(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
+        """Add the site of an operator and return its results."""
         flows = tuple(self.flow(v) for v in node.results)
         flags = tuple(self.sites[s].flows[r] and any(flows) for s, r in operands)
         assert node.body is not None
-        kept = residuals(node.body, flags, around.stacked)
-        read = zip(operands, kept.operands, strict=True)
+        needed = residuals(node.body, flags, around.stacked)
+        read = zip(operands, needed.operands, strict=True)
         ports = [self.port(w, around, k, [(id(node), p)]) for p, (w, k) in enumerate(read)]
-        again = not around.again and recomputable(node.body, kept)
-        less = self.less.get(id(node), 1)
-        site = self.add(
-            Site("operator", node, ports, node.tensors, around, flows, inner=kept.inner, recomputable=again, hoisted=less)
-        )
-        self.sites[site].repeats, self.sites[site].computed = self.anew.repeats(node), self.anew.variables_of(node)
+        may_recompute = not around.again and recomputable(node.body, needed)
+        operator = Site("operator", node, ports, node.tensors, around, flows, inner=needed.inner, recomputable=may_recompute)
+        operator.hoisted = self.hoisting.get(id(node), 1)
+        operator.repeats, operator.computed = self.recomputed.repeats(node), self.recomputed.variables_of(node)
+        site = self.add(operator)
         self.of_node[id(node)] = site
-        self.needed.update(((site, k), {around.times}) for k, flag in enumerate(kept.results) if flag)
+        self.needed.update(((site, k), {around.times}) for k, flag in enumerate(needed.results) if flag)
         return [(site, k) for k in range(len(node.tensors))]
 
-    def scan(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
-        """Constants and carries have one type for all steps; of what is stacked, the steps are not partitioned."""
+    def add_scan(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
+        """Add the sites of a scan: constants and carries have one type for all steps, and stacks are not partitioned by step."""
         assert node.inside is not None
         inside, c, k = node.inside, int(node.attributes["consts"]), int(node.attributes["carry"])
         inner = around.scan(int(node.attributes["length"]))
-        given: list[Where] = []
+        inputs: list[Where] = []
         for p, (where, n) in enumerate(zip(operands, inside.inputs, strict=True)):
-            free = self.free(where, around, step="in" if p >= c + k else "", tensor=n.tensors[0], of=n, places=[(id(node), p)])
+            step = Slicing.SLICE if p >= c + k else Slicing.NONE
+            free = self.add_free(where, around, step=step, tensor=n.tensors[0], of=n, places=[(id(node), p)])
             flows = self.flow(Value(n))
-            if c <= p < c + k:  # what a single step leaves may have a gradient, and what it starts with none
+            if c <= p < c + k:  # a carry's result may have a gradient where its initial value has none
                 self.sites[free].around = inner
                 flows = flows or self.flow(Value(node, p - c))
             self.sites[free].flows = (flows,)
             self.of_node[id(n)] = free
             self.operands[id(node), p] = (*self.operands.get((id(node), p), ()), free)
-            given.append((free, 0))
-        ends = self.graph(inside, given, inner)
-        found: list[Where] = []
+            inputs.append((free, 0))
+        ends = self.add_nodes(inside, inputs, inner)
+        results: list[Where] = []
         for q, where in enumerate(ends):
             if q < k:
-                carry = given[c + q][0]
+                carry = inputs[c + q][0]
                 self.sites[carry].ports.append(self.port(where, inner, places=[(id(inside), q)]))
                 self.outputs[id(inside), q] = (carry,)
-                found.append((carry, 0))
+                results.append((carry, 0))
             else:
-                free = self.free(where, inner, step="out", tensor=node.tensors[q], of=node, places=[(id(inside), q)])
+                free = self.add_free(where, inner, step=Slicing.STACK, tensor=node.tensors[q], of=node, places=[(id(inside), q)])
                 self.outputs[id(inside), q] = (free,)
-                found.append((free, 0))
-        self.results[id(node)] = tuple(found)
-        return found
+                results.append((free, 0))
+        self.results[id(node)] = tuple(results)
+        return results
 
-    def pipeline(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
-        """As a scan; along the stage axes everything inside has the one choice that stages leave it."""
+    def add_pipeline(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
+        """Add the sites of a pipeline: those of a scan, with a single choice along the stage axes for everything inside."""
         assert node.inside is not None
         first, schedule, ends = len(self.sites), schedule_of(node), ends_of(node)
         if schedule.kind == TWO_BW and any(map(self.flow, node.results)):
             self.leading = first
         inner = around.pipeline(schedule.runs, schedule.kept)
-        given: list[Where] = []
+        inputs: list[Where] = []
         for p, where in enumerate(operands):
             carried = p in ends.carried
-            step = "through" if carried else "" if p in ends.constants else "in"
-            given.append((self.end(node, p, where, around, step), 0))
+            step = Slicing.CARRY if carried else Slicing.NONE if p in ends.constants else Slicing.SLICE
+            inputs.append((self.add_boundary(node, p, where, around, step), 0))
             if carried:
-                self.sites[given[-1][0]].around = inner
-        for q, where in enumerate(self.graph(node.inside, given, inner)):
-            self.through(given[ends.carried[q]][0], self.port(where, inner), node.tensors[q])
-            self.outputs[id(node.inside), q] = (given[ends.carried[q]][0],)
-        self.on_stages(node, first, [s for s, _ in given])
-        found = [(given[p][0], 1) for p in ends.carried]
-        self.results[id(node)] = tuple(found)
-        return found
+                self.sites[inputs[-1][0]].around = inner
+        for q, where in enumerate(self.add_nodes(node.inside, inputs, inner)):
+            self.finish_carry(inputs[ends.carried[q]][0], self.port(where, inner), node.tensors[q])
+            self.outputs[id(node.inside), q] = (inputs[ends.carried[q]][0],)
+        self.assign_staged_choices(node, first, [s for s, _ in inputs])
+        results = [(inputs[p][0], 1) for p in ends.carried]
+        self.results[id(node)] = tuple(results)
+        return results
 
-    def tail(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
-        """What follows a pipeline finds what was carried as the last step leaves it. Its results are there once."""
+    def add_tail(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
+        """Add the sites of a pipeline's tail, which reads the carries as the last step leaves them; its results are not stacked."""
         assert node.inside is not None
         first, ends = len(self.sites), ends_of(node)
-        given: list[Where] = []
+        inputs: list[Where] = []
         for p, where in enumerate(operands):
             if p in ends.carried:
                 self.of_node[id(node.inside.inputs[p])] = where[0]
-                given.append((where[0], 0))
+                inputs.append((where[0], 0))
             else:
-                given.append((self.end(node, p, where, around, "in" if p in ends.read else ""), 0))
-        found = self.graph(node.inside, given, around.tail(runs_of(node, self.flow)))
-        self.on_stages(node, first, [s for s, _ in given])
-        self.results[id(node)] = tuple(found)
-        return found
+                inputs.append((self.add_boundary(node, p, where, around, Slicing.SLICE if p in ends.read else Slicing.NONE), 0))
+        results = self.add_nodes(node.inside, inputs, around.tail(runs_of(node, self.flow)))
+        self.assign_staged_choices(node, first, [s for s, _ in inputs])
+        self.results[id(node)] = tuple(results)
+        return results
 
-    def end(self, node: Node, p: int, where: Where, around: Around, step: str) -> int:
-        """The site of what the stages of a pipeline, or its tail, find of an operand."""
+    def add_boundary(self, node: Node, p: int, where: Where, around: Around, step: Slicing) -> int:
+        """Add the free site through which an operand enters a pipeline or its tail."""
         assert node.inside is not None
         n = node.inside.inputs[p]
-        free = self.of_node[id(n)] = self.free(where, around, step=step, tensor=n.tensors[0], of=n, places=[(id(node), p)])
+        free = self.of_node[id(n)] = self.add_free(where, around, step=step, tensor=n.tensors[0], of=n, places=[(id(node), p)])
         site = self.sites[free]
         site.flows = (self.flow(Value(n)),)
         site.staged = Choice("staged", (outside_state(node, p),), (inside_state(node, p),), 0, 0.0)
@@ -336,66 +365,70 @@ class _Builder:
         self.operands[id(node), p] = (*self.operands.get((id(node), p), ()), free)
         return free
 
-    def on_stages(self, node: Node, first: int, entries: Collection[int]) -> None:
-        """Gives sites inside of a pipeline, or its tail, the one choice that they have along its axes."""
+    def assign_staged_choices(self, node: Node, first: int, entries: Collection[int]) -> None:
+        """Assign the single choice along the stage axes to the sites inside a pipeline or its tail."""
         choices = staged(node)
         self.enclose(first, names_of(node), entries)
         for site in self.sites[first:]:
             if site.node is not None:
                 site.staged = choices[id(site.node)]
-            elif site.staged is None:  # a copy that users share
-                site.staged = self.copied(site)
+            elif site.staged is None:  # a shared copy
+                site.staged = self.copied_choice(site)
 
     def enclose(self, first: int, names: tuple[str, ...], entries: Collection[int]) -> None:
-        """Puts all sites from the first on inside of control flow that devices along these axes do not take together.
+        """Mark all sites from `first` on as inside control flow that devices along the axes `names` do not take together.
 
-        `entries`: the sites through which values come in; the first operand of each changes its type before that.
+        The sites in `entries` are where values enter: their first operand changes its type outside.
         """
         for s, site in enumerate(self.sites[first:], first):
             outside = 1 if s in entries else 0
             inside = (replace(port, apart=(*port.apart, *names)) for port in site.ports[outside:])
             site.along, site.ports = names, [*site.ports[:outside], *inside]
 
-    def branches(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
-        """All branches side by side; along the axes of the groups everything inside is replicated."""
+    def add_branches(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
+        """Add the sites of all branches side by side; along the axes of the groups everything inside is replicated."""
         assert node.inside is not None
         first, inner = len(self.sites), around.beside(branches.weight_of(node))
-        given, found = list[Where](), list[Where]()
-        self.grouped(node)
+        inputs, results = list[Where](), list[Where]()
+        self.record_groups(node)
         for p, (where, n) in enumerate(zip(operands, node.inside.inputs, strict=True)):
-            free = self.free(where, around, step="in" if p in branches.packed_of(node) else "", tensor=n.tensors[0], of=n)
+            free = self.add_free(
+                where, around, step=Slicing.SLICE if p in branches.packed_of(node) else Slicing.NONE, tensor=n.tensors[0], of=n
+            )
             self.sites[free].flows = (self.flow(Value(n)),)
             self.sites[free].staged = Choice("replicated", (branches.outside_state(node, p),), (REPLICATED,), 0, 0.0)
             self.of_node[id(n)] = free
             self.operands[id(node), p] = (*self.operands.get((id(node), p), ()), free)
-            given.append((free, 0))
-        for q, where in enumerate(self.graph(node.inside, given, inner)):
-            free = self.free(where, around, of=node)
+            inputs.append((free, 0))
+        for q, where in enumerate(self.add_nodes(node.inside, inputs, inner)):
+            free = self.add_free(where, around, of=node)
             self.sites[free].staged = Choice("partial", (REPLICATED,), (PARTIAL,), 0, 0.0)
             self.outputs[id(node.inside), q] = (free,)
-            found.append((free, 0))
-        self.enclose(first, branches.names_of(node), [s for s, _ in given])
+            results.append((free, 0))
+        self.enclose(first, branches.names_of(node), [s for s, _ in inputs])
         for site in self.sites[first:]:
             site.staged = site.staged or branches.everywhere(site.node, len(site.ports), len(site.results))
-        self.results[id(node)] = tuple(found)
-        return found
+        self.results[id(node)] = tuple(results)
+        return results
 
-    def stages(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
-        """All stages side by side, of what a step finds. What stands for all their results makes these of one type."""
+    def add_stages(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
+        """Add the sites of all stages side by side, reading the operands of a step; their common results have one type."""
         assert node.inside is not None
-        self.grouped(node)
-        found = self.graph(node.inside, operands, around.beside(branches.weight_of(node)))
-        self.results[id(node)] = tuple(found)
-        return found
+        self.record_groups(node)
+        results = self.add_nodes(node.inside, operands, around.beside(branches.weight_of(node)))
+        self.results[id(node)] = tuple(results)
+        return results
 
-    def grouped(self, node: Node) -> None:
-        """Notes the group of every operator of branches, or stages."""
+    def record_groups(self, node: Node) -> None:
+        """Record the group of every operator of branches or stages."""
         for k, group in enumerate(branches.groups_of(node)):
             self.groups.update((id(n), k) for n in group.graph.nodes)
 
-    def through(self, carry: int, end: Port, stack: Tensor) -> None:
-        """Ends a pipeline's carry. Its operands: what comes in, stacked, and a step's end. Its results: a step's start, and what
-        goes out, stacked."""
+    def finish_carry(self, carry: int, end: Port, stack: Tensor) -> None:
+        """Complete the site of a pipeline's carry.
+
+        Its operands are the stacked initial values and the end of a step; its results the start of a step and the stacked results.
+        """
         site = self.sites[carry]
         assert site.staged is not None
         (whole,), (slice_,) = site.staged.operands, site.staged.results
@@ -405,10 +438,10 @@ class _Builder:
         site.flows = (*site.flows, *site.flows)
         site.stored = [*site.stored, 0.0]
 
-    def copied(self, site: Site) -> Choice:
-        """Along stage axes a copy is what it is a copy of."""
+    def copied_choice(self, site: Site) -> Choice:
+        """Return the choice of a copy along stage axes: the state of the value that it copies."""
         (port,) = site.ports
-        made = self.sites[port.source].staged
-        assert made is not None
-        state = made.results[port.index]
+        staged = self.sites[port.source].staged
+        assert staged is not None
+        state = staged.results[port.index]
         return Choice("staged", (state,), (state,), 0, 0.0)

@@ -1,13 +1,14 @@
-"""The graph as the search sees it: one variable for every operator, flat, with scans and remats opened (`search.opening`).
+"""Sites: the variables of the search. The graph is flat, with the operators inside scans and remats beside the others (`opening`).
 
-A *site* is an operator, or a place where a tensor's type is free: an argument (how it is stored), what a scan carries or takes
-one step of, a copy that several users share, a result. Sites are joined by ports: an operand of one is a result of another,
-changed from the one type to the other.
+A *site* is an operator, or a place where the type of a tensor is free: an argument (how it is stored), a carry or a slice of a
+scan, a copy that several users share, a result. *Ports* connect sites: an operand of one site is a result of another, with a
+change from one type to the other.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from unity.pcg.ir.graph import Node
 from unity.pcg.ir.program import Tensor
@@ -15,43 +16,58 @@ from unity.pcg.propagation.choices import Choice
 from unity.search.space.live_buffers import stays
 
 
+class Slicing(StrEnum):
+    """The dimension that a free site's operands and results have in addition, because a loop iterates over it."""
+
+    NONE = ""
+    SLICE = "in"  # the result is one step's slice of the operand
+    STACK = "out"  # the result stacks the operands of all steps
+    CARRY = "through"  # a pipeline's carry: operands and results of `_Builder.finish_carry`
+
+
 @dataclass(frozen=True)
 class Around:
-    """What scans and remats stand around a site.
+    """The control flow around a site, as far as it multiplies runs and residuals.
 
-    `times`: how often it runs. `again`: it runs once more in the backward pass, inside a remat. `alive`: of all its runs, how
-    many are held at once when each keeps something for the backward pass: all steps of a scan; but of a remat only one run,
-    and of several remats side by side one (so each counts for a `share`). `stacked`: each step of a scan leaves its values to
-    a stack.
+    Args:
+        times: Runs in one step of the program; a fraction for branches that run at the same time (`pcg.parallel.branches`).
+        again: Whether a remat around it runs it once more in the backward pass.
+        alive: Runs whose residuals are live at once: all steps of a scan, but only one run of a remat.
+        share: The fraction with which it counts, as only one of several sibling remats is live at once.
+        stacked: Whether a scan stacks the residuals of its steps.
     """
 
-    times: float = 1  # of branches that run at the same time the part that counts (`pcg.branches`)
+    times: float = 1
     again: bool = False
     alive: float = 1.0
     share: float = 1.0
     stacked: bool = False
 
     def scan(self, length: int) -> Around:
+        """Return the surroundings inside a scan of `length` steps."""
         return replace(self, times=self.times * length, alive=self.alive * length, stacked=True)
 
     def pipeline(self, runs: int, kept: int) -> Around:
-        """As a scan of so many steps, of which so many are held at once."""
+        """Return the surroundings inside a pipeline of `runs` steps, with the residuals of `kept` of them live at once."""
         return replace(self, times=self.times * runs, alive=self.alive * kept, stacked=True)
 
     def tail(self, runs: int) -> Around:
-        """Of all runs one is held: the backward pass of each follows at once."""
+        """Return the surroundings inside a pipeline's tail: one run is live, as the backward pass of each follows immediately."""
         return replace(self, times=self.times * runs, alive=self.share, stacked=False)
 
     def of(self, hoisted: int) -> float:
-        """How many are held at once of what is made so many times less often. In a remat that is not so when it runs again
-        (`pcg.hoisting.kept_once`)."""
+        """Return the live runs of a value that is produced `hoisted` times less often.
+
+        Inside a remat it is produced in every run again, so hoisting saves nothing (`pcg.analysis.hoisting.kept_once`).
+        """
         return self.alive if self.again else self.alive / hoisted
 
     def beside(self, part: float) -> Around:
-        """Among branches that run at the same time: each counts for a part."""
+        """Return the surroundings of one of several branches that run at the same time, which counts for a `part`."""
         return replace(self, times=self.times * part, alive=self.alive * part)
 
     def remat(self, siblings: int) -> Around:
+        """Return the surroundings inside one of several sibling remats."""
         share = self.share / siblings
         return replace(self, again=True, alive=share, share=share, stacked=False)
 
@@ -60,9 +76,21 @@ class Around:
 class Port:
     """An operand of a site: result `index` of site `source`.
 
-    `times`: how often the change of type runs, forward so many times less often than `hoisted` says (`pcg.hoisting`). `again`: it
-    is inside of a remat, and runs `repeats` times more in the backward pass, `passed` of them to compute a result anew, and not for
-    a gradient alone (`pcg.again`).
+    Args:
+        source: The producer.
+        index: The producer's result.
+        tensor: The shape and dtype.
+        times: Runs of the change of type; forward there are `hoisted` times fewer.
+        gradient: Whether a gradient flows back.
+        kept: Copies that are live at once as residuals, in the type that the site reads.
+        sole: Whether no other site needs it, so that it is not a residual in the producer's type.
+        again: Whether it is inside a remat.
+        repeats: Additional runs in the backward pass (`pcg.analysis.rematerialization`).
+        passed: The part of `repeats` that recompute a result, and not a gradient alone.
+        argument: Whether it is an argument of the program, or a copy of one.
+        last: Whether its gradient only has to be summed with others: that of an argument, or of a copy or view of one.
+        hoisted: The factor by which scans run it less often (`pcg.analysis.hoisting`).
+        apart: Axes whose devices do not run the change together, so that it cannot communicate along them.
     """
 
     source: int
@@ -70,87 +98,120 @@ class Port:
     tensor: Tensor
     times: float
     gradient: bool
-    kept: float = 0.0  # how many of the operands are held at once for the backward pass, as the site sees them
-    sole: bool = False  # nobody else needs it, so that before it is changed it is not kept
+    kept: float = 0.0
+    sole: bool = False
     again: bool = False
     repeats: int = 0
     passed: int = 0
-    argument: bool = False  # an argument of the program, or a copy of one
-    last: bool = False  # of its gradient nothing but a sum with others is left to do: of an argument, a copy or a view of one
+    argument: bool = False
+    last: bool = False
     hoisted: int = 1
-    apart: tuple[str, ...] = ()  # axes whose devices are not all there where the change runs: along these there is none
+    apart: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)
 class Site:
-    """A variable of the search."""
+    """A variable of the search.
 
-    kind: str  # "operator", "input", "free"
+    Args:
+        kind: "operator", "input" (an argument) or "free".
+        node: The operator or the argument; None for a free site.
+        ports: The operands.
+        results: The tensors of the results.
+        around: The control flow around it.
+        flows: For each result, whether it has a gradient.
+        stored: For each result, the copies in its own type that are live at once as residuals.
+        inner: Residuals inside the operator (`pcg.analysis.residuals`), as (variable, bytes).
+        recomputable: Whether the backward pass may recompute `inner`.
+        reader: The only user, as (site, operand), if the backward pass may rerun the operator with it and not keep the result.
+        instead: Operands that are residuals only if the operator reruns with its reader.
+        weight: Whether it is a differentiated argument.
+        step: The additional dimension of its operands or results.
+        along: Stage axes of the pipeline around it, along which it has the choice `staged` alone.
+        staged: Its choice along stage axes.
+        sends: Messages between stages that send its result.
+        returns: Messages between stages that send the gradient of its result.
+        whole: Whether it crosses the program's boundary, where only most major digits and no partial sums are allowed.
+        mark: The node of `unity.constrain` whose value it is.
+        hoisted: The factor by which it runs less often, forward, than its users (`pcg.analysis.hoisting`).
+        repeats: Additional runs in the backward pass, inside remats (`pcg.analysis.rematerialization`).
+        computed: Additional runs of single variables of its program, as (variable, runs).
+    """
+
+    kind: str
     node: Node | None
     ports: list[Port]
     results: tuple[Tensor, ...]
     around: Around = Around()
-    flows: tuple[bool, ...] = ()  # gradients of the results
-    stored: list[float] = field(default_factory=list)  # how many of each result are kept for the backward pass as they are
-    inner: tuple[tuple[int, int], ...] = ()  # kept inside the operator, as `pcg.residuals` has it
-    recomputable: bool = False  # or computed again in the backward pass
-    reader: tuple[int, int] | None = None  # (site, operand) with which it may run again there as a whole, its result not kept
-    instead: tuple[int, ...] = ()  # operands that are kept for that, and else are not
-    weight: bool = False  # an argument that is differentiated
-    step: str = ""  # "in": the result is one step of the operand; "out": it stacks the operand; "through": `_Builder.through`
-    along: tuple[str, ...] = ()  # stage axes of the pipeline around it, along which it has this choice alone
+    flows: tuple[bool, ...] = ()
+    stored: list[float] = field(default_factory=list)
+    inner: tuple[tuple[int, int], ...] = ()
+    recomputable: bool = False
+    reader: tuple[int, int] | None = None
+    instead: tuple[int, ...] = ()
+    weight: bool = False
+    step: Slicing = Slicing.NONE
+    along: tuple[str, ...] = ()
     staged: Choice | None = None
-    sends: float = 0  # how often the stages send each other its result
-    returns: float = 0  # and its gradient
-    whole: bool = False  # crosses the program's boundary: most major digits only, nothing partial
-    mark: Node | None = None  # the node of `unity.constrain` whose value it is
-    hoisted: int = 1  # how many times less often than others around its readers it is made, forward (`pcg.hoisting`)
-    repeats: int = 0  # how often it runs once more in the backward pass, inside of remats (`pcg.again`)
-    computed: tuple[tuple[int, int], ...] = ()  # how often these variables of its program do, if not never
+    sends: float = 0
+    returns: float = 0
+    whole: bool = False
+    mark: Node | None = None
+    hoisted: int = 1
+    repeats: int = 0
+    computed: tuple[tuple[int, int], ...] = ()
 
     @property
     def end(self) -> int:
-        """Of a free site: the operand that is a graph's output."""
-        return 1 if self.step == "through" else 0
+        """The operand of a free site that is a graph's output."""
+        return 1 if self.step == Slicing.CARRY else 0
 
     @property
     def times(self) -> float:
-        """How often it runs, forward so many times less often than `hoisted` says."""
+        """Runs in one step of the program; forward there are `hoisted` times fewer."""
         return self.around.times
 
     @property
     def alive(self) -> float:
-        """How many of what it makes are held at once for the backward pass."""
+        """Copies of its values that are live at once as residuals."""
         return self.around.of(self.ports[0].hoisted if copies(self) else self.hoisted)
 
     @property
     def again(self) -> bool:
-        """Whether it is inside of a remat."""
+        """Whether it is inside a remat."""
         return self.around.again
 
 
 @dataclass(frozen=True, eq=False)
 class Sites:
-    """All sites of a graph, and how to find the ones that hold an operator's or a result's type."""
+    """All sites of a graph, with the sites that determine the type of every value of the graph.
+
+    Args:
+        sites: The sites, in the order in which they run.
+        of_node: The site of a node, by the node's id.
+        operands: The free sites that an operand passes through, by the user's id and the operand's position.
+        outputs: The free sites that an output passes through, by the graph's id and the output's position.
+        results: The (site, result) of each result of a scan or another node with a graph inside, by the node's id.
+    """
 
     sites: tuple[Site, ...]
-    of_node: dict[int, int]  # id(node) → site
-    operands: dict[tuple[int, int], tuple[int, ...]]  # (id(node), position) → free sites that the operand passes through
+    of_node: dict[int, int]
+    operands: dict[tuple[int, int], tuple[int, ...]]
     outputs: dict[tuple[int, int], tuple[int, ...]]
-    results: dict[int, tuple[tuple[int, int], ...]]  # id(node) → (site, result) of each result, for scans
+    results: dict[int, tuple[tuple[int, int], ...]]
 
 
 Where = tuple[int, int]  # (site, result)
 
 
 def copies(site: Site) -> bool:
-    """Whether a site is the same value as another, only placed otherwise."""
+    """Return whether a site has the value of its only operand, possibly in another type."""
     return len(site.ports) == 1 and (site.kind == "free" or (site.node is not None and stays(site.node)))
 
 
-SMALL = 1e-3  # of a result
+SMALL = 1e-3  # the largest size of a small operand, relative to the result
 
 
 def small(port: Port, site: Site) -> bool:
-    """Whether an operand is an argument that takes nothing beside the site's result."""
+    """Return whether an operand is an argument of negligible size compared with the site's result."""
     return port.argument and port.tensor.nbytes <= SMALL * site.results[0].nbytes

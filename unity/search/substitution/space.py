@@ -25,7 +25,7 @@ from unity.pcg.types.parallel_type import UNUSED, Type
 from unity.search.cost.assembly import Assembled, Listed, assemble
 from unity.search.cost.cost import Training, site_cost
 from unity.search.solver.problem import Alternatives, Point, direction
-from unity.search.space.configurations import Domain, Limits, fits, made, shapes_of
+from unity.search.space.configurations import Domain, Limits, domain_of_picks, fits, shapes_of
 from unity.search.space.sites import Port, Site
 
 Graph = tuple[int, ...]  # a parallel graph: for each site, which of its kind's values
@@ -210,7 +210,7 @@ class GraphSpace:
     def point(self, graph: Graph) -> tuple[Assembled, Point]:
         """Return a graph as the only point of a problem, in the form of the exact search's points."""
         domains = [
-            made(kind.choices, np.array([kind.values[v]], np.int16), shapes_of(kind.site), self.machine.axes)
+            domain_of_picks(kind.choices, np.array([kind.values[v]], np.int16), shapes_of(kind.site), self.machine.axes)
             for kind, v in zip(self.kinds, graph, strict=True)
         ]
         costs = [site_cost(k.site, d, self.machine, self.assembled.training) for k, d in zip(self.kinds, domains, strict=True)]
