@@ -63,10 +63,10 @@ def forwards(draw: st.DrawFn) -> Forward:
 def test_most_is_held_before_the_backward_pass_where_a_look_at_every_operator_finds_it(found: Forward) -> None:
     def here(at: int) -> float:
         there = sum(h.nbytes for h in found.held(at)) + found.own.get(at, 0.0)
-        return there - sum(n for _, n in found.placed(at))
+        return there - sum(n for _, n in found.reused(at))
 
-    at, placed = found.highest()
-    assert placed == found.placed(at)
+    at, reused = found.highest()
+    assert reused == found.reused(at)
     assert here(at) == max(map(here, [-1, *found.own]))
 
 

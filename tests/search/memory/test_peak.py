@@ -49,13 +49,13 @@ def test_what_finds_a_place_is_what_a_look_at_every_value_finds(found: Turns, da
     if found.kept:
         at = data.draw(st.integers(0, len(found.kept) - 1))
         own = list(found.own[at])
-        assert found.placed(at, own) == plain_places(found, at, own)
+        assert found.reused(at, own) == plain_places(found, at, own)
 
 
 def test_the_largest_value_that_fits_lies_in_the_place_of_a_gradient_if_it_is_gone_in_time() -> None:
     kept = [[5.0], [3.0], [4.0]]
     found = Turns(kept, [False] * 3, [[]] * 3, [Later(4.0, 0)])
-    assert found.placed(2, []) == [(0, 4.0)]
-    assert found.placed(1, []) == [(0, 3.0)]  # the last is not there yet, and the first is too large
+    assert found.reused(2, []) == [(0, 4.0)]
+    assert found.reused(1, []) == [(0, 3.0)]  # the last is not there yet, and the first is too large
     assert found.highest() == (2, 8.0)
-    assert Turns(kept, [False] * 3, [[]] * 3, [Later(4.0, 2)]).placed(2, []) == []
+    assert Turns(kept, [False] * 3, [[]] * 3, [Later(4.0, 2)]).reused(2, []) == []

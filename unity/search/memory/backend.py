@@ -1,25 +1,25 @@
-"""What a compiler holds beyond what a program names, as named properties of the backend.
+"""Memory that a compiler needs beyond the graph, as named properties of the backend.
 
-XLA's CPU backend, as its buffer assignments tell (`benchmarks/memory.py` compares):
+XLA's CPU backend, according to its buffer assignments (`benchmarks/memory.py` compares):
 
-- *widened*: products of bfloat16 and float16 are computed in float32, and their operands kept for the backward pass as that; and so
-  is all that a loop's steps keep, as each takes its slices of what was converted as a whole, once.
-- *eager*: it schedules for concurrency. What waits for nothing but arguments is computed at the start, and held until it is used
-  (`search.ahead`): weights that are gathered, zeros that gradients are added to, and the following. And a cotangent that a product
-  reads in two orders of dimensions is made in both at once, if nothing else reads it: a bias's gradient, or a conversion.
-- *turns*: convolutions want channels last. Kernels and images that are arguments are turned, in one way for the forward pass, in
-  another for the backward pass; what comes from other devices is turned when it is there. Others are turned by what makes them, and
-  kept so, beside what was made if something else reads that backward.
-- *indexes*: the gradient of a maximum over windows is expanded to a scatter of indices, an int32 for every dimension: of each
-  element of the operand, unless it is padded, from the start; of each of the result, from the forward pass on; and zeros to
-  scatter into.
-
-- *outermost*: collectives along a dimension want it outermost in memory, so operands and results that lie otherwise are copied.
+- *widened*: products of bfloat16 and float16 are computed in float32, and their operands are kept for the backward pass in float32;
+  so are all residuals of a loop's steps, as each step slices stacks that were converted as a whole, once.
+- *eager*: it schedules for concurrency. Operators that depend on arguments alone run at the start, and their results are live
+  until they are used (`search.memory.eager_forward`): gathered weights, zeros that gradients are added to, and the values below. A
+  cotangent that a product reads in two orders of dimensions is produced in both at once, unless something else reads it, such as a
+  bias's gradient or a conversion.
+- *turns*: convolutions want channels last. Kernels and images that are arguments are transposed, in one way for the forward pass
+  and in another for the backward pass; a tensor from other devices is transposed when it arrives. Other tensors are transposed by
+  their producer, and are residuals in that order, beside the original if the backward pass of another operator reads that.
+- *indexes*: the gradient of a maximum over windows is expanded to a scatter with int32 indices, one for every dimension. Indices of
+  each element of the operand, unless it is padded, and zeros to scatter into are live from the start; indices of each element of
+  the result are live from the forward pass on.
+- *outermost*: collectives along a dimension want it outermost in memory, so other operands and results are copied.
 
 On every backend a product in groups of rows reads the rows, and their cotangents in two orders of dimensions, once for each group,
 with zeros in the rows of others.
 
-GPU compilers schedule such things where they are used, and fuse them; nothing is added for them.
+GPU compilers schedule such operators where their results are used, and fuse them; nothing is added for them.
 """
 
 from __future__ import annotations
@@ -38,14 +38,20 @@ from unity.pcg.types.parallel_type import local_shape
 CONVOLUTION, POOLS = "conv_general_dilated", ("reduce_window_max", "reduce_window_min")
 LOOKUPS = ("embedding", "gather")
 RAGGED = "ragged_dot_general"
-ACCUMULATING = (*LOOPS, *LOOKUPS)  # their operands' gradients start from zeros
-INDEX = 4  # bytes
+ACCUMULATING = (*LOOPS, *LOOKUPS)  # the gradients of their operands are accumulated from zeros
+INDEX = 4  # bytes of an index
 
 
 @dataclass(frozen=True)
 class Extra:
-    """Bytes on one device, of one operator: held until its backward pass is done; while that runs; from the start, some of them
-    until its forward pass is done (`first`), the others until its backward pass is."""
+    """Additional bytes of one operator on one device.
+
+    Args:
+        kept: Live from its forward until the end of its backward pass.
+        working: Live while its backward pass runs.
+        start: Live from the start of the step until the end of its backward pass.
+        first: Live from the start of the step until the end of its forward pass.
+    """
 
     kept: float = 0.0
     working: float = 0.0
@@ -55,7 +61,7 @@ class Extra:
 
 @dataclass(frozen=True)
 class Backend:
-    """The properties above. `widened`: dtypes."""
+    """A compiler with the properties that the module describes; `widened` is the set of the widened dtypes."""
 
     name: str
     widened: frozenset[str] = frozenset()
@@ -64,39 +70,45 @@ class Backend:
     indexes: bool = False
     outermost: bool = False
 
-    def narrow(self, tensor: Tensor) -> bool:
-        """Whether it is computed with in float32; and kept so, if it is kept by a loop's steps."""
-        return bool(self.widened) and str(tensor.dtype) in self.widened  # numpy takes long to name a type
+    def is_narrow(self, tensor: Tensor) -> bool:
+        """Return whether the backend computes with a tensor in float32, and keeps it so if it is a residual of a loop's steps."""
+        return bool(self.widened) and str(tensor.dtype) in self.widened  # naming a numpy dtype is slow, so only if needed
 
     def widens(self, reader: Node, v: Value) -> bool:
-        """Whether an operator reads a value in float32, though it is narrower."""
-        return facts_of(reader.kind).product and self.narrow(v.tensor)
+        """Return whether an operator reads a narrower value in float32."""
+        return facts_of(reader.kind).product and self.is_narrow(v.tensor)
 
     def turned(self, reader: Node, v: Value) -> bool:
-        """Whether an operator's gradient reads an operand in another order of dimensions than anything else does."""
+        """Return whether an operator's gradient reads an operand in another order of dimensions than other users."""
         return self.turns and reader.kind == CONVOLUTION and v in reader.operands
 
-    def relays(self, node: Node, axes: tuple[Axis, ...]) -> bool:
-        """Whether a change of type is a collective along dimensions that do not lie outermost."""
+    def copies_for_collective(self, node: Node, axes: tuple[Axis, ...]) -> bool:
+        """Return whether a change of type is a collective along a dimension that is not outermost, so that it copies."""
         v, states = node.operands[0], zip(node.operands[0].type, node.types[0], strict=True)
         dims = {s.dim for pair in states for s in pair if pair[0] != pair[1] and s.kind == "P"}
         return self.outermost and any(n > 1 for n in local_shape(v.tensor.shape, v.type, axes)[: max(dims, default=0)])
 
     def pads(self, node: Node) -> bool:
-        """Whether a change of type has a slice's gradient written into zeros that are there from the start."""
+        """Return whether a change of type writes a slice's gradient into zeros that are live from the start."""
         types = zip(node.operands[0].type, node.types[0], strict=True)
         return self.eager and node.kind == "partition" and any(s.kind == "R" and t.kind == "P" for s, t in types)
 
-    def knows(self, node: Node) -> bool:
-        """Whether the indices that it keeps are all that an operator's derivative needs."""
+    def keeps_indices(self, node: Node) -> bool:
+        """Return whether an operator's derivative needs nothing but the indices that the backend keeps."""
         return self.indexes and node.kind in POOLS
 
     def extra(
         self, node: Node, local: Callable[[Value], float], argument: Callable[[Value], bool], looked_up: float = 0.0
     ) -> Extra:
-        """What an operator costs that is differentiated. `local`: a value's bytes on one device; `argument`: whether it is one;
-        `looked_up`: bytes of values inside of it that elements are looked up in."""
-        if self.knows(node):
+        """Return the additional memory of a differentiated operator.
+
+        Args:
+            node: The operator.
+            local: Returns a value's bytes on one device.
+            argument: Returns whether a value is an argument.
+            looked_up: Bytes of the inner values that gathers read from.
+        """
+        if self.keeps_indices(node):
             return _indices(node, local)
         if node.kind == RAGGED:
             return self._grouped(node, local)
@@ -114,10 +126,10 @@ class Backend:
 
     def _grouped(self, node: Node, local: Callable[[Value], float]) -> Extra:
         assert node.body is not None
-        product = next(e for e in node.body.equations if e.name == RAGGED)  # what follows it may be in the same operator
+        product = next(e for e in node.body.equations if e.name == RAGGED)  # its users may be fused into the same operator
         groups = node.body.tensor(product.operands[2]).shape[0]
-        given, made = groups * local(node.operands[0]), groups * local(node.results[0])
-        return Extra(given, 2 * made) if self.eager else Extra(working=given + 2 * made)
+        rows, results = groups * local(node.operands[0]), groups * local(node.results[0])
+        return Extra(rows, 2 * results) if self.eager else Extra(working=rows + 2 * results)
 
 
 def _indices(node: Node, local: Callable[[Value], float]) -> Extra:
@@ -134,5 +146,5 @@ CPU = Backend("cpu", frozenset({"bfloat16", "float16"}), eager=True, turns=True,
 
 
 def backend_of(machine: Machine) -> Backend:
-    """What compiles programs for a machine."""
+    """Return the compiler of programs for a machine."""
     return CPU if machine.device.name == CPU.name else GPU

@@ -1,12 +1,12 @@
-"""What a step of a pipeline by 2BW leaves on its way, for the next one to take up (`unity.exec.two_buffered_weights`).
+"""Memory of the flight: the values that a step of a 2BW pipeline passes to the next step (`unity.exec.two_buffered_weights`).
 
-The pipeline and its tail find what they read as the batch before found it, and add up its gradients. What leads to the pipeline
-has run forward for that batch, and runs backward in the next step: what it keeps for that is there twice, of the batch before and
-of the new one. What follows the tail reads arguments of the batch before.
+The pipeline and its tail read operands of the batch before, and accumulate its gradients. The operators before the pipeline have
+run forward for that batch, and run backward in the next step, so their residuals are live twice: for the batch before and for the
+new one. The operators after the tail read arguments of the batch before.
 
-A flight is made of arrays, as what a loop stacks is: where a compiler would make something again of what else is kept, as the
-derivative of a tanh of its result, both are there. And arrays of the flight that are read to the end of a step are copied: those of
-the new batch lie in their place as soon as they are there, and arguments are at once, if the backend is eager.
+A flight consists of arrays, as the stacks of a loop do: where a compiler would recompute a value from another residual, such as the
+derivative of a tanh from its result, both are live. Arrays of the flight that are read until the end of a step are copied, because
+those of the new batch take their memory as soon as they are computed; for arguments that is immediately, if the backend is eager.
 """
 
 from __future__ import annotations
@@ -24,30 +24,33 @@ from unity.search.space.live_buffers import BACKEND, FLIGHT, KEPT, Held, local
 
 
 def flight(graph: PCG, flow: Gradients, backend: Backend) -> tuple[list[Held], list[Held]]:
-    """What of a graph is on its way between two steps; and beside it what the search leaves out: arguments of the batch before,
-    what is kept as an array alone, copies. Nothing of a graph whose steps drain."""
+    """Return the buffers of a graph's flight: those that the search counts, and those that it does not.
+
+    The latter are arguments of the batch before, residuals that are live only because they are arrays, and copies. A graph whose
+    steps drain has no flight.
+    """
     if not undrained(graph) or not any(flow(v) for node in graph.nodes if node.kind == TAIL for v in node.results):
         return [], []
-    found, there, copied = list[Held](), set[Value](), list[Held]()
+    counted, operands, copied = list[Held](), set[Value](), list[Held]()
     for node in graph.nodes:
         if node.kind in (PIPELINE, TAIL):
-            held = {p: in_flight(node, p, flow) for p in range(len(node.operands))}
-            found.append(Held(FLIGHT, node, sum(n * local(node.operands[p], graph) for p, n in held.items())))
+            copies = {p: in_flight(node, p, flow) for p in range(len(node.operands))}
+            counted.append(Held(FLIGHT, node, sum(n * local(node.operands[p], graph) for p, n in copies.items())))
             begun = ends_of(node).sampled if node.kind == PIPELINE else ends_of(node).carried
             read = [v for p, v in enumerate(node.operands) if p not in begun]
             copied.append(Held(BACKEND, node, sum(local(v, graph) for v in read)))
-            there |= {*read}
+            operands |= {*read}
     parts = cut(graph)
     setting = Setting(parts.before, flow, True, backend)
     before = Region(parts.before, setting)
-    twice = {before.lying.kept[v] for v in there}
-    kept = [h for h in before.kept if not any(h.nbytes and v.node is h.node for v in twice)]
-    found += [Held(FLIGHT, h.node, h.nbytes) for h in kept]
+    twice = {before.lying.kept[v] for v in operands}
+    residuals = [h for h in before.kept if not any(h.nbytes and v.node is h.node for v in twice)]
+    counted += [Held(FLIGHT, h.node, h.nbytes) for h in residuals]
     arguments = {*before.needs, *parts.read} - {k for k, node in enumerate(graph.inputs) if Value(node) in twice}
-    more = [Held(FLIGHT, graph.inputs[k], local(Value(graph.inputs[k]), graph)) for k in sorted(arguments)]
-    copied += [replace(h, why=BACKEND) for h in more]
+    uncounted = [Held(FLIGHT, graph.inputs[k], local(Value(graph.inputs[k]), graph)) for k in sorted(arguments)]
+    copied += [replace(h, why=BACKEND) for h in uncounted]
     stacked = Region(parts.before, setting, stacked=True)
     for node in before.nodes:
         nbytes, least = (sum(h.nbytes for h in region.kept if h.node is node) for region in (stacked, before))
-        more += [Held(FLIGHT, node, nbytes - least), Held(KEPT, node, nbytes - least)] if nbytes > least else []
-    return found, [*more, *(copied if backend.eager else ())]
+        uncounted += [Held(FLIGHT, node, nbytes - least), Held(KEPT, node, nbytes - least)] if nbytes > least else []
+    return counted, [*uncounted, *(copied if backend.eager else ())]

@@ -1,4 +1,4 @@
-"""What the values inside of operators take on one device: found once for all operators that lie alike, and all their graphs."""
+"""Bytes on one device of the values inside operators, computed once for equal operators with equal types."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from unity.pcg.types.parallel_type import Type
 
 
 class Inner:
-    """The inner values of an operator whose ends lie in one way.
+    """The inner values of an operator with given types.
 
-    `extended`: of each operand, the bytes of the copy that has what neighbours hold of it, too; none without a halo.
+    Attributes:
+        extended: For each operand, the bytes of its copy with halos; 0 without a halo.
     """
 
     def __init__(self, body: Body, operands: tuple[Type, ...], results: tuple[Type, ...], axes: tuple[Axis, ...]) -> None:
         self.body = body
-        found = placing(body, operands, results, len(axes))
-        self.split = [(axis.size, s.states) for axis, s in zip(axes, found, strict=True) if s is not None]
-        elements = extended(body, found, axes)
+        placement = placing(body, operands, results, len(axes))
+        self.split = [(axis.size, s.states) for axis, s in zip(axes, placement, strict=True) if s is not None]
+        elements = extended(body, placement, axes)
         self.extended = tuple(elements.get(v, 0) * body.tensors[v].itemsize for v in body.inputs)
-        self.known: dict[tuple[tuple[bool, ...], bool], tuple[Residuals, tuple[float, ...]]] = {}
+        self.cache: dict[tuple[tuple[bool, ...], bool], tuple[Residuals, tuple[float, ...]]] = {}
 
     def local(self, variable: int, nbytes: float) -> float:
-        """Bytes on one device of a value that lies like this variable."""
+        """Return the bytes on one device of a value that is partitioned as this variable."""
         for size, states in self.split:
             state = states.get(variable)
             nbytes /= size if state is not None and state.kind == "P" else 1
@@ -35,26 +36,28 @@ class Inner:
 
     @cached_property
     def largest(self) -> float:
-        """Bytes of the largest on one device, but for what the last equation makes."""
-        made = (v for e in self.body.equations[:-1] for v in e.results)
-        return max((self.local(v, self.body.tensors[v].nbytes) for v in made), default=0.0)
+        """Bytes on one device of the largest inner value, not counting results of the last equation."""
+        variables = (v for e in self.body.equations[:-1] for v in e.results)
+        return max((self.local(v, self.body.tensors[v].nbytes) for v in variables), default=0.0)
 
     @cached_property
     def looked_up(self) -> float:
-        """Bytes on one device of the inner values that elements are looked up in."""
-        made = (e.operands[0] for e in self.body.equations if e.name == "gather")
-        return sum(self.local(v, self.body.tensors[v].nbytes) for v in made if isinstance(v, int) and self.body.tensors[v].floating)
+        """Bytes on one device of the inner values that gathers read from."""
+        tables = (e.operands[0] for e in self.body.equations if e.name == "gather")
+        return sum(
+            self.local(v, self.body.tensors[v].nbytes) for v in tables if isinstance(v, int) and self.body.tensors[v].floating
+        )
 
     def kept(self, differentiated: tuple[bool, ...], stacked: bool) -> tuple[Residuals, tuple[float, ...]]:
-        """What the backward pass needs, as `pcg.residuals` has it, and the bytes on one device of each inner value among it."""
+        """Return the residuals of the operator, and the bytes on one device of each inner value among them."""
         key = differentiated, stacked
-        if key not in self.known:
-            found = residuals(self.body, differentiated, stacked)
-            self.known[key] = found, tuple(self.local(v, nbytes) for v, nbytes in found.inner)
-        return self.known[key]
+        if key not in self.cache:
+            needed = residuals(self.body, differentiated, stacked)
+            self.cache[key] = needed, tuple(self.local(v, nbytes) for v, nbytes in needed.inner)
+        return self.cache[key]
 
 
 @lru_cache(maxsize=65536)
 def inner_of(body: Body, operands: tuple[Type, ...], results: tuple[Type, ...], axes: tuple[Axis, ...]) -> Inner:
-    """The inner values of an operator."""
+    """Return the inner values of an operator."""
     return Inner(body, operands, results, axes)

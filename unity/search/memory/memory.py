@@ -1,12 +1,14 @@
-"""Where a parallel graph's memory goes on one device: what holds how many bytes when most is held.
+"""Peak memory of a parallel graph on one device, with the buffers that are live at the peak and the reason each is live.
 
-Always held are arguments, optimizer slots and results; and gradients, but until one is computed other values may lie in its place.
-Until its reader's backward pass: what `pcg.residuals` says is kept, of a scan for every step. For a moment: an operator's working
-set. In a remat nothing is kept; but when its backward pass comes, all that it would have kept is there. The backward pass takes
-operators in reverse, so that most is held at some operator, together with what those before it keep.
+Arguments, optimizer slots and results are live throughout the step; so are gradients, but until one is computed other values may
+reuse its memory. Residuals (`pcg.analysis.residuals`) are live until their user's backward pass, those of a scan for every step.
+An operator's working set is live during its turn. A remat has no residuals, but during its backward pass all values are live that
+would otherwise be residuals. The backward pass takes operators in reverse, so the peak is at the turn of some operator, together
+with the residuals of those before it.
 
-The search adds up the same terms but for what is there for a moment, which is not a sum; `tests/search/memory/test_memory.py` holds
-the two against each other. What a backend makes for itself beyond that is said in `search.backend`."""
+The search adds up the same terms except working sets, which are no sum; `tests/search/memory/test_memory.py` compares the two.
+`search.memory.backend` describes the memory that a backend needs in addition.
+"""
 
 from __future__ import annotations
 
@@ -26,35 +28,43 @@ from unity.search.space.live_buffers import ARGUMENTS, GRADIENTS, RESULTS, SLOTS
 
 @dataclass(frozen=True)
 class MemoryPrediction:
-    """Everything that is held at the moment when most is. `additive`: what the search counts, which leaves working sets out."""
+    """The memory of one device at the peak.
+
+    Args:
+        held: The buffers that are live at the peak.
+        additive: Bytes that the search counts, without working sets.
+    """
 
     held: tuple[Held, ...]
     additive: float
 
     @cached_property
     def total(self) -> float:
-        """Bytes that the device must have in training: also the optimizer's."""
+        """Bytes that the device needs in training, the optimizer's slots included."""
         return sum(h.nbytes for h in self.held)
 
     @cached_property
     def step(self) -> float:
-        """Bytes of one gradient step: what the compiled program has. It knows no optimizer."""
+        """Bytes of one gradient step as a compiled program counts them: without the optimizer's slots."""
         return sum(h.nbytes for h in self.held if h.why != SLOTS)
 
     @cached_property
     def by_reason(self) -> Mapping[str, float]:
-        """The bytes by why they are held."""
-        found: dict[str, float] = {}
+        """The bytes at the peak, summed up by reason."""
+        sums: dict[str, float] = {}
         for h in self.held:
-            found[h.why] = found.get(h.why, 0.0) + h.nbytes
-        return found
+            sums[h.why] = sums.get(h.why, 0.0) + h.nbytes
+        return sums
 
 
 @dataclass(frozen=True, eq=False)
 class LiveRanges:
-    """What a parallel graph holds on one device over a step: buffers that are live throughout, and its operators' region.
+    """The live ranges of a parallel graph's buffers on one device over a step.
 
-    `counted`: buffers that the search counts, live throughout; `beside`: further ones, which it leaves out.
+    Args:
+        counted: Buffers that are live throughout the step and that the search counts.
+        beside: Further buffers that are live throughout, which the search does not count.
+        region: The sweep over the operators.
     """
 
     counted: tuple[Held, ...]
@@ -87,10 +97,10 @@ def predict_memory(graph: PCG, differentiated: Collection[int], training: Traini
     """Predict the memory of a parallel graph on one device.
 
     Args:
-        graph: the parallel graph.
-        differentiated: the inputs that gradients are taken for, if `training` has them.
-        training: whether there is a backward pass, and the optimizer's slots.
-        backend: what compiles the program, and holds more than the graph names.
+        graph: The parallel graph.
+        differentiated: The inputs, by number, whose gradients are wanted; ignored if `training` has no backward pass.
+        training: Whether there is a backward pass, and how many optimizer slots a weight has.
+        backend: The compiler, which needs more memory than the graph names.
     """
     live = live_ranges(graph, differentiated, training, backend)
     additive = sum(h.nbytes for h in live.counted) + live.region.steps + live.region.momentary
@@ -98,14 +108,14 @@ def predict_memory(graph: PCG, differentiated: Collection[int], training: Traini
 
 
 def keeping(graph: PCG, differentiated: Collection[int], training: Training, backend: Backend = GPU) -> tuple[Keeping, ...]:
-    """What every operator of the outermost graph needs. Arguments are as for `predict_memory`."""
+    """Return the memory that every operator of the outermost graph needs. Arguments are as for `predict_memory`."""
     differentiated = differentiated if training.backward else ()
-    found = Region(graph, Setting(graph, gradients(graph, differentiated), training.backward, backend))
-    return tuple(found.keeping)
+    region = Region(graph, Setting(graph, gradients(graph, differentiated), training.backward, backend))
+    return tuple(region.keeping)
 
 
 def ends_inside(node: Node) -> float:
-    """Of a node with a graph inside, the most bytes that one operator there reads and makes; nothing of others."""
+    """Return the most bytes of operands and results that one operator inside a node has; 0 for a node without a graph inside."""
     if node.inside is None:
         return 0.0
     each = (sum(local(v, node.inside) for v in dict.fromkeys((*n.operands, *n.results))) for n in node.inside.nodes)

@@ -1,12 +1,12 @@
-"""When most is held while operators have their turns, and what takes no memory of its own then.
+"""Peak memory of a sequence of operators' turns, where values reuse the memory of gradients that are not yet computed.
 
-A gradient is there when that of the weight's first reader is, and the backward pass takes operators in reverse. So what is held for
-later readers alone is gone by then, and may lie in the gradient's place, one value at a time: the largest gradient takes the
-largest value that fits, then the next one does.
+A weight's gradient is complete when the backward pass reaches the weight's first reader, and the backward pass takes operators in
+reverse. Values that are live for later readers alone are dead by then, so they may lie in the gradient's memory, one value per
+gradient: the largest gradient takes the largest value that fits, then the next one does.
 
-What finds a place so only grows along the operators: a further gradient, or a further value, takes none of what was found away (at
-worst they exchange places with something smaller). So what finds a place at some operators bounds from below what does at those
-after them, and of most operators nothing has to be looked at: less is held there, in any case, than somewhere else.
+The reused bytes never decrease from one turn to a later one: a further gradient or a further value takes no place away (at worst
+values exchange places with smaller ones). So the reuse at some turns is a lower bound on the reuse at those after them, and most
+turns need not be examined, as their peak is certainly lower than that of another turn.
 """
 
 from __future__ import annotations
@@ -16,26 +16,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-MARKS = 32  # operators at which it is looked at first
+MARKS = 32  # turns whose reuse is computed first, as a lower bound on that of later turns
 
 
 @dataclass(frozen=True)
 class Later:
-    """A gradient that is not there from the start: its bytes, and the first operator that reads the weight."""
+    """A gradient whose memory may be reused before it is computed: its bytes, and the first operator that reads its weight."""
 
     nbytes: float
     first: int
 
 
-Sizes = Mapping[float, list[int]]  # bytes of values → the operators that they are held for, ascending
+Sizes = Mapping[float, list[int]]  # bytes of values → the operators that they are live for, ascending
 
 
 @dataclass(frozen=True, eq=False)
 class Turns:
-    """What is held at each operator's turn, in bytes.
+    """The bytes that are live at each operator's turn.
 
-    `kept`: for whose sake; from that operator on, or, where `early` says so, from the start. `own`: at its turn alone. `later`: the
-    largest first.
+    Args:
+        kept: For each operator, the bytes of its residuals.
+        early: For each operator, whether its residuals are live from the start, not only from its turn on.
+        own: For each operator, the bytes that are live at its turn alone.
+        later: The gradients whose memory may be reused, largest first.
     """
 
     kept: Sequence[Sequence[float]]
@@ -44,87 +47,95 @@ class Turns:
     later: Sequence[Later]
 
     def highest(self) -> tuple[int, float] | None:
-        """The operator at whose turn most is held, and how much that is; none if there is no operator.
+        """Return the operator at whose turn memory is highest, and the bytes; None if there is no operator.
 
-        Of those that hold as much, it is the first of those which would without what finds a place.
+        Of several, it is the one with the most bytes before reuse; of those, the first.
         """
         sizes = self.sizes
-        placed, least = 0.0, list[float]()
+        lower_bound, least = 0.0, list[float]()
         for i in range(len(sizes)):
             if self.later and i % self.step == 0:
-                placed = sum(n for _, n in self.placed(i, ()))
-            least.append(placed)
+                lower_bound = sum(n for _, n in self.reused(i, ()))
+            least.append(lower_bound)
         best: tuple[float, float, int] | None = None
         for i in sorted(range(len(sizes)), key=lambda i: least[i] - sizes[i]):
             if best is not None and sizes[i] - least[i] < best[0]:
                 break
-            here = sizes[i] - sum(n for _, n in self.placed(i, self.own[i]))
+            here = sizes[i] - sum(n for _, n in self.reused(i, self.own[i]))
             best = max(best, (here, sizes[i], -i)) if best else (here, sizes[i], -i)
         return None if best is None else (-best[2], best[0])
 
     @property
     def step(self) -> int:
-        """How many operators are between two at which it is looked at first."""
+        """The number of operators from one turn whose reuse is computed first to the next."""
         return max(1, len(self.kept) // MARKS)
 
     @cached_property
     def sizes(self) -> list[float]:
-        """All bytes that are held at each turn, whether they take memory of their own or not."""
+        """The bytes that are live at each turn, before reuse."""
         sums = [sum(k) for k in self.kept]
         below = sum(n for n, first in zip(sums, self.early, strict=True) if first)
-        found = []
+        totals = []
         for n, first, own in zip(sums, self.early, self.own, strict=True):
             below += 0.0 if first else n
-            found.append(below + sum(own))
-        return found
+            totals.append(below + sum(own))
+        return totals
 
-    def placed(self, at: int, own: Sequence[float]) -> list[tuple[int, float]]:
-        """At an operator's turn, the gradients in whose place something lies, by number, and its bytes; `own`: held there too."""
+    def reused(self, at: int, own: Sequence[float]) -> list[tuple[int, float]]:
+        """Return the gradients whose memory is reused at an operator's turn, by number, with the reused bytes.
+
+        `own` are the bytes that are live at that turn alone.
+        """
         if not self.later:
             return []
-        held = {n: ready[: bisect_right(ready, at)] for n, ready in self.from_turn.items()}
+        live = {n: ready[: bisect_right(ready, at)] for n, ready in self.from_turn.items()}
         for n, operators in self.from_start.items():
-            held[n] = sorted([*held.get(n, ()), *operators])
+            live[n] = sorted([*live.get(n, ()), *operators])
         for n in own:
             if n > 0:
-                held[n] = sorted([*held.get(n, ()), at])
-        return places(held, self.later, at)
+                live[n] = sorted([*live.get(n, ()), at])
+        return places(live, self.later, at)
 
     @cached_property
     def from_turn(self) -> Sizes:
-        """Values that are held from their operator's turn on."""
-        return self._of(early=False)
+        """Residuals that are live from their operator's turn on."""
+        return self._sizes(early=False)
 
     @cached_property
     def from_start(self) -> Sizes:
-        """Values that are held from the start."""
-        return self._of(early=True)
+        """Residuals that are live from the start."""
+        return self._sizes(early=True)
 
-    def _of(self, early: bool) -> Sizes:
-        found: dict[float, list[int]] = {}
-        for i, (kept, first) in enumerate(zip(self.kept, self.early, strict=True)):
-            for n in kept if first == early else ():
+    def _sizes(self, early: bool) -> Sizes:
+        sizes: dict[float, list[int]] = {}
+        for i, (residuals, first) in enumerate(zip(self.kept, self.early, strict=True)):
+            for n in residuals if first == early else ():
                 if n > 0:
-                    found.setdefault(n, []).append(i)
-        return found
+                    sizes.setdefault(n, []).append(i)
+        return sizes
 
 
-def places(held: Sizes, later: Sequence[Later], at: int) -> list[tuple[int, float]]:
-    """The gradients in whose place something lies, by number, and its bytes. `held` is used up; `later`: the largest first.
+def places(live: Sizes, later: Sequence[Later], at: int) -> list[tuple[int, float]]:
+    """Assign values to the memory of gradients that are not yet computed: the gradients, by number, with the reused bytes.
 
-    Of values of one size the one goes first that is held for the last operator: if that does not fit, no other does.
+    Of values of equal size the one for the last operator goes first: if that does not fit, no other does.
+
+    Args:
+        live: The live values; it is consumed.
+        later: The gradients, largest first.
+        at: The operator whose turn it is.
     """
-    sizes, found = sorted((n for n, operators in held.items() if operators), reverse=True), []
+    sizes, reused = sorted((n for n, operators in live.items() if operators), reverse=True), []
     for k, gradient in enumerate(later):
         if gradient.first >= at:
             continue
         while sizes and sizes[0] > gradient.nbytes:
             del sizes[0]  # those that follow are smaller
         for n in sizes:
-            if held[n][-1] > gradient.first:
-                held[n].pop()
-                found.append((k, n))
-                if not held[n]:
+            if live[n][-1] > gradient.first:
+                live[n].pop()
+                reused.append((k, n))
+                if not live[n]:
                     sizes.remove(n)
                 break
-    return found
+    return reused

@@ -1,4 +1,4 @@
-"""What the operators of one graph keep for the backward pass, on one device, and in whose memory that lies."""
+"""Residuals of the operators of one graph on one device, and the values that they alias."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AS_MADE, TURNED = "as made", "turned"
 
 @dataclass(frozen=True)
 class Setting:
-    """What is the same for all graphs of a program: where gradients flow, whether it is trained, and what compiles it."""
+    """Facts that all nested graphs of a program share: where gradients flow, whether there is a backward pass, and the compiler."""
 
     program: PCG
     flow: Gradients
@@ -29,16 +29,22 @@ class Setting:
 
     @cached_property
     def kept_once(self) -> Mapping[int, int]:
-        """Of which nodes in scans so many times less is kept than in every step (`pcg.hoisting.kept_once`)."""
+        """The factor by which a node in a scan has fewer residuals than one per step (`pcg.analysis.hoisting.kept_once`)."""
         return kept_once(self.program)
 
 
 class Keeper:
-    """A graph, or one inside a scan or a remat, and what is kept of it so far: operators are asked in order (`kept_by`, `need`)."""
+    """The residuals of a graph, collected operator by operator in order (`kept_by`, `need`)."""
 
     def __init__(self, graph: PCG, setting: Setting, around: str = "", stacked: bool = False) -> None:
-        """`around`: the kind of node that the graph is inside of. `stacked`: what it keeps is handed out in arrays, as a loop's
-        step does."""
+        """Start with no residuals.
+
+        Args:
+            graph: The graph of a program, or one inside a node.
+            setting: The facts of the program.
+            around: The kind of the node that the graph is inside of; empty for the outermost graph.
+            stacked: Whether its residuals leave it as arrays, as those of a loop's step do.
+        """
         self.graph, self.setting = graph, setting
         self.flow, self.training, self.backend = setting.flow, setting.training, setting.backend
         self.top, self.stacked = not around, stacked or around in LOOPS or around == STAGES
@@ -46,20 +52,23 @@ class Keeper:
         self.lying = Lying(graph)
         self.nbytes = self.lying.nbytes
         self.inputs = {id(node): k for k, node in enumerate(graph.inputs)}
-        self.own_bytes = {v: n if self.counts(v) else 0.0 for v, n in self.nbytes.items()}
-        self.chosen: dict[Value, None] = {}  # what is kept, in the order in which that is found
-        self.wide: set[Value] = set()  # those that are kept wider
-        self.forms: dict[Value, set[str]] = {}  # in which orders of dimensions they are kept
+        self.own_bytes = {v: n if self.takes_memory(v) else 0.0 for v, n in self.nbytes.items()}
+        self.chosen: dict[Value, None] = {}  # the values that are residuals, in order
+        self.wide: set[Value] = set()  # those that are also residuals in a wider dtype
+        self.forms: dict[Value, set[str]] = {}  # the orders of dimensions in which they are residuals
         self.needs: set[int] = set()  # inputs that the backward pass needs
-        self.steps = 0.0  # bytes that are kept, added up
+        self.steps = 0.0  # the sum of all bytes of residuals
 
-    def counts(self, v: Value) -> bool:
-        """Whether a value, or its cotangent, takes memory of its own: arguments and their gradients are counted already."""
+    def takes_memory(self, v: Value) -> bool:
+        """Return whether a value, or its cotangent, takes memory here; arguments and their gradients are counted elsewhere."""
         return not (self.top and id(v.node) in self.inputs) and (self.flow(v) or not self.training)
 
     def need(self, v: Value, reader: Node | None = None) -> list[Held]:
-        """Keeps a value as it is where it was last moved, if it is not kept yet; for some readers, wider, or turned."""
-        wide = (self.looped and self.backend.narrow(v.tensor)) or (reader is not None and self.backend.widens(reader, v))
+        """Make a value a residual in its last type, if it is none yet, and return the new buffers.
+
+        Some readers need it in a wider dtype or in another order of dimensions.
+        """
+        wide = (self.looped and self.backend.is_narrow(v.tensor)) or (reader is not None and self.backend.widens(reader, v))
         turned = reader is not None and self.backend.turned(reader, v) and not self.argument(v) and not self.waits(reader)
         v = self.lying.kept[v]
         if runs_again(v.node):
@@ -79,76 +88,82 @@ class Keeper:
         return [self.count(self.held(why, v.node, self.local(v))), *more]
 
     def local(self, v: Value) -> float:
-        """Bytes of one of the graph's values on one device."""
+        """Return the bytes of one of the graph's values on one device."""
         return self.nbytes[v]
 
     def count(self, held: Held) -> Held:
+        """Add a buffer to the sum of residuals, and return it."""
         self.steps += held.nbytes
         return held
 
     def held(self, why: str, node: Node, nbytes: float) -> Held:
-        """What each run keeps of a node: its part, if that is made once for several."""
+        """Return the buffer of one run of a node: a fraction of it, if several runs share one."""
         return Held(why, node, nbytes / self.setting.kept_once.get(id(node), 1))
 
     def inner(self, node: Node) -> Inner:
-        """Where the inner values of an operator lie."""
+        """Return the inner values of an operator."""
         assert node.body is not None
         return inner_of(node.body, tuple(v.type for v in node.operands), node.types, self.graph.axes)
 
     def flows(self, node: Node) -> tuple[bool, ...]:
-        """For each operand, whether a gradient flows back to it."""
+        """Return for each operand whether a gradient flows back to it."""
         return tuple(map(self.flow, node.operands))
 
-    def kept_by(self, node: Node, found: Residuals, inner: Inner) -> list[Held]:
-        """What an operator keeps. `found`: what its backward pass needs. What halos extend is kept so, and not as it was made."""
+    def kept_by(self, node: Node, needed: Residuals, inner: Inner) -> list[Held]:
+        """Add the residuals of an operator, and return their buffers.
+
+        Operands with halos are residuals in that form. `needed` are the values that the backward pass needs.
+        """
         if not (self.training and any(map(self.flow, node.results))):
             return []
-        kept: list[Held] = []
+        buffers: list[Held] = []
         extended = (*inner.extended, *(0.0 for _ in node.results))
-        for v, flag, nbytes in zip((*node.operands, *node.results), found.operands + found.results, extended, strict=True):
-            if not flag or (v.node is node and runs_again(node)) or self.backend.knows(node):
+        for v, flag, nbytes in zip((*node.operands, *node.results), needed.operands + needed.results, extended, strict=True):
+            if not flag or (v.node is node and runs_again(node)) or self.backend.keeps_indices(node):
                 continue
-            kept += self.extended(v, node, nbytes) if nbytes else self.need(v, node)
+            buffers += self.extended(v, node, nbytes) if nbytes else self.need(v, node)
         if node.attributes.get("again"):
-            return kept
-        for (variable, _), nbytes in zip(found.inner, inner.kept(self.flows(node), self.stacked)[1], strict=True):
-            kept.append(self.count(self.held(KEPT, node, nbytes)))
-            if self.looped and self.backend.narrow(inner.body.tensors[variable]):
-                kept.append(self.held(WIDENED, node, nbytes))
-        return kept
+            return buffers
+        for (variable, _), nbytes in zip(needed.inner, inner.kept(self.flows(node), self.stacked)[1], strict=True):
+            buffers.append(self.count(self.held(KEPT, node, nbytes)))
+            if self.looped and self.backend.is_narrow(inner.body.tensors[variable]):
+                buffers.append(self.held(WIDENED, node, nbytes))
+        return buffers
 
     def extended(self, v: Value, reader: Node, nbytes: float) -> list[Held]:
-        """Keeps an operand as halos extend it, to so many bytes. If the reader runs again, what has arrived is kept alone, beside
-        the operand as it was made."""
+        """Make an operand with its halos a residual of `nbytes` bytes, and return the new buffers.
+
+        If the reader waits for recomputed operands, only the halos are residuals, beside the operand itself.
+        """
         if not self.waits(reader):
             return [self.count(self.held(CHANGED, reader, nbytes))]
         return [*self.need(v, reader), self.count(self.held(CHANGED, reader, nbytes - self.local(v)))]
 
     def waits(self, node: Node) -> bool:
-        """Whether some operand of an operator is made again for its backward pass. Then it reads all of them when that comes."""
-        kept = [self.lying.kept[v] for v in node.operands]
-        return any(runs_again(base.node) for base in kept) or kept != [self.lying.unmoved[v] for v in node.operands]
+        """Return whether an operand of an operator is recomputed for its backward pass, which then reads all operands anew."""
+        bases = [self.lying.kept[v] for v in node.operands]
+        return any(runs_again(base.node) for base in bases) or bases != [self.lying.unmoved[v] for v in node.operands]
 
-    def made_again(self, node: Node) -> float:
-        """Bytes of the inner values of an operator that are not kept, when its own backward pass comes; nor stacked, in a loop."""
+    def recomputed_inner_bytes(self, node: Node) -> float:
+        """Return the bytes of the inner values that an operator's own backward pass recomputes; in a loop they are not stacked."""
         if not node.attributes.get("again"):
             return 0.0
         return sum(self.inner(node).kept(self.flows(node), False)[1])
 
-    def made_for(self, node: Node) -> float:
-        """Bytes that are there when an operator's own backward pass comes because operands of it are made again as a whole."""
+    def recomputed_operand_bytes(self, node: Node) -> float:
+        """Return the bytes that are live in an operator's backward pass because operands of it are recomputed as a whole."""
         total = 0.0
         for v in node.operands:
-            made = self.lying.kept[v]
-            if runs_again(made.node):
-                total += self.local(made) if self.lying.unmoved[v] != made else 0.0
-                total += self.made_again(made.node) + self.made_for(made.node)
+            base = self.lying.kept[v]
+            if runs_again(base.node):
+                total += self.local(base) if self.lying.unmoved[v] != base else 0.0
+                total += self.recomputed_inner_bytes(base.node) + self.recomputed_operand_bytes(base.node)
         return total
 
-    def there(self, v: Value) -> bool:
-        """Whether a value is held anyway: an argument, or kept, and not gathered again."""
+    def is_live(self, v: Value) -> bool:
+        """Return whether a value is live anyway: an argument, or a residual that is not gathered again."""
         return self.lying.unmoved[v] in self.chosen or self.argument(v)
 
     def argument(self, v: Value) -> bool:
-        """Whether a value lies in an argument's memory."""
+        """Return whether a value aliases an argument."""
         return self.top and id(self.lying.unmoved[v].node) in self.inputs

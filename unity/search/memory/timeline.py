@@ -168,9 +168,9 @@ def _row(held: Held) -> LiveBuffer:
 def _bytes_by_turn(region: Region) -> Iterator[tuple[Turn, float]]:
     """Yield the bytes that are live at each turn, in order, beside what is live throughout the step."""
     forward, backward = region.forward_turns(), region.backward_turns()
-    ahead = {i: nbytes - sum(n for _, n in forward.placed(i)) for i, nbytes in forward.sizes().items()}
+    ahead = {i: nbytes - sum(n for _, n in forward.reused(i)) for i, nbytes in forward.sizes().items()}
     own = zip(backward.sizes, backward.own, strict=True)
-    back = [nbytes - sum(n for _, n in backward.placed(i, working)) for i, (nbytes, working) in enumerate(own)]
+    back = [nbytes - sum(n for _, n in backward.reused(i, working)) for i, (nbytes, working) in enumerate(own)]
     if region.training:
         yield from (((FORWARD, i), nbytes) for i, nbytes in ahead.items())
         yield from (((BACKWARD, i), nbytes) for i, nbytes in reversed([*enumerate(back)]))

@@ -1,4 +1,4 @@
-"""What waits while an operator runs: values that were made before, for readers that come after."""
+"""Live values that are not an operator's own: produced before it runs, and read after it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from unity.pcg.ir.graph import Node, Value
 
 
 def waiting(nodes: Sequence[Node], nbytes: Mapping[Value, float], ends: Iterable[Value]) -> list[float]:
-    """For every operator in order, the bytes of values (in training, of cotangents) that wait while it runs, none of its own.
+    """Return for every operator, in order, the bytes of values (in training, of cotangents) that are live beside its own.
 
-    `nbytes`: of a value on one device, 0 where it takes no memory of its own. `ends`: values that are read after all operators.
+    Args:
+        nodes: The operators.
+        nbytes: The bytes of every value on one device, 0 if it takes no memory.
+        ends: Values that are read after all operators.
     """
     number = {id(node): i for i, node in enumerate(nodes)}
     last: dict[Value, int] = {}
@@ -23,9 +26,9 @@ def waiting(nodes: Sequence[Node], nbytes: Mapping[Value, float], ends: Iterable
         if end > start + 1:
             change[start + 1] += nbytes[v]
             change[end] -= nbytes[v]
-    total, found = 0.0, list[float]()
+    live, totals = 0.0, list[float]()
     for i, node in enumerate(nodes):
-        total += change[i]
+        live += change[i]
         own = sum(nbytes[v] for v in dict.fromkeys(node.operands) if last[v] > i)
-        found.append(max(0.0, total - own))
-    return found
+        totals.append(max(0.0, live - own))
+    return totals
