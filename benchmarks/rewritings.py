@@ -26,7 +26,7 @@ from unity.pcg.capture.capture import capture
 from unity.plan.plan import Plan
 from unity.plan.plan_family import Made
 from unity.search.cost.cost import Training
-from unity.search.joint.backtracking import Found, backtrack
+from unity.search.joint.backtracking import RewrittenProgram, backtrack
 from unity.search.joint.pricing import Prices
 from unity.search.session import Search
 from unity.substitutions.language.axioms import default_library
@@ -47,7 +47,7 @@ COMPUTED = ("gpt2_padded", "llama3_8b")  # in a precision of their own
 REACHED, SAMPLED, ALPHA = 80, 10, 2.0  # programs that are reached, tried of them, and how much worse one may be
 
 
-def replayed(before: Any, found: Found, after: Any) -> int:
+def replayed(before: Any, found: RewrittenProgram, after: Any) -> int:
     """Replays the steps to a program. Returns how many there were."""
     store = canonical_forms(before).store
     steps = [step_of(canonical_forms(way.before, store), way.occurrence) for way in found.path]

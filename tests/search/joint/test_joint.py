@@ -254,9 +254,9 @@ def test_steps_that_make_things_worse_first_are_taken_within_alpha():
 def test_budgets_rules_and_searches_are_checked():
     assert budget_of(3) == Budget(programs=3)
     assert budget_of(0.5) == Budget(seconds=0.5)
-    assert Budget(9).said(0, time.perf_counter()) == "9 programs left"
-    assert Budget(9).said(4, time.perf_counter() - 40) == "5 programs (about 50 s) left"
-    assert Budget(seconds=9.0).said(4, time.perf_counter()) == "9 s left"
+    assert Budget(9).in_words(0, time.perf_counter()) == "9 programs left"
+    assert Budget(9).in_words(4, time.perf_counter() - 40) == "5 programs (about 50 s) left"
+    assert Budget(seconds=9.0).in_words(4, time.perf_counter()) == "9 s left"
     for wrong in ("many", -1, True):
         with pytest.raises(ValueError, match="budget="):
             budget_of(wrong)

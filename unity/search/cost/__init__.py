@@ -1,1 +1,1 @@
-"""Prices: operators, changes of type, whole graphs, and the optimization problem made of them."""
+"""Prices of operators, of changes of type and of whole graphs, and the optimization problem that they form."""

@@ -1,1 +1,1 @@
-"""Algebra and parallelization searched together: segments, backtracking, prices of programs."""
+"""Joint search of algebraic rewritings and parallelizations: segments, backtracking, prices of programs."""

@@ -1,7 +1,7 @@
 """Level 2: best-first search over the rewritings of a program, with backtracking (Unity, section 5.1; TASO, algorithm 2).
 
-Of all programs that were found and not looked at yet, the cheapest is taken next and rewritten in every way. What costs more than
-alpha times the cheapest known is dropped; so steps that make things worse before they get better are taken, if they are small.
+The cheapest program that has not been expanded is rewritten in every possible way. Programs that cost more than alpha times the
+cheapest one are dropped; so steps that increase the cost by little are taken, as they may lead to cheaper programs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from unity.substitutions.rewriting.recording import step_of
 from unity.substitutions.rewriting.rewriting import content_key, rewritten
 from unity.verify.derivations.canonical_form import canonical_forms
 
-ALPHA = 1.05
+ALPHA = 1.05  # the highest cost of an expanded program, relative to the cheapest
 
 
 @dataclass(frozen=True, eq=False)
-class Way:
-    """A step: the program it is taken in, which occurrence of a pattern it is there, by number, and the program after it."""
+class RewritingStep:
+    """A rewriting of a program at one occurrence of a pattern, which is the `number`-th one in the program `before`."""
 
     before: Body
     occurrence: Occurrence
@@ -33,58 +33,67 @@ class Way:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """A program, its price, and the way to it: the program before, and what was rewritten in that."""
+class RewrittenProgram:
+    """A program that the search reached, its price, and the step from the program before; the first one has none."""
 
     body: Body
     price: float
-    before: Found | None = None
-    taken: Way | None = None
+    before: RewrittenProgram | None = None
+    step: RewritingStep | None = None
 
     @property
-    def path(self) -> tuple[Way, ...]:
-        """Every step from the first program."""
-        return () if self.before is None or self.taken is None else (*self.before.path, self.taken)
+    def path(self) -> tuple[RewritingStep, ...]:
+        """All steps from the first program, in order."""
+        return () if self.before is None or self.step is None else (*self.before.path, self.step)
 
 
 Price = Callable[[Body, float], float]
-"""What a program costs; if that is certainly more than the number, it may be infinite."""
+"""A function that prices a program; the price may be infinite if it certainly exceeds the second argument."""
 
 
-def backtrack(body: Body, patterns: Sequence[Pattern], price: Price, alpha: float = ALPHA) -> Iterator[Found]:
-    """Every program that is reached, as it is reached, the given one first. Ends when none within alpha is left.
+def backtrack(body: Body, patterns: Sequence[Pattern], price: Price, alpha: float = ALPHA) -> Iterator[RewrittenProgram]:
+    """Yield every program that is reached, the original first; end when all programs within `alpha` are expanded.
 
-    The order depends on nothing but the arguments, so a longer search finds what a shorter one did, and more.
+    The order depends only on the arguments, so a longer search yields the programs of a shorter one first.
+
+    Args:
+        body: The program.
+        patterns: The patterns of the rules.
+        price: Prices a program.
+        alpha: The highest price of an expanded program, relative to the lowest price.
     """
-    given, name = settled(body)
-    first = Found(given, price(given, math.inf))
-    seen, known = {name}, {content_key(given)}
+    original, name = settled(body)
+    first = RewrittenProgram(original, price(original, math.inf))
+    names, contents = {name}, {content_key(original)}
     best, count = first.price, 0
-    waiting = [(first.price, count, first)]
+    queue = [(first.price, count, first)]
     yield first
-    while waiting:
-        cost, _, found = heapq.heappop(waiting)
+    while queue:
+        cost, _, program = heapq.heappop(queue)
         if cost > alpha * best:
             return
-        for way, name in ways(found.body, patterns, known):
-            if name in seen:
+        for step, name in steps(program.body, patterns, contents):
+            if name in names:
                 continue
-            seen.add(name)
-            reached = Found(way.after, price(way.after, alpha * best), found, way)
+            names.add(name)
+            reached = RewrittenProgram(step.after, price(step.after, alpha * best), program, step)
             best, count = min(best, reached.price), count + 1
             if reached.price <= alpha * best:
-                heapq.heappush(waiting, (reached.price, count, reached))
+                heapq.heappush(queue, (reached.price, count, reached))
             yield reached
 
 
-def ways(body: Body, patterns: Sequence[Pattern], known: set[str]) -> Iterator[tuple[Way, tuple[str, ...]]]:
-    """Every step that a program allows, and that a derivation can say, to a program of no known content; and what that computes."""
+def steps(body: Body, patterns: Sequence[Pattern], contents: set[str]) -> Iterator[tuple[RewritingStep, tuple[str, ...]]]:
+    """Yield every step from a program to one of new content that a derivation can express, with the result's canonical name.
+
+    The contents of the results are added to `contents`.
+    """
     reading, forms = Reading(body), canonical_forms(body)
     for pattern in patterns:
         for number, occurrence in enumerate(occurrences(reading, pattern)):
             new = rewritten(body, occurrence) if step_of(forms, occurrence) is not None else None
             key = content_key(new) if new is not None else ""
-            if new is not None and key not in known:
-                known.add(key)
+            if new is not None and key not in contents:
+                contents.add(key)
                 after, name = settled(new)
-                yield Way(body, occurrence, number, after), name
+                yield RewritingStep(body, occurrence, number, after), name

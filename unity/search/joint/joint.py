@@ -1,9 +1,9 @@
-"""The joint search: algebra and parallelization together (Unity, section 5), over the rules of a library.
+"""Joint search of algebraic rewritings and parallelizations (Unity, section 5), over the rules of a library.
 
-A program is cut into segments (level 1); the rewritings of each different segment are searched with backtracking (level 2), priced
-by exact search over their parallelizations (level 3). What makes a segment cheaper is tried in the whole program, wherever that
-segment is, and kept if the whole is cheaper too. Segments take turns, one program each, so a longer search first does what a
-shorter one did.
+A program is cut into segments (level 1). The rewritings of each distinct segment are searched with backtracking (level 2), and each
+is priced by an exact search over its parallelizations (level 3). A rewriting that makes a segment cheaper is tried in the whole
+program, wherever that segment occurs, and accepted if the whole program becomes cheaper. Segments take turns, one program each, so
+a longer search begins with the programs of a shorter one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from unity.pcg.ir.program import Body
-from unity.search.joint.backtracking import ALPHA, Found, backtrack
+from unity.search.joint.backtracking import ALPHA, RewrittenProgram, backtrack
 from unity.search.joint.nested import Program, program
 from unity.search.joint.pricing import Prices
 from unity.search.joint.segments import Segment
@@ -22,23 +22,28 @@ from unity.substitutions.rewriting.forms import closed
 from unity.substitutions.rewriting.occurrences import Pattern
 from unity.substitutions.rewriting.rewriting import tidy
 
-GAIN = 2e-4  # what a rewriting of a segment must promise the whole program, and an improvement give it: a share of its price
+GAIN = 2e-4  # the least gain that a segment's rewriting must promise, and an improvement have, relative to the whole price
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How long to search: programs that are priced, and seconds; nothing is no limit."""
+    """A limit on the length of a search.
+
+    Args:
+        programs: The most programs that are priced; None is no limit.
+        seconds: The most seconds; None is no limit.
+    """
 
     programs: int | None = None
     seconds: float | None = None
 
     def left(self, programs: int, started: float) -> bool:
-        """Whether there is any left."""
+        """Return whether the search may continue after `programs` programs, having begun at `started`."""
         enough = self.programs is None or programs < self.programs
         return enough and (self.seconds is None or time.perf_counter() - started < self.seconds)
 
-    def said(self, programs: int, started: float) -> str:
-        """How much is left, in words; of programs also the seconds that they will take, if they take as long as those before."""
+    def in_words(self, programs: int, started: float) -> str:
+        """Return the remaining budget in words; for programs with the seconds that they will take at the average so far."""
         spent, left = time.perf_counter() - started, list[str]()
         if self.programs is not None:
             more = self.programs - programs
@@ -50,11 +55,11 @@ class Budget:
 
 @dataclass(frozen=True, eq=False)
 class Improvement:
-    """The whole program, rewritten: its price, and for some of its segments, by key, what takes their place."""
+    """A rewritten program, its price, and the programs that replace its segments, by key."""
 
     body: Body
     price: float
-    chosen: Mapping[str, Found]
+    chosen: Mapping[str, RewrittenProgram]
 
 
 def improvements(
@@ -66,88 +71,97 @@ def improvements(
     alpha: float = ALPHA,
     say: Callable[[str], None] = lambda stage: None,
 ) -> Iterator[Improvement]:
-    """Programs that compute the same, each cheaper than all before it; the first is the given one.
+    """Yield equivalent programs, each cheaper than all before it; the first is the original.
 
-    With the same budget of programs the same ones, in the same order; with a larger one these, and maybe more: what a round over
-    the segments found is tried when the round is over.
+    Equal budgets of programs yield equal programs in equal order; a larger one may yield more. The results of a round over the
+    segments are tried at the end of the round.
+
+    Args:
+        body: The program.
+        differentiated: The inputs, by number, whose gradients are wanted.
+        prices: Prices programs on the machine.
+        patterns: The patterns of the rules.
+        budget: The length of the search.
+        alpha: See `backtrack`.
+        say: Receives a line of progress for every program that is priced.
     """
-    given, whole = tidy(body), program(body, differentiated)
-    best = Improvement(given, prices.whole(given, differentiated), {})
+    original, whole = tidy(body), program(body, differentiated)
+    best = Improvement(original, prices.whole(original, differentiated), {})
     yield best
     count, started = 0, time.perf_counter()
-    own = _own(whole, differentiated)
-    turns = [_Turn(part, often, prices, patterns, alpha, own[part.key]) for part, often in _different(whole)]
+    own = _own_weights(whole, differentiated)
+    turns = [_Turn(part, runs, prices, patterns, alpha, own[part.key]) for part, runs in _distinct(whole)]
 
-    def tried(better: Mapping[str, Found]) -> Improvement:
-        chosen = {**best.chosen, **better}
-        other = whole.with_segments({key: found.body for key, found in chosen.items()})
+    def improvement(cheaper: Mapping[str, RewrittenProgram]) -> Improvement:
+        chosen = {**best.chosen, **cheaper}
+        other = whole.with_segments({key: rewriting.body for key, rewriting in chosen.items()})
         return Improvement(other, prices.whole(other, differentiated, (1 - GAIN) * best.price), chosen)
 
-    plain = tried({})
-    if plain.price < (1 - GAIN) * best.price:  # transposes and reshapes alone
+    plain = improvement({})
+    if plain.price < (1 - GAIN) * best.price:  # removing transposes and reshapes alone is a gain
         best = plain
         yield best
     while turns:
-        better: dict[str, Found] = {}
+        cheaper: dict[str, RewrittenProgram] = {}
         for turn in list(turns):
             if not budget.left(count, started):
                 return
-            found = next(turn.reached, None)
-            if found is None:
+            rewriting = next(turn.reached, None)
+            if rewriting is None:
                 turns.remove(turn)
                 continue
             count += 1
-            say(f"best step {best.price * 1e3:.4g} ms; {count} rewritten programs priced, {budget.said(count, started)}")
-            if turn.promises(found, GAIN * best.price):
-                better[turn.part.key] = found
-        # all at once, and if that is no gain, one by one
-        attempts = [better, *({key: found} for key, found in better.items() if len(better) > 1)] if better else []
+            say(f"best step {best.price * 1e3:.4g} ms; {count} rewritten programs priced, {budget.in_words(count, started)}")
+            if turn.promises(rewriting, GAIN * best.price):
+                cheaper[turn.part.key] = rewriting
+        # all at once, and one by one if that is no gain
+        attempts = [cheaper, *({key: rewriting} for key, rewriting in cheaper.items() if len(cheaper) > 1)] if cheaper else []
         for attempt in attempts:
-            other = tried(attempt)
+            other = improvement(attempt)
             if other.price < (1 - GAIN) * best.price:
                 best = other
                 yield best
-                if attempt is better:
+                if attempt is cheaper:
                     break
 
 
-def _different(whole: Program) -> list[tuple[Segment, int]]:
-    """Segments that are not equal, those inside of scans and remats too, and how often each runs."""
+def _distinct(whole: Program) -> list[tuple[Segment, int]]:
+    """Return the distinct segments, including those inside scans and remats, and the runs of each."""
     first: dict[str, Segment] = {}
-    often: Counter[str] = Counter()
-    for one, times in whole.walk():
-        for part in one.segments:
+    runs: Counter[str] = Counter()
+    for nested, times in whole.walk():
+        for part in nested.segments:
             first.setdefault(part.key, part)
-            often[part.key] += times
-    return [(part, often[key]) for key, part in first.items()]
+            runs[part.key] += times
+    return [(part, runs[key]) for key, part in first.items()]
 
 
-def _own(whole: Program, differentiated: Collection[int]) -> Mapping[str, frozenset[int]]:
-    """Of every segment, by key, the inputs (by number) that are weights of the program which no other place reads."""
+def _own_weights(whole: Program, differentiated: Collection[int]) -> Mapping[str, frozenset[int]]:
+    """Return for every segment, by key, the inputs (by number) that are weights of the program and have no other reader."""
     weights = {v for k, v in enumerate(whole.body.inputs) if k in differentiated} - set(whole.body.outputs)
     readers = Counter(v for part in whole.segments for v in part.inputs)
-    found: dict[str, frozenset[int]] = {}
-    for one, _ in whole.walk():
-        for part in one.segments:
-            mine = (k for k, v in enumerate(part.inputs) if one is whole and v in weights and readers[v] == 1)
-            mine = frozenset(mine)
-            found[part.key] = found.get(part.key, mine) & mine
-    return found
+    own: dict[str, frozenset[int]] = {}
+    for nested, _ in whole.walk():
+        for part in nested.segments:
+            here = (k for k, v in enumerate(part.inputs) if nested is whole and v in weights and readers[v] == 1)
+            inputs = frozenset(here)
+            own[part.key] = own.get(part.key, inputs) & inputs
+    return own
 
 
 class _Turn:
-    """The search for one segment, taken a step at a time."""
+    """The search for rewritings of one segment, advanced one program at a time."""
 
     def __init__(
-        self, part: Segment, often: int, prices: Prices, patterns: Sequence[Pattern], alpha: float, own: Collection[int]
+        self, part: Segment, runs: int, prices: Prices, patterns: Sequence[Pattern], alpha: float, own: Collection[int]
     ) -> None:
-        self.part, self.often = part, often
+        self.part, self.runs = part, runs
         self.reached = backtrack(part.body, patterns, lambda b, above: prices.of(closed(b), part.differentiated, own, above), alpha)
         self.least = next(self.reached).price
 
-    def promises(self, found: Found, enough: float) -> bool:
-        """Whether a program is cheaper than all before it, by so much in all places together."""
-        if (self.least - found.price) * self.often < enough:
+    def promises(self, rewriting: RewrittenProgram, enough: float) -> bool:
+        """Return whether a program is cheaper than all before it, by at least `enough` in all runs together."""
+        if (self.least - rewriting.price) * self.runs < enough:
             return False
-        self.least = found.price
+        self.least = rewriting.price
         return True

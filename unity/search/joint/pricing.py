@@ -1,4 +1,4 @@
-"""What programs cost at best on a machine: one exact search each, sharing all that programs have in common."""
+"""Prices of programs: the optimum on a machine, by one exact search each that shares all that programs have in common."""
 
 from __future__ import annotations
 
@@ -21,10 +21,19 @@ from unity.substitutions.rewriting.joined_weights import with_joined
 
 @dataclass(frozen=True, eq=False)
 class Prices:
-    """Prices programs on one machine. `weight`: seconds that a byte of memory counts. `pack`: weights that a program joins are
-    joined before it runs.
+    """The optimal costs of programs on one machine.
 
-    Operators that were listed, changes of type that were priced, and what was solved for one program are there for the next.
+    Domains, prices of changes of type, and solved subproblems of one program are reused for the next.
+
+    Args:
+        machine: The devices.
+        training: Whether there is a backward pass, and how many optimizer slots a weight has.
+        weight: Seconds that a byte of memory counts.
+        bodies: A cache of bodies of operators.
+        listed: Caches of domains and costs.
+        restrict: The user's constraints.
+        solved: A cache of solved subproblems.
+        pack: Whether weights that a program joins are stored joined.
     """
 
     machine: Machine
@@ -32,27 +41,34 @@ class Prices:
     weight: float = 0.0
     bodies: Bodies = field(default_factory=dict)
     listed: Listed = field(default_factory=Listed)
-    restrict: Restrict = marked  # what users constrain
+    restrict: Restrict = marked
     solved: Solved = field(default_factory=Solved)
     pack: bool = False
 
     def graph(self, body: Body) -> PCG:
-        """The program as a graph of operators; its inputs are not named."""
+        """Return a program as a graph of operators, with numbered inputs."""
         return graph_of(body, [f"input {k}" for k in range(len(body.inputs))], self.bodies)
 
     def of(self, body: Body, differentiated: Collection[int], own: Collection[int] = (), above: float = math.inf) -> float:
-        """Seconds of the best strategy, infinite if there is none. `differentiated`: inputs, by number, with wanted gradients.
+        """Return the seconds of the best strategy of a program, infinite if there is none.
 
-        `own`: those of them that are weights which nothing but this program reads. `above`: what is certainly more may be infinite.
+        Args:
+            body: The program.
+            differentiated: The inputs, by number, whose gradients are wanted.
+            own: Those of them that are weights without another reader.
+            above: A bound: the result may be infinite if it certainly exceeds it.
         """
         return self._least(self.stored(body, own), differentiated, marked, above)
 
     def stored(self, body: Body, own: Collection[int]) -> Body:
-        """The program as its weights are stored."""
+        """Return the program with its own weights as they are stored."""
         return with_joined(body, own, self.machine.devices)[0] if self.pack else body
 
     def whole(self, body: Body, differentiated: Collection[int], above: float = math.inf) -> float:
-        """The same of a whole program, whose inputs are what users constrain. Infinite, too, where they leave nothing of it."""
+        """Return the seconds of the best strategy of a whole program, whose inputs the user may constrain.
+
+        The result is infinite if no strategy satisfies the constraints. Arguments are as for `of`.
+        """
         try:
             return self._least(self.stored(body, differentiated), differentiated, self.restrict, above)
         except (ConstraintError, InfeasibleError):

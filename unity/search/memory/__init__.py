@@ -1,1 +1,1 @@
-"""The memory of a parallel graph on one device."""
+"""Peak memory of a parallel graph on one device."""

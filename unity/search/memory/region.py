@@ -283,7 +283,7 @@ class Region(Keeper):
         return sum(self.own_bytes[v] for v in read)
 
     def live_between_ticks(self, node: Node) -> list[Held]:
-        """Return the buffers of a pipeline between ticks: samples that wait or are done, and weights' gradients before and after."""
+        """Return a pipeline's buffers between ticks: samples that wait or are done, and weights' gradients before and after."""
         ends = ends_of(node)
         followed = schedule_of(node).kind in FOLLOWED and self.training  # then the gradients of samples return, if there are any
         each = {p: 1 + self.flow(node.operands[p]) if followed else 2 for p in ends.sampled}
