@@ -159,7 +159,7 @@ class Search:
     def narrow(self) -> tuple[tuple[Assembled, Minimizer], ...]:
         """Problems that limit the working set of every operator, more and more tightly, as long as strategies remain.
 
-        A working set is no term of the sum that is minimized, so only a limit makes the minimizer consider it.
+        The minimized sum does not contain working sets, so only a limit makes the minimizer consider them.
         """
         self.say("looking for what needs less at once")
         (point,) = self.minimizer.at([math.inf])

@@ -1,4 +1,4 @@
-"""The leanest plan: working sets are no sum, but what operators may need at once can be limited, each by what is kept before it."""
+"""The leanest plan: working sets do not add up, but each operator's can be limited by the residuals before it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unity.search.solver.minimizer import Minimizer
 
 
 @given(name=st.sampled_from(sorted(MODELS)), seed=st.integers(0, 2**32 - 1))
-def test_a_strategy_keeps_to_its_own_room_and_fills_it_once(name: str, seed: int) -> None:
+def test_a_strategy_satisfies_its_own_limits_and_reaches_one_of_them(name: str, seed: int) -> None:
     _, assembled = named(name)
     point = random_point(assembled, np.random.default_rng(seed))
     limits, own = working_set_limits(assembled, point), working_set_bytes(assembled, point)
@@ -33,14 +33,14 @@ def test_a_strategy_keeps_to_its_own_room_and_fills_it_once(name: str, seed: int
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_in_the_room_of_the_leanest_nothing_else_is_forbidden(name: str) -> None:
-    """The least sum there is no more than that of the strategy whose room it is, and no operator has more than its share."""
+def test_the_least_sum_under_the_limits_of_a_strategy_is_no_larger_than_its_own(name: str) -> None:
+    """And every operator's working set is within its limit."""
     _, assembled = named(name)
     (fastest,) = Minimizer(assembled.problem).at([0.0])
     limits = working_set_limits(assembled, fastest)
-    (found,) = Minimizer(assembled.limited(limits).problem).at([math.inf])
-    assert found.memory <= fastest.memory
-    assert all(n <= limit for n, limit in zip(working_set_bytes(assembled, found), limits, strict=True))
+    (leanest,) = Minimizer(assembled.limited(limits).problem).at([math.inf])
+    assert leanest.memory <= fastest.memory
+    assert all(n <= limit for n, limit in zip(working_set_bytes(assembled, leanest), limits, strict=True))
 
 
 @cache
@@ -50,11 +50,11 @@ def searched() -> Search:
     return Search(captured.graph, captured.differentiated, Machine.grid(8, 8, "a100"), Training())
 
 
-def test_around_the_leanest_that_single_limits_find_there_are_leaner_ones() -> None:
-    """One limit for all operators is too much for the product before the loss or too little for the look-up in the table."""
+def test_limits_per_operator_give_leaner_strategies_than_one_limit_for_all() -> None:
+    """One limit for all operators is too loose for the product before the loss or too tight for the embedding look-up."""
     search = searched()
-    found = [search.leanest_point, *((near, p) for near, m in search.narrow for p in m.at([search.ends[1]]))]
-    before, after = ([of([one]) for one in found] for of in (lambda one: search.least(one)[0], search.leaner))
+    points = [search.leanest_point, *((near, p) for near, m in search.narrow for p in m.at([search.ends[1]]))]
+    before, after = ([of([point]) for point in points] for of in (lambda entries: search.least(entries)[0], search.leaner))
     parts = [lean.memory / least.memory for least, lean in zip(before, after, strict=True)]
     assert max(parts) <= 1
     assert min(parts) < 0.96

@@ -30,8 +30,8 @@ class Budget:
     """A limit on the length of a search.
 
     Args:
-        programs: The most programs that are priced; None is no limit.
-        seconds: The most seconds; None is no limit.
+        programs: The most programs that are priced, or None.
+        seconds: The most seconds, or None.
     """
 
     programs: int | None = None

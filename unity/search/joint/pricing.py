@@ -50,7 +50,7 @@ class Prices:
         return graph_of(body, [f"input {k}" for k in range(len(body.inputs))], self.bodies)
 
     def of(self, body: Body, differentiated: Collection[int], own: Collection[int] = (), above: float = math.inf) -> float:
-        """Return the seconds of the best strategy of a program, infinite if there is none.
+        """Return the seconds of the best strategy of a program; infinite without a strategy.
 
         Args:
             body: The program.

@@ -6,7 +6,7 @@ An operator's working set is live during its turn. A remat has no residuals, but
 would otherwise be residuals. The backward pass takes operators in reverse, so the peak is at the turn of some operator, together
 with the residuals of those before it.
 
-The search adds up the same terms except working sets, which are no sum; `tests/search/memory/test_memory.py` compares the two.
+The search adds up the same terms except working sets, which do not add up; `tests/search/memory/test_memory.py` compares the two.
 `search.memory.backend` describes the memory that a backend needs in addition.
 """
 

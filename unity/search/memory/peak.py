@@ -47,7 +47,7 @@ class Turns:
     later: Sequence[Later]
 
     def highest(self) -> tuple[int, float] | None:
-        """Return the operator at whose turn memory is highest, and the bytes; None if there is no operator.
+        """Return the operator at whose turn memory is highest, and the bytes; None without operators.
 
         Of several, it is the one with the most bytes before reuse; of those, the first.
         """

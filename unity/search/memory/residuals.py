@@ -64,7 +64,7 @@ class Keeper:
         return not (self.top and id(v.node) in self.inputs) and (self.flow(v) or not self.training)
 
     def need(self, v: Value, reader: Node | None = None) -> list[Held]:
-        """Make a value a residual in its last type, if it is none yet, and return the new buffers.
+        """Make a value a residual in its last type, unless it already is one, and return the new buffers.
 
         Some readers need it in a wider dtype or in another order of dimensions.
         """

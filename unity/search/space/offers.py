@@ -93,7 +93,7 @@ def _extended(sites: Sequence[Site], offers: Offers, users: Users, s: int) -> tu
 def _may_be_partial(sites: Sequence[Site], offers: Offers, users: Users, s: int) -> bool:
     """Return whether a free site may be a partial sum.
 
-    Its producer must offer one, and all users that run at least as often as the site must accept one. A loop then reduces its carry
+    Its producer must offer one, and all users that run no less often than the site must accept one. A loop then reduces its carry
     or its stack once, after the loop, and not in every step.
     """
     site = sites[s]
@@ -187,7 +187,7 @@ def _is_useful(site: Site, choice: Choice) -> bool:
     """Return whether a choice can pay off at a site.
 
     Repeating an operator on replicated operands pays off only if it is light and a gradient is reduced earlier for it. A halo
-    needs all devices (`pcg.check`), and those of stages or branches do not run together.
+    needs all devices (`pcg.parallel.check`), and those of stages or branches do not run together.
     """
     if choice.halos and site.along:
         return False
