@@ -1,4 +1,4 @@
-"""From a graph to a problem and back: every point is a strategy that runs, and the best point is the best of all."""
+"""Assembly: every point of a problem is a strategy that runs, and the optimum is that of brute force."""
 
 import itertools
 
@@ -101,7 +101,7 @@ def all_points(problem) -> list[tuple[float, float]]:
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.parametrize("training", [False, True], ids=["forward", "training"])
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_the_best_is_the_best_of_all_there_are(name: str, training: bool, nodes: int) -> None:
+def test_the_optimum_is_that_of_brute_force(name: str, training: bool, nodes: int) -> None:
     loss, params = TINY[name]
     captured = capture(loss, params, jax.ShapeDtypeStruct((64, 16), "float32"))
     machine = Machine.grid(nodes, 2 // nodes, "v100")
@@ -128,7 +128,7 @@ def rounded(costs):
 
 @pytest.mark.parametrize("name", [*MODELS, "big gpt"])
 @pytest.mark.parametrize("machine", MACHINES[:2], ids=lambda m: m.name)
-def test_never_slower_than_the_strategies_that_people_know(name: str, machine: Machine) -> None:
+def test_the_optimum_is_never_slower_than_strategies_by_hand(name: str, machine: Machine) -> None:
     big = {"layers": 2, "d": 512, "vocabulary": 4096, "b": 96, "s": 128}
     search = search_on(MODELS["gpt"](**big) if name == "big gpt" else MODELS[name](), machine)
     restricted = Restricted(search)
@@ -141,7 +141,7 @@ def test_never_slower_than_the_strategies_that_people_know(name: str, machine: M
     assert search.fastest.time <= min(times.values()) * (1 + 1e-12)
 
 
-def test_all_choices_of_a_tiny_problem_are_brute_forced() -> None:
+def test_brute_force_counts_all_choices_of_a_tiny_problem() -> None:
     """The brute force itself, on a problem that can be counted."""
     captured = capture(*TINY["product"], jax.ShapeDtypeStruct((64, 16), "float32"))
     problem = assemble(captured.graph, captured.differentiated, Machine.grid(1, 2, "v100"), Training()).problem

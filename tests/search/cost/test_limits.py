@@ -1,4 +1,4 @@
-"""With more memory a plan is never slower: whoever asks, and whatever was asked before."""
+"""A larger memory limit never gives a slower plan, whatever was searched before."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -41,7 +41,7 @@ def test_more_memory_never_gives_a_slower_plan(name: str) -> None:
 
 @settings(max_examples=40)
 @given(problems())
-def test_of_any_problem_too_also_where_what_fits_has_nothing_to_do_with_its_memory(problem: Problem) -> None:
+def test_a_larger_limit_is_never_slower_for_any_problem_and_any_rule_of_what_fits(problem: Problem) -> None:
     minimizer, odd = Minimizer(problem), np.random.default_rng(0)
     extra: dict[Point, float] = {}
 

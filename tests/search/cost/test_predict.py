@@ -1,4 +1,4 @@
-"""Predicted time: the search counts what the parallel graph costs, and no less."""
+"""Predicted time: the search counts at least the cost of the parallel graph."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def predicted(captured: Captured, assembled: Assembled, point: Point, machine: M
 
 
 @given(name=st.sampled_from(sorted(MODELS)), seed=st.integers(0, 2**32 - 1))
-def test_the_search_counts_no_less_than_it_costs(name: str, seed: int) -> None:
-    """More, where two operators change a value in the same way: the graph has that once."""
+def test_the_search_counts_at_least_the_cost_of_the_graph(name: str, seed: int) -> None:
+    """It counts more if two operators change a value in the same way, which the graph does once."""
     captured, assembled = named(name)
     point = random_point(assembled, np.random.default_rng(seed))
     assert counted(assembled, point, "time") >= predicted(captured, assembled, point) * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("name", ["gpt", "lstm"])
-def test_where_nothing_is_shared_it_counts_exactly_that(name: str) -> None:
+def test_without_shared_changes_the_search_counts_exactly_the_cost(name: str) -> None:
     captured, assembled = named(name)
     (fastest,) = Minimizer(assembled.problem).at([0.0])
     assert (
@@ -65,8 +65,8 @@ def normed_on(machine: Machine) -> tuple[Captured, Assembled]:
 
 @settings(max_examples=60)
 @given(reduce_in=st.sampled_from(["", "bfloat16"]), seed=st.integers(0, 2**32 - 1))
-def test_sums_of_narrow_numbers_are_counted_as_they_are_sent(reduce_in: str, seed: int) -> None:
-    """Both of what travels between operators and of what is reduced, or replicated, inside of them."""
+def test_partial_sums_of_narrow_dtypes_are_priced_in_the_dtype_that_is_sent(reduce_in: str, seed: int) -> None:
+    """Both between operators and inside them."""
     machine = replace(MACHINE, reduce_in=reduce_in)
     captured, assembled = normed_on(machine)
     point = random_point(assembled, np.random.default_rng(seed))

@@ -1,4 +1,4 @@
-"""The second look: never worse than the first, and all but as good as exact search over every value in every order."""
+"""Refinement: never worse than the first search, and nearly as good as exact search over all values in all orders."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_neighbours_differ_on_one_axis_or_by_an_exchange() -> None:
 
 @settings(max_examples=15)
 @given(functions)
-def test_the_old_point_is_among_the_new_ones_and_costs_the_same(function: Function) -> None:
+def test_the_neighbourhood_contains_the_old_point_at_the_same_cost(function: Function) -> None:
     assembled = assembled_on(function, Machine.grid(2, 4, "v100"))
     for seed in range(3):
         drawn = random_point(assembled, np.random.default_rng(seed))
@@ -58,8 +58,8 @@ def taken(alternatives: Alternatives) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 @settings(max_examples=15)
 @given(functions)
-def test_on_small_graphs_nothing_is_lost_but_a_little(function: Function) -> None:
-    """Measured at real sizes in `benchmarks/pruning.py`: below one in a thousand."""
+def test_refinement_is_within_two_percent_of_the_optimum_on_small_graphs(function: Function) -> None:
+    """At real sizes the loss is below one in a thousand (`benchmarks/pruning.py`)."""
     assembled = assembled_on(function, Machine.grid(1, 8, "v100"))
     first = fastest(assembled)
     _, second = refined(assembled, first, fastest, lambda p: p.time)
@@ -71,7 +71,7 @@ def test_on_small_graphs_nothing_is_lost_but_a_little(function: Function) -> Non
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_wherever_it_starts_it_gets_better(name: str) -> None:
+def test_refinement_improves_any_starting_point(name: str) -> None:
     assembled = assembled_on(MODELS[name](), Machine.grid(2, 4, "v100"))
     best = fastest(assembled).time
     for seed in range(2):
@@ -83,7 +83,7 @@ def test_wherever_it_starts_it_gets_better(name: str) -> None:
         assert found.time < 1.2 * best
 
 
-def test_where_nothing_was_left_out_there_is_nothing_to_look_at() -> None:
+def test_a_complete_problem_is_not_refined() -> None:
     assembled = assembled_on(MODELS["cnn"](), Machine.grid(1, 4, "v100"))
     point = fastest(assembled)
 

@@ -1,4 +1,4 @@
-"""Operators whose results are not kept, but made again for their reader: priced, run and remembered as they are."""
+"""Operators that the backward pass reruns with their reader: their prices, programs and files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DRAWN = {"name": st.sampled_from(sorted(OWN)), "seed": st.integers(0, 2**32 - 1)
 
 @settings(max_examples=130)
 @given(**DRAWN)
-def test_the_search_counts_no_less_than_it_costs(name: str, seed: int) -> None:
+def test_the_search_counts_at_least_the_cost_of_the_graph(name: str, seed: int) -> None:
     captured, assembled, point, graph = drawn(name, seed)
     assert counted(assembled, point, "time") >= predict(graph, MACHINE, captured.differentiated).time * (1 - 1e-9)
     held = predict_memory(graph, captured.differentiated, Training())
@@ -50,7 +50,7 @@ def test_the_search_counts_no_less_than_it_costs(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("weight", [0.0, 1e-9, np.inf])
-def test_where_nothing_is_shared_it_counts_exactly_that(weight: float) -> None:
+def test_without_shared_changes_the_search_counts_exactly_the_cost(weight: float) -> None:
     captured, assembled = named("perceptron")
     (point,) = Minimizer(assembled.problem).at([weight])
     graph = parallelize(captured.graph, assembled.assignment(point))
@@ -93,7 +93,7 @@ def test_the_frontier_is_that_of_brute_force(bend: Any, saved: int) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_it_computes_and_sends_what_it_says(name: str) -> None:
+def test_rerunning_plans_compute_and_send_what_they_predict(name: str) -> None:
     seeds = [k for k in range(40) if again(drawn(name, k)[3])][:1]
     assert seeds or name in ("lstm", "gpt_scanned")  # where nothing may: in remats, and of several readers
     right(name, seeds)
@@ -109,7 +109,7 @@ def lean() -> unity.Plan:
 
 
 @pytest.mark.usefixtures("as_users_compile")
-def test_the_compiled_program_does_not_keep_it() -> None:
+def test_the_compiled_program_keeps_no_rerun_result() -> None:
     plan = lean()
     assert len(again(plan.pcg)) >= 3
     found = plan.check()
@@ -120,7 +120,7 @@ def test_the_compiled_program_does_not_keep_it() -> None:
     assert abs(found.timeline.step / found.memory.total - 1) < 0.15
 
 
-def test_a_file_remembers_it(tmp_path: Path) -> None:
+def test_a_plan_file_keeps_the_reruns(tmp_path: Path) -> None:
     plan, model = lean(), perceptron(layers=4, b=4096, d=32, wide=512)
     params, batch = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, "float32"), (model.params, model.batch))
     plan.save(tmp_path / "plan.json")
@@ -129,13 +129,13 @@ def test_a_file_remembers_it(tmp_path: Path) -> None:
     assert loaded.pcg.key == plan.pcg.key
 
 
-def test_an_export_makes_it_again(tmp_path: Path) -> None:
+def test_an_export_reruns_operators(tmp_path: Path) -> None:
     plan = lean()
     plan.export(tmp_path / "step.py")
     assert "checkpoint" in (tmp_path / "step.py").read_text()
 
 
-def test_it_is_said() -> None:
+def test_reruns_are_printed() -> None:
     plan = lean()
     said = io.StringIO()
     plan.explain(file=said)

@@ -1,4 +1,4 @@
-"""What the steps of a scan keep inside of operators, and operators of theirs that a product reads, may be made again, too."""
+"""Recomputation inside the steps of a scan: inner values of operators, and operators that a product reads."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from unity.search.solver.minimizer import Minimizer
 
 
 def again(graph: PCG, what: int) -> list[str]:
-    """The kinds of operators inside of the scan that are made again so."""
+    """Return the kinds of operators inside the scan that are recomputed so."""
     (scan,) = (node for node in graph.nodes if node.inside is not None)
     assert scan.inside is not None
     return [n.kind for n in scan.inside.nodes if n.body is not None and n.attributes.get("again") == what]
 
 
 @pytest.mark.parametrize(("name", "what"), [("scanned", WHOLE), ("bent", INNER)])
-def test_it_computes_and_sends_what_it_says(name: str, what: int) -> None:
+def test_rerunning_plans_compute_and_send_what_they_predict(name: str, what: int) -> None:
     right(name, [next(k for k in range(40) if again(drawn(name, k)[3], what))])
 
 
 @pytest.mark.usefixtures("as_users_compile")
-def test_the_compiled_program_does_not_keep_it() -> None:
+def test_the_compiled_program_keeps_no_rerun_result() -> None:
     def loss(params: Any, x: Any) -> Any:
         def step(x: Any, p: Any) -> Any:
             return x + jax.nn.softmax(jax.nn.gelu(x @ p["up"]) @ p["mid"]) @ p["down"], None
@@ -60,7 +60,7 @@ LEAN = [("scanned", WHOLE, "softmax"), ("scanned", WHOLE, "gelu"), ("bent", INNE
 
 
 @pytest.mark.parametrize(("name", "what", "kind"), LEAN)
-def test_the_leanest_keeps_none_of_it(name: str, what: int, kind: str) -> None:
+def test_the_leanest_plan_of_a_scan_recomputes(name: str, what: int, kind: str) -> None:
     captured, assembled = named(name)
     (point,) = Minimizer(assembled.problem).at([np.inf])
     assert kind in again(parallelize(captured.graph, assembled.assignment(point)), what)

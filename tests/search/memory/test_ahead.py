@@ -1,4 +1,4 @@
-"""What a backend holds that makes things ahead of their turn, and what it turns, pads and copies; against what is compiled."""
+"""Memory of an eager backend: values made ahead, transposed, padded and copied, compared with compiled programs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def forwards(draw: st.DrawFn) -> Forward:
 
 
 @given(forwards())
-def test_most_is_held_before_the_backward_pass_where_a_look_at_every_operator_finds_it(found: Forward) -> None:
+def test_the_forward_peak_is_that_of_brute_force(found: Forward) -> None:
     def here(at: int) -> float:
         there = sum(h.nbytes for h in found.held(at)) + found.own.get(at, 0.0)
         return there - sum(n for _, n in found.reused(at))
@@ -70,7 +70,7 @@ def test_most_is_held_before_the_backward_pass_where_a_look_at_every_operator_fi
     assert here(at) == max(map(here, [-1, *found.own]))
 
 
-def test_what_is_made_ahead_is_there_until_it_is_used() -> None:
+def test_values_made_ahead_are_live_until_their_use() -> None:
     found = Forward([[], [], []], [[], [], []], [Ahead(held(8.0), 1, 3), Ahead(held(2.0), 2, 3)], {0: 1.0, 1: 1.0, 2: 1.0}, [])
     assert found.sizes() == {-1: 10.0, 0: 11.0, 1: 3.0, 2: 1.0}
     assert found.highest() == (0, [])
@@ -104,8 +104,8 @@ KERNELS = [f(16, 16, 3, 3)] * 3
 
 
 @pytest.mark.usefixtures("as_users_compile")
-def test_gathered_weights_are_there_before_their_turn_where_that_is_scheduled_so() -> None:
-    """Plans that gather every weight for its use alone hold them all from the start."""
+def test_gathered_weights_are_live_early_on_an_eager_backend() -> None:
+    """In plans that gather every weight for each use, all of them are live from the start."""
     frontier = planned(layers, [(f(256, 256), f(256, 256))] * 4, f(2048, 256)).frontier
     found = [predictions(plan) for plan in frontier]
     more = [on_cpu.step - on_gpu.step for on_gpu, on_cpu in found]
@@ -130,14 +130,14 @@ WIDENS = pytest.mark.skipif("not widens()", reason="the compiler has products of
 
 @pytest.mark.usefixtures("as_users_compile")
 @pytest.mark.parametrize("dtype", [jnp.float32, pytest.param(jnp.bfloat16, marks=WIDENS)])
-def test_scans_hold_what_is_compiled(dtype: Any) -> None:
-    """Their weights, gathered before the first step; and what their steps keep, as wide numbers where it is read so."""
+def test_the_memory_of_scans_is_that_of_the_compiled_program(dtype: Any) -> None:
+    """With weights gathered before the first step, and residuals of steps widened where they are read so."""
     frontier = planned(recurrent, [f(256, 256)] * 2, jax.ShapeDtypeStruct((16, 16, 256), dtype)).frontier
     for plan in (frontier[0], frontier[-1]):
         assert abs(plan.check().memory_lines[-1].difference) <= TARGET
 
 
-def test_what_scans_gather_of_weights_is_there_from_the_start() -> None:
+def test_weights_gathered_in_scans_are_live_from_the_start() -> None:
     most: set[int] = set()
     for plan in planned(recurrent, [f(256, 256)] * 2, f(16, 16, 256)).frontier:
         nodes = [n for n in plan.pcg.nodes if n.kind != "input"]
@@ -148,7 +148,7 @@ def test_what_scans_gather_of_weights_is_there_from_the_start() -> None:
     assert len(most) == 2  # of each layer's weight
 
 
-def test_a_change_of_type_has_both_sides_while_it_runs_forward() -> None:
+def test_both_sides_of_a_change_of_type_are_live_at_once() -> None:
     plan = planned(layers, [(f(256, 256), f(256, 256))] * 4, f(2048, 256)).frontier[-1]
     flow = gradients(plan.pcg, plan._made.captured.differentiated)
     region = Region(plan.pcg, Setting(plan.pcg, flow, True, CPU))
@@ -161,7 +161,7 @@ def test_a_change_of_type_has_both_sides_while_it_runs_forward() -> None:
     assert all(region.forward[i] >= nbytes for i, nbytes in both.items())
 
 
-def test_what_steps_keep_in_few_bits_is_there_in_many() -> None:
+def test_narrow_residuals_of_steps_are_kept_widened() -> None:
     x = jax.ShapeDtypeStruct((16, 16, 256), jnp.bfloat16)
     plan = optimize(recurrent, [f(256, 256)] * 2, x, machine=Machine.grid(1, 1, "a100"), progress=False)
     on_gpu, on_cpu = predictions(plan)
@@ -172,14 +172,14 @@ def test_what_steps_keep_in_few_bits_is_there_in_many() -> None:
 @pytest.mark.usefixtures("as_users_compile")
 @pytest.mark.parametrize("samples", [8, 32])
 @pytest.mark.parametrize("activation", [jnp.tanh, jax.nn.relu], ids=["tanh", "relu"])
-def test_convolutions_hold_what_is_compiled(activation: Any, samples: int) -> None:
+def test_the_memory_of_convolutions_is_that_of_the_compiled_program(activation: Any, samples: int) -> None:
     """Also those of one sample on each device, whose images are copied though nothing but a dimension of size 1 moves."""
     frontier = planned(convolutions(activation), KERNELS, f(samples, 16, 16, 16)).frontier
     for plan in (frontier[0], frontier[-1]):
         assert abs(plan.check().memory_lines[-1].difference) <= TARGET
 
 
-def test_an_image_is_kept_turned_beside_what_else_is_read() -> None:
+def test_a_transposed_image_is_a_residual_beside_the_original() -> None:
     """A tanh's gradient reads what it made, the convolution's after it reads that in another order."""
     plan = planned(convolutions(jnp.tanh), KERNELS, f(32, 16, 16, 16))
     on_gpu, on_cpu = predictions(plan)
@@ -215,7 +215,7 @@ HEADS = {
 
 @pytest.mark.usefixtures("as_users_compile")
 @pytest.mark.parametrize("name", sorted(HEADS))
-def test_a_cotangent_that_more_than_a_product_reads_is_not_made_turned(name: str) -> None:
+def test_a_cotangent_with_other_readers_is_not_transposed_early(name: str) -> None:
     """A bias's gradient sums it, a conversion reads it as it is. Else both orders that the product reads are there at once."""
     params = {"layers": [f(256, 256)] * 3, "out": f(256, 512), "bias": f(512)}
     batch = f(8, 64, 256), jax.ShapeDtypeStruct((8, 64), jnp.int32)
@@ -227,7 +227,7 @@ def test_a_cotangent_that_more_than_a_product_reads_is_not_made_turned(name: str
     assert works == pytest.approx((3 if name == "alone" else 2) * logits, rel=0.01)
 
 
-def test_zeros_that_gradients_of_slices_are_written_to_wait_from_the_start_for_remats_too() -> None:
+def test_zeros_for_gradients_of_slices_are_live_from_the_start_in_remats_too() -> None:
     """Of a value that every device has, each takes its slice."""
 
     def block(weight: Any, x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Predicted memory: the search counts what the parallel graph holds, and the compiled program has what was predicted."""
+"""Predicted memory, compared with the sum of the search and with compiled programs."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def predicted(captured: Captured, assembled: Assembled, point: Point) -> MemoryP
 
 
 @given(name=st.sampled_from(sorted(MODELS)), seed=st.integers(0, 2**32 - 1))
-def test_the_search_counts_no_less_than_is_held(name: str, seed: int) -> None:
-    """More, where several readers change a value: then nobody holds it as it was made, and equal changes are one."""
+def test_the_search_counts_at_least_the_memory_of_the_graph(name: str, seed: int) -> None:
+    """It counts more if several readers change a value: then the original is dead, and equal changes are one."""
     captured, assembled = named(name)
     point = random_point(assembled, np.random.default_rng(seed))
     assert counted(assembled, point, "memory") >= predicted(captured, assembled, point).additive * (1 - 1e-9)
@@ -49,7 +49,7 @@ def test_the_search_counts_no_less_than_is_held(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 @pytest.mark.parametrize("weight", [0.0, math.inf])
-def test_for_the_best_strategies_it_counts_exactly_that(name: str, weight: float) -> None:
+def test_the_search_counts_exactly_the_memory_of_optimal_strategies(name: str, weight: float) -> None:
     captured, assembled = named(name)
     (point,) = Minimizer(assembled.problem).at([weight])
     found = predicted(captured, assembled, point)
@@ -90,12 +90,12 @@ FULL = 64 * 32 * 4
         (lambda x: jax.nn.softmax(x, -1), (False,), (False,), [64 * 4, FULL]),
     ],
 )
-def test_what_an_operator_keeps(fn: Any, operands: Any, results: Any, inner: list[int]) -> None:
+def test_residuals_of_an_operator(fn: Any, operands: Any, results: Any, inner: list[int]) -> None:
     _, found = kept(fn, WIDE)
     assert (found.operands, found.results, sizes(found)) == (operands, results, inner)
 
 
-def test_inner_values_are_computed_again_from_operands_that_are_kept_anyway() -> None:
+def test_inner_values_are_recomputed_from_operands_that_are_residuals() -> None:
     def again(fn: Any) -> bool:
         node, found = kept(fn, WIDE)
         assert node.body is not None
@@ -112,7 +112,7 @@ def test_the_leanest_is_as_lean_as_the_frontier() -> None:
     assert search.leanest.memory <= search.frontier[0][-1].memory * 1.01
 
 
-def test_a_product_keeps_the_other_factor() -> None:
+def test_the_residual_of_a_product_is_the_other_factor() -> None:
     assert kept(jnp.matmul, WIDE, jax.ShapeDtypeStruct((32, 8), jnp.float32))[1].operands == (True, True)
     graph = capture(jnp.matmul, WIDE, jax.ShapeDtypeStruct((32, 8), jnp.float32), argnums=0).graph
     (node,) = [n for n in graph.nodes if n.kind != "input"]
@@ -131,7 +131,7 @@ def norm(x: Any) -> Any:
     ids=["tanh", "square", "sin", "log", "exp", "cube", "gelu", "norm"],
 )
 def test_a_step_of_a_scan_keeps_what_jax_stacks(fn: Any) -> None:
-    """Also what follows from other values: nothing is computed again there."""
+    """Including values that follow from others: nothing is recomputed there."""
     _, found = kept(fn, WIDE, stacked=True)
     stacked = jax.make_jaxpr(lambda xs: jax.vjp(lambda xs: lax.scan(lambda _, x: (None, fn(x)), None, xs)[1], xs)[1])(
         jax.ShapeDtypeStruct((7, *WIDE.shape), jnp.float32)
@@ -163,7 +163,7 @@ def test_one_of_several_remats_is_open_at_a_time() -> None:
     assert found[0].additive - found[1].additive >= 4 * hidden / 8
 
 
-def test_in_a_remat_the_leanest_plan_partitions_what_is_computed_again() -> None:
+def test_the_leanest_plan_partitions_recomputed_values_in_a_remat() -> None:
     """It would be free to leave it whole if nothing were counted there."""
     captured, assembled = made(residual_network(True))
     (leanest,) = Minimizer(assembled.problem).at([math.inf])
@@ -198,7 +198,7 @@ def test_the_compiled_program_has_the_predicted_arguments_and_gradients(remat: b
         assert outputs.predicted == outputs.compiled
 
 
-def test_a_gradient_that_is_stopped_takes_nothing() -> None:
+def test_a_stopped_gradient_takes_no_memory() -> None:
     def loss(stop: Any) -> Any:  # of small weights beside frozen ones, which the backward pass reads
         def fn(params: Any, frozen: Any, x: Any) -> Any:
             for (a, b), w in zip(params, stop(frozen), strict=True):
@@ -219,8 +219,8 @@ def test_a_gradient_that_is_stopped_takes_nothing() -> None:
     assert totals[0] == pytest.approx(totals[1])
 
 
-def test_what_lies_where_a_later_gradient_will_be_is_not_counted() -> None:
-    """Activations of the last layers are gone before the first layers' gradients are there."""
+def test_values_that_reuse_a_later_gradient_are_not_counted() -> None:
+    """Activations of the last layers are dead before the gradients of the first layers are computed."""
 
     def loss(params: Any, x: Any) -> Any:
         for p in params:
@@ -244,7 +244,7 @@ def pooled() -> Small:
     return Small(loss, {"k": jax.ShapeDtypeStruct((16, 8, 3, 3), jnp.float32)}, jax.ShapeDtypeStruct((8, 8, 16, 16), jnp.bfloat16))
 
 
-def test_a_backend_holds_more_by_name() -> None:
+def test_the_backend_needs_additional_memory() -> None:
     model = pooled()
     captured, assembled = made(model)
     (fastest,) = Minimizer(assembled.problem).at([0.0])
@@ -256,8 +256,8 @@ def test_a_backend_holds_more_by_name() -> None:
     assert (backend_of(MACHINE), backend_of(replace(MACHINE, device=replace(MACHINE.device, name="cpu")))) == (GPU, CPU)
 
 
-def test_the_leanest_plan_needs_little_at_once() -> None:
-    """A table is gathered for its look-ups if only sums count: nothing of it is kept. But it is there for a moment."""
+def test_the_leanest_plan_has_small_working_sets() -> None:
+    """Sums alone would gather a table for its look-ups, as it is no residual; but it is live for a moment."""
 
     def loss(table: Any, ids: Any) -> Any:
         return jnp.mean(jnp.tanh(table[ids]) ** 2)
@@ -282,7 +282,7 @@ def convolutions() -> Small:
     return Small(loss, kernels, jax.ShapeDtypeStruct((2, 4, 16, 16), jnp.float32))
 
 
-def test_what_a_halo_extends_is_kept_so() -> None:
+def test_an_operand_with_a_halo_is_a_residual_with_it() -> None:
     """Windows of three reach one row beyond, on both sides of each dimension that is split."""
     captured, assembled = made(convolutions())
     found = 0
@@ -311,7 +311,7 @@ def gathered_again(v: Value) -> bool:
     return v.node.kind in PARALLELIZATION
 
 
-def test_a_product_in_groups_is_planned_with_what_follows_it() -> None:
+def test_a_grouped_product_is_planned_with_its_users() -> None:
     def turned(y, x):
         return lax.ragged_dot(x, y, jnp.array([6, 0], "int32")).T
 

@@ -1,4 +1,4 @@
-"""When most is held, and what lies where a later gradient will be: as a plain look at every operator has it."""
+"""Peak memory and the reuse of later gradients, compared with brute force."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unity.search.memory.peak import Later, Turns
 
 
 def plain_places(turns: Turns, at: int, own: list[float]) -> list[tuple[int, float]]:
-    """One gradient after the other goes through all that is held."""
+    """Assign live values to the gradients one after the other."""
     held = [(n, i) for i, kept in enumerate(turns.kept) for n in kept if i <= at or turns.early[i]]
     free, found = sorted([*held, *((n, at) for n in own)], reverse=True), []
     for k, gradient in enumerate(turns.later):
@@ -20,7 +20,7 @@ def plain_places(turns: Turns, at: int, own: list[float]) -> list[tuple[int, flo
 
 
 def plain_highest(turns: Turns) -> tuple[int, float] | None:
-    """Every operator is looked at."""
+    """Examine every operator."""
     found = None
     for at in sorted(range(len(turns.sizes)), key=turns.sizes.__getitem__, reverse=True):
         here = turns.sizes[at] - sum(n for _, n in plain_places(turns, at, list(turns.own[at])))
@@ -30,7 +30,7 @@ def plain_highest(turns: Turns) -> tuple[int, float] | None:
 
 @st.composite
 def turns(draw: st.DrawFn) -> Turns:
-    """Few sizes, as many values have one; more operators than are looked at first."""
+    """Draw turns with few distinct sizes, and with more operators than `MARKS`."""
     count = draw(st.integers(0, 90))
     nbytes = st.sampled_from([1.0, 2.0, 3.0, 5.0, 8.0])
     kept, own = (draw(st.lists(st.lists(nbytes, max_size=3), min_size=count, max_size=count)) for _ in range(2))
@@ -40,19 +40,19 @@ def turns(draw: st.DrawFn) -> Turns:
 
 
 @given(turns())
-def test_most_is_held_where_a_look_at_every_operator_finds_it(found: Turns) -> None:
+def test_the_peak_is_that_of_brute_force(found: Turns) -> None:
     assert found.highest() == plain_highest(found)
 
 
 @given(turns(), st.data())
-def test_what_finds_a_place_is_what_a_look_at_every_value_finds(found: Turns, data: st.DataObject) -> None:
+def test_the_reuse_is_that_of_brute_force(found: Turns, data: st.DataObject) -> None:
     if found.kept:
         at = data.draw(st.integers(0, len(found.kept) - 1))
         own = list(found.own[at])
         assert found.reused(at, own) == plain_places(found, at, own)
 
 
-def test_the_largest_value_that_fits_lies_in_the_place_of_a_gradient_if_it_is_gone_in_time() -> None:
+def test_the_largest_dead_value_that_fits_reuses_a_gradient() -> None:
     kept = [[5.0], [3.0], [4.0]]
     found = Turns(kept, [False] * 3, [[]] * 3, [Later(4.0, 0)])
     assert found.reused(2, []) == [(0, 4.0)]

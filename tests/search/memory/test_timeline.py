@@ -56,7 +56,7 @@ def test_the_peak_over_time_is_what_the_search_predicts(backend: Any, gradient: 
 
 
 @pytest.mark.usefixtures("as_users_compile")
-def test_a_plan_holds_what_is_compiled() -> None:
+def test_the_memory_of_a_plan_is_that_of_the_compiled_program() -> None:
     plan = planned()
     for point in (plan.frontier[0], plan.frontier[-1]):
         arguments, outputs, _, together = point.check().memory_lines
@@ -65,7 +65,7 @@ def test_a_plan_holds_what_is_compiled() -> None:
 
 
 @pytest.mark.usefixtures("as_users_compile")
-def test_a_transformer_holds_what_is_compiled() -> None:
+def test_the_memory_of_a_transformer_is_that_of_the_compiled_program() -> None:
     check = transformer().check()
     assert abs(check.memory_lines[-1].difference) <= TARGET
     assert (repr(check), repr(check.timeline)) == (str(check), str(check.timeline)), "what a prompt shows"

@@ -1,4 +1,4 @@
-"""What waits while an operator runs, as a look at every value has it."""
+"""Live values beside an operator's own, compared with brute force."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Case = tuple[list[Node], dict[Value, float], list[Value]]
 
 @st.composite
 def operators(draw: st.DrawFn) -> Case:
-    """Operators with an input before them, what their values take, and what is read at the end."""
+    """Draw operators with an input before them, the bytes of their values, and the values that are read at the end."""
     values = [Value(Node("input", (), ()), 0)]
     nodes = list[Node]()
     for _ in range(draw(st.integers(0, 12))):
@@ -24,7 +24,7 @@ def operators(draw: st.DrawFn) -> Case:
 
 
 @given(operators())
-def test_what_was_made_before_and_is_read_later_waits_unless_it_is_read_now(case: Case) -> None:
+def test_waiting_bytes_are_those_of_brute_force(case: Case) -> None:
     nodes, nbytes, ends = case
 
     def waits(v: Value, at: int) -> bool:

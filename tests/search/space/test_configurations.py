@@ -1,4 +1,4 @@
-"""The values of sites: those that fit, in the order that interchangeable axes are given, as many as the limits allow."""
+"""Domains: the values that fit, in rank order on interchangeable axes, within the limits."""
 
 import itertools
 import random
@@ -29,7 +29,7 @@ def listed(model, machine, limits=None):
     return [(s, cs, r, domain(s, cs, r, machine.axes, limits)) for s, cs, r in zip(opened, found, order, strict=True)]
 
 
-def test_what_fits_is_what_divides() -> None:
+def test_values_fit_if_they_divide_every_dimension() -> None:
     rng = random.Random(0)
     axes = tuple(Axis(f"a{k}", n, 0) for k, n in enumerate((2, 3, 2, 2)))
     for _ in range(60):
@@ -45,7 +45,7 @@ def test_what_fits_is_what_divides() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 4), (2, 4), (2, 6)])
 @given(functions)
-def test_without_limits_all_that_fits_is_there(shape: tuple[int, int], function: Function) -> None:
+def test_without_limits_a_domain_has_all_values_that_fit(shape: tuple[int, int], function: Function) -> None:
     """In every order on few axes; else with ranks rising along axes of one size on one level, where idle ones may come first for
     a weight."""
     machine = Machine.grid(*shape, "v100")
@@ -64,7 +64,7 @@ def test_without_limits_all_that_fits_is_there(shape: tuple[int, int], function:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_widest_limits_are_taken_that_leave_few_values(name: str) -> None:
+def test_the_widest_limits_that_leave_few_values_are_used(name: str) -> None:
     machine = Machine.grid(8, 8, "v100")
     free = {id(site): found for site, _, _, found in listed(MODELS[name](b=64) if name != "cnn" else MODELS[name](), machine)}
     assert max(len(d) for d in free.values()) > 20
@@ -82,7 +82,7 @@ def test_a_domain_knows_whether_it_is_whole() -> None:
 
 
 @given(functions)
-def test_types_are_those_of_the_choices_taken(function: Function) -> None:
+def test_types_are_those_of_the_choices(function: Function) -> None:
     for _, _, _, found in listed(function, Machine.grid(2, 4, "v100")):
         for value in range(len(found)):
             for position, (types, index) in enumerate(found.types):

@@ -1,4 +1,4 @@
-"""The choices of every site along one axis: all that its operator allows, and what its neighbours could use."""
+"""The choices of every site along one axis: those that its operator allows and its neighbours can use."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def offers(model):
 
 
 @given(functions)
-def test_nothing_is_offered_twice_and_unused_always(function: Function) -> None:
+def test_choices_are_distinct_and_include_unused(function: Function) -> None:
     for cs in offers(function)[1]:
         assert len({c.states for c in cs}) == len(cs)
         assert sum(all(s == UNUSED for s in c.states) for c in cs) == 1
@@ -29,7 +29,7 @@ def test_nothing_is_offered_twice_and_unused_always(function: Function) -> None:
 
 @given(functions)
 def test_operators_offer_what_their_bodies_allow(function: Function) -> None:
-    """But for partial sums of which nobody makes one, and repeated work that saves no traffic."""
+    """Except partial sums without a producer, and repeated work that saves no traffic."""
     opened, found = offers(function)
     for site, cs in zip(opened, found, strict=True):
         if site.kind != "operator":
@@ -50,7 +50,7 @@ def test_operators_offer_what_their_bodies_allow(function: Function) -> None:
 
 
 @given(functions)
-def test_free_sites_offer_what_is_made_and_what_is_wanted(function: Function) -> None:
+def test_free_sites_offer_the_states_of_producers_and_users(function: Function) -> None:
     opened, found = offers(function)
     for s, site in enumerate(opened):
         if site.kind != "free" or site.step:
@@ -93,7 +93,7 @@ def test_equal_layers_are_offered_the_same() -> None:
 
 
 def scanned(step, training=True):
-    """What is offered at the carry of a scan over samples whose sum is taken in the end."""
+    """Return the choices of the carry of a scan over samples whose sum is taken at the end."""
 
     def loss(w, xs):
         return jax.lax.scan(lambda total, x: step(w, total, x), 0.0, xs)[0]
@@ -104,12 +104,12 @@ def scanned(step, training=True):
     return {c.results[0] for c in offered(opened)[carry]}
 
 
-def test_a_sum_that_a_loop_carries_may_be_a_partial_one() -> None:
+def test_a_carried_sum_may_be_partial() -> None:
     assert PARTIAL in scanned(lambda w, total, x: (total + jnp.tanh(x @ w).mean(), None))
     assert PARTIAL in scanned(lambda w, total, x: (0.9 * total + jnp.tanh(x @ w).mean(), None))
     assert PARTIAL not in scanned(lambda w, total, x: (jnp.sin(total) + jnp.tanh(x @ w).mean(), None)), "reduced in every step"
 
 
-def test_nothing_is_replicated_for_use_that_has_no_gradient() -> None:
+def test_values_without_gradient_are_not_replicated_for_use() -> None:
     assert REPLICATED in scanned(lambda w, total, x: (total + jnp.tanh(x @ w).mean(), None))
     assert REPLICATED not in scanned(lambda w, total, x: (total + jnp.tanh(x @ w).mean(), None), training=False)

@@ -1,4 +1,4 @@
-"""The graph as the search sees it: a variable for every operator, and ports that join what belongs together."""
+"""Sites: a variable for every operator, connected by ports."""
 
 import pytest
 from hypothesis import given
@@ -45,7 +45,7 @@ def test_every_operator_is_a_site_in_scans_and_remats_too(name: str) -> None:
 
 
 @given(functions)
-def test_products_share_one_copy_of_what_they_all_read(function: Function) -> None:
+def test_products_share_one_copy_of_a_common_operand(function: Function) -> None:
     captured, found = opened(function)
     for node in captured.graph.nodes:
         for p, v in enumerate(node.operands):
@@ -57,7 +57,7 @@ def test_products_share_one_copy_of_what_they_all_read(function: Function) -> No
 
 
 @given(functions)
-def test_without_training_nothing_has_a_gradient_or_is_kept(function: Function) -> None:
+def test_without_training_there_are_no_gradients_and_no_residuals(function: Function) -> None:
     _, found = opened(function, training=False)
     for site in found.sites:
         assert not any(site.flows)
@@ -66,7 +66,7 @@ def test_without_training_nothing_has_a_gradient_or_is_kept(function: Function) 
         assert not any(p.gradient or p.kept for p in site.ports)
 
 
-def test_a_remat_runs_again_and_a_scan_as_often_as_it_is_long() -> None:
+def test_a_remat_runs_once_more_and_a_scan_once_per_step() -> None:
     _, found = opened(MODELS["gpt_scanned"](layers=3))
     inside = [site for site in found.sites if site.kind == "operator" and site.times == 3]
     assert inside
@@ -74,7 +74,7 @@ def test_a_remat_runs_again_and_a_scan_as_often_as_it_is_long() -> None:
     assert not any(site.again for site in found.sites if site.times == 1)
 
 
-def test_what_goes_round_a_scan_comes_out_as_it_went_in() -> None:
+def test_a_carry_has_one_type() -> None:
     _, found = opened(MODELS["lstm"]())
     carried = [site for site in found.sites if site.kind == "free" and len(site.ports) == 2]
     assert len(carried) == 2  # h and c

@@ -1,4 +1,4 @@
-"""The space that is searched is whole: equal programs have equal plans, however they are written, and they compute what they do."""
+"""The space is complete: programs that compute the same have equal plans, however they are written."""
 
 import random
 from collections.abc import Callable
@@ -91,7 +91,7 @@ def test_the_same_loss_has_the_same_plan_however_it_is_written() -> None:
     assert max(times) <= 1.15 * min(times)
 
 
-def test_a_sum_that_a_loop_carries_costs_what_it_costs_returned() -> None:
+def test_a_carried_sum_costs_as_much_as_a_returned_one() -> None:
     """It is reduced once, after the loop, and the vocabulary may be split meanwhile."""
     machine, args = Machine.grid(1, 8, "h100"), (f(1024, 32768), f(8, 16, 1024, 1024), f(8, 16, 1024, dtype="int32"))
     for loss in (by_log_softmax, by_logsumexp):
@@ -99,7 +99,7 @@ def test_a_sum_that_a_loop_carries_costs_what_it_costs_returned() -> None:
         assert one == pytest.approx(other, rel=0.01)
 
 
-def test_what_is_reduced_inside_is_left_unused_and_no_gradient_of_it_added_up() -> None:
+def test_values_reduced_inside_are_unused_and_their_gradients_not_summed() -> None:
     graph = capture(lambda x: jax.nn.logsumexp(x, -1), f(16, 32)).graph
     (node,) = (n for n in graph.nodes if n.body is not None)
     assert node.body is not None
@@ -107,7 +107,7 @@ def test_what_is_reduced_inside_is_left_unused_and_no_gradient_of_it_added_up() 
     assert all(not r.users for r in found[UNUSED,].reduced if r.kind == "sum")
 
 
-def test_what_is_reduced_inside_is_added_to_a_sum_over_pieces() -> None:
+def test_values_reduced_inside_are_added_to_partial_sums() -> None:
     """The log of a sum over all classes, whole on every device, and the one class that a device has or has not."""
 
     def loss(x: Any, y: Any) -> Any:
@@ -145,7 +145,7 @@ def test_plans_with_contributed_sums_compute_what_the_function_does(form: str) -
             assert plan.check().agrees()
 
 
-def test_between_a_maximum_and_where_its_gradient_stops_anything_may_be_done() -> None:
+def test_a_maximum_may_be_transformed_before_its_gradient_stops() -> None:
     """The classes of a soft-max may be divided, whatever is done to its maximum before it is subtracted."""
     between = {
         "nothing": lambda m: m, "transpose": lambda m: m.T, "neg": lambda m: -m, "scale": lambda m: 2.0 * m,
