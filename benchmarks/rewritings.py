@@ -24,7 +24,7 @@ from benchmarks.numerics import WIDE, cast, distances
 from benchmarks.record import asked, record, show
 from unity.pcg.capture.capture import capture
 from unity.plan.plan import Plan
-from unity.plan.plan_family import Made
+from unity.plan.plan_family import PlanFamily
 from unity.search.cost.cost import Training
 from unity.search.joint.backtracking import RewrittenProgram, backtrack
 from unity.search.joint.pricing import Prices
@@ -73,7 +73,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
             after = captured.of(closed(program.body), prices.bodies)
             steps = replayed(captured.body, program, after.body)
             search = Search(after.graph, after.differentiated, machine, Training(), listed=prices.listed)
-            plan = Plan(Made(model.loss, after, search, 0.0), search.fastest)
+            plan = Plan(PlanFamily(model.loss, after, search, 0.0), search.fastest)
             loss, gradients = distances(jax.jit(jax.value_and_grad(plan))(*plan.shard(params, batch)), wanted)
             row = {"model": name, "program": "the best" if k == 0 else f"sampled {k}", "steps": steps, "price": program.price}
             rows.append(row | {"loss": loss, "gradients": gradients, "met": max(loss, gradients) <= WIDE})

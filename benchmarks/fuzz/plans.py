@@ -16,7 +16,7 @@ from benchmarks.fuzz.programs import Program
 from unity.pcg.capture.capture import Captured, capture
 from unity.pcg.types.parallel_type import PARTIAL
 from unity.plan.plan import Plan
-from unity.plan.plan_family import Made
+from unity.plan.plan_family import PlanFamily
 from unity.search.cost.assembly import Assembled
 from unity.search.cost.cost import Training
 from unity.search.session import Candidate, Search
@@ -156,11 +156,11 @@ def random_trials(
 ) -> Iterator[Trial]:
     """Distinct parallel graphs of random assignments."""
     search = Search(captured.graph, captured.differentiated, machine, Training(bool(captured.differentiated), 2))
-    made = Made(fn, captured, search, 0.0)
+    made = PlanFamily(fn, captured, search, 0.0)
     yield from assigned(rng, made, count, kind, note)
 
 
-def assigned(rng: random.Random, made: Made, count: int, kind: str, note: str = "") -> Iterator[Trial]:
+def assigned(rng: random.Random, made: PlanFamily, count: int, kind: str, note: str = "") -> Iterator[Trial]:
     """Random assignments of a search's program."""
     seen: set[str] = set()
     assembled = made.search.assembled

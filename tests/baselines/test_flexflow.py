@@ -27,7 +27,7 @@ from unity.baselines.flexflow.strategy.strategy import Strategy
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured, capture
 from unity.plan.plan import Plan
-from unity.plan.plan_family import Made
+from unity.plan.plan_family import PlanFamily
 from unity.search.cost.cost import Training
 from unity.search.published import Asked, algorithm
 from unity.search.session import Search
@@ -139,7 +139,7 @@ def searched(small: Small, machine: Machine, **asked) -> tuple[Captured, Search,
     captured = capture(small.loss, small.params, small.batch)
     search = Search(captured.graph, captured.differentiated, machine, Training())
     found = algorithm("flexflow")(search, Asked(limit=np.inf, **asked))
-    return captured, search, Plan(Made(small.loss, captured, search, 0.0), found)
+    return captured, search, Plan(PlanFamily(small.loss, captured, search, 0.0), found)
 
 
 @pytest.mark.parametrize("name", ["cnn", "gpt"])

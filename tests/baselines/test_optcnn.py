@@ -21,7 +21,7 @@ from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
 from unity.pcg.types.parallel_type import PARTIAL
 from unity.plan.plan import Plan
-from unity.plan.plan_family import Made
+from unity.plan.plan_family import PlanFamily
 from unity.search.cost.assembly import Assembled
 from unity.search.cost.cost import Training
 from unity.search.published import Asked, algorithm
@@ -160,7 +160,7 @@ def test_the_plan_computes_the_same() -> None:
         small = MODELS["cnn"]()
         captured = capture(small.loss, small.params, small.batch)
         search = Search(captured.graph, captured.differentiated, Machine.grid(2, 4, "p100"), Training())
-        plan = Plan(Made(small.loss, captured, search, 0.0), algorithm("optcnn")(search, Asked(limit=np.inf)))
+        plan = Plan(PlanFamily(small.loss, captured, search, 0.0), algorithm("optcnn")(search, Asked(limit=np.inf)))
         params, batch = arrays(small.params), arrays(small.batch)
         expected = jax.jit(jax.value_and_grad(small.loss))(params, batch)
         got = jax.value_and_grad(plan)(*plan.shard(params, batch))

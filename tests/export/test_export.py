@@ -38,7 +38,7 @@ from unity.pcg.capture.capture import capture
 from unity.pcg.operators.promised_reads import PROMISED
 from unity.pcg.operators.table import TABLE
 from unity.plan.plan import Plan
-from unity.plan.plan_family import Made
+from unity.plan.plan_family import PlanFamily
 from unity.search.cost.assembly import assemble
 from unity.search.cost.cost import Training
 from unity.search.session import Candidate, Search
@@ -69,7 +69,7 @@ def planned(model: Small, machine: Machine, seed: int = 0) -> Plan:
     assembled = assemble(captured.graph, captured.differentiated, machine, Training())
     point = random_point(assembled, np.random.default_rng(seed))
     search = Search(captured.graph, captured.differentiated, machine, Training())
-    return Plan(Made(model.loss, captured, search, 0.0), Candidate(0.0, 0.0, assembled.assignment(point)))
+    return Plan(PlanFamily(model.loss, captured, search, 0.0), Candidate(0.0, 0.0, assembled.assignment(point)))
 
 
 def names_of_file(path: Path) -> dict[str, Any]:
@@ -339,7 +339,7 @@ def test_operators_are_written_faithfully(name: str, tmp_path: Path) -> None:
     assembled = assemble(captured.graph, (), PAIR, without)
     point = random_point(assembled, np.random.default_rng(0))
     search = Search(captured.graph, frozenset(), PAIR, without)
-    write(Plan(Made(fn, captured, search, 0.0), Candidate(0.0, 0.0, assembled.assignment(point))), tmp_path / "operator.py")
+    write(Plan(PlanFamily(fn, captured, search, 0.0), Candidate(0.0, 0.0, assembled.assignment(point))), tmp_path / "operator.py")
     assert_well_written(tmp_path / "operator.py")
 
 

@@ -9,7 +9,7 @@ from unity import Machine
 from unity.pcg.capture.capture import capture
 from unity.pcg.parallel.stages import ONE_F_ONE_B
 from unity.plan.plan import Plan
-from unity.plan.plan_family import Made
+from unity.plan.plan_family import PlanFamily
 from unity.search.cost.cost import Training
 from unity.search.session import Search
 from unity.transforms.pipelining import PipelineSource, pipelined
@@ -58,7 +58,7 @@ def planned(fn, args, stages=2, micro_batches=4, argnums: int | tuple[int, ...] 
     captured = capture(fn, *args, argnums=argnums)
     made = pipelined(PipelineSource(captured), 0, 0, ALONG[stages], micro_batches // stages, kind)
     search = Search(made.after.graph, captured.differentiated, TREE, Training())
-    return Plan(Made(fn, made.after, search, 0.0, pipelining=made), search.leanest if leanest else search.fastest)
+    return Plan(PlanFamily(fn, made.after, search, 0.0, pipelining=made), search.leanest if leanest else search.fastest)
 
 
 def structs(*args):

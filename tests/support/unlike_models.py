@@ -12,7 +12,7 @@ from unity import Machine
 from unity.pcg.capture.capture import capture
 from unity.pcg.parallel.stages import GPIPE
 from unity.plan.plan import Plan
-from unity.plan.plan_family import Made
+from unity.plan.plan_family import PlanFamily
 from unity.search.cost.cost import Training
 from unity.search.session import Search
 from unity.transforms.pipelining.balance import Loads, estimated
@@ -123,7 +123,7 @@ def planned(
     _, cuts = estimated(Loads(chain, machine, True), axes, rounds * prod(axis.size for axis in axes))
     made = unlike(chain, captured, cuts, axes, rounds, pack, kind)
     search = Search(made.after.graph, captured.differentiated, machine, Training())
-    return Plan(Made(fn, made.after, search, 0.0, pipelining=made), search.fastest)
+    return Plan(PlanFamily(fn, made.after, search, 0.0, pipelining=made), search.fastest)
 
 
 def largest_difference(found, wanted):

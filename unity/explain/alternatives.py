@@ -12,7 +12,7 @@ from unity.constraints.conflicts import possible
 from unity.pcg.ir.graph import Node
 from unity.pcg.parallel.parallelize import Assignment
 from unity.pcg.types.parallel_type import Type
-from unity.plan.plan_family import Made
+from unity.plan.plan_family import PlanFamily
 from unity.search.session import Candidate, Search
 from unity.search.space.dimensions import ProgramDimensions
 from unity.search.space.masks import Mask, SplitSet, Way, way_of
@@ -40,7 +40,7 @@ def ends_of(node: Node, assignment: Assignment) -> Ends:
 
 
 def alternatives(
-    made: Made, node: Node, chosen: Candidate, limit: float, most: int
+    made: PlanFamily, node: Node, chosen: Candidate, limit: float, most: int
 ) -> tuple[Alternative | None, list[Alternative]]:
     """The best plan where the node is as it is, and the best ones where it is not, each of another kind, the fastest first.
 
@@ -63,7 +63,7 @@ def _way(node: Node, assignment: Assignment) -> Way:
     return way_of(list(zip(*ends.operands, *ends.results, strict=True)), assignment.axes)
 
 
-def _best(made: Made, node: Node, ways: SplitSet, limit: float) -> Alternative | None:
+def _best(made: PlanFamily, node: Node, ways: Ways, limit: float) -> Alternative | None:
     """The fastest plan with some ways to have a node; None: none is possible, or fits."""
 
     def instead(dimensions: ProgramDimensions) -> Mapping[int, Mask]:

@@ -27,7 +27,7 @@ from unity.pcg.capture.clustering import EquationCluster, clusters, restored
 from unity.pcg.ir.program import Body
 from unity.pcg.jaxprs.parameter_text import text_of
 from unity.pcg.types.factors import TABLE, Entry
-from unity.plan.plan_family import Made
+from unity.plan.plan_family import PlanFamily
 from unity.plan.plan_file import content, read, restore, sealed
 from unity.search.cost.cost import Training
 from unity.search.session import Candidate
@@ -78,7 +78,9 @@ def clustered(body: Body, constant: Mapping[int, int]) -> list[EquationCluster]:
     return found
 
 
-def recall(path: Path, captured: Captured, fn: Callable[..., Any], library: Callable[[], Library]) -> tuple[Made, Candidate] | None:
+def recall(
+    path: Path, captured: Captured, fn: Callable[..., Any], library: Callable[[], Library]
+) -> tuple[PlanFamily, Candidate] | None:
     """What an entry holds; None if there is none, or none that may be read. A damaged entry is set aside, where the cache can be
     written, and the search done again.
 
@@ -94,7 +96,7 @@ def recall(path: Path, captured: Captured, fn: Callable[..., Any], library: Call
         return None
 
 
-def keep(path: Path, made: Made, chosen: Candidate) -> None:
+def keep(path: Path, made: PlanFamily, chosen: Candidate) -> None:
     """Writes an entry."""
     _write(path, sealed(content(made, chosen, False)))
 

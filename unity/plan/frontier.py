@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from unity.plan.plan_family import Made
+from unity.plan.plan_family import PlanFamily
 from unity.search.session import Candidate
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Frontier(Sequence["Plan"]):
     """The points that no other beats in both time and memory, fastest first. Each is a plan."""
 
-    def __init__(self, made: Made, chosen: Candidate, plan: Callable[[Candidate], Plan]) -> None:
+    def __init__(self, made: PlanFamily, chosen: Candidate, plan: Callable[[Candidate], Plan]) -> None:
         self._made, self._chosen, self._plan = made, chosen, plan
         self._candidates, self.exact = made.frontier
 

@@ -26,7 +26,7 @@ from unity.plan.call_arguments import by_position, checked, in_reverse, refuse_w
 from unity.plan.devices import mesh_for
 from unity.plan.frontier import Frontier
 from unity.plan.placement import Placement
-from unity.plan.plan_family import Made, Tried
+from unity.plan.plan_family import PlanFamily, Tried
 from unity.plan.step import step_of
 from unity.search.cost.cost import Training
 from unity.search.memory.backend import backend_of
@@ -55,7 +55,7 @@ class Plan:
     the gradients are ordinary arrays.
     """
 
-    def __init__(self, made: Made, candidate: Candidate, devices: Sequence[Any] | None = None) -> None:
+    def __init__(self, made: PlanFamily, candidate: Candidate, devices: Sequence[Any] | None = None) -> None:
         self._made, self._candidate, self._devices = made, candidate, devices
         self.__name__ = getattr(made.fn, "__name__", "plan")
         self.__doc__ = made.fn.__doc__

@@ -29,7 +29,7 @@ class Tried:
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class PlanFamily:
     """What all plans of one frontier share: the function, its graph, and the search that found them."""
 
     fn: Callable[..., Any]

@@ -20,7 +20,7 @@ from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured, capture
 from unity.plan.options import refuse_machine
 from unity.plan.plan import Plan
-from unity.plan.plan_family import Made
+from unity.plan.plan_family import PlanFamily
 from unity.plan.strategies import from_json, to_json
 from unity.search.cost.cost import Training
 from unity.search.session import Candidate, Search
@@ -84,7 +84,7 @@ def reading(path: str | Path, part: str) -> Iterator[None]:
         raise PlanError(f"{path} is damaged at $.{part}: {type(error).__name__}: {error}") from error
 
 
-def content(made: Made, chosen: Candidate, points: bool) -> dict[str, Any]:
+def content(made: PlanFamily, chosen: Candidate, points: bool) -> dict[str, Any]:
     """A plan as JSON data, with the points of its frontier that are soon found, or only those that are known."""
     search, captured = made.search, made.captured
     original = made.original
@@ -112,7 +112,7 @@ def content(made: Made, chosen: Candidate, points: bool) -> dict[str, Any]:
     }
 
 
-def save(path: str | Path, made: Made, chosen: Candidate) -> None:
+def save(path: str | Path, made: PlanFamily, chosen: Candidate) -> None:
     """Saves a plan, and what is soon known of its frontier."""
     from unity.plan.summary import captured_summary_of, summary_of
     from unity.report import live  # which imports rich, as all that shows something does
@@ -218,7 +218,7 @@ def _captured(path: str | Path, data: Mapping[str, Any], captured: Captured, arg
 
 def restore(
     path: str | Path, data: dict[str, Any], captured: Captured, fn: Callable[..., Any], library: Callable[[], Library]
-) -> tuple[Made, Candidate]:
+) -> tuple[PlanFamily, Candidate]:
     """A plan from its data, for a function that was captured again."""
     with reading(path, "rewriting"):
         rewriting = None if data["rewriting"] is None else again(captured, data["rewriting"], library())
@@ -250,6 +250,6 @@ def restore(
     with reading(path, "constraints"):
         bound = constraints.restored(data["constraints"], captured, fn)
     search = Search(captured.graph, captured.differentiated, machine, training, restrict=bound)
-    made = Made(fn, captured, search, seconds, tuple(candidates), exact, rewriting, pipelining, applications=applications)
+    made = PlanFamily(fn, captured, search, seconds, tuple(candidates), exact, rewriting, pipelining, applications=applications)
     made = replace(made, known_whole=whole, interrupted=interrupted)
     return replace(made, branching=branching, joining=joining, bound=bound, limit=limit), chosen

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from unity.exec.measure.trial import relative
 from unity.plan.plan import Plan
-from unity.plan.plan_family import Made, Tried
+from unity.plan.plan_family import PlanFamily, Tried
 from unity.plan.step import can_run, step_of
 from unity.search.session import Candidate
 
@@ -24,7 +24,7 @@ class Ranking:
     tried: tuple[Tried, ...]
 
 
-def measured(made: Made, best: Candidate, limit: float, say: Callable[[str], None]) -> Ranking:
+def measured(made: PlanFamily, best: Candidate, limit: float, say: Callable[[str], None]) -> Ranking:
     """The fastest plan as it runs, of the frontier's points near `best` that fit the limit.
 
     They are simulated (what overlaps, the sum of all terms does not see), and the best of those are run in turns, always `best`

@@ -24,7 +24,7 @@ from unity.pcg.capture.capture import Captured
 from unity.plan import cache
 from unity.plan.options import no_branches, no_pipeline, shortfall
 from unity.plan.plan import Plan
-from unity.plan.plan_family import Made
+from unity.plan.plan_family import PlanFamily
 from unity.plan.step import can_run, step_of
 from unity.planning.ranking import measured
 from unity.search.cost.cost import Training
@@ -40,7 +40,7 @@ from unity.transforms.pipelining import PipelineWish, best_unlike
 from unity.transforms.pipelining import best as best_pipeline
 from unity.transforms.rewriting import Rewriter
 
-Found: TypeAlias = tuple[Made, Candidate]
+Found: TypeAlias = tuple[PlanFamily, Candidate]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Task:
             cache.keep(path, made, candidate)
         return Plan(made, candidate)
 
-    def measured(self, made: Made, candidate: Candidate) -> Found:
+    def measured(self, made: PlanFamily, candidate: Candidate) -> Found:
         """The best of what was measured; what there is if that is interrupted."""
         try:
             ranking = measured(made, candidate, self.limit, self.say)
@@ -162,7 +162,7 @@ class Task:
             raise InfeasibleError(conflict(self.bound, search, self.limit) or shortfall(machine, search.leanest, self.limit))
         yield found
 
-    def strategy(self, plain: Made, prices: Prices) -> Found | None:
+    def strategy(self, plain: PlanFamily, prices: Prices) -> Found | None:
         """A program's best strategy that fits. Where weights may be packed, with what it joins of them joined once, if that is
         better."""
         candidate = self.fitting(plain.search)
@@ -177,11 +177,11 @@ class Task:
             return found
         return replace(plain, captured=joining.after, search=other, joining=joining), candidate
 
-    def made(self, captured: Captured, search: Search) -> Made:
+    def made(self, captured: Captured, search: Search) -> PlanFamily:
         """What plans of a program share."""
-        return Made(self.fn, captured, search, 0.0, bound=self.bound)
+        return PlanFamily(self.fn, captured, search, 0.0, bound=self.bound)
 
-    def spread(self, plain: Made, prices: Prices, than: Found | None, piped: Found | None) -> Found | None:
+    def spread(self, plain: PlanFamily, prices: Prices, than: Found | None, piped: Found | None) -> Found | None:
         """The program with a pipeline, with branches on devices of their own, or with both: of the best with a pipeline it is
         looked at what branches gain. None if none of that fits and is better than what there is without."""
         found, refused = self.apart(piped[0] if piped is not None else plain, prices, piped or than)
@@ -196,7 +196,7 @@ class Task:
             raise InfeasibleError(no_branches(prices.machine, groups, list(dict.fromkeys(refused)), size(self.limit)))
         return found
 
-    def piped(self, plain: Made, prices: Prices, than: Found | None) -> Found | None:
+    def piped(self, plain: PlanFamily, prices: Prices, than: Found | None) -> Found | None:
         """The program with a pipeline, if one fits and is better than what there is without."""
         exactly = self.ways.pipeline
         numbers, schedule = (exactly[:2], next(iter(exactly[2:]), None)) if exactly is not None else (None, None)
@@ -218,7 +218,7 @@ class Task:
         made = replace(plain, captured=found.pipelining.after, search=found.search, pipelining=found.pipelining)
         return self.better((made, found.candidate), than, exactly)
 
-    def apart(self, before: Made, prices: Prices, than: Found | None) -> tuple[Found | None, list[str]]:
+    def apart(self, before: PlanFamily, prices: Prices, than: Found | None) -> tuple[Found | None, list[str]]:
         """The program with branches on devices of their own, if that fits and is better than what there is without; and why what
         there is of them was refused."""
         wanted, exactly, machine = self.ways.branches, self.ways.groups, prices.machine
@@ -236,7 +236,7 @@ class Task:
         candidate = found.candidate if exactly is None else self.running(made, found.candidate)
         return self.better((made, candidate), than, exactly), refused
 
-    def running(self, made: Made, best: Candidate) -> Candidate:
+    def running(self, made: PlanFamily, best: Candidate) -> Candidate:
         """The best that the devices of this process can run, if this is for them and they can run any: `best`, or near it."""
         if not self.here or can_run(Plan(made, best)):
             return best
@@ -269,7 +269,7 @@ class Task:
         """What is to be small."""
         return (c.memory, c.time) if self.objective == "memory" else (c.time, c.memory)
 
-    def sequential(self, machine: Machine) -> tuple[Made, Candidate]:
+    def sequential(self, machine: Machine) -> tuple[PlanFamily, Candidate]:
         """The best strategy of the program that is the fastest on one device (Unity, section 6.4, compares with it)."""
         chosen, interrupted = self.rewriter.best(self.captured, Prices(machine.alone, self.training), self.say)
         captured = self.captured if chosen is None else chosen.after
@@ -277,9 +277,9 @@ class Task:
         candidate = self.best(search)
         if candidate is None or candidate.memory > self.limit:
             raise InfeasibleError(shortfall(machine, search.leanest, self.limit))
-        return Made(self.fn, captured, search, 0.0, rewriting=chosen, interrupted=interrupted), candidate
+        return PlanFamily(self.fn, captured, search, 0.0, rewriting=chosen, interrupted=interrupted), candidate
 
-    def substituted(self, machine: Machine) -> tuple[Made, Candidate]:
+    def substituted(self, machine: Machine) -> tuple[PlanFamily, Candidate]:
         """The best strategy that substitutions lead to."""
         search = self.search(self.captured, Prices(machine, self.training))
         budget = self.rewriter.budget
@@ -288,16 +288,16 @@ class Task:
             if found.interrupted:
                 raise KeyboardInterrupt
             raise InfeasibleError(shortfall(machine, found.candidate, self.limit))
-        made = Made(self.fn, self.captured, search, 0.0, (found.candidate,), applications=found.applications)
+        made = PlanFamily(self.fn, self.captured, search, 0.0, (found.candidate,), applications=found.applications)
         return replace(made, interrupted=found.interrupted), found.candidate
 
-    def published(self, machine: Machine) -> tuple[Made, Candidate]:
+    def published(self, machine: Machine) -> tuple[PlanFamily, Candidate]:
         """What a published algorithm finds, whose own objective it is."""
         search = self.search(self.captured, Prices(machine, self.training))
         found = algorithm(self.kind)(search, Asked(self.limit, self.seed, self.budget))
         if found.memory > self.limit:
             raise InfeasibleError(shortfall(machine, found, self.limit, f"the plan of search={self.kind!r}"))
-        return Made(self.fn, self.captured, search, 0.0, (found,)), found
+        return PlanFamily(self.fn, self.captured, search, 0.0, (found,)), found
 
     def slower(self, one: Found, other: Found) -> bool:
         """Whether a step of one program, run on the devices of this process, takes longer than one of another."""

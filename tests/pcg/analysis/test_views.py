@@ -19,7 +19,7 @@ from unity.pcg.capture.capture import capture
 from unity.pcg.ir.program import Body, close
 from unity.pcg.propagation.solver import spec_of
 from unity.plan.plan import Plan
-from unity.plan.plan_family import Made
+from unity.plan.plan_family import PlanFamily
 from unity.search.cost.assembly import assemble
 from unity.search.cost.cost import Training
 from unity.search.cost.roofline import touches
@@ -167,7 +167,7 @@ def test_sliced_layers_compute_the_function_and_send_the_predicted_bytes(form: s
         searched = Search(captured.graph, captured.differentiated, EIGHT, Training())
         drawn = (assembled.assignment(random_point(assembled, np.random.default_rng(seed))) for seed in range(2))
         for candidate in (searched.fastest, *(Candidate(0.0, 0.0, a) for a in drawn)):
-            plan = Plan(Made(LAYERS[form], captured, searched, 0.0), candidate)
+            plan = Plan(PlanFamily(LAYERS[form], captured, searched, 0.0), candidate)
             value = jax.value_and_grad(plan)(*args)
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), value, wanted)
             assert plan.check().agrees()

@@ -36,7 +36,7 @@ from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, TWO_BW
 from unity.pcg.parallel.traffic import TRAFFIC, traffic
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, digits, partitioned
 from unity.plan.plan import Plan
-from unity.plan.plan_family import Made
+from unity.plan.plan_family import PlanFamily
 from unity.plan.step import step_of
 from unity.search.cost import assembly as assembling
 from unity.search.cost.cost import Training
@@ -84,7 +84,7 @@ def like_stages(kind: str) -> Plan:
     captured = capture(language, *language_arguments())
     made = pipelined(PipelineSource(captured), 0, 0, INNER, 2, kind)
     search = Search(made.after.graph, captured.differentiated, SHARING, Training())
-    return Plan(Made(language, made.after, search, 0.0, pipelining=made), search.fastest)
+    return Plan(PlanFamily(language, made.after, search, 0.0, pipelining=made), search.fastest)
 
 
 def unlike_stages(model: str, kind: str) -> Plan:

@@ -22,7 +22,7 @@ from unity.pcg.parallel.parallelize import parallelize
 from unity.pcg.propagation.choices import choices
 from unity.pcg.types.parallel_type import PARTIAL, UNUSED, partitioned
 from unity.plan.plan import Plan
-from unity.plan.plan_family import Made
+from unity.plan.plan_family import PlanFamily
 from unity.search.cost.assembly import assemble
 from unity.search.cost.cost import Training
 from unity.search.session import Candidate, Search
@@ -138,7 +138,7 @@ def test_plans_with_contributed_sums_compute_what_the_function_does(form: str) -
         searched = Search(captured.graph, captured.differentiated, EIGHT, Training())
         drawn = (assembled.assignment(random_point(assembled, np.random.default_rng(seed))) for seed in range(2))
         for candidate in (searched.fastest, *(Candidate(0.0, 0.0, a) for a in drawn)):
-            plan = Plan(Made(fn, captured, searched, 0.0), candidate)
+            plan = Plan(PlanFamily(fn, captured, searched, 0.0), candidate)
             jax.tree.map(
                 lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), jax.value_and_grad(plan)(*args), wanted
             )

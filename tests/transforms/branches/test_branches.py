@@ -24,7 +24,7 @@ from unity.pcg.ir.graph import BRANCHES
 from unity.pcg.parallel.branches import check_ends, groups_of
 from unity.pcg.parallel.traffic import traffic
 from unity.plan.plan import Plan
-from unity.plan.plan_family import Made
+from unity.plan.plan_family import PlanFamily
 from unity.search.cost.cost import Training
 from unity.search.cost.prediction import predict
 from unity.search.session import Search
@@ -121,7 +121,7 @@ def planned(fn, args, machine, along, pack=False, shares=None) -> Plan:
         shares = [dealt(k, range(1, 1 + len(r.branches)), count) for k, r in enumerate(program.regions)]
     made = branched(program, along, shares, pack)
     search = Search(made.after.graph, captured.differentiated, machine, Training())
-    return Plan(Made(fn, made.after, search, 0.0, branching=made), search.fastest)
+    return Plan(PlanFamily(fn, made.after, search, 0.0, branching=made), search.fastest)
 
 
 def close(found, wanted, most=1e-10):
@@ -158,7 +158,7 @@ def test_inside_of_branches_other_axes_are_used_and_their_collectives_stay_insid
     captured = capture(fn, *args)
     made = branched(Forked(captured), TREE.axes[:1], [Share(0, (0, 1), 0.5)], False)
     search = Search(made.after.graph, captured.differentiated, replace(TREE, device=SLOW), Training())
-    plan = Plan(Made(fn, made.after, search, 0.0, branching=made), search.fastest)
+    plan = Plan(PlanFamily(fn, made.after, search, 0.0, branching=made), search.fastest)
     (node,) = [n for n in plan.pcg.nodes if n.kind == BRANCHES]
     inner = {id(n) for group in groups_of(node) for n in group.graph.nodes}
     flows = captured.differentiated

@@ -27,7 +27,7 @@ from unity.pcg.parallel.stages import Schedule
 from unity.pcg.parallel.traffic import traffic
 from unity.pcg.types.parallel_type import REPLICATED, UNUSED, partitioned
 from unity.plan.plan import Plan
-from unity.plan.plan_family import Made
+from unity.plan.plan_family import PlanFamily
 from unity.plan.plan_file import sealed
 from unity.search.cost.cost import Training
 from unity.search.session import Search
@@ -78,7 +78,7 @@ def planned(fn, args, machine, along, rounds, argnums: int | tuple[int, ...] = 0
     captured = capture(fn, *args, argnums=argnums)
     made = pipelined(PipelineSource(captured), 0, 0, along, rounds)
     search = Search(made.after.graph, captured.differentiated, machine, Training())
-    return Plan(Made(fn, made.after, search, 0.0, pipelining=made), search.fastest)
+    return Plan(PlanFamily(fn, made.after, search, 0.0, pipelining=made), search.fastest)
 
 
 def close(found, wanted, most=2e-5):
@@ -241,7 +241,7 @@ def test_of_equal_scans_at_one_line_any_may_be_a_pipeline():
     for number in range(2):
         made = pipelined(PipelineSource(captured), 0, number, TREE.axes[:1], 2)
         plan = Plan(
-            Made(fn, made.after, search := Search(made.after.graph, captured.differentiated, TREE, Training()), 0.0),
+            PlanFamily(fn, made.after, search := Search(made.after.graph, captured.differentiated, TREE, Training()), 0.0),
             search.fastest,
         )
         close(jax.grad(plan)(*args), jax.jit(jax.grad(fn))(*args))

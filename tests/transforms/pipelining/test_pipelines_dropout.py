@@ -14,7 +14,7 @@ from unity import Machine
 from unity.pcg.capture.capture import capture
 from unity.pcg.parallel.stages import SCHEDULES, TWO_BW, Mixed
 from unity.plan.plan import Plan
-from unity.plan.plan_family import Made
+from unity.plan.plan_family import PlanFamily
 from unity.search.cost.cost import Training
 from unity.search.session import Search
 from unity.transforms.pipelining import PipelineSource, pipelined
@@ -56,7 +56,7 @@ def planned(fn, args, along, rounds, kind) -> Plan:
     captured = capture(fn, *args)
     made = pipelined(PipelineSource(captured), 0, 0, along, rounds, kind)
     search = Search(made.after.graph, captured.differentiated, TREE, Training())
-    return Plan(Made(fn, made.after, search, 0.0, pipelining=made), search.fastest)
+    return Plan(PlanFamily(fn, made.after, search, 0.0, pipelining=made), search.fastest)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from unity.pcg.capture.capture import capture
 from unity.pcg.ir.graph import PIPELINE
 from unity.pcg.parallel.stages import SCHEDULES, TWO_BW, Mixed
 from unity.plan.plan import Plan
-from unity.plan.plan_family import Made
+from unity.plan.plan_family import PlanFamily
 from unity.search.cost.cost import Training
 from unity.search.session import Search
 from unity.transforms.pipelining import PipelineSource, pipelined
@@ -52,7 +52,7 @@ def planned(fn, args, along, micro_batches, kind) -> Plan:
     stages = 2 ** len(along)
     made = pipelined(PipelineSource(captured), 0, 0, along, micro_batches // stages, kind)
     search = Search(made.after.graph, captured.differentiated, TREE, Training())
-    return Plan(Made(fn, made.after, search, 0.0, pipelining=made), search.fastest)
+    return Plan(PlanFamily(fn, made.after, search, 0.0, pipelining=made), search.fastest)
 
 
 def close(found, wanted, most=2e-5):
