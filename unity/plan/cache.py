@@ -1,7 +1,8 @@
-"""What was found before is read instead of found again: plans, and how a program's equations were joined to operators.
+"""The on-disk cache of plans, and of the clusters of equations that form a program's operators.
 
-Plans are plan files, named by a hash of everything that a search depends on, unity's own code included. So are clusters: to trace
-the function again cannot be spared, but to prove again which equations may be joined can.
+An entry's name is a hash of everything that its content depends on, unity's own code included. Plans are stored as plan files.
+Clusters are stored because a function must be traced again in every process, but the proofs of which of its equations form one
+operator need not be repeated.
 """
 
 from __future__ import annotations
@@ -33,31 +34,33 @@ from unity.search.cost.cost import Training
 from unity.search.session import Candidate
 from unity.substitutions.language.library import Library
 
-# The folders whose code decides what a search finds.
+# The folders whose code determines the result of a search.
 CODE = ("base", "pcg", "machine", "search", "substitutions", "verify", "transforms", "constraints", "baselines")
 
 
-def _code() -> str:
-    """Stands for the code that decides: what another version of it found is not looked at. Users' own operators decide, too."""
-    own = (text_of([e.name, e.spec, e.local], lambda value: None) for e in TABLE.values() if not _ours(e))
-    return "\n".join((_package(), *sorted(own)))
+def _code_version() -> str:
+    """Return a text that identifies the code that entries depend on, operators that the user has registered included.
+
+    An entry written by another version of that code has another name, and so is never read.
+    """
+    registered = (text_of([e.name, e.spec, e.local], lambda value: None) for e in TABLE.values() if not _is_built_in(e))
+    return "\n".join((_package_version(), *sorted(registered)))
 
 
-def _ours(entry: Entry) -> bool:
+def _is_built_in(entry: Entry) -> bool:
     return entry.spec.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 @cache
-def _package() -> str:
-    """The same of unity itself. (To read it all takes too long.)"""
-    here = PACKAGE
-    files = ((path, path.stat()) for part in CODE for path in sorted((here / part).rglob("*.py")))
-    return repr([jax.__version__, *((str(path.relative_to(here)), stat.st_size, stat.st_mtime_ns) for path, stat in files)])
+def _package_version() -> str:
+    """Return a text that identifies the files of unity itself, by size and time of change: reading them all takes too long."""
+    files = ((path, path.stat()) for part in CODE for path in sorted((PACKAGE / part).rglob("*.py")))
+    return repr([jax.__version__, *((str(path.relative_to(PACKAGE)), stat.st_size, stat.st_mtime_ns) for path, stat in files)])
 
 
 def entry(captured: Captured, machine: Machine, training: Training, settings: dict[str, Any]) -> Path:
-    """The file that holds, or would hold, a search's result."""
-    parts = [_code(), captured.graph.key, sorted(captured.differentiated), machine.to_json(), repr(training), settings]
+    """Return the path of the file that holds, or would hold, a search's result."""
+    parts = [_code_version(), captured.graph.key, sorted(captured.differentiated), machine.to_json(), repr(training), settings]
     name = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
     return _folder() / "plans" / f"{name}.json"
 
@@ -66,27 +69,32 @@ def _folder() -> Path:
     return Path(platformdirs.user_cache_dir("unity"))
 
 
-def clustered(body: Body, constant: Mapping[int, int]) -> list[EquationCluster]:
-    """The operators of a body, as they were found before, or found now. A damaged entry is replaced."""
-    name = hashlib.sha256("\n".join((_code(), body.key)).encode()).hexdigest()[:32]
+def clustered(body: Body, constant: Mapping[int, int]) -> list[Cluster]:
+    """Return the operators of a body, read from the cache if they are there. A missing or damaged entry is written anew."""
+    name = hashlib.sha256("\n".join((_code_version(), body.key)).encode()).hexdigest()[:32]
     path = _folder() / "clusters" / f"{name}.json"
     try:
         return restored(body, constant, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
-        found = clusters(body, constant)
-    _write(path, [cluster.members for cluster in found])
-    return found
+        operators = clusters(body, constant)
+    _write(path, [cluster.members for cluster in operators])
+    return operators
 
 
 def recall(
     path: Path, captured: Captured, fn: Callable[..., Any], library: Callable[[], Library]
 ) -> tuple[PlanFamily, Candidate] | None:
-    """What an entry holds; None if there is none, or none that may be read. A damaged entry is set aside, where the cache can be
-    written, and the search done again.
+    """Return the plan in an entry, or None if the entry is missing, unreadable or damaged.
 
-    `library`: gives the rules of the plan's rewriting, and is asked only if it has one.
+    A damaged entry is renamed with the suffix `.corrupt`, where the cache is writable, so that the search writes a new one.
+
+    Args:
+        path: the entry, as `entry` names it.
+        captured: the function as captured now.
+        fn: the function.
+        library: returns the rules of the plan's rewriting. It is called only if the plan has one.
     """
-    if not os.path.exists(path):  # Path.exists raises where a folder on the way may not be looked into
+    if not os.path.exists(path):  # Path.exists raises where a parent folder may not be read
         return None
     try:
         return restore(path, read(path), captured, fn, library)
@@ -96,13 +104,13 @@ def recall(
         return None
 
 
-def keep(path: Path, made: PlanFamily, chosen: Candidate) -> None:
-    """Writes an entry."""
-    _write(path, sealed(content(made, chosen, False)))
+def keep(path: Path, family: PlanFamily, chosen: Candidate) -> None:
+    """Write a plan into the cache."""
+    _write(path, sealed(content(family, chosen, points=False)))
 
 
 def _write(path: Path, data: Any) -> None:
-    """A cache that cannot be written is no reason to fail."""
+    """Write an entry, or do nothing where the cache is not writable: planning works without it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, json.dumps(data))

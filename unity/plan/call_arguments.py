@@ -1,4 +1,4 @@
-"""What a plan is called with, held against what it was planned for."""
+"""Checks of a call's arguments against those that a plan was made for."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ SHOWN = 5  # arguments that an error names
 
 
 def checked(name: str, captured: Captured, packing: Packing, args: tuple[Any, ...]) -> list[Any]:
-    """The leaves of a call's arguments, weights packed as the plan has them. `name`: of the function.
+    """Return the leaves of a call's arguments, with weights packed as the plan packs them.
 
-    Raises PlanError if their structure, a shape or a type is not what `captured` has.
+    Raises PlanError, naming the function by `name`, if the structure, a shape or a type differs from those of `captured`.
     """
     leaves, tree = jax.tree.flatten(args)
     if tree != captured.in_tree:
         shapes = [node.tensors[0].struct for node in captured.graph.inputs[: len(captured.paths)]]
         planned = jax.tree.unflatten(captured.in_tree, shapes)
-        what = f"{name} is called with arguments of another structure than it was planned for"
-        refuse_others(what, list(differences(planned, args, "args")))
-    leaves = packing.pack(leaves)  # as they are, if `shard` has packed them
+        problem = f"{name} is called with arguments of another structure than it was planned for"
+        refuse_others(problem, list(differences(planned, args, "args")))
+    leaves = packing.pack(leaves)  # leaves that `shard` has packed already pass through
     wrong = []
     for path, x, node in zip(captured.paths, leaves, captured.graph.inputs, strict=False):
         aval, tensor = jax.typeof(x), node.tensors[0]
@@ -38,7 +38,10 @@ def checked(name: str, captured: Captured, packing: Packing, args: tuple[Any, ..
 
 
 def refuse_weak(name: str, captured: Captured, weak: Sequence[bool]) -> None:
-    """Raises PlanError for weak types of arguments with which the function computes in other types than were planned."""
+    """Raise PlanError if arguments' weak types differ from the planned ones.
+
+    Called where the function's results would have other types because of that.
+    """
     triples = zip(captured.paths, weak, captured.weak[0], strict=True)
     kinds = {True: "weakly typed, as a Python number is", False: "an array that is not weakly typed"}
     wrong = [f"{path}: planned as {kinds[planned]}, given as {kinds[now]}" for path, now, planned in triples if now != planned]
@@ -46,21 +49,21 @@ def refuse_weak(name: str, captured: Captured, weak: Sequence[bool]) -> None:
 
 
 def differences(planned: Any, given: Any, at: str) -> Iterator[str]:
-    """Where two trees are of different structure, in words. `at`: what leads to them."""
+    """Yield descriptions of where the structures of two trees differ. `at` is the path of both trees, such as "args[0]"."""
     if jax.tree.structure(planned) == jax.tree.structure(given):
         return
     (left, data), (right, other) = _parts(planned), _parts(given)
     if left is None or right is None or type(planned) is not type(given):
         yield f"{at}: planned for {_kind(planned)}, given {_kind(given)}"
         return
-    found = [f"{at}{key} is missing" for key in left if key not in right]
-    found += [f"{at}{key} is not known to the plan" for key in right if key not in left]
-    found += [said for key in left if key in right for said in differences(left[key], right[key], at + key)]
-    yield from found or [f"{at}: {_kind(planned)}, planned with {data}, given with {other}"]
+    problems = [f"{at}{key} is missing" for key in left if key not in right]
+    problems += [f"{at}{key} is not known to the plan" for key in right if key not in left]
+    problems += [problem for key in left if key in right for problem in differences(left[key], right[key], at + key)]
+    yield from problems or [f"{at}: {_kind(planned)}, planned with {data}, given with {other}"]
 
 
 def _parts(tree: Any) -> tuple[dict[str, Any] | None, str]:
-    """A tree's parts one level down, by what leads to them, and what else it holds; no parts of a leaf."""
+    """Return a tree's children by their keys, and its auxiliary data as text. A leaf has None for children."""
     if jax.tree_util.all_leaves([tree]):
         return None, ""
     level = jax.tree_util.flatten_one_level_with_keys(tree)
@@ -74,20 +77,20 @@ def _kind(tree: Any) -> str:
     return "an array" if jax.tree_util.all_leaves([tree]) else f"a {type(tree).__name__}"
 
 
-def refuse_others(what: str, wrong: Sequence[str]) -> None:
-    """Raises PlanError if anything is of another shape or structure than it was planned for. `wrong`: what is, in words."""
-    if wrong:
-        more = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
-        lines = "\n    ".join([*wrong[:SHOWN], *more])
-        raise PlanError(f"{what}:\n    {lines}\n    Call unity.optimize again for these. (docs: plan#shapes)")
+def refuse_others(problem: str, differing: Sequence[str]) -> None:
+    """Raise PlanError if any argument differs from the planned one. `differing` describes each that does."""
+    if differing:
+        more = [f"and {len(differing) - SHOWN} more"] if len(differing) > SHOWN else []
+        lines = "\n    ".join([*differing[:SHOWN], *more])
+        raise PlanError(f"{problem}:\n    {lines}\n    Call unity.optimize again for these. (docs: plan#shapes)")
 
 
 def by_position(fn: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
-    """All arguments of a call in their positions, as planned. Raises PlanError if the function takes some by name alone."""
+    """Return all arguments of a call by position, as planned. Raises PlanError for keyword-only arguments."""
     name = getattr(fn, "__name__", "the function")
     try:
         bound = inspect.signature(fn).bind(*args, **named)
-    except (TypeError, ValueError) as error:  # the second: some built-in functions have no signature
+    except (TypeError, ValueError) as error:  # ValueError: some built-in functions have no signature
         raise PlanError(f"{name} cannot be called with {', '.join(named)}: {error}. (docs: plan#shapes)") from error
     if bound.kwargs:
         raise PlanError(
@@ -99,7 +102,7 @@ def by_position(fn: Callable[..., Any], args: tuple[Any, ...], named: Mapping[st
 
 @contextmanager
 def in_reverse(name: str) -> Iterator[None]:
-    """Raises PlanError where JAX differentiates a call forward that has a rule for reverse only. `name`: of the function."""
+    """Turn JAX's error about forward-mode differentiation of a reverse-only rule into a PlanError that names the function."""
     try:
         yield
     except TypeError as error:

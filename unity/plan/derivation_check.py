@@ -1,4 +1,4 @@
-"""Whether a plan follows from the captured program: every part of how it was made, done again or held against what it claims."""
+"""Check of a plan's derivation: every step from the captured program to the parallel graph is replayed or verified."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def check_derivation(plan: Plan) -> tuple[Step, ...]:
-    """The steps in which the captured program was rewritten, after all of them, and what followed, were found to hold.
+    """Verify the whole derivation of a plan, and return the steps that rewrote the captured program.
 
-    Raises DerivationError, naming the step that is wrong.
+    Raises DerivationError, naming the first step that does not hold.
     """
     rewriting = plan.rewriting
     if rewriting:

@@ -1,4 +1,4 @@
-"""The devices that a plan runs on: as many as it is for, and the same plan in all processes."""
+"""The device mesh that a plan runs on, and the check that all processes have the same plan."""
 
 from __future__ import annotations
 
@@ -18,21 +18,28 @@ if TYPE_CHECKING:
     from unity.plan.plan import Plan
 
 
-def mesh_for(plan: Plan, given: Sequence[Any] | None = None) -> Mesh:
-    """This program's devices as a mesh of the axes of a plan's machine, whole hosts as units of its levels. Or those given, in
-    their order, which need not be there.
+def mesh_for(plan: Plan, chosen: Sequence[Any] | None = None) -> Mesh:
+    """Return a mesh of devices with the axes of a plan's machine.
 
-    Raises PlanError if there are fewer devices than the machine has, or other hosts, or if processes have other plans.
+    By default the mesh has this program's devices, arranged so that the machine's levels are made of whole hosts.
+
+    Args:
+        plan: the plan.
+        chosen: devices to use instead, in their order. They may be those of a topology that is only compiled for.
+
+    Raises:
+        PlanError: there are fewer devices than the machine has, the hosts do not form its levels, or another process has another
+            plan.
     """
     machine = plan.machine
-    if given is not None:
-        if len(given) < machine.devices:
-            raise PlanError(f"this plan is for {machine.devices} devices ({machine.name}), but {len(given)} are given")
-        return mesh_of(machine.axes, given)
+    if chosen is not None:
+        if len(chosen) < machine.devices:
+            raise PlanError(f"this plan is for {machine.devices} devices ({machine.name}), but {len(chosen)} are given")
+        return mesh_of(machine.axes, chosen)
     devices = jax.devices()
     if several():
         check_devices(devices)
-        check_alike(_facts(plan))
+        check_alike(_shared_facts(plan))
     if len(devices) < machine.devices:
         raise PlanError(
             f"this plan is for {machine.devices} devices ({machine.name}), but JAX sees {len(devices)}"
@@ -42,8 +49,8 @@ def mesh_for(plan: Plan, given: Sequence[Any] | None = None) -> Mesh:
     return mesh_of(machine.axes, arranged(machine, devices))
 
 
-def _facts(plan: Plan) -> dict[str, str]:
-    """What must be the same in all processes, and what to call it if it is not."""
+def _shared_facts(plan: Plan) -> dict[str, str]:
+    """Return the facts that must be equal in all processes, by the words for them in an error."""
     return {
         "the function, or the shapes of its arguments": f"{plan.__name__}, {plan.original.key}",
         "the arrays that it closes over": " ".join(map(array_text, plan._made.captured.consts)),

@@ -1,4 +1,4 @@
-"""The trade-off between a step's time and its memory: the points that no other beats in both, each of them a plan."""
+"""The Pareto frontier of a step's time and memory, each point of it a plan."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 
 
 class Frontier(Sequence["Plan"]):
-    """The points that no other beats in both time and memory, fastest first. Each is a plan."""
+    """The plans that no other plan beats in both time and memory, fastest first.
 
-    def __init__(self, made: PlanFamily, chosen: Candidate, plan: Callable[[Candidate], Plan]) -> None:
-        self._made, self._chosen, self._plan = made, chosen, plan
-        self._candidates, self.exact = made.frontier
+    Attributes:
+        exact: whether these are all such plans.
+    """
+
+    def __init__(self, family: PlanFamily, chosen: Candidate, plan: Callable[[Candidate], Plan]) -> None:
+        self._family, self._chosen, self._plan = family, chosen, plan
+        self._candidates, self.exact = family.frontier
 
     def __len__(self) -> int:
         return len(self._candidates)
@@ -45,7 +49,7 @@ class Frontier(Sequence["Plan"]):
     __repr__ = __str__
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """The frontier as a matplotlib figure (the extra `plot`), written to `path` if one is given."""
+        """Return the frontier as a matplotlib figure (the extra `plot`), and write it to `path` if one is passed."""
         from unity.explain.tables import frontier_plot
 
-        return frontier_plot(self._candidates, self._chosen, self._made.search.machine.name, path)
+        return frontier_plot(self._candidates, self._chosen, self._family.search.machine.name, path)

@@ -1,4 +1,4 @@
-"""What may be asked of `unity.optimize`, and what is said where it cannot be had."""
+"""Validation of the options of `unity.optimize`, and the messages for requests that have no feasible plan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONSTRAINED = ("unity", "captured")  # searches that obey constraints, and find 
 
 
 def refuse(objective: str, search: str, pipelines: Any, branches: Any, constraints: Sequence[Constraint]) -> None:
-    """Raises OptionError for what is not known, or does not go together: it is never ignored."""
+    """Raise OptionError for unknown options and for combinations that are not supported, so that none is ignored silently."""
     if objective not in OBJECTIVES:
         raise OptionError(f"objective={objective!r} is not known; one of {', '.join(map(repr, OBJECTIVES))}")
     if search not in SEARCHES:
@@ -36,7 +36,7 @@ def refuse(objective: str, search: str, pipelines: Any, branches: Any, constrain
 
 
 def refuse_machine(machine: Any, memory_limit: Any, optimizer_slots: Any) -> None:
-    """Raises OptionError for what is no machine, and for what cannot be a device's bytes or an optimizer's values."""
+    """Raise OptionError unless the machine is one (or None), the limit is positive and the number of slots is not negative."""
     if machine is not None and not isinstance(machine, Machine):
         raise OptionError(
             f"machine={machine!r} is a {type(machine).__name__}: give a unity.Machine, such as unity.Machine.preset('dgx-h100') or"
@@ -52,7 +52,7 @@ def refuse_machine(machine: Any, memory_limit: Any, optimizer_slots: Any) -> Non
 
 
 def refuse_type(reduce_in: Any) -> None:
-    """Raises OptionError unless `reduce_in` is None or names a type narrower than float32."""
+    """Raise OptionError unless `reduce_in` is None or names a type narrower than float32."""
     if reduce_in is not None and not (isinstance(reduce_in, str) and reduce_in in NARROW):
         raise OptionError(
             f"reduce_in={reduce_in!r}: expected None or one of {', '.join(map(repr, NARROW))} (docs: numerics#reduce_in)"
@@ -64,15 +64,15 @@ def _number(x: Any) -> bool:
 
 
 def _refuse_pipelines(pipelines: Any, search: str, constraints: Sequence[Constraint]) -> None:
-    """A pipeline that is asked for is found, or refused."""
+    """Raise OptionError for a requested pipeline that is malformed, or that other options exclude."""
     if isinstance(pipelines, bool):
         return
     numbers, schedule = (pipelines[:2], pipelines[2:]) if isinstance(pipelines, tuple) else ((), ())
     if len(numbers) != 2 or not all(isinstance(n, int) and n > 0 for n in numbers):
         raise OptionError(f"pipelines={pipelines!r}: expected True, False, or (stages, micro-batches), such as (4, 16)")
     if len(schedule) > 1 or not set(schedule) <= set(SCHEDULES):
-        said = " or ".join(map(repr, SCHEDULES))
-        raise OptionError(f"pipelines={pipelines!r}: the schedule may be {said}, as in (4, 16, 'gpipe')")
+        schedules = " or ".join(map(repr, SCHEDULES))
+        raise OptionError(f"pipelines={pipelines!r}: the schedule may be {schedules}, as in (4, 16, 'gpipe')")
     if search not in CONSTRAINED:
         raise OptionError(f"pipelines={pipelines!r}: search={search!r} finds none, use one of {', '.join(map(repr, CONSTRAINED))}")
     other = next((c for c in constraints if not isinstance(c, (WithoutRules, Pin))), None)
@@ -81,21 +81,21 @@ def _refuse_pipelines(pipelines: Any, search: str, constraints: Sequence[Constra
 
 
 def _refuse_branches(branches: Any, search: str, constraints: Sequence[Constraint]) -> None:
-    """Groups of devices that are asked for are found, or refused."""
+    """Raise OptionError for a requested number of groups that is malformed, or that other options exclude."""
     if isinstance(branches, bool):
         return
     if not isinstance(branches, int) or branches < 2:
         raise OptionError(f"branches={branches!r}: expected True, False, or a number of groups of devices (docs: branches#which)")
     if search not in CONSTRAINED:
-        names = ", ".join(map(repr, CONSTRAINED))
-        raise OptionError(f"branches={branches!r}: search={search!r} knows none, use one of {names} (docs: branches#which)")
+        searches = ", ".join(map(repr, CONSTRAINED))
+        raise OptionError(f"branches={branches!r}: search={search!r} knows none, use one of {searches} (docs: branches#which)")
     other = next((c for c in constraints if isinstance(c, Across) and c.word == "only"), None)
     if other is not None:
         raise OptionError(f"branches={branches!r} and {other} do not go together: leave one out (docs: branches#which)")
 
 
 def obeyed(bound: Bound, search: str) -> Bound:
-    """The constraints, if this search respects them."""
+    """Return the constraints. Raises OptionError if there are any and the search does not obey constraints."""
     if bound.every and search not in CONSTRAINED:
         raise OptionError(
             f"search={search!r} knows no constraints, and would break {bound.every[0]}: leave them out, or use one of"
@@ -105,7 +105,14 @@ def obeyed(bound: Bound, search: str) -> Bound:
 
 
 def no_pipeline(machine: Machine, asked: Sequence[Any], refused: Sequence[str], limit: str) -> str:
-    """Why there is no pipeline as it was asked for. `refused`: what was in the way of each that was tried; `limit`: of memory."""
+    """Return the message for a requested pipeline that is infeasible.
+
+    Args:
+        machine: the machine that was planned for.
+        asked: stages, micro-batches, and perhaps the schedule.
+        refused: the reason for each pipeline that was tried and refused.
+        limit: the memory limit as text.
+    """
     stages, micro_batches = asked[:2]
     reasons = refused or [f"what there is needs more than {limit} on each device"]
     if stages not in {prod(axis.size for axis in axes) for row in ladders(machine) for axes in row}:
@@ -120,7 +127,7 @@ def no_pipeline(machine: Machine, asked: Sequence[Any], refused: Sequence[str], 
 
 
 def no_branches(machine: Machine, groups: int, refused: Sequence[str], limit: str) -> str:
-    """Why there are no branches on so many groups of devices."""
+    """Return the message for a requested number of groups of devices that is infeasible, with arguments as for `no_pipeline`."""
     reasons = refused or [f"what there is needs more than {limit} on each device"]
     if groups not in {prod(axis.size for axis in axes) for row in ladders(machine) for axes in row}:
         reasons = [f"no axes of {machine.name} make {groups} groups"]
@@ -132,7 +139,7 @@ def no_branches(machine: Machine, groups: int, refused: Sequence[str], limit: st
 
 
 def shortfall(machine: Machine, leanest: Candidate, limit: float, what: str = "the leanest plan") -> str:
-    """What is missing for the leanest plan that there is. `limit`: bytes on one device."""
+    """Return the message for a memory limit, in bytes on one device, that even the leanest plan exceeds."""
     needed = size(leanest.memory)
     return (
         f"infeasible: on {machine.name} {what} needs {needed} on each device, the limit is {size(limit)}.\n"

@@ -1,4 +1,4 @@
-"""A plan's arguments, placed as it wants them: whole in every process, or each process's part."""
+"""Placement of a plan's arguments on its devices, from whole arrays in every process or from each process's part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from unity.plan.call_arguments import differences, refuse_others
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Where the leaves of a function's arguments lie. Remembers what several processes have compared and what the user was told."""
+    """Shardings of the leaves of a function's arguments.
+
+    The one mutable field, `done`, records the comparisons between processes and the warnings that need not be repeated.
+    """
 
     name: str  # of the function
     tree: Any  # the structure of its arguments
@@ -30,7 +33,7 @@ class Placement:
     shapes: tuple[tuple[int, ...], ...]
     shardings: tuple[NamedSharding, ...]
     packing: Packing = NOTHING
-    known: set[tuple[str, ...]] = field(default_factory=set)
+    done: set[tuple[str, ...]] = field(default_factory=set)
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -38,57 +41,61 @@ class Placement:
         return jax.tree.unflatten(self.tree, self.shardings)
 
     def whole(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The first arguments, of which every process has the whole."""
-        wanted = self.arguments
-        if not 0 < len(args) <= len(wanted):
-            raise PlanError(f"{self.name} takes {len(wanted)} arguments, shard was given {len(args)}")
-        for k, (arg, shardings) in enumerate(zip(args, wanted, strict=False)):
+        """Place the function's first arguments, each of which every process has as a whole."""
+        planned = self.arguments
+        if not 0 < len(args) <= len(planned):
+            raise PlanError(f"{self.name} takes {len(planned)} arguments, shard was given {len(args)}")
+        for k, (arg, shardings) in enumerate(zip(args, planned, strict=False)):
             _check_structure(f"argument {k} of shard", arg, shardings, f"args[{k}]")
         leaves = jax.tree.leaves(args)
         self._compare(leaves)
-        given = zip(self.paths, self.shapes, map(np.shape, leaves), strict=False)
+        shapes = zip(self.paths, self.shapes, map(np.shape, leaves), strict=False)
         refuse_others(
             f"shard is given other shapes than {self.name} was planned for",
-            [f"{path}: planned for {list(planned)}, given {list(shape)}" for path, planned, shape in given if shape != planned],
+            [f"{path}: planned for {list(old)}, given {list(new)}" for path, old, new in shapes if new != old],
         )
-        return tuple(jax.tree.map(place, arg, shardings) for arg, shardings in zip(args, wanted, strict=False))
+        return tuple(jax.tree.map(place, arg, shardings) for arg, shardings in zip(args, planned, strict=False))
 
     def part(self, part: Any, argument: int) -> Any:
-        """An argument of which every process has its part."""
-        wanted = self.arguments
-        if not 0 <= argument < len(wanted):
-            raise PlanError(f"{self.name} takes {len(wanted)} arguments, there is no argument {argument} to shard")
-        _check_structure(f"argument {argument} of shard_local", part, wanted[argument], f"args[{argument}]")
+        """Place the argument of the given number, of which every process has its part."""
+        planned = self.arguments
+        if not 0 <= argument < len(planned):
+            raise PlanError(f"{self.name} takes {len(planned)} arguments, there is no argument {argument} to shard")
+        _check_structure(f"argument {argument} of shard_local", part, planned[argument], f"args[{argument}]")
         leaves, tree = jax.tree.flatten(part)
-        first = len(jax.tree.leaves(wanted[:argument]))
+        first = len(jax.tree.leaves(planned[:argument]))
         own = slice(first, first + len(leaves))
         leaves = self.packing.pack(self._in_rows(leaves, first), first)
-        new = ("part", *self.paths[own]) not in self.known
+        new = ("part", *self.paths[own]) not in self.done
         placed = place_parts(leaves, self.shapes[own], self.shardings[own], self.paths[own], new)
-        self.known.add(("part", *self.paths[own]))
+        self.done.add(("part", *self.paths[own]))
         return jax.tree.unflatten(tree, placed)
 
     def unpacked(self, tree: Any, argument: int) -> Any:
-        """A tree, every part of it that has an argument's structure as the function has that."""
-        return self._changed(tree, argument, self.packing.unpack)
+        """Unpack every subtree that has an argument's structure: into weights of the function's own shapes."""
+        return self._map_subtrees(tree, argument, self.packing.unpack)
 
     def packed(self, tree: Any, argument: int) -> Any:
-        """A tree, every part of it that has an argument's structure as the plan has that."""
-        return self._changed(tree, argument, self.packing.pack)
+        """Pack every subtree that has an argument's structure: into weights of the plan's shapes."""
+        return self._map_subtrees(tree, argument, self.packing.pack)
 
-    def _changed(self, tree: Any, argument: int, change: Callable[[Sequence[Any], int], list[Any]]) -> Any:
+    def _map_subtrees(self, tree: Any, argument: int, change: Callable[[Sequence[Any], int], list[Any]]) -> Any:
+        """Apply `change`, a function of leaves and the number of the first of them, to subtrees with an argument's structure."""
         numbers = jax.tree.unflatten(self.tree, list(range(len(self.paths))))[argument]
-        wanted, first = jax.tree.structure(numbers), min(jax.tree.leaves(numbers), default=0)
+        target, first = jax.tree.structure(numbers), min(jax.tree.leaves(numbers), default=0)
 
-        def one(part: Any) -> Any:
-            leaves, structure = jax.tree.flatten(part)
-            return jax.tree.unflatten(structure, change(leaves, first)) if structure == wanted and self.packing else part
+        def changed(subtree: Any) -> Any:
+            leaves, structure = jax.tree.flatten(subtree)
+            return jax.tree.unflatten(structure, change(leaves, first)) if structure == target and self.packing else subtree
 
-        return jax.tree.map(one, tree, is_leaf=lambda part: jax.tree.structure(part) == wanted)
+        return jax.tree.map(changed, tree, is_leaf=lambda subtree: jax.tree.structure(subtree) == target)
 
     def _in_rows(self, leaves: Sequence[Any], first: int) -> list[Any]:
-        """The leaves, those that are to be packed made one array of all processes each, its rows on all devices."""
-        found, shapes = list(leaves), self.packing.shapes
+        """Return the leaves of one argument, the first of which has the number `first`, ready to be packed.
+
+        Each leaf that will be packed becomes one global array of all processes' parts, with its rows split over all devices.
+        """
+        arrays, shapes = list(leaves), self.packing.shapes
         numbers = [k for k, x in enumerate(leaves, first) if k in shapes and np.shape(x) != self.shapes[k]]
         for s in self.packing.slots:
             here = [k for k in (s.first, *s.others) if k in numbers]
@@ -98,34 +105,34 @@ class Placement:
                     " both whole to plan.shard. (docs: branches#weights-where-they-are-used)"
                 )
         if numbers:
-            wanted = [shapes[k] for k in numbers]
-            rows, paths = [in_rows(shape, self.shardings[0].mesh) for shape in wanted], [self.paths[k] for k in numbers]
-            placed = place_parts([leaves[k - first] for k in numbers], wanted, rows, paths, True)
+            targets = [shapes[k] for k in numbers]
+            rows, paths = [in_rows(shape, self.shardings[0].mesh) for shape in targets], [self.paths[k] for k in numbers]
+            placed = place_parts([leaves[k - first] for k in numbers], targets, rows, paths, True)
             for k, x in zip(numbers, placed, strict=True):
-                found[k - first] = x
-        return found
+                arrays[k - first] = x
+        return arrays
 
     def leaves(self, leaves: Sequence[Any], depth: int = 3) -> list:
-        """Returns all leaves, those that lie elsewhere moved, at a cost that the user should know of.
+        """Return the leaves of all arguments, moving those that are placed otherwise, with a warning, as every call pays for it.
 
-        A leaf that is differentiated is moved too, and its gradient back to where the leaf lies. A leaf that `jax.jit` traces
-        stays: JAX does not say where it lies.
+        A leaf that is differentiated is moved too, and its gradient back to the leaf's own placement. A leaf that `jax.jit` traces
+        is not moved, as JAX does not tell its placement.
 
         Args:
-            leaves: arrays, or what JAX's transformations make of them.
-            depth: the user's line, as `warnings.warn` counts.
+            leaves: arrays, or tracers of JAX's transformations.
+            depth: the stack level of the user's line, as `warnings.warn` counts.
         """
         values = [lax.stop_gradient(x) if isinstance(x, jax.core.Tracer) else x for x in leaves]
-        known = [not isinstance(value, jax.core.Tracer) for value in values]
-        if all(known) and not all(map(is_global, values)):
+        concrete = [not isinstance(value, jax.core.Tracer) for value in values]
+        if all(concrete) and not all(map(is_global, values)):
             self._compare(values)
         moved, placed = 0, []
-        for x, value, sharding, concrete in zip(leaves, values, self.shardings, known, strict=True):
-            here = not concrete or (isinstance(value, jax.Array) and value.sharding.is_equivalent_to(sharding, value.ndim))
-            moved += 0 if here else 1
-            placed.append(x if here else _moved(x, value, sharding))
-        if moved and self.shardings[0].mesh.size > 1 and ("told",) not in self.known:
-            self.known.add(("told",))
+        for x, value, sharding, is_concrete in zip(leaves, values, self.shardings, concrete, strict=True):
+            is_placed = not is_concrete or (isinstance(value, jax.Array) and value.sharding.is_equivalent_to(sharding, value.ndim))
+            moved += 0 if is_placed else 1
+            placed.append(x if is_placed else _moved(x, value, sharding))
+        if moved and self.shardings[0].mesh.size > 1 and ("told",) not in self.done:
+            self.done.add(("told",))
             warnings.warn(
                 f"{moved} of {len(leaves)} arrays are not placed as the plan wants them, and are moved at every call;"
                 " place them once with plan.shard(...)",
@@ -134,20 +141,20 @@ class Placement:
         return placed
 
     def _compare(self, leaves: Sequence[Any]) -> None:
-        """The first leaves must be the same in all processes. Compared the first time."""
+        """Check, once, that the first leaves are equal in all processes."""
         paths = self.paths[: len(leaves)]
-        if several() and ("whole", *paths) not in self.known:
+        if several() and ("whole", *paths) not in self.done:
             check_whole(leaves, paths)
-            self.known.add(("whole", *paths))
+            self.done.add(("whole", *paths))
 
 
 def _moved(x: Any, value: Any, sharding: NamedSharding) -> Any:
-    """Returns a leaf where the plan wants it; `value` is what JAX's transformations have made `x` of."""
-    if x is not value:  # its gradient goes back; what is numpy's lies nowhere
+    """Return a leaf with the plan's sharding. `value` is the array behind `x`, which may be a tracer of `jax.grad`."""
+    if x is not value:  # `src` is where the gradient goes back to; a NumPy array has no placement
         return jax.device_put(x, sharding, src=value.sharding if isinstance(value, jax.Array) else None)
-    with jax.ensure_compile_time_eval():  # closed over by a function that is jitted, it is moved while that is traced
+    with jax.ensure_compile_time_eval():  # a constant of a jitted function is moved while the function is traced
         return place(x, sharding)
 
 
-def _check_structure(what: str, given: Any, planned: Any, at: str) -> None:
-    refuse_others(f"{what} has another structure than it was planned for", list(differences(planned, given, at)))
+def _check_structure(name: str, tree: Any, planned: Any, at: str) -> None:
+    refuse_others(f"{name} has another structure than it was planned for", list(differences(planned, tree, at)))

@@ -1,4 +1,4 @@
-"""What the plans of one frontier share: the function, its graph, how it was rewritten, and the search that found them."""
+"""The record shared by the plans of one frontier: the function, its graph, its transformations and the search."""
 
 from __future__ import annotations
 
@@ -20,55 +20,58 @@ from unity.transforms.rewriting import Rewriting
 
 @dataclass(frozen=True)
 class Tried:
-    """A plan that was looked at before one was chosen: seconds of a step as costs say, as simulated, and as run, if it was."""
+    """The figures of one of the plans that `measure=True` chose from: seconds of a step by three ways, and bytes."""
 
-    predicted: float
+    predicted: float  # seconds by the cost model
     memory: float  # bytes on one device, predicted
-    simulated: float
-    measured: float | None = None
+    simulated: float  # seconds
+    measured: float | None = None  # seconds, if the plan was run
 
 
 @dataclass(frozen=True, eq=False)
 class PlanFamily:
-    """What all plans of one frontier share: the function, its graph, and the search that found them."""
+    """The function, its graph and the search of all plans of one frontier.
+
+    The transformations were applied in this order, where they are not None: rewriting, pipelining, branching, joining.
+    """
 
     fn: Callable[..., Any]
-    captured: Captured  # rewritten, if it was
+    captured: Captured  # after all transformations
     search: Search
     seconds: float  # that the search took
     known: tuple[Candidate, ...] = ()  # points of the frontier that were read from a file
-    known_exact: bool = False
-    rewriting: Rewriting | None = None  # how the captured function was rewritten, if it was
-    pipelining: Pipelining | None = None  # and what was made a pipeline then
-    branching: Branching | None = None  # and which branches went to devices of their own
-    applications: tuple[RuleApplication, ...] = ()  # what the search by substitution did
+    known_exact: bool = False  # whether the known points are all that the frontier has
+    rewriting: Rewriting | None = None
+    pipelining: Pipelining | None = None
+    branching: Branching | None = None
+    applications: tuple[RuleApplication, ...] = ()  # of the search by substitution
     tried: tuple[Tried, ...] = ()  # the plans that this one was chosen from by measuring, itself first
-    bound: Bound = field(default_factory=Bound)  # what the user constrains
+    bound: Bound = field(default_factory=Bound)  # the user's constraints
     limit: float | None = None  # bytes on one device that a plan may need
-    known_whole: bool = True  # the points that are known are the frontier
-    joining: Joining | None = None  # which weights are joined before the program runs
-    interrupted: bool = False  # by Ctrl-C, before all was looked at
+    known_whole: bool = True  # whether the known points form a frontier, or are only some points of one
+    joining: Joining | None = None
+    interrupted: bool = False  # by Ctrl-C, before the search ended
 
     @property
     def searched(self) -> str:
-        """How long the search took, and whether it came to its end."""
+        """The duration of the search as text, and whether it was interrupted."""
         return f"searched in {self.seconds:.2f} s" + (", interrupted: the best until then" if self.interrupted else "")
 
     @property
     def original(self) -> Captured:
-        """The function as captured."""
+        """The function as captured, before any transformation."""
         first = self.rewriting or self.joining or self.pipelining or self.branching
         return self.captured if first is None else first.before
 
     @cached_property
     def frontier(self) -> tuple[tuple[Candidate, ...], bool]:
-        """All points, fastest first, and whether they are all there are. Searched for when first asked for."""
+        """The points of the frontier, fastest first, and whether these are all. The first access searches for them."""
         with apart():
             return (self.known, self.known_exact) if self.known and self.known_whole else self.search.frontier
 
     @property
     def points(self) -> tuple[tuple[Candidate, ...], bool, bool]:
-        """The frontier, if it is known, else some points of it; whether they are all there are; whether they are the frontier."""
+        """The frontier if it is known, else points that are quick to find; whether these are all; whether they are the frontier."""
         if "frontier" in vars(self):
             return (*self.frontier, True)
         return (self.known, self.known_exact, self.known_whole) if self.known else self.search.soon

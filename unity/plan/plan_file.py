@@ -1,7 +1,8 @@
-"""Plans on disk: JSON with a schema version, written whole or not at all, and refused for any other model or machine.
+"""Plan files: JSON with a schema version and checksums, written atomically, and refused for any other function or arguments.
 
-A plan that a user saves has two summaries in its file (`unity.plan.summary`), so that it can be shown and compared without its
-function, and what its report shows beside them (`unity.report.live`)."""
+The file of a plan that a user saves also has two summaries (`unity.plan.summary`) and the further data of its report
+(`unity.report.live`), so that the plan can be shown and compared without its function.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import unity.constraints.bound as constraints
 from unity.base import atomic_files as atomic
@@ -22,6 +23,7 @@ from unity.plan.options import refuse_machine
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
 from unity.plan.strategies import from_json, to_json
+from unity.plan.summary import Summary, captured_summary_of, read_summary, summary_of
 from unity.search.cost.cost import Training
 from unity.search.session import Candidate, Search
 from unity.search.substitution.trace import RuleApplication
@@ -29,24 +31,21 @@ from unity.substitutions.language.axioms import default_library
 from unity.substitutions.language.library import Library
 from unity.substitutions.language.parallel_derivation import Parallelization
 from unity.transforms.branches import Forked
-from unity.transforms.branches import from_json as branched_again
-from unity.transforms.packing import from_json as joined_again
-from unity.transforms.pipelining import from_json as pipelined_again
+from unity.transforms.branches import from_json as branching_from
+from unity.transforms.packing import from_json as joining_from
+from unity.transforms.pipelining import from_json as pipelining_from
 from unity.transforms.rewriting import derivation_of, library_of
-from unity.transforms.rewriting import from_json as again
+from unity.transforms.rewriting import from_json as rewriting_from
 from unity.verify.derivations.parallel import check_parallelization
-
-if TYPE_CHECKING:
-    from unity.plan.summary import Summary
 
 SCHEMA = 8
 CHECKSUMS = "checksums"  # of every other part of a file, by its name
-# What reading raises where data are of another kind than they should be. Everything that is read was written by `save`.
+# The exceptions that decoding data of unexpected types raises.
 DAMAGED = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 def sealed(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a plan's data with a checksum of every part, so that what was edited is not read."""
+    """Return a plan's data with a checksum of every part, by which `read` refuses edited files."""
     parts = {name: part for name, part in data.items() if name != CHECKSUMS}
     return {**parts, CHECKSUMS: {name: _checksum(part) for name, part in parts.items()}}
 
@@ -57,7 +56,7 @@ def _checksum(part: Any) -> str:
 
 
 def _check_seal(path: str | Path, data: Mapping[str, Any]) -> None:
-    """Raises PlanError, naming the part, unless all parts of a file are as they were saved."""
+    """Raise PlanError, naming the part, unless all parts of a file have their checksums."""
     sums = data.get(CHECKSUMS)
     if not isinstance(sums, dict):
         raise PlanError(f"{path} is damaged at $.{CHECKSUMS}: expected the checksums of its parts, got {type(sums).__name__}")
@@ -74,75 +73,82 @@ def _check_seal(path: str | Path, data: Mapping[str, Any]) -> None:
 
 @contextmanager
 def reading(path: str | Path, part: str) -> Iterator[None]:
-    """Raises PlanError, naming the file and the part, where data are not what was to be read."""
+    """Turn errors of decoding into a PlanError that names the file and the part."""
     try:
         yield
     except UnityError as error:
-        what = f"{path} is damaged, or cannot be used here, at $.{part}"
-        raise PlanError(f"{what}: {error}\n    Plan again with unity.optimize.") from error
+        problem = f"{path} is damaged, or cannot be used here, at $.{part}"
+        raise PlanError(f"{problem}: {error}\n    Plan again with unity.optimize.") from error
     except DAMAGED as error:
         raise PlanError(f"{path} is damaged at $.{part}: {type(error).__name__}: {error}") from error
 
 
-def content(made: PlanFamily, chosen: Candidate, points: bool) -> dict[str, Any]:
-    """A plan as JSON data, with the points of its frontier that are soon found, or only those that are known."""
-    search, captured = made.search, made.captured
-    original = made.original
-    candidates, exact, whole = made.points if points or made.known else ((), False, True)
+def content(family: PlanFamily, chosen: Candidate, points: bool) -> dict[str, Any]:
+    """Return a plan as JSON data.
+
+    Args:
+        family: the plan's family.
+        chosen: the plan's point of the frontier.
+        points: whether to search for quickly found points of the frontier; otherwise only points known from a file are included.
+    """
+    search, captured = family.search, family.captured
+    original = family.original
+    candidates, exact, whole = family.points if points or family.known else ((), False, True)
     return {
         "unity": "plan",
         "schema": SCHEMA,
         "graph": original.graph.key,
         "arguments": [str(n.tensors[0]) for n in original.graph.inputs],
-        "rewriting": None if made.rewriting is None else made.rewriting.to_json(),
-        "pipelining": None if made.pipelining is None else made.pipelining.to_json(),
-        "branching": None if made.branching is None else made.branching.to_json(),
-        "joining": None if made.joining is None else made.joining.to_json(),
+        "rewriting": None if family.rewriting is None else family.rewriting.to_json(),
+        "pipelining": None if family.pipelining is None else family.pipelining.to_json(),
+        "branching": None if family.branching is None else family.branching.to_json(),
+        "joining": None if family.joining is None else family.joining.to_json(),
         "machine": search.machine.to_json(),
         "training": {"backward": search.training.backward, "optimizer_slots": search.training.optimizer_slots},
         "differentiated": sorted(original.differentiated),
-        "applications": [[a.rule, a.operator, a.source, list(a.axes)] for a in made.applications],
-        "constraints": made.bound.to_json(),
-        "limit": made.limit,
-        "seconds": made.seconds,
-        "interrupted": made.interrupted,
+        "applications": [[a.rule, a.operator, a.source, list(a.axes)] for a in family.applications],
+        "constraints": family.bound.to_json(),
+        "limit": family.limit,
+        "seconds": family.seconds,
+        "interrupted": family.interrupted,
         "exact": exact,
         "whole": whole,
         **to_json(captured.graph, (chosen, *candidates)),
     }
 
 
-def save(path: str | Path, made: PlanFamily, chosen: Candidate) -> None:
-    """Saves a plan, and what is soon known of its frontier."""
-    from unity.plan.summary import captured_summary_of, summary_of
-    from unity.report import live  # which imports rich, as all that shows something does
+def save(path: str | Path, family: PlanFamily, chosen: Candidate) -> None:
+    """Write a plan's file: the plan, quickly found points of its frontier, its derivation, summaries and the report's data."""
+    from unity.report import live  # imports rich, which takes a while
 
-    plan = Plan(made, chosen)
+    plan = Plan(family, chosen)
     planned = summary_of(plan)
-    found = {"captured": captured_summary_of(plan).folded(), "planned": planned.folded()}
-    found["parallelization"] = plan.parallelization.to_json()
-    found["report"] = live.to_json(live.live_of(plan, planned), plan.pcg)
-    atomic.save(path, json.dumps(sealed({**content(made, chosen, True), **found}), separators=(",", ":")))
+    data = content(family, chosen, points=True)
+    data |= {"captured": captured_summary_of(plan).folded(), "planned": planned.folded()}
+    data["parallelization"] = plan.parallelization.to_json()
+    data["report"] = live.to_json(live.live_of(plan, planned), plan.pcg)
+    atomic.save(path, json.dumps(sealed(data), separators=(",", ":")))
 
 
 def summaries(path: str | Path, data: dict[str, Any]) -> tuple[Summary, Summary]:
-    """Of a saved plan's data: the program as it was captured, on one device, and as it is planned. Nothing needs the function."""
-    from unity.plan.summary import read_summary
+    """Return the summaries in a saved plan's data: of the captured program on one device, and of the plan.
 
-    found: list[Summary] = []
+    The planned function is not needed. Raises PlanError for an entry of the plan cache, which has no summaries.
+    """
+    both: list[Summary] = []
     for part in ("captured", "planned"):
         if part not in data:
             raise PlanError(f"{path} lacks the summary $.{part} of its plan: it is an entry of the plan cache")
         with reading(path, part):
-            found.append(read_summary(data[part]))
-    return found[0], found[1]
+            both.append(read_summary(data[part]))
+    return both[0], both[1]
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """A plan file's data. Raises PlanError if it is not one, damaged, or of another schema."""
+    """Return a plan file's data. Raises PlanError if the file is no plan, is damaged, or has another schema."""
     try:
         data = json.loads(atomic.path_of(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # the second: no UTF-8, or no JSON
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: the file is not UTF-8, or not JSON
         raise PlanError(f"{path} cannot be read as a plan: {error}") from error
     if not isinstance(data, dict) or data.get("unity") != "plan":
         raise PlanError(f"{path} is not a plan that unity saved (plan.save writes them)")
@@ -155,20 +161,21 @@ def read(path: str | Path) -> dict[str, Any]:
 def load(
     path: str | Path, fn: Callable[..., Any], *args: Any, argnums: int | Sequence[int] | None = None, rules: Any = None
 ) -> Plan:
-    """Reads the plan that `plan.save` wrote, for the same function and arguments of the same shapes.
+    """Read a plan that `plan.save` wrote, for the same function and arguments of the same shapes.
 
-    Nothing in the file is run: it holds types only, and `fn` is captured again.
+    Nothing in the file is executed: it contains only types, and `fn` is captured again.
 
     Args:
         path: the file.
         fn: the function that was planned.
         args: its arguments, or `jax.ShapeDtypeStruct`s in their place.
-        argnums: the arguments that are differentiated, if they are to be compared with those that were planned. The plan is for
-            those that it was saved with.
-        rules: the rules that it was planned with, if they were not the default.
+        argnums: the differentiated arguments, to be checked against those of the plan. By default they are not checked: the plan
+            is always for those that it was saved with.
+        rules: the rules that the function was planned with, if they were not the default.
 
     Raises:
-        PlanError: the function, the arguments, `argnums` or the machine are others, or the file was changed; it names the place.
+        PlanError: the function, the arguments or `argnums` differ from those planned, or the file was changed. The message names
+            the place.
     """
     data = read(path)
     captured = _captured(path, data, capture(fn, *args, argnums=() if argnums is None else argnums), argnums)
@@ -184,14 +191,14 @@ def load(
             f"{path} was made for another function: its graph has the hash {data.get('graph')}, that of"
             f" {getattr(fn, '__name__', 'this function')} is {captured.graph.key}. Plan again with unity.optimize."
         )
-    asked = None if rules is None else library_of(rules)
-    made, chosen = restore(path, data, captured, fn, lambda: library_of(asked))
-    plan = Plan(made, chosen)
+    library = None if rules is None else library_of(rules)
+    family, chosen = restore(path, data, captured, fn, lambda: library_of(library))
+    plan = Plan(family, chosen)
     with reading(path, "points"):
         _ = plan.pcg
     try:
-        if made.rewriting is not None:
-            made.rewriting.check(derivation_of(data["rewriting"]))
+        if family.rewriting is not None:
+            family.rewriting.check(derivation_of(data["rewriting"]))
         with reading(path, "parallelization"):
             steps = Parallelization.from_json(data.get("parallelization"))
         check_parallelization(plan.serial, plan.pcg, steps, default_library())
@@ -201,7 +208,7 @@ def load(
 
 
 def _captured(path: str | Path, data: Mapping[str, Any], captured: Captured, argnums: int | Sequence[int] | None) -> Captured:
-    """Returns the captured function with the arguments differentiated that were when the plan was saved."""
+    """Return the captured function with the differentiated arguments that the plan was saved with."""
     with reading(path, "differentiated"):
         planned = frozenset(map(int, data["differentiated"]))
     paths = captured.paths
@@ -219,21 +226,21 @@ def _captured(path: str | Path, data: Mapping[str, Any], captured: Captured, arg
 def restore(
     path: str | Path, data: dict[str, Any], captured: Captured, fn: Callable[..., Any], library: Callable[[], Library]
 ) -> tuple[PlanFamily, Candidate]:
-    """A plan from its data, for a function that was captured again."""
+    """Return the family and the point of a plan from its data, for the function as captured again."""
     with reading(path, "rewriting"):
-        rewriting = None if data["rewriting"] is None else again(captured, data["rewriting"], library())
+        rewriting = None if data["rewriting"] is None else rewriting_from(captured, data["rewriting"], library())
     captured = captured if rewriting is None else rewriting.after
     with reading(path, "machine"):
         machine = Machine.from_json(data["machine"])
     with reading(path, "pipelining"):
-        pipelining = None if data["pipelining"] is None else pipelined_again(captured, data["pipelining"], machine.axes)
+        pipelining = None if data["pipelining"] is None else pipelining_from(captured, data["pipelining"], machine.axes)
     forked = Forked.of(captured, pipelining)
     captured = captured if pipelining is None else pipelining.after
     with reading(path, "branching"):
-        branching = None if data["branching"] is None else branched_again(forked, data["branching"], machine.axes)
+        branching = None if data["branching"] is None else branching_from(forked, data["branching"], machine.axes)
     captured = captured if branching is None else branching.after
     with reading(path, "joining"):
-        joining = None if data["joining"] is None else joined_again(captured, data["joining"], machine.devices)
+        joining = None if data["joining"] is None else joining_from(captured, data["joining"], machine.devices)
     captured = captured if joining is None else joining.after
     with reading(path, "training"):
         training = Training(**data["training"])
@@ -250,6 +257,21 @@ def restore(
     with reading(path, "constraints"):
         bound = constraints.restored(data["constraints"], captured, fn)
     search = Search(captured.graph, captured.differentiated, machine, training, restrict=bound)
-    made = PlanFamily(fn, captured, search, seconds, tuple(candidates), exact, rewriting, pipelining, applications=applications)
-    made = replace(made, known_whole=whole, interrupted=interrupted)
-    return replace(made, branching=branching, joining=joining, bound=bound, limit=limit), chosen
+    family = PlanFamily(
+        fn,
+        captured,
+        search,
+        seconds,
+        known=tuple(candidates),
+        known_exact=exact,
+        known_whole=whole,
+        rewriting=rewriting,
+        pipelining=pipelining,
+        branching=branching,
+        joining=joining,
+        applications=applications,
+        bound=bound,
+        limit=limit,
+        interrupted=interrupted,
+    )
+    return family, chosen

@@ -19,5 +19,5 @@ def step_of(plan: Plan, training: Training) -> PlannedStep:
 
 
 def can_run(plan: Plan) -> bool:
-    """Whether the runtime of a plan's devices can run it."""
+    """Return whether the runtime of a plan's devices can run it."""
     return is_runnable(plan.pcg, plan.mesh)

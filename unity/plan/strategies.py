@@ -1,7 +1,7 @@
-"""A plan's strategy as data: for every node of a serial graph, in the graph's own order, the types of what it takes and gives.
+"""Plans' strategies as JSON: the types of every node's operands and results, in the order of the serial graph's nodes.
 
-The same JSON is a saved plan and an entry of the plan cache. It names nothing but states, so reading it runs no code, and it
-means something only together with the graph whose hash it carries.
+Saved plans and entries of the plan cache both contain this form. It consists of numbers and names of states, so reading it runs no
+code, and it has a meaning only together with the graph whose hash the file carries.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def _nodes(graph: PCG) -> list[Node]:
 
 
 def to_json(graph: PCG, candidates: Sequence[Candidate]) -> dict[str, Any]:
-    """All candidates of one graph. Equal types are written once; and so are nodes of equal types, as in the layers of a model.
+    """Return candidates of one graph as data, in which equal types, and nodes of equal types as in a model's layers, are shared.
 
-    A row is what a node gives, what each operand goes through, the operands that are gathered again, and whether it is computed
-    again: its inner values (1), or all of it (2).
+    A row describes a node: the types of its results; for each operand the types that it passes through; the operands that the
+    backward pass gathers again; and what the backward pass recomputes: nothing (0), its inner values (1), or the whole node (2).
     """
     types: dict[Type, int] = {}
     rows: dict[str, int] = {}
@@ -45,47 +45,47 @@ def to_json(graph: PCG, candidates: Sequence[Candidate]) -> dict[str, Any]:
         places = range(len(n.operands))
         operands = [numbers(a.operands.get((id(n), p), ())) for p in places]
         again = [p for p in places if (id(n), p) in a.again]
-        found = [numbers(a.results.get(id(n), ())), operands, again, 2 if id(n) in a.rerun else int(id(n) in a.recomputed)]
-        return rows.setdefault(json.dumps(found), len(rows))
+        fields = [numbers(a.results.get(id(n), ())), operands, again, 2 if id(n) in a.rerun else int(id(n) in a.recomputed)]
+        return rows.setdefault(json.dumps(fields), len(rows))
 
     nodes, graphs = _nodes(graph), list(_graphs(graph))
     points = []
     for c in candidates:
         outputs = [[numbers(c.assignment.outputs.get((id(g), k), ())) for k in range(len(g.outputs))] for g in graphs]
-        found = [row(c.assignment, n) for n in nodes]
-        points.append({"time": c.time, "memory": c.memory, "nodes": found, "outputs": outputs})
-    shown = [[_state_text(s) for s in t] for t in types]
-    return {"types": shown, "rows": [json.loads(text) for text in rows], "points": points}
+        numbered = [row(c.assignment, n) for n in nodes]
+        points.append({"time": c.time, "memory": c.memory, "nodes": numbered, "outputs": outputs})
+    texts = [[_state_text(s) for s in t] for t in types]
+    return {"types": texts, "rows": [json.loads(text) for text in rows], "points": points}
 
 
 def from_json(graph: PCG, axes: tuple[Axis, ...], data: Mapping[str, Any]) -> tuple[Candidate, ...]:
-    """The candidates that `to_json` wrote, for a graph with the same hash. Raises PlanError if they do not fit together."""
+    """Return the candidates that `to_json` wrote for a graph with the same hash. Raises PlanError if they do not fit it."""
     try:
         types = [tuple(_state(s) for s in row) for row in data["types"]]
         if any(len(t) != len(axes) for t in types):
             raise PlanError(f"a type speaks of other axes than the {len(axes)} of the machine")
         return tuple(_candidate(graph, axes, types, data["rows"], point) for point in data["points"])
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise PlanError(f"the plan's strategies do not fit its graph ({what}): the file is damaged") from error
+        cause = f"{type(error).__name__}: {error}"
+        raise PlanError(f"the plan's strategies do not fit its graph ({cause}): the file is damaged") from error
 
 
 def _candidate(graph: PCG, axes: tuple[Axis, ...], types: list[Type], rows: Sequence[Any], point: Mapping[str, Any]) -> Candidate:
     nodes, graphs = _nodes(graph), list(_graphs(graph))
-    found = [(n, *rows[k]) for n, k in zip(nodes, point["nodes"], strict=True)]
-    results = {id(n): tuple(types[t] for t in made) for n, made, *_ in found if made}
+    described = [(n, *rows[k]) for n, k in zip(nodes, point["nodes"], strict=True)]
+    results = {id(n): tuple(types[t] for t in numbers) for n, numbers, *_ in described if numbers}
     operands = {
         (id(n), p): tuple(types[t] for t in through)
-        for n, _, given, _, _ in found
-        for p, through in zip(range(len(n.operands)), given, strict=True)
+        for n, _, paths, _, _ in described
+        for p, through in zip(range(len(n.operands)), paths, strict=True)
     }
     outputs = {
         (id(g), k): tuple(types[t] for t in row)
-        for g, ends in zip(graphs, point["outputs"], strict=True)
-        for k, row in zip(range(len(g.outputs)), ends, strict=True)
+        for g, outputs_of_graph in zip(graphs, point["outputs"], strict=True)
+        for k, row in zip(range(len(g.outputs)), outputs_of_graph, strict=True)
     }
-    again = frozenset((id(n), int(p)) for n, _, _, places, _ in found for p in places)
-    recomputed, rerun = (frozenset(id(n) for n, *_, once_more in found if once_more == way) for way in (1, 2))
+    again = frozenset((id(n), int(p)) for n, _, _, places, _ in described for p in places)
+    recomputed, rerun = (frozenset(id(n) for n, *_, level in described if level == wanted) for wanted in (1, 2))
     assignment = Assignment(axes, results, operands, outputs, again, recomputed, rerun)
     return Candidate(float(point["time"]), float(point["memory"]), assignment)
 

@@ -1,4 +1,4 @@
-"""Steps of a plan whose pipeline does not drain between them (2BW): what is on its way is the user's to hand on."""
+"""Steps of a plan whose pipeline does not drain between them (2BW): the caller passes the in-flight state from step to step."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Flight:
-    """What is on its way between two steps: micro-batches of the last batch, in arrays on the devices, and the weights with which
-    that batch came. It is for `Stream.step` and `Stream.finish` alone; both use it up."""
+    """The in-flight state between two steps: micro-batches of the last batch, and the weights with which that batch began.
+
+    `Stream.step` and `Stream.finish` take it and donate its arrays, so that it can be used only once.
+    """
 
     arrays: tuple[jax.Array, ...]
 
 
 class Stream:
-    """The steps of a plan with a pipeline by 2BW, which does not drain between them. Made by `plan.stream`.
+    """The steps of a plan with a 2BW pipeline, which does not drain between them. Created by `plan.stream`.
 
         flight = plan.stream.start(params, batch)
         for batch in batches:
@@ -37,13 +39,13 @@ class Stream:
             params = update(params, gradients)
         loss, gradients = plan.stream.finish(flight)
 
-    The loss and the gradients are those of one batch at the weights with which it was given; so weights are one version older
-    than those that the gradients are applied to. All three may be called inside of `jax.jit`.
+    The loss and the gradients of a batch are taken at the weights that were passed with it, which are one version older than the
+    weights that the gradients are applied to. All three methods may be called inside of `jax.jit`.
     """
 
     def __init__(self, plan: Plan) -> None:
-        captured, found = plan._made.captured, plan.pipelining
-        if found is None or found.schedule.kind != TWO_BW:
+        captured, pipelining = plan._made.captured, plan.pipelining
+        if pipelining is None or pipelining.schedule.kind != TWO_BW:
             raise PlanError(
                 f"{plan.__name__} has no pipeline by 2BW, so its steps are those of `jax.value_and_grad`: ask for one with"
                 " pipelines=(stages, micro-batches, '2bw') (docs: pipelines#2bw)"
@@ -55,20 +57,20 @@ class Stream:
         self._plan, self._captured = plan, captured
 
     def start(self, *args: Any) -> Flight:
-        """Begins with a first batch. The arguments are those of the planned function."""
+        """Begin the first batch. The arguments are those of the planned function."""
         return Flight(tuple(self._start(self._leaves(args))))
 
     def step(self, flight: Flight, *args: Any) -> tuple[Flight, tuple[Any, Any]]:
-        """Begins a batch, and ends the one before. The arguments are those of the planned function.
+        """Begin a batch, and finish the previous one. The arguments are those of the planned function.
 
         Returns:
-            the new flight; and of the batch before, as from `jax.value_and_grad`: what the function gives, and the gradients.
+            the new flight, and the pair (result, gradients) of the previous batch, as from `jax.value_and_grad`.
         """
-        found, results, gradients = self._step(self._arrays(flight), self._leaves(args))
-        return Flight(tuple(found)), self._named(results, gradients)
+        arrays, results, gradients = self._step(self._arrays(flight), self._leaves(args))
+        return Flight(tuple(arrays)), self._named(results, gradients)
 
     def finish(self, flight: Flight) -> tuple[Any, Any]:
-        """Ends the last batch: what the function gives, and the gradients."""
+        """Finish the last batch, and return its result and gradients."""
         return self._named(*self._finish(self._arrays(flight)))
 
     @cached_property
@@ -88,11 +90,12 @@ class Stream:
         return jax.jit(self._steps.finish, donate_argnums=0)
 
     def _arrays(self, flight: Flight) -> list[jax.Array]:
-        name, wanted = self._plan.__name__, [(x.shape, x.dtype) for x in self._steps.flight]
-        if not isinstance(flight, Flight) or [(x.shape, x.dtype) for x in flight.arrays] != wanted:
+        """Return a flight's arrays. Raises PlanError if it is of another plan, or was used before."""
+        name, expected = self._plan.__name__, [(x.shape, x.dtype) for x in self._steps.flight]
+        if not isinstance(flight, Flight) or [(x.shape, x.dtype) for x in flight.arrays] != expected:
             raise PlanError(
-                f"what {name} was given is no flight of this plan: it is what its `stream.start` and `stream.step` give"
-                " (docs: pipelines#2bw)"
+                f"expected a Flight of {name}'s own stream, as its `stream.start` and `stream.step` return, got"
+                f" {'one of another plan' if isinstance(flight, Flight) else type(flight).__name__} (docs: pipelines#2bw)"
             )
         if any(not isinstance(x, jax.core.Tracer) and x.is_deleted() for x in flight.arrays):
             raise PlanError(
@@ -108,10 +111,10 @@ class Stream:
         return (*leaves, *self._captured.consts)
 
     def _named(self, results: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, Any]:
-        """Results as the function gives them, and gradients as its differentiated arguments are: one, or a tuple of several."""
-        captured, (given, made) = self._captured, self._captured.weak
-        of = {k: with_weak_type(g, given[k]) for k, g in zip(sorted(captured.differentiated), gradients, strict=True)}
-        results = list(map(with_weak_type, results, made))
+        """Return results as the function's pytree, and gradients as its differentiated arguments': one, or a tuple of several."""
+        captured, (weak_leaves, weak_results) = self._captured, self._captured.weak
+        of = {k: with_weak_type(g, weak_leaves[k]) for k, g in zip(sorted(captured.differentiated), gradients, strict=True)}
+        results = list(map(with_weak_type, results, weak_results))
         numbers = jax.tree.unflatten(captured.in_tree, list(range(len(captured.paths))))
-        found = [jax.tree.map(of.__getitem__, arg) for arg in numbers if set(jax.tree.leaves(arg)) & set(of)]
-        return jax.tree.unflatten(captured.out_tree, results), found[0] if len(found) == 1 else tuple(found)
+        trees = [jax.tree.map(of.__getitem__, arg) for arg in numbers if set(jax.tree.leaves(arg)) & set(of)]
+        return jax.tree.unflatten(captured.out_tree, results), trees[0] if len(trees) == 1 else tuple(trees)

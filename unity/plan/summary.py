@@ -1,6 +1,6 @@
-"""What a plan is, without what is needed to run it: its graph, the rules behind it, and what it costs, line by line.
+"""Summaries of plans as plain data: the graph, the rules behind it, and the costs by line of the user's program.
 
-Plan files keep two summaries, of the captured program on one device and of the plan, so that plans can be shown and compared
+A plan file contains two summaries, of the captured program on one device and of the plan, so that plans can be shown and compared
 without the function that they were made for.
 """
 
@@ -30,7 +30,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Work:
-    """Operators of one kind at one line of the user's: how many, and the seconds of all their runs on one device."""
+    """The count of the operators of one kind at one line of the user's, and the seconds of all their runs on one device."""
 
     line: str
     kind: str
@@ -40,7 +40,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Talk:
-    """Collectives that are alike: over which axes, what for, bytes of the full side of one, seconds of all."""
+    """Equal collectives: their axes and purpose, their count, the bytes of one's larger side, and the seconds of all of them."""
 
     line: str
     kind: str
@@ -53,7 +53,7 @@ class Talk:
 
 @dataclass(frozen=True)
 class RuleUse:
-    """A rule that was applied: its name and what it says, in how many places alike, at which lines, along which axes."""
+    """Equal applications of a rule: its name and statement, their count, and the user's lines and mesh axes of them."""
 
     rule: str
     says: str
@@ -64,8 +64,11 @@ class RuleUse:
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """A program as it runs on a machine. `rules` rewrote it, in order; `applications` parallelized it, if a search by rules did, or
-    made part of it a pipeline."""
+    """A program as it runs on a machine.
+
+    `rules` lists the rewriting's rules, in order. `applications` lists the other transformations (pipelines, branches, joined
+    weights), and the rules that parallelized the program if a search by substitution did.
+    """
 
     name: str  # of the function
     machine: str
@@ -79,11 +82,11 @@ class Summary:
     applications: tuple[RuleUse, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As data for other tools: the graph with every type, arguments by name, costs in seconds and bytes."""
+        """Return data for other tools: the graph with every type, arguments by name, costs in seconds and bytes."""
         return self._data(graph_json)
 
     def folded(self) -> dict[str, Any]:
-        """As data for a plan's file."""
+        """Return data for a plan file, with the graph in its compact form."""
         return self._data(fold)
 
     def _data(self, graph: Callable[[PCG], dict[str, Any]]) -> dict[str, Any]:
@@ -96,7 +99,7 @@ _ROWS: Mapping[str, type] = {"work": Work, "talk": Talk, "rules": RuleUse, "appl
 
 
 def read_summary(data: Any) -> Summary:
-    """What `Summary.folded` gave. Raises PlanFileError if the data are anything else."""
+    """Return the summary in the data that `Summary.folded` wrote. Raises PlanFileError if the data are anything else."""
     if not isinstance(data, dict) or data.get("unity") != "summary":
         raise PlanFileError("this is not a summary of a plan that unity saved")
     if data.get("schema") != SCHEMA:
@@ -111,59 +114,59 @@ def read_summary(data: Any) -> Summary:
 
 
 def read_use(data: Mapping[str, Any]) -> RuleUse:
-    """A rule that was applied, from data. Damaged data raise TypeError and the like."""
+    """Return a RuleUse from its data. Damaged data raise PlanFileError, TypeError or LookupError."""
     return _row(RuleUse, data)
 
 
 def _row(of: type, data: Mapping[str, Any]) -> Any:
-    found = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
     for field in fields(of):
         kind = _KINDS[str(field.type)]
-        for part in found[field.name] if kind is tuple else (found[field.name],):
+        for part in values[field.name] if kind is tuple else (values[field.name],):
             if not isinstance(part, str if kind is tuple else kind) or isinstance(part, bool):
-                raise PlanFileError(f"{field.name} of a {of.__name__} should be {field.type}, and is {found[field.name]!r}")
-    return of(**found)
+                raise PlanFileError(f"{field.name} of a {of.__name__} should be {field.type}, and is {values[field.name]!r}")
+    return of(**values)
 
 
 _KINDS: Mapping[str, Any] = {"str": str, "int": int, "float": (int, float), "tuple[str, ...]": tuple}
 
 
 def summary_of(plan: Plan) -> Summary:
-    """A plan's own summary."""
-    found = predict(plan.pcg, plan.machine, differentiated_in(plan))
+    """Return the summary of a plan."""
+    prediction = predict(plan.pcg, plan.machine, differentiated_in(plan))
     figures = plan.__name__, plan.machine.name, plan.machine.devices, plan.time, plan.memory
     applied = (*_pipelining(plan), *_branching(plan), *_joining(plan), *_applications(plan))
-    return Summary(*figures, plan.pcg, *_costs(found, plan.pcg), _rules(plan), applied)
+    return Summary(*figures, plan.pcg, *_costs(prediction, plan.pcg), _rules(plan), applied)
 
 
 def captured_summary_of(plan: Plan) -> Summary:
-    """The summary of the program that a plan was made for, as it was captured, running on one device of the plan's machine."""
+    """Return the summary of the captured program that a plan was made for, on one device of the plan's machine."""
     machine, differentiated = plan.machine.alone, differentiated_in(plan)
     graph = on_one_device(plan.original)
-    found = predict(graph, machine, differentiated)
+    prediction = predict(graph, machine, differentiated)
     memory = predict_memory(graph, differentiated, plan._made.search.training, backend_of(machine)).total
-    return Summary(plan.__name__, machine.name, 1, found.time, memory, plan.original, *_costs(found, graph))
+    return Summary(plan.__name__, machine.name, 1, prediction.time, memory, plan.original, *_costs(prediction, graph))
 
 
 def differentiated_in(plan: Plan) -> Collection[int]:
-    """The arguments that a plan's step takes gradients for."""
+    """Return the numbers of the arguments that a plan's step computes gradients of."""
     return plan._made.captured.differentiated if plan._made.search.training.backward else ()
 
 
 def on_one_device(graph: PCG) -> PCG:
-    """A serial graph with types that say so: there are no axes."""
+    """Return a serial graph with the types of a machine of one device, which has no axes."""
     return parallelize(graph, Assignment((), {id(n): ((),) * len(n.tensors) for n, _ in graph.walk()}, {}, {}))
 
 
-def _costs(found: Prediction, graph: PCG) -> tuple[tuple[Work, ...], tuple[Talk, ...]]:
-    """Equal rows once, in the order of the first of each."""
+def _costs(prediction: Prediction, graph: PCG) -> tuple[tuple[Work, ...], tuple[Talk, ...]]:
+    """Return the operators and the collectives of a prediction, equal ones merged, in the order of their first occurrence."""
     work: dict[tuple[str, str], Work] = {}
-    for t in found.operators:
+    for t in prediction.operators:
         key = short(t.node.source), t.node.kind
         old = work.get(key, Work(*key, 0, 0.0))
         work[key] = Work(*key, old.count + t.count, old.seconds + t.forward + t.backward)
     talk: dict[tuple[Any, ...], Talk] = {}
-    for t in found.collectives:
+    for t in prediction.collectives:
         c = t.collective
         over = "·".join(graph.axes[i].name for i in c.axes)
         key = line_behind(c.node), c.kind, over, f"{c.direction} of {c.node.kind}", c.nbytes
@@ -173,29 +176,27 @@ def _costs(found: Prediction, graph: PCG) -> tuple[tuple[Work, ...], tuple[Talk,
 
 
 def _rules(plan: Plan) -> tuple[RuleUse, ...]:
-    found = []
+    uses = []
     for use in plan.rewriting.uses:
         rule = plan.rewriting.library[use.applied.rule].rule
         sides = (rule.right, rule.left) if use.applied.backward else (rule.left, rule.right)
         lines = tuple(dict.fromkeys(map(short, use.lines)))
-        found.append(RuleUse(str(use.applied), "  →  ".join(map(print_side, sides)), use.times, lines))
-    return _together(found)
+        uses.append(RuleUse(str(use.applied), "  →  ".join(map(print_side, sides)), use.times, lines))
+    return _merged(uses)
 
 
 def _pipelining(plan: Plan) -> tuple[RuleUse, ...]:
-    found = plan.pipelining
-    if found is None:
+    if plan.pipelining is None:
         return ()
     lines = tuple(short(node.source) for node in plan.serial.nodes if node.kind == PIPELINE)
-    return (RuleUse(PIPELINE, str(found), 1, lines, tuple(axis.name for axis in found.along)),)
+    return (RuleUse(PIPELINE, str(plan.pipelining), 1, lines, tuple(axis.name for axis in plan.pipelining.along)),)
 
 
 def _branching(plan: Plan) -> tuple[RuleUse, ...]:
-    found = plan.branching
-    if found is None:
+    if plan.branching is None:
         return ()
     lines = tuple(short(node.source) for node in plan.serial.nodes if node.kind == BRANCHES)
-    return (RuleUse(BRANCHES, str(found), 1, lines, tuple(axis.name for axis in found.along)),)
+    return (RuleUse(BRANCHES, str(plan.branching), 1, lines, tuple(axis.name for axis in plan.branching.along)),)
 
 
 def _joining(plan: Plan) -> tuple[RuleUse, ...]:
@@ -205,13 +206,13 @@ def _joining(plan: Plan) -> tuple[RuleUse, ...]:
 def _applications(plan: Plan) -> tuple[RuleUse, ...]:
     lines = ((short(a.source),) if a.source else () for a in plan.applications)
     uses = zip(plan.applications, lines, strict=True)
-    return _together(RuleUse(pattern(a.operator), a.rule, 1, where, a.axes) for a, where in uses)
+    return _merged(RuleUse(pattern(a.operator), a.rule, 1, where, a.axes) for a, where in uses)
 
 
-def _together(uses: Iterable[RuleUse]) -> tuple[RuleUse, ...]:
-    """Applications that differ in nothing, as one, where the first of them is."""
-    found: dict[RuleUse, int] = {}
+def _merged(uses: Iterable[RuleUse]) -> tuple[RuleUse, ...]:
+    """Merge uses that differ in their counts alone, each at the place of its first occurrence."""
+    counts: dict[RuleUse, int] = {}
     for use in uses:
         key = replace(use, times=0)
-        found[key] = found.get(key, 0) + use.times
-    return tuple(replace(use, times=times) for use, times in found.items())
+        counts[key] = counts.get(key, 0) + use.times
+    return tuple(replace(use, times=times) for use, times in counts.items())
