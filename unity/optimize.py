@@ -1,4 +1,4 @@
-"""`unity.optimize`: from a JAX function to a plan."""
+"""`unity.optimize`, from a JAX function to a plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unity.pcg.parallel.stages import TWO_BW
 from unity.plan import cache
 from unity.plan.options import obeyed, refuse, refuse_machine, refuse_type
 from unity.plan.plan import Plan
-from unity.planning.task import Task, Ways
+from unity.planning.task import Task, TransformationOptions
 from unity.search.cost.cost import Training
 from unity.search.substitution.fitting import CANDIDATES
 from unity.transforms.rewriting import Rewriter, budget_of, library_of
@@ -48,50 +48,53 @@ def optimize(
     reduce_in: str | None = None,
     progress: bool = True,
 ) -> Plan:
-    """Plans `fn` for many devices: the best way to split every operator and store every argument.
+    """Plan `fn` for the devices of a machine: find the best way to split every operator and to store every argument.
 
     Args:
         fn: any JAX function of pytrees of arrays.
-        args: its arguments, or `jax.ShapeDtypeStruct`s in their place: nothing is allocated.
+        args: its arguments, or `jax.ShapeDtypeStruct`s in their place. Nothing is allocated.
         argnums: the arguments that are differentiated (the weights), as in `jax.grad`.
-        training: whether the backward pass is planned too; otherwise the forward pass alone, as for results of integers.
-        machine: what it will run on; the default is the machine that this process sees, on which a rewritten program is also
-            run, and not taken if it is slower than the captured one.
-        objective: "time": the fastest that fits; "devices": on the fewest devices that fit; "memory": the leanest.
-        memory_limit: bytes on one device; the default is the device's own.
-        optimizer_slots: values that the optimizer keeps for each weight (Adam: 2), counted as memory.
-        search: "unity": algebra and parallelization together, over proved rules; "captured": the graph is left as it is. For
-            comparison, "sequential": algebra first, for one device, then parallelization; "unity-rules": parallelization by
-            substitutions alone, as Unity published it; and what else was published, by the names in `unity.baselines`,
-            each with its own objective.
-        budget: how long to look for rewritings: a number of programs (int; the same plan every time), or seconds (float). For a
+        training: whether to plan the backward pass too. Otherwise, and for functions of integer results, only the forward pass is
+            planned.
+        machine: the machine to plan for. By default it is the one that this process sees; a rewritten program is then also run on
+            it, and used only if it is not slower than the captured one.
+        objective: "time" for the fastest plan that fits, "devices" for the fewest devices that fit one, "memory" for the leanest
+            plan.
+        memory_limit: bytes on one device; by default the device's memory.
+        optimizer_slots: the number of values that the optimizer keeps for each weight (Adam: 2), counted as memory.
+        search: "unity" searches rewritings and parallelization together, over proved rules; "captured" leaves the graph as it is.
+            For comparison, "sequential" rewrites for one device first and then parallelizes; "unity-rules" parallelizes by
+            substitutions alone, as Unity published it; and the names in `unity.baselines` run other published algorithms, each
+            with its own objective.
+        budget: the budget for rewritings: a number of programs (int; the plan is then reproducible), or seconds (float). For a
             published algorithm, its own steps or seconds.
-        rules: the rules that may be used: a library's path or a loaded Library; the default is the one that comes with unity.
-        constraints: what the plan must obey: `unity.pin`, `forbid`, `only`, `require`, `without_rules`. What `unity.constrain`
-            says in the function counts too. Only with the searches "unity" and "captured".
-        measure: of the plans that are predicted to be nearly as fast as the fastest, simulate some, run the best of them on the
-            devices of this process, and take what is fastest then. For `objective="time"` on the machine that is there.
-        pipelines: whether scans over layers may become pipelines, where that is better; or (stages, micro-batches): one must; or
-            (stages, micro-batches, schedule): "1f1b", "gpipe" or "2bw". With the searches "unity" and "captured"; not where there
-            are constraints but pins of arguments, as they speak of the function as it is.
-        branches: whether branches that do not need each other may run at the same time, on devices of their own, where that is
-            better; or a number: on so many groups of devices they must. With the searches "unity" and "captured"; beside a
-            pipeline, too.
-        pack: whether weights may be packed: those of such branches in arrays that lie on the branches' devices only, and what
-            the program joins of them in arrays that are joined once. `plan.shard` then gives weights of other shapes, in the
-            same tree, and `plan.unshard` the function's own.
+        rules: the rules that may be used: the path of a library or a loaded Library. The default is unity's own library.
+        constraints: constraints that the plan must obey: `unity.pin`, `forbid`, `only`, `require`, `without_rules`, besides every
+            `unity.constrain` in the function. Only the searches "unity" and "captured" support them.
+        measure: whether to simulate plans that are predicted to be nearly as fast as the fastest, to run the best of them on the
+            devices of this process, and to choose the fastest of those. Needs `objective="time"` and no `machine`.
+        pipelines: whether scans over layers may become pipelines, where that is better; or (stages, micro-batches) for a pipeline
+            that the plan must have; or (stages, micro-batches, schedule) with "1f1b", "gpipe" or "2bw". Only the searches "unity"
+            and "captured" find pipelines, and only without constraints other than pins of arguments, because those refer to the
+            function as it is.
+        branches: whether independent branches may run at the same time, on separate groups of devices, where that is better; or
+            the number of groups on which the plan must have branches. Only the searches "unity" and "captured" find them, also
+            beside a pipeline.
+        pack: whether weights may be packed: those of such branches into arrays on the branches' devices only, and those that the
+            program joins into arrays that are joined once. `plan.shard` then returns weights of other shapes, in the same tree,
+            and `plan.unshard` restores the function's own.
         reduce_in: a type narrower than float32, such as "bfloat16": partial sums and gradients of that type are rounded on every
-            device and added in it, which sends less. By default they are added in float32 and rounded once.
-        progress: whether to show what is being done, on a terminal.
+            device and added in it, which sends fewer bytes. By default they are added in float32 and rounded once.
+        progress: whether to show the current stage, on a terminal.
 
     Returns:
-        A Plan: call it as you would `fn`.
+        A Plan, which is called like `fn`.
 
     Raises:
-        CaptureError: the function cannot be traced, or an argument is no array.
-        InfeasibleError: no plan fits the memory limit, or obeys the constraints; it names the smallest set that conflicts.
-        ConstraintError: a constraint speaks of something that is not there.
-        OptionError: an option is not known, or does not go with another. (It is a ValueError too.)
+        CaptureError: the function cannot be traced, or an argument is not an array.
+        InfeasibleError: no plan fits the memory limit, or obeys the constraints; the message names the smallest conflicting set.
+        ConstraintError: a constraint names something that the program or the machine does not have.
+        OptionError: an option is unknown, or excluded by another. (It is a ValueError too.)
     """
     constraints = (constraints,) if isinstance(constraints, Constraint) else tuple(constraints)
     refuse(objective, search, pipelines, branches, constraints)
@@ -107,25 +110,36 @@ def optimize(
             " (docs: hosts#the-same-everywhere)"
         )
     allowed = rules if search in ("unity", "sequential") else ()
-    wanted = CANDIDATES if budget is None and search == "unity-rules" else budget
+    programs = CANDIDATES if budget is None and search == "unity-rules" else budget
     excluded = [c for c in constraints if isinstance(c, WithoutRules)]
-    rewriter = Rewriter(None if allowed is None and not excluded else without(library_of(allowed), excluded), budget_of(wanted))
+    rewriter = Rewriter(None if allowed is None and not excluded else without(library_of(allowed), excluded), budget_of(programs))
     with _stages(progress) as say, uncollected():
-        chosen = machine or _local(say)
-        chosen = replace(chosen, reduce_in=reduce_in) if reduce_in else chosen
+        target = machine or _local(say)
+        target = replace(target, reduce_in=reduce_in) if reduce_in else target
         say("capturing the graph")
         captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered)
-        wishes = obeyed(bound(constraints, captured, fn, argnums), search)
-        limit = chosen.device.memory if memory_limit is None else memory_limit
-        asked = Training(training and bool(losses(captured.graph)), optimizer_slots)
-        # Of several processes, some would have no part in running a plan for fewer devices.
-        here = machine is None and not (objective == "devices" and several())
-        ways = Ways(pipelines, branches, pack)
-        task = Task(fn, captured, asked, objective, limit, seed, search, budget, rewriter, here, measure, say, wishes, ways)
+        constrained = obeyed(bound(constraints, captured, fn, argnums), search)
+        task = Task(
+            fn=fn,
+            captured=captured,
+            training=Training(training and bool(losses(captured.graph)), optimizer_slots),
+            objective=objective,
+            limit=target.device.memory if memory_limit is None else memory_limit,
+            seed=seed,
+            kind=search,
+            budget=budget,
+            rewriter=rewriter,
+            # With several processes, some would have no device of a plan for fewer devices, and could not help to run it.
+            local=machine is None and not (objective == "devices" and several()),
+            measure=measure,
+            say=say,
+            bound=constrained,
+            options=TransformationOptions(pipelines, branches, pack),
+        )
         with apart():
-            plan = task.fewest(chosen) if objective == "devices" else task.on(chosen)
-            if wishes.every:
-                _ = plan.pcg  # which is held against the constraints when it is made
+            plan = task.plan_on_fewest(target) if objective == "devices" else task.plan_on(target)
+            if constrained.every:
+                _ = plan.pcg  # the first access checks it against the constraints
         return plan
 
 
@@ -136,7 +150,7 @@ def _local(say: Callable[[str], None]) -> Machine:
 
 @contextmanager
 def _stages(progress: bool) -> Iterator[Callable[[str], None]]:
-    """Shows the current stage with a spinner, on a terminal; says nothing into a pipe."""
+    """Yield a function that shows the current stage with a spinner on a terminal, and does nothing elsewhere."""
     if not progress:
         yield lambda stage: None
         return

@@ -458,8 +458,8 @@ def test_plans_found_before_a_user_described_an_operator_are_not_taken(monkeypat
     def entry(factors: tuple) -> Entry:
         return Entry("mine", lambda params, operands, results: Spec(factors))
 
-    codes = [cache._code()]
+    codes = [cache._code_version()]
     for factors in ((), (Factor("rows", 0, (), ()),)):
         monkeypatch.setitem(TABLE, "mine", entry(factors))
-        codes.append(cache._code())
+        codes.append(cache._code_version())
     assert len(set(codes)) == 3

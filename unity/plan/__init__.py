@@ -1,1 +1,1 @@
-"""A plan: its parts as data, its file, its cache, the placement of its arguments."""
+"""Plans: `Plan` and its parts as data, plan files, the cache, and the placement of arguments."""

@@ -1,1 +1,1 @@
-"""From a request to a plan: options, the task, and the ranking of near-equal plans."""
+"""From a request to a plan: the task, which searches the programs, and the ranking of nearly equal plans."""

@@ -1,4 +1,4 @@
-"""Plans of nearly the same predicted time, told apart: simulated first, and the best of those run on the devices that are there."""
+"""Choice between plans of nearly equal predicted time: they are simulated, and the best of them run on this process's devices."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from unity.plan.plan_family import PlanFamily, Tried
 from unity.plan.step import can_run, step_of
 from unity.search.session import Candidate
 
-NEAR = 1.15  # times the fastest's predicted seconds that another may take
+NEAR = 1.15  # times the best predicted seconds: slower plans are not simulated
 SIMULATED, RUN = 16, 4  # plans, at most
-CLEARLY = 0.98  # of the predicted best's seconds: what another must stay below to take its place
+CLEARLY = 0.98  # times the measured seconds of the predicted best: a plan must be faster than this to replace it
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """What was chosen, and everything that was looked at, best first."""
+    """The chosen point of the frontier, and the figures of all plans that it was chosen from, best first."""
 
     chosen: Candidate
     tried: tuple[Tried, ...]
 
 
-def measured(made: PlanFamily, best: Candidate, limit: float, say: Callable[[str], None]) -> Ranking:
-    """The fastest plan as it runs, of the frontier's points near `best` that fit the limit.
+def measured(family: PlanFamily, best: Candidate, limit: float, say: Callable[[str], None]) -> Ranking:
+    """Return the plan that runs fastest, of the frontier's points near `best` that fit the limit.
 
-    They are simulated (what overlaps, the sum of all terms does not see), and the best of those are run in turns, always `best`
-    among them, if the devices can run it. A step that is not clearly shorter does not take its place: two runs of one program
-    differ as much.
+    They are simulated first, because the cost model's sum of all terms does not see what overlaps. The best of them are run in
+    turns, `best` always among them if the devices can run it. A plan that is not clearly faster does not replace `best`: two runs
+    of one program differ as much.
     """
     say("simulating what is nearly as fast")
-    near = [c for c in made.frontier[0] if c.memory <= limit and c.time <= NEAR * best.time and c is not best]
-    plans = [Plan(made, c) for c in (best, *near[: SIMULATED - 1])]
-    found = [Tried(p.time, p.memory, p.simulate().makespan) for p in plans]
-    order = sorted(range(1, len(plans)), key=lambda k: found[k].simulated)
-    chosen = [k for k in (0, *order) if can_run(plans[k])][:RUN]
-    if not chosen:
-        return Ranking(best, tuple(found[k] for k in (0, *order)))
-    say(f"running {len(chosen)} plans")
-    steps = [step_of(plans[k], made.search.training) for k in chosen]
-    times = dict(zip(chosen, relative(steps), strict=True))
-    fastest = min(chosen, key=times.__getitem__)
-    winner = fastest if times[fastest] < CLEARLY * times[chosen[0]] else chosen[0]
-    ranks = dict.fromkeys((winner, *chosen, 0, *order))
-    return Ranking(plans[winner].candidate, tuple(replace(found[k], measured=times.get(k)) for k in ranks))
+    near = [c for c in family.frontier[0] if c.memory <= limit and c.time <= NEAR * best.time and c is not best]
+    plans = [Plan(family, c) for c in (best, *near[: SIMULATED - 1])]
+    tried = [Tried(p.time, p.memory, p.simulate().makespan) for p in plans]
+    order = sorted(range(1, len(plans)), key=lambda k: tried[k].simulated)
+    runnable = [k for k in (0, *order) if can_run(plans[k])][:RUN]
+    if not runnable:
+        return Ranking(best, tuple(tried[k] for k in (0, *order)))
+    say(f"running {len(runnable)} plans")
+    steps = [step_of(plans[k], family.search.training) for k in runnable]
+    times = dict(zip(runnable, relative(steps), strict=True))
+    fastest = min(runnable, key=times.__getitem__)
+    winner = fastest if times[fastest] < CLEARLY * times[runnable[0]] else runnable[0]
+    ranks = dict.fromkeys((winner, *runnable, 0, *order))
+    return Ranking(plans[winner].candidate, tuple(replace(tried[k], measured=times.get(k)) for k in ranks))

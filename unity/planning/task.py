@@ -1,4 +1,8 @@
-"""What `unity.optimize` is asked for, and the plan that it comes to: which programs are searched, and which of them is taken."""
+"""One request to `unity.optimize`: the programs that are searched for it, and the choice of the plan among their strategies.
+
+The searches "unity" and "captured" start from the captured program. A rewritten program replaces it where that is better by the
+objective; then a pipeline, and branches on separate groups of devices, are tried on the better of the two.
+"""
 
 from __future__ import annotations
 
@@ -40,36 +44,43 @@ from unity.transforms.pipelining import PipelineWish, best_unlike
 from unity.transforms.pipelining import best as best_pipeline
 from unity.transforms.rewriting import Rewriter
 
-Found: TypeAlias = tuple[PlanFamily, Candidate]
+Solution: TypeAlias = tuple[PlanFamily, Candidate]  # the arguments of a Plan: its family, and its point of the frontier
 
 
 @dataclass(frozen=True)
-class Ways:
-    """What else a program may become, or must: a pipeline, and branches on devices of their own."""
+class TransformationOptions:
+    """The options of `unity.optimize` about transformations: whether to look for each, or the one that the plan must have."""
 
     pipelines: bool | tuple[int, int] | tuple[int, int, str]
     branches: bool | int
     pack: bool
 
     @property
-    def pipeline(self) -> tuple[int, int] | tuple[int, int, str] | None:
-        """The pipeline that there must be, if any."""
+    def required_pipeline(self) -> tuple[int, int] | tuple[int, int, str] | None:
+        """The pipeline that the plan must have, if any."""
         return None if isinstance(self.pipelines, bool) else self.pipelines
 
     @property
-    def groups(self) -> int | None:
-        """Of how many groups of devices there must be branches, if any."""
+    def required_groups(self) -> int | None:
+        """The number of groups of devices on which the plan must have branches, if any."""
         return None if isinstance(self.branches, bool) else self.branches
 
     @property
-    def asked(self) -> bool:
-        """Whether there must be any of these."""
-        return self.pipeline is not None or self.groups is not None
+    def has_required(self) -> bool:
+        """Whether the plan must have a pipeline or branches."""
+        return self.required_pipeline is not None or self.required_groups is not None
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is asked for, whatever machine it is tried on."""
+    """A request for a plan: everything that `unity.optimize` is called with but the machine.
+
+    Attributes:
+        kind: the name of the search.
+        local: whether the plan is for the devices of this process, where programs can be run to confirm the costs.
+        measure: whether plans that are predicted to be nearly as fast as the fastest are run, too.
+        say: shows the current stage to the user.
+    """
 
     fn: Callable[..., Any]
     captured: Captured
@@ -77,200 +88,235 @@ class Task:
     objective: str
     limit: float
     seed: int
-    kind: str  # of search
+    kind: str
     budget: float | None
     rewriter: Rewriter
-    here: bool  # on the devices of this process: what the costs say is tried
-    measure: bool  # and more than what they say is fastest
+    local: bool
+    measure: bool
     say: Callable[[str], None]
     bound: Bound
-    ways: Ways
+    options: TransformationOptions
 
-    def on(self, machine: Machine) -> Plan:
-        """The plan on one machine, from the cache if it was found before."""
+    def plan_on(self, machine: Machine) -> Plan:
+        """Return the plan for one machine, from the cache if the same request was planned before."""
         started = time.perf_counter()
-        path = cache.entry(self.captured, machine, self.training, self.asked)
+        path = cache.entry(self.captured, machine, self.training, self.settings)
         self.say("looking in the cache")
-        known = cache.recall(path, self.captured, self.fn, lambda: self.rewriter.library)
-        # Processes that measure do so together, or not at all: what not all of them know is searched for again.
-        if self.here and not same("" if known is None else Plan(*known).pcg.key):
-            known = None
-        if known is not None:
-            made, candidate = known
-            return Plan(replace(made, seconds=time.perf_counter() - started), candidate)
-        ours = {"unity": self.rewritten, "captured": self.rewritten, "sequential": self.sequential, "unity-rules": self.substituted}
-        made, candidate = ours.get(self.kind, self.published)(machine)
-        if self.measure and not made.interrupted:
-            made, candidate = self.measured(made, candidate)
-        made = replace(made, seconds=time.perf_counter() - started, limit=self.limit)
-        if made.interrupted:
+        cached = cache.recall(path, self.captured, self.fn, lambda: self.rewriter.library)
+        # Several processes must measure together, or not at all: unless all of them have the same entry, all of them search.
+        if self.local and not same("" if cached is None else Plan(*cached).pcg.key):
+            cached = None
+        if cached is not None:
+            family, candidate = cached
+            return Plan(replace(family, seconds=time.perf_counter() - started), candidate)
+        ours = {
+            "unity": self.searched_jointly,
+            "captured": self.searched_jointly,
+            "sequential": self.searched_in_sequence,
+            "unity-rules": self.searched_by_substitution,
+        }
+        family, candidate = ours.get(self.kind, self.searched_as_published)(machine)
+        if self.measure and not family.interrupted:
+            family, candidate = self.measured(family, candidate)
+        family = replace(family, seconds=time.perf_counter() - started, limit=self.limit)
+        if family.interrupted:
             self.say("interrupted: this is the best so far, and the next call searches again")
         else:
-            cache.keep(path, made, candidate)
-        return Plan(made, candidate)
+            cache.keep(path, family, candidate)
+        return Plan(family, candidate)
 
-    def measured(self, made: PlanFamily, candidate: Candidate) -> Found:
-        """The best of what was measured; what there is if that is interrupted."""
-        try:
-            ranking = measured(made, candidate, self.limit, self.say)
-        except KeyboardInterrupt:
-            return replace(made, interrupted=True), candidate
-        return replace(made, tried=ranking.tried), ranking.chosen
+    def plan_on_fewest(self, machine: Machine) -> Plan:
+        """Return the fastest plan on the fewest devices that fit one (TensorOpt's mini-parallelism)."""
+        *parts, whole = sub_machines(machine)
+        for part in parts:
+            self.say(f"trying {part.devices} devices")
+            try:
+                return self.plan_on(part)
+            except (InfeasibleError, ConstraintError):  # a part may lack an axis that a constraint names
+                continue
+        return self.plan_on(whole)
 
     @property
-    def asked(self) -> dict[str, Any]:
-        """What a plan depends on beside the function, the machine and the training."""
-        options = {"objective": self.objective, "limit": self.limit, "seed": self.seed, "search": self.kind, "steps": self.budget}
-        options |= {"here": self.here, "measure": self.measure, "constraints": self.bound.to_json()}
-        options |= vars(self.ways)
-        return options | self.rewriter.settings
+    def settings(self) -> dict[str, Any]:
+        """All that a plan depends on besides the function, the machine and the training, as JSON data."""
+        settings = {"objective": self.objective, "limit": self.limit, "seed": self.seed, "search": self.kind, "steps": self.budget}
+        settings |= {"here": self.local, "measure": self.measure, "constraints": self.bound.to_json()}
+        settings |= vars(self.options)
+        return settings | self.rewriter.settings
 
-    def rewritten(self, machine: Machine) -> Found:
-        """The captured program's best strategy, or a rewritten one's where that is better. Of what was found until Ctrl-C, too."""
-        reached = UntilInterrupted(self.better_and_better(machine))
-        found = [found for found in reached if found is not None]
+    def measured(self, family: PlanFamily, candidate: Candidate) -> Solution:
+        """Return the point that runs fastest, of those near a candidate. Ctrl-C leaves the candidate."""
+        try:
+            ranking = measured(family, candidate, self.limit, self.say)
+        except KeyboardInterrupt:
+            return replace(family, interrupted=True), candidate
+        return replace(family, tried=ranking.tried), ranking.chosen
+
+    def searched_jointly(self, machine: Machine) -> Solution:
+        """Return the best solution over the captured program and those that it may be transformed into.
+
+        After Ctrl-C this is the best until then. KeyboardInterrupt is raised if there is none yet, or if it lacks a transformation
+        that the plan must have.
+        """
+        reached = UntilInterrupted(self.improvements(machine))
+        solutions = [solution for solution in reached if solution is not None]
         if not reached.interrupted:
-            return found[-1]
-        if not found or self.ways.asked:
+            return solutions[-1]
+        if not solutions or self.options.has_required:
             raise KeyboardInterrupt
-        made, candidate = found[-1]
-        return replace(made, interrupted=True), candidate
+        family, candidate = solutions[-1]
+        return replace(family, interrupted=True), candidate
 
-    def better_and_better(self, machine: Machine) -> Iterator[Found | None]:
-        """What there is after each part of the search, the last the best; nothing as long as nothing fits."""
-        pack = self.ways.pack and not self.bound.every
+    def improvements(self, machine: Machine) -> Iterator[Solution | None]:
+        """Yield the best solution after each part of the search, or None where a part yields none. The last is the best."""
+        pack = self.options.pack and not self.bound.every
         prices = Prices(machine, self.training, bodies=self.captured.bodies, restrict=self.bound, pack=pack)
-        plain = self.made(self.captured, self.search(self.captured, prices))
-        best, chosen, interrupted = self.strategy(plain, prices), None, False
+        plain = self.family_of(self.captured, self.search(self.captured, prices))
+        best, chosen, interrupted = self.solution_of(plain, prices), None, False
         yield best
-        if best is not None or pack:  # what does not fit may, with its weights joined
+        if best is not None or pack:  # a rewritten program may fit, with its weights joined, where the captured one does not
             weight = math.inf if best is None else self.weight(best[0].search)
             chosen, interrupted = self.rewriter.best(self.captured, replace(prices, weight=weight), self.say)
         if chosen is not None:
-            other = replace(self.made(chosen.after, self.search(chosen.after, prices)), rewriting=chosen)
-            found = self.strategy(other, prices)
-            if found is not None and (best is None or self.taken(found, best)):
-                plain, best = other, found
+            rewritten = replace(self.family_of(chosen.after, self.search(chosen.after, prices)), rewriting=chosen)
+            solution = self.solution_of(rewritten, prices)
+            if solution is not None and (best is None or self.is_better(solution, best)):
+                plain, best = rewritten, solution
                 yield best
-        if interrupted:  # and so all that would follow
+        if interrupted:  # skip the parts that would follow
             raise KeyboardInterrupt
-        piped = self.piped(plain, prices, best)
-        yield piped
-        found = self.spread(plain, prices, best, piped) or best
-        if found is None:
+        pipelined = self.pipelined(plain, prices, best)
+        yield pipelined
+        solution = self.pipelined_or_branched(plain, prices, best, pipelined) or best
+        if solution is None:
             search = plain.search
             raise InfeasibleError(conflict(self.bound, search, self.limit) or shortfall(machine, search.leanest, self.limit))
-        yield found
+        yield solution
 
-    def strategy(self, plain: PlanFamily, prices: Prices) -> Found | None:
-        """A program's best strategy that fits. Where weights may be packed, with what it joins of them joined once, if that is
-        better."""
+    def solution_of(self, plain: PlanFamily, prices: Prices) -> Solution | None:
+        """Return a program's best solution that fits.
+
+        Where weights may be packed, the program with its joined weights packed is searched, too, and the better one returned.
+        """
         candidate = self.fitting(plain.search)
-        found = None if candidate is None else (plain, candidate)
+        solution = None if candidate is None else (plain, candidate)
         joining = joining_of(plain.captured, prices.machine.devices, prices.bodies) if prices.pack else None
         if joining is None:
-            return found
+            return solution
         self.say("joining weights")
-        other = self.search(joining.after, prices)
-        candidate = self.fitting(other)
-        if candidate is None or (found is not None and self.worth(candidate) >= self.worth(found[1])):
-            return found
-        return replace(plain, captured=joining.after, search=other, joining=joining), candidate
+        search = self.search(joining.after, prices)
+        candidate = self.fitting(search)
+        if candidate is None or (solution is not None and self.worth(candidate) >= self.worth(solution[1])):
+            return solution
+        return replace(plain, captured=joining.after, search=search, joining=joining), candidate
 
-    def made(self, captured: Captured, search: Search) -> PlanFamily:
-        """What plans of a program share."""
+    def family_of(self, captured: Captured, search: Search) -> PlanFamily:
+        """Return the family of a program's plans, before any transformation is recorded in it."""
         return PlanFamily(self.fn, captured, search, 0.0, bound=self.bound)
 
-    def spread(self, plain: PlanFamily, prices: Prices, than: Found | None, piped: Found | None) -> Found | None:
-        """The program with a pipeline, with branches on devices of their own, or with both: of the best with a pipeline it is
-        looked at what branches gain. None if none of that fits and is better than what there is without."""
-        found, refused = self.apart(piped[0] if piped is not None else plain, prices, piped or than)
-        groups = self.ways.groups
+    def pipelined_or_branched(
+        self, plain: PlanFamily, prices: Prices, than: Solution | None, pipelined: Solution | None
+    ) -> Solution | None:
+        """Return the program with a pipeline, with branches on separate groups of devices, or with both.
+
+        Branches are tried on the best program with a pipeline, if there is one. Returns None if none of these fits and is better
+        than the solution without them, `than`. Raises InfeasibleError if the plan must have branches and none fit.
+        """
+        solution, refused = self.branched(pipelined[0] if pipelined is not None else plain, prices, pipelined or than)
+        groups = self.options.required_groups
         if groups is None:
-            return found or piped
-        if piped is not None and self.ways.pipeline is None:  # it might be better without the pipeline, or only be there so
-            other, more = self.apart(plain, prices, than)
-            both, refused = [f for f in (found, other) if f is not None], [*refused, *more]
-            found = min(both, key=lambda f: self.worth(f[1]), default=None)
-        if found is None:
+            return solution or pipelined
+        if pipelined is not None and self.options.required_pipeline is None:  # branches may be better, or only exist, without it
+            other, more = self.branched(plain, prices, than)
+            both, refused = [s for s in (solution, other) if s is not None], [*refused, *more]
+            solution = min(both, key=lambda s: self.worth(s[1]), default=None)
+        if solution is None:
             raise InfeasibleError(no_branches(prices.machine, groups, list(dict.fromkeys(refused)), size(self.limit)))
-        return found
+        return solution
 
-    def piped(self, plain: PlanFamily, prices: Prices, than: Found | None) -> Found | None:
-        """The program with a pipeline, if one fits and is better than what there is without."""
-        exactly = self.ways.pipeline
-        numbers, schedule = (exactly[:2], next(iter(exactly[2:]), None)) if exactly is not None else (None, None)
-        inside = [c for c in self.bound.every if not isinstance(c, Pin)]  # arguments are the same with a pipeline
-        if exactly is not None and inside:
-            raise OptionError(f"pipelines={exactly!r}, but {inside[0]} constrains the function: leave one out")
-        if not self.ways.pipelines or inside or (prices.machine.devices == 1 and exactly is None):
+    def pipelined(self, plain: PlanFamily, prices: Prices, than: Solution | None) -> Solution | None:
+        """Return the program with a pipeline, or None if none fits and is better than the solution without one, `than`."""
+        required = self.options.required_pipeline
+        numbers, schedule = (required[:2], next(iter(required[2:]), None)) if required is not None else (None, None)
+        inside = [c for c in self.bound.every if not isinstance(c, Pin)]  # a pipeline leaves the arguments as they are
+        if required is not None and inside:
+            raise OptionError(f"pipelines={required!r}, but {inside[0]} constrains the function: leave one out")
+        if not self.options.pipelines or inside or (prices.machine.devices == 1 and required is None):
             return None
-        wish = PipelineWish(**self.wish(prices, than, exactly), exactly=numbers, schedule=schedule)
-        found, refused = best_pipeline(plain.captured, prices.machine, wish)
-        if found is None:  # weights are packed once: what is joined already stays so
-            pack = self.ways.pack and plain.joining is None
-            found, more = best_unlike(plain.captured, prices.machine, wish, pack, self.pinned)
+        wish = PipelineWish(**self.wish(prices, than, required), exactly=numbers, schedule=schedule)
+        best, refused = best_pipeline(plain.captured, prices.machine, wish)
+        if best is None:
+            pack = self.options.pack and plain.joining is None  # weights are packed once only
+            best, more = best_unlike(plain.captured, prices.machine, wish, pack, self.pinned)
             refused = [*refused, *more]
-        if found is None:
-            if exactly is not None:
-                raise InfeasibleError(no_pipeline(prices.machine, exactly, refused, size(self.limit)))
+        if best is None:
+            if required is not None:
+                raise InfeasibleError(no_pipeline(prices.machine, required, refused, size(self.limit)))
             return None
-        made = replace(plain, captured=found.pipelining.after, search=found.search, pipelining=found.pipelining)
-        return self.better((made, found.candidate), than, exactly)
+        family = replace(plain, captured=best.pipelining.after, search=best.search, pipelining=best.pipelining)
+        return self.if_better((family, best.candidate), than, required)
 
-    def apart(self, before: PlanFamily, prices: Prices, than: Found | None) -> tuple[Found | None, list[str]]:
-        """The program with branches on devices of their own, if that fits and is better than what there is without; and why what
-        there is of them was refused."""
-        wanted, exactly, machine = self.ways.branches, self.ways.groups, prices.machine
-        inside = [c for c in self.bound.every if isinstance(c, Across) and c.word == "only"]  # which branches would not be
-        if exactly is not None and inside:
-            raise OptionError(f"branches={exactly}, but {inside[0]} leaves nothing else: leave one out (docs: branches#which)")
-        if not wanted or inside or (machine.devices == 1 and exactly is None):
+    def branched(self, before: PlanFamily, prices: Prices, than: Solution | None) -> tuple[Solution | None, list[str]]:
+        """Return the program with branches on separate groups of devices, and the reasons against those that were refused.
+
+        The first is None if none fits and is better than the solution without them, `than`.
+        """
+        required, machine = self.options.required_groups, prices.machine
+        excluding = [c for c in self.bound.every if isinstance(c, Across) and c.word == "only"]  # splits between branches, too
+        if required is not None and excluding:
+            raise OptionError(f"branches={required}, but {excluding[0]} leaves nothing else: leave one out (docs: branches#which)")
+        if not self.options.branches or excluding or (machine.devices == 1 and required is None):
             return None, []
-        wish = BranchesWish(**self.wish(prices, than, exactly), exactly=exactly, pack=self.ways.pack, whole=self.pinned)
+        wish = BranchesWish(**self.wish(prices, than, required), exactly=required, pack=self.options.pack, whole=self.pinned)
         plain = before.captured if before.pipelining is None else before.pipelining.before
-        found, refused = best_branches(Forked.of(plain, before.pipelining), machine, self.training, wish)
-        if found is None:
+        best, refused = best_branches(Forked.of(plain, before.pipelining), machine, self.training, wish)
+        if best is None:
             return None, refused
-        made = replace(before, captured=found.branching.after, search=found.search, branching=found.branching)
-        candidate = found.candidate if exactly is None else self.running(made, found.candidate)
-        return self.better((made, candidate), than, exactly), refused
+        family = replace(before, captured=best.branching.after, search=best.search, branching=best.branching)
+        candidate = best.candidate if required is None else self.runnable(family, best.candidate)
+        return self.if_better((family, candidate), than, required), refused
 
-    def running(self, made: PlanFamily, best: Candidate) -> Candidate:
-        """The best that the devices of this process can run, if this is for them and they can run any: `best`, or near it."""
-        if not self.here or can_run(Plan(made, best)):
+    def runnable(self, family: PlanFamily, best: Candidate) -> Candidate:
+        """Return the best point of a frontier that this process's devices can run.
+
+        This is `best` itself if they can run it, if they can run none, or if the plan is for another machine.
+        """
+        if not self.local or can_run(Plan(family, best)):
             return best
         self.say("looking for what these devices can run")
-        others = [c for c in made.frontier[0] if c.memory <= self.limit and can_run(Plan(made, c))]
+        others = [c for c in family.frontier[0] if c.memory <= self.limit and can_run(Plan(family, c))]
         return min(others, key=self.worth, default=best)
 
     @property
     def pinned(self) -> frozenset[int]:
-        """The arguments that are pinned, by number: none of them is packed."""
+        """The numbers of the pinned arguments, none of which is packed."""
         pins = [c.path for c in self.bound.every if isinstance(c, Pin)]
         return frozenset(k for path in pins for k in matching(path, self.bound.paths))
 
-    def better(self, found: Found, than: Found | None, asked: object | None) -> Found | None:
-        """What was found, if it is asked for, or better than what there is."""
-        return found if than is None or asked is not None or self.taken(found, than) else None
+    def if_better(self, solution: Solution, than: Solution | None, required: object | None) -> Solution | None:
+        """Return a solution if the plan must have its transformation, or if it is better than another; otherwise None."""
+        return solution if than is None or required is not None or self.is_better(solution, than) else None
 
-    def wish(self, prices: Prices, than: Found | None, asked: object | None) -> dict[str, Any]:
-        """What every `Wish` has. What is asked for, or the leanest, need not beat what there is."""
-        beaten = (than[0].search, than[1]) if than is not None and asked is None and self.objective != "memory" else None
+    def wish(self, prices: Prices, than: Solution | None, required: object | None) -> dict[str, Any]:
+        """Return the fields that every `Wish` has.
+
+        A search may discard whatever cannot beat `than`, unless the transformation is required or the objective is memory.
+        """
+        beaten = (than[0].search, than[1]) if than is not None and required is None and self.objective != "memory" else None
         search = partial(self.search, prices=prices)
         return {"search": search, "choose": self.fitting, "worth": self.worth, "than": beaten, "say": self.say}
 
     def fitting(self, search: Search) -> Candidate | None:
-        """What the objective asks for, if it fits."""
+        """Return the best point by the objective, or None if it exceeds the limit or there is none."""
         candidate = self.best(search)
         return candidate if candidate is not None and candidate.memory <= self.limit else None
 
     def worth(self, c: Candidate) -> tuple[float, float]:
-        """What is to be small."""
+        """Return the figures that the objective minimizes, in lexicographic order."""
         return (c.memory, c.time) if self.objective == "memory" else (c.time, c.memory)
 
-    def sequential(self, machine: Machine) -> tuple[PlanFamily, Candidate]:
-        """The best strategy of the program that is the fastest on one device (Unity, section 6.4, compares with it)."""
+    def searched_in_sequence(self, machine: Machine) -> Solution:
+        """Return the best solution of the program that is the fastest on one device (the baseline of Unity, section 6.4)."""
         chosen, interrupted = self.rewriter.best(self.captured, Prices(machine.alone, self.training), self.say)
         captured = self.captured if chosen is None else chosen.after
         search = self.search(captured, Prices(machine, self.training))
@@ -279,83 +325,74 @@ class Task:
             raise InfeasibleError(shortfall(machine, search.leanest, self.limit))
         return PlanFamily(self.fn, captured, search, 0.0, rewriting=chosen, interrupted=interrupted), candidate
 
-    def substituted(self, machine: Machine) -> tuple[PlanFamily, Candidate]:
-        """The best strategy that substitutions lead to."""
+    def searched_by_substitution(self, machine: Machine) -> Solution:
+        """Return the best solution that parallelizing substitutions reach."""
         search = self.search(self.captured, Prices(machine, self.training))
         budget = self.rewriter.budget
-        found = leanest(search, budget) if self.objective == "memory" else fitting(search, self.limit, budget)
-        if found.candidate.memory > self.limit:
-            if found.interrupted:
+        best = leanest(search, budget) if self.objective == "memory" else fitting(search, self.limit, budget)
+        if best.candidate.memory > self.limit:
+            if best.interrupted:
                 raise KeyboardInterrupt
-            raise InfeasibleError(shortfall(machine, found.candidate, self.limit))
-        made = PlanFamily(self.fn, self.captured, search, 0.0, (found.candidate,), applications=found.applications)
-        return replace(made, interrupted=found.interrupted), found.candidate
+            raise InfeasibleError(shortfall(machine, best.candidate, self.limit))
+        family = PlanFamily(self.fn, self.captured, search, 0.0, (best.candidate,), applications=best.applications)
+        return replace(family, interrupted=best.interrupted), best.candidate
 
-    def published(self, machine: Machine) -> tuple[PlanFamily, Candidate]:
-        """What a published algorithm finds, whose own objective it is."""
+    def searched_as_published(self, machine: Machine) -> Solution:
+        """Return the result of a published algorithm, which minimizes its own objective."""
         search = self.search(self.captured, Prices(machine, self.training))
-        found = algorithm(self.kind)(search, Asked(self.limit, self.seed, self.budget))
-        if found.memory > self.limit:
-            raise InfeasibleError(shortfall(machine, found, self.limit, f"the plan of search={self.kind!r}"))
-        return PlanFamily(self.fn, self.captured, search, 0.0, (found,)), found
+        candidate = algorithm(self.kind)(search, Asked(self.limit, self.seed, self.budget))
+        if candidate.memory > self.limit:
+            raise InfeasibleError(shortfall(machine, candidate, self.limit, f"the plan of search={self.kind!r}"))
+        return PlanFamily(self.fn, self.captured, search, 0.0, (candidate,)), candidate
 
-    def slower(self, one: Found, other: Found) -> bool:
-        """Whether a step of one program, run on the devices of this process, takes longer than one of another."""
+    def is_slower(self, one: Solution, other: Solution) -> bool:
+        """Run both programs on this process's devices, and return whether a step of the first takes longer."""
         self.say("running both programs")
         return ratio(step_of(Plan(*one), self.training), step_of(Plan(*other), self.training)) > 1
 
     def search(self, captured: Captured, prices: Prices) -> Search:
-        """The search for a program's parallelization, which shares with others what was listed and priced."""
+        """Return the search of a program's parallelizations, which shares listed and priced operators with other searches."""
         graph, differentiated = captured.graph, captured.differentiated
         return Search(graph, differentiated, prices.machine, self.training, self.say, prices.listed, self.bound)
 
     def best(self, search: Search) -> Candidate | None:
-        """What the objective asks for. None: nothing fits the limit, or obeys the constraints."""
+        """Return the best point by the objective, or None if none fits the limit or obeys the constraints."""
         if self.bound.every and not possible(search):
             return None
         return search.leanest if self.objective == "memory" else search.under(self.limit)
 
-    def taken(self, one: Found, other: Found) -> bool:
-        """Whether a rewritten program is better than another by enough: as predicted, and measured where it can be. On the devices
-        of this process it must be one that they can run."""
+    def is_better(self, one: Solution, other: Solution) -> bool:
+        """Return whether a solution is better than another by the required gain, as predicted, and if possible as measured.
+
+        If the plan is for this process's devices, they must be able to run the better one, and it must not run more slowly.
+        """
         new, old = one[1], other[1]
         leaner, faster = new.memory < (1 - GAIN) * old.memory, new.time < (1 - GAIN) * old.time
         better = leaner if self.objective == "memory" else new.memory <= self.limit and faster
-        if not (better and self.here):
+        if not (better and self.local):
             return better
         if not can_run(Plan(*one)):
             return False
-        return self.objective == "memory" or not can_run(Plan(*other)) or not self.slower(one, other)
+        return self.objective == "memory" or not can_run(Plan(*other)) or not self.is_slower(one, other)
 
     def weight(self, search: Search) -> float:
-        """What a byte of memory counts in seconds, where rewritings are priced."""
+        """Return the seconds that a byte of memory counts as where rewritings are priced."""
         if self.objective == "memory":
             return math.inf
         return 0.0 if search.fastest.memory <= self.limit else search.rate
 
-    def fewest(self, machine: Machine) -> Plan:
-        """The fastest plan on the fewest devices that fit it (TensorOpt's mini-parallelism)."""
-        *parts, whole = sub_machines(machine)
-        for part in parts:
-            self.say(f"trying {part.devices} devices")
-            try:
-                return self.on(part)
-            except (InfeasibleError, ConstraintError):  # a part may lack an axis that is spoken of
-                continue
-        return self.on(whole)
-
 
 def sub_machines(machine: Machine) -> list[Machine]:
-    """Parts of a machine, smallest first, itself last: inner levels fill up before outer ones are used."""
+    """Return the parts of a machine, smallest first and itself last, in which inner levels fill up before outer ones are used."""
     sizes = [level.size for level in machine.levels]
-    found = {}
+    parts = {}  # sizes of the levels by number of devices
     for k in range(len(sizes)):
         for n in range(1, sizes[k] + 1):
             if sizes[k] % n == 0:
                 part = [1] * k + [n] + sizes[k + 1 :]
-                found.setdefault(prod(part), part)
+                parts.setdefault(prod(part), part)
     return [
         replace(machine, name=f"{machine.name} ({n} devices)" if n < machine.devices else machine.name,
                 levels=tuple(replace(level, size=units) for level, units in zip(machine.levels, part, strict=True)))
-        for n, part in sorted(found.items())
+        for n, part in sorted(parts.items())
     ]  # fmt: skip
