@@ -1,4 +1,4 @@
-"""`unity.kernel`: functions that only their authors can read (Pallas, Triton, foreign calls), split as their authors say."""
+"""`unity.kernel`: declared splits of functions whose programs are opaque (Pallas and Triton kernels, foreign calls)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from unity.pcg.types.varying_axes import varying
 
 Flops = Callable[..., float] | float
 
-CLOSE = 1e-3  # of the largest value: kernels add up in another order where there is less to add up
+CLOSE = 1e-3  # relative to the largest value: kernels add in another order where they have fewer terms
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A function with names for the dimensions of its arguments and results. Called, it does what the function does."""
+    """A function with names for the dimensions of its arguments and results. A call computes the function."""
 
     function: Function
     dimensions: KernelDimensions
@@ -37,48 +37,53 @@ class Kernel:
         return getattr(named, "__name__", type(named).__name__)
 
     def __call__(self, *operands: Any) -> Any:
-        """The function's results. Raises KernelError if arguments or results do not have the dimensions that they are said to
-        have."""
-        given = [jnp.asarray(x) for x in operands]
-        self._sizes(given)
-        if any(map(varying, given)):  # a `shard_map` has divided them already
-            return self.function(*given)
-        structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given]
-        program, made = jax.make_jaxpr(self.function, return_shape=True)(*structs)
+        """Compute the function. Raises KernelError if arguments or results do not have the declared dimensions."""
+        arrays = [jnp.asarray(x) for x in operands]
+        self._sizes(arrays)
+        if any(map(varying, arrays)):  # inside of a `shard_map`, which has divided them already
+            return self.function(*arrays)
+        structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+        program, results = jax.make_jaxpr(self.function, return_shape=True)(*structs)
         if any(isinstance(c, Tracer) for c in program.consts):
             raise KernelError(f"{self.__name__} uses a value that was computed around it: make it an argument")
         with self._named():
-            self.dimensions.check(structs, jax.tree.leaves(made))
+            self.dimensions.check(structs, jax.tree.leaves(results))
         flops = self.flops(*structs) if callable(self.flops) else self.flops
-        found = bind(self.function, self.__name__, self.dimensions, float(flops), given)
-        return jax.tree.unflatten(jax.tree.structure(made), found)
+        leaves = bind(self.function, self.__name__, self.dimensions, float(flops), arrays)
+        return jax.tree.unflatten(jax.tree.structure(results), leaves)
 
     def check(self, *operands: Any, gradients: bool = True, tolerance: float = CLOSE) -> None:
-        """Compares what the function gives for these arguments with what it gives for their halves, along every name that it may
-        be divided along: its results, and gradients by a cotangent drawn at random.
+        """Compare the function of these arguments with the function of their halves, along every declared name.
 
-        `tolerance`: the largest difference, in parts of the largest value. Raises KernelError where there is a larger one, or a
-        size has no halves.
+        Compared are the results, and the gradients by a random cotangent.
+
+        Args:
+            operands: arguments whose sizes along the declared names are even.
+            gradients: whether to compare gradients, too.
+            tolerance: the largest allowed difference, relative to the largest value.
+
+        Raises:
+            KernelError: a difference is larger, or a size is odd.
         """
-        given = [jnp.asarray(x) for x in operands]
-        sizes = self._sizes(given)
+        arrays = [jnp.asarray(x) for x in operands]
+        sizes = self._sizes(arrays)
         for name in (*self.dimensions.split, *self.dimensions.summed):
             if sizes[name] % 2:
                 raise KernelError(f"'{name}' is {sizes[name]} here, which has no halves: check with arguments of even sizes")
-        for name, what, difference in differences(self.function, self.dimensions, given, gradients):
+        for name, value, difference in differences(self.function, self.dimensions, arrays, gradients):
             if not difference <= tolerance:
                 raise KernelError(
-                    f"{self.__name__} may not be divided along '{name}': {what}, put together from halves, differs by"
+                    f"{self.__name__} may not be divided along '{name}': {value}, put together from halves, differs by"
                     f" {difference:.2g} of its largest value"
                 )
 
-    def _sizes(self, given: Sequence[jax.Array]) -> dict[str, int]:
+    def _sizes(self, arrays: Sequence[jax.Array]) -> dict[str, int]:
         with self._named():
-            return self.dimensions.sizes([x.shape for x in given], self.dimensions.operands)
+            return self.dimensions.sizes([x.shape for x in arrays], self.dimensions.operands)
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Errors say which kernel it is."""
+        """Put the kernel's name in front of the message of a KernelError."""
         try:
             yield
         except KernelError as problem:
@@ -86,29 +91,28 @@ class Kernel:
 
 
 def kernel(dimensions: str, *, split: str = "", summed: str = "", flops: Flops = 0.0) -> Callable[[Function], Kernel]:
-    """Says of a function how devices may divide it, where nothing else can: its program is a Pallas or Triton kernel, a foreign
-    call, a callback.
+    """Declare how devices may divide a function whose program is opaque: a Pallas or Triton kernel, a foreign call, a callback.
 
         @unity.kernel("b h q d, b h k d, b h k d -> b h q d", split="b h")
         def attention(q, k, v):
             return flash_attention(q, k, v)
 
-    A plan calls the function on each device with slices of its arguments. Everywhere else it is the function: under `jit`, `grad`
-    and `vmap`, by its own derivative rule. A plan believes what is said here; `attention.check(q, k, v)` tries it.
+    A plan calls the function on each device with slices of its arguments. Everywhere else the kernel is the function itself: under
+    `jit`, `grad` and `vmap`, by its own derivative rule. A plan relies on the declaration; `attention.check(q, k, v)` tests it.
 
     Args:
         dimensions: names for the dimensions of every argument and result. Equal names have equal sizes.
-        split: names along which slices of the arguments that have it give the same slice of every result, and arguments that
-            lack it are whole.
-        summed: names that some results lack: these are the sum of what slices give.
-        flops: the FLOPs of a call, or a function of the arguments' types that says so. Without it, the search takes the time to
-            be that of reading and writing, unless it was measured (`unity profile`).
+        split: names along which a slice of the arguments yields the same slice of every result. Arguments without the name are
+            not sliced.
+        summed: names that some results lack: these results are the sums of the slices' results.
+        flops: the FLOPs of a call, or a function that computes them from the arguments' types. Without them, the search assumes the
+            time of reading and writing memory, unless the kernel was measured (`unity profile`).
 
     Returns:
-        What makes a kernel of a function of arrays alone that gives an array or several.
+        A decorator for functions of arrays alone that return one array or several.
 
     Raises:
-        KernelError: names contradict each other.
+        KernelError: the names contradict each other.
     """
-    said = KernelDimensions.read(dimensions, split, summed)
-    return lambda function: Kernel(function, said, flops)
+    declared = Dimensions.read(dimensions, split, summed)
+    return lambda function: Kernel(function, declared, flops)

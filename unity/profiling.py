@@ -1,4 +1,4 @@
-"""Measuring a model's operators before it is planned: what `unity profile` does."""
+"""Measurement of a model's operators before it is planned, as `unity profile` runs it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from unity.optimize import optimize
 from unity.plan.plan import Plan
 from unity.search.cost.assembly import assemble
 
-ROUNDS = 3  # what is measured changes which plans are best, and so what is to be measured
+ROUNDS = 3  # each round's measurements change which plans are best, and so which operators the next one must measure
 
 
 @dataclass(frozen=True)
-class Step:
-    """Where a run stands: the round, how many operators it measures, and the last one; why it could not be measured."""
+class ProfilingProgress:
+    """The progress of a profiling run."""
 
     round: int
-    count: int
-    task: MeasurementTask | None = None
-    problem: str = ""
+    count: int  # operators that this round measures
+    task: MeasurementTask | None = None  # the last one measured
+    problem: str = ""  # why the task could not be measured
 
 
 def profile(
@@ -34,35 +34,49 @@ def profile(
     devices: Sequence[Any],
     store: Store,
     every: bool = False,
-) -> Iterator[Step]:
-    """Measures what is missing of a model's operators, one after another, and keeps each at once.
+) -> Iterator[ProfilingProgress]:
+    """Measure the operators of a model that a profile lacks, one after another, and store each measurement at once.
 
-    Measured are the operators of the plans on the frontier and those that are parallel in one way along all axes, as data
-    parallelism's are; of the next rounds, those of the plans that are best by what was measured. `every`: all that the search
-    looks at. `options` are those of `unity.optimize`.
+    The first round measures the operators of the plans on the frontier, and operators that are split in one way along all axes, as
+    by data parallelism. Later rounds measure the operators of the plans that are best by the measurements so far.
+
+    Args:
+        fn: the function.
+        args: its arguments.
+        options: further options of `unity.optimize`.
+        devices: the devices to measure on.
+        store: the profiles to add to.
+        every: whether to measure all operators that the search considers, in one round.
     """
     place, machine = where(devices), Machine.local(devices)
     for number in range(1 if every else ROUNDS):
         machine = machine.with_profile(store.profile(place))
         plan = optimize(fn, *args, **{"progress": False, **options, "machine": machine})
-        rest, _ = missing(wanted(plan, not number, every), machine.profile, machine)
-        if not rest:
+        tasks, _ = missing(wanted(plan, not number, every), machine.profile, machine)
+        if not tasks:
             break
-        yield Step(number, len(rest))
-        for task, problem in fill(rest, devices, store, place):
-            yield Step(number, len(rest), task, problem)
+        yield ProfilingProgress(number, len(tasks))
+        for task, problem in fill(tasks, devices, store, place):
+            yield ProfilingProgress(number, len(tasks), task, problem)
 
 
 def wanted(plan: Plan, domains: bool, every: bool) -> Wanted:
-    """The operators of a plan's frontier; and of the domains that it was searched in, as captured and as rewritten."""
-    search = plan._made.search
-    found: Wanted = {}
+    """Return the operators whose times a plan's choice depends on.
+
+    Args:
+        plan: the plan.
+        domains: whether to include operators from the domains of the search, of the captured and of the rewritten program, besides
+            those of the plans on the frontier.
+        every: whether to include all of the domains' operators, not only those that are split in one way along all axes.
+    """
+    family, search = plan._made, plan._made.search
+    operators: Wanted = {}
     if domains:
-        found |= of_domains(search.assembled, every)
-    before = plan._made.original
-    if domains and before is not plan._made.captured:
-        found |= of_domains(assemble(before.graph, before.differentiated, search.machine, search.training), every)
+        operators |= of_domains(search.assembled, every)
+    original = family.original
+    if domains and original is not family.captured:
+        operators |= of_domains(assemble(original.graph, original.differentiated, search.machine, search.training), every)
     differentiated = search.differentiated if search.training.backward else ()
     for point in plan.frontier:
-        found |= of_graph(point.pcg, differentiated)
-    return found
+        operators |= of_graph(point.pcg, differentiated)
+    return operators

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from small_functions import Function, functions
 
 import unity
-from unity.explain.alternatives import alternatives, ends_of
+from unity.explain.alternatives import alternatives, types_of
 from unity.explain.why import Costs, meant, typed
 from unity.pcg.types.parallel_type import show
 from unity.search.cost.prediction import predict
@@ -69,7 +69,7 @@ def test_alternatives_are_the_best_plans_with_other_types(f: Function, data: st.
     same, others = alternatives(plan._made, node, plan.candidate, 1e12, len(SPECS))
     assert same is not None
     assert same.candidate.time == pytest.approx(plan.time, rel=1e-9)
-    found = {show(a.ends.results[0], FOUR.axes, 2): a.candidate.time for a in (same, *others)}
+    found = {show(a.types.results[0], FOUR.axes, 2): a.candidate.time for a in (same, *others)}
     every = [planned(f.loss, f.params, f.batch, constraints=[unity.pin(path, spec)]) for spec in SPECS]
     wanted = {show(p.pcg.inputs[k].types[0], FOUR.axes, 2): p.time for p in every}
     assert found == pytest.approx(wanted, rel=1e-9)
@@ -125,14 +125,14 @@ def test_all_fit_the_limit() -> None:
     assert same is not None
     assert others
     assert all(a.candidate.memory <= lean * 1.2 for a in (same, *others))
-    assert len({a.ends for a in (same, *others)}) == len(others) + 1
-    assert ends_of(node, plan.candidate.assignment) == same.ends
+    assert len({a.types for a in (same, *others)}) == len(others) + 1
+    assert types_of(node, plan.candidate.assignment) == same.types
 
 
 def test_interchangeable_axes_are_not_told_apart() -> None:
     plan = plan_of(machine=unity.Machine.grid(1, 4, "a100"))
     _, others = alternatives(plan._made, plan.serial.inputs[0], plan.candidate, 1e12, 9)
-    kinds = [sorted((s.kind, s.dim) for s in a.ends.results[0]) for a in others]
+    kinds = [sorted((s.kind, s.dim) for s in a.types.results[0]) for a in others]
     assert len({tuple(k) for k in kinds}) == len(kinds)
 
 

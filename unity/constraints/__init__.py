@@ -1,4 +1,4 @@
-"""What a user wants of a plan, and the search respects: shardings of arguments and of values, what may be split where, rules."""
+"""The user's constraints on a plan: shardings of arguments and values, splits across levels of the machine, excluded rules."""
 
 from unity.constraints.kinds import Constraint, forbid, only, pin, require, without_rules
 from unity.pcg.parallel.marks import constrain

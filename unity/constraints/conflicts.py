@@ -1,4 +1,4 @@
-"""Constraints that leave no plan: which of them are to blame."""
+"""Diagnosis of infeasible constraints: the smallest conflicting set, and for a single constraint the size that does not divide."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unity.search.space.masks import names_of
 
 
 def possible(search: Search) -> bool:
-    """Whether there is any strategy, whatever it needs."""
+    """Return whether a search has any strategy, however much memory it needs."""
     try:
         return bool(search.minimizer.at([0.0]))
     except InfeasibleError:
@@ -25,17 +25,23 @@ def possible(search: Search) -> bool:
 
 
 def smallest(constraints: Sequence[Constraint], feasible: Callable[[Sequence[Constraint]], bool]) -> list[Constraint]:
-    """Of constraints that are not feasible together, some that are not either, but would be without any one (a deletion filter)."""
-    kept = list(constraints)
-    for one in constraints:
-        rest = [c for c in kept if c is not one]
+    """Return an irreducible infeasible subset of constraints that are infeasible together, by a deletion filter.
+
+    The subset becomes feasible if any one of its constraints is dropped.
+    """
+    subset = list(constraints)
+    for constraint in constraints:
+        rest = [c for c in subset if c is not constraint]
         if not feasible(rest):
-            kept = rest
-    return kept
+            subset = rest
+    return subset
 
 
 def conflict(bound: Bound, search: Search, limit: float = inf) -> str | None:
-    """Why constraints leave no plan that fits a limit: the smallest set that does, in words. None: there is none without them."""
+    """Return the message about the smallest set of constraints that leaves no plan that fits a limit.
+
+    Returns None if there are no constraints, or no plan without them either.
+    """
 
     def without_limit(some: Sequence[Constraint]) -> bool:
         return possible(replace(search, restrict=bound.of(some)))
@@ -45,21 +51,21 @@ def conflict(bound: Bound, search: Search, limit: float = inf) -> str | None:
 
     if not bound.every:
         return None
-    apart = not possible(search)
-    feasible = without_limit if apart else fits
+    infeasible_at_any_limit = not possible(search)
+    feasible = without_limit if infeasible_at_any_limit else fits
     if not feasible([]):
         return None
-    found = smallest(bound.every, feasible)
-    alone = len(found) == 1
-    lines = "".join(f"\n    {c}{_note(c, bound, search) if apart and alone else ''}" for c in found)
-    what = "this constraint leaves" if alone else "these constraints together leave"
-    where = "" if apart else f" that fits {size(limit)}"
-    hint = "Change it" if alone else "Without any one of them there is one"
-    return f"infeasible: on {search.machine.name} {what} no plan{where}:{lines}\n    {hint}. (docs: constraints#conflicts)"
+    conflicting = smallest(bound.every, feasible)
+    is_single = len(conflicting) == 1
+    lines = "".join(f"\n    {c}{_note(c, bound, search) if infeasible_at_any_limit and is_single else ''}" for c in conflicting)
+    subject = "this constraint leaves" if is_single else "these constraints together leave"
+    where = "" if infeasible_at_any_limit else f" that fits {size(limit)}"
+    hint = "Change it" if is_single else "Without any one of them there is one"
+    return f"infeasible: on {search.machine.name} {subject} no plan{where}:{lines}\n    {hint}. (docs: constraints#conflicts)"
 
 
 def _note(constraint: Constraint, bound: Bound, search: Search) -> str:
-    """What does not divide, if that is all that is wrong."""
+    """Return a line about the first dimension that a sharding does not divide, or that the machine has no axes for; or ""."""
     axes, names = search.machine.axes, names_of(search.machine)
     if not isinstance(constraint, (Pin, OperatorPin, Marked)):
         return ""
@@ -75,14 +81,15 @@ def _note(constraint: Constraint, bound: Bound, search: Search) -> str:
 
 
 def _degrees(sizes: Sequence[int]) -> set[int]:
-    """The numbers of slices that axes of these sizes can make."""
-    found = {1}
+    """Return the numbers of slices that subsets of axes of these sizes can make."""
+    degrees = {1}
     for n in sizes:
-        found |= {n * m for m in found}
-    return found
+        degrees |= {n * m for m in degrees}
+    return degrees
 
 
 def _shapes(constraint: Pin | OperatorPin | Marked, bound: Bound, search: Search) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the tensors that a constraint shards, each as a name and a shape."""
     if isinstance(constraint, Pin):
         for k in matching(constraint.path, bound.paths):
             yield bound.paths[k][0], search.graph.inputs[k].tensors[0].shape

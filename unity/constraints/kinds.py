@@ -1,4 +1,4 @@
-"""The constraints, each a small value: what it says, and what it leaves of the search's values."""
+"""The kinds of constraints, each a value object that yields rules about the choices of the search's sites."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from unity.base.errors import ConstraintError
 from unity.base.formatting import short
-from unity.constraints.ground import KINDS, Dimension, Ground, splits
 from unity.constraints.paths import matched
+from unity.constraints.resolver import KINDS, Dimension, Resolver, splits
 from unity.pcg.ir.graph import CONSTRAIN, Node
 from unity.pcg.ir.user_lines import spoken
 from unity.pcg.parallel.marks import mark_of
@@ -19,32 +19,32 @@ from unity.search.space.masks import MaskRule
 
 
 class Constraint(ABC):
-    """Something that a plan must obey. Printed, it is what the user wrote."""
+    """A condition that a plan must obey. It prints as the user wrote it."""
 
     @abstractmethod
-    def rules(self, ground: Ground) -> Iterator[tuple[int, MaskRule]]:
-        """The sites that are not free, and what is left of their values. Raises ConstraintError if it speaks of nothing there."""
+    def rules(self, resolver: Resolver) -> Iterator[tuple[int, Rule]]:
+        """Yield the restricted sites, each with a rule about its choices. Raises ConstraintError if a name refers to nothing."""
 
     @abstractmethod
     def to_json(self) -> list[Any]:
-        """As JSON data, its kind first."""
+        """Return the constraint as JSON data, its kind first."""
 
 
 @dataclass(frozen=True)
 class Pin(Constraint):
-    """Arguments that are stored as the user says."""
+    """A sharding of arguments."""
 
     path: str
     wanted: Wanted
 
-    def rules(self, ground: Ground) -> Iterator[tuple[int, MaskRule]]:
-        for k in matched(self.path, ground.paths):
-            site = ground.inputs[k]
-            rank = ground.dimensions.opened.sites[site].results[0].ndim
+    def rules(self, resolver: Resolver) -> Iterator[tuple[int, Rule]]:
+        for k in matched(self.path, resolver.paths):
+            site = resolver.inputs[k]
+            rank = resolver.dimensions.opened.sites[site].results[0].ndim
             try:
-                yield site, ground.pinned(0, self.wanted, rank)
+                yield site, resolver.pinned(0, self.wanted, rank)
             except ConstraintError as error:
-                raise ConstraintError(f"{self}: {ground.paths[k][0]}: {error}") from None
+                raise ConstraintError(f"{self}: {resolver.paths[k][0]}: {error}") from None
 
     def to_json(self) -> list[Any]:
         return ["pin", self.path, self.wanted.to_json()]
@@ -55,21 +55,21 @@ class Pin(Constraint):
 
 @dataclass(frozen=True)
 class OperatorPin(Constraint):
-    """Operators whose results are sharded as the user says.
+    """A sharding of operators' results.
 
-    Args:
-        name: the operators' kind, line, scope, or a kind at one of these (`wording.spoken`).
+    Attributes:
+        name: the operators' kind, line, scope, or a kind at one of these (`user_lines.spoken`).
         wanted: the sharding of every result.
-        results: the results of these operators in the captured program, in words, sorted. A rewritten program in which the name
-            means others is not the one that the user speaks of, and is not taken.
+        results: the shapes and types of these operators' results in the captured program, sorted. A rewritten program in which the
+            name refers to operators with other results is rejected, as the user did not mean these.
     """
 
     name: str
     wanted: Wanted
     results: tuple[str, ...]
 
-    def rules(self, ground: Ground) -> Iterator[tuple[int, MaskRule]]:
-        sites = ground.dimensions.opened.sites
+    def rules(self, resolver: Resolver) -> Iterator[tuple[int, Rule]]:
+        sites = resolver.dimensions.opened.sites
         named = [(s, site, site.node) for s, site in enumerate(sites) if site.node is not None and self.means(site.node)]
         results = results_of(node for *_, node in named)
         if results != self.results:
@@ -77,12 +77,12 @@ class OperatorPin(Constraint):
         for s, site, node in named:
             for k, result in enumerate(site.results):
                 try:
-                    yield s, ground.pinned(len(site.ports) + k, self.wanted, result.ndim)
+                    yield s, resolver.pinned(len(site.ports) + k, self.wanted, result.ndim)
                 except ConstraintError as error:
                     raise ConstraintError(f"{self}: the result {result} at {short(node.source)}: {error}") from None
 
     def means(self, node: Node) -> bool:
-        """Whether a node is one of the operators."""
+        """Return whether a node is one of the operators."""
         return node.body is not None and node.kind != CONSTRAIN and self.name in spoken(node)
 
     def to_json(self) -> list[Any]:
@@ -93,67 +93,71 @@ class OperatorPin(Constraint):
 
 
 def results_of(nodes: Iterable[Node]) -> tuple[str, ...]:
-    """The results of operators in words, sorted."""
+    """Return the shapes and types of operators' results as texts, sorted."""
     return tuple(sorted(str(tensor) for node in nodes for tensor in node.tensors))
 
 
 @dataclass(frozen=True)
 class Marked(Constraint):
-    """Values inside of the function, as `unity.constrain` says at a line."""
+    """A sharding of the values that `unity.constrain` marks at a line of the function."""
 
     wanted: Wanted
     source: str
 
-    def rules(self, ground: Ground) -> Iterator[tuple[int, MaskRule]]:
-        for s, site in enumerate(ground.dimensions.opened.sites):
+    def rules(self, resolver: Resolver) -> Iterator[tuple[int, Rule]]:
+        for s, site in enumerate(resolver.dimensions.opened.sites):
             if site.mark is None or marked_by(site.mark) != self:
                 continue
             try:
-                yield s, ground.pinned(len(site.ports), self.wanted, site.results[0].ndim)
+                yield s, resolver.pinned(len(site.ports), self.wanted, site.results[0].ndim)
             except ConstraintError as error:
                 raise ConstraintError(f"{self}: {error}") from None
 
     def to_json(self) -> list[Any]:
-        raise TypeError("what a function says itself is part of its graph, and of no file")
+        raise TypeError("constraints that a function states itself are part of its graph, and not saved in files")
 
     def __str__(self) -> str:
         return f"unity.constrain(..., {self.wanted}) at {self.source}"
 
 
 def marked_by(node: Node) -> Marked:
-    """The constraint that a node of `unity.constrain` is."""
+    """Return the constraint that a node of `unity.constrain` states."""
     return Marked(mark_of(node), short(node.source))
 
 
 @dataclass(frozen=True)
 class Across(Constraint):
-    """What may be split across a level. `word`: "forbid", "only" (nothing else is) or "require" (arguments that have it are)."""
+    """A condition on the dimensions that are split across a level of the machine.
+
+    `word` is "forbid" (no value is split in the dimension), "only" (no value is split in another one) or "require" (all arguments
+    that have the dimension are split in it).
+    """
 
     word: str
     dimension: Dimension
     level: str
 
-    def rules(self, ground: Ground) -> Iterator[tuple[int, MaskRule]]:
-        axes, follows = ground.level(self.level), ground.follows(self.dimension)
-        every = range(len(ground.dimensions.choices)) if self.word != "require" else ground.inputs
-        there = False
-        for s in every:
-            split = ground.split(s, follows)
-            there |= any(split)
+    def rules(self, resolver: Resolver) -> Iterator[tuple[int, Rule]]:
+        axes, follows = resolver.level(self.level), resolver.follows(self.dimension)
+        sites = range(len(resolver.dimensions.found)) if self.word != "require" else resolver.inputs
+        exists = False
+        for s in sites:
+            split = resolver.split(s, follows)
+            exists |= any(split)
             if not axes:
                 continue
             if self.word == "require":
                 if any(split):
-                    yield s, ground.along(s, axes, split)
+                    yield s, resolver.along(s, axes, split)
             elif self.word == "forbid":
                 if any(split):
-                    yield s, ground.along(s, axes, tuple(not flag for flag in split))
+                    yield s, resolver.along(s, axes, tuple(not flag for flag in split))
             else:
-                neutral = tuple(not splits(c) for c in ground.dimensions.choices[s])
-                good = tuple(a or b for a, b in zip(split, neutral, strict=True))
-                if not all(good):
-                    yield s, ground.along(s, axes, good)
-        if not there and self.word != "forbid":
+                neutral = tuple(not splits(c) for c in resolver.dimensions.found[s])
+                allowed = tuple(a or b for a, b in zip(split, neutral, strict=True))
+                if not all(allowed):
+                    yield s, resolver.along(s, axes, allowed)
+        if not exists and self.word != "forbid":
             raise ConstraintError(f"{self}: nothing of this program can be split in such a dimension")
 
     def to_json(self) -> list[Any]:
@@ -165,11 +169,11 @@ class Across(Constraint):
 
 @dataclass(frozen=True)
 class WithoutRules(Constraint):
-    """Rules that may not rewrite the program."""
+    """Names or patterns of rules that may not rewrite the program."""
 
     names: tuple[str, ...]
 
-    def rules(self, ground: Ground) -> Iterator[tuple[int, MaskRule]]:
+    def rules(self, resolver: Resolver) -> Iterator[tuple[int, Rule]]:
         return iter(())
 
     def to_json(self) -> list[Any]:
@@ -180,7 +184,7 @@ class WithoutRules(Constraint):
 
 
 def from_json(data: list[Any]) -> Constraint:
-    """What `to_json` wrote."""
+    """Return the constraint that `to_json` wrote."""
     word, *rest = data
     if word == "pin":
         return Pin(str(rest[0]), Wanted.from_json(rest[1]))
@@ -193,53 +197,53 @@ def from_json(data: list[Any]) -> Constraint:
 
 
 def pin(path: str, spec: Any) -> Constraint:
-    """Fixes the sharding of arguments (how weights are stored, how the batch is loaded) or of operators' results.
+    """Fix the sharding of arguments (how weights are stored, how the batch is loaded) or of operators' results.
 
     Args:
         path: the arguments, as `plan.explain()` prints them, or with the function's own names: `params['layers'][*]['w']`.
-            `*` stands for anything in one pair of brackets, `**` for anything at all. Or operators: their kind
-            ("dot_general"), their line ("model.py:42"), their scope ("decoder/mlp"), or a kind at one of these
-            ("dot_general at model.py:42").
+            `*` matches anything in one pair of brackets, `**` anything at all. Or operators: their kind ("dot_general"), their
+            line ("model.py:42"), their scope ("decoder/mlp"), or a kind at one of these ("dot_general at model.py:42").
         spec: a `jax.sharding.PartitionSpec`. A name is a level of the machine ("node", "device") or one of its mesh axes
-            ("d0"); a number is so many slices over whatever axes; UNCONSTRAINED leaves a dimension open. Dimensions that are
-            not mentioned are whole.
+            ("d0"); a number n means n slices over any axes; UNCONSTRAINED leaves a dimension to the search. Dimensions that are
+            not mentioned are not split.
 
     Raises:
-        ConstraintError: the specification says nothing that is known. Whether there are such arguments or operators is known
-            only when a function is planned.
+        ConstraintError: the specification is malformed. Whether the arguments or operators exist is checked when a function is
+            planned.
     """
     return Pin(path, wanted(spec))
 
 
 def forbid(dimension: Dimension, *, across: str) -> Constraint:
-    """A dimension that is not split across a level of the machine.
+    """Forbid splitting a dimension across a level of the machine.
 
     Args:
-        dimension: "samples" (the first dimension of the arguments that are no weights, after the steps of a loop, wherever it
-            goes), "weights" (weights stored in pieces, along any other dimension), "tensor" (operators and values split in
-            anything but samples), or a pair of a path and a number: that dimension of those arguments, wherever it goes.
+        dimension: "samples" (the first dimension of the arguments that are not weights, without the steps of a loop, followed
+            through the program), "weights" (any other dimension of weights, as they are stored), "tensor" (any dimension of
+            operators and values but samples), or a pair of a path and a number: that dimension of those arguments, followed
+            through the program.
         across: the level ("node": between nodes), or a mesh axis.
     """
     return _across("forbid", dimension, across)
 
 
 def only(dimension: Dimension, *, across: str) -> Constraint:
-    """A dimension beside which nothing is split across a level: `only("samples", across="node")` is data parallelism there.
+    """Forbid splitting any other dimension across a level: `only("samples", across="node")` is data parallelism between nodes.
 
-    Weights are stored whole across that level then, too. The arguments are those of `forbid`.
+    Weights are then replicated across that level, too. The arguments are those of `forbid`.
     """
     return _across("only", dimension, across)
 
 
 def require(dimension: Dimension, *, across: str) -> Constraint:
-    """A dimension that all arguments that have it are split in, across all of a level. The arguments are those of `forbid`."""
+    """Require that all arguments with a dimension are split in it, across a whole level. The arguments are those of `forbid`."""
     if dimension == "tensor":
         raise ConstraintError('require("tensor") says nothing of arguments: give "samples", "weights", or a path and a dimension')
     return _across("require", dimension, across)
 
 
 def without_rules(*names: str) -> Constraint:
-    """Rules, by name, that may not rewrite the program. `*` stands for anything, as in "merge-*"."""
+    """Exclude rules, by name, from rewriting the program. `*` matches anything, as in "merge-*"."""
     return WithoutRules(names)
 
 

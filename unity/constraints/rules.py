@@ -1,4 +1,4 @@
-"""Rules that a user does not want: the library without them."""
+"""Exclusion of rules from the library by the user's constraints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unity.substitutions.language.library import Library
 
 
 def without(library: Library, constraints: Iterable[Constraint]) -> Library:
-    """A library without the rules that constraints exclude. Raises ConstraintError where a name is that of none."""
+    """Return a library without the rules that constraints exclude. Raises ConstraintError for a name that matches no rule."""
     names = [entry.rule.name for entry in library.entries]
     for pattern in (n for c in constraints if isinstance(c, WithoutRules) for n in c.names):
         if library.entries and not any(fnmatchcase(name, pattern) for name in names):

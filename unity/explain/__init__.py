@@ -1,1 +1,1 @@
-"""What a plan decided, and why."""
+"""Explanations of a plan: its decisions as tables, and what each costs beside its alternatives."""

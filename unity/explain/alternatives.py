@@ -1,6 +1,6 @@
-"""What else a tensor or an operator could be, and what the whole plan would cost then.
+"""Alternatives to the types of one tensor or operator, and the cost of the whole plan with each.
 
-Each alternative is the best plan of an exact search in which that one site may not be as it was in those found before.
+Each alternative is the best plan of an exact search that excludes, for that one site, the types of all plans before it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from unity.search.space.masks import Mask, SplitSet, Way, way_of
 
 
 @dataclass(frozen=True)
-class Ends:
-    """The types of what a node takes and gives."""
+class NodeTypes:
+    """The types of a node's operands and results."""
 
     operands: tuple[Type, ...]
     results: tuple[Type, ...]
@@ -28,47 +28,55 @@ class Ends:
 
 @dataclass(frozen=True, eq=False)
 class Alternative:
-    """One way to have a node, and the best plan with it."""
+    """Types of a node, and the best plan with them."""
 
-    ends: Ends
+    types: NodeTypes
     candidate: Candidate
 
 
-def ends_of(node: Node, assignment: Assignment) -> Ends:
-    """The types that a strategy gives a node of the serial graph."""
-    return Ends(tuple(assignment.operands[id(node), p][-1] for p in range(len(node.operands))), assignment.results[id(node)])
+def types_of(node: Node, assignment: Assignment) -> NodeTypes:
+    """Return the types that an assignment gives a node of the serial graph."""
+    return NodeTypes(tuple(assignment.operands[id(node), p][-1] for p in range(len(node.operands))), assignment.results[id(node)])
 
 
 def alternatives(
-    made: PlanFamily, node: Node, chosen: Candidate, limit: float, most: int
+    family: PlanFamily, node: Node, chosen: Candidate, limit: float, most: int
 ) -> tuple[Alternative | None, list[Alternative]]:
-    """The best plan where the node is as it is, and the best ones where it is not, each of another kind, the fastest first.
+    """Return the best plan with a node's present types, and the best plans with other types, the fastest first.
 
-    All fit the limit, and obey the constraints but those on this node. Interchangeable axes are not told apart.
+    Types that differ only by interchangeable axes count as equal. All plans fit the limit, and obey the constraints, except that
+    constraints on this node are ignored.
+
+    Args:
+        family: the plan's family.
+        node: the node of the serial graph.
+        chosen: the plan's point of the frontier.
+        limit: bytes on one device.
+        most: the largest number of plans with other types.
     """
-    now = _way(node, chosen.assignment)
-    same = _best(made, node, SplitSet(frozenset({now}), True), limit)
-    found, seen = list[Alternative](), {now}
-    while len(found) < most:
-        other = _best(made, node, SplitSet(frozenset(seen), False), limit)
+    present = _way(node, chosen.assignment)
+    same = _best(family, node, Ways(frozenset({present}), True), limit)
+    others, excluded = list[Alternative](), {present}
+    while len(others) < most:
+        other = _best(family, node, Ways(frozenset(excluded), False), limit)
         if other is None:
             break
-        found.append(other)
-        seen.add(_way(node, other.candidate.assignment))
-    return same, sorted(found, key=lambda a: a.candidate.time)
+        others.append(other)
+        excluded.add(_way(node, other.candidate.assignment))
+    return same, sorted(others, key=lambda a: a.candidate.time)
 
 
 def _way(node: Node, assignment: Assignment) -> Way:
-    ends = ends_of(node, assignment)
-    return way_of(list(zip(*ends.operands, *ends.results, strict=True)), assignment.axes)
+    types = types_of(node, assignment)
+    return way_of(list(zip(*types.operands, *types.results, strict=True)), assignment.axes)
 
 
-def _best(made: PlanFamily, node: Node, ways: Ways, limit: float) -> Alternative | None:
-    """The fastest plan with some ways to have a node; None: none is possible, or fits."""
+def _best(family: PlanFamily, node: Node, ways: Ways, limit: float) -> Alternative | None:
+    """Return the fastest plan in which a node has one of the allowed types, or None if none exists or fits."""
 
     def instead(dimensions: ProgramDimensions) -> Mapping[int, Mask]:
         return {dimensions.opened.of_node[id(node)]: (ways,)}
 
-    search: Search = replace(made.search, restrict=replace(made.bound, instead=instead), say=lambda stage: None)
+    search: Search = replace(family.search, restrict=replace(family.bound, instead=instead), say=lambda stage: None)
     candidate = search.under(limit) if possible(search) else None
-    return None if candidate is None else Alternative(ends_of(node, candidate.assignment), candidate)
+    return None if candidate is None else Alternative(types_of(node, candidate.assignment), candidate)

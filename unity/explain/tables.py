@@ -1,4 +1,4 @@
-"""What a plan decided, as tables: operators, collectives with the user's line behind each, and what could not be split."""
+"""A plan's decisions as tables: operators, collectives with the user's line behind each, and operators that are not split."""
 
 from __future__ import annotations
 
@@ -33,51 +33,51 @@ from unity.transforms.pipelining import scans
 if TYPE_CHECKING:
     from unity.plan.plan import Plan
 
-ROWS = 25  # of a table, before the rest is summed up
-AGAIN = ("", ", inner values again", ", again")  # beside an operator: what of it the backward pass computes again (`pcg.again`)
-APPLICATIONS = 100  # of rules
+ROWS = 25  # of a table; the others are counted
+AGAIN = ("", ", inner values again", ", again")  # beside an operator, by how much of it the backward pass recomputes
+APPLICATIONS = 100  # lines about applications of rules
 UNDRAINED = "in plan.stream, where gradients are of the batch before, at weights one version older (docs: pipelines#2bw)"
 
 
 def explain(plan: Plan, file: Any = None) -> None:
-    """Prints everything there is to say of a plan."""
+    """Print a plan's transformations, arguments, memory, operators and collectives."""
     console = Console(file=file, markup=False, highlight=False)
-    console.width = max(console.width, 140)  # a type and a line number side by side
-    made = plan._made
-    differentiated = made.captured.differentiated if made.search.training.backward else ()
-    found = predict(plan.pcg, plan.machine, differentiated)
-    compute = sum(t.forward + t.backward for t in found.operators)
-    talk = sum(t.seconds for t in found.collectives)
+    console.width = max(console.width, 140)  # wide enough for a type and a line number side by side
+    family = plan._made
+    differentiated = family.captured.differentiated if family.search.training.backward else ()
+    prediction = predict(plan.pcg, plan.machine, differentiated)
+    compute = sum(t.forward + t.backward for t in prediction.operators)
+    communication = sum(t.seconds for t in prediction.collectives)
     console.print(f"{plan.__name__} on {plan.machine}", style="bold")
     console.print(
-        f"one step: {duration(found.time)} predicted ({duration(compute)} computing, {duration(talk)} communicating), "
-        f"{size(plan.memory)} on each device; {len(plan.serial)} operators, {made.searched}"
+        f"one step: {duration(prediction.time)} predicted ({duration(compute)} computing, {duration(communication)} communicating),"
+        f" {size(plan.memory)} on each device; {len(plan.serial)} operators, {family.searched}"
     )
-    ways = (*_pipelining(plan), *_branching(plan))
-    whole = undivided(plan, found)
-    if whole:
-        console.print(headline(whole), style="yellow")
-    for line in (*_constraints(plan), *_rewriting(plan), *ways, *_applications(plan), *_tried(plan)):
+    undivided_rows = undivided(plan, prediction)
+    if undivided_rows:
+        console.print(headline(undivided_rows), style="yellow")
+    transformations = (*_rewriting(plan), *_pipelining(plan), *_branching(plan), *_applications(plan))
+    for line in (*_constraints(plan), *transformations, *_tried(plan)):
         console.print(line)
-    if whole:
-        console.print(_undivided(whole))
+    if undivided_rows:
+        console.print(_undivided(undivided_rows))
     console.print(_arguments(plan))
-    console.print(_memory(predict_memory(plan.pcg, differentiated, made.search.training, backend_of(plan.machine))))
-    console.print(_operators(found, plan.pcg.axes))
-    console.print(_collectives(found, plan.pcg.axes))
+    console.print(_memory(predict_memory(plan.pcg, differentiated, family.search.training, backend_of(plan.machine))))
+    console.print(_operators(prediction, plan.pcg.axes))
+    console.print(_collectives(prediction, plan.pcg.axes))
     for line in blocked(plan):
         console.print(line, style="yellow")
 
 
 def _constraints(plan: Plan) -> list[str]:
-    """What was constrained."""
+    """Return lines that list the constraints."""
     bound = plan._made.bound
-    rows = [f"    {c}" for c in dict.fromkeys((*bound.given, *bound.marked))]
+    rows = [f"    {c}" for c in dict.fromkeys((*bound.passed, *bound.marked))]
     return ["constrained by:", *rows] if rows else []
 
 
 def _rewriting(plan: Plan) -> list[str]:
-    """How the captured program was rewritten, rule by rule."""
+    """Return lines that list the rules that rewrote the captured program."""
     if not plan.rewriting:
         return []
     library = plan.rewriting.library
@@ -90,7 +90,7 @@ def _rewriting(plan: Plan) -> list[str]:
 
 
 def _pipelining(plan: Plan) -> list[str]:
-    """The pipeline, or why there can be none."""
+    """Return lines about the pipeline, or about why scans cannot become one."""
     if plan.pipelining is not None:
         note = plan.pipelining.note
         more = [f"    not by 1F1B: {note}"] if note else []
@@ -101,20 +101,20 @@ def _pipelining(plan: Plan) -> list[str]:
 
 
 def _branching(plan: Plan) -> list[str]:
-    """Which branches are on devices of their own, or which weights are joined once."""
-    return [str(found) for found in (plan.branching, plan.joining) if found is not None]
+    """Return lines about branches on separate groups of devices, and about joined weights."""
+    return [str(transformation) for transformation in (plan.branching, plan.joining) if transformation is not None]
 
 
 def _applications(plan: Plan) -> list[str]:
-    """The rules that parallelized a plan, in the order of their first use; equal ones at one line of the user's once."""
-    often = Counter(replace(a, source=short(a.source), operator=pattern(a.operator)) for a in plan.applications)
-    rows = [f"    {times} × {application}" for application, times in often.items()]
+    """Return lines about the rules that parallelized a plan, in the order of their first use, equal ones at one line merged."""
+    counts = Counter(replace(a, source=short(a.source), operator=pattern(a.operator)) for a in plan.applications)
+    rows = [f"    {times} × {application}" for application, times in counts.items()]
     more = [f"    … and {len(rows) - APPLICATIONS} more"] if len(rows) > APPLICATIONS else []
     return ["parallelized by rules, from the serial graph:", *rows[:APPLICATIONS], *more] if rows else []
 
 
 def _tried(plan: Plan) -> list[str]:
-    """The plans that this one was chosen from by running them."""
+    """Return lines about the plans that were run, and that this one was chosen from."""
     rows = [
         f"    {duration(seconds)} a step ({duration(t.predicted)} predicted, {duration(t.simulated)} simulated), {size(t.memory)}"
         for t in plan.tried
@@ -124,20 +124,21 @@ def _tried(plan: Plan) -> list[str]:
     return [first, *rows] if rows else []
 
 
-def _cut(table: Table, rows: Sequence[tuple[str, ...]], what: str) -> Table:
+def _filled(table: Table, rows: Sequence[tuple[str, ...]], noun: str) -> Table:
+    """Add the first rows to a table, and a row that counts the others. `noun` names what a row is about, in the plural."""
     for row in rows[:ROWS]:
-        table.add_row(*map(Text, row))  # as it is: types are written with brackets, as markup is
+        table.add_row(*map(Text, row))  # no markup: types contain brackets
     if len(rows) > ROWS:
-        table.add_row(f"… and {len(rows) - ROWS} more {what}", *("" for _ in table.columns[1:]))
+        table.add_row(f"… and {len(rows) - ROWS} more {noun}", *("" for _ in table.columns[1:]))
     return table
 
 
 def _grouped(rows: Iterable[tuple[Any, float]]) -> list[tuple[Any, int, float]]:
-    """Equal rows once, with how many there were and the sum of their times; the most expensive first."""
-    found: dict[Any, list[float]] = {}
-    for key, seconds in rows:
-        found.setdefault(key, []).append(seconds)
-    return sorted(((k, len(v), sum(v)) for k, v in found.items()), key=lambda row: -row[2])
+    """Merge pairs (key, amount) with equal keys into (key, count, sum of amounts), the largest sum first."""
+    amounts: dict[Any, list[float]] = {}
+    for key, amount in rows:
+        amounts.setdefault(key, []).append(amount)
+    return sorted(((k, len(v), sum(v)) for k, v in amounts.items()), key=lambda row: -row[2])
 
 
 def _arguments(plan: Plan) -> Table:
@@ -149,40 +150,43 @@ def _arguments(plan: Plan) -> Table:
         tensor = node.tensors[0]
         piece = tensor.nbytes / prod(a.size for a, s in zip(axes, node.types[0], strict=True) if s.kind == "P")
         rows.append(((pattern(str(node.attributes["name"])), str(tensor), show(node.types[0], axes, tensor.ndim)), piece))
-    return _cut(table, [(k[0], str(n), k[1], k[2], size(b)) for k, n, b in _grouped(rows)], "kinds of arguments")
+    return _filled(table, [(k[0], str(n), k[1], k[2], size(b)) for k, n, b in _grouped(rows)], "kinds of arguments")
 
 
-def _memory(found: MemoryPrediction) -> Table:
+def _memory(prediction: MemoryPrediction) -> Table:
     table = Table("held as", "made by", "bytes on a device", "line", title="memory when most is held", title_justify="left")
     always = (ARGUMENTS, GRADIENTS, SLOTS)
     for why in always:
-        table.add_row(why, "", size(found.by_reason.get(why, 0.0)), "")
-    others = (h for h in found.held if h.why not in always and h.nbytes)
+        table.add_row(why, "", size(prediction.by_reason.get(why, 0.0)), "")
+    others = (h for h in prediction.held if h.why not in always and h.nbytes)
     rows = _grouped(((h.why, h.node.kind, line_behind(h.node)), h.nbytes) for h in others)
-    return _cut(table, [(k[0], k[1], size(b), k[2]) for k, _, b in rows], "holders")
+    return _filled(table, [(k[0], k[1], size(b), k[2]) for k, _, b in rows], "holders")
 
 
-def _operators(found: Prediction, axes: tuple[Axis, ...]) -> Table:
-    """Where operators were measured, every time says how it is known (`unity.search.cost.profile_lookup`)."""
+def _operators(prediction: Prediction, axes: tuple[Axis, ...]) -> Table:
+    """Return the table of operators.
+
+    If any operator was measured, every time is followed by its origin (`unity.search.cost.profile_lookup`).
+    """
     table = Table("operator", "×", "result on each device", "forward + backward", "line", title="operators", title_justify="left")
-    marked = any(t.how != ROOFLINE for t in found.operators)
+    has_origins = any(t.how != ROOFLINE for t in prediction.operators)
 
     def key(t: OperatorTerm) -> tuple[str, str, str, str]:
         v, kind = t.node.results[0], t.node.kind + AGAIN[int(t.node.attributes.get("again", 0))]
-        return kind, f"{v.tensor} {show(v.type, axes, v.tensor.ndim)}", short(t.node.source), f" {t.how}" if marked else ""
+        return kind, f"{v.tensor} {show(v.type, axes, v.tensor.ndim)}", short(t.node.source), f" {t.how}" if has_origins else ""
 
-    rows = _grouped((key(t), t.forward + t.backward) for t in found.operators)
-    return _cut(table, [(k[0], str(n), k[1], duration(s) + k[3], k[2]) for k, n, s in rows], "kinds of operators")
+    rows = _grouped((key(t), t.forward + t.backward) for t in prediction.operators)
+    return _filled(table, [(k[0], str(n), k[1], duration(s) + k[3], k[2]) for k, n, s in rows], "kinds of operators")
 
 
 def _undivided(rows: Sequence[Undivided]) -> Table:
     columns = ("operator", "×", "of the computing", "forward + backward", "why", "line")
     table = Table(*columns, title="computed whole by every device", title_justify="left")
     cells = [(r.kind, str(r.count), f"{r.part:.1%}", duration(r.seconds), r.reason, r.line) for r in rows]
-    return _cut(table, cells, "kinds of operators")
+    return _filled(table, cells, "kinds of operators")
 
 
-def _collectives(found: Prediction, axes: tuple[Axis, ...]) -> Table:
+def _collectives(prediction: Prediction, axes: tuple[Axis, ...]) -> Table:
     table = Table("collective", "×", "over", "bytes", "time", "why", "line", title="collectives", title_justify="left")
 
     def key(t: CollectiveTerm) -> tuple[str, str, str, str, str]:
@@ -190,24 +194,27 @@ def _collectives(found: Prediction, axes: tuple[Axis, ...]) -> Table:
         over = "·".join(axes[i].name for i in c.axes)
         return c.kind, over, size(c.nbytes), f"{c.direction} of {c.node.kind}", line_behind(c.node)
 
-    rows = _grouped((key(t), t.seconds) for t in found.collectives)
+    rows = _grouped((key(t), t.seconds) for t in prediction.collectives)
     if not rows:
         table.caption = "none: no device needs anything of another"
-    return _cut(table, [(k[0], str(n), k[1], k[2], duration(s), k[3], k[4]) for k, n, s in rows], "kinds of collectives")
+    return _filled(table, [(k[0], str(n), k[1], k[2], duration(s), k[3], k[4]) for k, n, s in rows], "kinds of collectives")
 
 
 def blocked(plan: Plan) -> list[str]:
-    """What could not be parallelized, and why: unknown primitives, what some windows slide along, what nothing divides."""
+    """Return lines about what cannot be split, with reasons.
+
+    These are unknown primitives, dimensions along which some windows slide, and arguments' dimensions that no axis divides.
+    """
     lines = [f"{node.kind} runs whole on every device: {why} ({short(node.source)})" for node, why in unparallelized(plan.serial)]
-    kept = Counter((node.kind, dim, why, short(node.source)) for node, dim, why in undivided_windows(plan.serial))
-    lines += [f"{n} × {kind} stays whole along dimension {dim}: {why} ({line})" for (kind, dim, why, line), n in kept.items()]
+    windows = Counter((node.kind, dim, why, short(node.source)) for node, dim, why in kept_whole(plan.serial))
+    lines += [f"{n} × {kind} stays whole along dimension {dim}: {why} ({line})" for (kind, dim, why, line), n in windows.items()]
     smallest = min((a.size for a in plan.pcg.axes), default=1)
     total = prod(a.size for a in plan.pcg.axes)
-    seen = set()
+    listed = set()
     for node in plan.original.inputs:
         for dim, n in enumerate(node.tensors[0].shape):
-            if n >= 16 and n % smallest and (n, dim) not in seen:
-                seen.add((n, dim))
+            if n >= 16 and n % smallest and (n, dim) not in listed:
+                listed.add((n, dim))
                 nearest = -(-n // total) * total
                 lines.append(
                     f"{node.attributes['name']}: no axis divides dimension {dim} of size {n}; the nearest size that all"
@@ -217,25 +224,25 @@ def blocked(plan: Plan) -> list[str]:
 
 
 def frontier_table(candidates: Sequence[Candidate], chosen: Candidate, exact: bool) -> Table:
-    """The frontier: one row a point."""
-    whole = "every point that no other beats" if exact else "the convex hull, and points found between"
-    title = f"time and memory on each device: {whole}"
+    """Return the frontier as a table, one row a point, with an arrow at the chosen one."""
+    extent = "every point that no other beats" if exact else "the convex hull, and points found between"
+    title = f"time and memory on each device: {extent}"
     table = Table("", "point", "time", "memory", title=title, title_justify="left", min_width=80)
     for k, c in enumerate(candidates):
-        same = (c.time, c.memory) == (chosen.time, chosen.memory)
-        table.add_row("→" if same else "", str(k), duration(c.time), size(c.memory))
+        is_chosen = (c.time, c.memory) == (chosen.time, chosen.memory)
+        table.add_row("→" if is_chosen else "", str(k), duration(c.time), size(c.memory))
     return table
 
 
 def rendered(table: Table) -> str:
-    """A table as plain text."""
+    """Return a table as plain text."""
     console = Console(file=io.StringIO(), width=120)
     console.print(table)
     return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def frontier_plot(candidates: Sequence[Candidate], chosen: Candidate, machine: str, path: str | Path | None) -> Any:
-    """The frontier as a figure: milliseconds against gigabytes."""
+    """Return the frontier as a matplotlib figure, milliseconds over gigabytes, and write it to `path` if that is not None."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")

@@ -1,4 +1,4 @@
-"""Undivided computing: operators of a plan that every device runs whole, by line, and the reason where it is known."""
+"""Undivided computation: the operators of a plan that every device runs whole, by line, with the reason."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from unity.search.space.configurations import fits
 if TYPE_CHECKING:
     from unity.plan.plan import Plan
 
-WORTH_SAYING = 0.05  # of the predicted computing
+WORTH_SAYING = 0.05  # share of the predicted computation; less is not reported
 
 
 @dataclass(frozen=True)
 class Undivided:
     """Operators of one kind at one line of the user's that all devices run whole.
 
-    Args:
+    Attributes:
         seconds: of all their runs on one device, forward and backward.
-        part: of the predicted computing.
+        part: their share of the predicted computation.
         reason: why they are not divided.
     """
 
@@ -43,7 +43,7 @@ class Undivided:
 
 
 def undivided(plan: Plan, prediction: Prediction | None = None) -> tuple[Undivided, ...]:
-    """Lists what every device of a plan computes whole, the most expensive first; nothing if it is too little to matter."""
+    """Return the operators that every device of a plan runs whole, the most expensive first; none if their share is small."""
     prediction = prediction or predict(plan.pcg, plan.machine, differentiated_in(plan))
     total = sum(t.forward + t.backward for t in prediction.operators)
     if plan.machine.devices == 1 or not total:
@@ -65,18 +65,19 @@ def undivided(plan: Plan, prediction: Prediction | None = None) -> tuple[Undivid
 
 
 def headline(rows: tuple[Undivided, ...]) -> str:
-    """Says how much of the computing is not divided, in one line."""
+    """Return a line about the share of the computation that is not divided."""
     part, seconds = sum(row.part for row in rows), sum(row.seconds for row in rows)
     return f"not divided: every device does all of {part:.0%} of the computing ({duration(seconds)})"
 
 
 def _known_reasons(graph: PCG) -> Mapping[int, str]:
-    """Returns the reason of every operator that the operator table cannot divide, or not along its windows, by id(node)."""
-    windows = {id(node): f"windows along dimension {dim}: {why}" for node, dim, why in undivided_windows(graph)}
+    """Return the reason of every operator that the operator table cannot divide, or not along its windows, by id(node)."""
+    windows = {id(node): f"windows along dimension {dim}: {why}" for node, dim, why in kept_whole(graph)}
     return windows | {id(node): why for node, why in unparallelized(graph)}
 
 
 def _reason(node: Node, axes: tuple[Axis, ...]) -> str:
+    """Return why an operator that the operator table can divide is not divided in a plan."""
     assert node.body is not None
     shapes = [v.tensor.shape for v in (*node.operands, *node.results)]
     if all(n == 1 for shape in shapes for n in shape):
