@@ -7,7 +7,7 @@ import pytest
 from unity.base.errors import RuleError
 from unity.cli import main
 from unity.substitutions.language.axioms import axioms, default_library, library_path
-from unity.substitutions.language.library import Entry, Library, load, merged
+from unity.substitutions.language.library import Library, LibraryEntry, load, merged
 from unity.substitutions.language.text import parse_rule, parse_rules, print_rule
 from unity.verify.proofs.first_order import Prover
 from unity.verify.proofs.library import verify
@@ -21,7 +21,7 @@ merge        (matmul(x, y), matmul(x, z)) = (split(-1, matmul(x, concat(-1, y, z
 
 @pytest.fixture
 def path(tmp_path):
-    library = Library(tuple(Entry(r, ("an axiom",), 7, 3, {"family": "here"}) for r in parse_rules(RULES)), {"by": "hand"})
+    library = Library(tuple(LibraryEntry(r, ("an axiom",), 7, 3, {"family": "here"}) for r in parse_rules(RULES)), {"by": "hand"})
     library.save(tmp_path / "library.json")
     return tmp_path / "library.json"
 
@@ -62,7 +62,7 @@ def test_what_cannot_be_trusted_is_refused(path, name):
 def test_an_unknown_operator_is_refused_by_name(path):
     def change(data):
         data["rules"][0]["rule"] = "frobnicate(x, y) = add(x, y)"
-        data["rules"][0]["hash"] = Entry(parse_rule("r x = x")).hash
+        data["rules"][0]["hash"] = LibraryEntry(parse_rule("r x = x")).hash
 
     with pytest.raises(RuleError, match=r"rule add\.is\.add"):
         load(changed(path, change))

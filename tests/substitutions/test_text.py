@@ -6,7 +6,7 @@ from rule_cases import plain_terms
 
 from unity.base.errors import RuleError
 from unity.substitutions.language.axioms import axioms
-from unity.substitutions.language.rule import Different, EqualSizes, Placed, Rank, Rule
+from unity.substitutions.language.rule import Different, EqualSizes, HasState, Rank, Rule
 from unity.substitutions.language.text import parse_rule, parse_rules, parse_term, print_rule, print_term
 
 
@@ -25,7 +25,7 @@ def test_rules_round_trip():
     text = f"r   (x, combine(d, a, replicate(b, concat(d, x, y)))) = (x, x)   where {where}"
     rule = parse_rule(text)
     assert print_rule(rule) == text
-    assert [type(c) for c in rule.conditions] == [Placed, Placed, EqualSizes, Rank, Different]
+    assert [type(c) for c in rule.conditions] == [HasState, HasState, EqualSizes, Rank, Different]
 
 
 WRONG = {

@@ -15,7 +15,7 @@ from benchmarks.random_programs import computed
 from unity.base.errors import DerivationError, PlanError
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import program_of
-from unity.substitutions.language.derivation import Derivation, Seen, Step
+from unity.substitutions.language.derivation import Derivation, RewriteStep, Seen
 from unity.substitutions.language.library import load
 from unity.substitutions.language.rearrangement import Rearrangement, reshaped, transposed, unchanged
 from unity.substitutions.rewriting.occurrences import occurrences, patterns
@@ -67,7 +67,7 @@ def program(fn):
 
 def filed(step):
     """Return a step after writing it to JSON and reading it."""
-    again = Step.from_json(json.loads(json.dumps(step.to_json())))
+    again = RewriteStep.from_json(json.loads(json.dumps(step.to_json())))
     assert again == step
     return again
 
@@ -252,7 +252,7 @@ def test_damaged_files_are_refused():
     data = step.to_json()
     for key in data:
         with pytest.raises(PlanError, match="a step of the derivation is damaged"):
-            Step.from_json({k: v for k, v in data.items() if k != key})
+            RewriteStep.from_json({k: v for k, v in data.items() if k != key})
 
 
 def test_a_step_cannot_replace_a_value_that_is_computed_twice():

@@ -10,10 +10,10 @@ from unity.pcg.parallel.serial_view import erased
 
 if TYPE_CHECKING:
     from unity.plan.plan import Plan
-    from unity.substitutions.language.derivation import Step
+    from unity.substitutions.language.derivation import RewriteStep
 
 
-def check_derivation(plan: Plan) -> tuple[Step, ...]:
+def check_derivation(plan: Plan) -> tuple[RewriteStep, ...]:
     """Verify the whole derivation of a plan, and return the steps that rewrote the captured program.
 
     Raises DerivationError, naming the first step that does not hold.

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from unity.diff import PlanDiff
     from unity.exec.compiled.check import Check
     from unity.search.simulator import Simulation
-    from unity.substitutions.language.derivation import Step
+    from unity.substitutions.language.derivation import RewriteStep
     from unity.substitutions.language.parallel_derivation import Parallelization
     from unity.verify.derivations.parallel import Replayed
 
@@ -399,7 +399,7 @@ class Plan:
 
         return check_parallelization(self.serial, self.pcg, self.parallelization, default_library())
 
-    def check_derivation(self) -> tuple[Step, ...]:
+    def check_derivation(self) -> tuple[RewriteStep, ...]:
         """Replay the rewriting of the captured program, step by step and without the search's code, and return the steps.
 
         Each step must be a rule of the library (by its hash), applied where its conditions and types hold, and the last one must

@@ -20,7 +20,7 @@ from unity.search.joint.joint import Budget, Improvement, improvements
 from unity.search.joint.nested import Program, program
 from unity.search.joint.pricing import Prices
 from unity.substitutions.language.axioms import default_digest, default_library
-from unity.substitutions.language.derivation import Derivation, Inside, Step
+from unity.substitutions.language.derivation import Derivation, Inside, RewriteStep
 from unity.substitutions.language.library import Library, load
 from unity.substitutions.rewriting.forms import distinct
 from unity.substitutions.rewriting.occurrences import Occurrence, Pattern, occurrences, patterns
@@ -168,7 +168,7 @@ def _derivation(whole: Program, paths: Mapping[str, RewritePath], ends: Mapping[
     """
     changed = {key: one for key, one in whole.inside.items() if one.has(ends)}
     instead = {key: one.with_segments(ends) for key, one in changed.items()}
-    forms, steps = canonical_forms(with_inside(whole.body, instead)), list[Step]()
+    forms, steps = canonical_forms(with_inside(whole.body, instead)), list[RewriteStep]()
     for part in reversed(whole.segments):
         inputs = [forms.values[v] for v in part.inputs]
         for body, occurrence in paths.get(part.key, ()):

@@ -26,7 +26,7 @@ from unity.substitutions.importing import import_flexflow, import_taso
 from unity.substitutions.importing import report as import_report
 from unity.substitutions.language.axioms import axioms, library_path
 from unity.substitutions.language.drawing import draw
-from unity.substitutions.language.library import Entry, Library, load
+from unity.substitutions.language.library import Library, LibraryEntry, load
 from unity.substitutions.language.text import parse_rules, print_rule
 from unity.verify.proofs.library import Result, verify
 
@@ -152,7 +152,7 @@ def run_verify(options: argparse.Namespace) -> int:
 
 def _library(proved: Sequence[Result], path: Path) -> Library:
     """Return proved rules as a library, which the option `rules=` of `unity.optimize` takes."""
-    entries = (Entry(r.rule, r.proof.axioms, r.proof.work, r.check.instances, {"family": path.stem}) for r in proved)
+    entries = (LibraryEntry(r.rule, r.proof.axioms, r.proof.work, r.check.instances, {"family": path.stem}) for r in proved)
     return Library(tuple(entries), {"from": path.name})
 
 

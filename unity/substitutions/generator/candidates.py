@@ -13,7 +13,7 @@ from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Shape
 from unity.substitutions.generator.enumeration import EqualGraphs
 from unity.substitutions.generator.family import Family, WrittenPair
-from unity.substitutions.language.rule import Condition, Different, Placed, Rule
+from unity.substitutions.language.rule import Condition, Different, HasState, Rule
 from unity.substitutions.language.term import Apply, Attribute, Term, Variable, applications, transform, variables
 from unity.substitutions.language.text import parse_rule
 from unity.substitutions.language.typecheck import TensorType
@@ -56,7 +56,7 @@ def candidate(pair: EqualGraphs, family: Family) -> CandidateRule | None:
     free = {new: leaves[int(old)].free for old, new in names.items()}
     named = {value for t in applications(sides) for value in t.attributes}  # only axes that an operator names have conditions
     states = tuple(
-        Placed(name, axis.name, t.states[k])
+        HasState(name, axis.name, t.states[k])
         for name, t in types.items()
         for k, axis in enumerate(family.axes)
         if t.states[k].kind != "U" and axis.name in named
@@ -79,7 +79,7 @@ def _is_about_constants(pair: EqualGraphs) -> bool:
     return any(isinstance(x, Apply) for x in inside)
 
 
-def _counted_from_end(placed: tuple[Placed, ...], types: Mapping[str, TensorType]) -> tuple[Condition, ...]:
+def _counted_from_end(placed: tuple[HasState, ...], types: Mapping[str, TensorType]) -> tuple[Condition, ...]:
     """Return conditions with dimensions counted from the end, as rules count them."""
     return tuple(
         replace(c, state=c.state._replace(dim=c.state.dim - len(types[c.tensor].shape))) if c.state.kind == "P" else c
@@ -145,7 +145,7 @@ def _guarded(rule: Rule, chosen: tuple[tuple[str, Attribute], ...]) -> Iterator[
     distinct = [Different(a, b) for a, b in itertools.combinations(dims, 2)]
     conditions = tuple(
         replace(c, state=c.state._replace(dim=names.get(("dim", c.state.dim), c.state.dim)))
-        if isinstance(c, Placed) and c.state.kind == "P"
+        if isinstance(c, HasState) and c.state.kind == "P"
         else c
         for c in rule.conditions
     )

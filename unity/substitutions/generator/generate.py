@@ -11,7 +11,7 @@ from unity.base.installation import VERSION
 from unity.substitutions.generator.discover import DiscoveredRule, minimal
 from unity.substitutions.generator.family import Family
 from unity.substitutions.generator.work import FamilyTask, Outcome, VerifiedRule, Workers, prove, run
-from unity.substitutions.language.library import Entry, Library
+from unity.substitutions.language.library import Library, LibraryEntry
 from unity.substitutions.language.rule import Rule
 from unity.substitutions.language.term import Apply, Term, applications
 from unity.substitutions.language.text import parse_rule, print_body, print_rule
@@ -92,17 +92,17 @@ def _all_rules(outcomes: Sequence[Outcome]) -> list[DiscoveredRule]:
 
 def _verified_entries(
     workers: Workers, rules: Sequence[DiscoveredRule], axioms: Sequence[Rule], report: Report
-) -> tuple[list[Entry], list[str]]:  # fmt: skip
+) -> tuple[list[LibraryEntry], list[str]]:  # fmt: skip
     """Verify every rule once more. Return the library's entries, and the rules that are not proved, with the reasons."""
     texts = tuple(map(print_rule, axioms))
     results = workers.map(prove, [(print_rule(r.rule), texts) for r in rules], lambda task, why: VerifiedRule("open", why=why))
-    entries: list[Entry] = []
+    entries: list[LibraryEntry] = []
     rejected: list[str] = []
     for number, (r, result) in enumerate(zip(rules, results, strict=True)):
         report(f"proofs: {number} of {len(rules)} rules", 0.8 + 0.2 * number / len(rules))
         if result.status == "proved":
             origin = {"family": r.family, "operators": r.operators}
-            entries.append(Entry(r.rule, result.axioms, result.work, result.instances, origin))
+            entries.append(LibraryEntry(r.rule, result.axioms, result.work, result.instances, origin))
         else:
             rejected.append(f"{print_body(r.rule)}: {result.status}, {result.why}")
     return sorted(entries, key=lambda e: e.rule.name), rejected

@@ -29,7 +29,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Step:
+class RewriteStep:
     """A rule of the library, applied once. `backward`: what is found is its right side.
 
     `tensors` and `attributes` say what its variables stand for; `roots` what its outputs are, in order. `manners` has for
@@ -60,7 +60,7 @@ class Step:
         }
 
     @classmethod
-    def from_json(cls, data: Any) -> Step:
+    def from_json(cls, data: Any) -> RewriteStep:
         """What `to_json` gave. Raises PlanError if it is something else."""
         try:
             return cls(
@@ -81,11 +81,11 @@ class Step:
 class Derivation:
     """The steps from one program to another. First come those inside: programs of scans and remats, each named by its content."""
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[RewriteStep, ...] = ()
     inside: Mapping[str, Inside] = field(default_factory=dict)
 
     @property
-    def every(self) -> tuple[Step, ...]:
+    def every(self) -> tuple[RewriteStep, ...]:
         """All steps, those inside first."""
         return (*(step for one in self.inside.values() for step in one.derivation.every), *self.steps)
 
@@ -100,7 +100,7 @@ class Derivation:
         if not (isinstance(data, dict) and isinstance(data.get("steps"), list) and isinstance(data.get("inside"), dict)):
             raise PlanError("it has no derivation, or a damaged one")
         inside = {str(key): Inside.from_json(one) for key, one in data["inside"].items()}
-        return cls(tuple(map(Step.from_json, data["steps"])), inside)
+        return cls(tuple(map(RewriteStep.from_json, data["steps"])), inside)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Entry:
+class LibraryEntry:
     """A rule of a library: from which axioms it was proved, in how many instances it was executed, how it was found."""
 
     rule: Rule
@@ -50,7 +50,7 @@ class Entry:
 class Library:
     """Rules in the order of their names, and what is known of them together."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[LibraryEntry, ...]
     made: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class Library:
     def rules(self) -> tuple[Rule, ...]:
         return tuple(e.rule for e in self.entries)
 
-    def __getitem__(self, name: str) -> Entry:
+    def __getitem__(self, name: str) -> LibraryEntry:
         for entry in self.entries:
             if entry.rule.name == name:
                 return entry
@@ -87,7 +87,7 @@ def load(path: str | Path) -> Library:
     return Library(tuple(_entry(path, item) for item in data["rules"]), data.get("made", {}))
 
 
-def _entry(path: str | Path, item: Any) -> Entry:
+def _entry(path: str | Path, item: Any) -> LibraryEntry:
     try:
         name, text = str(item["name"]), str(item["rule"])
         axioms, work, instances = tuple(map(str, item["axioms"])), int(item["work"]), int(item["instances"])
@@ -102,12 +102,12 @@ def _entry(path: str | Path, item: Any) -> Entry:
         rule = parse_rule(f"{name} {text}")
     except RuleError as problem:
         raise RuleError(f"{path}: rule {name}: {problem}") from None
-    return Entry(rule, axioms, work, instances, found, status)
+    return LibraryEntry(rule, axioms, work, instances, found, status)
 
 
 def merged(libraries: Iterable[Library]) -> Library:
     """Several libraries as one. Names must differ."""
-    entries: dict[str, Entry] = {}
+    entries: dict[str, LibraryEntry] = {}
     for library in libraries:
         for entry in library.entries:
             if entry.rule.name in entries:

@@ -13,7 +13,7 @@ from unity.substitutions.language.term import Term, attribute_variables, variabl
 
 
 @dataclass(frozen=True, order=True)
-class Placed:
+class HasState:
     """Variable `tensor` is in `state` along `axis`. A variable of which nothing is said is unused along every axis."""
 
     tensor: str
@@ -47,7 +47,7 @@ class Different:
     right: str | int
 
 
-Condition = Placed | EqualSizes | Rank | Different
+Condition = HasState | EqualSizes | Rank | Different
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from unity.base.errors import RuleError
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
-from unity.substitutions.language.rule import Condition, Different, EqualSizes, Placed, Rank, Rule
+from unity.substitutions.language.rule import Condition, Different, EqualSizes, HasState, Rank, Rule
 from unity.substitutions.language.term import Apply, Attribute, Term, Variable
 from unity.substitutions.language.vocabulary import VOCABULARY, Operator
 
@@ -188,7 +188,7 @@ class _Reader:
         self.expect(":")
         state = self.state()
         self.expect("@")
-        return Placed(name, self.take("name", "an axis").text, state)
+        return HasState(name, self.take("name", "an axis").text, state)
 
     def after_dot(self) -> int:
         self.expect(".")
@@ -248,7 +248,7 @@ def print_rule(rule: Rule) -> str:
 def print_condition(condition: Condition) -> str:
     """One condition."""
     match condition:
-        case Placed(tensor, axis, state):
+        case HasState(tensor, axis, state):
             return f"{tensor}: {print_state(state)}@{axis}"
         case EqualSizes(tensor, dim, other, other_dim):
             return f"{tensor}.{dim} = {other}.{other_dim}"

@@ -8,7 +8,7 @@ from unity.base.errors import DerivationError
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import State
-from unity.substitutions.language.library import Entry, Library
+from unity.substitutions.language.library import Library, LibraryEntry
 from unity.substitutions.language.parallel_derivation import Change, Changes, Parallelization, Row, Split
 from unity.verify.proofs.splits import says
 
@@ -42,7 +42,7 @@ def _pairs(serial: PCG, parallel: PCG) -> Iterator[tuple[Node, Node]]:
             yield from _pairs(old.inside, new.inside)
 
 
-def _row(old: Node, new: Node, axes: Sequence[Axis], entries: Sequence[Entry], known: Known) -> Row:
+def _row(old: Node, new: Node, axes: Sequence[Axis], entries: Sequence[LibraryEntry], known: Known) -> Row:
     changes = tuple(_through(v)[0] for v in new.operands)
     if new.body is None:
         return Row((), new.types, changes)
@@ -59,7 +59,7 @@ def _through(v: Value) -> tuple[Changes, Value]:
     return tuple(reversed(found)), v
 
 
-def _split(node: Node, k: int, axis: Axis, entries: Sequence[Entry], known: Known) -> Split:
+def _split(node: Node, k: int, axis: Axis, entries: Sequence[LibraryEntry], known: Known) -> Split:
     operands, results = tuple(v.type[k] for v in node.operands), tuple(t[k] for t in node.types)
     assert node.body is not None
     key = (node.kind, node.body.key, operands + results, axis)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Atom, Body
-from unity.substitutions.language.derivation import Seen, Step
+from unity.substitutions.language.derivation import RewriteStep, Seen
 from unity.substitutions.language.promises import CLIPPED
 from unity.substitutions.language.rearrangement import after
 from unity.substitutions.language.rule import content_hash
@@ -18,7 +18,7 @@ from unity.verify.derivations.canonical_form import CanonicalForms, rows_of
 from unity.verify.derivations.nodes import CanonicalValue
 
 
-def step_of(forms: CanonicalForms, occurrence: Occurrence) -> Step | None:
+def step_of(forms: CanonicalForms, occurrence: Occurrence) -> RewriteStep | None:
     """The step that an occurrence is, in a program of these normal forms.
 
     None where it changes nothing, as no output of the program needs its own, or where a step could not say it: if the value of an
@@ -35,7 +35,7 @@ def step_of(forms: CanonicalForms, occurrence: Occurrence) -> Step | None:
     once = all(x is not None and forms.makers[x.node] == 1 for x in roots) and len({x.value for x in there}) == len(roots)
     if not (known and alive and once) or len(found) < len(tensors):
         return None
-    return Step(
+    return RewriteStep(
         rule.name,
         content_hash(print_body(rule)),
         occurrence.pattern.backward,

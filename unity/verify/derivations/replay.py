@@ -16,7 +16,7 @@ from unity.base.errors import DerivationError, RuleError
 from unity.pcg.capture.binary_joins import in_pairs
 from unity.pcg.ir.program import Body
 from unity.pcg.propagation.scan_programs import programs, with_inside
-from unity.substitutions.language.derivation import Derivation, Seen, Step
+from unity.substitutions.language.derivation import Derivation, RewriteStep, Seen
 from unity.substitutions.language.library import Library
 from unity.substitutions.language.rule import Rule
 from unity.substitutions.language.term import Apply, Attribute, Term, Variable, applications, subterms
@@ -63,7 +63,7 @@ def _derived_programs(before: Body, after: Body, derivation: Derivation, library
     return replacements
 
 
-def replay(start: CanonicalForms, steps: Iterable[Step], library: Library) -> tuple[CanonicalValue, ...]:
+def replay(start: CanonicalForms, steps: Iterable[RewriteStep], library: Library) -> tuple[CanonicalValue, ...]:
     """Return the outputs of a program after some steps. Raises DerivationError, naming the step that is wrong."""
     outputs = start.outputs
     for number, step in enumerate(steps, 1):
@@ -90,7 +90,9 @@ class _Match:
     manners: Mapping[str, str]
 
 
-def _apply_step(store: NodeStore, outputs: tuple[CanonicalValue, ...], step: Step, library: Library) -> tuple[CanonicalValue, ...]:
+def _apply_step(
+    store: NodeStore, outputs: tuple[CanonicalValue, ...], step: RewriteStep, library: Library
+) -> tuple[CanonicalValue, ...]:
     """Return the outputs after one step."""
     nodes = {node.hash: node for node in reachable(outputs)}
     match = _match(nodes, step, _rule(step, library))
@@ -118,7 +120,7 @@ def _shown(term: Term) -> str:
     return f"{term.operator}(…)" if isinstance(term, Apply) else str(term)
 
 
-def _rule(step: Step, library: Library) -> Rule:
+def _rule(step: RewriteStep, library: Library) -> Rule:
     """Return the step's rule with values for its attributes."""
     try:
         entry = library[step.rule]
@@ -150,7 +152,7 @@ def _is_possible(kind: str, value: Attribute) -> bool:
     return type(value) is int and (value < 0 if kind == "dim" else value >= least.get(kind, 0))
 
 
-def _match(nodes: Mapping[str, CanonicalNode], step: Step, rule: Rule) -> _Match:
+def _match(nodes: Mapping[str, CanonicalNode], step: RewriteStep, rule: Rule) -> _Match:
     """Bind the variables of a rule to the values that a step names. Raises _InvalidStep where it does not apply."""
     old, new = (rule.right, rule.left) if step.backward else (rule.left, rule.right)
     if set(step.tensors) != set(rule.variables):

@@ -12,7 +12,7 @@ import numpy as np
 from unity.base.errors import IllTypedError
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import UNUSED, Shape, misfit
-from unity.substitutions.language.rule import Condition, Different, EqualSizes, Placed, Rank, Rule
+from unity.substitutions.language.rule import Condition, Different, EqualSizes, HasState, Rank, Rule
 from unity.substitutions.language.term import Attribute, Term, substitute
 from unity.substitutions.language.typecheck import TensorType, typecheck
 from unity.verify.semantics.domains import Array, ElementDomain, Modular
@@ -64,7 +64,7 @@ def placed(
     states = {name: [UNUSED] * len(axes) for name in shapes}
     at = {axis.name: k for k, axis in enumerate(axes)}
     for c in conditions:
-        if not isinstance(c, Placed) or c.tensor not in shapes:
+        if not isinstance(c, HasState) or c.tensor not in shapes:
             continue
         state, rank = c.state, len(shapes[c.tensor][0])
         if state.kind == "P":
@@ -92,7 +92,7 @@ def at_attributes(rule: Rule, values: Mapping[str, Attribute]) -> Rule | None:
 
 def _with_dim(condition: Condition, values: Mapping[str, Attribute]) -> Condition:
     """Return a condition with a value for the dimension variable in it."""
-    if not isinstance(condition, Placed) or condition.state.kind != "P":
+    if not isinstance(condition, HasState) or condition.state.kind != "P":
         return condition
     dim: Any = condition.state.dim
     return replace(condition, state=condition.state._replace(dim=values.get(dim, dim)))

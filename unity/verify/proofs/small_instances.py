@@ -12,7 +12,7 @@ from typing import NamedTuple
 from unity.base.errors import IllTypedError
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Shape
-from unity.substitutions.language.rule import Placed, Rank, Rule
+from unity.substitutions.language.rule import HasState, Rank, Rule
 from unity.substitutions.language.term import Attribute, Term, Variable, applications, subterms
 from unity.substitutions.language.typecheck import TensorType, result_types
 from unity.substitutions.language.vocabulary import VOCABULARY
@@ -148,7 +148,7 @@ def _ranks(rule: Rule) -> list[tuple[int, ...]]:
     """Return the usual ranks of variables, and for rules that fit none of them all ranks up to the highest that it names."""
     usual = (4, 0) if _of_images(rule) else (2, 1, 3, 0)
     named = [-d for d in _numbers(rule, "dim")]
-    named += [-c.state.dim for c in rule.where(Placed) if c.state.kind == "P" and isinstance(c.state.dim, int)]
+    named += [-c.state.dim for c in rule.where(HasState) if c.state.kind == "P" and isinstance(c.state.dim, int)]
     highest = max([*usual, *named, *(c.rank for c in rule.where(Rank))])
     return [usual, tuple(range(highest + 1))]
 

@@ -18,7 +18,7 @@ from unity.pcg.ir.program import Body, Equation
 from unity.pcg.operators.pointwise import pointwise
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import REPLICATED, UNUSED, Shape, State
-from unity.substitutions.language.rule import Placed, Rule
+from unity.substitutions.language.rule import HasState, Rule
 from unity.substitutions.language.term import Apply, Attribute, Term, applications
 from unity.substitutions.language.typecheck import REFUSALS, TensorType, typecheck
 from unity.substitutions.language.vocabulary import VOCABULARY
@@ -145,7 +145,7 @@ def _variable_before(term: Term, state: State, rank: int) -> tuple[str, State] |
 def _is_placed(rule: Rule, variables: Mapping[str, TensorType]) -> bool:
     """Return whether variables are in the states of the rule's conditions, and unused without a condition."""
     required: dict[str, State] = {}
-    for c in rule.where(Placed):
+    for c in rule.where(HasState):
         rank = len(variables[c.tensor].shape)
         required[c.tensor] = c.state._replace(dim=int(c.state.dim) % rank) if c.state.kind == "P" else c.state
     return all(t.states == (required.get(name, UNUSED),) for name, t in variables.items())
