@@ -1,1 +1,1 @@
-"""The rule language: terms, rules as text, typing, libraries, derivations."""
+"""The rule language: terms, rules and their text form, type checking, libraries, derivations."""

@@ -1,4 +1,4 @@
-"""Where the axioms and the library lie: `rules/` beside the package in a checkout, inside it where it is installed."""
+"""The axioms and the default library, read from `rules/`: beside the package in a checkout, inside it where it is installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unity.substitutions.language.text import parse_rules
 
 @cache
 def folder() -> Path:
-    """The folder of the rules."""
+    """Return the folder of the rules. Raises RuleError if the installation lacks it."""
     rules = data_folder("rules")
     if (rules / "axioms.rules").exists():
         return rules
@@ -24,22 +24,22 @@ def folder() -> Path:
 
 @cache
 def axioms() -> tuple[Rule, ...]:
-    """The axioms that proofs of rules may use."""
+    """Return the axioms that proofs of rules may use."""
     return parse_rules((folder() / "axioms.rules").read_text())
 
 
 def library_path() -> Path:
-    """Where the default library is."""
+    """Return the path of the default library."""
     return folder() / "library.json"
 
 
 @cache
 def default_digest() -> str:
-    """Stands for the content of the default library."""
+    """Return a hash of the default library's file."""
     return hashlib.sha256(library_path().read_bytes()).hexdigest()
 
 
 @cache
 def default_library() -> Library:
-    """The library that comes with unity."""
+    """Return the library that comes with unity."""
     return load(library_path())

@@ -1,7 +1,8 @@
-"""Derivations as data: which rule was applied where, step by step, from a captured program to the one that is planned.
+"""Derivations as data: the rules that were applied, step by step, from a captured program to the one that is planned.
 
-A step names values by their normal form (`unity.verify.derivations.canonical_form`), not by a numbering, so that whoever replays it
-needs nothing of who found it. Files hold steps as JSON; reading one runs no code."""
+A step refers to values by the hashes of their canonical forms (`unity.verify.derivations.canonical_form`), not by numbers, so that
+it can be replayed without the code that recorded it. Plan files contain steps as JSON; reading one runs no code.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ from unity.substitutions.language.term import Attribute
 
 @dataclass(frozen=True)
 class Seen:
-    """A value of a program, named by its normal form, seen through a rearrangement."""
+    """A value of a program, named by its canonical form, viewed through a rearrangement."""
 
     value: str
     view: Rearrangement
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return JSON data."""
         v = self.view
         shapes = [list(v.source), list(v.sizes), list(v.permutation), list(v.target)]
         return {"value": self.value, "view": shapes}
@@ -30,11 +31,17 @@ class Seen:
 
 @dataclass(frozen=True)
 class RewriteStep:
-    """A rule of the library, applied once. `backward`: what is found is its right side.
+    """One application of a rule of the library.
 
-    `tensors` and `attributes` say what its variables stand for; `roots` what its outputs are, in order. `manners` has for
-    operators whose equations say more than the vocabulary does (a precision) what those say. `cuts` has where tensor variables are
-    split, if not in the middle: (dimension from the end, size of the first part).
+    Attributes:
+        rule: the rule's name.
+        hash: the hash of the rule's text.
+        backward: whether the rule's right side was replaced by its left side.
+        tensors: the value of each tensor variable.
+        roots: the values of the rule's outputs, in order.
+        attributes: the value of each attribute variable.
+        manners: parameters of operators' equations beyond the vocabulary, such as a precision, by operator.
+        cuts: for tensor variables that are not split in the middle, pairs (dimension from the end, size of the first part).
     """
 
     rule: str
@@ -47,7 +54,7 @@ class RewriteStep:
     cuts: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return JSON data."""
         return {
             "rule": self.rule,
             "hash": self.hash,
@@ -61,7 +68,7 @@ class RewriteStep:
 
     @classmethod
     def from_json(cls, data: Any) -> RewriteStep:
-        """What `to_json` gave. Raises PlanError if it is something else."""
+        """Return the step that `to_json` wrote. Raises PlanError for any other data."""
         try:
             return cls(
                 str(data["rule"]),
@@ -79,40 +86,43 @@ class RewriteStep:
 
 @dataclass(frozen=True)
 class Derivation:
-    """The steps from one program to another. First come those inside: programs of scans and remats, each named by its content."""
+    """The steps from one program to another.
+
+    The derivations of nested programs (of scans and remats), by the hashes of their content, precede the steps.
+    """
 
     steps: tuple[RewriteStep, ...] = ()
     inside: Mapping[str, Inside] = field(default_factory=dict)
 
     @property
     def every(self) -> tuple[RewriteStep, ...]:
-        """All steps, those inside first."""
-        return (*(step for one in self.inside.values() for step in one.derivation.every), *self.steps)
+        """All steps, those of nested programs first."""
+        return (*(step for nested in self.inside.values() for step in nested.derivation.every), *self.steps)
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        inside = {key: {"to": one.to, **one.derivation.to_json()} for key, one in self.inside.items()}
+        """Return JSON data."""
+        inside = {key: {"to": nested.to, **nested.derivation.to_json()} for key, nested in self.inside.items()}
         return {"steps": [step.to_json() for step in self.steps], "inside": inside}
 
     @classmethod
     def from_json(cls, data: Any) -> Derivation:
-        """What `to_json` gave. Raises PlanError if it is something else."""
+        """Return the derivation that `to_json` wrote. Raises PlanError for any other data."""
         if not (isinstance(data, dict) and isinstance(data.get("steps"), list) and isinstance(data.get("inside"), dict)):
             raise PlanError("it has no derivation, or a damaged one")
-        inside = {str(key): Inside.from_json(one) for key, one in data["inside"].items()}
+        inside = {str(key): Inside.from_json(nested) for key, nested in data["inside"].items()}
         return cls(tuple(map(RewriteStep.from_json, data["steps"])), inside)
 
 
 @dataclass(frozen=True)
 class Inside:
-    """What a program inside of another becomes, named by its content, and how."""
+    """The derivation of a nested program, and the hash of the program's content after it."""
 
     to: str
     derivation: Derivation
 
     @classmethod
     def from_json(cls, data: Any) -> Inside:
-        """An entry of `Derivation.to_json`. Raises PlanError if it is something else."""
+        """Return an entry of a derivation that `Derivation.to_json` wrote. Raises PlanError for any other data."""
         derivation = Derivation.from_json(data)
         return cls(str(data.get("to")), derivation)
 

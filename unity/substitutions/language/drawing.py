@@ -1,4 +1,4 @@
-"""Both graphs of a rule, drawn as text: an operator on a line, its operands by the names of the lines above."""
+"""Drawings of a rule's two graphs as text: one operator on each line, with operands named by earlier lines."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from unity.substitutions.language.vocabulary import VOCABULARY
 
 
 def draw(rule: Rule) -> str:
-    """The left graph, then the right one."""
+    """Return the left graph as lines of text, then the right one."""
     return "\n".join(["", "left", *_lines(rule.left), "", "right", *_lines(rule.right)])
 
 
 def _lines(outputs: Sequence[Term]) -> list[str]:
     names: dict[Term, str] = {}
     lines: list[str] = []
-    seen: dict[Apply, str] = {}
+    numbers: dict[Apply, str] = {}
     for term in subterms(outputs):
         if isinstance(term, Variable):
             names[term] = term.name
             lines.append(f"  {term.name}")
             continue
-        if term.node not in seen:
-            seen[term.node] = f"%{len(seen) + 1}"
+        if term.node not in numbers:
+            numbers[term.node] = f"%{len(numbers) + 1}"
             operands = "  ".join(names[x] for x in term.operands)
             attributes = f" [{', '.join(map(str, term.attributes))}]" if term.attributes else ""
-            lines.append(f"  {seen[term.node]} ← {term.operator}{attributes}  {operands}")
+            lines.append(f"  {numbers[term.node]} ← {term.operator}{attributes}  {operands}")
         several = VOCABULARY[term.operator].results > 1
-        names[term] = seen[term.node] + (f".{term.result}" if several else "")
+        names[term] = numbers[term.node] + (f".{term.result}" if several else "")
     return [*lines, "  out: " + ", ".join(names[t] for t in outputs)]

@@ -1,4 +1,4 @@
-"""Libraries of rules, as JSON: sorted, diffable, never code. Loading one refuses what was changed or is not proved, by name."""
+"""Libraries of rules as JSON files: sorted, diffable, free of code. Loading refuses rules that were changed or are not proved."""
 
 from __future__ import annotations
 
@@ -18,22 +18,31 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class LibraryEntry:
-    """A rule of a library: from which axioms it was proved, in how many instances it was executed, how it was found."""
+    """A rule of a library, with the record of its proof and its origin.
+
+    Attributes:
+        rule: the rule.
+        axioms: the axioms that the proof uses.
+        work: the work of the first-order proof in Z3's own count, which does not depend on the machine, unlike seconds.
+        instances: the number of instances that were executed symbolically.
+        found: the origin of the rule, such as its family.
+        status: "proved", or why not.
+    """
 
     rule: Rule
     axioms: tuple[str, ...] = ()
-    work: int = 0  # of the first-order proof, in Z3's own count: with one version the same on every machine, unlike seconds
-    instances: int = 0  # executed symbolically
+    work: int = 0
+    instances: int = 0
     found: Mapping[str, Any] = field(default_factory=dict)
     status: str = "proved"
 
     @property
     def hash(self) -> str:
-        """What identifies the rule: a hash of its text."""
+        """The hash of the rule's text, which identifies the rule."""
         return content_hash(print_body(self.rule))
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return JSON data."""
         return {
             "name": self.rule.name,
             "rule": print_body(self.rule),
@@ -48,7 +57,7 @@ class LibraryEntry:
 
 @dataclass(frozen=True)
 class Library:
-    """Rules in the order of their names, and what is known of them together."""
+    """Rules with their records, and figures about the run that generated them (`made`)."""
 
     entries: tuple[LibraryEntry, ...]
     made: Mapping[str, Any] = field(default_factory=dict)
@@ -67,15 +76,15 @@ class Library:
         raise RuleError(f"the library has no rule {name}")
 
     def save(self, path: str | Path) -> None:
-        """Writes a file, whole or not at all."""
+        """Write the library to a file atomically, sorted by name."""
         entries = sorted(self.entries, key=lambda e: e.rule.name)
         lines = ",\n".join("  " + json.dumps(e.to_json(), ensure_ascii=False) for e in entries)
-        made = json.dumps(dict(self.made), ensure_ascii=False)
-        write(Path(path), f'{{\n "schema": {SCHEMA},\n "made": {made},\n "rules": [\n{lines}\n ]\n}}\n')
+        figures = json.dumps(dict(self.made), ensure_ascii=False)
+        write(Path(path), f'{{\n "schema": {SCHEMA},\n "made": {figures},\n "rules": [\n{lines}\n ]\n}}\n')
 
 
 def load(path: str | Path) -> Library:
-    """Reads a library. Raises RuleError, naming the rule, where its text was changed, was not proved, or cannot be read."""
+    """Read a library. Raises RuleError, naming the rule, if a rule was changed, is not proved, or cannot be parsed."""
     try:
         data = json.loads(Path(path).read_text())
     except (OSError, ValueError) as problem:
@@ -91,7 +100,7 @@ def _entry(path: str | Path, item: Any) -> LibraryEntry:
     try:
         name, text = str(item["name"]), str(item["rule"])
         axioms, work, instances = tuple(map(str, item["axioms"])), int(item["work"]), int(item["instances"])
-        found, status, hash_ = dict(item["found"]), str(item["status"]), str(item["hash"])
+        origin, status, hash_ = dict(item["found"]), str(item["status"]), str(item["hash"])
     except (KeyError, TypeError, ValueError) as problem:
         raise RuleError(f"{path}: an entry lacks {problem}") from None
     if content_hash(text) != hash_:
@@ -102,11 +111,11 @@ def _entry(path: str | Path, item: Any) -> LibraryEntry:
         rule = parse_rule(f"{name} {text}")
     except RuleError as problem:
         raise RuleError(f"{path}: rule {name}: {problem}") from None
-    return LibraryEntry(rule, axioms, work, instances, found, status)
+    return LibraryEntry(rule, axioms, work, instances, origin, status)
 
 
 def merged(libraries: Iterable[Library]) -> Library:
-    """Several libraries as one. Names must differ."""
+    """Return one library of the rules of several. Raises RuleError if two rules have one name."""
     entries: dict[str, LibraryEntry] = {}
     for library in libraries:
         for entry in library.entries:

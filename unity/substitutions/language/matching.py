@@ -1,4 +1,4 @@
-"""Whether a term is an instance of a pattern, and by what its variables are replaced."""
+"""Syntactic matching of terms with patterns."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from unity.substitutions.language.vocabulary import VOCABULARY
 
 @dataclass(frozen=True)
 class Substitution:
-    """What a pattern's tensor variables and attribute variables stand for."""
+    """The terms and values bound to a pattern's tensor variables and attribute variables."""
 
     tensors: dict[str, Term] = field(default_factory=dict)
     attributes: dict[str, Attribute] = field(default_factory=dict)
 
 
 def match(patterns: Sequence[Term], terms: Sequence[Term]) -> Substitution | None:
-    """The substitution that makes each pattern the term beside it. None if there is none."""
-    found = Substitution()
-    good = len(patterns) == len(terms) and all(_match(p, t, found) for p, t in zip(patterns, terms, strict=True))
-    return found if good else None
+    """Return the substitution that turns each pattern into the term at its position, or None if there is none."""
+    substitution = Substitution()
+    matches = len(patterns) == len(terms) and all(_match(p, t, substitution) for p, t in zip(patterns, terms, strict=True))
+    return substitution if matches else None
 
 
-def _match(pattern: Term, term: Term, found: Substitution) -> bool:
+def _match(pattern: Term, term: Term, substitution: Substitution) -> bool:
     if isinstance(pattern, Variable):
-        return found.tensors.setdefault(pattern.name, term) == term
+        return substitution.tensors.setdefault(pattern.name, term) == term
     if not isinstance(term, Apply) or (pattern.operator, pattern.result) != (term.operator, term.result):
         return False
-    if not bind(pattern, term.attributes, found.attributes):
+    if not bind(pattern, term.attributes, substitution.attributes):
         return False
-    return all(_match(p, t, found) for p, t in zip(pattern.operands, term.operands, strict=True))
+    return all(_match(p, t, substitution) for p, t in zip(pattern.operands, term.operands, strict=True))
 
 
-def bind(pattern: Apply, attributes: Sequence[Attribute], found: dict[str, Attribute]) -> bool:
-    """Whether a pattern's operator may have these attributes. Adds what its attribute variables stand for."""
+def bind(pattern: Apply, attributes: Sequence[Attribute], bindings: dict[str, Attribute]) -> bool:
+    """Return whether a pattern's operator matches these attributes, and add its attribute variables to `bindings`."""
     operator = VOCABULARY[pattern.operator]
-    for position, (wanted, value) in enumerate(zip(pattern.attributes, attributes, strict=True)):
-        if operator.variable(position, wanted):
-            assert isinstance(wanted, str)
-            if found.setdefault(wanted, value) != value:
+    for position, (expected, value) in enumerate(zip(pattern.attributes, attributes, strict=True)):
+        if operator.variable(position, expected):
+            assert isinstance(expected, str)
+            if bindings.setdefault(expected, value) != value:
                 return False
-        elif wanted != value:
+        elif expected != value:
             return False
     return True

@@ -1,7 +1,8 @@
-"""A parallel graph as the rules that lead to it from the serial one, as data.
+"""The derivation of a parallel graph from the serial one, as data.
 
-Every operator has one rule along every axis; between operators stand the changes of type. What no rule decides is how arguments,
-and what loops carry, are stored. Equal rows are written once, as the layers of a model are; reading a file runs no code.
+Every operator has one rule along every axis, and changes of type stand between operators. The types of arguments and of loops'
+carries follow from no rule, and are recorded as they are. Equal rows, as of a model's layers, are written once. Reading a file
+runs no code.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Split:
-    """A parallelization of an operator along one axis: its operands' and results' states.
+    """The states of an operator's operands and results along one axis.
 
-    `rule` and `hash` name a rule of the library that says so. Without one the operator table does.
+    `rule` and `hash` name the library's rule that justifies them. If they are empty, the operator table does.
     """
 
     operator: str
@@ -30,13 +31,13 @@ class Split:
     hash: str = ""
 
     def __str__(self) -> str:
-        ends = (" × ".join(map(str, states)) or "nothing" for states in (self.operands, self.results))
-        return f"{self.operator}: {' → '.join(ends)}"
+        sides = (" × ".join(map(str, states)) or "nothing" for states in (self.operands, self.results))
+        return f"{self.operator}: {' → '.join(sides)}"
 
 
 @dataclass(frozen=True)
 class Change:
-    """A parallelization operator, and the type after it. `again`: it is done once more in the backward pass."""
+    """A parallelization operator, and the type after it. With `again`, the backward pass repeats it."""
 
     kind: str
     after: Type
@@ -48,10 +49,13 @@ Changes = tuple[Change, ...]
 
 @dataclass(frozen=True)
 class Row:
-    """What was done at one node of the serial graph.
+    """The parallelization of one node of the serial graph.
 
-    `splits` has a rule for each axis, of operators; `placed` the results' types, of arguments and loops. `changes` has what each
-    operand goes through; `again` says what of the operator is computed again (`pcg.again`).
+    Attributes:
+        splits: the rule along each axis, of an operator.
+        placed: the results' types, of an argument or a loop.
+        changes: the changes of type that each operand passes through.
+        again: how much of the operator the backward pass recomputes (`unity.pcg.analysis.rematerialization`).
     """
 
     splits: tuple[Split, ...] = ()
@@ -62,25 +66,29 @@ class Row:
 
 @dataclass(frozen=True)
 class Parallelization:
-    """A row for each node of the serial graph, in the order of its walk, and what the outputs of every graph go through: the whole
-    one's first, then those inside."""
+    """The rules that turn a serial graph into a parallel one.
+
+    Attributes:
+        rows: a row for each node of the serial graph, in the order of its walk.
+        outputs: the changes of type that the outputs of every graph pass through: of the whole graph first, then of nested ones.
+    """
 
     rows: tuple[Row, ...]
     outputs: tuple[tuple[Changes, ...], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return JSON data in which equal types, splits, changes and rows are shared."""
         types, splits, changes, rows = _Numbers(), _Numbers(), _Numbers(), _Numbers()
 
-        def through(found: Changes) -> int:
-            return changes.of(tuple((c.kind, types.of(c.after), int(c.again)) for c in found))
+        def through(passed: Changes) -> int:
+            return changes.of(tuple((c.kind, types.of(c.after), int(c.again)) for c in passed))
 
         def row(r: Row) -> int:
             placed = tuple(map(types.of, r.placed))
             return rows.of((tuple(map(splits.of, r.splits)), placed, tuple(map(through, r.changes)), r.again))
 
         nodes = [row(r) for r in self.rows]
-        outputs = [[through(c) for c in ends] for ends in self.outputs]
+        outputs = [[through(c) for c in of_graph] for of_graph in self.outputs]
         return {
             "types": [_shown(t) for t in types.every],
             "splits": [[s.operator, _shown(s.operands), _shown(s.results), s.rule, s.hash] for s in splits.every],
@@ -92,26 +100,26 @@ class Parallelization:
 
     @classmethod
     def from_json(cls, data: Any) -> Parallelization:
-        """What `to_json` gave. Raises PlanError if it is something else."""
+        """Return the parallelization that `to_json` wrote. Raises PlanError for any other data."""
         try:
             types = [_states(t) for t in data["types"]]
             splits = [Split(str(o), _states(a), _states(b), str(rule), str(digest)) for o, a, b, rule, digest in data["splits"]]
             changes = [tuple(Change(str(kind), types[t], bool(again)) for kind, t, again in c) for c in data["changes"]]
             pick = _picked
             rows = [Row(pick(splits, s), pick(types, t), pick(changes, c), int(again)) for s, t, c, again in data["rows"]]
-            return cls(pick(rows, data["nodes"]), tuple(pick(changes, ends) for ends in data["outputs"]))
+            return cls(pick(rows, data["nodes"]), tuple(pick(changes, of_graph) for of_graph in data["outputs"]))
         except (KeyError, IndexError, TypeError, ValueError) as problem:
             raise PlanError(f"its parallelization is missing or damaged: {type(problem).__name__}: {problem}") from None
 
 
 class _Numbers:
-    """Numbers for things by first appearance: equal ones have one."""
+    """Numbers of distinct values, in the order of first appearance."""
 
     def __init__(self) -> None:
         self.numbers: dict[Any, int] = {}
 
-    def of(self, thing: Any) -> int:
-        return self.numbers.setdefault(thing, len(self.numbers))
+    def of(self, value: Any) -> int:
+        return self.numbers.setdefault(value, len(self.numbers))
 
     @property
     def every(self) -> list:

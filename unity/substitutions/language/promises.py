@@ -1,10 +1,10 @@
-"""Look-ups whose indices are promised to lie inside, as look-ups that clamp, which rules may take to another table.
+"""Reduction of look-ups with the mode "promise in bounds" to look-ups that clamp, which rules may move to a joined table.
 
     gather[promise](table, ids)  =  promised(gather[clip](table, ids), ids, rows)
 
-JAX reads the nearest row for an index that breaks the promise, and drops its gradient. In a table that others stand behind, the
-nearest row is not that of the first or the last index, and what is clamped before has a gradient. So the rule stacks look-ups that
-clamp, and what is read outside loses its gradient afterwards.
+For an index out of bounds, JAX reads the nearest row and drops its gradient. In a joined table, the nearest row may belong to the
+next part, and an index that is clamped beforehand gets a gradient. So rules join look-ups that clamp, and `promised` drops the
+gradients of rows out of bounds afterwards.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from unity.substitutions.language.rule import Rule
 from unity.substitutions.language.term import applications
 
 Mode = lax.GatherScatterMode
-SAID = ("mode", "fill_value")  # what look-ups say of indices outside
+SAID = ("mode", "fill_value")  # the parameters of a look-up about indices out of bounds
 
 
 def manner(mode: Mode) -> str:
-    """Returns, as text, how look-ups in a mode treat indices outside of the table."""
+    """Return the parameters of look-ups in a mode that tell how they treat indices out of bounds, as text."""
     return params_key(dict(zip(SAID, (mode, None), strict=True)))
 
 
@@ -34,12 +34,12 @@ CLIPPED, PROMISED = manner(Mode.CLIP), manner(Mode.PROMISE_IN_BOUNDS)
 
 @lru_cache(maxsize=4096)
 def counts(rule: Rule) -> bool:
-    """Whether a rule computes with indices, as is true of look-ups that clamp."""
+    """Return whether a rule computes with indices, which is correct only for look-ups that clamp."""
     return any(t.operator in ("within", "behind") for t in applications(rule.sides))
 
 
 @lru_cache(maxsize=4096)
 def program(rows: Shape, dtype: str, ids: Shape, kind: str, size: int) -> Body:
-    """`promised` of rows that were read and of indices of these shapes and types, as a program."""
-    given = jax.ShapeDtypeStruct(rows, dtype), jax.ShapeDtypeStruct(ids, kind)
-    return close(jax.make_jaxpr(lambda x, i: promised(x, i, size))(*given))
+    """Return `promised` as a program, for rows and indices of these shapes and types and a table of `size` rows."""
+    structs = jax.ShapeDtypeStruct(rows, dtype), jax.ShapeDtypeStruct(ids, kind)
+    return close(jax.make_jaxpr(lambda x, i: promised(x, i, size))(*structs))

@@ -1,7 +1,7 @@
-"""Rearrangements: what a chain of reshapes and transposes does to the elements of a tensor.
+"""Rearrangements: the canonical form of a chain of reshapes and transposes.
 
-Written down as: see the tensor's elements, in their order, as a box of `sizes`; permute the box; see the elements, in their new
-order, as `target`. Two chains do the same exactly if their rearrangements are equal, so that matching sees through them.
+A rearrangement reshapes a tensor to a box of `sizes`, permutes the box, and reshapes it to `target`. Two chains are equal functions
+exactly if their rearrangements are equal, so that rules match through them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from unity.pcg.types.parallel_type import Shape
 
 @dataclass(frozen=True)
 class Rearrangement:
-    """From `source` to `target`, through a box of as few dimensions as possible, none of size one. Made by the functions below."""
+    """A permutation of elements, from shape `source` to shape `target`.
+
+    The box has as few dimensions as possible, none of size one. The functions of this module construct rearrangements in this
+    canonical form.
+    """
 
     source: Shape
     sizes: Shape
@@ -28,52 +32,55 @@ class Rearrangement:
 
     @property
     def identity(self) -> bool:
-        """Whether nothing changes."""
+        """Whether neither the elements' order nor the shape changes."""
         return self.reshape and self.source == self.target
 
     @property
     def reshape(self) -> bool:
-        """Whether elements stay in their order."""
+        """Whether the elements' order does not change."""
         return len(self.sizes) <= 1
 
     def inverse(self) -> Rearrangement:
-        """What undoes it."""
+        """Return the inverse rearrangement."""
         back = [0] * len(self.permutation)
         for k, p in enumerate(self.permutation):
             back[p] = k
         return Rearrangement(self.target, tuple(self.sizes[p] for p in self.permutation), tuple(back), self.source)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """The rearranged array."""
+        """Return an array rearranged."""
         if self.identity:
             return x
         if self.reshape:
             return x.reshape(self.target)
         box = x if x.shape == self.sizes else x.reshape(self.sizes)
-        turned = jnp.transpose(box, self.permutation)
-        return turned if turned.shape == self.target else turned.reshape(self.target)
+        permuted = jnp.transpose(box, self.permutation)
+        return permuted if permuted.shape == self.target else permuted.reshape(self.target)
 
 
 @lru_cache(maxsize=65536)
 def reshaped(source: Shape, target: Shape) -> Rearrangement:
-    """The elements in their order, in another shape."""
+    """Return the rearrangement of a reshape."""
     return _canonical(source, (prod(source),), (0,), target)
 
 
 @lru_cache(maxsize=65536)
 def transposed(source: Shape, permutation: tuple[int, ...]) -> Rearrangement:
-    """Dimensions permuted, as `jnp.transpose` does."""
+    """Return the rearrangement of a transpose, as `jnp.transpose` does it."""
     return _canonical(source, source, permutation, tuple(source[p] for p in permutation))
 
 
 def unchanged(shape: Shape) -> Rearrangement:
-    """No rearrangement."""
+    """Return the identity of a shape."""
     return reshaped(shape, shape)
 
 
 @lru_cache(maxsize=65536)
 def after(second: Rearrangement, first: Rearrangement) -> Rearrangement | None:
-    """First one, then the other. None where they cut the elements at places of which neither divides the other."""
+    """Return the composition of two rearrangements, or None if it has no such form.
+
+    It has none where the two divide a dimension at positions of which neither is a multiple of the other.
+    """
     if 0 in first.sizes:
         return _of_nothing(first.source, second.target)
     middle = tuple(first.sizes[p] for p in first.permutation)
@@ -81,7 +88,7 @@ def after(second: Rearrangement, first: Rearrangement) -> Rearrangement | None:
     if parts is None:
         return None
     of_first, of_second = parts
-    # the parts in the order of the first box, of the middle, and of the end
+    # Number the parts in the order of the middle; `begin` lists them in the order of the first box, `end` in the final one.
     places: dict[int, list[int]] = {}
     count = 0
     for k, group in enumerate(of_first):
@@ -96,7 +103,10 @@ def after(second: Rearrangement, first: Rearrangement) -> Rearrangement | None:
 
 
 def _common(a: Shape, b: Shape) -> tuple[list[list[int]], list[list[int]]] | None:
-    """The coarsest sizes of which the dimensions of both shapes are made, grouped by dimension of each. Sizes are positive."""
+    """Return the coarsest common refinement of two shapes, grouped by the dimensions of each, or None if there is none.
+
+    All sizes are positive.
+    """
     left: list[list[int]] = [[] for _ in a]
     right: list[list[int]] = [[] for _ in b]
     i, j = len(a) - 1, len(b) - 1
@@ -118,14 +128,14 @@ def _common(a: Shape, b: Shape) -> tuple[list[list[int]], list[list[int]]] | Non
 
 
 def _canonical(source: Shape, sizes: Shape, permutation: tuple[int, ...], target: Shape) -> Rearrangement:
-    """Without dimensions of size one, neighbours that stay neighbours joined."""
+    """Return a rearrangement in canonical form: dimensions of size one dropped, and neighbours that stay neighbours merged."""
     if 0 in sizes:
         return _of_nothing(source, target)
     runs: list[list[int]] = []
-    kept = [p for p in permutation if sizes[p] != 1]
-    rank = {p: k for k, p in enumerate(sorted(kept))}
-    big = [sizes[p] for p in sorted(kept)]
-    for p in (rank[p] for p in kept):
+    nontrivial = [p for p in permutation if sizes[p] != 1]
+    rank = {p: k for k, p in enumerate(sorted(nontrivial))}
+    big = [sizes[p] for p in sorted(nontrivial)]
+    for p in (rank[p] for p in nontrivial):
         if runs and p == runs[-1][-1] + 1:
             runs[-1].append(p)
         else:
@@ -138,15 +148,15 @@ def _canonical(source: Shape, sizes: Shape, permutation: tuple[int, ...], target
 
 
 def _of_nothing(source: Shape, target: Shape) -> Rearrangement:
-    """Of a tensor without elements: between two shapes all do the same."""
+    """Return the only rearrangement of a tensor without elements between two shapes."""
     return Rearrangement(source, (0,), (0,), target)
 
 
 @dataclass(frozen=True)
 class _Atoms:
-    """A rearrangement cut so finely that every part is of one dimension of the source and of one of the target.
+    """The refinement of a rearrangement in which every part belongs to one dimension of the source and one of the target.
 
-    Parts are numbered in the order of the source; `source` and `target` have the parts of every dimension, in order.
+    Parts are numbered in the order of the source. `source` and `target` list the parts of every dimension, in order.
     """
 
     sizes: Shape
@@ -156,12 +166,11 @@ class _Atoms:
 
 @lru_cache(maxsize=65536)
 def _atoms(view: Rearrangement) -> _Atoms | None:
-    """None where dimensions of the source and of the target are cut at places of which neither divides the other, or there are no
-    elements."""
+    """Return a rearrangement's refinement, or None if there is none or the tensor has no elements."""
     if 0 in view.sizes:
         return None
-    turned = tuple(view.sizes[p] for p in view.permutation)
-    before, after = _common(view.sizes, view.source), _common(turned, view.target)
+    permuted = tuple(view.sizes[p] for p in view.permutation)
+    before, after = _common(view.sizes, view.source), _common(permuted, view.target)
     if before is None or after is None:
         return None
     numbers: list[list[int]] = []  # per dimension of the box, its parts
@@ -174,26 +183,26 @@ def _atoms(view: Rearrangement) -> _Atoms | None:
         numbers.append(list(range(len(sizes), len(sizes) + len(finest))))
         sizes += finest
     forward = [p for group in numbers for p in group]
-    turning = [p for k in view.permutation for p in numbers[k]]
-    return _Atoms(tuple(sizes), _grouped(forward, sizes, view.source), _grouped(turning, sizes, view.target))
+    permuted_parts = [p for k in view.permutation for p in numbers[k]]
+    return _Atoms(tuple(sizes), _grouped(forward, sizes, view.source), _grouped(permuted_parts, sizes, view.target))
 
 
 def _grouped(parts: Sequence[int], sizes: Sequence[int], shape: Shape) -> tuple[tuple[int, ...], ...]:
-    """The parts of every dimension of a shape."""
-    rest, found = list(parts), []
+    """Return the parts of every dimension of a shape, from all parts in order."""
+    rest, groups = list(parts), []
     for n in shape:
-        mine: list[int] = []
-        while prod(sizes[p] for p in mine) < n:
-            mine.append(rest.pop(0))
-        found.append(tuple(mine))
-    return tuple(found)
+        group: list[int] = []
+        while prod(sizes[p] for p in group) < n:
+            group.append(rest.pop(0))
+        groups.append(tuple(group))
+    return tuple(groups)
 
 
 @lru_cache(maxsize=65536)
 def dimensions(view: Rearrangement) -> tuple[tuple[int, ...], ...] | None:
-    """For every dimension of the target, the dimensions of the source that it is made of, in order. None if one is cut.
+    """Return, for every dimension of the target, the source's dimensions that form it, in order, or None if one is divided.
 
-    Dimensions of size one are in none of them. Those of a tensor without elements are known where the shape stays.
+    Dimensions of size one are omitted. For a tensor without elements the result is None unless the shape does not change.
     """
     if 0 in view.sizes:
         return tuple((d,) if n != 1 else () for d, n in enumerate(view.source)) if view.identity else None
@@ -201,22 +210,22 @@ def dimensions(view: Rearrangement) -> tuple[tuple[int, ...], ...] | None:
     if atoms is None:
         return None
     of = {group[0]: (d, group) for d, group in enumerate(atoms.source) if group}
-    found: list[tuple[int, ...]] = []
+    origins: list[tuple[int, ...]] = []
     for parts in atoms.target:
-        mine: list[int] = []
+        dims: list[int] = []
         while parts:
             d, group = of.get(parts[0], (-1, ()))
             if d < 0 or parts[: len(group)] != group:
                 return None
-            mine.append(d)
+            dims.append(d)
             parts = parts[len(group) :]
-        found.append(tuple(mine))
-    return tuple(found)
+        origins.append(tuple(dims))
+    return tuple(origins)
 
 
 @lru_cache(maxsize=65536)
 def kept(view: Rearrangement, dim: int) -> int | None:
-    """The dimension of the target that is one of the source, whole and in its order. None if there is none."""
+    """Return the target's dimension that equals a dimension of the source, or None if that is merged, divided or of size one."""
     atoms = _atoms(view)
     if atoms is None or not atoms.source[dim]:
         return None
@@ -225,7 +234,7 @@ def kept(view: Rearrangement, dim: int) -> int | None:
 
 @lru_cache(maxsize=65536)
 def resized(view: Rearrangement, dim: int, n: int) -> Rearrangement:
-    """The same rearrangement of the other dimensions, where one of the source, which is kept, has another size."""
+    """Return the rearrangement for a source in which a dimension that the target has, too (`kept`), has size `n`."""
     atoms, target = _atoms(view), kept(view, dim)
     assert atoms is not None
     assert target is not None

@@ -1,4 +1,4 @@
-"""A rule: two sides that compute the same, and what must hold of them. Data, never code."""
+"""Rules: pairs of sides that compute the same under conditions, as data without code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unity.substitutions.language.term import Term, attribute_variables, variabl
 
 @dataclass(frozen=True, order=True)
 class HasState:
-    """Variable `tensor` is in `state` along `axis`. A variable of which nothing is said is unused along every axis."""
+    """The condition that variable `tensor` is in `state` along `axis`. Without one, a variable is unused along every axis."""
 
     tensor: str
     axis: str
@@ -23,7 +23,7 @@ class HasState:
 
 @dataclass(frozen=True, order=True)
 class EqualSizes:
-    """Dimension `dim` of one variable is as long as `other_dim` of another."""
+    """The condition that dimension `dim` of one variable is as long as `other_dim` of another."""
 
     tensor: str
     dim: int
@@ -33,7 +33,7 @@ class EqualSizes:
 
 @dataclass(frozen=True, order=True)
 class Rank:
-    """A variable's rank is this."""
+    """The condition that a variable has a certain rank."""
 
     tensor: str
     rank: int
@@ -41,7 +41,7 @@ class Rank:
 
 @dataclass(frozen=True, order=True)
 class Different:
-    """Two dimensions are not the same one: attribute variables or numbers."""
+    """The condition that two dimensions, given as attribute variables or numbers, differ."""
 
     left: str
     right: str | int
@@ -52,10 +52,11 @@ Condition = HasState | EqualSizes | Rank | Different
 
 @dataclass(frozen=True)
 class Rule:
-    """`left = right`, output by output, wherever both sides are well-typed and the conditions hold.
+    """The law `left = right`, output by output, wherever both sides are well-typed and the conditions hold.
 
-    Axis variables stand for any axis, so one rule covers every degree; dimension variables for any dimension that both sides
-    have. Raises RuleError where an attribute variable has two kinds or the sides have different numbers of outputs.
+    Axis variables stand for any axis, so that one rule covers every degree; dimension variables stand for any dimension that both
+    sides have. Raises RuleError if a condition names a variable that neither side has, or if the sides have different numbers of
+    outputs.
     """
 
     name: str
@@ -88,27 +89,30 @@ class Rule:
         return attribute_variables(self.sides)
 
     def named(self, kind: str) -> tuple[str, ...]:
-        """The attribute variables of a kind."""
-        return tuple(name for name, found in self.attributes.items() if found == kind)
+        """Return the attribute variables of a kind."""
+        return tuple(name for name, its_kind in self.attributes.items() if its_kind == kind)
 
     @property
     def parallel(self) -> bool:
-        """Whether the rule speaks of axes."""
+        """Whether the rule has axis variables."""
         return bool(self.named("axis"))
 
     @property
     def instances(self) -> int:
-        """How many rules this is where dimensions (of two), strides, kernels and words are written out; degrees are not counted."""
+        """The number of rules without variables for dimensions (of two), strides, kernels and words that this rule covers.
+
+        Degrees are not counted.
+        """
         counts = {"dim": 2, "size": 2, "groups": 2, "padding": 2, "function": 3}
         free = [counts[kind] for kind in self.attributes.values() if kind != "axis"]
         apart = sum(isinstance(c.right, str) for c in self.where(Different))
         return max(1, prod(free) // 2**apart)
 
     def where(self, kind: type) -> Iterable:
-        """The conditions of a kind."""
+        """Return the conditions of a class."""
         return (c for c in self.conditions if isinstance(c, kind))
 
 
 def content_hash(text: str) -> str:
-    """What identifies a rule: a hash of its text."""
+    """Return the hash of a rule's text, which identifies the rule."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]

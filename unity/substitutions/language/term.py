@@ -1,4 +1,4 @@
-"""Terms: what the two sides of a rule are made of. Immutable; a shared subterm is one operator of the graph that a term draws."""
+"""Terms, which form the two sides of a rule. A term is immutable; equal subterms are one operator of the graph that it denotes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Attribute = int | str  # a number, a word of the vocabulary ("same"), or a varia
 
 @dataclass(frozen=True)
 class Variable:
-    """Any tensor."""
+    """A tensor variable."""
 
     name: str
 
@@ -49,7 +49,7 @@ class Apply:
 
     @property
     def node(self) -> Apply:
-        """The operator application itself: its first result stands for it."""
+        """The operator application itself, represented by its first result."""
         return self if self.result == 0 else replace(self, result=0)
 
 
@@ -57,16 +57,16 @@ Term = Variable | Apply
 
 
 def subterms(terms: Iterable[Term]) -> Iterator[Term]:
-    """Every distinct subterm once, operands before what uses them."""
-    seen: set[Term] = set()
+    """Yield every distinct subterm once, operands before their users."""
+    visited: set[Term] = set()
 
     def visit(term: Term) -> Iterator[Term]:
-        if term in seen:
+        if term in visited:
             return
         if isinstance(term, Apply):
             for x in term.operands:
                 yield from visit(x)
-        seen.add(term)
+        visited.add(term)
         yield term
 
     for term in terms:
@@ -74,41 +74,41 @@ def subterms(terms: Iterable[Term]) -> Iterator[Term]:
 
 
 def applications(terms: Iterable[Term]) -> tuple[Apply, ...]:
-    """The operators of the graph that the terms draw together, each once."""
+    """Return the operators of the graph that the terms denote together, each once."""
     return tuple(dict.fromkeys(t.node for t in subterms(terms) if isinstance(t, Apply)))
 
 
 def variables(terms: Iterable[Term]) -> tuple[str, ...]:
-    """The names of the tensor variables, by first appearance."""
+    """Return the names of the tensor variables, in the order of first appearance."""
     return tuple(t.name for t in subterms(terms) if isinstance(t, Variable))
 
 
 def attribute_variables(terms: Iterable[Term]) -> dict[str, str]:
-    """The names of the attribute variables, and of which kind each is."""
-    found: dict[str, str] = {}
+    """Return the kinds of the attribute variables, by name."""
+    kinds: dict[str, str] = {}
     for term in applications(terms):
         operator = VOCABULARY[term.operator]
         for position, value in enumerate(term.attributes):
             if isinstance(value, str) and operator.variable(position, value):
-                found.setdefault(value, operator.attributes[position])
-    return found
+                kinds.setdefault(value, operator.attributes[position])
+    return kinds
 
 
 def transform(terms: Iterable[Term], change: Callable[[Term], Term]) -> tuple[Term, ...]:
-    """Every subterm changed, operands first: `change` sees a term whose operands have been changed."""
-    done: dict[Term, Term] = {}
+    """Return terms with every subterm changed, operands first: `change` takes a term whose operands have been changed."""
+    changed: dict[Term, Term] = {}
 
     def visit(term: Term) -> Term:
-        if term not in done:
+        if term not in changed:
             inner = replace(term, operands=tuple(map(visit, term.operands))) if isinstance(term, Apply) else term
-            done[term] = change(inner)
-        return done[term]
+            changed[term] = change(inner)
+        return changed[term]
 
     return tuple(map(visit, terms))
 
 
 def substitute(terms: Iterable[Term], tensors: Mapping[str, Term], attributes: Mapping[str, Attribute]) -> tuple[Term, ...]:
-    """Terms with variables replaced: tensor variables by terms, attribute variables by values."""
+    """Return terms with variables replaced: tensor variables by terms, attribute variables by values."""
 
     def change(term: Term) -> Term:
         if isinstance(term, Variable):

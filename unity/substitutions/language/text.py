@@ -1,4 +1,4 @@
-"""Rules as text, one on a line: `name   left = right   where conditions`. What is printed parses to the same rule.
+"""Parser and printer of rules as text, one on a line: `name   left = right   where conditions`. A printed rule parses to itself.
 
     matmul-over-samples   matmul(x, y) = combine(0, a, matmul(partition(0, a, x), replicate(a, y)))
     combine-then-split    partition(d, a, combine(d, a, x)) = x   where x: d@a
@@ -29,7 +29,7 @@ STATES = {"partial": PARTIAL, "replicated": REPLICATED, "unused": UNUSED}
 
 @dataclass(frozen=True)
 class Token:
-    """A piece of text and the column, from 1, where it begins."""
+    """A token, and the column (from 1) where it begins."""
 
     kind: str
     text: str
@@ -37,7 +37,7 @@ class Token:
 
 
 def parse_rule(line: str, number: int = 1) -> Rule:
-    """One rule from its line. Raises RuleError with the line, the column and what was expected there."""
+    """Parse a rule from its line. Raises RuleError with the line, the column and what was expected there."""
     head = NAME.match(line)
     if head is None:
         raise RuleError(f"line {number}, column 1: expected the rule's name and a space after it")
@@ -54,7 +54,7 @@ def parse_rule(line: str, number: int = 1) -> Rule:
 
 
 def parse_rules(text: str) -> tuple[Rule, ...]:
-    """All rules of a text; empty lines and comments between them. Names must differ."""
+    """Parse all rules of a text, in which empty lines and comments may occur. Raises RuleError if two have one name."""
     rules: dict[str, Rule] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.lstrip().startswith("#"):
@@ -66,7 +66,7 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
 
 
 def parse_term(text: str) -> Term:
-    """A single term."""
+    """Parse a single term."""
     reader = _Reader(text, 1, 0)
     term = reader.term()
     reader.end()
@@ -74,7 +74,7 @@ def parse_term(text: str) -> Term:
 
 
 class _Reader:
-    """Recursive descent over the tokens of one line."""
+    """A recursive-descent parser of one line."""
 
     def __init__(self, line: str, number: int, start: int) -> None:
         self.number = number
@@ -92,10 +92,10 @@ class _Reader:
     def at(self, text: str) -> bool:
         return self.token.kind != "end" and self.token.text == text
 
-    def take(self, kind: str, what: str) -> Token:
+    def take(self, kind: str, expected: str) -> Token:
         token = self.token
         if token.kind != kind:
-            self.fail(what)
+            self.fail(expected)
         self.position += 1
         return token
 
@@ -163,11 +163,11 @@ class _Reader:
 
     def conditions(self) -> tuple[Condition, ...]:
         self.expect("where")
-        found = [self.condition()]
+        conditions = [self.condition()]
         while self.at(","):
             self.expect(",")
-            found.append(self.condition())
-        return tuple(found)
+            conditions.append(self.condition())
+        return tuple(conditions)
 
     def condition(self) -> Condition:
         name = self.take("name", "a condition").text
@@ -221,7 +221,7 @@ def _tokens(line: str, number: int, start: int) -> Iterator[Token]:
 
 
 def print_term(term: Term) -> str:
-    """A term as text."""
+    """Return a term as text."""
     if isinstance(term, Variable):
         return term.name
     inside = ", ".join([*map(str, term.attributes), *map(print_term, term.operands)])
@@ -230,23 +230,23 @@ def print_term(term: Term) -> str:
 
 
 def print_side(terms: tuple[Term, ...]) -> str:
-    """One side of a rule."""
+    """Return one side of a rule as text."""
     return print_term(terms[0]) if len(terms) == 1 else f"({', '.join(map(print_term, terms))})"
 
 
 def print_body(rule: Rule) -> str:
-    """A rule without its name: what its content hash is of."""
+    """Return a rule without its name as text, of which its content hash is taken."""
     where = ", ".join(map(print_condition, rule.conditions))
     return f"{print_side(rule.left)} = {print_side(rule.right)}" + (f"   where {where}" if where else "")
 
 
 def print_rule(rule: Rule) -> str:
-    """A rule on one line."""
+    """Return a rule as a line of text."""
     return f"{rule.name}   {print_body(rule)}"
 
 
 def print_condition(condition: Condition) -> str:
-    """One condition."""
+    """Return a condition as text."""
     match condition:
         case HasState(tensor, axis, state):
             return f"{tensor}: {print_state(state)}@{axis}"
@@ -259,5 +259,5 @@ def print_condition(condition: Condition) -> str:
 
 
 def print_state(state: State) -> str:
-    """A state as conditions write it."""
+    """Return a state in the notation of conditions."""
     return str(state.dim) if state.kind == "P" else str(state)

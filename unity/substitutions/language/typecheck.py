@@ -1,10 +1,11 @@
-"""What each device holds of a term: shapes, seams and parallel types, all from the operator table.
+"""Type checking of terms: shapes, seams and parallel types, all derived from the operator table.
 
-An operator's body is found by tracing its JAX function on the operands' shapes; which states it takes and gives along an axis
-are the choices of that body (`unity.pcg.propagation.choices`). Nothing about an operator is written down here.
+An operator's body is traced from its JAX function on the operands' shapes. The states that its operands and results may have along
+an axis are the choices of that body (`unity.pcg.propagation.choices`), so that this module has no rules about single operators.
 
-A *seam* is where the parts of a concatenated dimension meet. It follows the dimension through every operator that has a factor
-along it, and is what `split` undoes. A dimension without one is split in halves; one whose operands have different seams, never.
+A *seam* is the position in a concatenated dimension where its parts meet. It follows the dimension through every operator that has
+a factor along it, and `split` divides there. A dimension without a seam is split in halves; one whose operands have different seams
+cannot be split.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from unity.substitutions.language.vocabulary import VOCABULARY, Operator
 
 Seam = tuple[int, "Seam | None", "Seam | None"]  # the size of the first part, and the seams inside both
 DIFFERENT: Seam = (-1, None, None)
-REFUSALS = (TypeError, ValueError, IndexError, ZeroDivisionError)  # how an operator's function says that it cannot take operands
+REFUSALS = (TypeError, ValueError, IndexError, ZeroDivisionError)  # raised by an operator's function for unsuitable operands
 
 
 @dataclass(frozen=True)
 class TensorType:
-    """Of one tensor: its global shape, its parallel type (one state for each axis), and the seams of its dimensions."""
+    """The type of a tensor: its global shape, its states (one for each axis), its dtype and the seams of its dimensions."""
 
     shape: Shape
     states: Type = ()
@@ -43,47 +44,50 @@ class TensorType:
 
 
 def tensor(shape: Sequence[int], states: Sequence[State] = (), dtype: str = "float32") -> TensorType:
-    """The type of a tensor without seams."""
+    """Return the type of a tensor without seams."""
     return TensorType(tuple(shape), tuple(states), dtype)
 
 
 def typecheck(terms: Iterable[Term], known: Mapping[str, TensorType], axes: tuple[Axis, ...] = ()) -> dict[Term, TensorType]:
-    """The type of every subterm. Raises IllTypedError, which names the operator, the operand and the reason."""
-    found: dict[Term, TensorType] = {}
+    """Return the type of every subterm, from the types of variables by name.
+
+    Raises IllTypedError, which names the operator, the operand and the reason.
+    """
+    types: dict[Term, TensorType] = {}
     for term in subterms(terms):
         if isinstance(term, Variable):
-            found[term] = known[term.name]
+            types[term] = known[term.name]
         else:
-            found[term] = result_types(term.operator, term.attributes, tuple(found[x] for x in term.operands), axes)[term.result]
-    return found
+            types[term] = result_types(term.operator, term.attributes, tuple(types[x] for x in term.operands), axes)[term.result]
+    return types
 
 
 def result_types(
     name: str, attributes: tuple[Attribute, ...], operands: tuple[TensorType, ...], axes: tuple[Axis, ...]
 ) -> tuple[TensorType, ...]:
-    """The types of an operator's results. Raises IllTypedError."""
-    found = _outcome(name, attributes, operands, axes)
-    if isinstance(found, str):
-        raise IllTypedError(found)
-    return found
+    """Return the types of an operator's results. Raises IllTypedError if it does not take the operands."""
+    outcome = _outcome(name, attributes, operands, axes)
+    if isinstance(outcome, str):
+        raise IllTypedError(outcome)
+    return outcome
 
 
 @lru_cache(maxsize=1 << 18)
 def _outcome(
     name: str, attributes: tuple[Attribute, ...], operands: tuple[TensorType, ...], axes: tuple[Axis, ...]
 ) -> tuple[TensorType, ...] | str:
-    """The types of an operator's results, or why it has none: both are asked for again and again."""
+    """Return the types of an operator's results, or the reason why it has none, as both are cached."""
     try:
-        found = _typed(VOCABULARY[name], attributes, operands, axes)
+        types = _typed(VOCABULARY[name], attributes, operands, axes)
     except IllTypedError as problem:
         return problem.reason
     except REFUSALS as problem:
         return f"{_spelled(name, attributes)}: {_first_line(problem)}"
-    for t in found:
+    for t in types:
         why = misfit(t.shape, t.states, axes)
         if why or 0 in t.shape:
             return f"{_spelled(name, attributes)}: {why or f'gives an empty tensor {t.shape}'}"
-    return found
+    return types
 
 
 def _typed(
@@ -102,7 +106,7 @@ def _typed(
 
 
 def _changed(operator: Operator, attributes: Sequence[Attribute], x: TensorType, axes: tuple[Axis, ...]) -> TensorType:
-    """A parallelization operator's result."""
+    """Return the type of a parallelization operator's result."""
     assert operator.change is not None
     *dims, axis = attributes
     k = next(k for k, a in enumerate(axes) if a.name == axis)
@@ -114,19 +118,20 @@ def _changed(operator: Operator, attributes: Sequence[Attribute], x: TensorType,
         raise IllTypedError(f"{_spelled(operator.name, attributes)} changes nothing: both dimensions are the same one")
     if x.states[k] != before:
         raise IllTypedError(
-            f"{_spelled(operator.name, attributes)}: the operand is {said(x.states[k])} along {axis}, and must be {said(before)}"
+            f"{_spelled(operator.name, attributes)}: the operand is {in_words(x.states[k])} along {axis}, and must be"
+            f" {in_words(before)}"
         )
     return TensorType(x.shape, (*x.states[:k], after, *x.states[k + 1 :]), x.dtype, x.seams)
 
 
-def said(state: State) -> str:
-    """A state in words."""
+def in_words(state: State) -> str:
+    """Return a state in words."""
     words = {"U": "unused", "R": "replicated for use", "S": "a partial sum"}
     return words.get(state.kind) or f"partitioned in dimension {state.dim}" + (f" at {state.outer}" if state.outer > 1 else "")
 
 
 def concrete(operator: Operator, attributes: tuple[Attribute, ...], operands: Sequence[TensorType]) -> tuple[Attribute, ...]:
-    """The attributes with what an operator needs to know from its operands' types: where a split cuts."""
+    """Return an operator's attributes, completed from its operands' types: a `split` gets the position of the seam."""
     if operator.name != "split":
         return attributes
     dim, rank = int(attributes[0]), len(operands[0].shape)
@@ -143,19 +148,19 @@ def _structs(operands: Iterable[TensorType]) -> tuple[tuple[Shape, str], ...]:
 
 @lru_cache(maxsize=1 << 16)
 def body_of(name: str, attributes: tuple[Attribute, ...], operands: tuple[tuple[Shape, str], ...]) -> Body:
-    """The body of an operator on operands of these shapes and dtypes. Raises TypeError where it has none."""
+    """Return the body of an operator on operands of these shapes and dtypes. Raises one of `REFUSALS` if it does not take them."""
     operator = VOCABULARY[name]
     assert operator.prepare is not None
     extra = {"at": attributes[-1]} if name == "split" else {}
-    given = attributes[: len(operator.attributes)]
+    values = attributes[: len(operator.attributes)]
     structs = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in operands]
-    operator.prepare(*given, *structs, **extra)  # most are refused here, without a trace
+    operator.prepare(*values, *structs, **extra)  # refuses most unsuitable operands, without a trace
     problems: list[Exception] = []
 
     def run(*xs: jax.Array) -> object:
         try:
-            return operator.run(*given, *xs, **extra)
-        except REFUSALS as problem:  # kept out of JAX, which takes milliseconds to tidy an exception's traceback
+            return operator.run(*values, *xs, **extra)
+        except REFUSALS as problem:  # not raised through JAX, which takes milliseconds to filter a traceback
             problems.append(problem)
             return ()
 
@@ -167,10 +172,11 @@ def body_of(name: str, attributes: tuple[Attribute, ...], operands: tuple[tuple[
 
 @lru_cache(maxsize=1 << 16)
 def _by_operands(body: Body, seeds: tuple[tuple[int, State], ...]) -> Mapping[tuple[State, ...], Choice]:
-    found: dict[tuple[State, ...], Choice] = {}
+    """Return the choices of a body by its operands' states, the first of several."""
+    by_operands: dict[tuple[State, ...], Choice] = {}
     for choice in choices(body, seeds):
-        found.setdefault(choice.operands, choice)
-    return found
+        by_operands.setdefault(choice.operands, choice)
+    return by_operands
 
 
 def _along(
@@ -181,7 +187,7 @@ def _along(
     k: int,
     axes: tuple[Axis, ...],
 ) -> tuple[State, ...]:
-    """The states of an operator's results along one axis."""
+    """Return the states of an operator's results along one axis."""
     states = tuple(t.states[k] for t in operands)
     seeds = tuple((i, s) for i, s in enumerate(states) if s.kind == "P" and s.outer > 1)
     choice = _by_operands(body, seeds).get(states)
@@ -196,49 +202,49 @@ def _along(
 
 
 def _refusal(operator: Operator, body: Body, attributes: Sequence[Attribute], states: Sequence[State], axis: Axis) -> str:
-    """Why an operator does not take its operands' states: which operand could be what instead."""
+    """Return why an operator does not take its operands' states: an operand, and the states that it could have instead."""
     head = f"{_spelled(operator.name, attributes)} along {axis.name}"
     legal = list(_by_operands(body, ()))
-    for i, state in sorted(enumerate(states), key=lambda found: found[1] != UNUSED):
+    for i, state in sorted(enumerate(states), key=lambda pair: pair[1] != UNUSED):
         others = {c[i] for c in legal if all(s == t for j, (s, t) in enumerate(zip(c, states, strict=True)) if j != i)}
         if others:
             which = "the operand" if len(states) == 1 else f"operand {i + 1}"
-            wanted = " or ".join(sorted(said(s) for s in others))
-            return f"{head}: {which} is {said(state)}, and must be {wanted}"
-    return f"{head}: no factor of it has operands that are " + " and ".join(said(s) for s in states)
+            alternatives = " or ".join(sorted(in_words(s) for s in others))
+            return f"{head}: {which} is {in_words(state)}, and must be {alternatives}"
+    return f"{head}: no factor of it has operands that are " + " and ".join(in_words(s) for s in states)
 
 
 def _seams(
     operator: Operator, attributes: Sequence[Attribute], body: Body, operands: Sequence[TensorType]
 ) -> list[tuple[Seam | None, ...]]:
-    """The seams of an operator's results: followed along its factors, but for the two operators that make and undo them."""
+    """Return the seams of an operator's results: those of its operands along its factors, except for `concat` and `split`."""
     shapes = [body.tensor(a).shape for a in body.outputs]
-    found: list[list[Seam | None]] = [[None] * len(shape) for shape in shapes]
+    seams_of: list[list[Seam | None]] = [[None] * len(shape) for shape in shapes]
     if any(any(t.seams) for t in operands):
         along: dict[tuple[int, int], set[Seam | None]] = {}
         for operand, e, result, d in _links(body):
             along.setdefault((result, d), set()).add(operands[operand].seam(e))
         for (result, d), seams in along.items():
-            found[result][d] = seams.pop() if len(seams) == 1 else DIFFERENT
+            seams_of[result][d] = seams.pop() if len(seams) == 1 else DIFFERENT
     if operator.name == "concat":
         d = int(attributes[0]) % len(shapes[0])
         seam = (operands[0].shape[d], operands[0].seam(d), operands[1].seam(d))
         halves = seam == (operands[1].shape[d], None, None)
-        found[0][d] = None if halves else seam
+        seams_of[0][d] = None if halves else seam
     if operator.name == "split":
         d = int(attributes[0]) % len(shapes[0])
         seam = operands[0].seam(d)
         for result, inner in enumerate(seam[1:] if seam else (None, None)):
-            found[result][d] = inner
-    return [tuple(f) for f in found]
+            seams_of[result][d] = inner
+    return [tuple(seams) for seams in seams_of]
 
 
 @lru_cache(maxsize=1 << 16)
 def _links(body: Body) -> tuple[tuple[int, int, int, int], ...]:
-    """(operand, its dimension, result, its dimension) wherever a factor runs along the whole of both."""
+    """Return (operand, its dimension, result, its dimension) for every factor that covers both dimensions entirely."""
     links = []
     for choice in choices(body):
-        if choice.halos:  # a window over a seam is of both parts
+        if choice.halos:  # a window over a seam mixes both parts
             continue
         for i, s in enumerate(choice.operands):
             for r, t in enumerate(choice.results):
@@ -256,6 +262,6 @@ def _first_line(problem: BaseException) -> str:
     return str(problem).splitlines()[0] if str(problem) else type(problem).__name__
 
 
-def shown(found: TensorType, axes: tuple[Axis, ...]) -> str:
-    """A type as text: shape and parallel type."""
-    return f"{list(found.shape)} {show(found.states, axes, len(found.shape))}"
+def shown(type_: TensorType, axes: tuple[Axis, ...]) -> str:
+    """Return a type as text: shape and parallel type."""
+    return f"{list(type_.shape)} {show(type_.states, axes, len(type_.shape))}"

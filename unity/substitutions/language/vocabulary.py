@@ -1,7 +1,7 @@
-"""The operators that rules speak of, each with the JAX function that it means.
+"""The vocabulary of rules: operators, each with the JAX function that it denotes.
 
-Nothing else is said of an operator here: shapes, legal parallelizations and what runs on one device's piece follow from that
-function's body through the operator table. A parallelization operator changes a state along an axis and leaves the value.
+Shapes, legal parallelizations and the computation on one device's piece follow from that function's body through the operator
+table. A parallelization operator changes a state along an axis, and leaves the value as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
     "sigmoid": lax.logistic,
     "tanh": jnp.tanh,
-    # Rectified at another place. What holds of relu and not of this (x relu(x) = relu(x)²) is an accident of zero.
+    # Rectified at another threshold. A law of relu that fails for it, such as x relu(x) = relu(x)², depends on zero.
     "clip": lambda x: jnp.maximum(x, 3),
 }
 WORDS = {"function": tuple(FUNCTIONS), "padding": ("same", "valid")}
@@ -33,30 +33,38 @@ Thunk = Callable[[], Any]  # computes an operator's results
 
 @dataclass(frozen=True)
 class Operator:
-    """`attributes` says of which kind each is: dim, axis, size, groups, function, padding. Attributes come before operands."""
+    """An operator of the vocabulary. Attributes come before operands.
+
+    Attributes:
+        attributes: the kind of each attribute: "dim", "axis", "size", "groups", "function" or "padding".
+        operands: the number of operands.
+        results: the number of results.
+        prepare: checks attributes and operands, and returns the computation; None for a parallelization operator.
+        change: returns a parallelization operator's states before and after, from its dimensions; None for others.
+    """
 
     name: str
     attributes: tuple[str, ...]
     operands: int
     results: int = 1
-    prepare: Callable[..., Thunk] | None = None  # None: a parallelization operator
-    change: Callable[..., tuple[State, State]] | None = None  # its states before and after, from its dimensions
+    prepare: Callable[..., Thunk] | None = None
+    change: Callable[..., tuple[State, State]] | None = None
 
     @property
     def parallel(self) -> bool:
         return self.change is not None
 
-    def run(self, *given: Any, **more: Any) -> Any:
-        """What it computes of attributes and arrays. Raises TypeError where it does not take them."""
+    def run(self, *args: Any, **named: Any) -> Any:
+        """Compute the results from attributes and arrays. Raises TypeError if the operator does not take them."""
         assert self.prepare is not None
-        return self.prepare(*given, **more)()
+        return self.prepare(*args, **named)()
 
     def words(self, position: int) -> tuple[str, ...]:
-        """The words that an attribute may be, where it is no number."""
+        """Return the words that an attribute may be; none for a number or an axis."""
         return WORDS.get(self.attributes[position], ())
 
     def variable(self, position: int, value: int | str) -> bool:
-        """Whether an attribute's value is a variable: any name, or where words are expected, any single letter."""
+        """Return whether an attribute's value is a variable: any name that is not one of the attribute's words."""
         return isinstance(value, str) and value not in self.words(position)
 
 
@@ -64,10 +72,10 @@ VOCABULARY: dict[str, Operator] = {}
 
 
 def compute(name: str, *attributes: str, operands: int, results: int = 1) -> Callable[[Callable], Callable]:
-    """Enters a JAX function into the vocabulary.
+    """Register a JAX function as an operator of the vocabulary.
 
-    The function looks at shapes and types alone, and gives what computes the results then: whether operands fit is asked far
-    more often than what comes out.
+    The function inspects only shapes and types, and returns a thunk that computes the results, because operands are checked far
+    more often than results are computed.
     """
 
     def register(prepare: Callable) -> Callable:
@@ -78,7 +86,7 @@ def compute(name: str, *attributes: str, operands: int, results: int = 1) -> Cal
 
 
 def parallel(name: str, *attributes: str) -> Callable[[Callable], Callable]:
-    """Enters a parallelization operator: a function from its dimensions to the states before and after."""
+    """Register a parallelization operator by the function from its dimensions to the states before and after."""
 
     def register(change: Callable) -> Callable:
         VOCABULARY[name] = Operator(name, attributes, 1, change=change)
@@ -141,7 +149,7 @@ def _positive(name: str, *sizes: int) -> None:
 
 
 def _dim(name: str, d: int, x: jax.Array) -> int:
-    """A dimension counted from the front. Rules count from the end where an operator does: -1 is the last one of any tensor."""
+    """Return a dimension counted from the front. In rules, -1 is the last dimension of any tensor."""
     if not -x.ndim <= d < x.ndim:
         raise TypeError(f"{name}({d}, …): a tensor of shape {x.shape} has no such dimension")
     return d % x.ndim
@@ -152,7 +160,7 @@ def _dim(name: str, d: int, x: jax.Array) -> int:
 
 @compute("matmul", operands=2)
 def _matmul(x: jax.Array, y: jax.Array) -> Thunk:
-    """[..., n, k] by [..., k, m], the leading dimensions equal."""
+    """The product of [..., n, k] and [..., k, m], with equal leading dimensions."""
     if x.ndim != y.ndim or x.ndim < 2:
         raise TypeError(f"matmul takes two tensors of one rank, at least 2, and got ranks {x.ndim} and {y.ndim}")
     if x.shape[:-2] != y.shape[:-2]:
@@ -164,7 +172,7 @@ def _matmul(x: jax.Array, y: jax.Array) -> Thunk:
 
 @compute("conv2d", "groups", "size", "padding", operands=2)
 def _conv2d(groups: int, stride: int, padding: str, x: jax.Array, w: jax.Array) -> Thunk:
-    """[n, c, h, w] by [o, c / groups, kh, kw]. 0 groups: every channel is its own."""
+    """The convolution of [n, c, h, w] with [o, c / groups, kh, kw]. With 0 groups, every channel is a group."""
     _positive("conv2d", stride)
     if x.ndim != 4 or w.ndim != 4:
         raise TypeError(f"conv2d takes tensors of rank 4, and got ranks {x.ndim} and {w.ndim}")
@@ -192,7 +200,7 @@ def _maxpool(k: int, stride: int, padding: str, x: jax.Array) -> Thunk:
 
 @compute("avgpool", "size", "size", "padding", operands=1)
 def _avgpool(k: int, stride: int, padding: str, x: jax.Array) -> Thunk:
-    """The mean of k by k elements; those of the padding count as zeros."""
+    """The mean of k by k elements, where padding counts as zeros."""
     _positive("avgpool", k, stride)
     if x.ndim != 4:
         raise TypeError(f"avgpool takes images, and got shape {x.shape}")
@@ -233,7 +241,7 @@ def _mul(x: jax.Array, y: jax.Array) -> Thunk:
 
 @compute("map", "function", operands=1)
 def _map(f: str, x: jax.Array) -> Thunk:
-    """An elementwise function. One that has no name here is looked at through the hyperbolic sine, of which no rule knows."""
+    """An elementwise function. A variable is represented by the hyperbolic sine, about which there are no rules."""
     _floating("map", x)
     return lambda: FUNCTIONS.get(f, jnp.sinh)(x)
 
@@ -267,7 +275,7 @@ def _concat(d: int, x: jax.Array, y: jax.Array) -> Thunk:
 
 @compute("split", "dim", operands=1, results=2)
 def _split(d: int, x: jax.Array, at: int = 0) -> Thunk:
-    """Undoes the last concat: `at` is where its first part ended. A tensor that is none is halved."""
+    """The two parts of a concatenation, the first of size `at`; a tensor without a seam is halved."""
     d = _dim("split", d, x)
     if not at and x.shape[d] % 2:
         raise TypeError(f"split({d}, …) has nothing to split in shape {x.shape}")
@@ -285,7 +293,7 @@ def _transpose(x: jax.Array) -> Thunk:
 
 @compute("merge", "dim", operands=1)
 def _merge(d: int, x: jax.Array) -> Thunk:
-    """Dimension d and the one before it made one: what undoes `unmerge(d, …)`, counted from the end."""
+    """Dimension d merged with the one before it: the inverse of `unmerge(d, …)` for d counted from the end."""
     d = _dim("merge", d, x)
     if not d:
         raise TypeError(f"merge has no dimension before the first one of shape {x.shape}")
@@ -294,7 +302,7 @@ def _merge(d: int, x: jax.Array) -> Thunk:
 
 @compute("unmerge", "dim", "size", operands=1)
 def _unmerge(d: int, n: int, x: jax.Array) -> Thunk:
-    """Dimension d seen as [n, rest]."""
+    """Dimension d divided into [n, rest]."""
     d = _dim("unmerge", d, x)
     if n < 1 or x.shape[d] % n:
         raise TypeError(f"unmerge({d}, {n}, …) does not divide shape {x.shape}")
@@ -311,13 +319,13 @@ def _sum(d: int, x: jax.Array) -> Thunk:
 
 @compute("softmax", operands=1)
 def _softmax(x: jax.Array) -> Thunk:
-    """Along the last dimension."""
+    """The softmax along the last dimension."""
     return lambda: jax.nn.softmax(x)
 
 
 @compute("layer_norm", operands=1)
 def _layer_norm(x: jax.Array) -> Thunk:
-    """Along the last dimension, without scale and offset."""
+    """Layer normalization along the last dimension, without scale and offset."""
 
     def normalized() -> jax.Array:
         centred = x - jnp.mean(x, -1, keepdims=True)
@@ -333,7 +341,7 @@ def _indexing(name: str, table: jax.Array, ids: jax.Array) -> None:
 
 @compute("embedding", operands=2)
 def _embedding(table: jax.Array, ids: jax.Array) -> Thunk:
-    """Rows of a table [v, h]: where an index is out of range, its first or its last one."""
+    """Rows of a table [v, h], with indices clamped to its first and last row."""
     _indexing("embedding", table, ids)
     numbers = lax.GatherDimensionNumbers(offset_dims=(ids.ndim,), collapsed_slice_dims=(0,), start_index_map=(0,))
     return lambda: lax.gather(table, ids[..., None], numbers, (1, table.shape[1]), mode="clip")
@@ -347,19 +355,19 @@ def _counting(name: str, table: jax.Array, ids: jax.Array) -> None:
 
 @compute("within", operands=2)
 def _within(table: jax.Array, ids: jax.Array) -> Thunk:
-    """The indices of the rows that `embedding` takes of a table: what lies outside is moved to its first or last row."""
+    """The indices of the rows that `embedding` reads: clamped to the table's first and last row."""
     _counting("within", table, ids)
     return lambda: lax.max(lax.min(ids, jnp.asarray(table.shape[0] - 1, ids.dtype)), jnp.asarray(0, ids.dtype))
 
 
 @compute("behind", operands=2)
 def _behind(table: jax.Array, ids: jax.Array) -> Thunk:
-    """Indices of the rows of what is stacked behind a table: counted on from its last row."""
+    """The indices of rows of a second table in a joined table, in which it follows the first, `table`."""
     _counting("behind", table, ids)
     return lambda: ids + jnp.asarray(table.shape[0], ids.dtype)
 
 
-# Constants (TASO's), shaped like what they stand beside
+# Constants (TASO's), with shapes that follow from another operand's
 
 
 @compute("minus_one", operands=0)
@@ -375,7 +383,7 @@ def _ones(x: jax.Array) -> Thunk:
 
 @compute("identity", operands=1)
 def _identity(x: jax.Array) -> Thunk:
-    """The identity matrix that x can be multiplied by from the right: of its last dimension's size."""
+    """The identity matrix of the size of x's last dimension, by which x can be multiplied from the right."""
     if x.ndim != 2:
         raise TypeError(f"identity takes a matrix, and got shape {x.shape}")
     return lambda: jnp.eye(x.shape[-1], dtype=x.dtype)
@@ -383,7 +391,7 @@ def _identity(x: jax.Array) -> Thunk:
 
 @compute("identity_kernel", "size", operands=1)
 def _identity_kernel(k: int, x: jax.Array) -> Thunk:
-    """The k by k kernel that gives back each channel of images x."""
+    """The k by k kernel by which a convolution leaves each channel of images x as it is."""
     if x.ndim != 4 or k % 2 == 0 or k < 1:
         raise TypeError(f"identity_kernel takes an odd size and images, and got {k} and shape {x.shape}")
     c = x.shape[1]
@@ -392,7 +400,7 @@ def _identity_kernel(k: int, x: jax.Array) -> Thunk:
 
 @compute("mean_kernel", "size", operands=1)
 def _mean_kernel(k: int, x: jax.Array) -> Thunk:
-    """The k by k kernel that takes the mean in each channel of images x: one group for each channel."""
+    """The k by k kernel of a grouped convolution that takes the mean in each channel of images x."""
     _positive("mean_kernel", k)
     if x.ndim != 4:
         raise TypeError(f"mean_kernel takes images, and got shape {x.shape}")
