@@ -1,1 +1,1 @@
-"""Rules applied to captured programs."""
+"""Application of rules to captured programs: matching, replacement, and the record of both."""

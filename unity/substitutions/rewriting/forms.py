@@ -1,7 +1,8 @@
-"""The form that programs are searched in, and the form that they are planned in.
+"""The forms of programs for the search of rewritings and for planning.
 
-Searched, a program joins and splits two parts at a time, from the left, as the vocabulary does; planned, all at once. In neither
-does it rearrange what it need not: a transpose that undoes another is left out, and what is rearranged alike is rearranged once.
+For the search, concatenations and splits are binary, from the left, as in the vocabulary; for planning, they have all parts at
+once. Both forms omit needless rearrangements: transposes that cancel are dropped, and equal rearrangements of a value are computed
+once.
 """
 
 from __future__ import annotations
@@ -21,37 +22,40 @@ Inner = Callable[[Equation, Atom], Equation | None]
 
 
 def opened(body: Body) -> Body:
-    """A program as it is searched: what is the same is computed once, so that a step changes it everywhere."""
+    """Return a program in the form for the search, in which equal values are computed once, so that a step changes all of them."""
     return distinct(in_pairs(straight(body)))
 
 
 def distinct(body: Body) -> Body:
-    """A program in which no two equations compute the same."""
+    """Return a program in which no two equations compute the same value."""
     return settled(body)[0]
 
 
 def settled(body: Body) -> tuple[Body, tuple[str, ...]]:
-    """The same, and names of its outputs: equal for programs that compute alike, however their tensors are laid out."""
+    """Return a program as `distinct` does, with the canonical forms of its outputs as text.
+
+    The texts are equal for programs that compute the same, whatever the layout of their tensors.
+    """
     forms = canonical_forms(tidy(body))
     return tidy(shared(forms).body), tuple(x.text for x in forms.outputs)
 
 
 def closed(body: Body) -> Body:
-    """A program as it is planned."""
+    """Return a program in the form for planning."""
     return tidy(whole(straight(body)))
 
 
 def straight(body: Body) -> Body:
-    """Without chains of reshapes and transposes that end where they began, or where another chain did."""
+    """Return a program without chains of reshapes and transposes that are identities or equal to other chains."""
     reading = Reading(body)
     names: dict[int, Atom] = {}
-    known: dict[tuple, int] = {}
+    first: dict[tuple, int] = {}  # variables by origin and rearrangement
     equations = []
     for e in body.equations:
         if rearrangement_of(e, body) is not None:
             (v,) = e.results
             origin = reading.origin(v)
-            same = origin.atom if origin.view.identity and origin.atom != v else known.setdefault(origin.key, v)
+            same = origin.atom if origin.view.identity and origin.atom != v else first.setdefault(origin.key, v)
             if same != v:
                 names[v] = names.get(same, same) if isinstance(same, int) else same
                 continue
@@ -61,41 +65,45 @@ def straight(body: Body) -> Body:
 
 
 def whole(body: Body) -> Body:
-    """A join of a join and more, and a split of a split's first part, as one, where nothing else reads what is between."""
+    """Return a program with nested concatenations, and splits of a split's first part, merged into one equation each.
+
+    They are merged only if nothing else reads the intermediate value.
+    """
     readers = Counter(a for e in body.equations for a in e.operands if isinstance(a, int))
     readers.update(a for a in body.outputs if isinstance(a, int))
     slots: list[Equation | None] = []
-    slot: dict[int, int] = {}  # of the equation that makes a variable
+    slot: dict[int, int] = {}  # by variable, of the equation that produces it
 
     def inner(e: Equation, a: Atom) -> Equation | None:
-        """What makes an operand, if it is of the same kind and alone to be read."""
-        found = slots[slot[a]] if isinstance(a, int) and a in slot and readers[a] == 1 else None
-        return found if found is not None and found.name == e.name else None
+        """Return the producer of an operand, if it is of the same primitive and the operand has no other user."""
+        producer = slots[slot[a]] if isinstance(a, int) and a in slot and readers[a] == 1 else None
+        return producer if producer is not None and producer.name == e.name else None
 
     for e in body.equations:
         at = len(slots)
         if e.name == "concatenate":
-            e = _with_joined(e, inner, slots, slot)
+            e = _merged_concatenation(e, inner, slots, slot)
         elif e.name == "split" and (first := inner(e, e.operands[0])) is not None:
-            both = _of_split(first, e)
-            if both is not None:
-                at, e = slot[first.results[0]], both
+            merged = _merged_split(first, e)
+            if merged is not None:
+                at, e = slot[first.results[0]], merged
         slots[at:] = [e, *slots[at + 1 :]]
         slot.update((v, at) for v in e.results)
     return Body(body.inputs, body.outputs, tuple(e for e in slots if e is not None), body.tensors)
 
 
-def _with_joined(e: Equation, inner: Inner, slots: list[Equation | None], slot: Mapping[int, int]) -> Equation:
+def _merged_concatenation(e: Equation, inner: Inner, slots: list[Equation | None], slot: Mapping[int, int]) -> Equation:
+    """Return a concatenation with that of its first operand merged into it, whose slot is cleared."""
     first, *others = e.operands
-    found = inner(e, first)
-    if found is None or found.params["dimension"] != e.params["dimension"]:
+    producer = inner(e, first)
+    if producer is None or producer.params["dimension"] != e.params["dimension"]:
         return e
-    slots[slot[found.results[0]]] = None
-    return replace(e, operands=(*found.operands, *others), origin=None)
+    slots[slot[producer.results[0]]] = None
+    return replace(e, operands=(*producer.operands, *others), origin=None)
 
 
-def _of_split(first: Equation, second: Equation) -> Equation | None:
-    """A split of a split's first part: one split, where the first one was."""
+def _merged_split(first: Equation, second: Equation) -> Equation | None:
+    """Return one split for a split and the split of its first part, or None if they cannot be merged."""
     if first.params["axis"] != second.params["axis"] or first.results[0] != second.operands[0]:
         return None
     sizes = (*second.params["sizes"], *first.params["sizes"][1:])

@@ -1,9 +1,9 @@
-"""Weights that a program joins and reads nowhere else, as one array that is joined before the program runs.
+"""Joined weights: weights that a program only concatenates are stored as one array, concatenated before the program runs.
 
-A rewriting may join weights: three products of one operand become one, tables are stacked. Inside of the program that is done in
-every step, and every weight lies on the devices as its own size allows. Joined once, what lies there is the whole, which may be
-divided where its parts cannot: a table of 5 rows and one of 3 lie on 8 devices. Rows of tables that nothing but a look-up reads are
-filled up with zeros, too, so that all devices can share them.
+Rewriting may concatenate weights: three products of one operand become one, tables are stacked. In the program this happens in
+every step, and every weight is sharded as its own size allows. A joined array is concatenated once, and can be sharded where its
+parts cannot: tables of 5 and of 3 rows fit on 8 devices. Tables that only a look-up reads are also padded with rows of zeros, to a
+multiple of the number of devices.
 """
 
 from __future__ import annotations
@@ -30,10 +30,15 @@ from unity.substitutions.rewriting.rewriting import renamed
 
 @dataclass(frozen=True)
 class Joined(Packed):
-    """Each leaf seen through a rearrangement, one after another along a dimension.
+    """An array of several leaves, each rearranged, concatenated along a dimension.
 
-    Parts of one size have a dimension of their own to be told apart by, so that an array can be divided within all of them; but
-    not where there are zeros behind them.
+    Parts of equal size are stacked in a further dimension instead, so that the array can be sharded within all of them, unless
+    zeros pad it.
+
+    Attributes:
+        views: the rearrangement of each leaf.
+        dim: the dimension of the concatenation.
+        zeros: the size of the padding along it.
     """
 
     views: tuple[Rearrangement, ...]
@@ -42,17 +47,17 @@ class Joined(Packed):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the parts, along the dimension."""
+        """The sizes of the parts along the dimension of the concatenation."""
         return tuple(view.target[self.dim] for view in self.views)
 
     @property
     def equal(self) -> bool:
-        """Whether all parts are of one size."""
+        """Whether all parts have one size."""
         return len(set(self.sizes)) == 1
 
     @property
     def joined(self) -> Shape:
-        """The shape of the parts one after another, which the program reads."""
+        """The shape of the concatenation without padding, which the program reads."""
         shape = self.views[0].target
         return (*shape[: self.dim], sum(self.sizes), *shape[self.dim + 1 :])
 
@@ -78,62 +83,66 @@ class Joined(Packed):
 
 
 def _seen(x: Any, view: Rearrangement) -> Any:
-    """An array of whatever library, rearranged."""
+    """Return an array of any library, such as NumPy or JAX, rearranged."""
     return x if view.identity else x.reshape(view.sizes).transpose(view.permutation).reshape(view.target)
 
 
 def with_joined(body: Body, own: Collection[int], devices: int) -> tuple[Body, tuple[Joined, ...]]:
-    """The program with what it joins of some inputs (by number) as inputs, and what these are made of.
+    """Return a program that takes joined arrays, and the joined arrays.
 
-    The first input of several carries their array, and the others are empty, so inputs keep their numbers. `devices`: what the
-    rows of tables are to be divided by.
+    The array of several inputs takes the place of the first of them. The others become empty, so that inputs keep their numbers.
+
+    Args:
+        body: the program.
+        own: the numbers of the inputs that may be joined.
+        devices: the number by which the rows of padded tables are to be divisible.
     """
     walk = _Walk(body, own)
-    found = [*walk.joins(devices), *walk.tables(devices)]
+    places = [*walk.joins(devices), *walk.tables(devices)]
     tensors, names = dict(body.tensors), dict[int, Atom]()
-    instead: dict[int, tuple[Equation, ...]] = dict.fromkeys(walk.gone, ())
-    for place in found:
-        one, array = place.joined, body.inputs[place.joined.first]
+    replacements: dict[int, tuple[Equation, ...]] = dict.fromkeys(walk.absorbed, ())
+    for place in places:
+        joined, array = place.joined, body.inputs[place.joined.first]
         dtype = body.tensors[array].dtype
-        tensors[array] = tensor_type(one.stacked, dtype)
-        tensors.update((body.inputs[leaf], tensor_type((0,), dtype)) for leaf in one.others)
+        tensors[array] = tensor_type(joined.stacked, dtype)
+        tensors.update((body.inputs[leaf], tensor_type((0,), dtype)) for leaf in joined.others)
         if place.join is not None:
-            e, apart = body.equations[place.join], len(one.stacked) > len(one.joined)
-            instead[place.join] = (_reshaped(e, array, one),) if apart else ()
-            names.update({} if apart else {e.results[0]: array})
-        if one.zeros and place.look_up is not None:
-            instead[place.look_up] = _in_range(body.equations[place.look_up], one, tensors)
-    if not found:
+            e, is_stacked = body.equations[place.join], len(joined.stacked) > len(joined.joined)
+            replacements[place.join] = (_reshaped(e, array, joined),) if is_stacked else ()
+            names.update({} if is_stacked else {e.results[0]: array})
+        if joined.zeros and place.look_up is not None:
+            replacements[place.look_up] = _in_range(body.equations[place.look_up], joined, tensors)
+    if not places:
         return body, ()
-    kept = [e for k, old in enumerate(body.equations) for e in instead.get(k, (old,))]
+    equations = [e for k, old in enumerate(body.equations) for e in replacements.get(k, (old,))]
     outputs = tuple(names.get(a, a) if isinstance(a, int) else a for a in body.outputs)
-    made = Body(body.inputs, outputs, tuple(renamed(e, names) for e in kept), tensors)
-    return made, tuple(place.joined for place in found)
+    after = Body(body.inputs, outputs, tuple(renamed(e, names) for e in equations), tensors)
+    return after, tuple(place.joined for place in places)
 
 
-def _reshaped(e: Equation, array: int, one: Joined) -> Equation:
-    """Instead of what joins parts of one size: the array, their two dimensions made one."""
-    program = close(jax.make_jaxpr(lambda x: x.reshape(one.joined))(jax.ShapeDtypeStruct(one.stacked, jnp.float32)))
-    (made,) = program.equations
-    return replace(made, operands=(array,), results=e.results, source=e.source, group=e.group, scope=e.scope)
+def _reshaped(e: Equation, array: int, joined: Joined) -> Equation:
+    """Return the replacement of a concatenation of equal parts: a reshape of the stacked array."""
+    program = close(jax.make_jaxpr(lambda x: x.reshape(joined.joined))(jax.ShapeDtypeStruct(joined.stacked, jnp.float32)))
+    (reshape,) = program.equations
+    return replace(reshape, operands=(array,), results=e.results, source=e.source, group=e.group, scope=e.scope)
 
 
-def _in_range(e: Equation, one: Joined, tensors: dict[int, Tensor]) -> tuple[Equation, ...]:
-    """Instead of a look-up: one whose indices are never of the zeros behind the table. `tensors` gets what is new."""
+def _in_range(e: Equation, joined: Joined, tensors: dict[int, Tensor]) -> tuple[Equation, ...]:
+    """Return the replacement of a look-up in a padded table, which never reads the padding. Adds new variables to `tensors`."""
     table, ids = e.operands
     assert isinstance(ids, int)
     assert isinstance(table, int)
-    rows = one.joined[one.dim]
+    rows = joined.joined[joined.dim]
 
     def look_up(table: jax.Array, ids: jax.Array) -> jax.Array:
-        found = e.primitive.bind(table, lax.min(ids, jnp.asarray(rows - 1, ids.dtype)), **e.params)
+        result = e.primitive.bind(table, lax.min(ids, jnp.asarray(rows - 1, ids.dtype)), **e.params)
         promises = e.params["mode"] == Mode.PROMISE_IN_BOUNDS
-        return promised(found, ids.reshape(ids.shape[:-1]), rows) if promises else found
+        return promised(result, ids.reshape(ids.shape[:-1]), rows) if promises else result
 
     program = close(jax.make_jaxpr(look_up)(tensors[table].struct, tensors[ids].struct))
     new: dict[int, int] = dict(zip(program.inputs, (table, ids), strict=True))
     new.update(zip((a for a in program.outputs if isinstance(a, int)), e.results, strict=True))
-    made = []
+    equations = []
     for step in program.equations:
         for v in step.results:
             if v not in new:
@@ -142,13 +151,19 @@ def _in_range(e: Equation, one: Joined, tensors: dict[int, Tensor]) -> tuple[Equ
         operands = tuple(new[a] if isinstance(a, int) else a for a in step.operands)
         results = tuple(new[v] for v in step.results)
         group = e.group if step.name == e.name else ()
-        made.append(replace(step, operands=operands, results=results, source=e.source, group=group, scope=e.scope))
-    return tuple(made)
+        equations.append(replace(step, operands=operands, results=results, source=e.source, group=group, scope=e.scope))
+    return tuple(equations)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """What is joined, the equation that joins it, if one does, and the look-up that alone reads it, if one does."""
+    """A joined array, and its place in the program by numbers of equations.
+
+    Attributes:
+        joined: the array.
+        join: the concatenation that it replaces; None for a single table.
+        look_up: the look-up that is its only user, if one is.
+    """
 
     joined: Joined
     join: int | None
@@ -156,7 +171,15 @@ class _Place:
 
 
 class _Walk:
-    """A program's joins, followed back to its inputs."""
+    """A search for concatenations of inputs, from each concatenation backward to the inputs.
+
+    Attributes:
+        own: the numbers of the inputs that may be joined, by variable.
+        maker: the number of the equation that produces each variable.
+        readers: the numbers of the equations that read each variable.
+        ends: the variables that are outputs.
+        absorbed: the numbers of the equations between inputs and concatenations, which joined arrays replace.
+    """
 
     def __init__(self, body: Body, own: Collection[int]) -> None:
         self.body, self.reading = body, Reading(body)
@@ -168,51 +191,57 @@ class _Walk:
                 if isinstance(a, int):
                     self.readers.setdefault(a, []).append(k)
         self.ends = {a for a in body.outputs if isinstance(a, int)}
-        self.gone: set[int] = set()  # equations that lead to a join
+        self.absorbed: set[int] = set()
 
     def joins(self, devices: int) -> list[_Place]:
-        """All joins of inputs that nothing else reads, in order: of joins of joins, the outermost."""
-        found: list[_Place] = []
+        """Return all concatenations of inputs without other users, in order; of nested ones, the outermost."""
+        places: list[_Place] = []
         for k in reversed(range(len(self.body.equations))):
             e = self.body.equations[k]
-            if e.name == "concatenate" and k not in self.gone and (one := self.joined(k, e)) is not None:
-                found.append(self.filled(one, e.results[0], k, devices))
-        return found[::-1]
+            if e.name == "concatenate" and k not in self.absorbed and (joined := self.joined(k, e)) is not None:
+                places.append(self.padded(joined, e.results[0], k, devices))
+        return places[::-1]
 
     def tables(self, devices: int) -> list[_Place]:
-        """Inputs alone that only a look-up reads, and whose rows nothing divides."""
-        whole = [(k, v, unchanged(self.body.tensors[v].shape)) for v, k in self.own.items() if len(self.body.tensors[v].shape) == 2]
-        found = [self.filled(Joined((k,), (view,), 0), v, None, devices) for k, v, view in whole]
-        return [place for place in found if place.joined.zeros]
+        """Return single inputs that only a look-up reads, and whose rows must be padded."""
+        matrices = [
+            (k, v, unchanged(self.body.tensors[v].shape)) for v, k in self.own.items() if len(self.body.tensors[v].shape) == 2
+        ]
+        places = [self.padded(Joined((k,), (view,), 0), v, None, devices) for k, v, view in matrices]
+        return [place for place in places if place.joined.zeros]
 
-    def filled(self, one: Joined, variable: int, join: int | None, devices: int) -> _Place:
-        """What is read as a variable, with zeros behind it if that is a table whose rows are only looked up."""
-        look_up = self.look_up(variable) if one.dim == 0 else None
-        return _Place(one if look_up is None else replace(one, zeros=-one.joined[0] % devices), join, look_up)
+    def padded(self, joined: Joined, variable: int, join: int | None, devices: int) -> _Place:
+        """Return the place of a joined array that is read as a variable, padded if only a look-up of rows reads it."""
+        look_up = self.look_up(variable) if joined.dim == 0 else None
+        return _Place(joined if look_up is None else replace(joined, zeros=-joined.joined[0] % devices), join, look_up)
 
     def look_up(self, table: int) -> int | None:
-        """The equation that alone reads a variable, if it is a look-up of its rows."""
+        """Return the number of the only equation that reads a variable, if it is a look-up of its rows."""
         (k, *others) = self.readers.get(table, [-1])
         if k < 0 or others or table in self.ends:
             return None
         e = self.body.equations[k]
-        found, rows = self.reading.by_result.get(e.results[0]), self.body.tensors[table].shape[0]
-        if found is None or found.operator != "embedding" or e.operands[0] != table or not isinstance(e.operands[1], int):
+        application, rows = self.reading.by_result.get(e.results[0]), self.body.tensors[table].shape[0]
+        is_look_up = application is not None and application.operator == "embedding"
+        if not is_look_up or e.operands[0] != table or not isinstance(e.operands[1], int):
             return None
         return k if rows - 1 <= jnp.iinfo(self.body.tensors[e.operands[1]].dtype).max else None
 
     def joined(self, k: int, e: Equation) -> Joined | None:
-        """What an equation joins, if that is inputs that nothing else reads, and nothing but them."""
+        """Return the joined array for a concatenation, or None unless all its parts are inputs without other users."""
         dim = int(e.params["dimension"])
-        found = [self.parts(a, k, dim) for a in e.operands]
-        parts = [part for some in found for part in some or ()]
-        if None in found or len(parts) < 2 or not prod(self.body.tensors[e.results[0]].shape):
+        groups = [self.parts(a, k, dim) for a in e.operands]
+        parts = [part for group in groups for part in group or ()]
+        if None in groups or len(parts) < 2 or not prod(self.body.tensors[e.results[0]].shape):
             return None
-        self.gone.update(m for part in parts for m in part.equations)
+        self.absorbed.update(m for part in parts for m in part.equations)
         return Joined(tuple(part.leaf for part in parts), tuple(part.view for part in parts), dim)
 
     def parts(self, atom: Atom, reader: int, dim: int) -> list[_Part] | None:
-        """The inputs that an operand is made of by rearranging one, or by joining several along the same dimension."""
+        """Return the inputs of an operand that is a rearranged input, or a concatenation of several along the same dimension.
+
+        Returns None for any other operand.
+        """
         if not isinstance(atom, int) or self.readers[atom] != [reader] or atom in self.ends:
             return None
         k = self.maker.get(atom)
@@ -220,26 +249,26 @@ class _Walk:
         if k is None or e is None or e.name != "concatenate" or int(e.params["dimension"]) != dim:
             return self.input(atom, reader)
         inner = [self.parts(a, k, dim) for a in e.operands]
-        return None if None in inner else [replace(x, equations=(*x.equations, k)) for some in inner for x in some or ()]
+        return None if None in inner else [replace(x, equations=(*x.equations, k)) for group in inner for x in group or ()]
 
     def input(self, atom: int, reader: int) -> list[_Part] | None:
-        """The input that a variable is, seen through equations that only rearrange it, each the only reader of the last."""
-        origin, found = self.reading.origin(atom), list[int]()
+        """Return the input of which a variable is a rearrangement, if each value between has one user only; otherwise None."""
+        origin, equations = self.reading.origin(atom), list[int]()
         v: Atom = atom
         while isinstance(v, int) and self.readers[v] == [reader] and v not in self.ends:
             if v in self.own:
-                return [_Part(self.own[v], origin.view, tuple(found))] if origin.atom == v else None
+                return [_Part(self.own[v], origin.view, tuple(equations))] if origin.atom == v else None
             reader = self.maker.get(v, -1)
             if reader < 0 or rearrangement_of(self.body.equations[reader], self.body) is None:
                 return None
-            found.append(reader)
+            equations.append(reader)
             v = self.body.equations[reader].operands[0]
         return None
 
 
 @dataclass(frozen=True)
 class _Part:
-    """An input that is joined, by number, how it is seen, and the equations between."""
+    """A part of a joined array: the number of an input, its rearrangement, and the equations that rearrange it."""
 
     leaf: int
     view: Rearrangement

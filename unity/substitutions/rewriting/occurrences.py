@@ -1,7 +1,7 @@
-"""Where a rule applies in a captured program: which variables its own stand for, and which results its outputs are.
+"""Occurrences of rules in captured programs: bindings of a rule's variables and outputs to a program's values.
 
-One side of a rule is looked for; the other takes its place (`rewriting.py`). Rearrangements need no rules: operands are compared
-as they are seen through reshapes and transposes, so a rule of matrices finds products of any dimension numbers.
+One side of a rule is matched, and the other replaces it (`rewriting.py`). Rearrangements need no rules: operands are compared
+through reshapes and transposes, so that a rule about matrices matches products of any dimension numbers.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from unity.verify.proofs.intermediates import contained
 
 COMMUTATIVE = frozenset({"add", "mul"})  # the library's rules add.is.add and mul.is.mul
 REARRANGING = frozenset({"transpose", "merge", "unmerge"})
-LINEAR = REARRANGING | {"add", "sub", "bias", "concat", "split", "sum", "embedding"}  # no derivative depends on an operand
-DEPTH = 3  # of elementwise operators through which a root is seen as a product is
+LINEAR = REARRANGING | {"add", "sub", "bias", "concat", "split", "sum", "embedding"}  # derivatives do not depend on operands
+DEPTH = 3  # of elementwise operators through which a root may be viewed as a product's result is
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A rule in one direction: `left` is looked for. `backward` says that it is the rule's right side."""
+    """A rule in one direction: `left` is matched and replaced by `right`. With `backward`, `left` is the rule's right side."""
 
     rule: Rule
     backward: bool
@@ -60,12 +60,15 @@ class Pattern:
 
     @cached_property
     def roots(self) -> tuple[Apply, ...]:
-        """The outputs that are looked for: operators, all of them."""
+        """The matched outputs. In a usable pattern, all of them are operators."""
         return tuple(t for t in self.left if isinstance(t, Apply))
 
     @cached_property
     def usable(self) -> bool:
-        """Whether it can be looked for: algebraic, every variable bound, every operator one that programs are read in."""
+        """Whether the pattern can be matched in programs and is useful.
+
+        It must be algebraic, bind every variable, and use only operators that programs are read in.
+        """
         names = {a.operator for a in applications(self.left)}
         return (
             not self.rule.parallel
@@ -80,23 +83,23 @@ class Pattern:
 
     @property
     def inflates(self) -> bool:
-        """Whether what takes the place contains what was there, and more: it would apply for ever, and to no end."""
+        """Whether the replacement contains the matched side and more, so that the rule could be applied without end."""
         return any(t in self.left for root in self.right for t in subterms((root,)) if t != root)
 
     @cached_property
     def dropped(self) -> tuple[Apply, ...]:
-        """The products and functions that only the new side computes whole, to take one part of the results.
+        """The nonlinear values that the replacement computes entirely, but of which it uses only one part.
 
-        The other part has a cotangent of zero, which is NaN times an infinite derivative, such as that of a square root at 0.
+        The other part has a cotangent of zero. Its product with an infinite derivative, such as that of a square root at 0, is NaN.
         """
-        before, after = set(subterms(self.left)), set(subterms(self.right))
-        splits = [t for t in after if isinstance(t, Apply) and t.operator == "split" and t.operands[0] not in before]
-        alone = [t.operands[0] for t in splits if replace(t, result=1 - t.result) not in after]
-        return tuple(t for t in alone if isinstance(t, Apply) and any(a.operator not in LINEAR for a in applications((t,))))
+        old, new = set(subterms(self.left)), set(subterms(self.right))
+        splits = [t for t in new if isinstance(t, Apply) and t.operator == "split" and t.operands[0] not in old]
+        partly_used = [t.operands[0] for t in splits if replace(t, result=1 - t.result) not in new]
+        return tuple(t for t in partly_used if isinstance(t, Apply) and any(a.operator not in LINEAR for a in applications((t,))))
 
     @cached_property
     def rest(self) -> tuple[Term, ...]:
-        """What is looked for, of the other part of everything that is split."""
+        """The matched side, with each part of a split exchanged for the other part."""
 
         def other(term: Term) -> Term:
             return replace(term, result=1 - term.result) if isinstance(term, Apply) and term.operator == "split" else term
@@ -105,7 +108,7 @@ class Pattern:
 
     @property
     def commutes(self) -> bool:
-        """Whether it only exchanges the operands of one operator: occurrences are found in either order anyway."""
+        """Whether the rule only exchanges the operands of one operator, which matching does anyway."""
         if len(self.left) != 1 or not all(isinstance(t, Apply) for t in self.rule.sides):
             return False
         (a,), (b,) = self.roots, (t for t in self.right if isinstance(t, Apply))
@@ -113,18 +116,18 @@ class Pattern:
 
     @cached_property
     def mirrors(self) -> tuple[tuple[str, ...], ...]:
-        """The other orders of its variables that leave what is looked for the same: what they find is the same place mirrored."""
+        """The other orders of the variables under which the matched side stays the same, so that they match the same places."""
         names = variables(self.left)
         orders = (p for p in itertools.permutations(names) if p != names)
-        same = sorted(_canonical(t) for t in self.left)
-        return tuple(p for p in orders if sorted(_canonical(t, dict(zip(names, p, strict=True))) for t in self.left) == same)
+        own = sorted(_canonical(t) for t in self.left)
+        return tuple(p for p in orders if sorted(_canonical(t, dict(zip(names, p, strict=True))) for t in self.left) == own)
 
     def __str__(self) -> str:
         return f"{self.rule.name}{' (backward)' if self.backward else ''}"
 
 
 def _canonical(term: Term, names: Mapping[str, str] | None = None) -> str:
-    """A term as text, variables renamed, the same for operands that commute."""
+    """Return a term as text, with variables renamed and operands that commute sorted."""
     if isinstance(term, Variable):
         return (names or {}).get(term.name, term.name)
     operands = [_canonical(t, names) for t in term.operands]
@@ -133,17 +136,25 @@ def _canonical(term: Term, names: Mapping[str, str] | None = None) -> str:
 
 
 def patterns(rules: Iterable[Rule]) -> tuple[Pattern, ...]:
-    """All directions of rules that can be looked for in programs."""
+    """Return the usable directions of rules."""
     both = (Pattern(rule, backward) for rule in rules for backward in (False, True))
     return tuple(p for p in both if p.usable)
 
 
 @dataclass(frozen=True, eq=False)
 class Occurrence:
-    """A place where a rule applies. `roots` are the program's results that are the pattern's outputs, each seen through a view.
+    """A place in a program where a rule applies.
 
-    `examples` has for operators whose equations say more than the vocabulary does (a precision, a function without a name) an
-    equation to make others like: by operator, or by the name of the function.
+    Attributes:
+        pattern: the rule, in the direction in which it applies.
+        tensors: the value of each tensor variable.
+        attributes: the value of each attribute variable.
+        roots: the program's values that match the pattern's outputs.
+        examples: by operator, or by the name of an elementwise function, an equation whose parameters beyond the vocabulary (a
+            precision, a function without a name) the replacement's equations copy.
+        inner: the variables that the matched operators produce.
+        types: the type of every subterm of both sides.
+        promised: roots that are promised look-ups, of which the rule holds only as look-ups that clamp (`language/promises.py`).
     """
 
     pattern: Pattern
@@ -151,13 +162,13 @@ class Occurrence:
     attributes: Mapping[str, Attribute]
     roots: tuple[Viewed, ...]
     examples: Mapping[str, Application]
-    inner: frozenset[int]  # variables that the operators found make
-    types: Mapping[Term, TensorType]  # of every term of both sides
-    promised: frozenset[int] = frozenset()  # roots that the rule is not true of as they are: see `promises`
+    inner: frozenset[int]
+    types: Mapping[Term, TensorType]
+    promised: frozenset[int] = frozenset()
 
     @cached_property
     def sides(self) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
-        """What is there and what takes its place, attributes written in."""
+        """The matched side and its replacement, with attribute variables replaced by their values."""
         rule = _at(self.pattern.rule, tuple(sorted(self.attributes.items())))
         assert rule is not None
         return (rule.right, rule.left) if self.pattern.backward else (rule.left, rule.right)
@@ -165,53 +176,61 @@ class Occurrence:
 
 @dataclass
 class _Binding:
-    """What has been found so far of one occurrence."""
+    """A partial match. Fields are as in `Occurrence`.
+
+    Attributes:
+        cuts: by variable and dimension, the size of the first part of a variable that is split.
+        counts: whether the rule computes with indices, so that look-ups must clamp.
+    """
 
     tensors: dict[str, Viewed] = field(default_factory=dict)
     attributes: dict[str, Attribute] = field(default_factory=dict)
     examples: dict[str, Application] = field(default_factory=dict)
-    cuts: dict[tuple[str, int], int] = field(default_factory=dict)  # where variables are split: (name, dimension) → at
+    cuts: dict[tuple[str, int], int] = field(default_factory=dict)
     inner: frozenset[int] = frozenset()
-    counts: bool = False  # whether look-ups must be those that clamp
+    counts: bool = False
     promised: frozenset[int] = frozenset()
 
     def copy(self) -> _Binding:
-        found = dict(self.tensors), dict(self.attributes), dict(self.examples), dict(self.cuts)
-        return _Binding(*found, self.inner, self.counts, self.promised)
+        copies = dict(self.tensors), dict(self.attributes), dict(self.examples), dict(self.cuts)
+        return _Binding(*copies, self.inner, self.counts, self.promised)
 
 
 def occurrences(reading: Reading, pattern: Pattern) -> Iterator[Occurrence]:
-    """Every place in a program where a pattern is, and both sides have types that agree."""
-    seen: set[tuple] = set()
+    """Yield every occurrence of a pattern in a program at which both sides have equal types."""
+    yielded: set[tuple] = set()
     for roots, binding in _roots(reading, pattern, (), _Binding(counts=counts(pattern.rule))):
         place = frozenset(r.key for r in roots)
         orders = [tuple(binding.tensors[n].key for n in order) for order in (variables(pattern.left), *pattern.mirrors)]
-        if any((place, order) in seen for order in orders):
+        if any((place, order) in yielded for order in orders):
             continue
-        found = _typed(reading.body, pattern, roots, binding)
-        if found is not None and _reads_all(reading, pattern, binding):
-            seen.add((place, orders[0]))
-            yield found
+        occurrence = _typed(reading.body, pattern, roots, binding)
+        if occurrence is not None and _reads_all(reading, pattern, binding):
+            yielded.add((place, orders[0]))
+            yield occurrence
 
 
 def _reads_all(reading: Reading, pattern: Pattern, binding: _Binding) -> bool:
-    """Whether the program computes all that the new side does, whole or of the rest, or drops nothing."""
-    wanted = (*pattern.dropped, *pattern.rest) if pattern.dropped else ()
+    """Return whether the program itself computes a value that the replacement uses only in part, entirely or its other part.
+
+    True if the pattern has no such value (`Pattern.dropped`).
+    """
+    required = (*pattern.dropped, *pattern.rest) if pattern.dropped else ()
     places = (
         (term, Viewed(v, view))
-        for term in wanted
+        for term in required
         if isinstance(term, Apply)
         for application in reading.by_operator.get(term.operator, ())
         for k, v in enumerate(application.results)
         for view in views_of(reading, application, k, DEPTH)
     )
-    return not wanted or any(next(_match(reading, term, x, binding.copy()), None) is not None for term, x in places)
+    return not required or any(next(_match(reading, term, x, binding.copy()), None) is not None for term, x in places)
 
 
 def _roots(
     reading: Reading, pattern: Pattern, done: tuple[Viewed, ...], binding: _Binding
 ) -> Iterator[tuple[tuple[Viewed, ...], _Binding]]:
-    """Ways to place the outputs that follow those that are placed."""
+    """Yield matches of the pattern's outputs that follow those already matched (`done`), with all outputs' values."""
     if len(done) == len(pattern.roots):
         yield done, binding
         return
@@ -225,25 +244,25 @@ def _roots(
             continue
         for view in views_of(reading, application, index, DEPTH):
             place = Viewed(variable, view)
-            for found in _match(reading, root, place, binding):
-                yield from _roots(reading, pattern, (*done, place), found)
+            for extended in _match(reading, root, place, binding):
+                yield from _roots(reading, pattern, (*done, place), extended)
 
 
 def views_of(reading: Reading, application: Application, index: int, depth: int) -> tuple[Rearrangement, ...]:
-    """The rearrangements through which a result is worth looking at: its own, and those that show its operands as products."""
+    """Return the rearrangements through which to match a result: its own, and those under which its operands are products."""
     natural = application.views[index]
-    found = {natural: None}
+    views = {natural: None}
     for operand in application.operands if depth else ():
         maker = reading.by_result.get(operand.atom) if isinstance(operand.atom, int) else None
         for view in views_of(reading, maker, maker.results.index(operand.atom), depth - 1) if maker is not None else ():
             whole = _above(application, natural, operand, view)
             if whole is not None and application.under(index, whole) is not None:
-                found[whole] = None
-    return tuple(found)
+                views[whole] = None
+    return tuple(views)
 
 
 def _above(application: Application, natural: Rearrangement, operand: Viewed, view: Rearrangement) -> Rearrangement | None:
-    """How a result is seen where an operand's variable is seen through `view`."""
+    """Return the view of a result under which an operand's variable has a given view, or None if there is none."""
     change = after(view, operand.view.inverse())
     if change is None or len(change.source) != len(natural.target):
         return None
@@ -256,13 +275,13 @@ def _above(application: Application, natural: Rearrangement, operand: Viewed, vi
 
 
 def _match(reading: Reading, term: Term, x: Viewed, binding: _Binding) -> Iterator[_Binding]:
-    """The ways in which a value is an instance of a term, each the binding with what it adds."""
+    """Yield the extensions of a binding under which a value is an instance of a term."""
     x = reading.seen(x)
     if isinstance(term, Variable):
         if term.name not in binding.tensors:
-            found = binding.copy()
-            found.tensors[term.name] = x
-            yield found
+            extended = binding.copy()
+            extended.tensors[term.name] = x
+            yield extended
         elif binding.tensors[term.name].key == x.key:
             yield binding
         return
@@ -270,30 +289,31 @@ def _match(reading: Reading, term: Term, x: Viewed, binding: _Binding) -> Iterat
     if application is None or application.operator != term.operator:
         return
     index = application.results.index(x.atom)
-    seen = application.under(index, x.view) if index + application.first == term.result else None
-    if seen is None:
+    under_view = application.under(index, x.view) if index + application.first == term.result else None
+    if under_view is None:
         return
-    attributes, operands = seen
-    found = binding.copy()
-    found.inner |= {x.atom} if isinstance(x.atom, int) else set()
-    if not _attributes(term, application, attributes, found):
+    attributes, operands = under_view
+    extended = binding.copy()
+    extended.inner |= {x.atom} if isinstance(x.atom, int) else set()
+    if not _attributes(term, application, attributes, extended):
         return
-    if term.operator == "split" and not _cut(term, int(attributes[0]), x.view, operands[0], found):
+    if term.operator == "split" and not _cut(term, int(attributes[0]), x.view, operands[0], extended):
         return
     for order in [operands, operands[::-1]] if term.operator in COMMUTATIVE else [operands]:
-        yield from _all(reading, term.operands, order, found)
+        yield from _all(reading, term.operands, order, extended)
 
 
 def _all(reading: Reading, terms: Sequence[Term], values: Sequence[Viewed], binding: _Binding) -> Iterator[_Binding]:
-    """The ways in which values are instances of the terms beside them."""
+    """Yield the extensions of a binding under which values are instances of terms, position by position."""
     if not terms:
         yield binding
         return
-    for found in _match(reading, terms[0], values[0], binding):
-        yield from _all(reading, terms[1:], values[1:], found)
+    for extended in _match(reading, terms[0], values[0], binding):
+        yield from _all(reading, terms[1:], values[1:], extended)
 
 
 def _attributes(term: Apply, application: Application, attributes: Sequence[Attribute], binding: _Binding) -> bool:
+    """Return whether an application has a term's attributes, and add its attribute variables and example to the binding."""
     operator = VOCABULARY[term.operator]
     if binding.counts and application.manner == PROMISED:
         binding.promised |= set(application.results)
@@ -308,7 +328,7 @@ def _attributes(term: Apply, application: Application, attributes: Sequence[Attr
 
 
 def _cut(term: Apply, dim: int, view: Rearrangement, operand: Viewed, binding: _Binding) -> bool:
-    """Notes where a variable is split: it is taken as made of two parts that meet there."""
+    """Record where a variable is split. Return whether this is where it is split elsewhere, too."""
     inner = term.operands[0]
     if not isinstance(inner, Variable):
         return True
@@ -318,24 +338,24 @@ def _cut(term: Apply, dim: int, view: Rearrangement, operand: Viewed, binding: _
 
 
 def _typed(body: Body, pattern: Pattern, roots: tuple[Viewed, ...], binding: _Binding) -> Occurrence | None:
-    """The occurrence, if both sides have equal types there, and the left one's are what the program has."""
+    """Return the occurrence, or None unless both sides have equal types, which are those of the program's values."""
     rule = _at(pattern.rule, tuple(sorted(binding.attributes.items())))
     if rule is None:
         return None
-    known = {name: _type(body, x, name, binding.cuts) for name, x in binding.tensors.items()}
-    if not satisfies(rule, known):
+    variable_types = {name: _type(body, x, name, binding.cuts) for name, x in binding.tensors.items()}
+    if not satisfies(rule, variable_types):
         return None
     try:
-        types = typecheck(rule.sides, known)
+        types = typecheck(rule.sides, variable_types)
     except IllTypedError:
         return None
     left, right = (rule.right, rule.left) if pattern.backward else (rule.left, rule.right)
     for a, b, root in zip(left, right, roots, strict=True):
-        there = (root.view.target, str(body.tensor(root.atom).dtype))
-        if types[a] != types[b] or (types[a].shape, types[a].dtype) != there:
+        actual = (root.view.target, str(body.tensor(root.atom).dtype))
+        if types[a] != types[b] or (types[a].shape, types[a].dtype) != actual:
             return None
     if any(limited(jnp.dtype(t.dtype)) for t in types.values()) and not contained(pattern.rule, pattern.backward):
-        return None  # what it computes on the way may overflow although the program does not
+        return None  # an intermediate value of the replacement may overflow although the program's do not
     fields = binding.tensors, binding.attributes, roots, binding.examples, binding.inner
     return Occurrence(pattern, *fields, types, binding.promised)
 

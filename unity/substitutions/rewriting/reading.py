@@ -1,7 +1,8 @@
-"""Reading a captured program in the vocabulary of the rules: which of its equations are applications of which operators.
+"""Interpretation of a captured program's equations as applications of the vocabulary's operators.
 
-Reshapes, transposes and broadcasts that only add dimensions of size one are no operators here, but rearrangements: an operand is a
-variable of the program, seen through one. A product of any dimension numbers is a `matmul` whose operands and result are so seen.
+Reshapes, transposes and broadcasts that only add dimensions of size one are rearrangements rather than operators: an operand is a
+variable of the program, viewed through a rearrangement. A product of any dimension numbers is a `matmul` of such operands, with a
+view of its result.
 """
 
 from __future__ import annotations
@@ -25,28 +26,29 @@ from unity.substitutions.language.term import Attribute
 
 @dataclass(frozen=True, eq=False)
 class Viewed:
-    """A variable or literal of a program, seen through a rearrangement."""
+    """A variable or literal of a program, viewed through a rearrangement."""
 
     atom: Atom
     view: Rearrangement
 
     @property
     def key(self) -> tuple[int | str, Rearrangement]:
-        """Equal for what is the same."""
+        """A key that is equal for equal values."""
         return (self.atom.key if isinstance(self.atom, Literal) else self.atom, self.view)
 
     def through(self, view: Rearrangement) -> Viewed | None:
-        """Seen through one more rearrangement."""
+        """Return the value viewed through one more rearrangement, or None if the composition has no such form."""
         both = after(view, self.view)
         return None if both is None else Viewed(self.atom, both)
 
 
 @dataclass(frozen=True, eq=False)
 class Application:
-    """An equation, read: its results, seen through `views`, are `operator(attributes, operands)`.
+    """An equation interpreted as an operator: its results, viewed through `views`, are `operator(attributes, operands)`.
 
-    `manner` is what else the equation says (a precision), which what takes its place must say too. `first` numbers the first of
-    its results among the operator's: a slice is one result of a split.
+    Attributes:
+        manner: further parameters of the equation, such as a precision, as text. A replacement must have the same.
+        first: the number of the equation's first result among the operator's: a slice may be the second result of a split.
     """
 
     operator: str
@@ -59,7 +61,7 @@ class Application:
     first: int = 0
 
     def under(self, result: int, view: Rearrangement) -> tuple[tuple[Attribute, ...], tuple[Viewed, ...]] | None:
-        """The attributes and operands of which a result seen through `view` is the operator. None if it is not of any."""
+        """Return the attributes and operands for which a result viewed through `view` is the operator's, or None."""
         natural = self.views[result]
         if view == natural:
             return self.attributes, self.operands
@@ -82,25 +84,25 @@ class Application:
 
 
 def _followed(x: Viewed, change: Rearrangement, shape: Shape) -> Viewed | None:
-    """An operand of an elementwise operator, where the result is seen so; scalars stay."""
+    """Return an operand of an elementwise operator whose result's view is changed. Scalars stay as they are."""
     return x.through(change) if x.view.target == shape else x
 
 
 def _all(
     attributes: tuple[Attribute, ...], operands: Iterable[Viewed | None]
 ) -> tuple[tuple[Attribute, ...], tuple[Viewed, ...]] | None:
-    """Both, if there are all operands."""
-    found = tuple(operands)
-    return None if None in found else (attributes, tuple(x for x in found if x is not None))
+    """Return attributes and operands, or None if an operand is None."""
+    values = tuple(operands)
+    return None if None in values else (attributes, tuple(x for x in values if x is not None))
 
 
-# The operators that programs are read in; the others of the vocabulary stand for several equations.
+# The operators as which single equations are interpreted; others of the vocabulary correspond to several equations.
 READABLE = frozenset({"add", "sub", "mul", "map", "scale", "bias", "matmul", "conv2d", "concat", "split", "sum", "embedding"})
 ELEMENTWISE = frozenset({"add", "sub", "mul", "map", "scale"})
 
 
 class Reading:
-    """A program, read once: its applications by operator, and what each variable is, seen through its reshapes and transposes."""
+    """A program with its applications by operator, and the origin of each variable through reshapes and transposes."""
 
     def __init__(self, body: Body) -> None:
         self.body = body
@@ -108,7 +110,7 @@ class Reading:
         self._origins: dict[int, Viewed] = {}
 
     def origin(self, atom: Atom) -> Viewed:
-        """The variable that an atom is a rearrangement of, and which."""
+        """Return the variable of which an atom is a rearrangement, viewed through it."""
         if isinstance(atom, Literal):
             return Viewed(atom, unchanged(atom.tensor.shape))
         if atom not in self._origins:
@@ -124,30 +126,30 @@ class Reading:
         return self.origin(e.operands[0]).through(step) or itself
 
     def seen(self, x: Viewed) -> Viewed:
-        """The same value, seen from where it comes from."""
+        """Return a view of a value as a view of the value's origin."""
         return self.origin(x.atom).through(x.view) or x
 
     @cached_property
     def applications(self) -> tuple[Application, ...]:
-        """All equations that can be read, in their order."""
-        found = (self.read(e) for e in self.body.equations)
-        return tuple(a for a in found if a is not None)
+        """The applications that equations can be interpreted as, in order."""
+        applications = (self.read(e) for e in self.body.equations)
+        return tuple(a for a in applications if a is not None)
 
     @cached_property
     def by_operator(self) -> Mapping[str, tuple[Application, ...]]:
         """The applications of each operator."""
-        found: dict[str, list[Application]] = {}
+        by_operator: dict[str, list[Application]] = {}
         for a in self.applications:
-            found.setdefault(a.operator, []).append(a)
-        return {k: tuple(v) for k, v in found.items()}
+            by_operator.setdefault(a.operator, []).append(a)
+        return {k: tuple(v) for k, v in by_operator.items()}
 
     @cached_property
     def by_result(self) -> Mapping[int, Application]:
-        """The application that makes each variable."""
+        """The application that produces each variable."""
         return {v: a for a in self.applications for v in a.results}
 
     def read(self, e: Equation) -> Application | None:
-        """An equation as an application of the vocabulary, if it is one."""
+        """Return an equation as an application of the vocabulary, or None if it is none."""
         reader = READERS.get(e.name)
         if reader is not None:
             return reader(self, e)
@@ -158,7 +160,7 @@ class Reading:
 
 
 def rearrangement_of(e: Equation, body: Body) -> Rearrangement | None:
-    """What an equation does, if it only rearranges its operand's elements."""
+    """Return the rearrangement that an equation is, or None if it does more than rearrange its operand's elements."""
     if e.name not in ("reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims") or len(e.operands) != 1:
         return None
     source, target = body.tensor(e.operands[0]).shape, body.tensors[e.results[0]].shape
@@ -176,7 +178,7 @@ READERS: dict[str, Reader] = {}
 
 
 def reads(*primitives: str) -> Callable[[Reader], Reader]:
-    """Registers how equations of some primitives are read."""
+    """Register the function that interprets equations of some primitives."""
 
     def register(reader: Reader) -> Reader:
         READERS.update(dict.fromkeys(primitives, reader))
@@ -186,7 +188,7 @@ def reads(*primitives: str) -> Callable[[Reader], Reader]:
 
 
 def _same(reading: Reading, operator: str, attributes: tuple[Attribute, ...], e: Equation, *operands: Viewed) -> Application:
-    """An application whose results are seen as they are."""
+    """Return an application whose results have no rearrangement."""
     views = tuple(unchanged(reading.tensor(v).shape) for v in e.results)
     return Application(operator, attributes, operands, e.results, views, e)
 
@@ -212,17 +214,17 @@ def _binary(reading: Reading, e: Equation) -> Application | None:
 
 
 def _bias(e: Equation, x: Viewed, b: Viewed, shape: Shape) -> Application | None:
-    """A vector added along one dimension: along the last one, if that dimension is seen as the last."""
+    """Return the addition of a vector along one dimension, which a transpose makes the last one."""
     long = [d for d, n in enumerate(b.view.target) if n > 1]
     if len(long) != 1 or b.view.target[long[0]] != shape[long[0]]:
         return None
     view = transposed(shape, (*(d for d in range(len(shape)) if d != long[0]), long[0]))
-    vector, seen = b.through(reshaped(b.view.target, (shape[long[0]],))), x.through(view)
-    return None if vector is None or seen is None else Application("bias", (), (seen, vector), e.results, (view,), e)
+    vector, tensor = b.through(reshaped(b.view.target, (shape[long[0]],))), x.through(view)
+    return None if vector is None or tensor is None else Application("bias", (), (tensor, vector), e.results, (view,), e)
 
 
 def _function(reading: Reading, e: Equation) -> Application | None:
-    """A function of one tensor, element by element; whatever it is, rules that hold of every such function hold of it."""
+    """Return an elementwise function of one tensor, for which the rules about all such functions hold."""
     name = pointwise(e)
     if name is None or not _all_floating(reading, e):
         return None
@@ -235,7 +237,7 @@ def _function(reading: Reading, e: Equation) -> Application | None:
 
 @reads("dot_general")
 def _product(reading: Reading, e: Equation) -> Application | None:
-    """As a product of matrices: leading dimensions are kept, free and contracted ones are merged."""
+    """Return a product as one of matrices: batch dimensions lead, free dimensions are merged, and so are contracted ones."""
     ((cx, cy), (bx, by)) = e.params["dimension_numbers"]
     x, y = (reading.tensor(a) for a in e.operands)
     z = reading.tensor(e.results[0])
@@ -259,10 +261,10 @@ def _product(reading: Reading, e: Equation) -> Application | None:
 
 
 def _seen(reading: Reading, atom: Atom, permutation: tuple[int, ...], shape: Shape) -> Viewed | None:
-    """An operand transposed and reshaped."""
+    """Return an operand transposed and reshaped."""
     source = reading.tensor(atom).shape
-    turned = transposed(source, permutation)
-    step = after(reshaped(turned.target, shape), turned)
+    transpose = transposed(source, permutation)
+    step = after(reshaped(transpose.target, shape), transpose)
     return reading.origin(atom).through(step) if step is not None else None
 
 
@@ -284,7 +286,7 @@ def _split(reading: Reading, e: Equation) -> Application | None:
 
 @reads("slice")
 def _slice(reading: Reading, e: Equation) -> Application | None:
-    """The first or the last part of one dimension: a result of a split."""
+    """Return a slice of the first or the last part of one dimension, as a result of a split."""
     shape = reading.tensor(e.operands[0]).shape
     starts, limits, strides = e.params["start_indices"], e.params["limit_indices"], e.params["strides"]
     cut = [d for d, n in enumerate(shape) if (starts[d], limits[d]) != (0, n)]
@@ -309,8 +311,11 @@ def _reduce_sum(reading: Reading, e: Equation) -> Application | None:
 
 @reads("gather")
 def _gather(reading: Reading, e: Equation) -> Application | None:
-    """Rows of a table. Indices are taken as they are: JAX wraps them before, and what is then out of range means the nearest row,
-    or is promised not to be there. Where it means another value (NaN), that is no look-up of the vocabulary."""
+    """Return a look-up of a table's rows.
+
+    JAX has wrapped negative indices before. For an index out of range, the look-up must read the nearest row, or the program must
+    promise that there is none; a mode that fills in another value (NaN) is not an operator of the vocabulary.
+    """
     numbers, (table, ids) = e.params["dimension_numbers"], e.operands
     t, i, z = (reading.tensor(a) for a in (table, ids, e.results[0]))
     rows = (
@@ -326,22 +331,22 @@ def _gather(reading: Reading, e: Equation) -> Application | None:
     )
     if not rows:
         return None
-    where = reading.origin(ids).through(reshaped(i.shape, i.shape[:-1]))
-    kept = {k: e.params[k] for k in SAID}
-    if where is None:
+    indices = reading.origin(ids).through(reshaped(i.shape, i.shape[:-1]))
+    bounds = params_key({k: e.params[k] for k in SAID})
+    if indices is None:
         return None
-    return Application("embedding", (), (reading.origin(table), where), e.results, (unchanged(z.shape),), e, params_key(kept))
+    return Application("embedding", (), (reading.origin(table), indices), e.results, (unchanged(z.shape),), e, bounds)
 
 
 def clamping(x: Application) -> Application:
-    """A promised look-up, as one that clamps."""
+    """Return a promised look-up as one that clamps."""
     params = {**x.equation.params, "mode": lax.GatherScatterMode.CLIP}
     return replace(x, equation=replace(x.equation, params=params), manner=CLIPPED)
 
 
 @reads("conv_general_dilated")
 def _convolution(reading: Reading, e: Equation) -> Application | None:
-    """A convolution of images, whatever the order of its dimensions."""
+    """Return a convolution of images with dimensions in any order."""
     p, numbers = e.params, e.params["dimension_numbers"]
     x, w = (reading.tensor(a) for a in e.operands)
     plain = (
@@ -366,6 +371,7 @@ def _convolution(reading: Reading, e: Equation) -> Application | None:
 
 
 def _padding(image: Shape, kernel: Shape, params: Mapping[str, Any]) -> str | None:
+    """Return a convolution's padding as "same" or "valid", or None if it is neither."""
     padding = tuple((int(a), int(b)) for a, b in params["padding"])
     if all(p == (0, 0) for p in padding):
         return "same" if set(kernel) == {1} else "valid"

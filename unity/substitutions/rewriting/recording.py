@@ -1,4 +1,4 @@
-"""Writing down an occurrence of a rule as a step of a derivation, which names values by their normal forms."""
+"""Recording of an occurrence of a rule as a step of a derivation, which refers to values by their canonical forms."""
 
 from __future__ import annotations
 
@@ -19,41 +19,40 @@ from unity.verify.derivations.nodes import CanonicalValue
 
 
 def step_of(forms: CanonicalForms, occurrence: Occurrence) -> RewriteStep | None:
-    """The step that an occurrence is, in a program of these normal forms.
+    """Return the step that applies a rule at an occurrence, in a program of these canonical forms, or None if there is none.
 
-    None where it changes nothing, as no output of the program needs its own, or where a step could not say it: if the value of an
-    output is computed twice, of which the step would change both (see `shared`), or if one is seen through two rearrangements that
-    cannot be written as one.
+    There is none if the step would change nothing, because no output of the program depends on the occurrence's; if the value of
+    a root is computed twice, as the step would change both (see `shared`); or if two rearrangements of a value do not compose.
     """
     rule = occurrence.pattern.rule
     tensors = {name: _seen(forms, x) for name, x in occurrence.tensors.items()}
     roots = [_root(forms, occurrence, k) for k in range(len(occurrence.roots))]
-    found = {name: x for name, x in tensors.items() if x is not None}
-    there = tuple(Seen(x.node.hash, x.view) for x in roots if x is not None)
-    known = all(x.value in forms.nodes for x in found.values())
-    alive = any(x.value in forms.nodes for x in there)
-    once = all(x is not None and forms.makers[x.node] == 1 for x in roots) and len({x.value for x in there}) == len(roots)
-    if not (known and alive and once) or len(found) < len(tensors):
+    tensors_seen = {name: x for name, x in tensors.items() if x is not None}
+    roots_seen = tuple(Seen(x.node.hash, x.view) for x in roots if x is not None)
+    all_in_program = all(x.value in forms.nodes for x in tensors_seen.values())
+    any_alive = any(x.value in forms.nodes for x in roots_seen)
+    once = all(x is not None and forms.makers[x.node] == 1 for x in roots) and len({x.value for x in roots_seen}) == len(roots)
+    if not (all_in_program and any_alive and once) or len(tensors_seen) < len(tensors):
         return None
     return RewriteStep(
-        rule.name,
-        content_hash(print_body(rule)),
-        occurrence.pattern.backward,
-        found,
-        there,
-        dict(occurrence.attributes),
-        {name: x.manner for name, x in occurrence.examples.items() if x.manner},
-        {name: cuts for name in found if (cuts := _cuts(occurrence, name))},
+        rule=rule.name,
+        hash=content_hash(print_body(rule)),
+        backward=occurrence.pattern.backward,
+        tensors=tensors_seen,
+        roots=roots_seen,
+        attributes=dict(occurrence.attributes),
+        manners={name: x.manner for name, x in occurrence.examples.items() if x.manner},
+        cuts={name: cuts for name in tensors_seen if (cuts := _cuts(occurrence, name))},
     )
 
 
 def shared(forms: CanonicalForms) -> CanonicalForms:
-    """The program with equal values computed once, however each was computed: so nothing of it is in the way of a step."""
+    """Return a program in which values of equal canonical form are computed once, so that a step can replace any of them."""
     body, first = forms.body, dict[str, int]()
-    same = {v: first.setdefault(forms.values[v].text, v) for v in forms.values}
+    representative = {v: first.setdefault(forms.values[v].text, v) for v in forms.values}
 
     def of(a: Atom) -> Atom:
-        return same[a] if isinstance(a, int) else a
+        return representative[a] if isinstance(a, int) else a
 
     equations = tuple(e.reading(tuple(map(of, e.operands))) for e in body.equations)
     return replace(forms, body=used(Body(body.inputs, tuple(map(of, body.outputs)), equations, body.tensors)))
@@ -71,16 +70,17 @@ def _value(forms: CanonicalForms, x: Viewed) -> CanonicalValue | None:
 
 
 def _root(forms: CanonicalForms, occurrence: Occurrence, k: int) -> CanonicalValue | None:
-    """A root as a step names it: instead of a look-up that is promised, the one that clamps, of which it is made."""
+    """Return a root's value as a step refers to it; for a promised look-up, that of the clamping look-up that it consists of."""
     root, term = occurrence.roots[k], occurrence.sides[0][k]
     if root.atom not in occurrence.promised:
         return _value(forms, root)
     assert isinstance(term, Apply)
     table, ids = (occurrence.tensors[x.name] for x in term.operands if isinstance(x, Variable))
-    given = [forms.store.rearranged(x.view, forms.of(x.atom)) for x in (table, ids)]
-    return rows_of(forms.store, given[0], given[1], CLIPPED)
+    table_value, ids_value = (forms.store.rearranged(x.view, forms.of(x.atom)) for x in (table, ids))
+    return rows_of(forms.store, table_value, ids_value, CLIPPED)
 
 
 def _cuts(occurrence: Occurrence, name: str) -> tuple[tuple[int, int], ...]:
+    """Return the seams of a variable as `RewriteStep.cuts` has them."""
     seams = occurrence.types[Variable(name)].seams
     return tuple((d - len(seams), seam[0]) for d, seam in enumerate(seams) if seam is not None)

@@ -1,4 +1,4 @@
-"""Rewriting a captured program: what a rule says takes the place of what it found. The rest is shared."""
+"""Replacement of an occurrence of a rule in a captured program. The new program shares all other equations with the old one."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ COMMUTATIVE = frozenset({"add", "mul", "add_any", "max", "min"})
 
 
 def rewritten(body: Body, occurrence: Occurrence) -> Body | None:
-    """The program with the other side of the rule in the place of an occurrence. None where a result would need itself.
+    """Return the program with an occurrence replaced by the rule's other side, or None if a value would depend on itself.
 
-    What the old results are computed from stays if something else reads it.
+    Equations of the occurrence that other equations need remain.
     """
     sub, inputs = _written(body, occurrence)
     number = max(body.tensors, default=-1) + 1
     names: dict[int, Atom] = dict(zip(sub.inputs, inputs, strict=True))
-    made: list[Equation] = []
+    added: list[Equation] = []
     tensors = dict(body.tensors)
     like = _maker(body, occurrence.roots[0].atom)
     for e in sub.equations:
@@ -37,10 +37,10 @@ def rewritten(body: Body, occurrence: Occurrence) -> Body | None:
         names.update(zip(e.results, results, strict=True))
         tensors.update((new, sub.tensors[v]) for new, v in zip(results, e.results, strict=True))
         operands = tuple(_named(a, names) for a in e.operands)
-        made.append(replace(e, operands=operands, results=results, source=like.source, scope=like.scope))
+        added.append(replace(e, operands=operands, results=results, source=like.source, scope=like.scope))
     new = {r.atom: _named(a, names) for r, a in zip(occurrence.roots, sub.outputs, strict=True) if isinstance(r.atom, int)}
     changed = [renamed(e, new) for e in body.equations]
-    order = _ordered([*changed, *made])
+    order = _ordered([*changed, *added])
     if order is None:
         return None
     outputs = tuple(new.get(a, a) if isinstance(a, int) else a for a in body.outputs)
@@ -48,38 +48,38 @@ def rewritten(body: Body, occurrence: Occurrence) -> Body | None:
 
 
 def tidy(body: Body) -> Body:
-    """Without equations that nothing depends on, equal ones computed once."""
-    return used(deduplicated(body, pure))
+    """Return a program without dead equations and without duplicates."""
+    return used(deduplicated(body, light))
 
 
 def _written(body: Body, occurrence: Occurrence) -> tuple[Body, list[Atom]]:
-    """The program of the other side, and what of the body its inputs are."""
+    """Return the replacement of an occurrence as a program, and the atoms of the body that are its inputs."""
     atoms = [x.atom for x in occurrence.tensors.values()]
-    return _program(_Other(tuple(body.tensor(a) for a in atoms), said(occurrence), occurrence)), atoms
+    return _program(_Replacement(tuple(body.tensor(a) for a in atoms), _replacement_key(occurrence), occurrence)), atoms
 
 
 @dataclass(frozen=True)
-class _Other:
-    """The other side of an occurrence: what its program depends on, and for whoever writes it the occurrence."""
+class _Replacement:
+    """The replacement of an occurrence. Equality is by the fields that its program depends on: types and `key`."""
 
     tensors: tuple[Tensor, ...]
-    said: tuple
+    key: tuple
     occurrence: Occurrence = field(compare=False)
 
 
 @lru_cache(maxsize=4096)
-def _program(other: _Other) -> Body:
-    """A rule is found in one place of many programs, and in many places alike: it is written once."""
-    names, terms = list(other.occurrence.tensors), other.occurrence.sides[1]
+def _program(replacement: _Replacement) -> Body:
+    """Return a replacement as a program, cached because a rule has equal occurrences in many programs and in many places."""
+    names, terms = list(replacement.occurrence.tensors), replacement.occurrence.sides[1]
 
     def run(*arrays: jax.Array) -> list[jax.Array]:
-        return write(other.occurrence, terms, dict(zip(names, arrays, strict=True)))
+        return write(replacement.occurrence, terms, dict(zip(names, arrays, strict=True)))
 
-    return close(jax.make_jaxpr(run)(*(t.struct for t in other.tensors)))
+    return close(jax.make_jaxpr(run)(*(t.struct for t in replacement.tensors)))
 
 
-def said(occurrence: Occurrence) -> tuple:
-    """All that `write` makes of an occurrence follows from, but for the tensors: equal where the other side is written alike."""
+def _replacement_key(occurrence: Occurrence) -> tuple:
+    """Return all of an occurrence that `write` depends on, except for the tensors' types."""
     seams = tuple(occurrence.types[Variable(name)].seams for name in occurrence.tensors)
     examples = tuple((name, x.operator, x.manner, _like(x.equation)) for name, x in sorted(occurrence.examples.items()))
     views = tuple((name, x.view) for name, x in occurrence.tensors.items()), tuple(r.view for r in occurrence.roots)
@@ -88,7 +88,7 @@ def said(occurrence: Occurrence) -> tuple:
 
 
 def _like(e: Equation) -> tuple:
-    """What other equations are made like, from this one."""
+    """Return the parts of an example that the equations written after it depend on."""
     return (e.name, e.signature, e.identity, tuple(a.key if isinstance(a, Literal) else "" for a in e.operands))
 
 
@@ -101,14 +101,14 @@ def _named(atom: Atom, names: Mapping[int, Atom]) -> Atom:
 
 
 def renamed(e: Equation, new: Mapping[int, Atom]) -> Equation:
-    """The equation, where it reads an old variable, reading the new one."""
+    """Return an equation with operands renamed."""
     if not any(isinstance(a, int) and a in new for a in e.operands):
         return e
     return e.reading(tuple(new.get(a, a) if isinstance(a, int) else a for a in e.operands))
 
 
 def _ordered(equations: Iterable[Equation]) -> list[Equation] | None:
-    """Operands before their users, otherwise as they were. None if that cannot be."""
+    """Return equations in a topological order, as close to the given order as possible, or None if they have a cycle."""
     equations = list(equations)
     maker = {v: i for i, e in enumerate(equations) for v in e.results}
     graph = nx.DiGraph()
@@ -122,15 +122,15 @@ def _ordered(equations: Iterable[Equation]) -> list[Equation] | None:
 
 
 def content_key(body: Body) -> str:
-    """A hash of what is computed: equal whatever the order of equations, of independent ones or of operands that commute."""
-    found: dict[int, str] = {v: f"in {k} {body.tensors[v]}" for k, v in enumerate(body.inputs)}
+    """Return a hash of a program's outputs that does not depend on the order of equations or of operands that commute."""
+    keys: dict[int, str] = {v: f"in {k} {body.tensors[v]}" for k, v in enumerate(body.inputs)}
 
     def of(a: Atom) -> str:
-        return a.key if isinstance(a, Literal) else found[a]
+        return a.key if isinstance(a, Literal) else keys[a]
 
     for e in body.equations:
         operands = [of(a) for a in e.operands]
         text = "\n".join([e.signature, *map(str, e.identity), *(sorted(operands) if e.name in COMMUTATIVE else operands)])
         digest = hashlib.sha256(text.encode()).hexdigest()[:32]
-        found.update((v, f"{digest}.{k}") for k, v in enumerate(e.results))
+        keys.update((v, f"{digest}.{k}") for k, v in enumerate(e.results))
     return hashlib.sha256("\n".join(of(a) for a in body.outputs).encode()).hexdigest()[:32]

@@ -1,7 +1,7 @@
-"""Writing a term of the vocabulary as a JAX program over the variables of a captured one, with as few reshapes as possible.
+"""Translation of terms to JAX over a captured program's variables, with as few reshapes and transposes as possible.
 
-A value is kept as it lies in memory, with the rearrangement through which it is seen; operators work on what lies there where
-they can.
+A value is represented by an array and a pending rearrangement. Operators apply to the array without carrying out the rearrangement
+where they can.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from unity.substitutions.rewriting.occurrences import Occurrence
 
 @dataclass(frozen=True, eq=False)
 class Laid:
-    """An array as it lies in memory, and the rearrangement through which it is the value."""
+    """A value as an array and the rearrangement that turns the array into the value."""
 
     array: jax.Array
     view: Rearrangement
@@ -45,26 +45,32 @@ class Laid:
 
 
 def laid(value: jax.Array) -> Laid:
-    """A value that lies as it is seen."""
+    """Return a value without a pending rearrangement."""
     return Laid(value, unchanged(value.shape))
 
 
 def write(occurrence: Occurrence, terms: Sequence[Term], arrays: Mapping[str, jax.Array]) -> list[jax.Array]:
-    """The results that take the place of an occurrence's roots: `terms` of its variables, as the roots lie in memory."""
+    """Compute the arrays that replace an occurrence's roots.
+
+    Args:
+        occurrence: the occurrence.
+        terms: the side of the rule that replaces it.
+        arrays: the arrays of the rule's variables.
+    """
     writer = _Writer(occurrence, arrays)
     written = map(writer.of, terms)
-    there = zip(written, occurrence.sides[0], occurrence.roots, strict=True)
-    return [_laid_as(writer.promised(x, old) if root.atom in occurrence.promised else x, root.view) for x, old, root in there]
+    triples = zip(written, occurrence.sides[0], occurrence.roots, strict=True)
+    return [_array_under(writer.promised(x, old) if root.atom in occurrence.promised else x, root.view) for x, old, root in triples]
 
 
-def _laid_as(x: Laid, view: Rearrangement) -> jax.Array:
-    """What is seen through a view as x is."""
+def _array_under(x: Laid, view: Rearrangement) -> jax.Array:
+    """Return the array whose rearrangement by `view` is the value of x."""
     back = after(view.inverse(), x.view)
     return back(x.array) if back is not None else view.inverse()(x.value)
 
 
 class _Writer:
-    """Writes every subterm once."""
+    """The translation of an occurrence's terms, each distinct subterm once."""
 
     def __init__(self, occurrence: Occurrence, arrays: Mapping[str, jax.Array]) -> None:
         self.occurrence, self.arrays = occurrence, arrays
@@ -83,24 +89,24 @@ class _Writer:
         operator = VOCABULARY[term.operator]
         write = WRITERS.get(term.operator)
         types = [self.occurrence.types[t] for t in term.operands]
-        found = write(self, term, operands, types) if write is not None else None
-        if found is not None:
-            return found
-        given = concrete(operator, term.attributes, types)
-        extra = {"at": given[-1]} if term.operator == "split" else {}
-        results = operator.run(*given[: len(operator.attributes)], *(x.value for x in operands), **extra)
+        written = write(self, term, operands, types) if write is not None else None
+        if written is not None:
+            return written
+        attributes = concrete(operator, term.attributes, types)
+        extra = {"at": attributes[-1]} if term.operator == "split" else {}
+        results = operator.run(*attributes[: len(operator.attributes)], *(x.value for x in operands), **extra)
         return [laid(x) for x in (results if isinstance(results, list) else [results])]
 
     def promised(self, x: Laid, look_up: Term) -> Laid:
-        """Writes the replacement of a promised look-up, given that of the clamping one."""
+        """Return the replacement of a promised look-up, given that of the clamping one."""
         assert isinstance(look_up, Apply)
         table, ids = look_up.operands
         return laid(promised(x.value, self.of(ids).value, self.occurrence.types[table].shape[0]))
 
     def example(self, name: str) -> Equation | None:
-        """An equation of the program to make others like."""
-        found = self.occurrence.examples.get(name)
-        return found.equation if found is not None else None
+        """Return the program's equation whose further parameters an operator's equations copy, if there is one."""
+        application = self.occurrence.examples.get(name)
+        return application.equation if application is not None else None
 
 
 Writer = Callable[[_Writer, Apply, list[Laid], list[TensorType]], list[Laid] | None]
@@ -108,7 +114,10 @@ WRITERS: dict[str, Writer] = {}
 
 
 def writes(*operators: str) -> Callable[[Writer], Writer]:
-    """Registers how applications of some operators are written where they lie."""
+    """Register the function that translates applications of some operators without carrying out rearrangements.
+
+    It returns None where it cannot; the operator's own function is then applied to the rearranged arrays.
+    """
 
     def register(writer: Writer) -> Writer:
         WRITERS.update(dict.fromkeys(operators, writer))
@@ -135,15 +144,15 @@ def _scale(writer: _Writer, term: Apply, operands: list[Laid], types: list[Tenso
 
 @writes("map")
 def _map(writer: _Writer, term: Apply, operands: list[Laid], types: list[TensorType]) -> list[Laid] | None:
-    """As the equation does that was read as this function."""
+    """Apply the function by the primitive of the equation that was interpreted as it."""
     (x,) = operands
     example = writer.example(str(term.attributes[0]))
     if example is None:
         return None
     if example.name == DERIVED:
         return [Laid(jax.nn.relu(x.array), x.view)]
-    given = [np.asarray(a.value).reshape(()) if isinstance(a, Literal) else x.array for a in example.operands]
-    return [Laid(example.primitive.bind(*given, **example.params), x.view)]
+    operands_of_example = [np.asarray(a.value).reshape(()) if isinstance(a, Literal) else x.array for a in example.operands]
+    return [Laid(example.primitive.bind(*operands_of_example, **example.params), x.view)]
 
 
 @writes("bias")
@@ -165,9 +174,9 @@ def _matmul(writer: _Writer, term: Apply, operands: list[Laid], types: list[Tens
         x, y = laid(x.value), laid(y.value)
     numbers = _numbers(x, y)
     assert numbers is not None
-    said = example.params if example is not None else {}
-    kept = {k: said[k] for k in ("precision", "preferred_element_type") if k in said}
-    z = lax.dot_general(x.array, y.array, numbers, **kept)
+    params = example.params if example is not None else {}
+    precision = {k: params[k] for k in ("precision", "preferred_element_type") if k in params}
+    z = lax.dot_general(x.array, y.array, numbers, **precision)
     *batch, n, _ = types[0].shape
     return [Laid(z, reshaped(z.shape, (*batch, n, types[1].shape[-1])))]
 
@@ -176,7 +185,7 @@ Numbers = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], 
 
 
 def _numbers(x: Laid, y: Laid) -> Numbers | None:
-    """The dimension numbers of the product of two matrices where their elements lie. None if they must be rearranged first."""
+    """Return the dimension numbers by which the arrays of two matrices are multiplied, or None if they must be rearranged first."""
     left, right = dimensions(x.view), dimensions(y.view)
     if left is None or right is None:
         return None
@@ -219,7 +228,7 @@ def _split(writer: _Writer, term: Apply, operands: list[Laid], types: list[Tenso
 
 @writes("embedding")
 def _embedding(writer: _Writer, term: Apply, operands: list[Laid], types: list[TensorType]) -> list[Laid] | None:
-    """With the mode for indices out of range that the program has."""
+    """Look up rows with the program's own mode for indices out of range."""
     table, ids = (x.value for x in operands)
     example = writer.example("embedding")
     if example is None:
@@ -231,13 +240,13 @@ def _embedding(writer: _Writer, term: Apply, operands: list[Laid], types: list[T
 
 @writes("conv2d")
 def _conv2d(writer: _Writer, term: Apply, operands: list[Laid], types: list[TensorType]) -> list[Laid] | None:
-    """In the order of dimensions that the program has."""
+    """Convolve images with dimensions in the program's own order."""
     example = writer.example("conv2d")
     if example is None:
         return None
     groups, stride, padding = term.attributes
     p, numbers = example.params, example.params["dimension_numbers"]
-    image, kernel = (_brought(x, spec) for x, spec in zip(operands, (numbers.lhs_spec, numbers.rhs_spec), strict=True))
+    image, kernel = (_in_order(x, spec) for x, spec in zip(operands, (numbers.lhs_spec, numbers.rhs_spec), strict=True))
     z = lax.conv_general_dilated(
         image, kernel, (int(stride),) * 2, str(padding).upper(), dimension_numbers=numbers,
         feature_group_count=int(groups) or types[0].shape[1], precision=p["precision"],
@@ -246,8 +255,8 @@ def _conv2d(writer: _Writer, term: Apply, operands: list[Laid], types: list[Tens
     return [Laid(z, transposed(z.shape, tuple(numbers.out_spec)))]
 
 
-def _brought(x: Laid, spec: Sequence[int]) -> jax.Array:
-    """The array whose transpose by `spec` x is."""
+def _in_order(x: Laid, spec: Sequence[int]) -> jax.Array:
+    """Return the array whose transpose by `spec` is the value of x."""
     back = transposed(x.view.target, tuple(sorted(range(len(spec)), key=lambda k: spec[k])))
     both = after(back, x.view)
     return both(x.array) if both is not None else back(x.value)
