@@ -40,7 +40,7 @@ def smallest(constraints: Sequence[Constraint], feasible: Callable[[Sequence[Con
 def conflict(bound: Bound, search: Search, limit: float = inf) -> str | None:
     """Return the message about the smallest set of constraints that leaves no plan that fits a limit.
 
-    Returns None if there are no constraints, or no plan without them either.
+    Returns None without constraints, or if no plan fits without them either.
     """
 
     def without_limit(some: Sequence[Constraint]) -> bool:

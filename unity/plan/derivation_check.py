@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from unity.base.errors import DerivationError
 from unity.pcg.parallel.check import check
 from unity.pcg.parallel.serial_view import erased
+from unity.substitutions.language.derivation import RewriteStep
 
 if TYPE_CHECKING:
     from unity.plan.plan import Plan
-    from unity.substitutions.language.derivation import RewriteStep
 
 
 def check_derivation(plan: Plan) -> tuple[RewriteStep, ...]:

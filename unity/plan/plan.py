@@ -37,18 +37,20 @@ from unity.search.memory.backend import backend_of
 from unity.search.memory.timeline import MemoryTimeline, memory_timeline
 from unity.search.session import Candidate
 from unity.search.substitution.trace import RuleApplication
+from unity.substitutions.language.axioms import default_library
+from unity.substitutions.language.derivation import RewriteStep
+from unity.substitutions.language.parallel_derivation import Parallelization
+from unity.substitutions.rewriting.parallel_recording import recorded
 from unity.transforms.branches import Branching
 from unity.transforms.packing import Joining
 from unity.transforms.pipelining import Pipelining
 from unity.transforms.rewriting import Rewriting
+from unity.verify.derivations.parallel import Replayed, check_parallelization
 
 if TYPE_CHECKING:
     from unity.diff import PlanDiff
     from unity.exec.compiled.check import Check
     from unity.search.simulator import Simulation
-    from unity.substitutions.language.derivation import RewriteStep
-    from unity.substitutions.language.parallel_derivation import Parallelization
-    from unity.verify.derivations.parallel import Replayed
 
 
 class Plan:
@@ -383,8 +385,6 @@ class Plan:
     @cached_property
     def parallelization(self) -> Parallelization:
         """The rules that derive the parallel graph from the serial one: one for each operator and axis, and all type changes."""
-        from unity.substitutions.language.axioms import default_library
-        from unity.substitutions.rewriting.parallel_recording import recorded
 
         return recorded(self.serial, self.pcg, default_library())
 
@@ -394,8 +394,6 @@ class Plan:
         The result prints how many applications are proved, by rules of the library or by the proofs of the operator table, and
         which are not. Raises DerivationError, naming the operator, where the recorded rules do not yield the plan's graph.
         """
-        from unity.substitutions.language.axioms import default_library
-        from unity.verify.derivations.parallel import check_parallelization
 
         return check_parallelization(self.serial, self.pcg, self.parallelization, default_library())
 

@@ -145,7 +145,7 @@ def summaries(path: str | Path, data: dict[str, Any]) -> tuple[Summary, Summary]
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Return a plan file's data. Raises PlanError if the file is no plan, is damaged, or has another schema."""
+    """Return a plan file's data. Raises PlanError if the file is not a plan, is damaged, or has another schema."""
     try:
         data = json.loads(atomic.path_of(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # ValueError: the file is not UTF-8, or not JSON

@@ -155,8 +155,8 @@ class Task:
     def searched_jointly(self, machine: Machine) -> Solution:
         """Return the best solution over the captured program and those that it may be transformed into.
 
-        After Ctrl-C this is the best until then. KeyboardInterrupt is raised if there is none yet, or if it lacks a transformation
-        that the plan must have.
+        After Ctrl-C this is the best solution so far. Raises KeyboardInterrupt if no solution was reached, or if the plan must have
+        a transformation that a solution so far may lack.
         """
         reached = UntilInterrupted(self.improvements(machine))
         solutions = [solution for solution in reached if solution is not None]
@@ -307,7 +307,7 @@ class Task:
         return {"search": search, "choose": self.fitting, "worth": self.worth, "than": beaten, "say": self.say}
 
     def fitting(self, search: Search) -> Candidate | None:
-        """Return the best point by the objective, or None if it exceeds the limit or there is none."""
+        """Return the best point by the objective, or None if no point fits the limit."""
         candidate = self.best(search)
         return candidate if candidate is not None and candidate.memory <= self.limit else None
 

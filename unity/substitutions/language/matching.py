@@ -18,7 +18,7 @@ class Substitution:
 
 
 def match(patterns: Sequence[Term], terms: Sequence[Term]) -> Substitution | None:
-    """Return the substitution that turns each pattern into the term at its position, or None if there is none."""
+    """Return the substitution that turns each pattern into the term at its position, or None if no substitution does."""
     substitution = Substitution()
     matches = len(patterns) == len(terms) and all(_match(p, t, substitution) for p, t in zip(patterns, terms, strict=True))
     return substitution if matches else None

@@ -103,9 +103,9 @@ def after(second: Rearrangement, first: Rearrangement) -> Rearrangement | None:
 
 
 def _common(a: Shape, b: Shape) -> tuple[list[list[int]], list[list[int]]] | None:
-    """Return the coarsest common refinement of two shapes, grouped by the dimensions of each, or None if there is none.
+    """Return the coarsest common refinement of two shapes with positive sizes, grouped by the dimensions of each.
 
-    All sizes are positive.
+    Returns None if they divide a dimension at positions of which neither is a multiple of the other.
     """
     left: list[list[int]] = [[] for _ in a]
     right: list[list[int]] = [[] for _ in b]
@@ -166,7 +166,7 @@ class _Atoms:
 
 @lru_cache(maxsize=65536)
 def _atoms(view: Rearrangement) -> _Atoms | None:
-    """Return a rearrangement's refinement, or None if there is none or the tensor has no elements."""
+    """Return a rearrangement's refinement, or None if it has no refinement or the tensor has no elements."""
     if 0 in view.sizes:
         return None
     permuted = tuple(view.sizes[p] for p in view.permutation)

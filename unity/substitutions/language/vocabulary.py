@@ -241,7 +241,7 @@ def _mul(x: jax.Array, y: jax.Array) -> Thunk:
 
 @compute("map", "function", operands=1)
 def _map(f: str, x: jax.Array) -> Thunk:
-    """An elementwise function. A variable is represented by the hyperbolic sine, about which there are no rules."""
+    """An elementwise function. A variable is represented by the hyperbolic sine, which no rule mentions."""
     _floating("map", x)
     return lambda: FUNCTIONS.get(f, jnp.sinh)(x)
 

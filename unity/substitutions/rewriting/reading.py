@@ -149,7 +149,7 @@ class Reading:
         return {v: a for a in self.applications for v in a.results}
 
     def read(self, e: Equation) -> Application | None:
-        """Return an equation as an application of the vocabulary, or None if it is none."""
+        """Return an equation as an application of the vocabulary, or None if no operator matches it."""
         reader = READERS.get(e.name)
         if reader is not None:
             return reader(self, e)
@@ -314,7 +314,7 @@ def _gather(reading: Reading, e: Equation) -> Application | None:
     """Return a look-up of a table's rows.
 
     JAX has wrapped negative indices before. For an index out of range, the look-up must read the nearest row, or the program must
-    promise that there is none; a mode that fills in another value (NaN) is not an operator of the vocabulary.
+    promise that no index is; a mode that fills in another value (NaN) is not an operator of the vocabulary.
     """
     numbers, (table, ids) = e.params["dimension_numbers"], e.operands
     t, i, z = (reading.tensor(a) for a in (table, ids, e.results[0]))

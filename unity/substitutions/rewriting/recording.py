@@ -19,9 +19,9 @@ from unity.verify.derivations.nodes import CanonicalValue
 
 
 def step_of(forms: CanonicalForms, occurrence: Occurrence) -> RewriteStep | None:
-    """Return the step that applies a rule at an occurrence, in a program of these canonical forms, or None if there is none.
+    """Return the step that applies a rule at an occurrence, in a program of these canonical forms.
 
-    There is none if the step would change nothing, because no output of the program depends on the occurrence's; if the value of
+    Returns None if the step would change nothing, because no output of the program depends on the occurrence's; if the value of
     a root is computed twice, as the step would change both (see `shared`); or if two rearrangements of a value do not compose.
     """
     rule = occurrence.pattern.rule
