@@ -114,5 +114,5 @@ def kernel(dimensions: str, *, split: str = "", summed: str = "", flops: Flops =
     Raises:
         KernelError: the names contradict each other.
     """
-    declared = Dimensions.read(dimensions, split, summed)
+    declared = KernelDimensions.read(dimensions, split, summed)
     return lambda function: Kernel(function, declared, flops)

@@ -19,7 +19,7 @@ from unity.pcg.capture.capture import capture
 from unity.pcg.ir.graph import PCG
 from unity.pcg.propagation.choices import choices
 from unity.plan.plan import Plan
-from unity.plan.plan_family import Made
+from unity.plan.plan_family import PlanFamily
 from unity.search.cost.assembly import assemble
 from unity.search.cost.cost import Training
 from unity.search.session import Candidate, Search
@@ -243,7 +243,7 @@ def test_plans_compute_what_the_function_does(fn: Callable[..., Any], dtype: str
         assembled = assemble(captured.graph, captured.differentiated, machine, Training())
         drawn = (assembled.assignment(random_point(assembled, np.random.default_rng(seed))) for seed in range(4))
         for candidate in (searched.fastest, *(Candidate(0.0, 0.0, a) for a in drawn)):
-            plan = Plan(Made(fn, captured, searched, 0.0), candidate)
+            plan = Plan(PlanFamily(fn, captured, searched, 0.0), candidate)
             jax.tree.map(compare, jax.value_and_grad(plan)(w, x), wanted)
             assert plan.check_parallelization()
-        assert Plan(Made(fn, captured, searched, 0.0), searched.fastest).check().agrees()
+        assert Plan(PlanFamily(fn, captured, searched, 0.0), searched.fastest).check().agrees()

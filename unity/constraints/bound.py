@@ -42,14 +42,14 @@ class Bound:
     marked: tuple[Marked, ...] = ()
     paths: Spellings = ()
     learned: frozenset[int] = frozenset()
-    instead: Callable[[Dimensions], Mapping[int, Mask]] = field(default=lambda dimensions: {})
+    instead: Callable[[ProgramDimensions], Mapping[int, Mask]] = field(default=lambda dimensions: {})
 
     @property
     def every(self) -> tuple[Constraint, ...]:
         """All constraints on types."""
         return (*(c for c in self.passed if not isinstance(c, WithoutRules)), *self.marked)
 
-    def __call__(self, dimensions: Dimensions, machine: Machine) -> Mapping[int, Mask]:
+    def __call__(self, dimensions: ProgramDimensions, machine: Machine) -> Mapping[int, Mask]:
         """Return the masks of the constrained sites, by site.
 
         Raises ConstraintError if a constraint names something that the program or the machine does not have.
@@ -60,7 +60,7 @@ class Bound:
                 masks[s] = (*masks.get(s, ()), rule)
         return masks | dict(self.instead(dimensions))
 
-    def resolver(self, dimensions: Dimensions, machine: Machine) -> Resolver:
+    def resolver(self, dimensions: ProgramDimensions, machine: Machine) -> Resolver:
         """Return the resolver of constraints' names for a program on a machine, whose first input sites are the arguments."""
         inputs = tuple(s for s, site in enumerate(dimensions.opened.sites) if site.kind == "input")
         learned = frozenset(inputs[k] for k in self.learned)
@@ -105,7 +105,7 @@ class Bound:
         """Yield the values that are split across a level as a constraint forbids, or not split as it requires."""
         opened = sites_of(serial, self.learned, True)
         offers = offered(opened.sites)
-        resolver = self.resolver(Dimensions(opened, offers, ranks(opened.sites, offers)), machine)
+        resolver = self.resolver(ProgramDimensions(opened, offers, ranks(opened.sites, offers)), machine)
         split, levels = resolver.splits_a(constraint.dimension), resolver.level(constraint.level)
         for before, after in twins(serial, parallel):
             site = opened.of_node.get(id(before), -1)

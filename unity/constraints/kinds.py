@@ -22,7 +22,7 @@ class Constraint(ABC):
     """A condition that a plan must obey. It prints as the user wrote it."""
 
     @abstractmethod
-    def rules(self, resolver: Resolver) -> Iterator[tuple[int, Rule]]:
+    def rules(self, resolver: Resolver) -> Iterator[tuple[int, MaskRule]]:
         """Yield the restricted sites, each with a rule about its choices. Raises ConstraintError if a name refers to nothing."""
 
     @abstractmethod
@@ -37,7 +37,7 @@ class Pin(Constraint):
     path: str
     wanted: Wanted
 
-    def rules(self, resolver: Resolver) -> Iterator[tuple[int, Rule]]:
+    def rules(self, resolver: Resolver) -> Iterator[tuple[int, MaskRule]]:
         for k in matched(self.path, resolver.paths):
             site = resolver.inputs[k]
             rank = resolver.dimensions.opened.sites[site].results[0].ndim
@@ -68,7 +68,7 @@ class OperatorPin(Constraint):
     wanted: Wanted
     results: tuple[str, ...]
 
-    def rules(self, resolver: Resolver) -> Iterator[tuple[int, Rule]]:
+    def rules(self, resolver: Resolver) -> Iterator[tuple[int, MaskRule]]:
         sites = resolver.dimensions.opened.sites
         named = [(s, site, site.node) for s, site in enumerate(sites) if site.node is not None and self.means(site.node)]
         results = results_of(node for *_, node in named)
@@ -104,7 +104,7 @@ class Marked(Constraint):
     wanted: Wanted
     source: str
 
-    def rules(self, resolver: Resolver) -> Iterator[tuple[int, Rule]]:
+    def rules(self, resolver: Resolver) -> Iterator[tuple[int, MaskRule]]:
         for s, site in enumerate(resolver.dimensions.opened.sites):
             if site.mark is None or marked_by(site.mark) != self:
                 continue
@@ -137,9 +137,9 @@ class Across(Constraint):
     dimension: Dimension
     level: str
 
-    def rules(self, resolver: Resolver) -> Iterator[tuple[int, Rule]]:
+    def rules(self, resolver: Resolver) -> Iterator[tuple[int, MaskRule]]:
         axes, follows = resolver.level(self.level), resolver.follows(self.dimension)
-        sites = range(len(resolver.dimensions.found)) if self.word != "require" else resolver.inputs
+        sites = range(len(resolver.dimensions.choices)) if self.word != "require" else resolver.inputs
         exists = False
         for s in sites:
             split = resolver.split(s, follows)
@@ -153,7 +153,7 @@ class Across(Constraint):
                 if any(split):
                     yield s, resolver.along(s, axes, tuple(not flag for flag in split))
             else:
-                neutral = tuple(not splits(c) for c in resolver.dimensions.found[s])
+                neutral = tuple(not splits(c) for c in resolver.dimensions.choices[s])
                 allowed = tuple(a or b for a, b in zip(split, neutral, strict=True))
                 if not all(allowed):
                     yield s, resolver.along(s, axes, allowed)
@@ -173,7 +173,7 @@ class WithoutRules(Constraint):
 
     names: tuple[str, ...]
 
-    def rules(self, resolver: Resolver) -> Iterator[tuple[int, Rule]]:
+    def rules(self, resolver: Resolver) -> Iterator[tuple[int, MaskRule]]:
         return iter(())
 
     def to_json(self) -> list[Any]:

@@ -12,7 +12,7 @@ from unity.machine.machine import Machine
 from unity.pcg.parallel.wanted_types import Names, Wanted, axes_of
 from unity.pcg.propagation.choices import Choice
 from unity.pcg.types.parallel_type import State, partitioned
-from unity.search.space.dimensions import Dimensions
+from unity.search.space.dimensions import ProgramDimensions
 from unity.search.space.masks import Along, Pinned, names_of
 
 Dimension = str | tuple[str, int]  # one of `KINDS`, or a path of arguments and the number of their dimension
@@ -28,7 +28,7 @@ class Resolver:
         inputs: the sites of the arguments, in the order of their paths.
     """
 
-    dimensions: Dimensions
+    dimensions: ProgramDimensions
     machine: Machine
     paths: Spellings
     inputs: tuple[int, ...]
@@ -65,7 +65,7 @@ class Resolver:
 
     def split(self, s: int, follows: Callable[[int, int], bool]) -> tuple[bool, ...]:
         """Return, for every choice of a site, whether it splits a dimension that satisfies a predicate of `follows`."""
-        pairs = zip(self.dimensions.found[s], self.dimensions.rank[s], strict=True)
+        pairs = zip(self.dimensions.choices[s], self.dimensions.rank[s], strict=True)
         return tuple(splits(choice) and follows(s, rank) for choice, rank in pairs)
 
     def along(self, s: int, axes: tuple[int, ...], allowed: tuple[bool, ...]) -> Along:
@@ -73,7 +73,7 @@ class Resolver:
 
         Axes of branches' groups are left out: along these a site has a single choice, which splits nothing.
         """
-        pairs = zip(self.dimensions.found[s], allowed, strict=True)
+        pairs = zip(self.dimensions.choices[s], allowed, strict=True)
         groups = self.dimensions.opened.sites[s].along
         free = tuple(k for k in axes if self.machine.axes[k].name not in groups)
         return Along(free, frozenset(choice.states for choice, flag in pairs if flag))

@@ -55,10 +55,10 @@ def alternatives(
         most: the largest number of plans with other types.
     """
     present = _way(node, chosen.assignment)
-    same = _best(family, node, Ways(frozenset({present}), True), limit)
+    same = _best(family, node, SplitSet(frozenset({present}), True), limit)
     others, excluded = list[Alternative](), {present}
     while len(others) < most:
-        other = _best(family, node, Ways(frozenset(excluded), False), limit)
+        other = _best(family, node, SplitSet(frozenset(excluded), False), limit)
         if other is None:
             break
         others.append(other)
@@ -71,7 +71,7 @@ def _way(node: Node, assignment: Assignment) -> Way:
     return way_of(list(zip(*types.operands, *types.results, strict=True)), assignment.axes)
 
 
-def _best(family: PlanFamily, node: Node, ways: Ways, limit: float) -> Alternative | None:
+def _best(family: PlanFamily, node: Node, ways: SplitSet, limit: float) -> Alternative | None:
     """Return the fastest plan in which a node has one of the allowed types, or None if none exists or fits."""
 
     def instead(dimensions: ProgramDimensions) -> Mapping[int, Mask]:

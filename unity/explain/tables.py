@@ -206,7 +206,7 @@ def blocked(plan: Plan) -> list[str]:
     These are unknown primitives, dimensions along which some windows slide, and arguments' dimensions that no axis divides.
     """
     lines = [f"{node.kind} runs whole on every device: {why} ({short(node.source)})" for node, why in unparallelized(plan.serial)]
-    windows = Counter((node.kind, dim, why, short(node.source)) for node, dim, why in kept_whole(plan.serial))
+    windows = Counter((node.kind, dim, why, short(node.source)) for node, dim, why in undivided_windows(plan.serial))
     lines += [f"{n} × {kind} stays whole along dimension {dim}: {why} ({line})" for (kind, dim, why, line), n in windows.items()]
     smallest = min((a.size for a in plan.pcg.axes), default=1)
     total = prod(a.size for a in plan.pcg.axes)

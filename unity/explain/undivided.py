@@ -72,7 +72,7 @@ def headline(rows: tuple[Undivided, ...]) -> str:
 
 def _known_reasons(graph: PCG) -> Mapping[int, str]:
     """Return the reason of every operator that the operator table cannot divide, or not along its windows, by id(node)."""
-    windows = {id(node): f"windows along dimension {dim}: {why}" for node, dim, why in kept_whole(graph)}
+    windows = {id(node): f"windows along dimension {dim}: {why}" for node, dim, why in undivided_windows(graph)}
     return windows | {id(node): why for node, why in unparallelized(graph)}
 
 

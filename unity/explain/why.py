@@ -289,7 +289,7 @@ def _constraints(plan: Plan, node: Node) -> list[str]:
         return []
     opened = search.assembled.opened
     offers = offered(opened.sites)
-    resolver = bound.resolver(Dimensions(opened, offers, ranks(opened.sites, offers)), plan.machine)
+    resolver = bound.resolver(ProgramDimensions(opened, offers, ranks(opened.sites, offers)), plan.machine)
     site = opened.of_node.get(id(node))
     return [str(c) for c in bound.every if any(s == site for s, _ in c.rules(resolver))]
 

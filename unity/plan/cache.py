@@ -69,7 +69,7 @@ def _folder() -> Path:
     return Path(platformdirs.user_cache_dir("unity"))
 
 
-def clustered(body: Body, constant: Mapping[int, int]) -> list[Cluster]:
+def clustered(body: Body, constant: Mapping[int, int]) -> list[EquationCluster]:
     """Return the operators of a body, read from the cache if they are there. A missing or damaged entry is written anew."""
     name = hashlib.sha256("\n".join((_code_version(), body.key)).encode()).hexdigest()[:32]
     path = _folder() / "clusters" / f"{name}.json"

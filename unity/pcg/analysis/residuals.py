@@ -242,11 +242,11 @@ class _Derivative:
     def read_kernel(self, e: Equation) -> None:
         """Record the residuals of a kernel's declared derivative."""
         try:
-            declared = kept_by(e.params["function"], tuple(self.body.tensor(a).struct for a in e.operands))
+            declared = kernel_residuals(e.params["function"], tuple(self.body.tensor(a).struct for a in e.operands))
         except KernelError as problem:
             raise KernelError(f"{e.source}: {problem.reason}") from problem
         self.need(a for a, flag in zip((*e.operands, *e.results), (*declared.operands, *declared.results), strict=True) if flag)
-        self.extra += [(e.results[0], nbytes) for nbytes in declared.more]
+        self.extra += [(e.results[0], nbytes) for nbytes in declared.other_nbytes]
 
     def read_program(self, e: Equation, at: list[int]) -> None:
         """Record the reads of a custom derivative from its program, whose first inputs are the operands of the call."""

@@ -100,7 +100,7 @@ def _check_application_is_local(node: Node, axes: tuple[Axis, ...], divergent: D
     assert node.body is not None
     for k, axis in enumerate(axes if divergent else ()):
         solution = along_axis(node.body, tuple(v.type[k] for v in node.operands), tuple(t[k] for t in node.types))
-        if solution is not None and edges(node.body, solution):
+        if solution is not None and halo_edges(node.body, solution):
             raise _hang(node, "exchanges halos, by collective-permutes of all devices,", axis, next(iter(divergent.values())))
         if k in divergent and solution is not None and solution.communicates:
             raise _hang(node, "reduces, or agrees on a number,", axis, divergent[k])

@@ -241,7 +241,7 @@ def _halo_exchanges(site: Site, domain: Domain, machine: Machine, training: Trai
 
 
 def _backward_message_seconds(
-    site: Site, variable: int, forward: Array, edges: tuple[Edge, ...], domain: Domain, machine: Machine
+    site: Site, variable: int, forward: Array, edges: tuple[HaloEdge, ...], domain: Domain, machine: Machine
 ) -> Array:
     """Return the seconds of the messages backward; cotangents that are partial sums may be wider."""
     assert site.node is not None
@@ -255,7 +255,7 @@ def _backward_message_seconds(
     return np.where(summed, _message_seconds(tensor, edges, domain, machine, accumulator(tensor.dtype).itemsize), forward)
 
 
-def _message_seconds(tensor: Tensor, edges: tuple[Edge, ...], domain: Domain, machine: Machine, itemsize: int) -> Array:
+def _message_seconds(tensor: Tensor, edges: tuple[HaloEdge, ...], domain: Domain, machine: Machine, itemsize: int) -> Array:
     """Return the seconds of the messages that extend one operand, for every value; equal ones are priced once."""
     sizes, bits = np.array([a.size for a in machine.axes], int), 1 << np.arange(len(machine.axes))
     split = np.array([edges[0].variable in c.partitions for c in domain.choices])[domain.picks]

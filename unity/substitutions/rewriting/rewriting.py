@@ -49,7 +49,7 @@ def rewritten(body: Body, occurrence: Occurrence) -> Body | None:
 
 def tidy(body: Body) -> Body:
     """Return a program without dead equations and without duplicates."""
-    return used(deduplicated(body, light))
+    return used(deduplicated(body, pure))
 
 
 def _written(body: Body, occurrence: Occurrence) -> tuple[Body, list[Atom]]:
