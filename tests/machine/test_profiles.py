@@ -273,7 +273,7 @@ def test_the_search_and_the_parallel_graph_look_up_the_same(name: str, part: flo
         own = sum(_own_time(assembled, s, point) for s in range(len(assembled.costs)))
         assert seconds == pytest.approx(own)
         assert counted(assembled, point, "time") >= found.time * (1 - 1e-9)
-        hows = {t.how for t in found.operators}
+        hows = {t.how for t in found.operators if t.forward + t.backward > 0}  # views take nothing, and are not measured
         assert hows <= {MEASURED, INTERPOLATED, CALIBRATED} | (set() if part == 1.0 else {ROOFLINE})
         assert part < 1.0 or hows == {MEASURED}
         assert seconds != pytest.approx(
