@@ -436,3 +436,23 @@ def test_a_custom_rule_of_a_constant_argument(tmp_path: Path) -> None:
         plan, path = planned(model, PAIR, seed), tmp_path / "constant.py"
         plan.export(path)
         assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
+
+
+def test_a_file_with_a_cast_has_second_derivatives(tmp_path: Path) -> None:
+    def loss(p: Any, batch: Any) -> Any:
+        return jnp.sum(jnp.sin(jax.nn.softmax(jnp.sin(batch @ p)) @ p.T) ** 2)
+
+    def second(fn: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.jit(jax.grad(lambda p, batch: jnp.sum(jnp.cos(jax.grad(fn)(p, batch)))))
+
+    model = Small(loss, f(4, 6), f(8, 4))
+    plans = (planned(model, PAIR, seed) for seed in range(100))
+    plan = next(p for p in plans if any(n.kind == "unreplicate" for n, _ in p.pcg.walk()))
+    path = tmp_path / "exported.py"
+    plan.export(path)
+    assert "unreplicate.bind(" in path.read_text()
+    assert_well_written(path)
+    args = arrays(model.params), arrays(model.batch)
+    names = names_of_file(path)
+    found = second(names["fn"])(*jax.device_put(args, names["in_shardings"]))
+    np.testing.assert_allclose(found, second(loss)(*args), rtol=1e-10)

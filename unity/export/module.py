@@ -37,7 +37,7 @@ class ModuleWriter:
     """The functions and arrays of a file, while they are written."""
 
     def __init__(self) -> None:
-        self.scope = Scope(("fn", "program", "ARRAYS", "array", CAST, "Primitive", "mlir"))
+        self.scope = Scope(("fn", "program", "ARRAYS", "array", CAST, "Primitive", "ad", "mlir"))
         self.functions: list[list[str]] = []
         self.names: dict[Hashable, str] = {}  # of functions and arrays, by content
         self.arrays: dict[str, np.ndarray] = {}
@@ -182,7 +182,7 @@ def imports(module: ModuleWriter) -> tuple[list[str], list[str]]:
     casts = f"{CAST}.bind(" in text
     core = [*(["Primitive"] if casts else []), *([PRIMITIVES_MODULE] if binds_primitive else [])]
     others += [f"from jax.extend.core import {', '.join(core)}"] if core else []
-    others += ["from jax.interpreters import mlir"] if casts else []
+    others += ["from jax.interpreters import ad, mlir"] if casts else []
     return _in_order(standard), _in_order(others)
 
 

@@ -39,6 +39,7 @@ def _ppermute(e: PrimitiveCall) -> Code:
 
 
 # A cast that JAX does not have, of values that are replicated although JAX infers that they vary. Files that use it define it.
+# Around it are custom rules, which give first derivatives; its own rule is for the derivatives of these.
 UNREPLICATE_DEFINITION = """
 # What all devices hold alike, though JAX takes it to differ.
 unreplicate = Primitive("unreplicate")
@@ -50,6 +51,15 @@ mlir.register_lowering(unreplicate, lambda context, x, *, axes: [x])
 def _unreplicated(x, *, axes):
     known = x.manual_axis_type
     return x.update(manual_axis_type=known.update(varying=known.varying - set(axes)))
+
+
+def _first_cotangent(cotangent, x, *, axes):
+    first = jnp.all(jnp.stack([lax.axis_index(axis) == 0 for axis in axes]))
+    cotangent = lax.pcast(cotangent, axes, to="varying")
+    return [jnp.where(first, cotangent, jnp.zeros_like(cotangent))]
+
+
+ad.deflinear2(unreplicate, _first_cotangent)
 """
 
 COMMUNICATION_PRINTERS: Mapping[str, Printer] = {
