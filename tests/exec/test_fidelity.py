@@ -5,13 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_models import MODELS, Small, arrays
+from small_models import MODELS, Small, arrays, random_point
 
 import unity
 from unity.exec.compiled.check import predicted_elements
+from unity.pcg.capture.capture import capture
 from unity.plan.plan import Plan
+from unity.plan.plan_family import Made
+from unity.search.cost.assembly import assemble
+from unity.search.cost.cost import Training
+from unity.search.session import Candidate, Search
 
 
 def spread(model: Small) -> list[Plan]:
@@ -37,3 +43,18 @@ def test_frontier_runs_as_predicted(name: str, tmp_path: Path, monkeypatch: pyte
                 assert found.agrees(0.02), f"{plan}, {'gradient' if gradient else 'forward'}\n{found}"
             got = jax.jit(jax.value_and_grad(plan))(*plan.shard(params, batch))
             jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-10 * np.abs(y).max()), got, wanted)
+
+
+def test_a_result_may_be_any_array_whose_cotangent_is_data() -> None:
+    def fn(w: jax.Array) -> jax.Array:
+        return jnp.sin(w)
+
+    machine = unity.Machine.grid(1, 2, "a100")
+    captured = capture(fn, jax.ShapeDtypeStruct((16, 4), jnp.float32))
+    search = Search(captured.graph, captured.differentiated, machine, Training())
+    assembled = assemble(captured.graph, captured.differentiated, machine, Training())
+    points = (random_point(assembled, np.random.default_rng(seed)) for seed in range(100))
+    plans = (Plan(Made(fn, captured, search, 0.0), Candidate(0.0, 0.0, assembled.assignment(p))) for p in points)
+    plan = next(p for p in plans if [n.kind for n in p.pcg.nodes] == ["input", "sin", "partition"])
+    (line,) = plan.check().lines  # the gradient of the whole result, gathered from its halves
+    assert (line.kind, line.predicted, line.compiled) == ("all-gather", 64, 64)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
 from unity.exec.lowering import platform_of, program, spec_of
@@ -104,11 +105,26 @@ def gradient_step(run: Callable[..., Any], count: int, weights: Sequence[int], e
             rest = iter(others)
             leaves = [chosen[position[k]] if k in position else next(rest) for k in range(count)]
             results = run(*leaves)
-            return sum(jnp.sum(jnp.real(results[k])) for k in ends), results
+            return sum(jnp.sum(jnp.real(_cotangent_given(results[k]))) for k in ends), results
 
         return jax.grad(scalar, has_aux=True)(chosen)
 
     return step
+
+
+@jax.custom_vjp
+def _cotangent_given(result: jax.Array) -> jax.Array:
+    """Return a result as it is, its cotangent hidden from the compiler.
+
+    The cotangent of a sum is all ones. A compiler that sees that drops the collectives that move it, which no step drops whose
+    cotangents are data. A scalar is a loss, whose cotangent is one in every step.
+    """
+    return result
+
+
+_cotangent_given.defvjp(
+    lambda result: (result, None), lambda _, cotangent: (lax.optimization_barrier(cotangent) if cotangent.ndim else cotangent,)
+)
 
 
 def compiler_options(platform: str | None = None) -> dict[str, str | bool]:
