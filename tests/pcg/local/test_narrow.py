@@ -252,6 +252,24 @@ def test_two_products_and_their_sum_are_rounded_once(dtype: str) -> None:
     assert worst(found, right) <= 1.5 * worst(jax.jit(fn)(weights, x), right)
 
 
+@pytest.mark.parametrize("product", ["bsd,df->bsf", "bsd,fd->bsf", "bsd,bdf->bsf"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gradients_of_weights_that_are_summed_over_two_dimensions_can_be_run(dtype: str, product: str) -> None:
+    rng, (samples, weight, result) = np.random.default_rng(0), product.replace("->", ",").split(",")
+    sizes = {"b": 4, "s": 6, "d": 12, "f": 8}
+    x, w, g = (jnp.asarray(rng.normal(size=[sizes[d] for d in dims]), dtype) for dims in (samples, weight, result))
+
+    def loss(w: Any, x: Any, g: Any) -> Any:
+        return jnp.sum((jnp.einsum(product, x, w) * g).astype(jnp.float32))
+
+    row = P(None, "device")  # the partial sums are over s, too
+    pair = unity.Machine.grid(1, 2)
+    plan = unity.optimize(loss, w, x, g, machine=pair, budget=0, progress=False, constraints=pinned(x=row, g=row, w=P()))
+    found = jax.jit(jax.grad(plan))(*plan.shard(w, x, g))
+    right = np.einsum(f"{samples},{result}->{weight}", np.float64(x), np.float64(g))
+    np.testing.assert_allclose(np.float64(found), right, rtol=2 * float(jnp.finfo(dtype).eps), atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("stored", ["float32", "narrow"])
 def test_gradients_of_weights_are_rounded_once(dtype: str, stored: str) -> None:

@@ -8,6 +8,7 @@ the narrow program, evaluated with wide cotangents.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial as partial_arguments
@@ -164,11 +165,43 @@ def evaluated(closed: core.ClosedJaxpr, values: Sequence[Marked]) -> list[Marked
     def read(atom: Any) -> Marked:
         return (atom.val, Summand.NONE) if isinstance(atom, core.Literal) else env[atom]
 
-    for eqn in closed.jaxpr.eqns:
+    for eqn in _without_turned_results(closed.jaxpr):
         operands = [read(a) for a in eqn.invars]
         mark = max((m for a, (_, m) in zip(eqn.invars, operands, strict=True) if floating(_type(a))), default=Summand.NONE)
         env.update(zip(eqn.outvars, _results(eqn, operands, mark), strict=True))
     return [read(a) for a in closed.jaxpr.outvars]
+
+
+def _without_turned_results(jaxpr: core.Jaxpr) -> list[core.JaxprEqn]:
+    """Return the equations of a program, in which products that are transposed at once have their operands the other way around.
+
+    JAX so transposes the gradients of weights. XLA folds the transpose into the product, and its CPU runtime has no such product
+    of narrow numbers with a wide result: the device that comes to it fails, and the others wait for it in the next collective.
+    """
+    makers: dict[Any, core.JaxprEqn] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    reads: Counter[Any] = Counter(
+        a for atoms in (*(eqn.invars for eqn in jaxpr.eqns), jaxpr.outvars) for a in atoms if isinstance(a, core.Var)
+    )
+    turned: dict[int, core.JaxprEqn | None] = {}  # by id(equation)
+    for eqn in jaxpr.eqns:
+        given = eqn.invars[0] if eqn.primitive.name == "transpose" else None
+        product = makers.get(given) if isinstance(given, core.Var) else None
+        if product is None or product.primitive.name != "dot_general" or reads[given] > 1:
+            continue
+        a, b = product.invars
+        (summed_a, summed_b), (batch_a, batch_b) = product.params["dimension_numbers"]
+        shared, own = len(batch_a), _type(a).ndim - len(summed_a)
+        order = (*range(shared), *range(own, _type(product.outvars[0]).ndim), *range(shared, own))
+        if narrow(_type(product.outvars[0]).dtype) and tuple(eqn.params["permutation"]) == order:
+            precision = product.params["precision"]
+            params = product.params | {
+                "dimension_numbers": ((summed_b, summed_a), (batch_b, batch_a)),
+                "precision": precision[::-1] if isinstance(precision, tuple) else precision,
+            }
+            turned[id(eqn)] = product.replace(invars=[b, a], outvars=eqn.outvars, params=params)
+            turned[id(product)] = None
+    found = (turned.get(id(eqn), eqn) for eqn in jaxpr.eqns)
+    return [eqn for eqn in found if eqn is not None]
 
 
 def _results(eqn: core.JaxprEqn, operands: Sequence[Marked], mark: Summand) -> list[Marked]:
