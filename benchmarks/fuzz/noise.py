@@ -112,18 +112,21 @@ GRIDS = {53: (2.0**10, 2.0**40), 24: (2.0**6, 2.0**14), 11: (2.0**3, 2.0**5), 8:
 
 
 def moved(x: Any, salt: Any) -> Any:
-    """A value of floats, each element multiplied by `1 + k eps`, k in -2..2, by a hash of its bits."""
+    """Multiply each element of floats by `1 + k eps`, by a hash of its bits: k in -2..2. Of float8 in -1..1, and 0 for even salts."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return lax.complex(moved(lax.real(x), salt), moved(lax.imag(x), salt))
     info = jnp.finfo(x.dtype)
-    if not jnp.issubdtype(x.dtype, jnp.floating) or info.bits < 16:
+    if not jnp.issubdtype(x.dtype, jnp.floating) or info.nmant < 2:
         return x
+    most_ulps = 2 if info.bits >= 16 else 1
     bits = lax.bitcast_convert_type(x, f"uint{info.bits}")
     bits = bits.astype("uint32") if info.bits <= 32 else (bits ^ (bits >> 32)).astype("uint32")
     h = (bits ^ salt) * jnp.uint32(0x9E3779B1)
     h = (h ^ (h >> 15)) * jnp.uint32(0x85EBCA77)
     h = h ^ (h >> 13)
-    k = ((h >> 8) % 5).astype(jnp.int32) - 2
+    k = ((h >> 8) % (2 * most_ulps + 1)).astype(jnp.int32) - most_ulps
+    if info.bits < 16:
+        k = jnp.where(salt % 2 == 1, k, 0)
     factor = (1 + k.astype(x.dtype) * jnp.asarray(info.eps, x.dtype)).astype(x.dtype)
     grid, most = GRIDS.get(info.nmant + 1, (1.0, 4.0))
     on_grid = (jnp.round(x * jnp.asarray(grid, x.dtype)) == x * jnp.asarray(grid, x.dtype)) & (jnp.abs(x) < most)
@@ -196,7 +199,7 @@ def _scan(params: dict[str, Any], operands: list[Any], salt: Any) -> list[Any]:
 def _widened(e: Any, operands: list[Any]) -> tuple[list[Any], bool]:
     """Operands of sums that accumulate in float32, in float32."""
     if e.primitive.name in WIDENED and all(
-        v.aval.dtype.itemsize == 2 and jnp.issubdtype(v.aval.dtype, jnp.floating) for v in e.invars[:1]
+        v.aval.dtype.itemsize <= 2 and jnp.issubdtype(v.aval.dtype, jnp.floating) for v in e.invars[:1]
     ):
         return [x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in operands], True
     return operands, False
@@ -224,6 +227,7 @@ def perturber(step: Callable[..., Any], args: Sequence[Any], options: dict[str, 
     run: Any = jax.jit(noisy(closed)).lower(np.uint32(1), *leaves).compile(compiler_options=options)
 
     def draws(args: Sequence[Any], count: int) -> list[list[Any]]:
+        """Salts are odd and even by turns."""
         return [run(np.uint32(0x1234567 * (k + 1) % 2**32), *jax.tree.leaves(args)) for k in range(count)]
 
     return draws

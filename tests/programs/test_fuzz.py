@@ -84,6 +84,21 @@ def test_sums_in_another_order_are_rounding_and_lost_terms_are_not(dtype: str, d
         assert reference.differences(jax.jit(lost)(reference.args, reference.cotangents))
 
 
+def test_float8_sums_rounded_once_are_right_and_repeated_terms_are_not() -> None:
+    def chain(x, dtype, times=1):
+        y = x.astype("float8_e4m3fn").astype(dtype)
+        return (y[0] * times + y[1] + y[2]).astype("float8_e4m3fn").astype(x.dtype)
+
+    with jax.enable_x64(True):
+        reference = Reference(lambda x: chain(x, "float8_e4m3fn"), [jnp.array([1.0, 0.15625, -0.9375])], ["x"], 0)
+        once = jax.jit(reference.step(lambda x: chain(x, "float32")))(reference.args, reference.cotangents)
+        repeated = jax.jit(reference.step(lambda x: chain(x, "float32", 3)))(reference.args, reference.cotangents)
+        assert float(once[0]) == 0.21875
+        assert float(reference.whole[0]) == 0.1875
+        assert reference.differences(once) == []
+        assert [d.where for d in reference.differences(repeated)] == ["result 0", "gradient of x"]
+
+
 def test_ties_are_no_excuse() -> None:
     """The gradient of a maximum is shared by what is equal: perturbations leave that so, and another share is wrong."""
     x = jnp.array([1.0, 3.0, 3.0, 0.5])
