@@ -108,6 +108,7 @@ CALLS = {
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
 }
+JUMPING = frozenset({"rem"})  # operators that jump where their operands are equal: perturbed apart, these are not
 GRIDS = {53: (2.0**10, 2.0**40), 24: (2.0**6, 2.0**14), 11: (2.0**3, 2.0**5), 8: (2.0, 2.0**4)}
 
 
@@ -174,6 +175,8 @@ def _equation(e: Any, operands: list[Any], salt: Any) -> list[Any]:
     floats = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in e.outvars]
     if name in EXACT or not any(floats):
         return _bound(e, operands)
+    if name in JUMPING:
+        operands = [moved(x, salt ^ jnp.uint32(0x51ED270 * k)) for k, x in enumerate(operands)]
     shapes = {v.aval.shape for v in (*e.invars, *e.outvars)} - {()}
     if len(shapes) > 1 or name in WIDENED or (len(shapes) == 1 and all(v.aval.shape == () for v in e.outvars)):
         operands, narrow = _widened(e, operands)

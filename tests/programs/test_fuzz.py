@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import unity
 from benchmarks.fuzz.examine import Outcome, reference_of, wrong_plans
@@ -97,6 +98,19 @@ def test_float8_sums_rounded_once_are_right_and_repeated_terms_are_not() -> None
         assert float(reference.whole[0]) == 0.1875
         assert reference.differences(once) == []
         assert [d.where for d in reference.differences(repeated)] == ["result 0", "gradient of x"]
+
+
+def test_remainders_may_jump_only_where_operands_are_nearly_equal() -> None:
+    def remainder(x, wrong):
+        y = jnp.sin(x)
+        return lax.rem(y * (1 - jnp.float32(wrong)), jnp.roll(y, 1))
+
+    x = jnp.array([1.1, 1.1, 0.3, 2.7], jnp.float32)
+    reference = Reference(lambda x: remainder(x, 0.0), [x], ["x"], 0)
+    for wrong, found in ((np.array([0, 2e-7, 0, 0]), []), (np.array([0, 0, 0, 0.1]), ["result 0"])):
+        results = jax.jit(reference.step(lambda x, by=wrong: remainder(x, by)))(reference.args, reference.cotangents)
+        assert not np.allclose(results[0], reference.whole[0], 1e-4)
+        assert [d.where for d in reference.differences(results) if d.where.startswith("result")] == found
 
 
 def test_ties_are_no_excuse() -> None:
