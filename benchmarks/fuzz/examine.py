@@ -54,6 +54,7 @@ class Outcome:
     devices: Counter[str] = field(default_factory=Counter)
     lives: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
+    known: Counter[str] = field(default_factory=Counter)  # plans with differences of a known kind, and no other, by kind of plan
     findings: list[Finding] = field(default_factory=list)
     source: str = ""
     skipped: str = ""
@@ -190,7 +191,9 @@ def judge(trials: Sequence[Trial], start: int, reference: Reference, outcome: Ou
     for k, (one, arrays) in enumerate(zip(trials, results, strict=True)):
         outcome.plans[one.kind] += 1
         outcome.devices[one.machine.name] += 1
-        wrong = reference.differences(arrays)
+        found = reference.differences(arrays)
+        wrong = [d for d in found if not d.known]
+        outcome.known[one.kind] += bool(found and not wrong)
         if wrong:
             words = "; ".join(map(str, wrong))
             outcome.findings.append(Finding("wrong", one.kind, one.machine.name, words, one.note, start + k))

@@ -113,7 +113,7 @@ GRIDS = {53: (2.0**10, 2.0**40), 24: (2.0**6, 2.0**14), 11: (2.0**3, 2.0**5), 8:
 
 
 def moved(x: Any, salt: Any) -> Any:
-    """Multiply each element of floats by `1 + k eps`, by a hash of its bits: k in -2..2. Of float8 in -1..1, and 0 for even salts."""
+    """Multiply each element of floats by `1 + k eps`, by a hash of its bits: k in -2..2, of float8 in -1..1 or, of even salts, 0."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return lax.complex(moved(lax.real(x), salt), moved(lax.imag(x), salt))
     info = jnp.finfo(x.dtype)

@@ -102,6 +102,7 @@ class Tally:
     orders: Counter[str] = field(default_factory=Counter)
     lives: Counter[str] = field(default_factory=Counter)  # plans run eagerly, loaded, exported, checked
     refused: Counter[str] = field(default_factory=Counter)
+    known: Counter[str] = field(default_factory=Counter)  # plans with NaN for infinite gradients, and nothing wrong
     skips: Counter[str] = field(default_factory=Counter)
     findings: list[dict[str, Any]] = field(default_factory=list)
 
@@ -112,7 +113,7 @@ class Tally:
         if outcome["skipped"]:
             self.skipped += 1
             self.skips[outcome["skipped"][:120]] += 1
-        for name in ("plans", "devices", "lives", "refused"):
+        for name in ("plans", "devices", "lives", "refused", "known"):
             getattr(self, name).update(outcome[name])
         for name, key in (("types", "dtype"), ("depths", "depth"), ("orders", "order")):
             getattr(self, name)[str(outcome[key])] += n
@@ -131,7 +132,7 @@ class Tally:
         counters = {k for k, v in vars(cls(0, 0)).items() if isinstance(v, Counter)}
         tally = cls(data["seed"], data["next"])
         for key in vars(tally):
-            setattr(tally, key, Counter(data[key]) if key in counters else data[key])
+            setattr(tally, key, Counter(data.get(key, {})) if key in counters else data[key])
         return tally
 
     @property
@@ -143,7 +144,8 @@ class Tally:
         wrong = Counter(f["fault"] for row in self.findings for f in row["findings"])
         per = self.seconds / max(self.total, 1)
         plans = f"{self.programs} programs, {self.total} plans, {per:.3f} s of a processor each"
-        return f"{plans}; {len(self.findings)} programs with findings ({dict(wrong)})"
+        known = f"{self.known.total()} plans with NaN for infinite gradients"
+        return f"{plans}; {len(self.findings)} programs with findings ({dict(wrong)}), {known}"
 
 
 class Pool:
@@ -298,6 +300,7 @@ def show(seed: int) -> None:
     outcome = examine(seed, lambda at: print(f"  … {at}", file=sys.stderr, flush=True))
     print(outcome.source)
     print(f"{dict(outcome.plans)} on {dict(outcome.devices)}, refused: {dict(outcome.refused)} {outcome.skipped}")
+    print(f"NaN for infinite gradients: {dict(outcome.known)}")
     for finding in outcome.findings:
         print(finding)
     for finding in outcome.findings[:1]:

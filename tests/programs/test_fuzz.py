@@ -131,6 +131,24 @@ def test_where_the_function_is_finite_a_plan_must_be() -> None:
     assert "finite or not" in difference.words
 
 
+def test_nan_for_an_infinite_gradient_is_known_and_for_any_other_value_is_wrong() -> None:
+    @jax.custom_vjp
+    def lossy(x, nan):
+        return jnp.sqrt(x)
+
+    lossy.defvjp(
+        lambda x, nan: (lossy(x, nan), (x, nan)), lambda kept, c: (jnp.where(kept[1], jnp.nan, c / 2 / jnp.sqrt(kept[0])), None)
+    )
+    x = jnp.array([0.0, 1.1, 2.3])
+    reference = Reference(jnp.sqrt, [x], ["x"], 0)
+    for nan, known in ((x == 0, True), (x < 2, False)):
+        step = reference.step(lambda x, nan=nan: lossy(x, nan))
+        (difference,) = reference.differences(jax.jit(step)(reference.args, reference.cotangents))
+        assert difference.known == known
+    (result,) = reference.differences([np.array([np.nan, *reference.whole[0][1:]], "float32"), np.float32(reference.whole[1])])
+    assert not result.known
+
+
 def test_minimizing_leaves_what_fails() -> None:
     """Failing stands for having a maximum; what is left is not much more than that."""
     rng = random.Random(0)
