@@ -113,7 +113,7 @@ GRIDS = {53: (2.0**10, 2.0**40), 24: (2.0**6, 2.0**14), 11: (2.0**3, 2.0**5), 8:
 
 
 def moved(x: Any, salt: Any) -> Any:
-    """Multiply each element of floats by `1 + k eps`, by a hash of its bits: k in -2..2, of float8 in -1..1 or, of even salts, 0."""
+    """Multiply each element of floats by `1 + k eps`, by a hash of its bits: k in -2..2; of float8 in -1..1, 0 for even salts."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return lax.complex(moved(lax.real(x), salt), moved(lax.imag(x), salt))
     info = jnp.finfo(x.dtype)
@@ -128,10 +128,11 @@ def moved(x: Any, salt: Any) -> Any:
     k = ((h >> 8) % (2 * most_ulps + 1)).astype(jnp.int32) - most_ulps
     if info.bits < 16:
         k = jnp.where(salt % 2 == 1, k, 0)
-    factor = (1 + k.astype(x.dtype) * jnp.asarray(info.eps, x.dtype)).astype(x.dtype)
+    wide = jnp.float32 if info.bits < 16 else x.dtype  # compilers are slow at float8
+    y, eps = x.astype(wide), jnp.asarray(info.eps, wide)
     grid, most = GRIDS.get(info.nmant + 1, (1.0, 4.0))
-    on_grid = (jnp.round(x * jnp.asarray(grid, x.dtype)) == x * jnp.asarray(grid, x.dtype)) & (jnp.abs(x) < most)
-    return jnp.where(on_grid, x, x * factor)
+    on_grid = (jnp.round(y * jnp.asarray(grid, wide)) == y * jnp.asarray(grid, wide)) & (jnp.abs(y) < most)
+    return jnp.where(on_grid, y, y * (1 + k.astype(wide) * eps)).astype(x.dtype)
 
 
 def noisy(closed: Any) -> Callable[..., list[Any]]:
