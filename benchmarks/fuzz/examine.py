@@ -193,7 +193,8 @@ def judge(trials: Sequence[Trial], start: int, reference: Reference, outcome: Ou
         outcome.devices[one.machine.name] += 1
         found = reference.differences(arrays)
         wrong = [d for d in found if not d.known]
-        outcome.known[one.kind] += bool(found and not wrong)
+        if found and not wrong:
+            outcome.known[one.kind] += 1
         if wrong:
             words = "; ".join(map(str, wrong))
             outcome.findings.append(Finding("wrong", one.kind, one.machine.name, words, one.note, start + k))

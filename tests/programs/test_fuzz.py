@@ -172,3 +172,12 @@ def test_what_is_drawn_runs() -> None:
     assert orders.count(1) > 30
     assert len(kinds) > 25
     assert json.dumps(Outcome(0).to_json())
+
+
+def test_cotangents_are_added_up_before_reduce_precision_rounds_them() -> None:
+    def fn(x, y):
+        return jnp.sum(lax.reduce_precision(x * 1, 8, 7), 0) * y
+
+    with jax.enable_x64(True):
+        args = [np.random.default_rng(0).normal(size=(4, 6)), np.random.default_rng(1).normal(size=(8, 1))]
+        assert wrong_plans(fn, args, PAIR) == []

@@ -24,7 +24,7 @@ from unity.pcg.propagation.agreements import agreements, as_match, constant_resu
 from unity.pcg.propagation.derivative_rules import Unreadable, is_readable, jvp_body, vjp_bodies
 from unity.pcg.propagation.loops import Loop, loop_matches, while_loop_of
 from unity.pcg.propagation.propagation import Conflict, Place, Propagation, Solution, Unmatched
-from unity.pcg.types.factors import TABLE, Differentiated, Match, Spec, matching
+from unity.pcg.types.factors import TABLE, Differentiated, Match, Spec, facts_of, matching
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State
 
 ON_HOST = "pure_callback"  # JAX refuses to differentiate it
@@ -88,7 +88,8 @@ def equation_matches(body: Body, equation: Equation, known: Mapping[int, State])
             return replicated if is_replicable_call(equation) else []
         return _nested_matches(_NestedQuery(TABLE.version, equation.signature, equation.identity, tuple(known.items()), equation))
     spec = spec_of(body, equation) or Spec(())
-    return matching(spec, known, n, m)
+    matches = matching(spec, known, n, m)
+    return [match for match in matches if match.name != "replicated"] if facts_of(equation.name).rounds else matches
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,12 @@ def replicable(body: Body) -> bool:
     """Return whether a body can be replicated for use, so that its cotangents are partial sums.
 
     A custom_vjp may not be linear in them, and neither may a primitive without an entry, since JAX may not know that its results
-    differ between devices. A callback on the host has no cotangents.
+    differ between devices. An operator whose derivative rounds would round each summand. A callback on the host has no cotangents.
     """
-    return all(is_replicable_call(e) if e.name in NESTED else e.name in TABLE or e.name == ON_HOST for e in body.equations)
+    return all(
+        is_replicable_call(e) if e.name in NESTED else e.name == ON_HOST or (e.name in TABLE and not facts_of(e.name).rounds)
+        for e in body.equations
+    )
 
 
 def is_replicable_call(equation: Equation) -> bool:

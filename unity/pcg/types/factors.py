@@ -197,6 +197,7 @@ class Facts:
     sizes_follow: bool = False  # sizes among its parameters follow from those of its results
     layout: bool = False  # it changes the shape or the order of elements alone
     key: bool = False  # it computes keys of random numbers
+    rounds: bool = False  # its derivative rounds cotangents, so these may not be partial sums: it is not replicated for use
 
     @property
     def recomputed(self) -> bool:

@@ -60,10 +60,11 @@ def _each(names: str, facts: Facts) -> Mapping[str, Facts]:
 NONLINEAR: Mapping[str, Facts] = {
     **_each(
         "acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e clz cosh digamma erf_inv erfc igamma igamma_grad_a igammac"
-        " lgamma log1p log2 nextafter one_minus_square polygamma polynomial population_count pow reduce_precision rem shift_left"
+        " lgamma log1p log2 nextafter one_minus_square polygamma polynomial population_count pow rem shift_left"
         " shift_right_arithmetic shift_right_logical sinh tan zeta",
         Facts(),
     ),
+    "reduce_precision": Facts(rounds=True),
     **_each("cbrt exp exp2 expm1 logistic rsqrt sqrt tanh", Facts(Reads.RESULT)),
     **_each("cos erf log sin", Facts(Reads.FUNCTION)),
     **_each("integer_pow square", Facts(Reads.FUNCTION, cheap=True, fused_into_reductions=True)),
