@@ -14,7 +14,7 @@ import unity
 from unity.exec.compiled.check import predicted_elements
 from unity.pcg.capture.capture import capture
 from unity.plan.plan import Plan
-from unity.plan.plan_family import Made
+from unity.plan.plan_family import PlanFamily
 from unity.search.cost.assembly import assemble
 from unity.search.cost.cost import Training
 from unity.search.session import Candidate, Search
@@ -54,7 +54,7 @@ def test_a_result_may_be_any_array_whose_cotangent_is_data() -> None:
     search = Search(captured.graph, captured.differentiated, machine, Training())
     assembled = assemble(captured.graph, captured.differentiated, machine, Training())
     points = (random_point(assembled, np.random.default_rng(seed)) for seed in range(100))
-    plans = (Plan(Made(fn, captured, search, 0.0), Candidate(0.0, 0.0, assembled.assignment(p))) for p in points)
+    plans = (Plan(PlanFamily(fn, captured, search, 0.0), Candidate(0.0, 0.0, assembled.assignment(p))) for p in points)
     plan = next(p for p in plans if [n.kind for n in p.pcg.nodes] == ["input", "sin", "partition"])
     (line,) = plan.check().lines  # the gradient of the whole result, gathered from its halves
     assert (line.kind, line.predicted, line.compiled) == ("all-gather", 64, 64)
