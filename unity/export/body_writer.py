@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from unity.export.errors import ExportError
 from unity.export.primitives.collectives import COLLECTIVES, axis_names
-from unity.export.primitives.primitive_call import Operand, PrimitiveCall
+from unity.export.primitives.primitive_call import AppliedPrimitive, Operand
 from unity.export.primitives.public_names import NoPublicName, printer_of
 from unity.export.primitives.table import REDUCTION_METHODS, SCALAR_OPERAND
 from unity.export.simplification import simplified, through_casts
@@ -104,7 +104,7 @@ class BodyWriter:
         operands = [self.read(a) for a in e.operands]
         tensors, varying = [self.body.tensors[v] for v in e.results], varying_of_results(e)
         arguments = with_jax_constant(without_implied_casts(e.name, operands, varying[0]))
-        application = PrimitiveCall(e, tuple(arguments), tuple(tensors))
+        application = AppliedPrimitive(e, tuple(arguments), tuple(tensors))
         code = printed(application)
         if e.primitive.multiple_results and len(tensors) > 1:
             names = [RESULT_NAMES.get(e.name, e.name) if self.uses[v] else "_" for v in e.results]
@@ -207,7 +207,7 @@ def program_operands(program: LocalProgram, codes: Sequence[Code]) -> list[Opera
     return [Operand(c, body.tensors[v], axes) for c, v, axes in zip(codes, body.inputs, varying, strict=True)]
 
 
-def printed(application: PrimitiveCall) -> Code:
+def printed(application: AppliedPrimitive) -> Code:
     """Return one application of a primitive as an expression.
 
     Raises:

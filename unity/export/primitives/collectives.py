@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from unity.export.primitives.primitive_call import PrimitiveCall, Printer
+from unity.export.primitives.primitive_call import AppliedPrimitive, Printer
 from unity.export.source_code import Code, call, literal, sequence
 from unity.pcg.types.varying_axes import CAST
 
@@ -16,25 +16,25 @@ def axis_names(axis_or_axes: Any) -> object:
     return axes[0] if len(axes) == 1 else axes
 
 
-def _pvary(e: PrimitiveCall) -> Code:
+def _pvary(e: AppliedPrimitive) -> Code:
     return call("lax.pcast", e.codes[0], axis_names(e["axes"]), to="varying")
 
 
-def _all_gather(e: PrimitiveCall) -> Code:
+def _all_gather(e: AppliedPrimitive) -> Code:
     to = {"to": "invarying"} if e.name == "all_gather_invariant" else {}
     return call("lax.all_gather", e.codes[0], axis_names(e["axis_name"]), axis=e["all_gather_dimension"], tiled=e["tiled"], **to)
 
 
-def _reduce_scatter(e: PrimitiveCall) -> Code:
+def _reduce_scatter(e: AppliedPrimitive) -> Code:
     options = {"scatter_dimension": e["scatter_dimension"], "tiled": e["tiled"]}
     return call("lax.psum_scatter", e.codes[0], axis_names(e["axis_name"]), **options)
 
 
-def _all_to_all(e: PrimitiveCall) -> Code:
+def _all_to_all(e: AppliedPrimitive) -> Code:
     return call("lax.all_to_all", e.codes[0], axis_names(e["axis_name"]), e["split_axis"], e["concat_axis"], tiled=e["tiled"])
 
 
-def _ppermute(e: PrimitiveCall) -> Code:
+def _ppermute(e: AppliedPrimitive) -> Code:
     return call("lax.ppermute", e.codes[0], axis_names(e["axis_name"]), sequence([literal(tuple(p)) for p in e["perm"]], "[]"))
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import jax
 from jax import lax
 
-from unity.export.primitives.primitive_call import Operand, PrimitiveCall, Printer
+from unity.export.primitives.primitive_call import AppliedPrimitive, Operand, Printer
 from unity.export.simplification import WRAPS_STARTS
 from unity.export.source_code import Code, call, sequence
 from unity.pcg.ir.program import Equation
 
 
-def _slice(e: PrimitiveCall) -> Code:
+def _slice(e: AppliedPrimitive) -> Code:
     x, starts, limits = e.operands[0].tensor, e["start_indices"], e["limit_indices"]
     cut_dims = [k for k in range(x.ndim) if (starts[k], limits[k]) != (0, x.shape[k])]
     contiguous = set(e["strides"] or ()) <= {1}
@@ -25,7 +25,7 @@ def _slice(e: PrimitiveCall) -> Code:
     return call("lax.slice", e.codes[0], tuple(starts), tuple(limits), *strides)
 
 
-def _dynamic_slice(e: PrimitiveCall) -> Code:
+def _dynamic_slice(e: AppliedPrimitive) -> Code:
     x, *starts = e.operands
     sizes = tuple(e["slice_sizes"])
     nonzero_starts = [k for k, s in enumerate(starts) if s.scalar is None or s.scalar.text != "0"]
@@ -36,7 +36,7 @@ def _dynamic_slice(e: PrimitiveCall) -> Code:
     return call("lax.dynamic_slice", x.code, _starts(starts), sizes, **_index_options(e, starts))
 
 
-def _index_options(e: PrimitiveCall, starts: Sequence[Operand]) -> dict[str, object]:
+def _index_options(e: AppliedPrimitive, starts: Sequence[Operand]) -> dict[str, object]:
     """Return the option that keeps JAX from wrapping starts that the program does not wrap."""
     return {} if e.get(WRAPS_STARTS) or all(s.constant is not None for s in starts) else {"allow_negative_indices": False}
 
@@ -49,7 +49,7 @@ def _starts(starts: Sequence[Operand]) -> Code:
     return sequence([(s.scalar if default_dtype else None) or s.code for s in starts])
 
 
-def _dynamic_update_slice(e: PrimitiveCall) -> Code:
+def _dynamic_update_slice(e: AppliedPrimitive) -> Code:
     x, update, *starts = e.operands
     return call("lax.dynamic_update_slice", x.code, update.code, _starts(starts), **_index_options(e, starts))
 
@@ -79,12 +79,12 @@ def scatter_dimensions(e: Equation) -> Code:
     return _dimension_numbers("ScatterDimensionNumbers", e.params["dimension_numbers"], OPTIONAL_FIELDS)
 
 
-def _gather(e: PrimitiveCall) -> Code:
+def _gather(e: AppliedPrimitive) -> Code:
     numbers = _dimension_numbers("GatherDimensionNumbers", e["dimension_numbers"], OPTIONAL_FIELDS)
     return call("lax.gather", *e.codes, numbers, tuple(e["slice_sizes"]), **index_parameters(e.equation))
 
 
-def _scatter(e: PrimitiveCall) -> Code:
+def _scatter(e: AppliedPrimitive) -> Code:
     return call(f"lax.{e.name.replace('-', '_')}", *e.codes, scatter_dimensions(e.equation), **index_parameters(e.equation))
 
 

@@ -31,7 +31,7 @@ class Operand:
     tensor: Tensor
     varying: frozenset[str] = frozenset()
     constant: Literal | None = None
-    maker: PrimitiveCall | None = None
+    maker: AppliedPrimitive | None = None
     bare: Operand | None = None
 
     @property
@@ -46,7 +46,7 @@ class Operand:
 
 
 @dataclass(frozen=True, eq=False)
-class PrimitiveCall:
+class AppliedPrimitive:
     """One application of a primitive: the equation, its operands and its results."""
 
     equation: Equation
@@ -70,7 +70,7 @@ class PrimitiveCall:
         return self.equation.params.get(parameter)
 
 
-Printer = Callable[[PrimitiveCall], Code]
+Printer = Callable[[AppliedPrimitive], Code]
 
 
 def number(value: np.ndarray) -> Code:

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives
 
-from unity.export.primitives.primitive_call import PrimitiveCall, Printer, dtype_code
+from unity.export.primitives.primitive_call import AppliedPrimitive, Printer, dtype_code
 from unity.export.primitives.random_bits import PRIMITIVES_MODULE
 from unity.export.primitives.table import PRIMITIVES, precision_code
 from unity.export.source_code import Code, call, sequence
@@ -34,18 +34,18 @@ def printer_with_defaults(function: str, **defaults: Any) -> Printer:
         defaults: its keyword parameters with their defaults, which are left out.
     """
 
-    def printed(e: PrimitiveCall) -> Code:
+    def printed(e: AppliedPrimitive) -> Code:
         others = {k: e[k] for k, value in defaults.items() if e[k] != value}
         return call(function, *e.codes, **{k: value_code(v) for k, v in others.items()})
 
     return printed
 
 
-def _fft(e: PrimitiveCall) -> Code:
+def _fft(e: AppliedPrimitive) -> Code:
     return call("lax.fft", e.codes[0], value_code(e["fft_type"]), tuple(e["fft_lengths"]))
 
 
-def _eigh(e: PrimitiveCall) -> Code:
+def _eigh(e: AppliedPrimitive) -> Code:
     options = {"lower": e["lower"], "symmetrize_input": False, "sort_eigenvalues": e["sort_eigenvalues"]}
     options |= {
         name: value_code(e[k]) for name, k in (("subset_by_index",) * 2, ("implementation", "algorithm")) if e[k] is not None
@@ -53,11 +53,11 @@ def _eigh(e: PrimitiveCall) -> Code:
     return call("lax.linalg.eigh", *e.codes, **options)
 
 
-def _permutation(e: PrimitiveCall) -> Code:
+def _permutation(e: AppliedPrimitive) -> Code:
     return call("lax.linalg.lu_pivots_to_permutation", *e.codes, e["permutation_size"])
 
 
-def _ragged(e: PrimitiveCall) -> Code:
+def _ragged(e: AppliedPrimitive) -> Code:
     numbers = e["ragged_dot_dimension_numbers"]
     dense = tuple(tuple(map(tuple, pair)) for pair in numbers.dot_dimension_numbers)
     groups = tuple(numbers.lhs_ragged_dimensions), tuple(numbers.rhs_group_dimensions)
@@ -69,12 +69,12 @@ def _ragged(e: PrimitiveCall) -> Code:
     return call("lax.ragged_dot_general", *e.codes, call("lax.RaggedDotDimensionNumbers", dense, *groups), **options)
 
 
-def _geqrf(e: PrimitiveCall) -> Code:
+def _geqrf(e: AppliedPrimitive) -> Code:
     raw = call("jnp.linalg.qr", *e.codes, mode="raw")  # column-major, as LAPACK returns it
     return Code(f"(lambda reflectors, scalars: (reflectors.mT, scalars))(*{raw})")
 
 
-def _ldexp(e: PrimitiveCall) -> Code:
+def _ldexp(e: AppliedPrimitive) -> Code:
     return sequence([call("jnp.ldexp", *e.codes)])  # the primitive has a list of results
 
 
@@ -110,7 +110,7 @@ def printer_of(e: Equation) -> Printer | None:
     return None if name is None else lambda applied: call(f"{name}.bind", *applied.codes, **_parameters(applied))
 
 
-def _parameters(e: PrimitiveCall) -> dict[str, Code]:
+def _parameters(e: AppliedPrimitive) -> dict[str, Code]:
     return {name: value_code(value) for name, value in e.equation.params.items()}
 
 

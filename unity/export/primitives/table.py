@@ -11,7 +11,7 @@ from jax import lax
 
 from unity.export.primitives.collectives import COMMUNICATION_PRINTERS
 from unity.export.primitives.indexing import INDEXING_PRINTERS
-from unity.export.primitives.primitive_call import Operand, PrimitiveCall, Printer, dtype_code
+from unity.export.primitives.primitive_call import AppliedPrimitive, Operand, Printer, dtype_code
 from unity.export.primitives.random_bits import RANDOM_PRINTERS
 from unity.export.source_code import (  # fmt: skip
     AND,
@@ -50,7 +50,7 @@ def function_printer(name: str, *parameters: str) -> Printer:
     return lambda e: call(name, *e.codes, **{p: e[p] for p in parameters})
 
 
-def both_operands(e: PrimitiveCall) -> list[Code]:
+def both_operands(e: AppliedPrimitive) -> list[Code]:
     """Return the two operands of an elementwise primitive: a constant as a number, and one that lacks only leading dimensions
     without them.
     """
@@ -81,7 +81,7 @@ def _without_leading_ones(x: Operand) -> Code | None:
     return inner.code if adds_leading_ones else None
 
 
-def _infix(e: PrimitiveCall) -> Code:
+def _infix(e: AppliedPrimitive) -> Code:
     operator, level = INFIX[e.name]
     if e.name == "div" and not e.operands[0].tensor.floating:
         return call("lax.div", *e.codes)
@@ -90,7 +90,7 @@ def _infix(e: PrimitiveCall) -> Code:
     return infix(left, operator, right, level)
 
 
-def _reduce(e: PrimitiveCall) -> Code:
+def _reduce(e: AppliedPrimitive) -> Code:
     dtype = e.operands[0].tensor.dtype
     if dtype in (np.float32, np.float64):  # for narrower types, jax.numpy sums in a wider one
         return method(e.codes[0], REDUCTION_METHODS[e.name], axis=axis_argument(e["axes"], e.operands[0].tensor.ndim))
@@ -104,7 +104,7 @@ def axis_argument(axes: Sequence[int], rank: int) -> Any:
     return (-1 if axes[0] == rank - 1 else axes[0]) if len(axes) == 1 else tuple(axes)
 
 
-def _broadcast(e: PrimitiveCall) -> Code:
+def _broadcast(e: AppliedPrimitive) -> Code:
     shape, dims, x = tuple(e["shape"]), tuple(e["broadcast_dimensions"]), e.operands[0]
     if not x.tensor.shape and x.scalar is not None:
         return call("jnp.full", shape, x.scalar, dtype_code(x.tensor.dtype))
@@ -126,7 +126,7 @@ def _broadcast(e: PrimitiveCall) -> Code:
     return call("lax.broadcast_in_dim", x.code, shape, dims)
 
 
-def _convert(e: PrimitiveCall) -> Code:
+def _convert(e: AppliedPrimitive) -> Code:
     old, new = e.operands[0].tensor.dtype, np.dtype(e["new_dtype"])
     if old == new:
         return e.codes[0]
@@ -136,7 +136,7 @@ def _convert(e: PrimitiveCall) -> Code:
     return call("lax.convert_element_type", e.codes[0], dtype_code(new))
 
 
-def _select(e: PrimitiveCall) -> Code:
+def _select(e: AppliedPrimitive) -> Code:
     predicate, *cases = e.operands
     if predicate.tensor.dtype != bool or len(cases) != 2:
         return call("lax.select_n", *e.codes)
@@ -155,13 +155,13 @@ def _broadcast_number(x: Operand) -> Code | None:
     return x.scalar
 
 
-def _reshape(e: PrimitiveCall) -> Code:
+def _reshape(e: AppliedPrimitive) -> Code:
     if e["dimensions"] is not None:
         return call("lax.reshape", e.codes[0], tuple(e["new_sizes"]), tuple(e["dimensions"]))
     return method(e.codes[0], "reshape", *(e["new_sizes"] or ((),)))
 
 
-def _dot(e: PrimitiveCall) -> Code:
+def _dot(e: AppliedPrimitive) -> Code:
     ((a, b), (batch, _)), x, y = e["dimension_numbers"], e.operands[0].tensor, e.operands[1].tensor
     batch_dims = len(batch)
     batch_first = tuple(batch) == tuple(range(batch_dims)) == tuple(e["dimension_numbers"][1][1])
@@ -190,7 +190,7 @@ def precision_code(value: Any) -> Code:
     return Code(f"lax.DotAlgorithmPreset.{value.name}") if hasattr(value, "name") else literal(value)
 
 
-def _conv(e: PrimitiveCall) -> Code:
+def _conv(e: AppliedPrimitive) -> Code:
     numbers = e["dimension_numbers"]
     options: dict[str, object] = {
         "dimension_numbers": call("lax.ConvDimensionNumbers", *(tuple(n) for n in numbers)),
@@ -209,7 +209,7 @@ def _pairs(pairs: Sequence[Sequence[int]]) -> Code:
     return sequence([literal(tuple(p)) for p in pairs])
 
 
-def _window(e: PrimitiveCall) -> Code:
+def _window(e: AppliedPrimitive) -> Code:
     kind = e.name.removeprefix("reduce_window_")
     x = e.operands[0].tensor
     zero = Code("0j" if jnp.issubdtype(x.dtype, jnp.complexfloating) else "0.0" if x.floating else "0")
@@ -229,56 +229,56 @@ def _extreme(dtype: Any, sign: str, limit: str) -> Code:
     return Code(f"np.{np.dtype(dtype).name}({getattr(jnp.iinfo(dtype), limit)})")
 
 
-def _iota(e: PrimitiveCall) -> Code:
+def _iota(e: AppliedPrimitive) -> Code:
     shape, dtype = tuple(e["shape"]), dtype_code(e["dtype"])
     if len(shape) == 1:
         return call("lax.iota", dtype, shape[0])
     return call("lax.broadcasted_iota", dtype, shape, e["dimension"])
 
 
-def _pad(e: PrimitiveCall) -> Code:
+def _pad(e: AppliedPrimitive) -> Code:
     return call("lax.pad", *e.codes, _pairs(e["padding_config"]))
 
 
-def _sort(e: PrimitiveCall) -> Code:
+def _sort(e: AppliedPrimitive) -> Code:
     operands = sequence(e.codes) if len(e.codes) > 1 else e.codes[0]
     value = call("lax.sort", operands, dimension=e["dimension"], is_stable=e["is_stable"], num_keys=e["num_keys"])
     return value if len(e.codes) > 1 else sequence([value])
 
 
-def _arg_reduction(e: PrimitiveCall) -> Code:
+def _arg_reduction(e: AppliedPrimitive) -> Code:
     return call(f"lax.{e.name}", *e.codes, e["axes"][0], dtype_code(e["index_dtype"]))
 
 
-def _concatenate(e: PrimitiveCall) -> Code:
+def _concatenate(e: AppliedPrimitive) -> Code:
     return call("lax.concatenate", sequence(e.codes, "[]"), e["dimension"])
 
 
-def _cumulative(e: PrimitiveCall) -> Code:
+def _cumulative(e: AppliedPrimitive) -> Code:
     return call(f"lax.{e.name}", e.codes[0], axis=e["axis"], reverse=e["reverse"])
 
 
-def _checkpoint_name(e: PrimitiveCall) -> Code:
+def _checkpoint_name(e: AppliedPrimitive) -> Code:
     return call(CHECKPOINT_NAME, e.codes[0], e["name"])
 
 
-def _layout_constraint(e: PrimitiveCall) -> Code:
+def _layout_constraint(e: AppliedPrimitive) -> Code:
     return call(LAYOUT_FUNCTION, e.codes[0], call(LAYOUT_CLASS, tuple(e["layout"].major_to_minor)))
 
 
-def _bitcast(e: PrimitiveCall) -> Code:
+def _bitcast(e: AppliedPrimitive) -> Code:
     return call("lax.bitcast_convert_type", e.codes[0], dtype_code(e["new_dtype"]))
 
 
-def _barrier(e: PrimitiveCall) -> Code:
+def _barrier(e: AppliedPrimitive) -> Code:
     return call("lax.optimization_barrier", sequence(e.codes))
 
 
-def _transpose(e: PrimitiveCall) -> Code:
+def _transpose(e: AppliedPrimitive) -> Code:
     return method(e.codes[0], "transpose", *e["permutation"])
 
 
-def _squeeze(e: PrimitiveCall) -> Code:
+def _squeeze(e: AppliedPrimitive) -> Code:
     return call("lax.squeeze", e.codes[0], tuple(e["dimensions"]))
 
 

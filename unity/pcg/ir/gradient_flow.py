@@ -1,4 +1,4 @@
-"""Which values a gradient flows through."""
+"""Gradient flow: the values of a graph or a body that have a cotangent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unity.pcg.ir.program import Body
 
 @dataclass(frozen=True)
 class Gradients:
-    """For every value of a graph and of the graphs inside it: whether a cotangent is computed for it."""
+    """The values of a graph, and of the graphs inside it, for which a cotangent is computed."""
 
     flows: Mapping[tuple[int, int], bool]  # (id(node), result index)
 
@@ -21,7 +21,7 @@ class Gradients:
 
 
 def gradients(graph: PCG, inputs: Collection[int], outputs: Collection[int] | None = None) -> Gradients:
-    """Gradient flow from the outputs with these numbers (None: `losses`) to the inputs with these numbers.
+    """Follow gradients from the outputs with these numbers (None: `losses`) to the inputs with these numbers.
 
     Integers and stopped gradients carry none; nor does what reaches no such output.
     """
@@ -34,14 +34,14 @@ def gradients(graph: PCG, inputs: Collection[int], outputs: Collection[int] | No
 
 
 def losses(graph: PCG) -> tuple[int, ...]:
-    """The outputs that are differentiated: a first one that is a scalar (the rest is auxiliary, as in `jax.grad`), or all."""
+    """Return the differentiated outputs: the first one if it is a scalar (the rest is auxiliary, as in `jax.grad`), else all."""
     floating = tuple(k for k, v in enumerate(graph.outputs) if v.tensor.floating)
     scalar = floating[:1] == (0,) and graph.outputs[0].tensor.shape == ()
     return (0,) if scalar else floating
 
 
 def _backward(graph: PCG, outputs: list[bool], wanted: set[tuple[int, int]]) -> list[bool]:
-    """Marks every value that a wanted output depends on differentiably; tells which inputs are."""
+    """Add every value that a marked output depends on differentiably to `wanted`. Returns whether each input is among them."""
     wanted.update((id(v.node), v.index) for v, flag in zip(graph.outputs, outputs, strict=True) if flag)
     for node in reversed(graph.nodes):
         marks = tuple((id(node), k) in wanted for k in range(len(node.tensors)))
@@ -52,7 +52,7 @@ def _backward(graph: PCG, outputs: list[bool], wanted: set[tuple[int, int]]) -> 
 
 
 def _needed(node: Node, marks: tuple[bool, ...], wanted: set[tuple[int, int]]) -> list[bool]:
-    """Which operands the marked results depend on."""
+    """Return whether the marked results depend on each operand."""
     if node.body is not None:
         return list(leading_to(node.body, marks))
     if node.inside is None:
@@ -71,19 +71,21 @@ def _needed(node: Node, marks: tuple[bool, ...], wanted: set[tuple[int, int]]) -
 
 @lru_cache(maxsize=65536)
 def leading_to(body: Body, outputs: tuple[bool, ...]) -> tuple[bool, ...]:
-    """Which inputs the outputs that are marked depend on differentiably."""
-    wanted = wanted_by(body, outputs)
-    return tuple(v in wanted for v in body.inputs)
+    """Return whether the marked outputs depend differentiably on each input."""
+    variables = wanted_by(body, outputs)
+    return tuple(v in variables for v in body.inputs)
 
 
 @lru_cache(maxsize=65536)
 def wanted_by(body: Body, outputs: tuple[bool, ...]) -> frozenset[int]:
-    """The variables that these outputs depend on differentiably."""
-    wanted = {a for a, flag in zip(body.outputs, outputs, strict=True) if flag and isinstance(a, int) and body.tensors[a].floating}
+    """Return the variables that the marked outputs depend on differentiably."""
+    variables = {
+        a for a, flag in zip(body.outputs, outputs, strict=True) if flag and isinstance(a, int) and body.tensors[a].floating
+    }
     for e in reversed(body.equations):
-        if e.name != "stop_gradient" and wanted.intersection(e.results):
-            wanted.update(a for a in e.operands if isinstance(a, int) and body.tensors[a].floating)
-    return frozenset(wanted)
+        if e.name != "stop_gradient" and variables.intersection(e.results):
+            variables.update(a for a in e.operands if isinstance(a, int) and body.tensors[a].floating)
+    return frozenset(variables)
 
 
 def _forward(graph: PCG, inputs: Mapping[int, bool], flows: dict[tuple[int, int], bool]) -> list[bool]:
@@ -120,25 +122,25 @@ def _nested(node: Node, operands: list[bool], flows: dict[tuple[int, int], bool]
 
 @lru_cache(maxsize=65536)
 def carrying(body: Body, operands: tuple[bool, ...], outputs: tuple[bool, ...]) -> frozenset[int]:
-    """The variables that a gradient flows through, from the outputs to the operands that are marked."""
+    """Return the variables through which a gradient flows from the marked outputs to the marked operands."""
     return frozenset(_live(body, operands) & wanted_by(body, outputs))
 
 
 def carrying_in(node: Node, flow: Gradients) -> frozenset[int]:
-    """The variables of an operator's program that a gradient flows through."""
+    """Return the variables of an operator's program through which a gradient flows."""
     assert node.body is not None
     return carrying(node.body, tuple(map(flow, node.operands)), tuple(map(flow, node.results)))
 
 
 @lru_cache(maxsize=65536)
 def reached(body: Body, operands: tuple[bool, ...]) -> tuple[bool, ...]:
-    """Which outputs depend differentiably on the operands that are marked."""
+    """Return whether each output depends differentiably on the marked operands."""
     live = _live(body, operands)
     return tuple(isinstance(a, int) and a in live for a in body.outputs)
 
 
 def _live(body: Body, operands: tuple[bool, ...]) -> set[int]:
-    """The variables that depend differentiably on these operands."""
+    """Return the variables that depend differentiably on the marked operands."""
     live = {v for v, flag in zip(body.inputs, operands, strict=True) if flag}
     for e in body.equations:
         if e.name != "stop_gradient" and any(isinstance(a, int) and a in live for a in e.operands):

@@ -184,9 +184,9 @@ def _without_turned_results(jaxpr: core.Jaxpr) -> list[core.JaxprEqn]:
     )
     turned: dict[int, core.JaxprEqn | None] = {}  # by id(equation)
     for eqn in jaxpr.eqns:
-        given = eqn.invars[0] if eqn.primitive.name == "transpose" else None
-        product = makers.get(given) if isinstance(given, core.Var) else None
-        if product is None or product.primitive.name != "dot_general" or reads[given] > 1:
+        operand = eqn.invars[0] if eqn.primitive.name == "transpose" else None
+        product = makers.get(operand) if isinstance(operand, core.Var) else None
+        if product is None or product.primitive.name != "dot_general" or reads[operand] > 1:
             continue
         a, b = product.invars
         (summed_a, summed_b), (batch_a, batch_b) = product.params["dimension_numbers"]
@@ -200,8 +200,8 @@ def _without_turned_results(jaxpr: core.Jaxpr) -> list[core.JaxprEqn]:
             }
             turned[id(eqn)] = product.replace(invars=[b, a], outvars=eqn.outvars, params=params)
             turned[id(product)] = None
-    found = (turned.get(id(eqn), eqn) for eqn in jaxpr.eqns)
-    return [eqn for eqn in found if eqn is not None]
+    equations = (turned.get(id(eqn), eqn) for eqn in jaxpr.eqns)
+    return [eqn for eqn in equations if eqn is not None]
 
 
 def _results(eqn: core.JaxprEqn, operands: Sequence[Marked], mark: Summand) -> list[Marked]:

@@ -183,9 +183,9 @@ class Forked:
         members = sorted({k for b in region.branches for k in b.members} | {region.join, *self.ending(region).members})
         part, order = extract(body, members, join.results, constants(body))
         number = {v: k for k, v in enumerate(body.inputs)}
-        given = [k for k, v in enumerate(order) if body.tensors[v].floating and number.get(v, -1) in {-1, *whole.differentiated}]
+        weights = [k for k, v in enumerate(order) if body.tensors[v].floating and number.get(v, -1) in {-1, *whole.differentiated}]
         graph = graph_of(part, [f"read {v}" for v in order], whole.bodies)
-        return replace(whole, body=part, graph=graph, consts=(), differentiated=frozenset(given if whole.differentiated else ()))
+        return replace(whole, body=part, graph=graph, consts=(), differentiated=frozenset(weights if whole.differentiated else ()))
 
     def check(self, region: BranchRegion) -> None:
         """Raises Apart if not all branches of a region can be on some devices only."""
@@ -196,8 +196,8 @@ class Forked:
                 line = short(node.source) or "an unknown line"
                 raise Apart(f"the branches joined at {self.where(region)}: {node.kind} at {line} must run on all devices")
             if not graph.outputs[0].tensor.floating:
-                made = graph.outputs[0].tensor
-                raise Apart(f"the branches joined at {self.where(region)}: one makes {made}, which is no floating point number")
+                result = graph.outputs[0].tensor
+                raise Apart(f"the branches joined at {self.where(region)}: one makes {result}, which is no floating point number")
 
 
 @dataclass(frozen=True, eq=False)

@@ -79,7 +79,7 @@ class ChangedTasks(NamedTuple):
     end: Moments
 
 
-class LoopState(NamedTuple):
+class EventLoopState(NamedTuple):
     """The working state of the loop.
 
     Args:
@@ -131,7 +131,7 @@ def _first_difference(count: int, changed: ChangedTasks, t: TaskTable, times: Ti
     return float(moment)
 
 
-def _line_up(since: float, count: int, rows: Numbers, t: TaskTable, times: Times, state: LoopState) -> tuple[int, int]:
+def _line_up(since: float, count: int, rows: Numbers, t: TaskTable, times: Times, state: EventLoopState) -> tuple[int, int]:
     """Set up the state at a moment: until when devices are busy, and which tasks have started to wait for a running task or for
     nothing. Any of the first `count` changed tasks may have. All other tasks wait for one that was not ready yet either.
 
@@ -227,7 +227,7 @@ def _pop(size: int, queue: Counts, at: Moments, depth: Counts, called: Numbers) 
 
 
 def _has_rejoined(
-    offset: float, size: int, count: int, changed: ChangedTasks, t: TaskTable, times: Times, state: LoopState
+    offset: float, size: int, count: int, changed: ChangedTasks, t: TaskTable, times: Times, state: EventLoopState
 ) -> bool:
     """Whether all that comes next, starting with the head of the queue, repeats what came next before the change, shifted by
     `offset`, until the next changed task. Everything taken so far was ready before then.
@@ -280,7 +280,7 @@ def _shift(then: float, offset: float, count: int, changed: ChangedTasks, t: Tas
     return rest
 
 
-def _fill_queue(since: float, begun: int, t: TaskTable, times: Times, state: LoopState) -> int:
+def _fill_queue(since: float, begun: int, t: TaskTable, times: Times, state: EventLoopState) -> int:
     """Put the tasks that wait for their device alone into the queue. Returns how many they are."""
     size = 0
     for k in range(begun):
@@ -295,7 +295,7 @@ def _fill_queue(since: float, begun: int, t: TaskTable, times: Times, state: Loo
 
 
 def _take_tasks(
-    since: float, exact: bool, begun: int, count: int, changed: ChangedTasks, t: TaskTable, times: Times, state: LoopState
+    since: float, exact: bool, begun: int, count: int, changed: ChangedTasks, t: TaskTable, times: Times, state: EventLoopState
 ) -> tuple[int, int]:
     """Take the tasks that were not ready before a moment, once they are lined up, and compute when they are ready and end.
 
@@ -345,7 +345,7 @@ def _take_tasks(
     compiled,
     parts=(_first_difference, _line_up, _count_missing, _precedes, _push, _pop, _has_rejoined, _shift, _fill_queue, _take_tasks),
 )
-def follow(exact: bool, rows: Numbers, t: TaskTable, times: Times, state: LoopState) -> int:
+def follow(exact: bool, rows: Numbers, t: TaskTable, times: Times, state: EventLoopState) -> int:
     """Simulate the effects of a change of the tasks `rows`. Returns how many tasks were simulated, or NONE if some can never be
     taken.
     """

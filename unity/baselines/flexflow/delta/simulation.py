@@ -19,7 +19,7 @@ import numpy as np
 
 from unity.base.gc_pause import uncollected
 from unity.baselines.flexflow.delta.columns import GONE, ByColumn, Columns, Numbers, columns_of
-from unity.baselines.flexflow.delta.event_loop import NEVER, NONE, Counts, LoopState, TaskTable, Times
+from unity.baselines.flexflow.delta.event_loop import NEVER, NONE, Counts, EventLoopState, TaskTable, Times
 from unity.baselines.flexflow.delta.task_table import (
     ABSENT,
     FULL,
@@ -218,11 +218,11 @@ def _times(tasks: int) -> Times:
     return Times(np.full(tasks, NEVER), np.zeros(tasks, np.int32), np.zeros(tasks))
 
 
-def _loop_state(tasks: int, devices: int) -> LoopState:
+def _loop_state(tasks: int, devices: int) -> EventLoopState:
     """Return the state of a loop that has not started."""
     missing, begun, queue, depth = np.empty((4, tasks), np.int32)
     latest, at = np.empty((2, tasks))
-    return LoopState(missing, latest, begun, queue, at, depth, np.empty(tasks, np.int64), *np.empty((5, devices)))
+    return EventLoopState(missing, latest, begun, queue, at, depth, np.empty(tasks, np.int64), *np.empty((5, devices)))
 
 
 class DeltaSimulation:

@@ -15,7 +15,7 @@ import numpy as np
 
 from unity.base.compiled_loops import compiled
 from unity.baselines.flexflow.delta.columns import GONE, LARGEST, TICKS, Columns, Moments, Numbers, added_exactly
-from unity.baselines.flexflow.delta.event_loop import NONE, Counts, LoopState, TaskTable, Times, follow
+from unity.baselines.flexflow.delta.event_loop import NONE, Counts, EventLoopState, TaskTable, Times, follow
 
 MIX = 0x1E3779B97F4A7C15  # an odd factor, for hashing
 FREE, USED = 0, 1  # positions in `Register.sizes`
@@ -221,7 +221,7 @@ def _copy_times(times: Times, to: Times) -> None:
 
 @partial(compiled, parts=(added_exactly, enter, follow, entries_of, _copy_times))
 def apply_change(
-    c: Columns, exact: bool, total: float, r: Register, t: TaskTable, times: Times, spare: Times, state: LoopState
+    c: Columns, exact: bool, total: float, r: Register, t: TaskTable, times: Times, spare: Times, state: EventLoopState
 ) -> tuple[int, int, OldEntries, float, bool, int]:
     """Enter a change, and simulate its effects.
 
