@@ -71,7 +71,7 @@ def test_what_was_found_of_rewritings_is_planned_and_nothing_else_is_looked_at(m
 
 def interrupted_after(monkeypatch: pytest.MonkeyPatch, rewritten: int) -> unity.Plan:
     with monkeypatch.context() as context:
-        interrupting(context, backtracking, "ways", rewritten)
+        interrupting(context, backtracking, "steps", rewritten)
         return plan(seed=1)  # which the cache does not have
 
 

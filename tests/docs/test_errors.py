@@ -96,7 +96,7 @@ def test_what_users_call_raises_errors_of_unity() -> None:
 
 def own(kind: str, text: str) -> bool:
     """What no user sees: a state that cannot be."""
-    return kind in ("AssertionError",) or "is part of its graph, and of no file" in text
+    return kind in ("AssertionError",) or "are part of its graph, and not saved in files" in text
 
 
 def loss(w: Any, x: Any) -> Any:
