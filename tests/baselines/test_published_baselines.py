@@ -253,3 +253,12 @@ def test_mesh_tensorflow_splits_a_dimension_everywhere_or_nowhere() -> None:
                     if choice.name not in ("unused", "replicated") and all(o.kind != "S" for o in choice.operands):
                         split.setdefault(rank[choice.states], set()).add(any(rank[t.states] == rank[choice.states] for t in taken))
             assert all(len(found) == 1 for found in split.values())
+
+
+def test_features_are_no_samples_where_a_loop_takes_one_sample_at_a_time() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean(jax.lax.map(lambda row: jnp.tanh(row @ w), x) ** 2)
+
+    search = search_of(loss, f(128, 64), f(64, 128))
+    _, (samples,) = stored(search, algorithm("data-parallel")(search, ROOMY))
+    assert {(s.kind, s.dim) for s in samples} == {("P", 0)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import combinations, product
 from pathlib import Path
@@ -19,6 +20,7 @@ from small_functions import Function, functions
 from small_models import MODELS, Small, arrays, counted, made, random_point
 
 import unity
+from unity.base.errors import PlanError
 from unity.constraints.bound import bound
 from unity.constraints.conflicts import smallest
 from unity.constraints.kinds import Constraint, OperatorPin, from_json
@@ -345,7 +347,7 @@ def test_a_program_without_a_pinned_operator_is_not_taken() -> None:
 
     args = {"a": f32(64, 256), "b": f32(256, 8)}, f32(4096, 64)
     machine = unity.Machine.grid(1, 8, "v100")
-    assert planned(two, *args, search="unity", machine=machine).rewriting is not None
+    assert planned(two, *args, search="unity", machine=machine).rewriting
     plan = planned(two, *args, search="unity", machine=machine, constraints=[unity.pin("dot_general", P("device"))])
     captured = [node.tensors for node, _ in plan.original.walk() if node.kind == "dot_general"]
     assert [node.tensors for node, _ in plan.pcg.walk() if node.kind == "dot_general"] == captured
@@ -641,3 +643,16 @@ def test_patterns() -> None:
     assert matching("args[*]", known) == (2,)
     assert matching("**", known) == (0, 1, 2)
     assert matching("args[0]['layers'][1]['b']", known) == ()
+
+
+def test_a_pin_whose_operators_a_plan_lacks_is_not_obeyed() -> None:
+    plan = planned(scoped, *SCOPED, constraints=[unity.pin("dot_general at up", P("node", "device"))])
+    bound = plan._made.bound
+    (pin,) = bound.passed
+    bound.check(plan.original, plan.pcg, plan.machine)
+    renamed = replace(bound, passed=(replace(pin, name="dot_general at nowhere"),))
+    with pytest.raises(PlanError, match="no operator has this name"):
+        renamed.check(plan.original, plan.pcg, plan.machine)
+    other = replace(bound, passed=(replace(pin, wanted=unity.pin("dot_general", P("device", "node")).wanted),))
+    with pytest.raises(PlanError, match="dot_general at"):
+        other.check(plan.original, plan.pcg, plan.machine)

@@ -10,6 +10,10 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text()
 SHOWN = re.findall(r"<!-- walkthrough: (\w+) -->\n```\n(.*?)\n```", PAGE, re.DOTALL)
 
 
+def test_page_shows_every_form_of_the_search() -> None:
+    assert [form for form, _ in SHOWN] == ["graph", "problem", "assignment", "parallel"]
+
+
 @pytest.mark.parametrize(("form", "block"), SHOWN, ids=[form for form, _ in SHOWN])
 def test_page_shows_what_is_printed(form: str, block: str) -> None:
     assert str(walkthrough.FORMS[form]()) == block

@@ -190,3 +190,30 @@ def test_no_rewriting_differentiates_functions_of_elements_that_nothing_reads(
                 for one in (new, closed(new)) if new is not None else ():
                     for a, b in zip(before, derivatives(partial(run, one))(x, y), strict=True):
                         np.testing.assert_allclose(b, a, rtol=1e-9, atol=1e-9, err_msg=str(pattern))
+
+
+def test_a_part_that_is_computed_but_not_differentiated_stays_so() -> None:
+    """The derivative is infinite at the zeros, which the program reads, but through a stopped gradient."""
+
+    def fn(x: Any) -> list[Any]:
+        return [jnp.sqrt(x[:2]), lax.stop_gradient(jnp.sqrt(x[2:]))]
+
+    x = np.array([1.0, 1.0, 0.0, 0.0])
+    with jax.enable_x64(True):
+        body = opened(used(program_of(jax.make_jaxpr(fn)(x))[0]))
+        before, reading = derivatives(fn)(x), Reading(body)
+        for pattern in patterns(default_library().rules):
+            for occurrence in occurrences(reading, pattern):
+                new = rewritten(body, occurrence)
+                for one in (new, closed(new)) if new is not None else ():
+                    for a, b in zip(before, derivatives(partial(run, one))(x), strict=True):
+                        np.testing.assert_allclose(b, a, rtol=1e-9, atol=1e-9, err_msg=str(pattern))
+
+
+def test_rules_apply_to_both_parts_of_a_split() -> None:
+    def fn(x: Any) -> list[Any]:
+        return [jnp.sqrt(x[:2]), jnp.sqrt(x[2:])]
+
+    body = opened(used(program_of(jax.make_jaxpr(fn)(np.ones(4, np.float32)))[0]))
+    reading = Reading(body)
+    assert any(o.pattern.dropped for p in patterns(default_library().rules) for o in occurrences(reading, p))

@@ -90,7 +90,10 @@ class Bound:
                 if not met(constraint.wanted.slices(node.tensors[0].ndim, names), node.types[0], axes):
                     yield self.paths[k][0]
         elif isinstance(constraint, OperatorPin):
-            for node in (n for n, _ in parallel.walk() if constraint.means(n)):
+            named = [n for n, _ in parallel.walk() if constraint.means(n)]
+            if not named:
+                yield "no operator has this name"
+            for node in named:
                 for tensor, type_ in zip(node.tensors, node.types, strict=True):
                     if not met(constraint.wanted.slices(tensor.ndim, names), type_, axes):
                         yield f"{node.kind} at {short(node.source)}"

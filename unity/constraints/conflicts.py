@@ -9,8 +9,9 @@ from math import inf
 from unity.base.errors import InfeasibleError
 from unity.base.formatting import short, size
 from unity.constraints.bound import Bound
-from unity.constraints.kinds import Constraint, Marked, OperatorPin, Pin
+from unity.constraints.kinds import Constraint, Marked, OperatorPin, Pin, marked_by
 from unity.constraints.paths import matching
+from unity.pcg.ir.graph import CONSTRAIN
 from unity.pcg.parallel.wanted_types import degree
 from unity.search.session import Search
 from unity.search.space.masks import names_of
@@ -96,8 +97,8 @@ def _shapes(constraint: Pin | OperatorPin | Marked, bound: Bound, search: Search
     elif isinstance(constraint, OperatorPin):
         for node, _ in search.graph.walk():
             if constraint.means(node):
-                yield f"{node.kind} at {short(node.source)}", node.tensors[0].shape
+                yield from ((f"{node.kind} at {short(node.source)}", tensor.shape) for tensor in node.tensors)
     else:
         for node, _ in search.graph.walk():
-            if node.kind == "constrain":
+            if node.kind == CONSTRAIN and marked_by(node) == constraint:
                 yield "the value", node.tensors[0].shape

@@ -23,7 +23,7 @@ from unity.diff.graph_diff import (
 )
 from unity.diff.skeleton import name_of, unnamed
 from unity.pcg.ir.graph import Node
-from unity.pcg.ir.graph_json import node_json, read_node
+from unity.pcg.ir.graph_json import natural, node_json, read_node
 from unity.pcg.types.axis import Axis
 
 SCHEMA = 1
@@ -95,16 +95,16 @@ def _node_before(c: ChangedNode) -> Node:
 
 def _read_diff(data: Mapping[str, Any]) -> GraphDiff:
     before, after = _read_header(data["before"]), _read_header(data["after"])
-    removed = tuple(RemovedNode(_natural(r["number"]), _read_node(r["node"], before)) for r in data["removed"])
-    added = tuple(AddedNode(_natural(a["number"]), _read_node(a["node"], after), _references(a["operands"])) for a in data["added"])
+    removed = tuple(RemovedNode(natural(r["number"]), _read_node(r["node"], before)) for r in data["removed"])
+    added = tuple(AddedNode(natural(a["number"]), _read_node(a["node"], after), _references(a["operands"])) for a in data["added"])
     changed = tuple(_read_changed(c, before, after) for c in data["changed"])
     inputs, outputs = (_references(data[end]) if end in data else None for end in ("inputs", "outputs"))
     return GraphDiff(before, after, removed, added, changed, inputs, outputs)
 
 
 def _read_header(data: Mapping[str, Any]) -> GraphHeader:
-    axes = tuple(Axis(str(name), _natural(size), _natural(level), *map(str, more)) for name, size, level, *more in data["axes"])
-    return GraphHeader(bool(data["typed"]), axes, _natural(data["nodes"]), str(data["key"]))
+    axes = tuple(Axis(str(name), natural(size), natural(level), *map(str, more)) for name, size, level, *more in data["axes"])
+    return GraphHeader(bool(data["typed"]), axes, natural(data["nodes"]), str(data["key"]))
 
 
 def _read_node(data: Mapping[str, Any], header: GraphHeader) -> Node:
@@ -124,7 +124,7 @@ def _read_changed(data: Mapping[str, Any], before: GraphHeader, after: GraphHead
     fields = {field: pair for field, pair in pairs.items() if field == "types" or repr(pair[0]) != repr(pair[1])}
     operands = (_references(data["operands"][0]), _references(data["operands"][1])) if "operands" in data else None
     inside = _read_diff(data["inside"]) if "inside" in data else None
-    return ChangedNode(_natural(data["number"]), _natural(data["now"]), node, fields, operands, inside)
+    return ChangedNode(natural(data["number"]), natural(data["now"]), node, fields, operands, inside)
 
 
 _FIELDS: Mapping[str, Callable[[Node], Any]] = {
@@ -145,9 +145,3 @@ def _references(data: Sequence[str]) -> References:
 def _reference(text: str) -> Reference:
     number, _, index = text.removeprefix("+").partition(".")
     return Reference(text.startswith("+"), int(number), int(index))
-
-
-def _natural(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} should be a natural number")
-    return value

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from unity.diff.edits import Edit, line_of
-from unity.plan.summary import RuleUse, Summary, Talk
+from unity.plan.summary import RuleUse, Summary, Talk, seconds_by_line, step_seconds
 
 ARGUMENT = re.compile(r"(args\[\d+\])(.*)")
 
@@ -53,11 +53,6 @@ class Collectives:
     seconds: CostChange
 
 
-def step_seconds(summary: Summary) -> tuple[float, float]:
-    """Return the seconds that a step computes, and the seconds that it communicates."""
-    return sum(w.seconds for w in summary.work), sum(t.seconds for t in summary.talk)
-
-
 def step_costs(before: Summary, after: Summary) -> dict[str, CostChange]:
     """Return the seconds of a whole step, before and after."""
     (compute, talk), (compute_after, talk_after) = step_seconds(before), step_seconds(after)
@@ -73,8 +68,8 @@ def regions(edits: Iterable[Edit], before: Summary, after: Summary) -> tuple[Reg
     edits_by_line: dict[str, Counter[Edit]] = {}
     for edit in edits:
         edits_by_line.setdefault(edit.line, Counter())[edit] += 1
-    computing = _seconds_by_line(before.work), _seconds_by_line(after.work)
-    communicating = _seconds_by_line(before.talk), _seconds_by_line(after.talk)
+    computing = seconds_by_line(before.work), seconds_by_line(after.work)
+    communicating = seconds_by_line(before.talk), seconds_by_line(after.talk)
     for line in (*computing[0], *computing[1], *communicating[0], *communicating[1]):
         edits_by_line.setdefault(line, Counter())
     order = {line: k for k, line in enumerate(_lines_in_order(before, after))}
@@ -111,13 +106,6 @@ def _joined_region(group: Sequence[RegionDiff]) -> RegionDiff:
 def _sum(costs: Iterable[CostChange]) -> CostChange:
     before, after = zip(*((c.before, c.after) for c in costs), strict=True)
     return CostChange(sum(before), sum(after))
-
-
-def _seconds_by_line(rows: Sequence) -> dict[str, float]:
-    seconds: dict[str, float] = {}
-    for row in rows:
-        seconds[row.line] = seconds.get(row.line, 0.0) + row.seconds
-    return seconds
 
 
 def _cost_change(seconds: tuple[dict[str, float], dict[str, float]], line: str) -> CostChange:

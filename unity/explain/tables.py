@@ -22,6 +22,7 @@ from unity.pcg.parallel.stages import TWO_BW
 from unity.pcg.propagation.halos import undivided_windows
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import show
+from unity.plan.summary import differentiated_in
 from unity.search.cost.prediction import CollectiveTerm, OperatorTerm, Prediction, predict
 from unity.search.cost.profile_lookup import ROOFLINE
 from unity.search.memory.backend import backend_of
@@ -44,7 +45,7 @@ def explain(plan: Plan, file: Any = None) -> None:
     console = Console(file=file, markup=False, highlight=False)
     console.width = max(console.width, 140)  # wide enough for a type and a line number side by side
     family = plan._made
-    differentiated = family.captured.differentiated if family.search.training.backward else ()
+    differentiated = differentiated_in(plan)
     prediction = predict(plan.pcg, plan.machine, differentiated)
     compute = sum(t.forward + t.backward for t in prediction.operators)
     communication = sum(t.seconds for t in prediction.collectives)

@@ -35,7 +35,7 @@ from unity.search.session import Candidate
 from unity.substitutions.language.library import Library
 
 # The folders whose code determines the result of a search.
-CODE = ("base", "pcg", "machine", "search", "substitutions", "verify", "transforms", "constraints", "baselines")
+CODE = ("base", "pcg", "machine", "search", "substitutions", "verify", "transforms", "constraints", "planning", "baselines")
 
 
 def _code_version() -> str:

@@ -31,7 +31,7 @@ from unity.plan.placement import Placement
 from unity.plan.plan_family import PlanFamily, Tried
 from unity.plan.step import step_of
 from unity.plan.stream import Stream
-from unity.plan.summary import captured_summary_of, summary_of
+from unity.plan.summary import captured_summary_of, differentiated_in, summary_of
 from unity.search.cost.cost import Training
 from unity.search.memory.backend import backend_of
 from unity.search.memory.timeline import MemoryTimeline, memory_timeline
@@ -135,8 +135,7 @@ class Plan:
         """Simulate one step on every device and link, and return its schedule: the makespan, a trace, a picture."""
         from unity.search.simulator import simulate
 
-        differentiated = self._made.captured.differentiated if self._made.search.training.backward else ()
-        return simulate(self.pcg, self.machine, differentiated, training=self._made.search.training)
+        return simulate(self.pcg, self.machine, differentiated_in(self), training=self._made.search.training)
 
     @cached_property
     def pcg(self) -> PCG:
@@ -385,7 +384,6 @@ class Plan:
     @cached_property
     def parallelization(self) -> Parallelization:
         """The rules that derive the parallel graph from the serial one: one for each operator and axis, and all type changes."""
-
         return recorded(self.serial, self.pcg, default_library())
 
     def check_parallelization(self) -> Replayed:
@@ -394,7 +392,6 @@ class Plan:
         The result prints how many applications are proved, by rules of the library or by the proofs of the operator table, and
         which are not. Raises DerivationError, naming the operator, where the recorded rules do not yield the plan's graph.
         """
-
         return check_parallelization(self.serial, self.pcg, self.parallelization, default_library())
 
     def check_derivation(self) -> tuple[RewriteStep, ...]:

@@ -7,7 +7,7 @@ code, and it has a meaning only together with the graph whose hash the file carr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unity.base.errors import PlanError
@@ -16,13 +16,6 @@ from unity.pcg.parallel.parallelize import Assignment
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import State, Type
 from unity.search.session import Candidate
-
-
-def _graphs(graph: PCG) -> Iterator[PCG]:
-    yield graph
-    for node in graph.nodes:
-        if node.inside is not None:
-            yield from _graphs(node.inside)
 
 
 def _nodes(graph: PCG) -> list[Node]:
@@ -48,7 +41,7 @@ def to_json(graph: PCG, candidates: Sequence[Candidate]) -> dict[str, Any]:
         fields = [numbers(a.results.get(id(n), ())), operands, again, 2 if id(n) in a.rerun else int(id(n) in a.recomputed)]
         return rows.setdefault(json.dumps(fields), len(rows))
 
-    nodes, graphs = _nodes(graph), list(_graphs(graph))
+    nodes, graphs = _nodes(graph), list(graph.graphs())
     points = []
     for c in candidates:
         outputs = [[numbers(c.assignment.outputs.get((id(g), k), ())) for k in range(len(g.outputs))] for g in graphs]
@@ -71,7 +64,7 @@ def from_json(graph: PCG, axes: tuple[Axis, ...], data: Mapping[str, Any]) -> tu
 
 
 def _candidate(graph: PCG, axes: tuple[Axis, ...], types: list[Type], rows: Sequence[Any], point: Mapping[str, Any]) -> Candidate:
-    nodes, graphs = _nodes(graph), list(_graphs(graph))
+    nodes, graphs = _nodes(graph), list(graph.graphs())
     described = [(n, *rows[k]) for n, k in zip(nodes, point["nodes"], strict=True)]
     results = {id(n): tuple(types[t] for t in numbers) for n, numbers, *_ in described if numbers}
     operands = {

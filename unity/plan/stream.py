@@ -100,7 +100,7 @@ class Stream:
         if any(not isinstance(x, jax.core.Tracer) and x.is_deleted() for x in flight.arrays):
             raise PlanError(
                 f"this flight of {name} is used up: a step takes one and gives the next:"
-                " flight, found = plan.stream.step(flight, ...) (docs: pipelines#2bw)"
+                " flight, (loss, gradients) = plan.stream.step(flight, ...) (docs: pipelines#2bw)"
             )
         return list(flight.arrays)
 

@@ -148,6 +148,19 @@ def captured_summary_of(plan: Plan) -> Summary:
     return Summary(plan.__name__, machine.name, 1, prediction.time, memory, plan.original, *_costs(prediction, graph))
 
 
+def step_seconds(summary: Summary) -> tuple[float, float]:
+    """Return the seconds that a step computes, and the seconds that it communicates."""
+    return sum(w.seconds for w in summary.work), sum(t.seconds for t in summary.talk)
+
+
+def seconds_by_line(rows: Iterable[Work | Talk]) -> dict[str, float]:
+    """Return the seconds of each source line."""
+    seconds: dict[str, float] = {}
+    for row in rows:
+        seconds[row.line] = seconds.get(row.line, 0.0) + row.seconds
+    return seconds
+
+
 def differentiated_in(plan: Plan) -> Collection[int]:
     """Return the numbers of the arguments that a plan's step computes gradients of."""
     return plan._made.captured.differentiated if plan._made.search.training.backward else ()

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from unity.base.formatting import duration, size
-from unity.diff.regions import step_seconds
 from unity.machine.machine import Machine
 from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.parallel.serial_view import erased
 from unity.plan.plan import Plan
 from unity.plan.plan_file import read, reading, summaries
 from unity.plan.strategies import from_json
-from unity.plan.summary import RuleUse, Summary, captured_summary_of, summary_of
+from unity.plan.summary import RuleUse, Summary, captured_summary_of, step_seconds, summary_of
 from unity.report import arguments, costs
 from unity.report.drawing import Drawing, drawing_of
 from unity.report.live import Live, live_of

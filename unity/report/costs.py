@@ -9,7 +9,7 @@ from unity.base.formatting import duration, short, size
 from unity.pcg.ir.graph import Node
 from unity.pcg.ir.user_lines import line_behind
 from unity.pcg.types.axis import Axis
-from unity.plan.summary import RuleUse, Summary, Talk
+from unity.plan.summary import RuleUse, Summary, Talk, seconds_by_line
 from unity.report.picture import Description, Rows
 from unity.search.cost.prediction import CollectiveTerm, Prediction
 from unity.search.cost.profile_lookup import ROOFLINE
@@ -78,17 +78,10 @@ def collectives(talk: Iterable[Talk]) -> list[list[Any]]:
 
 def lines(captured: Summary, planned: Summary) -> list[list[Any]]:
     """Return the seconds of every source line, before and after, the most expensive line first."""
-    sides = [_by_line(rows) for rows in (captured.work, planned.work, planned.talk)]
+    sides = [seconds_by_line(rows) for rows in (captured.work, planned.work, planned.talk)]
     seconds = {line: [side.get(line, 0.0) for side in sides] for side in sides for line in side}
     order = sorted(seconds, key=lambda line: -sum(seconds[line][1:]))
     return [[line or "(no line)", *([s, duration(s) if s else "0"] for s in seconds[line])] for line in order]
-
-
-def _by_line(rows: Iterable[Any]) -> dict[str, float]:
-    seconds: dict[str, float] = {}
-    for row in rows:
-        seconds[row.line] = seconds.get(row.line, 0.0) + row.seconds
-    return seconds
 
 
 def live_memory(memory: MemoryPrediction) -> dict[str, Any]:

@@ -62,15 +62,10 @@ class Legend:
 def legend_of(graph: PCG) -> Legend:
     """Return the colours of a parallel graph."""
     counts: Counter[str] = Counter()
-    for g in with_nested_graphs(graph):
+    for g in graph.graphs():
         counts.update(placement_of(n, g) for n in g.nodes if not is_parallelization(n))
     del counts[WHOLE]
     return Legend({placement: k for k, (placement, _) in enumerate(counts.most_common(COLOURS))})
-
-
-def with_nested_graphs(graph: PCG) -> list[PCG]:
-    """Return a graph and all graphs nested in it."""
-    return [graph, *(g for node in graph.nodes if node.inside is not None for g in with_nested_graphs(node.inside))]
 
 
 def placement_of(node: Node, graph: PCG) -> str:

@@ -231,3 +231,10 @@ def test_keys_of_random_numbers_are_no_indices() -> None:
     w = jnp.ones((2, 4, 6))
     plan = unity.optimize(loss, w, machine=unity.Machine.grid(1, 4), budget=0, progress=False)
     assert float(plan(w)) == float(loss(w))
+
+
+def test_only_slices_without_strides_are_views() -> None:
+    x = jnp.ones(16)
+    strided, plain = (close(jax.make_jaxpr(lambda x, s=s: jax.lax.slice(x, (0,), (8,), s))(x)) for s in ((2,), None))
+    assert is_view(plain)
+    assert not is_view(strided)

@@ -1,5 +1,7 @@
 """Solutions: every equation of a body uses an axis legally, and the boundary states determine the inner ones."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -208,3 +210,17 @@ def test_illegal_states_are_refused():
         solve(body, {a: PARTIAL, b: REPLICATED})
     with pytest.raises(Unmatched):
         solve(body_of(jnp.sin, x), {0: PARTIAL})
+
+
+def test_a_custom_rule_that_rounds_cotangents_is_not_replicated_for_use() -> None:
+    @jax.custom_jvp
+    def rounded(x: jax.Array) -> jax.Array:
+        return x * 1.0
+
+    @rounded.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        return rounded(*primals), jax.lax.reduce_precision(*tangents, 8, 7)
+
+    x = jnp.ones((4, 4))
+    assert not any(s == REPLICATED for c in choices(close(jax.make_jaxpr(rounded)(x))) for s in c.operands)
+    assert any(s == REPLICATED for c in choices(close(jax.make_jaxpr(jax.nn.relu)(x))) for s in c.operands)

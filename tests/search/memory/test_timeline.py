@@ -89,8 +89,11 @@ def test_buffers_at_the_peak_add_up() -> None:
 
 
 def test_the_forward_pass_comes_before_the_backward_pass() -> None:
-    timeline = planned().memory_timeline()
-    forward = timeline.nbytes[: len(timeline.nbytes) // 2]
+    plan = planned()
+    timeline, operators = plan.memory_timeline(), sum(node.kind != "input" for node in plan.pcg.nodes)
+    assert len(timeline.nbytes) == 1 + 2 * operators  # before the step, and one turn for each operator in each pass
+    forward = timeline.nbytes[: 1 + operators]
+    assert (forward[1:] >= forward[0]).all()
     assert forward[0] < timeline.nbytes.max()
     assert timeline.moment >= len(forward)
 

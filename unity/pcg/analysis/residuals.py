@@ -21,7 +21,7 @@ from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.operators.kernel_primitive import KERNEL, KernelError, kernel_residuals
 from unity.pcg.propagation.derivative_rules import Unreadable, jvp_body, vjp_bodies
 from unity.pcg.propagation.solver import spec_of
-from unity.pcg.types.factors import Reads, facts_of
+from unity.pcg.types.factors import Reads, facts_of, passes_gradients
 
 # Recompute a value if its sources take at most this multiple of its bytes, such as a bias beside the sum's other operand.
 SLACK = 1.1
@@ -160,12 +160,12 @@ class _Derivative:
         """
         useful = {a for a in self.body.outputs if isinstance(a, int) and self.body.tensors[a].floating}
         for e in reversed(self.body.equations):
-            if facts_of(e.name).reads is not Reads.NOTHING and not useful.isdisjoint(e.results):
+            if passes_gradients(e.name) and not useful.isdisjoint(e.results):
                 useful.update(_variables(e))
         for e in self.body.equations:
             at = [p for p, a in enumerate(e.operands) if isinstance(a, int) and a in active]
             results = [v for v in e.results if self.body.tensors[v].floating and v in useful]
-            if at and results and facts_of(e.name).reads is not Reads.NOTHING:
+            if at and results and passes_gradients(e.name):
                 active.update(results)
                 self.read(e, at)
 

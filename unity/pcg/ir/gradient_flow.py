@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from unity.pcg.ir.graph import LOOPS, PCG, Node, Value, recurrent
 from unity.pcg.ir.program import Body
+from unity.pcg.types.factors import passes_gradients
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def wanted_by(body: Body, outputs: tuple[bool, ...]) -> frozenset[int]:
         a for a, flag in zip(body.outputs, outputs, strict=True) if flag and isinstance(a, int) and body.tensors[a].floating
     }
     for e in reversed(body.equations):
-        if e.name != "stop_gradient" and variables.intersection(e.results):
+        if passes_gradients(e.name) and variables.intersection(e.results):
             variables.update(a for a in e.operands if isinstance(a, int) and body.tensors[a].floating)
     return frozenset(variables)
 
@@ -143,6 +144,6 @@ def _live(body: Body, operands: tuple[bool, ...]) -> set[int]:
     """Return the variables that depend differentiably on the marked operands."""
     live = {v for v, flag in zip(body.inputs, operands, strict=True) if flag}
     for e in body.equations:
-        if e.name != "stop_gradient" and any(isinstance(a, int) and a in live for a in e.operands):
+        if passes_gradients(e.name) and any(isinstance(a, int) and a in live for a in e.operands):
             live.update(v for v in e.results if body.tensors[v].floating)
     return live

@@ -205,6 +205,13 @@ class PCG:
                 for inner, n in node.inside.walk():
                     yield inner, n * times
 
+    def graphs(self) -> Iterator[PCG]:
+        """Iterate over this graph and the graphs nested in it."""
+        yield self
+        for node in self.nodes:
+            if node.inside is not None:
+                yield from node.inside.graphs()
+
     def __len__(self) -> int:
         return sum(1 for node, _ in self.walk() if node.kind != "input")
 

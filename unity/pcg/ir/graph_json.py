@@ -104,15 +104,15 @@ def _read_graph(data: Mapping[str, Any]) -> PCG:
     nodes: list[Node] = []
 
     def value(reference: Any) -> Value:
-        node, index = map(_natural, reference)
+        node, index = map(natural, reference)
         _require(node < len(nodes), f"an operand is node {node}, which is not there yet")
         _require(index < len(nodes[node].tensors), f"node {node} has no result {index}")
         return Value(nodes[node], index)
 
-    axes = tuple(Axis(_text(name), _natural(size), _natural(level), *map(_text, more)) for name, size, level, *more in data["axes"])
+    axes = tuple(Axis(_text(name), natural(size), natural(level), *map(_text, more)) for name, size, level, *more in data["axes"])
     for entry in data["nodes"]:
         nodes.append(read_node(entry, value, len(axes)))
-    count = _natural(data["inputs"])
+    count = natural(data["inputs"])
     inputs = tuple(nodes[:count])
     _require(len(inputs) == count and all(n.kind == "input" for n in inputs), "its inputs do not come first")
     return PCG(inputs, tuple(value(v) for v in data["outputs"]), axes)
@@ -149,14 +149,15 @@ def _text(value: Any) -> str:
     return value
 
 
-def _natural(value: Any) -> int:
+def natural(value: Any) -> int:
+    """Return a natural number of a file. Raises ValueError for anything else."""
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} should be a natural number")
     return value
 
 
 def _read_tensor(dtype: Any, shape: Any) -> Tensor:
-    return tensor_type(tuple(_natural(n) for n in shape), _dtype(_text(dtype)))
+    return tensor_type(tuple(natural(n) for n in shape), _dtype(_text(dtype)))
 
 
 def _dtype(name: str) -> Any:

@@ -165,24 +165,24 @@ def evaluated(closed: core.ClosedJaxpr, values: Sequence[Marked]) -> list[Marked
     def read(atom: Any) -> Marked:
         return (atom.val, Summand.NONE) if isinstance(atom, core.Literal) else env[atom]
 
-    for eqn in _without_turned_results(closed.jaxpr):
+    for eqn in _without_transposed_products(closed.jaxpr):
         operands = [read(a) for a in eqn.invars]
         mark = max((m for a, (_, m) in zip(eqn.invars, operands, strict=True) if floating(_type(a))), default=Summand.NONE)
         env.update(zip(eqn.outvars, _results(eqn, operands, mark), strict=True))
     return [read(a) for a in closed.jaxpr.outvars]
 
 
-def _without_turned_results(jaxpr: core.Jaxpr) -> list[core.JaxprEqn]:
-    """Return the equations of a program, in which products that are transposed at once have their operands the other way around.
+def _without_transposed_products(jaxpr: core.Jaxpr) -> list[core.JaxprEqn]:
+    """Return the equations of a program, with transposes of products folded into the products, whose operands are swapped.
 
-    JAX so transposes the gradients of weights. XLA folds the transpose into the product, and its CPU runtime has no such product
-    of narrow numbers with a wide result: the device that comes to it fails, and the others wait for it in the next collective.
+    JAX transposes the gradients of weights so. XLA folds the transpose into the product itself, and its CPU runtime lacks that
+    product of narrow numbers with a wide result: the device that reaches it fails, and the others wait in the next collective.
     """
     makers: dict[Any, core.JaxprEqn] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     reads: Counter[Any] = Counter(
         a for atoms in (*(eqn.invars for eqn in jaxpr.eqns), jaxpr.outvars) for a in atoms if isinstance(a, core.Var)
     )
-    turned: dict[int, core.JaxprEqn | None] = {}  # by id(equation)
+    replaced: dict[int, core.JaxprEqn | None] = {}  # by id(equation)
     for eqn in jaxpr.eqns:
         operand = eqn.invars[0] if eqn.primitive.name == "transpose" else None
         product = makers.get(operand) if isinstance(operand, core.Var) else None
@@ -193,15 +193,23 @@ def _without_turned_results(jaxpr: core.Jaxpr) -> list[core.JaxprEqn]:
         shared, own = len(batch_a), _type(a).ndim - len(summed_a)
         order = (*range(shared), *range(own, _type(product.outvars[0]).ndim), *range(shared, own))
         if narrow(_type(product.outvars[0]).dtype) and tuple(eqn.params["permutation"]) == order:
-            precision = product.params["precision"]
             params = product.params | {
                 "dimension_numbers": ((summed_b, summed_a), (batch_b, batch_a)),
-                "precision": precision[::-1] if isinstance(precision, tuple) else precision,
+                "precision": _of_swapped_operands(product.params["precision"]),
             }
-            turned[id(eqn)] = product.replace(invars=[b, a], outvars=eqn.outvars, params=params)
-            turned[id(product)] = None
-    equations = (turned.get(id(eqn), eqn) for eqn in jaxpr.eqns)
+            replaced[id(eqn)] = product.replace(invars=[b, a], outvars=eqn.outvars, params=params)
+            replaced[id(product)] = None
+    equations = (replaced.get(id(eqn), eqn) for eqn in jaxpr.eqns)
     return [eqn for eqn in equations if eqn is not None]
+
+
+def _of_swapped_operands(precision: Any) -> Any:
+    """Return a product's precision, as `lax.dot_general` has it, for the operands in the other order."""
+    if isinstance(precision, lax.DotAlgorithm):  # a named tuple
+        swapped = {"lhs": "rhs", "rhs": "lhs"}
+        fields = (f"{side}_{what}" for side in swapped for what in ("precision_type", "component_count"))
+        return precision._replace(**{name: getattr(precision, swapped[name[:3]] + name[3:]) for name in fields})
+    return precision[::-1] if isinstance(precision, tuple) else precision
 
 
 def _results(eqn: core.JaxprEqn, operands: Sequence[Marked], mark: Summand) -> list[Marked]:

@@ -16,6 +16,7 @@ from unity.pcg.ir.graph import CONSTRAIN, PCG, UNCHANGED, Node, Value
 from unity.pcg.ir.program import Body
 from unity.pcg.propagation.placement import placing
 from unity.pcg.propagation.propagation import Solution
+from unity.pcg.types.factors import passes_gradients
 from unity.pcg.types.parallel_type import REPLICATED, UNUSED, State
 
 
@@ -137,7 +138,7 @@ def summand_of(body: Body, variable: int) -> int:
     active = wanted_by(body, (True,) * len(body.outputs))
     while variable not in body.outputs:
         users = [e for e in body.equations for a in e.operands if a == variable and not active.isdisjoint(e.results)]
-        users = [e for e in users if e.name != "stop_gradient"]
+        users = [e for e in users if passes_gradients(e.name)]
         if len(users) != 1 or users[0].name not in ("add", "add_any", "name"):
             return variable
         variable = users[0].results[0]

@@ -15,6 +15,7 @@ from typing import Any
 from jax.dtypes import float0
 from jax.extend import core
 
+from unity.pcg.ir.nested_programs import bodies
 from unity.pcg.ir.program import Body, Equation, close, from_jaxpr
 from unity.pcg.jaxprs.foreign_primitives import first_order
 from unity.pcg.jaxprs.jaxprs import LINEAR_SOLVE, RULED, called
@@ -131,7 +132,14 @@ def is_replicable_call(equation: Equation) -> bool:
         return all(map(replicable, branches(equation)))
     if equation.name == LINEAR_SOLVE:
         return all(replicable(linear.solve_program(equation, name)) for name in linear.program_names(equation))
-    return equation.name in ("while", "custom_jvp_call") or replicable(nested_body(equation))
+    if equation.name == "custom_jvp_call":
+        return equation.motionless or not _rounds(jvp_body(equation).body)
+    return equation.name == "while" or replicable(nested_body(equation))
+
+
+def _rounds(body: Body) -> bool:
+    """Return whether a derivative rule rounds cotangents, in nested programs too."""
+    return any(facts_of(e.name).rounds or any(map(_rounds, bodies(e))) for e in body.equations)
 
 
 def _call_matches(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:

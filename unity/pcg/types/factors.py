@@ -190,14 +190,14 @@ class Facts:
     moves: bool = False  # the result has the operand's values, elsewhere or in another type
     cheap: bool = False  # the result is recomputed for the backward pass, not kept
     fused_into_reductions: bool = False  # a reduction that reads the result computes it on the way
-    reads_buffers: bool = False  # a reduction: what it reads lies in memory as a whole
+    reads_buffers: bool = False  # it reads its operands from memory, rather than fused with their producers
     product: bool = False  # a product of matrices or a convolution, whose work dominates
     alone: bool = False  # always a separate operator, never part of a composite
     distinct: bool = False  # equal applications are not merged into one
     sizes_follow: bool = False  # sizes among its parameters follow from those of its results
     layout: bool = False  # it changes the shape or the order of elements alone
     key: bool = False  # it computes keys of random numbers
-    rounds: bool = False  # its derivative rounds cotangents, so these may not be partial sums: it is not replicated for use
+    rounds: bool = False  # its derivative rounds cotangents: it is not replicated for use, since they would be partial sums
 
     @property
     def recomputed(self) -> bool:
@@ -237,6 +237,11 @@ def facts_of(name: str) -> Facts:
     """Return the facts on record about a primitive, or the defaults if the table lacks it."""
     entry = TABLE.get(name)
     return Facts() if entry is None else entry.facts
+
+
+def passes_gradients(name: str) -> bool:
+    """Return whether a derivative flows through a primitive."""
+    return facts_of(name).reads is not Reads.NOTHING
 
 
 def operator(

@@ -19,7 +19,6 @@ from unity.pcg.types.accumulation import accumulator, growth
 from unity.search.cost.profile_lookup import ROOFLINE, Piece, lookup
 from unity.search.cost.roofline import dense_work, roofline, touches
 from unity.search.space.configurations import Domain, shapes_of, work_shares
-from unity.search.space.live_buffers import NOTHING_RUNS
 from unity.search.space.sites import Site
 
 Array = np.ndarray
@@ -130,7 +129,7 @@ def seconds(
         differentiated: For each operand, whether it has a gradient.
         machine: The devices, with their profile.
     """
-    if body.primitives in NOTHING_RUNS or costs_nothing(body):
+    if costs_nothing(body):
         nothing = np.zeros(len(pieces.share))
         return nothing, nothing, (ROOFLINE,) * len(nothing)
     flops, dtype = dense_work(body)

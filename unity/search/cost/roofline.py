@@ -46,7 +46,7 @@ def touches(body: Body) -> tuple[float, ...]:
             if isinstance(a, int) and a in parts:
                 parts[a] += spec.reads if spec is not None and position == 0 else 1.0
     parts |= {a: 1.0 for a in body.outputs if isinstance(a, int) and a in parts}
-    return (*(min(part, 1.0) or 1.0 for part in parts.values()), *(1.0 for _ in body.outputs))
+    return (*(min(part, 1.0) for part in parts.values()), *(1.0 for _ in body.outputs))
 
 
 def roofline(

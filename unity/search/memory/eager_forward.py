@@ -97,7 +97,7 @@ class Forward:
         """Return the operator at whose turn memory is highest (-1: before any), and the gradients whose memory is reused then."""
         sizes = self.sizes()
         best, highest = -1.0, (-1, list[tuple[int, float]]())
-        for i in sorted(sizes, key=lambda i: -sizes[i]):
+        for i in sorted((-1, *self.own), key=lambda i: -sizes[i]):
             if sizes[i] <= best:
                 break
             reused = self.reused(i)
@@ -117,8 +117,7 @@ class Forward:
         for i, k in enumerate(self.kept):
             ahead -= done[i]
             below += sum(h.nbytes for h in k)
-            if i in self.own:
-                totals[i] = below + ahead + self.own[i]
+            totals[i] = below + ahead + self.own.get(i, 0.0)
         return totals
 
     def held(self, at: int) -> list[Held]:
@@ -128,6 +127,8 @@ class Forward:
 
     def reused(self, at: int) -> list[tuple[int, float]]:
         """Return the gradients whose memory is reused at an operator's turn, by number, with the reused bytes."""
+        if not self.later:
+            return []
         end = len(self.kept)
         live = [(h.nbytes, i) for i, k in enumerate(self.kept) for h in k if i <= at]
         live += [(h.nbytes, i) for i, k in enumerate(self.started) for h in k]

@@ -175,6 +175,6 @@ def _bytes_by_turn(region: Region) -> Iterator[tuple[Turn, float]]:
         yield from (((FORWARD, i), nbytes) for i, nbytes in ahead.items())
         yield from (((BACKWARD, i), nbytes) for i, nbytes in reversed([*enumerate(back)]))
         return
-    for i, nbytes in enumerate([ahead[-1], *back], -1):  # two views of the only pass
-        before = ahead.get(i, 0.0)
-        yield ((FORWARD, i), before) if i < 0 or before > nbytes else ((BACKWARD, i), nbytes)
+    for i, nbytes in enumerate([ahead[-1], *back], -1):  # two views of the only pass, of which the peak's own decides at the peak
+        forward_higher = region.peak_turn == (FORWARD, i) or (ahead[i] > nbytes and region.peak_turn != (BACKWARD, i))
+        yield ((FORWARD, i), ahead[i]) if i < 0 or forward_higher else ((BACKWARD, i), nbytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,17 +29,28 @@ class ProgramDimensions:
 
     @cached_property
     def samples(self) -> frozenset[int]:
-        """The dimensions of samples: the first of every argument except weights, skipping those that loops iterate over."""
-        return self._of_data(
-            lambda dims: next((ranks for ranks in dims if not ranks <= self.steps), dims[0] if dims else frozenset())
-        )
+        """The dimensions of samples: the first of every argument except weights.
+
+        If loops iterate over the first, and a later one belongs to no weight either, that one: the first holds micro-batches then.
+        """
+        inputs = {s: site for s, site in enumerate(self.opened.sites) if site.kind == "input"}
+        of_weights = {rank for (s, *_), rank in self.of_slot.items() if s in inputs and self.is_weight(s)}
+
+        def first(dims: Mapping[int, frozenset[int]]) -> frozenset[int]:
+            outer = dims.get(0, frozenset())
+            if not outer or not outer <= self.steps:
+                return outer
+            inner = (dims[d] for d in sorted(dims) if not dims[d] <= self.steps and dims[d].isdisjoint(of_weights))
+            return next(inner, outer)
+
+        return self._of_data(first)
 
     @cached_property
     def data(self) -> frozenset[int]:
         """The dimensions of all arguments except weights, such as samples, sequence and image."""
-        return self._of_data(lambda dims: frozenset().union(*dims))
+        return self._of_data(lambda dims: frozenset().union(*dims.values()))
 
-    def _of_data(self, chosen: Callable[[Sequence[frozenset[int]]], frozenset[int]]) -> frozenset[int]:
+    def _of_data(self, chosen: Callable[[Mapping[int, frozenset[int]]], frozenset[int]]) -> frozenset[int]:
         """Return the dimensions that `chosen` selects from every argument that is not a weight.
 
         One dimension of an argument is several of the program where a reshape cuts it, as into micro-batches and their samples.
@@ -49,7 +60,7 @@ class ProgramDimensions:
         for (s, _, state), rank in self.of_slot.items():
             if s in digits:
                 digits[s].setdefault(state.dim, set()).add(rank)
-        return frozenset[int]().union(*(chosen([frozenset(dims[d]) for d in sorted(dims)]) for dims in digits.values()))
+        return frozenset[int]().union(*(chosen({d: frozenset(ranks) for d, ranks in dims.items()}) for dims in digits.values()))
 
     @cached_property
     def steps(self) -> frozenset[int]:

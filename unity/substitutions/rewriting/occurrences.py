@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 import jax.numpy as jnp
 
 from unity.base.errors import IllTypedError
+from unity.pcg.ir.gradient_flow import wanted_by
 from unity.pcg.ir.program import Body
 from unity.pcg.types.accumulation import limited
 from unity.substitutions.language.matching import bind
@@ -211,20 +212,23 @@ def occurrences(reading: Reading, pattern: Pattern) -> Iterator[Occurrence]:
 
 
 def _reads_all(reading: Reading, pattern: Pattern, binding: _Binding) -> bool:
-    """Return whether the program itself computes a value that the replacement uses only in part, entirely or its other part.
+    """Return whether the program differentiates each value of `Pattern.dropped`, or the part of it that the replacement drops."""
+    if not pattern.dropped:
+        return True
+    differentiated = wanted_by(reading.body, (True,) * len(reading.body.outputs))
 
-    True if the pattern has no such value (`Pattern.dropped`).
-    """
-    required = (*pattern.dropped, *pattern.rest) if pattern.dropped else ()
-    places = (
-        (term, Viewed(v, view))
-        for term in required
-        if isinstance(term, Apply)
-        for application in reading.by_operator.get(term.operator, ())
-        for k, v in enumerate(application.results)
-        for view in views_of(reading, application, k, DEPTH)
-    )
-    return not required or any(next(_match(reading, term, x, binding.copy()), None) is not None for term, x in places)
+    def computes(term: Apply) -> bool:
+        places = (
+            Viewed(v, view)
+            for application in reading.by_operator.get(term.operator, ())
+            for k, v in enumerate(application.results)
+            if v in differentiated
+            for view in views_of(reading, application, k, DEPTH)
+        )
+        return any(next(_match(reading, term, place, binding.copy()), None) is not None for place in places)
+
+    rest = [term for term in pattern.rest if isinstance(term, Apply)]
+    return all(map(computes, pattern.dropped)) or all(map(computes, rest))
 
 
 def _roots(

@@ -24,15 +24,8 @@ def recorded(serial: PCG, parallel: PCG, library: Library) -> Parallelization:
     entries, cache = [e for e in library.entries if e.rule.parallel], RuleCache()
     pairs = list(_pairs(serial, parallel))
     rows = tuple(_row(old, new, parallel.axes, entries, cache) for old, new in pairs)
-    outputs = tuple(tuple(_through(v)[0] for v in graph.outputs) for graph in _graphs(parallel))
+    outputs = tuple(tuple(_through(v)[0] for v in graph.outputs) for graph in parallel.graphs())
     return Parallelization(rows, outputs)
-
-
-def _graphs(graph: PCG) -> Iterator[PCG]:
-    yield graph
-    for node in graph.nodes:
-        if node.inside is not None:
-            yield from _graphs(node.inside)
 
 
 def _pairs(serial: PCG, parallel: PCG) -> Iterator[tuple[Node, Node]]:

@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from unity.base.formatting import short
 from unity.pcg.capture.capture import Captured
 from unity.pcg.capture.heavy_operators import constants, light
 from unity.pcg.ir.dead_code import extract
@@ -31,7 +30,7 @@ from unity.pcg.propagation.solver import Solution, Unmatched, solve
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
 from unity.transforms.pipelining.numbered import NUMBERED, by_sample, sample_bits
-from unity.transforms.pipelining.splice import spliced
+from unity.transforms.pipelining.splice import operator_at, spliced, variables_of
 
 CHAIN = core.Primitive("chain")  # stands for the chain as one equation
 TRIED = 6  # dimensions of arguments that are tried as samples
@@ -87,21 +86,21 @@ class SampleChain:
     @cached_property
     def lasts(self) -> Mapping[int, int]:
         """For each variable with samples, the last place that reads it; for results, the place beyond the last equation."""
-        last_reader = {v: k for k, e in enumerate(self.equations) for v in _variables(e.operands) if v in self.samples}
+        last_reader = {v: k for k, e in enumerate(self.equations) for v in variables_of(e.operands) if v in self.samples}
         return last_reader | dict.fromkeys(self.results, len(self.members))
 
     @cached_property
     def results(self) -> tuple[int, ...]:
         """The variables that the rest of the program reads."""
         mine = set(self.members)
-        read = {v for k, e in enumerate(self.body.equations) if k not in mine for v in _variables(e.operands)}
-        read.update(_variables(self.body.outputs))
+        read = {v for k, e in enumerate(self.body.equations) if k not in mine for v in variables_of(e.operands)}
+        read.update(variables_of(self.body.outputs))
         return tuple(v for e in self.equations for v in e.results if v in read)
 
     @cached_property
     def whole(self) -> Body:
         """The program with the chain as one equation."""
-        read = dict.fromkeys(v for e in self.equations for v in _variables(e.operands) if v not in self.made)
+        read = dict.fromkeys(v for e in self.equations for v in variables_of(e.operands) if v not in self.made)
         one = Equation(CHAIN, {}, tuple(read), self.results, self.equations[-1].source)
         before, after = self.body.equations[: self.members[0]], self.body.equations[self.members[-1] + 1 :]
         return replace(self.body, equations=(*before, one, *after))
@@ -115,7 +114,7 @@ class SampleChain:
         outputs = tuple(v for v in self.crossing(end) if self.made.get(v, 0) > start)
         body, inputs = extract(self.body, self.members[start:end], outputs, self.copied)
         states, results = self.states(inputs), self.states(outputs)
-        where = f"what is between {_where(self.equations[start])} and {_where(self.equations[end - 1])}"
+        where = f"what is between {operator_at(self.equations[start])} and {operator_at(self.equations[end - 1])}"
         try:
             solution = along_axis(body, states, results)
         except Unmatched:
@@ -151,7 +150,7 @@ def _starts(captured: Captured) -> Iterator[tuple[int, int]]:
     First dimensions come first, and among these the first leaf of each argument.
     """
     body, weights, paths = captured.body, captured.differentiated, captured.paths
-    used = {v for e in body.equations for v in _variables(e.operands)}
+    used = {v for e in body.equations for v in variables_of(e.operands)}
     count: Counter[str] = Counter()
     data: list[tuple[int, int]] = []  # (index among its argument's leaves, variable)
     for v, (k, path) in zip(body.inputs, enumerate(paths), strict=False):
@@ -177,7 +176,7 @@ def _chain(body: Body, variable: int, dim: int) -> SampleChain:
     samples = {v: solution.states[v].dim for v in touched if fits(v)}
     alone, members, rest = list[int](), list[int](), list[int]()
     for k, e in enumerate(body.equations):
-        read = touched.intersection(_variables(e.operands))
+        read = touched.intersection(variables_of(e.operands))
         if not read:
             alone.append(k)
             continue
@@ -192,7 +191,7 @@ def _chain(body: Body, variable: int, dim: int) -> SampleChain:
     copied = dict(constants(after))
     copied |= {v: k for k, e in enumerate(after.equations[: len(alone)]) if light(after, e) for v in e.results}
     copied = {v: k for v, k in copied.items() if v not in samples}  # the numbers of samples cross cuts
-    end = f"{_where(body.equations[rest[0]])} does not work on each sample by itself" if rest else "it ends there"
+    end = f"{operator_at(body.equations[rest[0]])} does not work on each sample by itself" if rest else "it ends there"
     return SampleChain(after, tuple(range(len(alone), len(alone) + len(members))), samples, size, copied, end)
 
 
@@ -236,11 +235,3 @@ def _longest(body: Body, known: Mapping[int, State]) -> tuple[Solution, int]:
         good, bad, best = (good, middle, best) if solution is None else (middle, bad, solution)
         middle = (good + bad) // 2
     return best, good
-
-
-def _variables(atoms: Sequence[object]) -> list[int]:
-    return [a for a in atoms if isinstance(a, int)]
-
-
-def _where(equation: Equation) -> str:
-    return f"{equation.name} at {short(equation.source)}" if equation.source else equation.name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from unity.base.formatting import short
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Atom, Body, Equation
 
@@ -47,3 +48,13 @@ def spliced(
 def within(scope: str, called: str) -> bool:
     """Whether a scope is that of equations that `spliced` inserted with the scope `called`."""
     return scope.endswith(f"/{called}")
+
+
+def variables_of(atoms: Sequence[object]) -> list[int]:
+    """Return the variables among atoms."""
+    return [a for a in atoms if isinstance(a, int)]
+
+
+def operator_at(equation: Equation) -> str:
+    """Return an equation's primitive and source line, in words."""
+    return f"{equation.name} at {short(equation.source)}" if equation.source else equation.name

@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from unity.base.formatting import short
 from unity.pcg.capture.capture import Captured
 from unity.pcg.capture.heavy_operators import constants
 from unity.pcg.ir.dead_code import extract
 from unity.pcg.ir.gradient_flow import leading_to, losses, reached
-from unity.pcg.ir.program import Body, Equation
+from unity.pcg.ir.program import Body
 from unity.pcg.parallel.stages import Mixed
 from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.solver import Solution, Unmatched, solve
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
+from unity.transforms.pipelining.splice import operator_at, variables_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +65,10 @@ def tail_of(captured: Captured, number: int, samples: Sequence[int], size: int) 
         Mixed: the tail cannot be computed one micro-batch at a time; names the operator.
     """
     body, results = captured.body, captured.body.equations[number].results
-    if not set(results).isdisjoint(_variables(body.outputs)):
+    if not set(results).isdisjoint(variables_of(body.outputs)):
         raise Mixed("what leaves the last layer is a result of the function, and no sum over the samples")
     following = _following(body, results)
-    ends = [v for v in _variables(body.outputs) if any(v in body.equations[i].results for i in following)]
+    ends = [v for v in variables_of(body.outputs) if any(v in body.equations[i].results for i in following)]
     whole, order = extract(body, following, ends, constants(body))
     solution = _solved(whole, {v: partitioned(d) for v, d in zip(results, samples, strict=True)})
     mine, after = _parted(body, following, solution)
@@ -94,15 +94,11 @@ def tail_of(captured: Captured, number: int, samples: Sequence[int], size: int) 
     return tail
 
 
-def _variables(atoms: Sequence[object]) -> list[int]:
-    return [a for a in atoms if isinstance(a, int)]
-
-
 def _following(body: Body, results: Sequence[int]) -> list[int]:
     """Return the equations that depend on these variables."""
     known, dependent = set(results), []
     for i, e in enumerate(body.equations):
-        if not known.isdisjoint(_variables(e.operands)):
+        if not known.isdisjoint(variables_of(e.operands)):
             known.update(e.results)
             dependent.append(i)
     return dependent
@@ -125,7 +121,7 @@ def _solved(body: Body, known: Mapping[int, State]) -> Solution:
         states |= dict.fromkeys(partial, REPLICATED)
     for v, kind in solution.reduced.items():
         if kind != "sum":
-            raise Mixed(f"{_where(next(e for e in body.equations if v in e.results))} takes the {kind} over the samples")
+            raise Mixed(f"{operator_at(next(e for e in body.equations if v in e.results))} takes the {kind} over the samples")
     return solution
 
 
@@ -141,7 +137,7 @@ def _first_mixed(body: Body, known: Mapping[int, State]) -> str:
             good = middle
         except Unmatched:
             bad = middle
-    return f"{_where(body.equations[bad - 1])} does not work on each sample by itself"
+    return f"{operator_at(body.equations[bad - 1])} does not work on each sample by itself"
 
 
 def _parted(body: Body, following: Sequence[int], solution: Solution) -> tuple[list[int], list[int]]:
@@ -149,12 +145,12 @@ def _parted(body: Body, following: Sequence[int], solution: Solution) -> tuple[l
     whole, mine, after = set(solution.reduced), list[int](), list[int]()
     for i in following:
         e = body.equations[i]
-        operands = set(_variables(e.operands))
+        operands = set(variables_of(e.operands))
         if whole.isdisjoint(operands):
             mine.append(i)
             continue
         if any(solution.states.get(v, REPLICATED).kind == "P" for v in operands - whole):
-            raise Mixed(f"{_where(e)} needs a sum over all samples to go on with each")
+            raise Mixed(f"{operator_at(e)} needs a sum over all samples to go on with each")
         after.append(i)
         whole.update(e.results)
     return mine, after
@@ -184,8 +180,4 @@ def _read_by(body: Body, equations: Sequence[int], variable: int) -> bool:
 
 
 def _maker(body: Body, among: Sequence[int], variable: int) -> str:
-    return next(_where(body.equations[i]) for i in among if variable in body.equations[i].results)
-
-
-def _where(equation: Equation) -> str:
-    return f"{equation.name} at {short(equation.source)}" if equation.source else equation.name
+    return next(operator_at(body.equations[i]) for i in among if variable in body.equations[i].results)

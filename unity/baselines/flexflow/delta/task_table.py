@@ -233,7 +233,7 @@ def apply_change(
         t: the table.
         times: when tasks run. Not written to.
         spare: receives the times after the change.
-        line: the loop's state.
+        state: the loop's state.
 
     Returns the status and index of `enter`, or FULL if room was missing and nothing was entered; the old entries; `total` and
     `exact` after the change; and how many tasks were simulated, NONE if some can never be taken.

@@ -36,18 +36,19 @@ def every_dimension(operands: list[Shape], result: Shape, n_results: int = 1, sk
     )
 
 
-def elementwise(linear: tuple[tuple[int, ...], ...] = (), work: float = 1.0) -> Any:
+def elementwise(linear: tuple[tuple[int, ...], ...] = (), work: float = 1.0, view: bool = False) -> Any:
     """Return the specification of an elementwise operator.
 
     Args:
         linear: the groups of operands in which it is jointly linear.
         work: the FLOPs of an element.
+        view: whether the result is the operand itself, so that nothing runs.
     """
 
     def spec(params: Any, operands: Any, results: Any) -> Spec:
         shape = results[0].shape
         factors = every_dimension([o.shape for o in operands], shape, len(results))
-        return Spec(factors, tuple(frozenset(g) for g in linear), work * prod(shape))
+        return Spec(factors, tuple(frozenset(g) for g in linear), work * prod(shape), view=view)
 
     return spec
 
@@ -71,8 +72,6 @@ NONLINEAR: Mapping[str, Facts] = {
     **_each("abs clamp max min", Facts(cheap=True)),
     **_each("eq ne lt le gt ge eq_to lt_to le_to and or not xor sign floor ceil round is_finite", FLAT),
 }
-for _name, _facts in NONLINEAR.items():
-    operator(_name, facts=_facts)(elementwise())
 DRAW = 60.0  # FLOPs of threefry: twenty rounds of an addition, a rotation and an exclusive or
 operator("threefry2x32", facts=Facts(key=True))(elementwise(work=DRAW))
 
@@ -84,17 +83,18 @@ def derived(function: Callable[[jax.Array], jax.Array], sign: float) -> Local:
     return lambda operands, layout: [own(*operands)]
 
 
-operator("erf", local=derived(lax.erf, 1.0), facts=NONLINEAR["erf"])(elementwise())
-operator("erfc", local=derived(lax.erfc, -1.0))(elementwise())
+LOCAL = {"erf": derived(lax.erf, 1.0), "erfc": derived(lax.erfc, -1.0)}
+for _name, _facts in NONLINEAR.items():
+    operator(_name, local=LOCAL.get(_name), facts=_facts)(elementwise())
 # JAX's parameters of these two contain the shapes for which they were traced
 operator("frexp", local=lambda operands, layout: list(jnp.frexp(*operands)))(elementwise())
 operator("ldexp", local=lambda operands, layout: [jnp.ldexp(*operands)])(elementwise())
 operator("neg", "real", "imag", "conj", facts=Facts(cheap=True))(elementwise(linear=((0,),)))
 operator("copy", "name", facts=Facts(moves=True))(elementwise(linear=((0,),)))
-operator("stop_gradient", facts=Facts(Reads.NOTHING, moves=True))(elementwise(linear=((0,),)))
+operator("stop_gradient", facts=Facts(Reads.NOTHING, moves=True))(elementwise(linear=((0,),), view=True))
 PLACED = {"sharding_constraint": Facts(), "constrain": Facts(alone=True, distinct=True)}
 for _name, _facts in PLACED.items():
-    operator(_name, local=lambda operands, layout: list(operands), facts=_facts)(elementwise(linear=((0,),)))
+    operator(_name, local=lambda operands, layout: list(operands), facts=_facts)(elementwise(linear=((0,),), view=True))
 operator("add", "sub", "add_any", facts=Facts(cheap=True))(elementwise(linear=((0, 1),)))
 operator("complex")(elementwise(linear=((0, 1),)))
 operator("mul", facts=Facts(cheap=True, fused_into_reductions=True))(elementwise(linear=((0,), (1,))))
@@ -121,7 +121,7 @@ def convert(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(factors, (frozenset({0}),) if linear else (), prod(results[0].shape))
 
 
-@operator("bitcast_convert_type")
+@operator("bitcast_convert_type", facts=FLAT)
 def bitcast(params: Any, operands: Any, results: Any) -> Spec:
     """One operand. The common dimensions are parallel: a change of width adds or removes a last dimension."""
     rank = min(operands[0].ndim, results[0].ndim)

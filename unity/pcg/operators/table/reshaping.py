@@ -115,7 +115,7 @@ def slice_(params: Any, operands: Any, results: Any) -> Spec:
     for i, (n, m, start, stride) in enumerate(zip(shape, result, params["start_indices"], strides, strict=True)):
         if m > 1 and n % m == 0 and start % m == 0 and stride == 1:
             factors.append(Factor(f"d{i}", m, (Slot(i, n // m),), (Slot(i),)))
-    return Spec(tuple(factors), LINEAR, reads=part_of(result, shape), view=is_block(result, shape))
+    return Spec(tuple(factors), LINEAR, reads=part_of(result, shape), view=is_block(result, shape) and set(strides) <= {1})
 
 
 def part_of(result: Shape, operand: Shape) -> float:
