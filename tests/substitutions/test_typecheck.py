@@ -1,13 +1,18 @@
 """Types of terms: shapes, seams, and what each device holds."""
 
+import jax
 import pytest
 from rule_cases import A
 
 from unity.base.errors import IllTypedError
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, partitioned
+from unity.substitutions.language.library import load
+from unity.substitutions.language.term import applications
 from unity.substitutions.language.text import parse_term
-from unity.substitutions.language.typecheck import tensor, typecheck
+from unity.substitutions.language.typecheck import body_of, concrete, tensor, typecheck
+from unity.substitutions.language.vocabulary import VOCABULARY
+from unity.verify.proofs.small_instances import small_instances
 
 U = (UNUSED,)
 
@@ -67,3 +72,21 @@ def test_several_axes_on_one_dimension():
 
 def test_replicated_is_not_unused():
     assert type_of("map(f, replicate(a, x))", x=tensor((4, 4), U)).states == (REPLICATED,)
+
+
+def test_programs_of_operators_are_the_same_with_and_without_64_bits():
+    """They are cached, and a derivation is replayed in another process than the search that found it."""
+    traced = set()
+    for entry in (e for e in load("rules/library.json").entries if not e.rule.parallel):
+        for instance in small_instances(entry.rule, (), (2, 4), 2):
+            types = typecheck(instance.rule.sides, instance.types)
+            for term in applications(instance.rule.sides):
+                operands = [types[x] for x in term.operands]
+                attributes = concrete(VOCABULARY[term.operator], term.attributes, operands)
+                traced.add((term.operator, attributes, tuple((t.shape, t.dtype) for t in operands)))
+    for arguments in traced:
+        with jax.enable_x64(False):
+            narrow = body_of.__wrapped__(*arguments).key
+        with jax.enable_x64(True):
+            assert body_of.__wrapped__(*arguments).key == narrow, arguments
+    assert {"enlarge", "embedding", "conv2d", "maxpool"} <= {name for name, *_ in traced}

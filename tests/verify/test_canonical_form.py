@@ -76,6 +76,12 @@ def test_canonical_forms_have_the_values_of_the_program(program, seed, layout):
         np.testing.assert_array_equal(found, exact)
 
 
+def test_relu_is_one_function_whether_or_not_a_gradient_flows():
+    """`sign` passes none, and a reshaped operand must not make another function of it."""
+    programs = [jax.make_jaxpr(fn)(jnp.ones((2, 3))) for fn in (jax.nn.relu, lambda x: jax.nn.relu(jnp.sign(x)))]
+    assert [x.node.params for (x,) in forms(*programs)] == [("relu",)] * 2
+
+
 @given(programs(), st.integers(0, 1000))
 def test_layouts_do_not_matter(program, layout):
     one, other = forms(program.traced(), program.traced(random.Random(layout)))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
+import capture_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -78,13 +80,15 @@ def test_every_operator_comes_from_the_users_file(name):
 
 def test_keys_are_the_same_in_every_process():
     program = (
-        f"import sys; sys.path[:0] = [{str(HERE.parent)!r}, {str(HERE.parent.parent)!r}]\n"
+        f"import sys; sys.path[:0] = [{str(Path(capture_cases.__file__).parent)!r}]\n"
         "from capture_cases import TRAPS\nfrom unity.pcg.capture.capture import capture\n"
         "for name in ('custom_rules', 'typed_key', 'remat_with_policy', 'closes_over_arrays', 'indexing'):\n"
         "    fn, args = TRAPS[name]\n    print(capture(fn, *args).graph.key)\n"
     )
     runs = [
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed})
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ | {"PYTHONHASHSEED": seed}
+        )
         for seed in ("1", "2")
     ]
     assert runs[0].stdout == runs[1].stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -77,7 +78,7 @@ def _is_relu(e: Equation) -> bool:
     if e.origin is None or len(e.operands) != 1:
         return False
     aval: Any = e.origin.invars[0].aval
-    return e.signature == _relu_signature(aval.shape, aval.dtype)
+    return replace(e, still=()).signature == _relu_signature(aval.shape, aval.dtype)
 
 
 @lru_cache(maxsize=4096)

@@ -6,12 +6,13 @@ table. A parallelization operator changes a state along an axis, and leaves the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
@@ -187,7 +188,7 @@ def _enlarge(k: int, w: jax.Array) -> Thunk:
     """A kernel padded with zeros to k by k."""
     if w.ndim != 4 or any(n > k or (k - n) % 2 for n in w.shape[2:]) or w.shape[2:] == (k, k):
         raise TypeError(f"enlarge({k}, …) takes a smaller kernel of odd sizes, and got shape {w.shape}")
-    return lambda: jnp.pad(w, [(0, 0), (0, 0), *(((k - n) // 2, (k - n) // 2) for n in w.shape[2:])])
+    return lambda: _padded(w, [0, 0, *((k - n) // 2 for n in w.shape[2:])])
 
 
 @compute("maxpool", "size", "size", "padding", operands=1)
@@ -381,12 +382,26 @@ def _ones(x: jax.Array) -> Thunk:
     return lambda: jnp.ones_like(x)
 
 
+# Programs of operators are cached, and must not depend on jax_enable_x64, as those of jnp.eye and jnp.pad do.
+
+
+def _eye(n: int, dtype: Any) -> jax.Array:
+    """The identity matrix of size n."""
+    rows, columns = (lax.broadcasted_iota(np.int32, (n, n), d) for d in range(2))
+    return lax.convert_element_type(lax.eq(rows, columns), dtype)
+
+
+def _padded(x: jax.Array, widths: Sequence[int]) -> jax.Array:
+    """Pad each dimension with zeros on both sides."""
+    return lax.pad(x, np.zeros((), x.dtype), [(n, n, 0) for n in widths])
+
+
 @compute("identity", operands=1)
 def _identity(x: jax.Array) -> Thunk:
     """The identity matrix of the size of x's last dimension, by which x can be multiplied from the right."""
     if x.ndim != 2:
         raise TypeError(f"identity takes a matrix, and got shape {x.shape}")
-    return lambda: jnp.eye(x.shape[-1], dtype=x.dtype)
+    return lambda: _eye(x.shape[-1], x.dtype)
 
 
 @compute("identity_kernel", "size", operands=1)
@@ -395,7 +410,7 @@ def _identity_kernel(k: int, x: jax.Array) -> Thunk:
     if x.ndim != 4 or k % 2 == 0 or k < 1:
         raise TypeError(f"identity_kernel takes an odd size and images, and got {k} and shape {x.shape}")
     c = x.shape[1]
-    return lambda: jnp.eye(c, dtype=x.dtype)[:, :, None, None] * jnp.pad(jnp.ones((1, 1), x.dtype), k // 2)
+    return lambda: _padded(_eye(c, x.dtype)[:, :, None, None], [0, 0, k // 2, k // 2])
 
 
 @compute("mean_kernel", "size", operands=1)
