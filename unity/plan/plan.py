@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import jax
 import jax.core
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from unity.base.errors import PlanError
 from unity.exec.compiled.entangled import refuse_entangled
@@ -29,6 +29,7 @@ from unity.plan.following_shardings import following, weights_of
 from unity.plan.frontier import Frontier
 from unity.plan.placement import Placement
 from unity.plan.plan_family import PlanFamily, Tried
+from unity.plan.specs import Boundary, SpecRules, rules
 from unity.plan.step import step_of
 from unity.plan.stream import Stream
 from unity.plan.summary import captured_summary_of, differentiated_in, summary_of
@@ -163,6 +164,54 @@ class Plan:
     def _shardings(self) -> tuple[NamedSharding, ...]:
         nodes = self.pcg.inputs
         return tuple(NamedSharding(self.mesh, spec_of(n.types[0], self.pcg.axes, n.tensors[0].ndim)) for n in nodes)
+
+    @cached_property
+    def _boundary(self) -> Boundary:
+        """The types of all arguments and results: of the function's leaves first, then of its constants, then of its results."""
+        values = [(node.types[0], node.tensors[0].shape) for node in self.pcg.inputs]
+        values += [(value.type, value.tensor.shape) for value in self.pcg.outputs]
+        types, shapes = zip(*values, strict=True)
+        return Boundary(self.pcg.axes, tuple(level.name for level in self.machine.levels), types, shapes)
+
+    @property
+    def in_specs(self) -> tuple[Any, ...]:
+        """The partition specifications of the arguments, over `mesh_shape`: a pytree for each argument. Needs no devices."""
+        return jax.tree.unflatten(self._made.captured.in_tree, self._boundary.specs[: len(self._made.captured.paths)])
+
+    @property
+    def out_specs(self) -> Any:
+        """The partition specifications of the results, over `mesh_shape`: a pytree as the function returns it."""
+        results = self._boundary.specs[len(self.pcg.inputs) :]
+        return jax.tree.unflatten(self._made.captured.out_tree, results)
+
+    @property
+    def mesh_shape(self) -> dict[str, int]:
+        """The names and sizes of the mesh axes of `in_specs`, outermost first: the fewest that tell its types apart."""
+        return self._boundary.mesh_shape
+
+    @property
+    def abstract_mesh(self) -> AbstractMesh:
+        """The mesh of `in_specs`, without devices."""
+        return self._boundary.mesh
+
+    def spec_rules(self, argument: int = 0) -> SpecRules:
+        """Return the specifications of one argument's leaves as pairs (regular expression, `PartitionSpec`).
+
+        Layers share a rule, as in the partition rules of code bases that look a parameter's path up by `re.search`, first match
+        first.
+
+        Args:
+            argument: the argument's place among those of the function.
+        """
+        return rules(self.in_specs[argument])
+
+    def on(self, devices: Sequence[Any] | Mesh) -> Plan:
+        """Return this plan for other devices than JAX's first ones, in their order. They need not be there to compile for them.
+
+        Args:
+            devices: devices, or a mesh, whose devices are taken and whose axes are not.
+        """
+        return Plan(self._made, self._candidate, tuple(devices.devices.flat) if isinstance(devices, Mesh) else tuple(devices))
 
     @property
     def in_shardings(self) -> Any:

@@ -1,0 +1,128 @@
+"""Specifications over merged axes place arrays as the plan's own shardings do, and need no devices."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import unity
+from unity.pcg.types.axis import Axis
+from unity.pcg.types.parallel_type import UNUSED, partitioned
+from unity.plan.specs import Boundary, rules
+
+P = PartitionSpec
+
+
+def struct(*shape):
+    return jax.ShapeDtypeStruct(shape, "float32")
+
+
+def loss(params, x):
+    for layer in params["layers"]:
+        x = x + jax.nn.gelu(x @ layer["up"]) @ layer["down"]
+    return (x @ params["out"]).mean(), x
+
+
+PARAMS = {"layers": [{"up": struct(64, 256), "down": struct(256, 64)} for _ in range(3)], "out": struct(64, 8)}
+UP = unity.pin("args[0]['layers'][*]['up']", P(None, "device"))
+
+
+@pytest.fixture(scope="module")
+def pinned():
+    return unity.optimize(loss, PARAMS, struct(64, 64), machine=unity.Machine.grid(2, 4, "a100"), constraints=[UP], progress=False)
+
+
+def test_specs_place_arguments_as_the_plan_does(pinned):
+    mesh = Mesh(np.asarray(jax.devices()[:8]).reshape(tuple(pinned.mesh_shape.values())), tuple(pinned.mesh_shape))
+    specs = jax.tree.leaves(pinned.in_specs, is_leaf=lambda x: isinstance(x, P))
+    shardings = jax.tree.leaves(pinned.in_shardings)
+    assert len(specs) == len(shardings) == 8
+    for spec, sharding in zip(specs, shardings, strict=True):
+        assert NamedSharding(mesh, spec).is_equivalent_to(sharding, 2), spec
+    assert pinned.mesh_shape == {"node": 2, "device": 4}
+    assert pinned.in_specs[0]["layers"][0]["up"] == P(None, "device")
+    assert pinned.abstract_mesh.shape == pinned.mesh_shape
+    assert jax.tree.structure(pinned.out_specs, is_leaf=lambda x: isinstance(x, P)) == jax.tree.structure((0, 0))
+
+
+def test_no_devices_are_needed():
+    plan = unity.optimize(loss, PARAMS, struct(4096, 64), machine=unity.Machine.grid(64, 8, "h100"), progress=False)
+    assert np.prod(list(plan.mesh_shape.values())) == 512
+    assert plan.in_specs[1] != P()
+
+
+def test_specs_of_whole_levels_are_pins(pinned):
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(PARAMS)]
+    specs = jax.tree.leaves(pinned.in_specs[0], is_leaf=lambda x: isinstance(x, P))
+    pins = [unity.pin(f"args[0]{path}", spec) for path, spec in zip(paths, specs, strict=True)]
+    again = unity.optimize(loss, PARAMS, struct(64, 64), machine=pinned.machine, constraints=pins, progress=False)
+    assert again.in_specs == pinned.in_specs
+
+
+def test_one_device_is_a_mesh_of_one_axis():
+    plan = unity.optimize(loss, PARAMS, struct(64, 64), machine=unity.Machine.grid(1, 1, "a100"), progress=False)
+    assert plan.mesh_shape == {"device": 1}
+    assert plan.in_specs[1] == plan.out_specs[0] == P()
+
+
+def test_a_plan_runs_on_other_devices(pinned):
+    there = pinned.on(jax.devices()[::-1])
+    args = jax.tree.map(lambda s: jnp.ones(s.shape) / 8, (PARAMS, struct(64, 64)))
+    placed = there.shard(*args)
+    assert list(there.mesh.devices.flat) == jax.devices()[::-1]
+    np.testing.assert_allclose(there(*placed)[0], loss(*args)[0], rtol=1e-5)
+    assert pinned.on(there.mesh).mesh == there.mesh
+
+
+def first_match(pairs, path):
+    return next(spec for pattern, spec in pairs if re.search(pattern, path))
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"(l[0-9]/|a\.b/)?[wv][0-9]?", fullmatch=True), st.sampled_from([P(), P("a"), P(None, "a")]), min_size=1
+    )
+)
+def test_the_first_rule_that_matches_is_a_leafs_specification(by_path):
+    tree = {}
+    for path, spec in by_path.items():
+        tree.setdefault(path.rpartition("/")[0], {})[path.rpartition("/")[2]] = spec
+    pairs = rules(tree)
+    for group, leaves in tree.items():
+        for name, spec in leaves.items():
+            assert first_match(pairs, f"{group}/{name}") == spec
+
+
+AXES = (Axis("n0", 2, 0), Axis("n1", 2, 0), Axis("d0", 2, 1), Axis("d1", 2, 1))
+STATES = st.lists(st.sampled_from([UNUSED, partitioned(0), partitioned(1)]), min_size=4, max_size=4)
+
+
+@settings(max_examples=50)
+@given(st.lists(STATES, min_size=1, max_size=3))
+def test_merged_axes_divide_as_the_axes_of_prime_size_do(types):
+    boundary = Boundary(AXES, ("node", "device"), tuple(map(tuple, types)), ((16, 16),) * len(types))
+    devices = np.arange(16)
+    for states, spec in zip(types, boundary.specs, strict=True):
+        assert pieces(spec, boundary.mesh_shape, devices) == pieces(
+            P(*(tuple(a.name for a, s in zip(AXES, states, strict=True) if s == partitioned(d)) for d in (0, 1))),
+            {a.name: a.size for a in AXES},
+            devices,
+        )
+
+
+def pieces(spec, mesh_shape, devices):
+    """Return the numbers of the rows' and the columns' part that each device holds."""
+    grid = devices.reshape(tuple(mesh_shape.values()))
+    places = dict(zip(mesh_shape, np.unravel_index(devices, grid.shape), strict=True))
+    parts = []
+    for entry in (*spec, *[None] * (2 - len(spec))):
+        part = np.zeros(len(devices), int)
+        for name in (entry,) if isinstance(entry, str) else entry or ():
+            part = part * mesh_shape[name] + places[name]
+        parts.append(part.tolist())
+    return parts

@@ -1,0 +1,112 @@
+"""A plan's shardings in JAX's words, without devices: partition specifications over a mesh with few, named axes.
+
+Inside, a mesh has an axis for every prime factor of the machine's levels. Outside, axes of one level that divide the same dimension
+of every argument and result are one axis, with the level's name: four nodes of eight devices are `{"node": 4, "device": 8}`, and
+`{"node": 4, "device_a": 4, "device_b": 2}` where two parts of a node's devices divide different dimensions of some weight. So a
+specification can be given to `unity.pin` as it is, if no level is in parts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeAlias
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from unity.pcg.types.axis import Axis
+from unity.pcg.types.parallel_type import Shape, State, Type
+from unity.plan.following_shardings import names_of
+
+SpecRules: TypeAlias = tuple[tuple[str, PartitionSpec], ...]  # regular expressions of paths, and the specifications of their leaves
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """The types of some arrays at a program's boundary.
+
+    Attributes:
+        axes: the axes of prime size.
+        levels: the names of the machine's levels, outermost first.
+        types: the type of each array.
+        shapes: the shape of each array.
+    """
+
+    axes: tuple[Axis, ...]
+    levels: tuple[str, ...]
+    types: tuple[Type, ...]
+    shapes: tuple[Shape, ...]
+
+    @property
+    def mesh_shape(self) -> dict[str, int]:
+        """The names and sizes of the merged axes, outermost first. One device is one axis of size 1."""
+        sizes = {name: prod(self.axes[k].size for k in group) for name, group in self._named().items()}
+        return sizes or {self.levels[-1]: 1}
+
+    @property
+    def mesh(self) -> AbstractMesh:
+        """A mesh of the merged axes, without devices."""
+        shape = self.mesh_shape
+        return AbstractMesh(tuple(shape.values()), tuple(shape), axis_types=(AxisType.Auto,) * len(shape))
+
+    @property
+    def specs(self) -> tuple[PartitionSpec, ...]:
+        """The partition specification of each array, over the merged axes. Entries at the end that are whole are left out."""
+        named = self._named()
+        return tuple(_spec(type_, len(shape), named) for type_, shape in zip(self.types, self.shapes, strict=True))
+
+    def _groups(self) -> list[tuple[int, ...]]:
+        """Return the axes by number, those together that are neighbours on one level and in the same state in every type."""
+        groups: list[tuple[int, ...]] = []
+        for k in range(len(self.axes)):
+            last = groups[-1][-1] if groups else None
+            if last is not None and self.axes[last].level == self.axes[k].level and self._states(last) == self._states(k):
+                groups[-1] = (*groups[-1], k)
+            else:
+                groups.append((k,))
+        return groups
+
+    def _states(self, k: int) -> tuple[State, ...]:
+        return tuple(type_[k] for type_ in self.types)
+
+    def _named(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the groups by name: that of the level, with a letter where a level has several."""
+        groups = self._groups()
+        names = [self.levels[self.axes[group[0]].level] for group in groups]
+        letters = {name: iter("abcdefghijklmnopqrstuvwxyz") for name in names if names.count(name) > 1}
+        return {f"{name}_{next(letters[name])}" if name in letters else name: g for name, g in zip(names, groups, strict=True)}
+
+
+def _spec(type_: Type, rank: int, named: Mapping[str, tuple[int, ...]]) -> PartitionSpec:
+    dims: list[list[str]] = [[] for _ in range(rank)]
+    for name, group in named.items():
+        state = type_[group[0]]
+        if state.kind == "P":
+            dims[state.dim].append(name)
+    entries = [tuple(names) if len(names) > 1 else names[0] if names else None for names in dims]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)
+
+
+def rules(specs: Any) -> SpecRules:
+    """Return regular expressions of paths with their specifications, for `re.search`, of which the first that matches counts.
+
+    A path is a leaf's keys with slashes between them, `layers/3/attention/query`. Leaves whose paths differ in numbers alone share
+    a rule if they share the specification.
+    """
+    leaves, _ = jax.tree.flatten_with_path(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+    by_path = {"/".join(names_of(path)): spec for path, spec in leaves}
+    alike: dict[str, set[PartitionSpec]] = {}
+    for path, spec in by_path.items():
+        alike.setdefault(_without_numbers(path), set()).add(spec)
+    exact = {f"^{re.escape(path)}$": spec for path, spec in by_path.items() if len(alike[_without_numbers(path)]) > 1}
+    shared = {pattern: specs.pop() for pattern, specs in alike.items() if len(specs) == 1}
+    return (*exact.items(), *shared.items())
+
+
+def _without_numbers(path: str) -> str:
+    return f"^{re.sub(r'[0-9]+', '[0-9]+', re.escape(path))}$"
