@@ -1,8 +1,20 @@
 """unity: finds, proves and runs the best way to train a JAX model on many devices."""
 
-from unity.base.errors import CaptureError, ConstraintError, InfeasibleError, ParallelTypeError, PlanError, UnityError
+from unity.base.errors import (
+    CaptureError,
+    ConstraintError,
+    DerivationError,
+    InfeasibleError,
+    OptionError,
+    ParallelTypeError,
+    PlanError,
+    PlanFileError,
+    RuleError,
+    UnityError,
+)
 from unity.base.installation import VERSION
 from unity.constraints import Constraint, constrain, forbid, only, pin, require, without_rules
+from unity.export.errors import ExportError
 from unity.kernel import Kernel, kernel
 from unity.machine.machine import Device, Level, Machine, MachineError
 from unity.optimize import optimize
@@ -17,7 +29,9 @@ __all__ = [
     "CaptureError",
     "Constraint",
     "ConstraintError",
+    "DerivationError",
     "Device",
+    "ExportError",
     "Flight",
     "Frontier",
     "InfeasibleError",
@@ -26,9 +40,12 @@ __all__ = [
     "Level",
     "Machine",
     "MachineError",
+    "OptionError",
     "ParallelTypeError",
     "Plan",
     "PlanError",
+    "PlanFileError",
+    "RuleError",
     "Stream",
     "UnityError",
     "constrain",
