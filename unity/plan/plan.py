@@ -494,5 +494,15 @@ class Plan:
     def __reduce__(self) -> Any:
         raise PlanError(f"{self!r} cannot be pickled: save it by plan.save(path), and read it by unity.load(path, function, ...).")
 
+    def __str__(self) -> str:
+        """Return the plan's decisions in about six lines."""
+        from unity.explain.in_words import in_words
+
+        return in_words(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show the plan's decisions in IPython's terminal."""
+        printer.text(str(self))
+
     def __repr__(self) -> str:
         return f"<Plan of {self.__name__} on {self.machine.name}: {self.time * 1e3:.3g} ms, {self.memory / 1e6:.4g} MB per device>"

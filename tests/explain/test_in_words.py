@@ -1,0 +1,55 @@
+"""A plan in words: every weight and input, the figures of `explain`, and names of levels instead of axes."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import unity
+from unity.explain.in_words import axes_in_words
+
+GRID = unity.Machine.grid(4, 12, "a100")  # axes n0 n1 of size 2, d0 of size 3, d1 d2 of size 2
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        (range(5), "all 48 devices"),
+        ((0, 1), "node (4)"),
+        ((2, 3, 4), "device (12)"),
+        ((0, 2, 3, 4), "2 of node (4) × device (12)"),
+        ((2, 4), "6 of device (12)"),
+    ],
+)
+def test_axes_are_named_by_level(axes, words):
+    assert axes_in_words(axes, GRID) == words
+
+
+def loss(params, x):
+    for w in params["layers"]:
+        x = jax.nn.gelu(x @ w)
+    return jnp.mean(x**2)
+
+
+def struct(*shape):
+    return jax.ShapeDtypeStruct(shape, "float32")
+
+
+def test_a_plan_says_where_its_arguments_are_and_what_is_sent():
+    layers = {"layers": [struct(64, 64)] * 4}
+    pins = [unity.pin("params['layers'][*]", jax.sharding.PartitionSpec("device"))]
+    machine = unity.Machine.grid(2, 4, "a100")
+    plan = unity.optimize(loss, layers, struct(65536, 64), machine=machine, constraints=pins, progress=False)
+    first, *rows = str(plan).splitlines()
+    assert first.startswith("loss on a100-2x4, predicted: ")
+    assert first.endswith("on each of 8 devices")
+    assert "  weights  dimension 0 over device (4): args[0]['layers'][*], 65.54 kB in all" in rows
+    assert "  inputs   dimension 0 over all 8 devices: args[1], 16.78 MB in all" in rows
+    assert any(re.match(r"  sent     \S+ over .+: .+ in .+", row) for row in rows)
+
+
+def test_one_device_sends_nothing():
+    plan = unity.optimize(loss, {"layers": [struct(8, 8)]}, struct(8, 8), machine=unity.Machine.grid(1, 1, "a100"), progress=False)
+    assert "whole: args[1], 256 B in all" in str(plan)
+    assert "sent" not in str(plan)

@@ -1,0 +1,106 @@
+"""A plan in a few lines of words: its figures, where weights and inputs are, what is sent, and how the program was changed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+from unity.base.formatting import duration, pattern, size
+from unity.explain.undivided import headline, undivided
+from unity.machine.machine import Machine
+from unity.pcg.ir.graph import Node
+from unity.pcg.types.parallel_type import Type
+from unity.plan.summary import differentiated_in
+from unity.search.cost.prediction import Prediction, predict
+
+if TYPE_CHECKING:
+    from unity.plan.plan import Plan
+
+ROWS = 3  # of each subject; the others are counted
+
+
+def in_words(plan: Plan) -> str:
+    """Return a plan's decisions in about six lines."""
+    prediction = predict(plan.pcg, plan.machine, differentiated_in(plan))
+    compute = sum(t.forward + t.backward for t in prediction.operators)
+    communication = sum(t.seconds for t in prediction.collectives)
+    devices = plan.machine.devices
+    on = f"each of {devices} devices" if devices > 1 else "the device"
+    lines = [
+        f"{plan.__name__} on {plan.machine.name}, predicted: {duration(prediction.time)} a step ({duration(compute)} computing,"
+        f" {duration(communication)} communicating), {size(plan.memory)} on {on}"
+    ]
+    inputs = plan.pcg.inputs
+    weights = plan._made.captured.differentiated
+    lines += _rows("weights", _arguments([n for k, n in enumerate(inputs) if k in weights], plan.machine))
+    lines += _rows("inputs", _arguments([n for k, n in enumerate(inputs) if k not in weights], plan.machine))
+    lines += _rows("sent", _sent(prediction, plan.machine))
+    lines += _rows("changed", _changes(plan))
+    undivided_rows = undivided(plan, prediction)
+    return "\n".join([*lines, *([headline(undivided_rows)] if undivided_rows else [])])
+
+
+def axes_in_words(axes: Collection[int], machine: Machine) -> str:
+    """Return mesh axes, given by number, in words: `all 32 devices`, `node (4)`, `node (4) × 2 of device (8)`."""
+    if prod(machine.axes[k].size for k in axes) == machine.devices:
+        return f"all {machine.devices} devices"
+    words = []
+    for index, level in enumerate(machine.levels):
+        part = prod(machine.axes[k].size for k in axes if machine.axes[k].level == index)
+        if part > 1:
+            words.append(f"{level.name} ({level.size})" if part == level.size else f"{part} of {level.name} ({level.size})")
+    return " × ".join(words)
+
+
+def _rows(subject: str, rows: Sequence[str]) -> list[str]:
+    more = [f"… and {len(rows) - ROWS} more"] if len(rows) > ROWS else []
+    return [f"  {subject if k == 0 else '':8} {row}" for k, row in enumerate((*rows[:ROWS], *more))]
+
+
+def _arguments(nodes: Iterable[Node], machine: Machine) -> list[str]:
+    """Return a row for every way in which arguments are stored, that of the most bytes first."""
+    by_storage: dict[str, list[Node]] = {}
+    for node in nodes:
+        by_storage.setdefault(_storage(node.types[0], machine), []).append(node)
+    rows = []
+    for words, alike in sorted(by_storage.items(), key=lambda item: -_nbytes(item[1])):
+        first, *others = dict.fromkeys(
+            pattern(str(n.attributes.get("name", "input"))) for n in sorted(alike, key=lambda n: -_nbytes([n]))
+        )
+        more = f" and {len(others)} more kind{'s' if len(others) > 1 else ''}" if others else ""
+        rows.append(f"{words}: {first}{more}, {size(_nbytes(alike))} in all")
+    return rows
+
+
+def _nbytes(nodes: Iterable[Node]) -> int:
+    return sum(n.tensors[0].nbytes for n in nodes)
+
+
+def _storage(type_: Type, machine: Machine) -> str:
+    dims: dict[int, list[int]] = {}
+    for k, state in enumerate(type_):
+        if state.kind == "P":
+            dims.setdefault(state.dim, []).append(k)
+    if not dims:
+        return "whole on every device" if machine.devices > 1 else "whole"
+    return ", ".join(f"dimension {d} over {axes_in_words(axes, machine)}" for d, axes in sorted(dims.items()))
+
+
+def _sent(prediction: Prediction, machine: Machine) -> list[str]:
+    """Return a row for every kind of collective along the same axes, the slowest first."""
+    sums: dict[tuple[str, str], tuple[float, float]] = {}
+    for t in prediction.collectives:
+        c = t.collective
+        key = c.kind, axes_in_words(c.axes, machine)
+        nbytes, seconds = sums.get(key, (0.0, 0.0))
+        sums[key] = nbytes + c.count * c.nbytes, seconds + t.seconds
+    rows = sorted(sums.items(), key=lambda item: -item[1][1])
+    return [f"{kind} over {over}: {size(nbytes)} in {duration(seconds)}" for (kind, over), (nbytes, seconds) in rows]
+
+
+def _changes(plan: Plan) -> list[str]:
+    """Return a row for every transformation of the program."""
+    rules = [f"{times} × {rule}" for rule, times in plan.rewriting.applied] if plan.rewriting else []
+    others = [str(t) for t in (plan.pipelining, plan.branching, plan.joining) if t is not None]
+    return [*([f"rewritten by {', '.join(rules)}"] if rules else []), *others]
