@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -359,12 +360,34 @@ def test_mutable_arrays_are_refused():
     assert "changed in place" in refused(loss, X)
 
 
-def test_what_places_its_work_itself_is_refused_by_its_line():
+def test_a_kernel_that_communicates_is_refused_by_its_line():
+    def neighbour(x, y):
+        y[...] = x[...] * jax.lax.axis_index("d")
+
+    def body(x):
+        return pallas.pallas_call(neighbour, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x)
+
     mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
-    placed = jax.shard_map(jnp.sin, mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P("d"))
+    placed = jax.shard_map(body, mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P("d"), check_vma=False)
     message = refused(lambda x: placed(x @ x).sum(), jax.ShapeDtypeStruct((8, 8), jnp.float32))
-    assert "shard_map places its work" in message
+    assert "pallas_call inside of a shard_map cannot be planned" in message
+    assert "communicates with other devices itself" in message
     assert "test_capture.py" in message
+
+
+def test_equations_of_a_shard_map_keep_their_lines_and_scopes():
+    def body(x):
+        with jax.named_scope("inside"):
+            y = jnp.sin(x)
+        return jax.lax.psum(y, "d")
+
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P())
+    equations = {e.name: e for e in capture(mapped, jnp.ones(16)).body.equations}
+    line = inspect.getsourcelines(body)[1]
+    assert f"test_capture.py:{line + 2} (" in equations["sin"].source
+    assert f"test_capture.py:{line + 3} (" in equations["reduce_sum"].source
+    assert equations["sin"].scope == "inside"
 
 
 def test_kernels_are_refused_by_their_line():

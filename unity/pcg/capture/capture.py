@@ -23,6 +23,7 @@ from unity.pcg.ir.dead_code import deduplicated, extract, used
 from unity.pcg.ir.graph import PCG, Node, Value
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, program_of
 from unity.pcg.jaxprs.jaxprs import NESTING
+from unity.pcg.jaxprs.mapped_regions import raised
 from unity.pcg.jaxprs.mesh_context import apart, forgotten
 from unity.pcg.jaxprs.parameter_text import text_of
 from unity.pcg.jaxprs.scan_operands import constants_and_carry
@@ -129,6 +130,7 @@ def weak_results(fn: Callable[..., Any], captured: Captured, weak: Sequence[bool
 def _trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[core.ClosedJaxpr, Any]:
     try:
         closed, shape = _outside_mesh(jax.make_jaxpr(fn, return_shape=True), args)
+        closed = raised(closed)
     except CaptureError:
         raise
     except jax.errors.UnexpectedTracerError as error:

@@ -40,9 +40,7 @@ REDUCTIONS: Mapping[str, Callable[..., jax.Array]] = {  # over an axis that `vma
     "pmax": lambda x, axes: jax.lax.reduce_max(x, axes),
     "pmin": lambda x, axes: jax.lax.reduce_min(x, axes),
 }
-REFUSED: Mapping[str, str] = {  # primitives that assign work to devices themselves, or change operands in place
-    "shard_map": "places its work on devices itself, as the plan would (so do jax.pmap, and plans that are called). Plan"
-    " the function without it; what must lie where can be said by constraints.",
+REFUSED: Mapping[str, str] = {  # primitives of which the operator table can know nothing
     "pallas_call": "is a kernel, of which only Pallas knows what it computes. Say by unity.kernel how devices may divide it.",
 }
 HOISTED = 4096  # bytes: a larger array inside a nested call becomes an input

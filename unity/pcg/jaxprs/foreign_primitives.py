@@ -7,7 +7,7 @@ computes in JAX's own primitives, with its own reverse-mode derivative as the ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any
@@ -18,7 +18,8 @@ from jax.extend.core import primitives
 from jax.interpreters.ad import Zero
 
 from unity.pcg.jaxprs.function_primitives import HELD, function_of, name_of
-from unity.pcg.jaxprs.jaxprs import RULED, Program, called, equations, floating, with_equations
+from unity.pcg.jaxprs.jaxprs import RULED, Program, called, chosen_of, equations, floating, merged, with_equations
+from unity.pcg.jaxprs.mapped_regions import raised
 from unity.pcg.jaxprs.mesh_context import apart, forgotten
 from unity.pcg.jaxprs.weak_types import struct_of
 from unity.pcg.types.factors import TABLE
@@ -57,7 +58,7 @@ def outside(run: Any, arguments: Any) -> core.ClosedJaxpr:
     structs = jax.tree.map(struct_of, arguments)
     wide = any(str(s.dtype) in WIDE for s in jax.tree.leaves(structs))
     with jax.enable_x64(True) if wide else nullcontext(), apart():
-        return forgotten(jax.make_jaxpr(run)(*structs))
+        return raised(forgotten(jax.make_jaxpr(run)(*structs)))
 
 
 @lru_cache(maxsize=1024)
@@ -125,17 +126,6 @@ def _as_body(eqn: core.JaxprEqn) -> core.JaxprEqn:
     if program is None:
         return eqn.replace(params={name: with_equations(value, _as_body) for name, value in eqn.params.items()})
     return eqn.replace(primitive=primitives.closed_call_p, params={"call_jaxpr": with_equations(program, _as_body)})
-
-
-def chosen_of(flags: Sequence[bool], values: Sequence[Any], wanted: bool = True) -> list:
-    """Return the values whose flag is `wanted`."""
-    return [v for v, f in zip(values, flags, strict=True) if f == wanted]
-
-
-def merged(flags: Sequence[bool], chosen: Any, others: Any) -> list:
-    """Interleave the values with a flag and those without: the inverse of `chosen_of`."""
-    chosen, others = iter(chosen), iter(others)
-    return [next(chosen) if f else next(others) for f in flags]
 
 
 def with_foreign(program: Program) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -55,3 +55,14 @@ def with_equations(value: Any, change: Callable[[core.JaxprEqn], core.JaxprEqn])
         inside = with_equations(value.jaxpr, change)
         return value if inside is value.jaxpr else value.replace(jaxpr=inside)
     return value
+
+
+def chosen_of(flags: Sequence[bool], values: Sequence[Any], wanted: bool = True) -> list:
+    """Return the values whose flag is `wanted`."""
+    return [v for v, f in zip(values, flags, strict=True) if f == wanted]
+
+
+def merged(flags: Sequence[bool], chosen: Any, others: Any) -> list:
+    """Interleave the values with a flag and those without: the inverse of `chosen_of`."""
+    chosen, others = iter(chosen), iter(others)
+    return [next(chosen) if f else next(others) for f in flags]

@@ -20,8 +20,8 @@ from jax.interpreters.ad import Zero
 from unity.base.errors import CaptureError
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Body, Equation, close
-from unity.pcg.jaxprs.foreign_primitives import chosen_of, first_order, merged, outside, with_foreign
-from unity.pcg.jaxprs.jaxprs import equations, floating
+from unity.pcg.jaxprs.foreign_primitives import first_order, outside, with_foreign
+from unity.pcg.jaxprs.jaxprs import chosen_of, equations, floating, merged
 from unity.pcg.jaxprs.weak_types import struct_of
 from unity.pcg.operators.kernel_primitive import KERNEL
 

@@ -1,0 +1,366 @@
+"""Regions of `shard_map` as global programs: a program per device is a `vmap` over stacked pieces, with mesh axes as axis names.
+
+Each operand is reshaped to its pieces, stacked along one leading dimension for each mesh axis in its specification. JAX's batching
+rules then turn the program of one device into one of all pieces, in which a collective is an ordinary operation on leading
+dimensions (`stacked_collectives`). A plan may divide these like any other dimension: over the devices as written, or otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core, source_info_util
+from jax.extend.core import primitives
+from jax.interpreters.ad import Zero
+from jax.sharding import NamedSharding, PartitionSpec, get_abstract_mesh
+
+from unity.base.errors import CaptureError
+from unity.pcg.jaxprs.jaxprs import RULED, Program, called, chosen_of, equations, floating, merged, with_equations
+from unity.pcg.jaxprs.mesh_context import apart, forgotten
+from unity.pcg.jaxprs.parameter_text import identities, text_of
+from unity.pcg.jaxprs.source_lines import Place, place_of
+from unity.pcg.jaxprs.stacked_collectives import COLLECTIVES, agreed, stacked
+from unity.pcg.jaxprs.weak_types import is_weak, struct_of
+from unity.pcg.types.varying_axes import CAST
+
+REGION = "shard_map"
+# casts between types that say along which axes a value varies, and placements along the axes that stay automatic
+CASTS = frozenset({"pvary", "preduced", "reduced_vary_cast", "sharding_constraint", "reshard", CAST})
+KERNELS = frozenset({"pallas_call"})
+COMMUNICATION = frozenset({"axis_index", "get_barrier_semaphore"})  # primitives inside kernels that address other devices
+
+
+def raised(program: Any) -> Any:
+    """Replace every `shard_map` of a program, or of the programs in a parameter, by a call of the global program that it computes.
+
+    Returns the same object if there is none.
+    """
+    return with_equations(program, _without_regions)
+
+
+def _without_regions(eqn: core.JaxprEqn) -> core.JaxprEqn:
+    if eqn.primitive.name != REGION:
+        params = {name: raised(value) for name, value in eqn.params.items()}
+        return eqn if all(params[name] is value for name, value in eqn.params.items()) else eqn.replace(params=params)
+    with apart():
+        program = jax.make_jaxpr(_Region.of(eqn))(*(struct_of(v.aval) for v in eqn.invars))
+    return eqn.replace(primitive=primitives.closed_call_p, params={"call_jaxpr": program}, effects=program.effects)
+
+
+@dataclass(frozen=True)
+class _Region:
+    """A `shard_map`, as a function of global arrays.
+
+    Attributes:
+        eqn: its equation.
+        sizes: the size of each mesh axis that it maps over, in the order of the mesh.
+        outer: the region around it.
+        place: the user's line.
+    """
+
+    eqn: core.JaxprEqn
+    sizes: dict[str, int]
+    outer: _Region | None
+    place: Place
+
+    @staticmethod
+    def of(eqn: core.JaxprEqn, outer: _Region | None = None) -> _Region:
+        mapped = eqn.params["newly_manual_axes"]
+        sizes = {name: size for name, size in eqn.params["mesh"].shape.items() if name in mapped}
+        return _Region(eqn, sizes, outer, place_of(eqn.source_info, outer.place if outer else Place()))
+
+    def __call__(self, *operands: Any) -> list[Any]:
+        """Return the region's results for global operands."""
+        into, out = ([self.named(spec) for spec in self.eqn.params[name]] for name in ("in_specs", "out_specs"))
+
+        def one(*pieces: Any) -> list[Any]:
+            return [self.result(x, dims) for x, dims in zip(self.run(self.eqn.params["jaxpr"], pieces), out, strict=True)]
+
+        mapped: Callable[..., list[Any]] = one
+        for name, size in reversed(self.sizes.items()):
+            axes = tuple(
+                [0 if size > 1 and any(name in names for names in dims) else None for dims in each] for each in (into, out)
+            )
+            mapped = jax.vmap(mapped, *axes, axis_name=name, axis_size=size)
+        results = mapped(*(self.stack(x, dims) for x, dims in zip(operands, into, strict=True)))
+        return [self.unstack(x, dims) for x, dims in zip(results, out, strict=True)]
+
+    def named(self, spec: PartitionSpec) -> list[tuple[str, ...]]:
+        """Return for each leading dimension of a specification the axes of more than one device that divide it."""
+        dims = [() if names is None else names if isinstance(names, tuple) else (names,) for names in spec]
+        return [tuple(name for name in names if self.sizes.get(name, 1) > 1) for names in dims]
+
+    def stack(self, x: Any, dims: Sequence[tuple[str, ...]]) -> Any:
+        """Stack the pieces of a global array along one leading dimension for each axis that divides it, in the mesh's order."""
+        shape, places = [], {}
+        for n, names in zip(x.shape, (*dims, *[()] * (x.ndim - len(dims))), strict=True):
+            places.update((name, len(shape) + k) for k, name in enumerate(names))
+            shape += [*(self.sizes[name] for name in names), n // prod(self.sizes[name] for name in names)]
+        if not places:
+            return x
+        first = [places[name] for name in self.sizes if name in places]
+        return lax.transpose(lax.reshape(x, shape), (*first, *(k for k in range(len(shape)) if k not in first)))
+
+    def unstack(self, x: Any, dims: Sequence[tuple[str, ...]]) -> Any:
+        """Join stacked pieces to a global array: the inverse of `stack`."""
+        first = [name for name in self.sizes if any(name in names for names in dims)]
+        if not first:
+            return x
+        order, shape = [], []
+        for k, n in enumerate(x.shape[len(first) :]):
+            names = dims[k] if k < len(dims) else ()
+            order += [*(first.index(name) for name in names), len(first) + k]
+            shape.append(n * prod(self.sizes[name] for name in names))
+        return lax.reshape(lax.transpose(x, order), shape)
+
+    def result(self, x: Any, dims: Sequence[tuple[str, ...]]) -> Any:
+        """Stack a result along exactly those axes that divide it. Along the others it is equal on all devices, as its type says."""
+        divided = {name for names in dims for name in names}
+        for name, size in self.sizes.items():
+            x = stacked(x, {name: size}) if name in divided else agreed(x, name, size, not self.eqn.params["check_vma"])
+        return x
+
+    def run(self, program: Program, operands: Sequence[Any]) -> list[Any]:
+        """Run a program of one device under the `vmap`s of the region's axes."""
+        inner: Any = getattr(program, "jaxpr", program)
+        env: dict[Any, Any] = dict(
+            zip((*inner.constvars, *inner.invars), (*getattr(program, "consts", ()), *operands), strict=True)
+        )
+
+        def read(atom: Any) -> Any:
+            return _literal(atom) if isinstance(atom, core.Literal) else env[atom]
+
+        for eqn in inner.eqns:
+            with self.origin(eqn):
+                env.update(zip(eqn.outvars, self.apply(eqn, [read(a) for a in eqn.invars]), strict=True))
+        return [read(a) for a in inner.outvars]
+
+    @contextmanager
+    def origin(self, eqn: core.JaxprEqn) -> Iterator[None]:
+        """Record the place of an equation as that of what is traced, and name it in errors."""
+        try:
+            with source_info_util.user_context(eqn.source_info.traceback, name_stack=eqn.source_info.name_stack):
+                yield
+        except CaptureError:
+            raise
+        except Exception as error:
+            raise self.refusal(eqn, str(error).strip().split("\n")[0] or type(error).__name__) from error
+
+    def refusal(self, eqn: core.JaxprEqn, reason: str) -> CaptureError:
+        line, name = place_of(eqn.source_info, self.place).line or "the function", eqn.primitive.name
+        return CaptureError(
+            f"{line}: {name} inside of a shard_map cannot be planned, since JAX cannot apply it to the pieces of all devices at"
+            f" once: {reason}\n    Compute it outside of the shard_map, or write it with JAX's collectives (lax.psum,"
+            " lax.all_gather, lax.ppermute, lax.all_to_all). (docs: capture#shard-maps)"
+        )
+
+    def apply(self, eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        """Return the results of an equation."""
+        name = eqn.primitive.name
+        if name in CASTS:
+            return operands
+        if name in COLLECTIVES:
+            return COLLECTIVES[name](eqn.params, self.axes, *operands)
+        if name == REGION:
+            return _Region.of(eqn, self)(*operands)
+        if name in KERNELS and not COMMUNICATION.isdisjoint(e.primitive.name for e in equations(eqn)):
+            raise self.refusal(eqn, "it communicates with other devices itself")
+        if name in RULED:
+            rule = _Rule((self.key, *_content(eqn)), self, eqn)
+            return with_jvp(rule)(*operands) if name == "custom_jvp_call" else with_vjp(rule)(*self.varied(eqn.invars, operands))
+        params = {key: self.traced(value) for key, value in eqn.params.items()}
+        return function_of(eqn.replace(params=params), forgotten)(*operands)
+
+    def traced(self, value: Any) -> Any:
+        """Trace the program, or programs, in a parameter again, without the types that say along which axes values vary."""
+        if isinstance(value, tuple | list) and any(isinstance(v, Program) for v in value):
+            return getattr(value, "_make", type(value))([self.traced(v) for v in value])
+        if not isinstance(value, Program):
+            return value
+        inner: Any = getattr(value, "jaxpr", value)
+        program = jax.make_jaxpr(lambda *operands: self.run(value, operands))(*(struct_of(v.aval) for v in inner.invars))
+        return program if isinstance(value, core.ClosedJaxpr) else program.jaxpr
+
+    def inside(self, run: Callable[..., Any], avals: Sequence[Any]) -> core.ClosedJaxpr:
+        """Trace a function of one device's pieces, of the types inside of the region."""
+        programs = []
+
+        def local() -> tuple:
+            programs.append(jax.make_jaxpr(run)(*map(_piece_struct, avals)))
+            return ()
+
+        jax.make_jaxpr(self.mapped(local))()
+        return programs[0]
+
+    def mapped(self, local: Callable[[], tuple]) -> Callable[[], tuple]:
+        """Return a function without operands that runs inside of the region, and of those around it."""
+        params = self.eqn.params
+        mesh, names, checked = params["mesh"], set(self.sizes), params["check_vma"]
+        call = jax.shard_map(local, mesh=mesh, in_specs=(), out_specs=(), axis_names=names, check_vma=checked)
+        return self.outer.mapped(call) if self.outer else call
+
+    def varied(self, variables: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        """Stack floating-point values along the axes along which their types say that they may vary."""
+        unchecked = not self.eqn.params["check_vma"]
+
+        def axes(aval: Any) -> dict[str, int]:
+            varying = aval.manual_axis_type.varying
+            return {name: size for name, size in self.axes.items() if size > 1 and (unchecked or name in varying)}
+
+        return [
+            stacked(x, axes(v.aval)) if floating(v.aval) and not isinstance(v, core.Literal) else x
+            for v, x in zip(variables, values, strict=True)
+        ]
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The sizes of the axes of this region and of those around it, outermost first."""
+        return {**(self.outer.axes if self.outer else {}), **self.sizes}
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for regions in which derivative rules mean the same."""
+        return (str(self.axes), self.eqn.params["check_vma"], *(self.outer.key if self.outer else ()))
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """A call with a derivative rule in a region, traced inside of it, as rules compare types with those of the call.
+
+    Attributes:
+        key: its content. Equal calls share the functions made of them, by whose identity they are told apart later.
+        region: the region.
+        eqn: the call.
+    """
+
+    key: tuple[Any, ...]
+    region: _Region = field(compare=False)
+    eqn: core.JaxprEqn = field(compare=False)
+
+    @property
+    def avals(self) -> list[Any]:
+        return [v.aval for v in self.eqn.invars]
+
+    def value(self, *operands: Any) -> list[Any]:
+        return self.region.run(called(self.eqn.params), operands)
+
+    @cached_property
+    def derivative(self) -> core.ClosedJaxpr:
+        """The program (operands, tangents of the floating-point ones) -> (results, their tangents)."""
+        call, moving = function_of(self.eqn), list(map(floating, self.avals))
+
+        def run(*given: Any) -> list[Any]:
+            primals, tangents = given[: len(moving)], given[len(moving) :]
+            others = chosen_of(moving, primals, False)
+            results = jax.jvp(lambda *c: call(*merged(moving, c, others)), tuple(chosen_of(moving, primals)), tuple(tangents))
+            return [x for part in results for x in part]
+
+        return self.region.inside(run, [*self.avals, *chosen_of(moving, self.avals)])
+
+    @cached_property
+    def pull(self) -> tuple[core.ClosedJaxpr, core.ClosedJaxpr]:
+        """The programs of the rule: operands -> (results, residuals); (residuals, cotangents) -> cotangents.
+
+        Cotangents are those of floating-point results and operands.
+        """
+        call, moving = function_of(self.eqn), list(map(floating, self.avals))
+        residuals: dict[str, Any] = {}
+
+        def forward(*given: Any) -> list[Any]:
+            others = chosen_of(moving, given, False)
+            results, pull = jax.vjp(lambda *c: call(*merged(moving, c, others)), *chosen_of(moving, given))
+            leaves, residuals["tree"] = jax.tree.flatten(pull)
+            residuals["avals"] = list(map(jax.typeof, leaves))
+            return [*results, *leaves]
+
+        def backward(*given: Any) -> list[Any]:
+            n = len(residuals["avals"])
+            zeros = [Zero(v.aval.to_tangent_aval()) for v in chosen_of(real, self.eqn.outvars, False)]
+            return list(jax.tree.unflatten(residuals["tree"], given[:n])(merged(real, given[n:], zeros)))
+
+        real = [floating(v.aval) for v in self.eqn.outvars]
+        first = self.region.inside(forward, self.avals)
+        cotangents = [v.aval.to_tangent_aval() for v in chosen_of(real, self.eqn.outvars)]
+        return first, self.region.inside(backward, [*residuals["avals"], *cotangents])
+
+
+def _content(eqn: core.JaxprEqn) -> tuple[Any, ...]:
+    """Return what tells a call with a derivative rule from others: its types, its text, and the identities of its functions."""
+
+    def known(value: Any) -> str | None:
+        return f"{value} {[*map(id, getattr(value, 'consts', ()))]}" if isinstance(value, Program) else None
+
+    return str([str(v.aval) for v in eqn.invars]), text_of(dict(eqn.params), known), tuple(identities(eqn.params))
+
+
+@lru_cache(maxsize=1024)
+def with_jvp(rule: _Rule) -> Callable[..., list[Any]]:
+    """Return a `custom_jvp` on stacked pieces."""
+    n, moving = len(rule.eqn.outvars), list(map(floating, rule.avals))
+
+    def derivative(primals: Any, tangents: Any) -> tuple[list[Any], list[Any]]:
+        results = rule.region.run(rule.derivative, [*primals, *chosen_of(moving, tangents)])
+        return results[:n], results[n:]
+
+    call = jax.custom_jvp(rule.value)
+    call.defjvp(derivative)
+    return call
+
+
+@lru_cache(maxsize=1024)
+def with_vjp(rule: _Rule) -> Callable[..., list[Any]]:
+    """Return a `custom_vjp` on stacked pieces, whose rule sees the cotangents of each device, as it would inside of the region.
+
+    Otherwise an operand or a result that is equal on all devices would have a single cotangent, summed before the rule.
+    """
+    results, n = rule.eqn.outvars, len(rule.eqn.outvars)
+    moving, real = list(map(floating, rule.avals)), [floating(v.aval) for v in results]
+
+    def forward(*operands: Any) -> tuple[list[Any], list[Any]]:
+        values = rule.region.run(rule.pull[0], operands)
+        return rule.region.varied(results, values[:n]), values[n:]
+
+    def backward(residuals: Any, cotangents: Any) -> tuple[Any, ...]:
+        values = rule.region.run(rule.pull[1], [*residuals, *chosen_of(real, cotangents)])
+        return tuple(merged(moving, values, [None] * moving.count(False)))
+
+    call = jax.custom_vjp(lambda *operands: rule.region.varied(results, rule.value(*operands)))
+    call.defvjp(forward, backward)
+    return call
+
+
+def _literal(atom: core.Literal) -> Any:
+    """Return the value of a literal, whose type in JAX names the mesh of the region."""
+    value, aval = np.asarray(atom.val), atom.aval
+    number = value.item() if is_weak(aval) and not value.shape else value
+    return number if jnp.result_type(number) == value.dtype else value
+
+
+def _piece_struct(aval: Any) -> jax.ShapeDtypeStruct:
+    sharding = NamedSharding(get_abstract_mesh(), PartitionSpec())
+    varying, weak = aval.manual_axis_type, aval.weak_type
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, manual_axis_type=varying, weak_type=weak)
+
+
+def function_of(
+    eqn: core.JaxprEqn, change: Callable[[core.Jaxpr], core.Jaxpr] = lambda program: program
+) -> Callable[..., list[Any]]:
+    """Return an equation as a function of all its operands (including literals and duplicates).
+
+    change: a change of the program that has this equation alone.
+    """
+    operands: list[Any] = [core.Var(v.aval) for v in eqn.invars]
+    unnamed = core.DebugInfo(eqn.primitive.name, "", None, None)
+    place = eqn.source_info.replace(name_stack=source_info_util.new_name_stack())  # the current one has the equation's scopes
+    jaxpr = core.Jaxpr((), operands, eqn.outvars, [eqn.replace(invars=operands, source_info=place)], debug_info=unnamed)
+    run = core.jaxpr_as_fun(core.ClosedJaxpr(change(jaxpr), ()))
+    return lambda *arguments: list(run(*arguments))
