@@ -89,7 +89,7 @@ def ulysses(scale: int = 1, n: int = DEVICES) -> Idiom:
     """Attention over a divided sequence, which an all-to-all exchanges for divided heads."""
 
     def body(w: Any, x: Any) -> Any:
-        q, k, v = jnp.moveaxis((x @ w).reshape(*x.shape[:2], 3, 4, -1), 2, 0)
+        q, k, v = jnp.moveaxis((x @ w).reshape(*x.shape[:2], 3, n, -1), 2, 0)
         q, k, v = (lax.all_to_all(x, "x", 2, 1, tiled=True) for x in (q, k, v))
         scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
         return lax.all_to_all(jnp.einsum("bhqk,bkhd->bqhd", scores, v), "x", 1, 2, tiled=True)

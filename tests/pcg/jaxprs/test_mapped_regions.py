@@ -330,6 +330,23 @@ def test_every_collective_of_one_device_is_the_identity_or_nothing() -> None:
     np.testing.assert_array_equal(global_function(mapped, x)(x), jax.jit(mapped)(x))
 
 
+@pytest.mark.parametrize("sizes", [(4,), (2, 3)])
+def test_sums_of_products_of_pieces_are_contractions(sizes: tuple[int, ...]) -> None:
+    names = tuple("xyz"[: len(sizes)])
+
+    def body(x: Any, w: Any) -> Any:
+        return lax.scan(lambda carry, _: (carry, lax.psum(x @ w, names)), x.sum(), None, length=2)[1]
+
+    mapped = jax.shard_map(body, mesh=mesh_of(*sizes), in_specs=(P(None, names), P(names)), out_specs=P())
+    x, w = jax.random.normal(jax.random.key(0), (2, N, N))
+    program = raised(jax.make_jaxpr(mapped)(x, w))
+    every = [e for eqn in program.eqns for e in (eqn, *equations(eqn))]
+    (loop,) = (e for e in every if e.primitive.name == "scan")
+    last = [e.primitive.name for e in equations(loop)][-1]
+    assert last == "dot_general"
+    assert_equal_with_gradients(mapped, x, w)
+
+
 def test_keys_of_random_bits_are_ordinary_values() -> None:
     mesh = mesh_of(4)
 

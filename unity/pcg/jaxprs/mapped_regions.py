@@ -29,6 +29,7 @@ from unity.pcg.jaxprs.mesh_context import apart, forgotten
 from unity.pcg.jaxprs.parameter_text import identities, text_of
 from unity.pcg.jaxprs.source_lines import Place, place_of
 from unity.pcg.jaxprs.stacked_collectives import COLLECTIVES, agreed, stacked
+from unity.pcg.jaxprs.summed_products import contracted
 from unity.pcg.jaxprs.weak_types import is_weak, struct_of
 from unity.pcg.types.varying_axes import CAST
 
@@ -52,7 +53,7 @@ def _without_regions(eqn: core.JaxprEqn) -> core.JaxprEqn:
         params = {name: raised(value) for name, value in eqn.params.items()}
         return eqn if all(params[name] is value for name, value in eqn.params.items()) else eqn.replace(params=params)
     with apart():
-        program = jax.make_jaxpr(_Region.of(eqn))(*(struct_of(v.aval) for v in eqn.invars))
+        program = contracted(jax.make_jaxpr(_Region.of(eqn))(*(struct_of(v.aval) for v in eqn.invars)))
     return eqn.replace(primitive=primitives.closed_call_p, params={"call_jaxpr": program}, effects=program.effects)
 
 
