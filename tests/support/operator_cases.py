@@ -20,6 +20,7 @@ from jax.extend.core.primitives import eq_to_p
 from jax.extend.random import threefry_2x32
 from jax.sharding import PartitionSpec
 
+from unity.pcg.jaxprs.rotation import rotate
 from unity.pcg.operators.promised_reads import promised
 from unity.pcg.parallel.marks import constrain
 
@@ -282,6 +283,9 @@ case("broadcast of size one", lambda x: jnp.broadcast_to(x, (4, 6)), n(1, 6))
 case("broadcast of a scalar", lambda x: jnp.broadcast_to(x, (4, 6)), np.float64(2))
 case("expand and squeeze", lambda x: lax.squeeze(lax.expand_dims(x, (1,)), (2,)), n(4, 1, 6))
 case("transpose", lambda x: x.transpose(2, 0, 1), n(4, 6, 3))
+case("rotate", lambda x: rotate(x, 1, 0), n(12, 6))
+case("rotate backwards", lambda x: rotate(x, -2, 1), n(4, 12))
+case("rotate by more than a slice", lambda x: rotate(x, 5, 0), n(12, 2))
 case("rev", lambda x: lax.rev(x, (1,)), n(4, 6))
 case("reshape, merge", lambda x: x.reshape(24, 3), n(4, 6, 3))
 case("reshape, split", lambda x: x.reshape(4, 6, 3), n(24, 3))

@@ -323,6 +323,7 @@ PRIMITIVES: Mapping[str, Printer] = {
     "reshape": _reshape,
     "transpose": _transpose,
     "squeeze": _squeeze,
+    "rotate": lambda e: call("jnp.roll", e.codes[0], e["shift"], e["dimension"]),
     "rev": lambda e: call("lax.rev", e.codes[0], tuple(e["dimensions"])),
     "tile": lambda e: call("lax.tile", e.codes[0], tuple(e["reps"])),
     "pad": _pad,

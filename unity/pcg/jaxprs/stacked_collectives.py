@@ -10,6 +10,7 @@ derivative rules, traced later, do not belong. JAX's batching rules also lack gr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -20,6 +21,7 @@ from jax.extend import core
 from jax.interpreters import batching
 
 from unity.pcg.jaxprs.jaxprs import floating
+from unity.pcg.jaxprs.rotation import rotate
 
 Sizes = Mapping[str, int]  # of the axes, in the order of the mesh
 
@@ -151,7 +153,20 @@ def _over_pieces(change: Callable[..., Any]) -> Callable[..., list[Any]]:
 
 
 def rows(x: Any, numbers: Sequence[int | None]) -> Any:
-    """Return rows of an array by number, and zeros for None. Consecutive rows are one slice."""
+    """Return rows of an array by number, and zeros for None."""
+    n, moves = len(x), {(k - number) % len(x) for k, number in enumerate(numbers) if number is not None}
+    if len(numbers) != n or len(moves) != 1:
+        return _joined_rows(x, numbers)
+    whole = rotate(x, moves.pop(), 0)
+    missing = [k for k, number in enumerate(numbers) if number is None]
+    if not missing:
+        return whole
+    row = lax.broadcasted_iota(jnp.int32, (n, *[1] * (x.ndim - 1)), 0)
+    return jnp.where(reduce(lax.bitwise_or, (row == k for k in missing)), jnp.zeros((), x.dtype), whole)
+
+
+def _joined_rows(x: Any, numbers: Sequence[int | None]) -> Any:
+    """Join rows of an array by number, and zeros for None. Consecutive rows are one slice."""
     parts, start = [], 0
     for end in range(1, len(numbers) + 1):
         first, last = numbers[start], numbers[end - 1]

@@ -11,7 +11,7 @@ from jax import lax
 
 from unity.pcg.operators.layout import PlacedTensor
 from unity.pcg.propagation.halos import Message, messages
-from unity.pcg.types.factors import Halo
+from unity.pcg.types.factors import WRAPPED, Halo
 from unity.pcg.types.varying_axes import vary, varying
 
 
@@ -39,17 +39,18 @@ def exchanged(x: jax.Array, placed: PlacedTensor, dim: int, halo: Halo) -> jax.A
 def _received(edge: jax.Array, names: tuple[str, ...], devices: int, message: Message, outside: str) -> jax.Array:
     """Return the edge that a neighbour sends, or neutral elements on a device without that neighbour."""
     ahead = message.ahead
-    pairs = [(k, k + ahead) for k in range(devices) if 0 <= k + ahead < devices]
+    wrapped = outside == WRAPPED
+    pairs = [(k, (k + ahead) % devices) for k in range(devices) if wrapped or 0 <= k + ahead < devices]
     received = lax.ppermute(edge, names, pairs)
-    if outside == "sum":  # a device that receives nothing has zeros
+    if wrapped or outside == "sum":  # a device that receives nothing has zeros
         return received
     sender = lax.axis_index(names) - ahead
     return jnp.where((sender >= 0) & (sender < devices), received, neutral_element(outside, edge.dtype))
 
 
 def neutral_element(outside: str, dtype: Any) -> jax.Array:
-    """Return the neutral element of a "sum", "max" or "min"."""
-    if outside == "sum":
+    """Return the neutral element of a "sum", "max" or "min", or zero."""
+    if outside in ("sum", WRAPPED):
         return jnp.zeros((), dtype)
     low = outside == "max"
     if jnp.issubdtype(dtype, jnp.inexact):

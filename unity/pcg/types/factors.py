@@ -32,11 +32,15 @@ class Slot:
 Place = Slot | State | None  # None: the tensor lacks the factor; a State: it must be in this one instead
 
 
+WRAPPED = "wrapped"
+
+
 @dataclass(frozen=True)
 class Halo:
     """The indices `before` and `after` a device's slice of a dimension that its windows read, from its neighbours.
 
-    Beyond the border of the tensor they read the neutral element of the reduction `outside`: "sum", "max" or "min".
+    Beyond the border of the tensor they read the neutral element of the reduction `outside`: "sum", "max" or "min"; or, if that is
+    `WRAPPED`, the indices at the other end.
     """
 
     before: int

@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 
+from unity.pcg.jaxprs.rotation import ROTATION
 from unity.pcg.operators.layout import Layout
 from unity.pcg.operators.table.elementwise import every_dimension
-from unity.pcg.types.factors import Factor, Facts, Reads, Slot, Spec, operator
+from unity.pcg.types.factors import WRAPPED, Factor, Facts, Halo, Reads, Slot, Spec, operator
 from unity.pcg.types.parallel_type import Shape
 
 LINEAR = (frozenset({0}),)
@@ -92,6 +93,29 @@ def transpose(params: Any, operands: Any, results: Any) -> Spec:
 def reverse(params: Any, operands: Any, results: Any) -> Spec:
     """One operand. Reversed dimensions are blocked."""
     return Spec(every_dimension([operands[0].shape], results[0].shape, skip=tuple(params["dimensions"])), LINEAR)
+
+
+def _rotated_pieces(operands: list[jax.Array], layout: Layout) -> list:
+    """Return the part of a piece with its halo that belongs to the result, or rotate a dimension that is not divided."""
+    dim, shift = layout.params["dimension"], layout.params["shift"]
+    if not layout.operands[0].along(dim):
+        return layout.bind(*operands)
+    start = rotation_halo(layout.operands[0].shape[dim], shift).after
+    return [jax.lax.slice_in_dim(operands[0], start, start + layout.results[0].local_shape[dim], axis=dim)]
+
+
+def rotation_halo(n: int, shift: int) -> Halo:
+    """Return what a device's slice of a rotated dimension reads of its neighbours', on the shorter way."""
+    return Halo(shift, 0, WRAPPED) if 2 * shift <= n else Halo(0, n - shift, WRAPPED)
+
+
+@operator(ROTATION, local=_rotated_pieces, facts=Facts(reads_buffers=True, alone=True))
+def rotation(params: Any, operands: Any, results: Any) -> Spec:
+    """One operand. Along the rotated dimension, neighbours exchange the rows that move."""
+    shape, dim = operands[0].shape, params["dimension"]
+    halo = rotation_halo(shape[dim], params["shift"])
+    along = Factor(f"d{dim}", shape[dim], (Slot(dim),), (Slot(dim),), halo=halo)
+    return Spec((*every_dimension([shape], shape, skip=(dim,)), along), LINEAR)
 
 
 def _slice_pieces(operands: list[jax.Array], layout: Layout) -> list:

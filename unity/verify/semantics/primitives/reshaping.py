@@ -58,6 +58,12 @@ def reverse(run: InterpreterRun, call: PrimitiveCall, x: Array) -> Array:
     return np.flip(x, tuple(run.lead + i for i in call.params["dimensions"]))
 
 
+@structural("rotate")
+def rotate(run: InterpreterRun, call: PrimitiveCall, x: Array) -> Array:
+    """Move index i of a dimension of n indices to i + shift modulo n."""
+    return np.roll(x, call.params["shift"], run.lead + call.params["dimension"])
+
+
 @structural("slice")
 def slice_(run: InterpreterRun, call: PrimitiveCall, x: Array) -> Array:
     """Slice every dimension from start to limit with a stride."""
