@@ -20,6 +20,7 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from mapped_programs import IDIOMS
 
+from unity.pcg.capture.capture import capture
 from unity.pcg.jaxprs.jaxprs import equations
 from unity.pcg.jaxprs.mapped_regions import raised
 from unity.pcg.jaxprs.stacked_collectives import COLLECTIVES
@@ -233,6 +234,28 @@ def test_rules_written_for_devices_see_what_they_would_see_there() -> None:
     keys = jax.random.split(jax.random.key(0), 3)
     a, b, x = (jax.random.normal(k, s) for k, s in zip(keys, [(8, 16), (16, 8), (4, 8)], strict=True))
     assert_equal_with_gradients(mapped, a, b, x)
+
+
+@pytest.mark.parametrize("forward", [True, False])
+def test_rules_are_told_apart_by_their_content(forward: bool) -> None:
+    """Equal layers are one operator, in one capture and in another, and a rule that differs makes another one."""
+
+    def layers(factor: float) -> Callable[..., Any]:
+        call: Any
+        if forward:
+            call = jax.custom_jvp(lambda x: jnp.sin(x))
+            call.defjvp(lambda primals, tangents: (jnp.sin(primals[0]), tangents[0] * factor))
+        else:
+            call = jax.custom_vjp(lambda x: jnp.sin(x))
+            call.defvjp(lambda x: (jnp.sin(x), None), lambda _, g: (g * factor,))
+        body = lambda x: lax.psum(call(call(x) * 2), "x")  # noqa: E731
+        return jax.shard_map(body, mesh=mesh_of(2), in_specs=P("x"), out_specs=P())
+
+    first, again, other = (capture(layers(factor), jnp.ones(8)) for factor in (1.0, 1.0, 2.0))
+    calls = [[e for e in c.body.equations if e.name.startswith("custom_")] for c in (first, again, other)]
+    assert [len(each) for each in calls] == [2, 2, 2]
+    assert len({(e.signature, e.identity) for e in calls[0]}) == 1
+    assert first.body.key == again.body.key != other.body.key
 
 
 def test_cotangents_of_results_that_differ_between_devices_are_divided() -> None:

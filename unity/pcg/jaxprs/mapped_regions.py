@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -241,11 +241,13 @@ class _Rule:
         key: its content. Equal calls share the functions made of them, by whose identity they are told apart later.
         region: the region.
         eqn: the call.
+        programs: what is traced of it.
     """
 
     key: tuple[Any, ...]
     region: _Region = field(compare=False)
     eqn: core.JaxprEqn = field(compare=False)
+    programs: list[core.ClosedJaxpr] = field(compare=False, default_factory=list)
 
     @property
     def avals(self) -> list[Any]:
@@ -254,10 +256,9 @@ class _Rule:
     def value(self, *operands: Any) -> list[Any]:
         return self.region.run(called(self.eqn.params), operands)
 
-    @cached_property
-    def derivative(self) -> core.ClosedJaxpr:
-        """The program (operands, tangents of the floating-point ones) -> (results, their tangents)."""
-        call, moving = function_of(self.eqn), list(map(floating, self.avals))
+    def derivative(self, call: Callable[..., Any]) -> core.ClosedJaxpr:
+        """Return the program (operands, tangents of the floating-point ones) -> (results, their tangents)."""
+        moving = list(map(floating, self.avals))
 
         def run(*given: Any) -> list[Any]:
             primals, tangents = given[: len(moving)], given[len(moving) :]
@@ -265,15 +266,16 @@ class _Rule:
             results = jax.jvp(lambda *c: call(*merged(moving, c, others)), tuple(chosen_of(moving, primals)), tuple(tangents))
             return [x for part in results for x in part]
 
-        return self.region.inside(run, [*self.avals, *chosen_of(moving, self.avals)])
+        if not self.programs:
+            self.programs.append(self.region.inside(run, [*self.avals, *chosen_of(moving, self.avals)]))
+        return self.programs[0]
 
-    @cached_property
-    def pull(self) -> tuple[core.ClosedJaxpr, core.ClosedJaxpr]:
-        """The programs of the rule: operands -> (results, residuals); (residuals, cotangents) -> cotangents.
+    def pull(self, call: Callable[..., Any]) -> list[core.ClosedJaxpr]:
+        """Return the programs of the rule: operands -> (results, residuals); (residuals, cotangents) -> cotangents.
 
         Cotangents are those of floating-point results and operands.
         """
-        call, moving = function_of(self.eqn), list(map(floating, self.avals))
+        moving = list(map(floating, self.avals))
         residuals: dict[str, Any] = {}
 
         def forward(*given: Any) -> list[Any]:
@@ -289,9 +291,11 @@ class _Rule:
             return list(jax.tree.unflatten(residuals["tree"], given[:n])(merged(real, given[n:], zeros)))
 
         real = [floating(v.aval) for v in self.eqn.outvars]
-        first = self.region.inside(forward, self.avals)
-        cotangents = [v.aval.to_tangent_aval() for v in chosen_of(real, self.eqn.outvars)]
-        return first, self.region.inside(backward, [*residuals["avals"], *cotangents])
+        if not self.programs:
+            cotangents = [v.aval.to_tangent_aval() for v in chosen_of(real, self.eqn.outvars)]
+            self.programs.append(self.region.inside(forward, self.avals))
+            self.programs.append(self.region.inside(backward, [*residuals["avals"], *cotangents]))
+        return self.programs
 
 
 def _content(eqn: core.JaxprEqn) -> tuple[Any, ...]:
@@ -306,10 +310,11 @@ def _content(eqn: core.JaxprEqn) -> tuple[Any, ...]:
 @lru_cache(maxsize=1024)
 def with_jvp(rule: _Rule) -> Callable[..., list[Any]]:
     """Return a `custom_jvp` on stacked pieces."""
+    original = function_of(rule.eqn)  # in the closure of the rule, which is told from others by what it closes over
     n, moving = len(rule.eqn.outvars), list(map(floating, rule.avals))
 
     def derivative(primals: Any, tangents: Any) -> tuple[list[Any], list[Any]]:
-        results = rule.region.run(rule.derivative, [*primals, *chosen_of(moving, tangents)])
+        results = rule.region.run(rule.derivative(original), [*primals, *chosen_of(moving, tangents)])
         return results[:n], results[n:]
 
     call = jax.custom_jvp(rule.value)
@@ -323,15 +328,16 @@ def with_vjp(rule: _Rule) -> Callable[..., list[Any]]:
 
     Otherwise an operand or a result that is equal on all devices would have a single cotangent, summed before the rule.
     """
+    original = function_of(rule.eqn)
     results, n = rule.eqn.outvars, len(rule.eqn.outvars)
     moving, real = list(map(floating, rule.avals)), [floating(v.aval) for v in results]
 
     def forward(*operands: Any) -> tuple[list[Any], list[Any]]:
-        values = rule.region.run(rule.pull[0], operands)
+        values = rule.region.run(rule.pull(original)[0], operands)
         return rule.region.varied(results, values[:n]), values[n:]
 
     def backward(residuals: Any, cotangents: Any) -> tuple[Any, ...]:
-        values = rule.region.run(rule.pull[1], [*residuals, *chosen_of(real, cotangents)])
+        values = rule.region.run(rule.pull(original)[1], [*residuals, *chosen_of(real, cotangents)])
         return tuple(merged(moving, values, [None] * moving.count(False)))
 
     call = jax.custom_vjp(lambda *operands: rule.region.varied(results, rule.value(*operands)))
