@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from mapped_programs import DEVICES, IDIOMS
+from mapped_programs import DEVICES, IDIOMS, Idiom
 
 import unity
+from unity.pcg.capture.capture import capture, unparallelized
+from unity.pcg.parallel.traffic import traffic
 
 
 @pytest.mark.parametrize("name", IDIOMS)
@@ -24,3 +30,46 @@ def test_plans_of_idioms_compute_what_was_written(name: str, own_cache: Path) ->
     for x, y in zip(gradients, expected_gradients, strict=True):
         y = np.asarray(y)
         np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5 * np.abs(y).max())
+
+
+def planned(loss: Callable[..., Any], idiom: Idiom, machine: unity.Machine) -> unity.Plan:
+    """Return the plan of a loss for the abstract arguments of an idiom."""
+    dtypes = (jnp.int32 if k in idiom.indices else jnp.float32 for k in range(len(idiom.shapes)))
+    arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(idiom.shapes, dtypes, strict=True)]
+    numbers = tuple(range(idiom.weights))
+    return unity.optimize(loss, *arguments, argnums=numbers, machine=machine, budget=0, progress=False)
+
+
+def normalized(w: Any, scale: Any, x: Any) -> Any:
+    y = x @ w
+    mean = y.mean(0)
+    variance = ((y - mean) ** 2).mean(0)
+    return (jax.nn.relu((y - mean) * jax.lax.rsqrt(variance + 1e-5) * scale) ** 2).mean()
+
+
+GLOBAL: dict[str, Callable[..., Any]] = {
+    "Megatron perceptron": lambda a, b, x: ((jax.nn.gelu(x @ a) @ b) ** 2).mean(),
+    "FSDP by hand": lambda a, b, x: (jnp.tanh(jnp.tanh(x @ a) @ b) ** 2).mean(),
+    "batch norm": normalized,
+}
+
+
+@pytest.mark.parametrize("name", GLOBAL)
+def test_plans_are_those_of_the_same_function_without_devices(name: str, own_cache: Path) -> None:
+    idiom, machine = IDIOMS[name](128, 8), unity.Machine.grid(1, 8, "a100")
+    times = [planned(loss, idiom, machine).time for loss in (idiom.loss, GLOBAL[name])]
+    assert times[0] <= 1.01 * times[1]
+
+
+def test_long_sequences_go_round_a_ring(own_cache: Path) -> None:
+    idiom = replace(IDIOMS["ring attention"](64, 8), shapes=((512, 1536), (2, 8192, 512)))
+    plan = planned(idiom.loss, idiom, unity.Machine.grid(1, 8, "a100"))
+    sent = {(c.kind, c.node.kind) for c in traffic(plan.pcg)}
+    assert ("collective-permute", "rotate") in sent
+    assert ("all-gather", "rotate") not in sent
+
+
+@pytest.mark.parametrize("name", IDIOMS)
+def test_everything_in_an_idiom_can_be_divided(name: str) -> None:
+    idiom = IDIOMS[name]()
+    assert unparallelized(capture(idiom.loss, *idiom.arguments()).graph) == []
