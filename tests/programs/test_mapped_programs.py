@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 from mapped_programs import DEVICES, IDIOMS, Idiom
 
 import unity
@@ -23,7 +24,12 @@ def test_plans_of_idioms_compute_what_was_written(name: str, own_cache: Path) ->
     idiom = IDIOMS[name]()
     arguments, numbers = idiom.arguments(), tuple(range(idiom.weights))
     machine = unity.Machine.grid(1, DEVICES, "a100")
-    plan = unity.optimize(idiom.loss, *arguments, argnums=numbers, machine=machine, budget=0, progress=False)
+    assert_equal(unity.optimize(idiom.loss, *arguments, argnums=numbers, machine=machine, budget=0, progress=False), idiom)
+
+
+def assert_equal(plan: unity.Plan, idiom: Idiom) -> None:
+    """Compare the values and gradients of a plan with those of the loss as written."""
+    arguments, numbers = idiom.arguments(), tuple(range(idiom.weights))
     value, gradients = jax.jit(jax.value_and_grad(plan, numbers))(*plan.shard(*arguments))
     expected, expected_gradients = jax.jit(jax.value_and_grad(idiom.loss, numbers))(*arguments)
     np.testing.assert_allclose(value, expected, rtol=1e-5)
@@ -73,3 +79,15 @@ def test_long_sequences_go_round_a_ring(own_cache: Path) -> None:
 def test_everything_in_an_idiom_can_be_divided(name: str) -> None:
     idiom = IDIOMS[name]()
     assert unparallelized(capture(idiom.loss, *idiom.arguments()).graph) == []
+
+
+@pytest.mark.parametrize("name", ["ring attention", "halo exchange", "pipeline"])
+def test_divided_rotations_compute_what_was_written(name: str, own_cache: Path) -> None:
+    """The device's pieces stay where they were written: rotations are collective-permutes, in loops and in backward passes, too."""
+    idiom, pin = IDIOMS[name](), unity.pin("rotate", P("device"))
+    arguments, numbers = idiom.arguments(), tuple(range(idiom.weights))
+    machine = unity.Machine.grid(1, DEVICES, "a100")
+    plan = unity.optimize(idiom.loss, *arguments, argnums=numbers, machine=machine, budget=0, constraints=[pin], progress=False)
+    assert {c.kind for c in traffic(plan.pcg) if c.node.kind == "rotate"} == {"collective-permute"}
+    assert plan.check().agrees()
+    assert_equal(plan, idiom)
