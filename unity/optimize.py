@@ -7,19 +7,22 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import jax
+
 from unity.base.errors import OptionError
 from unity.base.gc_pause import uncollected
 from unity.base.processes import several
 from unity.constraints.bound import bound
 from unity.constraints.kinds import Constraint, WithoutRules
 from unity.constraints.rules import without
+from unity.constraints.stated import marking, pins
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.gradient_flow import losses
 from unity.pcg.jaxprs.mesh_context import apart
 from unity.pcg.parallel.stages import TWO_BW
 from unity.plan import cache
-from unity.plan.options import obeyed, refuse, refuse_machine, refuse_type
+from unity.plan.options import obeyed, refuse, refuse_machine, refuse_shardings, refuse_type
 from unity.plan.plan import Plan
 from unity.planning.task import Task, TransformationOptions
 from unity.search.cost.cost import Training
@@ -40,6 +43,7 @@ def optimize(
     budget: float | None = None,
     rules: Any = None,
     constraints: Constraint | Sequence[Constraint] = (),
+    shardings: str = "free",
     seed: int = 0,
     measure: bool = False,
     pipelines: bool | tuple[int, int] | tuple[int, int, str] = True,
@@ -71,6 +75,8 @@ def optimize(
         rules: the rules that may be used: the path of a library or a loaded Library. The default is unity's own library.
         constraints: constraints that the plan must obey: `unity.pin`, `forbid`, `only`, `require`, `without_rules`, besides every
             `unity.constrain` in the function. Only the searches "unity" and "captured" support them.
+        shardings: "free" lets the plan decide every sharding; "keep" makes constraints of those that the function states for a
+            mesh of its own: `jax.sharding.reshard`, `out_sharding=`, `with_sharding_constraint`, and the placement of arguments.
         measure: whether to simulate plans that are predicted to be nearly as fast as the fastest, to run the best of them on the
             devices of this process, and to choose the fastest of those. Needs `objective="time"` and no `machine`.
         pipelines: whether scans over layers may become pipelines, where that is better; or (stages, micro-batches) for a pipeline
@@ -100,6 +106,7 @@ def optimize(
     refuse(objective, search, pipelines, branches, constraints)
     refuse_machine(machine, memory_limit, optimizer_slots)
     refuse_type(reduce_in)
+    refuse_shardings(shardings, objective)
     if measure and (machine is not None or objective != "time"):
         raise OptionError("measure=True runs plans on the devices of this process: leave machine= out, and objective= at 'time'")
     if measure and isinstance(pipelines, tuple) and TWO_BW in pipelines[2:]:
@@ -117,8 +124,10 @@ def optimize(
         target = machine or _local(say)
         target = replace(target, reduce_in=reduce_in) if reduce_in else target
         say("capturing the graph")
-        captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered)
-        constrained = obeyed(bound(constraints, captured, fn, argnums), search)
+        kept = marking(target) if shardings == "keep" else None
+        captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered, marking=kept)
+        placed = pins(captured.paths, jax.tree.leaves(args), target) if kept else ()
+        constrained = obeyed(bound((*constraints, *placed), captured, fn, argnums), search)
         task = Task(
             fn=fn,
             captured=captured,

@@ -161,8 +161,8 @@ def test_a_mesh_that_the_user_has_set_is_no_plans(tmp_path: Path) -> None:
         assert plan.check().agrees()
         assert plan.memory_timeline().peak > 0
         plan.export(tmp_path / "exported.py")
-    with jax.set_mesh(explicit), pytest.raises(PlanError, match=r"(?s)axes mine.*AxisType\.Auto"):
-        jax.jit(jax.grad(plan))(params, batch)
+        got = jax.jit(jax.grad(plan))(params, batch)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), got, wanted)
     with pytest.raises(PlanError, match=r"inside of a jax\.shard_map"):
         jax.shard_map(plan, mesh=auto, in_specs=PartitionSpec(), out_specs=PartitionSpec())(params, batch)
 

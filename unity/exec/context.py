@@ -1,20 +1,42 @@
-"""The mesh context of a plan, which replaces any mesh that the user has set by `jax.set_mesh`."""
+"""The mesh context of a plan, which replaces any mesh that the user has set by `jax.set_mesh`.
+
+Under a mesh with explicit axes, and with arguments of such a mesh, types state shardings. There a plan is a region in which these
+axes are automatic (`jax.sharding.auto_axes`). Its gradients have the types of its arguments, and its results those of the planned
+function.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-from jax.sharding import AbstractMesh, AxisType, Mesh, get_abstract_mesh, use_abstract_mesh
+import jax
+from jax import lax
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    auto_axes,
+    get_abstract_mesh,
+    get_mesh,
+    use_abstract_mesh,
+)
 
 from unity.base.errors import PlanError
+from unity.pcg.jaxprs.shardings import sharding_of
+from unity.pcg.types.axis import Axis
+from unity.pcg.types.mesh_axes import mesh_axes, sliced
 
 
 def own(mesh: Mesh | AbstractMesh) -> AbstractContextManager[object]:
     """Return a context in which programs are traced under a plan's mesh.
 
     Raises:
-        PlanError: the user has set a mesh with explicit axes, which arrays' types would have to name, while a plan's arrays name
-            the plan's mesh; or the plan is called inside of `jax.shard_map` or `jax.pmap`.
+        PlanError: the plan is called inside of `jax.shard_map` or `jax.pmap`; or it is a stream, whose arrays stay as the plan
+            places them between steps, and the user has set a mesh with explicit axes.
     """
     here = get_abstract_mesh()
     manual = [name for name, kind in zip(here.axis_names, here.axis_types, strict=True) if kind == AxisType.Manual]
@@ -26,10 +48,65 @@ def own(mesh: Mesh | AbstractMesh) -> AbstractContextManager[object]:
     explicit = [name for name, kind in zip(here.axis_names, here.axis_types, strict=True) if kind == AxisType.Explicit]
     if explicit:
         raise PlanError(
-            f"jax.set_mesh has set a mesh with the explicit axes {', '.join(map(str, explicit))}, where a plan, which has a mesh of"
-            " its own, cannot run.\n    Leave it out, or make it of axis_types=(jax.sharding.AxisType.Auto,) * n."
-            " (docs: moving#from-hand-written-partitionspecs)"
+            f"jax.set_mesh has set a mesh with the explicit axes {', '.join(map(str, explicit))}, where a plan's stream, whose"
+            " arrays are of the plan's mesh, cannot run.\n    Leave it out, or make it of"
+            " axis_types=(jax.sharding.AxisType.Auto,) * n. (docs: moving#from-hand-written-partitionspecs)"
         )
     if here.empty:  # then transformations that read the program again (checkify) find none either
         return nullcontext()
     return use_abstract_mesh(mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh)
+
+
+def explicit_mesh(values: Iterable[Any]) -> AbstractMesh | None:
+    """Return the mesh with explicit axes that the user has set, else that of some values' types, or None."""
+    here = get_abstract_mesh()
+    if not here.empty:
+        return here if AxisType.Explicit in here.axis_types else None
+    stated = (sharding_of(jax.typeof(x)) for x in values)
+    return next((s.mesh if isinstance(s.mesh, AbstractMesh) else s.mesh.abstract_mesh for s in stated if s is not None), None)
+
+
+def typed(run: Callable[..., tuple], mesh: AbstractMesh, specs: Sequence[PartitionSpec]) -> Callable[..., tuple]:
+    """Return a function of whole arrays as one of values with types of a mesh with explicit axes.
+
+    Args:
+        run: the function.
+        mesh: the mesh of the types.
+        specs: the shardings of the results in their types.
+    """
+
+    region: Any = auto_axes(lambda *values: tuple(run(*values)), out_sharding=tuple(specs))
+
+    def call(*leaves: Any) -> tuple:
+        with use_abstract_mesh(mesh):
+            return region(*map(_with_mesh, leaves))
+
+    return jax.jit(call)
+
+
+def _with_mesh(x: Any) -> Any:
+    """Return a value of no mesh, such as a NumPy array, as one of the current mesh, which its gradient then is of, too."""
+    return lax.squeeze(lax.expand_dims(x, (0,)), (0,)) if jax.typeof(x).sharding.mesh.empty else x
+
+
+def set_mesh_like(own: Mesh) -> Mesh | None:
+    """Return the mesh with explicit axes that the user has set, if its devices are those of a plan's mesh in the same order."""
+    here = get_abstract_mesh()
+    if here.empty or AxisType.Explicit not in here.axis_types:
+        return None
+    try:
+        mesh = get_mesh()
+    except ValueError:  # inside of a jit, which does not tell its devices
+        return None
+    return mesh if list(mesh.devices.flat) == list(own.devices.flat) else None
+
+
+def on_mesh(sharding: NamedSharding, mesh: Mesh, axes: Sequence[Axis]) -> NamedSharding:
+    """Return a plan's sharding on a mesh of the user's: the same, or the nearest with fewer slices that its axes
+    can state. Returns it unchanged if the sizes of the axes do not fit."""
+    names = mesh_axes(mesh.shape, axes)
+    if names is None:
+        return sharding
+    position = {axis.name: k for k, axis in enumerate(axes)}
+    parts = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in sharding.spec]
+    return NamedSharding(mesh, PartitionSpec(*(sliced([position[a] for a in part], names) or None for part in parts)))

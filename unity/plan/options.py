@@ -59,6 +59,20 @@ def refuse_type(reduce_in: Any) -> None:
         )
 
 
+def refuse_shardings(shardings: str, objective: str) -> None:
+    """Raise OptionError unless `shardings` is known, and goes with the objective."""
+    if shardings not in ("free", "keep"):
+        raise OptionError(
+            f"shardings={shardings!r}: expected 'free', or 'keep' for those that the function states"
+            " (docs: constraints#shardings-of-your-own)"
+        )
+    if shardings == "keep" and objective == "devices":
+        raise OptionError(
+            "shardings='keep' and objective='devices' do not go together, since stated shardings name a mesh of one size"
+            " (docs: constraints#shardings-of-your-own)"
+        )
+
+
 def _number(x: Any) -> bool:
     return isinstance(x, Real) and not isinstance(x, bool)
 

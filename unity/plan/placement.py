@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 
 from unity.base.errors import PlanError
 from unity.base.processes import several
+from unity.exec.context import explicit_mesh
 from unity.exec.hosts.arrays import check_whole, in_rows, is_global, place, place_parts
 from unity.pcg.capture.packed_arguments import NOTHING, Packing
 from unity.plan.call_arguments import differences, refuse_others
@@ -116,7 +117,8 @@ class Placement:
         """Return the leaves of all arguments, moving those that are placed otherwise, with a warning, as every call pays for it.
 
         A leaf that is differentiated is moved too, and its gradient back to the leaf's own placement. A leaf that `jax.jit` traces
-        is not moved, as JAX does not tell its placement.
+        is not moved, as JAX does not tell its placement; nor is any under a mesh with explicit axes that the user has set, whose
+        types the gradients have.
 
         Args:
             leaves: arrays, or tracers of JAX's transformations.
@@ -126,6 +128,8 @@ class Placement:
         concrete = [not isinstance(value, jax.core.Tracer) for value in values]
         if all(concrete) and not all(map(is_global, values)):
             self._compare(values)
+        if explicit_mesh(()) is not None:
+            return list(leaves)
         moved, placed = 0, []
         for x, value, sharding, is_concrete in zip(leaves, values, self.shardings, concrete, strict=True):
             is_placed = not is_concrete or (isinstance(value, jax.Array) and value.sharding.is_equivalent_to(sharding, value.ndim))

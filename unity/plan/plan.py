@@ -13,12 +13,14 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from unity.base.errors import PlanError
 from unity.exec.compiled.entangled import refuse_entangled
+from unity.exec.context import explicit_mesh, on_mesh, set_mesh_like, typed
 from unity.exec.hosts.arrays import place
 from unity.exec.lowering import program, spec_of
 from unity.machine.machine import Machine
-from unity.pcg.capture.capture import weak_results
+from unity.pcg.capture.capture import ResultTypes, result_types
 from unity.pcg.capture.packed_arguments import Packing
 from unity.pcg.ir.graph import PCG
+from unity.pcg.jaxprs.shardings import sharding_of
 from unity.pcg.jaxprs.weak_types import is_weak, with_weak_type
 from unity.pcg.parallel.check import check
 from unity.pcg.parallel.parallelize import parallelize
@@ -65,7 +67,9 @@ class Plan:
         self._made, self._candidate, self._devices = made, candidate, devices
         self.__name__ = getattr(made.fn, "__name__", "plan")
         self.__doc__ = made.fn.__doc__
-        self._weak: dict[tuple[bool, ...], tuple[bool, ...]] = {}  # the cache of `_weak_results`
+        self._placements: dict[Mesh | None, Placement] = {}  # by the user's mesh
+        self._types: dict[Any, ResultTypes] = {}  # the cache of `_result_types`
+        self._typed: dict[Any, Callable[..., tuple]] = {}  # the program for each mesh and types of results
 
     @property
     def candidate(self) -> Candidate:
@@ -215,15 +219,27 @@ class Plan:
 
     @property
     def in_shardings(self) -> Any:
-        """The shardings of the arguments: a tuple of pytrees of `NamedSharding`, one for each argument."""
+        """The shardings of the arguments: a tuple of pytrees of `NamedSharding`, one for each argument.
+
+        While a mesh with explicit axes is set, they are of that mesh (docs: moving#under-a-mesh-of-your-own).
+        """
         return self._placement.arguments
 
-    @cached_property
+    @property
     def _placement(self) -> Placement:
-        captured = self._made.captured
-        n = len(captured.paths)  # the inputs after these are the function's constants
-        shapes = tuple(node.tensors[0].shape for node in self.serial.inputs[:n])
-        return Placement(self.__name__, captured.in_tree, captured.paths, shapes, self._shardings[:n], self._packing)
+        """The shardings of the arguments, on the user's mesh while one with explicit axes is set."""
+        return self._placement_on(set_mesh_like(self.mesh))
+
+    def _placement_on(self, mesh: Mesh | None) -> Placement:
+        """Return the shardings of the arguments on a mesh of the user's, or on the plan's."""
+        if mesh not in self._placements:
+            captured = self._made.captured
+            n = len(captured.paths)  # the inputs after these are the function's constants
+            shapes = tuple(node.tensors[0].shape for node in self.serial.inputs[:n])
+            own = self._shardings[:n]
+            shardings = own if mesh is None else tuple(on_mesh(s, mesh, self.machine.axes) for s in own)
+            self._placements[mesh] = Placement(self.__name__, captured.in_tree, captured.paths, shapes, shardings, self._packing)
+        return self._placements[mesh]
 
     @overload
     def shard(self, arg: Any, /) -> Any: ...
@@ -295,7 +311,7 @@ class Plan:
             tree: arrays or `jax.ShapeDtypeStruct`s, such as `jax.eval_shape(optimizer.init, params)`.
         """
         weights = weights_of(self.in_shardings, self._placement.shapes, self._made.captured.differentiated)
-        return following(tree, weights, NamedSharding(self.mesh, PartitionSpec()))
+        return following(tree, weights, NamedSharding(set_mesh_like(self.mesh) or self.mesh, PartitionSpec()))
 
     @cached_property
     def _program(self) -> Callable[..., tuple]:
@@ -318,26 +334,38 @@ class Plan:
         """
         captured = self._made.captured
         args = by_position(self._made.fn, args, named) if named else args
-        leaves = self._placement.leaves(self._checked(args))
-        weak = self._weak_results(tuple(map(is_weak, jax.tree.leaves(args))))
+        leaves = self._placement_on(None).leaves(self._checked(args))
+        mesh = explicit_mesh((*leaves, *captured.consts))
+        types = self._result_types(jax.tree.leaves(args), mesh)
+        run = self._runnable_program if mesh is None else self._program_under(mesh, types.specs)
         with in_reverse(self.__name__):
             # the conversions are outside of the program, so that JAX makes a gradient as weakly typed as its argument
-            results = self._runnable_program(*(with_weak_type(x, False) for x in leaves), *captured.consts)
-        return jax.tree.unflatten(captured.out_tree, map(with_weak_type, results, weak))
+            results = run(*(with_weak_type(x, False) for x in leaves), *captured.consts)
+        return jax.tree.unflatten(captured.out_tree, map(with_weak_type, results, types.weak))
 
-    def _weak_results(self, weak: tuple[bool, ...]) -> tuple[bool, ...]:
-        """Return which results are weakly typed, given which leaves of the arguments are.
+    def _program_under(self, mesh: AbstractMesh, specs: tuple[PartitionSpec, ...]) -> Callable[..., tuple]:
+        """Return the lowered function for values whose types state shardings of the user's mesh."""
+        if (mesh, specs) not in self._typed:
+            self._typed[mesh, specs] = typed(self._runnable_program, mesh, specs)
+        return self._typed[mesh, specs]
+
+    def _result_types(self, leaves: Sequence[Any], mesh: AbstractMesh | None) -> ResultTypes:
+        """Return the types of the results for arguments with these leaves, under a mesh with explicit axes or under none.
 
         Raises PlanError where the function then computes in other types than were planned.
         """
         original = self._made.original
-        if weak not in self._weak:
-            planned = original.weak
-            results = planned[1] if weak == planned[0] else weak_results(self._made.fn, original, weak)
-            if results is None:
-                refuse_weak(self.__name__, original, weak)
-            self._weak[weak] = results or ()
-        return self._weak[weak]
+        weak = tuple(map(is_weak, leaves))
+        if mesh is None and weak == original.weak[0]:
+            return ResultTypes(original.weak[1], ())
+        shapes = (node.tensors[0].shape for node in original.graph.inputs)  # a packed weight is of another, and of no user's type
+        avals = [jax.typeof(x) for x in leaves]
+        shardings = tuple(sharding_of(a) if a.shape == shape else None for a, shape in zip(avals, shapes, strict=False))
+        if (key := (weak, mesh, shardings)) not in self._types:
+            self._types[key] = result_types(self._made.fn, original, weak, shardings, mesh)
+        if not self._types[key].same:
+            refuse_weak(self.__name__, original, weak)
+        return self._types[key]
 
     @cached_property
     def stream(self) -> Stream:

@@ -17,6 +17,7 @@ from typing import Any
 import unity.constraints.bound as constraints
 from unity.base import atomic_files as atomic
 from unity.base.errors import PlanError, UnityError
+from unity.constraints.stated import marking
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured, capture
 from unity.plan.options import refuse_machine
@@ -108,6 +109,7 @@ def content(family: PlanFamily, chosen: Candidate, points: bool) -> dict[str, An
         "differentiated": sorted(original.differentiated),
         "applications": [[a.rule, a.operator, a.source, list(a.axes)] for a in family.applications],
         "constraints": family.bound.to_json(),
+        "shardings": "free" if original.marking is None else "keep",
         "limit": family.limit,
         "seconds": family.seconds,
         "interrupted": family.interrupted,
@@ -178,7 +180,10 @@ def load(
             the place.
     """
     data = read(path)
-    captured = _captured(path, data, capture(fn, *args, argnums=() if argnums is None else argnums), argnums)
+    with reading(path, "machine"):
+        kept = marking(Machine.from_json(data["machine"])) if data.get("shardings") == "keep" else None
+    traced = capture(fn, *args, argnums=() if argnums is None else argnums, marking=kept)
+    captured = _captured(path, data, traced, argnums)
     arguments = [str(n.tensors[0]) for n in captured.graph.inputs]
     if arguments != data.get("arguments"):
         with reading(path, "arguments"):

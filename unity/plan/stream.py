@@ -107,7 +107,7 @@ class Stream:
     def _leaves(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         leaves = self._plan._checked(args)
         if not any(isinstance(x, jax.core.Tracer) for x in leaves):
-            leaves = self._plan._placement.leaves(leaves, depth=4)
+            leaves = self._plan._placement_on(None).leaves(leaves, depth=4)
         return (*leaves, *self._captured.consts)
 
     def _named(self, results: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 from jax.extend import core
-from jax.sharding import get_abstract_mesh
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from unity.base.errors import CaptureError
 from unity.pcg.capture.clustering import EquationCluster, clusters
@@ -24,9 +24,11 @@ from unity.pcg.ir.graph import PCG, Node, Value
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, program_of
 from unity.pcg.jaxprs.jaxprs import NESTING
 from unity.pcg.jaxprs.mapped_regions import raised
-from unity.pcg.jaxprs.mesh_context import apart, forgotten
+from unity.pcg.jaxprs.mesh_context import apart
 from unity.pcg.jaxprs.parameter_text import text_of
 from unity.pcg.jaxprs.scan_operands import constants_and_carry
+from unity.pcg.jaxprs.sharded_rules import with_own_rules
+from unity.pcg.jaxprs.shardings import Marking, sharding_of, without_shardings
 from unity.pcg.jaxprs.source_lines import owner
 from unity.pcg.jaxprs.weak_types import is_weak, struct_of
 from unity.pcg.operators.table import TABLE
@@ -58,6 +60,8 @@ class Captured:
     paths: the path of every argument leaf, as the user would write it.
     differentiated: the leaves of `argnums`.
     weak: whether each argument leaf, and each result leaf, is weakly typed.
+    marking: returns the marks that keep the shardings that the function states; None if they are not kept.
+    result_shardings: the sharding of each result in its type.
     """
 
     body: Body
@@ -68,6 +72,8 @@ class Captured:
     paths: tuple[str, ...]
     differentiated: frozenset[int]
     weak: Weak
+    marking: Marking | None = None
+    result_shardings: tuple[NamedSharding, ...] = ()
 
     def of(self, body: Body, known: Bodies | None = None) -> Captured:
         """Return this function with another program that computes the same. `known`: as for `graph_of`."""
@@ -84,7 +90,13 @@ class Captured:
 Clustering = Callable[[Body, Mapping[int, int]], list[EquationCluster]]
 
 
-def capture(fn: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 0, clustering: Clustering = clusters) -> Captured:
+def capture(
+    fn: Callable[..., Any],
+    *args: Any,
+    argnums: int | Sequence[int] = 0,
+    clustering: Clustering = clusters,
+    marking: Marking | None = None,
+) -> Captured:
     """Capture `fn(*args)` without computing anything.
 
     Args:
@@ -92,6 +104,7 @@ def capture(fn: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 0
         *args: pytrees of arrays or `jax.ShapeDtypeStruct`s.
         argnums: the arguments that the gradient is for, as in `jax.grad`.
         clustering: partitions the equations into operators (`unity.plan.cache` replays a stored partition).
+        marking: returns the marks that keep the shardings that the function states (`unity.constraints.stated`).
 
     Raises:
         CaptureError: an argument is not an array, `argnums` has no argument that can be differentiated, or the function cannot be
@@ -102,35 +115,65 @@ def capture(fn: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 0
     paths = tuple(_path(path) for path, _ in jax.tree_util.tree_flatten_with_path(args)[0])
     structs = [_struct(x, p) for x, p in zip(leaves, paths, strict=True)]
     differentiated = _differentiated(args, structs, argnums)
-    closed, shape = _trace(fn, jax.tree.unflatten(in_tree, structs))
+    closed, results, shape = _trace(fn, jax.tree.unflatten(in_tree, structs), marking)
     with apart():
         body, consts = program_of(closed)
         body, names = used(body), (*paths, *(f"<constant {k}>" for k in range(len(consts))))
         graph = graph_of(body, names, clustering=clustering)
-    return Captured(body, graph, consts, in_tree, jax.tree.structure(shape), paths, differentiated, _weak(closed))
+    stated = tuple(aval.sharding for aval in results)
+    return Captured(body, graph, consts, in_tree, jax.tree.structure(shape), paths, differentiated, _weak(closed), marking, stated)
 
 
 def _weak(closed: core.ClosedJaxpr) -> Weak:
     return tuple(map(is_weak, closed.in_avals)), tuple(map(is_weak, closed.out_avals))
 
 
-def weak_results(fn: Callable[..., Any], captured: Captured, weak: Sequence[bool]) -> tuple[bool, ...] | None:
-    """Trace a captured function on arguments with other weak types, and return whether each result is weakly typed.
+@dataclass(frozen=True)
+class ResultTypes:
+    """Types of a function's results that JAX checks, beyond shapes and dtypes.
 
-    Return None if the function computes something else for these arguments, because it promotes dtypes differently.
+    weak: whether each result is weakly typed.
+    specs: the sharding of each result along the explicit axes of a mesh.
+    same: whether the function computes what was captured. Other weak types of arguments may promote dtypes differently.
+    """
+
+    weak: tuple[bool, ...]
+    specs: tuple[PartitionSpec, ...]
+    same: bool = True
+
+
+def result_types(
+    fn: Callable[..., Any],
+    captured: Captured,
+    weak: Sequence[bool],
+    shardings: Sequence[NamedSharding | None],
+    mesh: AbstractMesh | None,
+) -> ResultTypes:
+    """Trace a captured function on arguments of other weak types and shardings, and return the types of its results.
+
+    Arguments that lie as a plan wants them may have shardings that the function does not admit. The results then have those with
+    which it was captured, or are whole if that was under another mesh.
     """
     tensors = [node.tensors[0].struct for node in captured.graph.inputs[: len(weak)]]
-    structs = [s.update(weak_type=True) if w else s for s, w in zip(tensors, weak, strict=True)]
-    closed, _ = _trace(fn, jax.tree.unflatten(captured.in_tree, structs))
-    with apart():
-        same = used(program_of(closed)[0]).key == captured.body.key
-    return _weak(closed)[1] if same else None
-
-
-def _trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[core.ClosedJaxpr, Any]:
+    structs = [t.update(weak_type=w, sharding=s) for t, w, s in zip(tensors, weak, shardings, strict=True)]
+    same = tuple(weak) == captured.weak[0]
     try:
-        closed, shape = _outside_mesh(jax.make_jaxpr(fn, return_shape=True), args)
-        closed = raised(closed)
+        closed, avals, _ = _trace(fn, jax.tree.unflatten(captured.in_tree, structs), captured.marking)
+    except Exception:
+        if not same or mesh is None:
+            raise
+        planned = captured.result_shardings
+        return ResultTypes(captured.weak[1], tuple(s.spec if s.mesh == mesh else PartitionSpec() for s in planned))
+    if not same:
+        with apart():
+            same = used(program_of(closed)[0]).key == captured.body.key
+    return ResultTypes(_weak(closed)[1], tuple(aval.sharding.spec for aval in avals), same)
+
+
+def _trace(fn: Callable[..., Any], args: Sequence[Any], marking: Marking | None = None) -> tuple[core.ClosedJaxpr, Any, Any]:
+    """Trace a function under the user's mesh. Returns its program without shardings, the types of its results, and their tree."""
+    try:
+        closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     except CaptureError:
         raise
     except jax.errors.UnexpectedTracerError as error:
@@ -156,6 +199,7 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[core.ClosedJaxp
         raise
     if any(isinstance(c, Tracer) for c in closed.consts):
         raise CaptureError(f"{_name(fn)} {_LEAK}")
+    results, closed = closed.out_avals, raised(without_shardings(closed, marking, with_own_rules))
     if closed.effects:
         equations = program_of(closed)[0].equations
         where = next((e.source for e in equations if e.origin is not None and e.origin.effects), _name(fn))
@@ -164,19 +208,7 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[core.ClosedJaxp
             f"{where}: {_name(fn)} has side effects ({kinds}), which a plan would repeat on every device.\n    Take"
             " jax.debug.print, callbacks and the like out of the planned function. (docs: capture#effects)"
         )
-    return closed, shape
-
-
-def _outside_mesh(trace: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """Trace a function outside of the user's mesh, unless it needs the mesh for its own sharding constraints."""
-    try:
-        with apart():
-            return trace(*args)
-    except (RuntimeError, ValueError) as error:
-        if get_abstract_mesh().empty or "non-empty mesh" not in str(error):
-            raise
-    closed, shape = trace(*args)
-    return forgotten(closed), shape
+    return closed, results, shape
 
 
 _LEAK = (
@@ -228,7 +260,7 @@ def _leaves_of(args: Sequence[Any], arguments: set[int]) -> frozenset[int]:
 def _struct(x: Any, path: str) -> jax.ShapeDtypeStruct:
     try:
         aval = jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
-        return struct_of(aval)
+        return struct_of(aval).update(sharding=sharding_of(aval))
     except TypeError:
         kind = f"{type(x).__name__} of {x.dtype}, no array of JAX" if hasattr(x, "dtype") else f"{type(x).__name__}, not an array"
         raise CaptureError(

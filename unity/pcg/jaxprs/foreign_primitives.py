@@ -20,7 +20,8 @@ from jax.interpreters.ad import Zero
 from unity.pcg.jaxprs.function_primitives import HELD, function_of, name_of
 from unity.pcg.jaxprs.jaxprs import RULED, Program, called, chosen_of, equations, floating, merged, with_equations
 from unity.pcg.jaxprs.mapped_regions import raised
-from unity.pcg.jaxprs.mesh_context import apart, forgotten
+from unity.pcg.jaxprs.mesh_context import apart
+from unity.pcg.jaxprs.shardings import without_shardings
 from unity.pcg.jaxprs.weak_types import struct_of
 from unity.pcg.types.factors import TABLE
 from unity.pcg.types.varying_axes import CAST
@@ -58,7 +59,7 @@ def outside(run: Any, arguments: Any) -> core.ClosedJaxpr:
     structs = jax.tree.map(struct_of, arguments)
     wide = any(str(s.dtype) in WIDE for s in jax.tree.leaves(structs))
     with jax.enable_x64(True) if wide else nullcontext(), apart():
-        return raised(forgotten(jax.make_jaxpr(run)(*structs)))
+        return raised(without_shardings(jax.make_jaxpr(run)(*structs)))
 
 
 @lru_cache(maxsize=1024)
@@ -78,16 +79,35 @@ def adopted(eqn: core.JaxprEqn, still: tuple[bool, ...]) -> core.ClosedJaxpr | N
 
 def _with_rules(eqn: core.JaxprEqn, program: core.ClosedJaxpr, still: tuple[bool, ...]) -> Callable[..., list]:
     """Return a foreign primitive as a function with a `custom_vjp`, traced once for all floating-point operands and results."""
+
+    def run(*operands: Any) -> list:
+        results = eqn.primitive.bind(*operands, **eqn.params)
+        return list(results) if eqn.primitive.multiple_results else [results]
+
     moving = [floating(v.aval) and not s for v, s in zip(eqn.invars, still, strict=True)]
+    return with_vjp(run, eqn, program, moving, outside)
+
+
+def with_vjp(
+    run: Callable[..., list], eqn: core.JaxprEqn, program: core.ClosedJaxpr, moving: Sequence[bool], traced: Callable[..., Any]
+) -> Callable[..., list]:
+    """Return an equation as a function with a `custom_vjp`, whose rules are traced once.
+
+    Args:
+        run: the equation as a function of its operands, which is differentiated.
+        eqn: the equation.
+        program: the program of its values.
+        moving: whether each operand is differentiated.
+        traced: traces a function of values of some types.
+    """
     real = [floating(v.aval) for v in eqn.outvars]
     structure: dict[str, Any] = {}
 
     def forward(*operands: Any) -> list:
-        def run(*chosen: Any) -> list:
-            results = eqn.primitive.bind(*merged(moving, chosen, chosen_of(moving, operands, False)), **eqn.params)
-            return list(results) if eqn.primitive.multiple_results else [results]
+        def chosen_run(*chosen: Any) -> list:
+            return run(*merged(moving, chosen, chosen_of(moving, operands, False)))
 
-        results, back = jax.vjp(run, *chosen_of(moving, operands))
+        results, back = jax.vjp(chosen_run, *chosen_of(moving, operands))
         residuals, structure["tree"] = jax.tree.flatten(back)
         return [*results, *residuals]
 
@@ -96,13 +116,14 @@ def _with_rules(eqn: core.JaxprEqn, program: core.ClosedJaxpr, still: tuple[bool
         return list(jax.tree.unflatten(structure["tree"], residuals)(merged(real, cotangents, zeros)))
 
     n, avals = len(eqn.outvars), [v.aval for v in eqn.outvars]
-    first = outside(forward, [v.aval for v in eqn.invars])
-    second = outside(backward, [first.out_avals[n:], chosen_of(real, avals)])
-    run, back = core.jaxpr_as_fun(first_order(first)), core.jaxpr_as_fun(first_order(second))  # they may contain the primitive, too
+    first = traced(forward, [v.aval for v in eqn.invars])
+    second = traced(backward, [first.out_avals[n:], chosen_of(real, avals)])
+    # rules may contain the primitive, too, and be of a mesh
+    forwards, back = (core.jaxpr_as_fun(first_order(without_shardings(p))) for p in (first, second))
 
     call = jax.custom_vjp(lambda *given: core.jaxpr_as_fun(program)(*given))
     call.defvjp(
-        lambda *given: (lambda out: (out[:n], out[n:]))(run(*given)),
+        lambda *given: (lambda out: (out[:n], out[n:]))(forwards(*given)),
         lambda residuals, cotangents: tuple(
             merged(moving, back(*residuals, *chosen_of(real, cotangents)), [None] * moving.count(False))
         ),

@@ -25,8 +25,9 @@ from jax.sharding import NamedSharding, PartitionSpec, get_abstract_mesh
 
 from unity.base.errors import CaptureError
 from unity.pcg.jaxprs.jaxprs import RULED, Program, called, chosen_of, equations, floating, merged, with_equations
-from unity.pcg.jaxprs.mesh_context import apart, forgotten
+from unity.pcg.jaxprs.mesh_context import apart
 from unity.pcg.jaxprs.parameter_text import identities, text_of
+from unity.pcg.jaxprs.shardings import without_shardings
 from unity.pcg.jaxprs.source_lines import Place, place_of
 from unity.pcg.jaxprs.stacked_collectives import COLLECTIVES, agreed, stacked
 from unity.pcg.jaxprs.summed_products import contracted
@@ -179,7 +180,7 @@ class _Region:
             rule = _Rule((self.key, *_content(eqn)), self, eqn)
             return with_jvp(rule)(*operands) if name == "custom_jvp_call" else with_vjp(rule)(*self.varied(eqn.invars, operands))
         params = {key: self.traced(value) for key, value in eqn.params.items()}
-        return function_of(eqn.replace(params=params), forgotten)(*operands)
+        return function_of(eqn.replace(params=params), without_shardings)(*operands)
 
     def traced(self, value: Any) -> Any:
         """Trace the program, or programs, in a parameter again, without the types that say along which axes values vary."""

@@ -17,7 +17,7 @@ from jax.interpreters import ad, batching, mlir
 from unity.base.errors import ConstraintError
 from unity.pcg.ir.graph import CONSTRAIN, PCG, Node
 from unity.pcg.ir.nested_programs import has
-from unity.pcg.parallel.wanted_types import Wanted, wanted
+from unity.pcg.parallel.wanted_types import Entry, Wanted, wanted
 
 _primitive = core.Primitive(CONSTRAIN)
 _primitive.def_impl(lambda x, *, entries: x)
@@ -56,6 +56,11 @@ def constrain(x: Any, spec: Any) -> jax.Array:
     if len(entries) > x.ndim:
         raise ConstraintError(f"{constraint} has {len(entries)} entries, but the value has {x.ndim} dimensions: {jax.typeof(x)}")
     return _primitive.bind(x, entries=entries)
+
+
+def mark(entries: tuple[Entry, ...]) -> tuple[core.Primitive, dict[str, Any]]:
+    """Return the primitive of `unity.constrain` and its parameters for the entries of a specification."""
+    return _primitive, {"entries": entries}
 
 
 def mark_of(node: Node) -> Wanted:

@@ -1,0 +1,394 @@
+"""Programs that state shardings for a mesh of their own: what is captured, where its plans run, and what of it may be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    auto_axes,
+    explicit_axes,
+    reshard,
+    use_abstract_mesh,
+)
+from jax.sharding import PartitionSpec as P
+
+import unity
+from unity.base.errors import ConstraintError, OptionError
+from unity.exec.context import on_mesh
+from unity.exec.lowering import mesh_of
+from unity.pcg.capture.capture import capture
+from unity.pcg.types.axis import Axis
+from unity.pcg.types.mesh_axes import mesh_axes
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+MACHINE = unity.Machine.grid(1, 8, "a100")
+MESH = jax.make_mesh((2, 4), ("x", "y"))  # explicit, as JAX makes meshes by default
+AUTO = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+SIZE = 16  # of every dimension
+SPECS = (P(None, None), P("x", None), P(None, "x"), P("y", None), P("x", "y"), P("y", "x"), P(("x", "y"), None))
+STEPS = (
+    "product", "reshard", "tanh", "transpose", "reshape", "rows", "iota", "automatic", "loop", "vjp", "jvp", "jit", "put", "asked",
+    "made", "remat", "branch",
+)  # fmt: skip
+
+
+def step(name: str, h: Any, w: Any, spec: P, stated: bool) -> Any:
+    """Return one step of a program, with the shardings that it states or without them."""
+    place = partial(reshard, out_shardings=spec) if stated else lambda x: x
+    back = partial(reshard, out_shardings=P(None, None)) if stated else lambda x: x
+    out: Any = {"out_sharding": spec} if stated else {}
+    cut: Any = {"out_sharding": P("x")} if stated else {}
+    if name == "product":
+        return jnp.einsum("bd,df->bf", h, w, **out)
+    if name == "reshard":
+        return place(h)
+    if name == "transpose":
+        return h.T
+    if name == "reshape":
+        return jnp.reshape(jnp.reshape(back(h), (4, -1, 4), **cut), h.shape, **out)
+    if name == "rows":
+        return h.at[jnp.arange(SIZE)[::-1]].get(**out)
+    if name == "iota":
+        return place(h) * lax.broadcasted_iota(h.dtype, h.shape, 0, **out) / SIZE
+    if name == "automatic":
+        if not stated:
+            return jnp.sin(h) * 2
+        inner: Any = auto_axes(lambda x: jnp.sin(lax.with_sharding_constraint(x, P("y"))) * 2, out_sharding=spec)
+        return inner(h)
+    if name == "loop":
+        return lax.scan(lambda x, _: (place(jnp.sin(back(x))), None), place(h), None, length=2)[0]
+    if name in ("vjp", "jvp"):
+        return (pulled if name == "vjp" else pushed)(place, stated)(h)
+    if name == "jit":
+        return jax.jit(lambda x: x + 1, out_shardings=NamedSharding(MESH, spec) if stated else None)(h)
+    if name == "put":
+        return jax.device_put(h, NamedSharding(MESH, spec)) if stated else h
+    if name == "asked":
+        return h + (jnp.ones(h.shape, h.dtype, out_sharding=jax.typeof(h).sharding.spec) if stated else jnp.ones(h.shape, h.dtype))
+    if name == "made":
+        return place(h) + jax.random.normal(jax.random.key(3), h.shape, h.dtype, **out)
+    if name == "remat":
+        return jax.checkpoint(lambda x: place(jnp.sin(x)))(h)
+    if name == "branch":
+        return lax.cond(jnp.sum(back(h)) > 0, lambda x: place(x * 2), place, h)
+    return jnp.tanh(h)
+
+
+def pulled(place: Callable[[Any], Any], stated: bool) -> Callable[[Any], Any]:
+    """Return a function with a `custom_vjp` whose rules state shardings."""
+
+    def backward(x: Any, g: Any) -> tuple[Any]:
+        return (reshard(reshard(g, P("x", None)) * 3, jax.typeof(x).sharding.spec) if stated else g * 3,)
+
+    run = jax.custom_vjp(lambda x: place(x) * 3)
+    run.defvjp(lambda x: (place(x) * 3, x), backward)
+    return run
+
+
+def pushed(place: Callable[[Any], Any], stated: bool) -> Callable[[Any], Any]:
+    """Return a function with a `custom_jvp` whose rule states shardings."""
+    run = jax.custom_jvp(lambda x: place(x) * 3)
+    run.defjvp(lambda primals, tangents: (place(primals[0]) * 3, place(place(tangents[0]) * 3)))
+    return run
+
+
+def program(steps: list[tuple[str, P]], stated: bool) -> Callable[..., Any]:
+    """Return a loss of two matrices, and the matrix that it is of."""
+
+    def run(w: Any, x: Any) -> Any:
+        h = x
+        for name, spec in steps:
+            h = step(name, h, w, spec, stated)
+        return ((reshard(h, P(None, None)) if stated else h) ** 2).mean(), h
+
+    return run
+
+
+def matrices() -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    w, x = (rng.normal(size=(SIZE, SIZE)).astype("float32") / 4 for _ in range(2))
+    return w, x
+
+
+def placed(x: Any, spec: P, mesh: Mesh = MESH) -> Any:
+    return jax.device_put(x, NamedSharding(mesh, spec))
+
+
+def close(found: Any, wanted: Any) -> None:
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), found, wanted)
+
+
+def types(tree: Any) -> Any:
+    return jax.tree.map(jax.typeof, tree)
+
+
+def programs(names: tuple[str, ...], most: int) -> st.SearchStrategy[list[tuple[str, P]]]:
+    return st.lists(st.tuples(st.sampled_from(names), st.sampled_from(SPECS)), min_size=1, max_size=most)
+
+
+KEYED = tuple(name for name in STEPS if name not in ("vjp", "jvp"))  # functions with rules have their code in their hash
+
+
+@settings(max_examples=60)
+@given(programs(KEYED, 6), st.sampled_from(SPECS))
+def test_a_program_with_shardings_is_captured_as_the_one_without(steps: list[tuple[str, P]], spec: P) -> None:
+    w, x = matrices()
+    with jax.set_mesh(MESH):
+        found = capture(program(steps, True), jnp.asarray(w), placed(x, spec))
+    wanted = capture(program(steps, False), w, x)
+    assert found.graph.key == wanted.graph.key
+
+
+def runs_like_its_function(steps: list[tuple[str, P]], spec: P) -> None:
+    """Compare a plan with its function: values, gradients, and the types of both."""
+    w, x = matrices()
+    with jax.set_mesh(MESH):
+        fn, args = program(steps, True), (jnp.asarray(w), placed(x, spec))
+        plan = unity.optimize(fn, *args, machine=MACHINE, objective="memory", budget=0, progress=False)
+        wanted, found = (jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True))(*args) for f in (fn, plan))
+        close(found, wanted)
+        assert types(found) == types(wanted)
+    close(jax.value_and_grad(program(steps, False), (0, 1), has_aux=True)(jnp.asarray(w), jnp.asarray(x)), wanted)
+
+
+@settings(max_examples=5)
+@given(programs(STEPS, 4), st.sampled_from(SPECS))
+def test_plans_of_programs_with_shardings_are_their_functions(steps: list[tuple[str, P]], spec: P) -> None:
+    runs_like_its_function(steps, spec)
+
+
+@pytest.mark.parametrize("several", [STEPS[:6], STEPS[6:11], STEPS[11:]])
+def test_a_plan_of_every_kind_of_stated_sharding_is_its_function(several: tuple[str, ...]) -> None:
+    runs_like_its_function([(name, SPECS[k % len(SPECS)]) for k, name in enumerate(several)], P("x", None))
+
+
+def loss(w: Any, x: Any) -> Any:
+    h = jax.nn.gelu(jnp.einsum("bd,df->bf", x, w["up"], out_sharding=P("x", "y")))
+    return (reshard(h, P("x", None)) ** 2).mean() + reshard(w["down"], P(None)).sum(), reshard(h, P("y", None))
+
+
+def free(w: Any, x: Any) -> Any:
+    h = jax.nn.gelu(x @ w["up"])
+    return (h**2).mean() + w["down"].sum(), h
+
+
+def weights() -> tuple[Any, Any]:
+    w, x = matrices()
+    return {"up": w, "down": w[0]}, x
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "called": lambda f: f,
+    "jitted": jax.jit,
+    "differentiated": lambda f: jax.value_and_grad(f, has_aux=True),
+    "jitted gradient": lambda f: jax.jit(jax.value_and_grad(f, has_aux=True)),
+    "mapped": lambda f: jax.jit(lambda w, x: jax.vmap(f, (None, 0))(w, jnp.stack([x, 2 * x]))),
+}
+UPDATED = {
+    "step": lambda f: jax.jit(lambda w, x: jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(f, has_aux=True)(w, x)[0])),
+    "eager step": lambda f: lambda w, x: jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(f, has_aux=True)(w, x)[0]),
+}
+PLACES: dict[str, Callable[[Any], Any]] = {
+    "NumPy arrays": lambda args: args,
+    "whole on the mesh": lambda args: jax.tree.map(jnp.asarray, args),
+    "along its axes": lambda args: (
+        {"up": placed(args[0]["up"], P(None, "y")), "down": placed(args[0]["down"], P("x"))}, placed(args[1], P("x", None)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_plans_run_under_the_users_mesh_with_the_types_of_the_function(where: str) -> None:
+    with jax.set_mesh(MESH):
+        args = PLACES[where](weights())
+        plan = unity.optimize(loss, *args, machine=MACHINE, objective="memory", progress=False)
+        for name, changed in (CALLS | UPDATED).items():
+            wanted, found = changed(loss)(*args), changed(plan)(*args)
+            close(found, wanted)
+            assert types(found) == types(wanted), name
+
+
+def test_arguments_that_a_plan_places_are_of_the_users_mesh_and_a_step_goes_on_with_them() -> None:
+    with jax.set_mesh(MESH):
+        plan = unity.optimize(loss, *weights(), machine=MACHINE, objective="memory", progress=False)
+        args = plan.shard(*weights())
+        assert all(x.sharding.mesh == MESH for x in jax.tree.leaves(args))
+        assert any(x.sharding.spec for x in jax.tree.leaves(args))
+        assert jax.tree.leaves(plan.in_shardings) == [x.sharding for x in jax.tree.leaves(args)]
+        assert jax.tree.leaves(plan.shardings_like(args[0])) == [x.sharding for x in jax.tree.leaves(args[0])]
+        for changed in (CALLS | UPDATED).values():
+            close(changed(plan)(*args), changed(loss)(*weights()))
+    own = plan.shard(*weights())
+    assert all(x.sharding.mesh == plan.mesh for x in jax.tree.leaves(own))
+    for changed in (CALLS | UPDATED).values():
+        close(changed(plan)(*own), changed(free)(*weights()))
+    with jax.set_mesh(MESH):  # arrays of the plan's own mesh are taken there, too
+        close(jax.jit(jax.value_and_grad(plan, has_aux=True))(*own), jax.value_and_grad(free, has_aux=True)(*weights()))
+
+
+def test_plans_take_arguments_of_a_mesh_that_is_not_set() -> None:
+    with jax.set_mesh(MESH):
+        args = PLACES["along its axes"](weights())
+        plan = unity.optimize(loss, *args, machine=MACHINE, objective="memory", progress=False)
+    for name in ("called", "jitted", "differentiated", "jitted gradient"):
+        close(CALLS[name](plan)(*args), CALLS[name](free)(*weights()))
+
+
+def test_placements_that_the_function_does_not_admit_are_the_plans_business() -> None:
+    """A plan may store weights in a way that JAX's types refuse in the function itself."""
+
+    def fn(w: Any, x: Any) -> Any:
+        return jnp.sum(x @ w, axis=0)  # whose operands must not both be split in the contracted dimension
+
+    w, x = matrices()
+    with jax.set_mesh(MESH):
+        plan = unity.optimize(fn, w, x, machine=MACHINE, progress=False)
+        args = placed(w, P("x", None)), placed(x, P(None, "x"))
+        with pytest.raises(Exception, match="out_sharding"):
+            jax.jit(fn)(*args)
+        found = jax.jit(plan)(*args)
+    close(found, (x @ w).sum(0))
+
+
+def test_arrays_and_keys_that_are_closed_over_may_lie_on_the_mesh() -> None:
+    w, x = matrices()
+    with jax.set_mesh(MESH):
+        few, many = placed(w[0], P("y")), placed(np.tile(w, (16, 16)), P("x", "y"))
+        key = jax.random.key(0)
+
+        def fn(w: Any, x: Any) -> Any:
+            noise = jax.random.normal(key, x.shape)
+            return jnp.sum((x @ w) * reshard(few, P(None)) + noise) * reshard(jnp.mean(many**2), P())
+
+        plan = unity.optimize(fn, w, x, machine=MACHINE, progress=False)
+        close(jax.jit(jax.value_and_grad(plan))(w, x), jax.jit(jax.value_and_grad(fn))(w, x))
+        wanted = jax.value_and_grad(fn)(w, x)
+    close(jax.jit(jax.value_and_grad(plan))(w, x), wanted)
+
+
+def test_a_region_of_explicit_axes_under_an_automatic_mesh_is_read_too() -> None:
+    def fn(w: Any, x: Any) -> Any:
+        run = explicit_axes(lambda x: jnp.sin(reshard(x, P(None, "y"))), in_sharding=P("x", None))
+        return jnp.sum(lax.with_sharding_constraint(run(x @ w), P("x")) ** 2)
+
+    w, x = matrices()
+    with jax.set_mesh(AUTO):
+        plan = unity.optimize(fn, w, x, machine=MACHINE, progress=False)
+        assert plan.original.key == capture(lambda w, x: jnp.sum(jnp.sin(x @ w) ** 2), w, x).graph.key
+        close(jax.jit(jax.value_and_grad(plan))(w, x), jax.jit(jax.value_and_grad(fn))(w, x))
+
+
+def test_kept_shardings_are_those_of_the_plan(tmp_path: Path) -> None:
+    def deep(w: Any, x: Any) -> Any:
+        h = jnp.einsum("bd,df->bf", x, w, out_sharding=P("x", "y"))
+        h = lax.scan(lambda h, _: (reshard(jnp.tanh(h), P("x", "y")), None), h, None, length=2)[0]
+        return jnp.mean(reshard(h, P(None, "y")) ** 2)
+
+    machine = unity.Machine.grid(2, 4, "a100")
+    mesh = AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)  # no devices are needed
+    w = jax.ShapeDtypeStruct((64, 64), "float32", sharding=NamedSharding(mesh, P(None, "y")))
+    x = jax.ShapeDtypeStruct((64, 64), "float32")
+    with use_abstract_mesh(mesh):
+        kept = unity.optimize(deep, w, x, machine=machine, shardings="keep", progress=False)
+        kept.save(tmp_path / "kept.json")
+        assert unity.load(tmp_path / "kept.json", deep, w, x).pcg.key == kept.pcg.key
+        plan = unity.optimize(deep, w, x, machine=machine, progress=False)
+    assert plan.time <= kept.time
+    assert kept.in_shardings[0].spec == P(None, ("d0", "d1"))
+    stated = [str(c) for c in kept._made.bound.every]
+    assert stated[0] == "unity.pin(\"args[0]\", P(None, ('d0', 'd1')))"
+    assert [text[: text.index(" at ")] for text in stated[1:]] == [
+        f"unity.constrain(..., {spec})" for spec in ("P('n0', ('d0', 'd1'))", "P('n0', ('d0', 'd1'))", "P(None, ('d0', 'd1'))")
+    ]
+    assert "dim 0 over n0, dim 1 over d0·d1" in str(kept.diff(plan))  # theirs against the plan's
+
+
+def test_kept_constraints_for_the_compiler_leave_open_what_they_leave_open() -> None:
+    def fn(w: Any, x: Any) -> Any:
+        h = lax.with_sharding_constraint(x @ w, P(P.UNCONSTRAINED, "y"))
+        return jnp.mean(lax.with_sharding_constraint(h * 2, NamedSharding(AUTO, P("x"))))
+
+    w, x = matrices()
+    with jax.set_mesh(AUTO):
+        kept = unity.optimize(fn, w, placed(x, P("x"), AUTO), machine=MACHINE, shardings="keep", progress=False)
+        close(jax.jit(kept)(w, x), fn(jnp.asarray(w), jnp.asarray(x)))
+    stated = [str(c) for c in kept._made.bound.every]
+    assert [text.partition(" at ")[0] for text in stated] == [
+        "unity.pin(\"args[1]\", P('d0', None))",
+        "unity.constrain(..., P(UNCONSTRAINED, ('d1', 'd2')))",
+        "unity.constrain(..., P('d0', None))",
+    ]
+
+
+def test_shardings_that_cannot_be_kept_are_refused_with_the_reason() -> None:
+    def fn(x: Any) -> Any:
+        return jnp.sum(reshard(x, P("x")) ** 2)
+
+    def branched(x: Any) -> Any:
+        return jnp.sum(lax.cond(x[0, 0] > 0, lambda x: reshard(x, P("x", None)), lambda x: x * 2, reshard(x, P("x", None))))
+
+    x = jnp.ones((24, 24))
+    plan = partial(unity.optimize, shardings="keep", progress=False)
+    with jax.set_mesh(MESH):
+        with pytest.raises(ConstraintError, match=r"mesh \(x: 2, y: 4\) does not fit the axes of a100-1x6 \(d0: 3, d1: 2\)"):
+            plan(fn, x, machine=unity.Machine.grid(1, 6, "a100"))
+        with pytest.raises(ConstraintError, match=r"(?s)test_user_meshes\.py.*keeps, is inside of cond"):
+            plan(branched, x, machine=MACHINE)
+        with pytest.raises(OptionError, match="objective='devices'"):
+            plan(fn, x, machine=MACHINE, objective="devices")
+    with pytest.raises(OptionError, match="expected 'free', or 'keep'"):
+        unity.optimize(fn, x, machine=MACHINE, shardings="all", progress=False)
+
+
+AXES = st.sampled_from([(2, 2, 2), (3, 2), (2, 3), (2,), ()])
+
+
+@given(AXES, st.data())
+def test_a_placement_on_the_users_mesh_holds_at_least_what_the_plan_wants_there(
+    sizes: tuple[int, ...], data: st.DataObject
+) -> None:
+    axes = tuple(Axis(f"d{k}", size, 0) for k, size in enumerate(sizes))
+    own = mesh_of(axes, jax.devices())
+    cuts = data.draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes)))
+    parts = np.split(np.array(sizes, int), [k for k, cut in enumerate(cuts) if cut])
+    shape = tuple(int(part.prod()) for part in parts)
+    user = Mesh(own.devices.reshape(shape), tuple(f"m{k}" for k in range(len(shape))))
+    dims = data.draw(st.lists(st.integers(0, 1), min_size=len(sizes), max_size=len(sizes)))
+    wanted = NamedSharding(own, P(*(tuple(a.name for a, d in zip(axes, dims, strict=True) if d == k) for k in (0, 1))))
+    found = on_mesh(wanted, user, axes)
+    assert found.mesh == user
+    whole = found.devices_indices_map((24, 24))
+    for device, index in wanted.devices_indices_map((24, 24)).items():
+        for one, more in zip(index, whole[device], strict=True):
+            assert set(range(24)[one]) <= set(range(24)[more])
+    if shape == sizes:  # an axis each
+        assert found.is_equivalent_to(wanted, 2)
+
+
+@given(
+    st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), max_size=4), st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=3)
+)
+def test_axes_of_meshes_are_made_of_axes_of_the_machine(sizes: list[int], levels: list[int]) -> None:
+    machine = unity.Machine.grid(levels[0], int(np.prod(levels[1:])), "a100")
+    found = mesh_axes({f"m{k}": size for k, size in enumerate(sizes)}, machine.axes)
+    if found is None:
+        assert sizes != [level for level in (levels[0], int(np.prod(levels[1:])))]
+        return
+    assert [int(np.prod([machine.axes[k].size for k in found[f"m{j}"]])) for j in range(len(sizes))] == sizes
+    assert sorted(k for part in found.values() for k in part) == list(range(len(machine.axes)))
+    assert [machine.axes[k].level for part in found.values() for k in part] == [a.level for a in machine.axes]

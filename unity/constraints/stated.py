@@ -1,0 +1,67 @@
+"""Shardings that a program states for a mesh of its own, kept as constraints on its plans (`shardings="keep"`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.sharding import NamedSharding, PartitionSpec
+
+from unity.base.errors import ConstraintError
+from unity.constraints.kinds import Pin
+from unity.machine.machine import Machine
+from unity.pcg.jaxprs.shardings import Mark, Marking
+from unity.pcg.parallel.marks import mark
+from unity.pcg.parallel.wanted_types import Entry, Wanted
+from unity.pcg.types.mesh_axes import mesh_axes
+
+
+def marking(machine: Machine) -> Marking:
+    """Return the function that turns a stated sharding into a mark like that of `unity.constrain`, for plans for a machine."""
+
+    def marked(sharding: NamedSharding, open_dims: frozenset[int], rank: int) -> Mark | None:
+        entries = entries_of(sharding, open_dims, rank, machine)
+        return None if all(e is None for e in entries) else mark(entries)
+
+    return marked
+
+
+def pins(paths: Sequence[str], leaves: Sequence[Any], machine: Machine) -> tuple[Pin, ...]:
+    """Return the pins of those arguments that have a `NamedSharding`: that of their type, or of their placement."""
+    constraints = list[Pin]()
+    for path, x in zip(paths, leaves, strict=True):
+        sharding = getattr(x, "sharding", None)
+        if isinstance(sharding, NamedSharding):
+            rank = len(x.shape)
+            constraints.append(Pin(path, Wanted(entries_of(sharding, frozenset(), rank, machine))))
+    return tuple(constraints)
+
+
+def entries_of(sharding: NamedSharding, open_dims: frozenset[int], rank: int, machine: Machine) -> tuple[Entry, ...]:
+    """Return a sharding as the entries of a constraint, in the names of the machine's axes.
+
+    Args:
+        sharding: a sharding over the axes of the user's mesh.
+        open_dims: the dimensions that it leaves open.
+        rank: the rank of the value.
+        machine: the machine that is planned for.
+
+    Raises:
+        ConstraintError: the mesh is not of the size of the machine, or its axes cannot be made of the machine's.
+    """
+    sizes = dict(sharding.mesh.shape)
+    names = mesh_axes(sizes, machine.axes)
+    if names is None:
+        mesh = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+        levels = ", ".join(f"{a.name}: {a.size}" for a in machine.axes)
+        raise ConstraintError(
+            f"shardings='keep': the mesh ({mesh}) does not fit the axes of {machine.name} ({levels or 'one device'}), matched by"
+            " size from the outermost inwards.\n    Plan under a mesh of the machine's devices (jax.sharding.use_abstract_mesh"
+            " needs none of them), or leave shardings= out. (docs: constraints#shardings-of-your-own)"
+        )
+    entries = list[Entry]()
+    for dim, entry in enumerate((*sharding.spec, *(None,) * (rank - len(sharding.spec)))):
+        over = (entry,) if isinstance(entry, str) else tuple(entry or ()) if entry is not PartitionSpec.UNCONSTRAINED else ()
+        is_open = entry is PartitionSpec.UNCONSTRAINED or dim in open_dims
+        entries.append(None if is_open else tuple(machine.axes[k].name for name in over for k in names[name]))
+    return tuple(entries)

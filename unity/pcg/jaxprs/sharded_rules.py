@@ -1,0 +1,110 @@
+"""Custom derivative rules that name the axes of a mesh, traced once under that mesh.
+
+Rules are traced anew wherever a plan needs them, outside of any mesh. A rule that needs the mesh (`reshard(g, P("x"))`) is traced
+while its function is captured; its call becomes one whose rules are the resulting programs, without shardings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from unity.pcg.jaxprs.foreign_primitives import outside, with_vjp
+from unity.pcg.jaxprs.jaxprs import called, chosen_of, floating, merged
+from unity.pcg.jaxprs.shardings import without_shardings
+
+
+def with_own_rules(eqn: core.JaxprEqn, plain: core.JaxprEqn) -> core.ClosedJaxpr | None:
+    """Return the program of a `custom_jvp` or `custom_vjp` call whose rule needs the mesh that it was traced under, or None.
+
+    `plain` is the equation without the mesh.
+    """
+    moving = [floating(v.aval) for v in eqn.invars]
+    try:
+        outside(_derivative(plain, moving), _with_tangents(plain, moving))
+        return None
+    except Exception:  # for want of a mesh, or for good
+        pass
+    try:
+        with eqn.ctx.manager:
+            call = _jvp_call(eqn, moving) if eqn.primitive.name == "custom_jvp_call" else _vjp_call(eqn, moving)
+        return outside(call, [v.aval for v in eqn.invars])
+    except Exception:  # the rule cannot be traced at all, which is reported where it is needed
+        return None
+
+
+def _call_of(eqn: core.JaxprEqn) -> Callable[..., list]:
+    """Return an equation as a function of its operands."""
+    operands: list[Any] = [core.Var(v.aval) for v in eqn.invars]
+    unnamed = core.DebugInfo(eqn.primitive.name, "", None, None)
+    jaxpr = core.Jaxpr((), operands, eqn.outvars, [eqn.replace(invars=operands)], debug_info=unnamed)
+    run = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))
+    return lambda *arguments: list(run(*arguments))
+
+
+def _derivative(eqn: core.JaxprEqn, moving: Sequence[bool]) -> Callable[..., Any]:
+    """Return a call's results and their derivative, as a function of its operands and the tangents or cotangents of real ones."""
+    run, real = _call_of(eqn), [floating(v.aval) for v in eqn.outvars]
+    count = len(eqn.invars)
+
+    def forward(*given: Any) -> list:
+        operands, tangents = given[:count], given[count:]
+        still = [np.zeros(np.shape(x), jax.dtypes.float0) for x in chosen_of(moving, operands, False)]
+        results, out = jax.jvp(run, operands, tuple(merged(moving, tangents, still)))
+        return [*results, *chosen_of(real, out)]
+
+    def backward(*given: Any) -> Any:
+        operands, cotangents = given[:count], given[count:]
+
+        def chosen(*some: Any) -> list:
+            return chosen_of(real, run(*merged(moving, some, chosen_of(moving, operands, False))))
+
+        results, back = jax.vjp(chosen, *chosen_of(moving, operands))
+        return results, back(list(cotangents))
+
+    return forward if eqn.primitive.name == "custom_jvp_call" else backward
+
+
+def _with_tangents(eqn: core.JaxprEqn, moving: Sequence[bool]) -> list[Any]:
+    """Return the types of the arguments of a call's `_derivative`."""
+    forward = eqn.primitive.name == "custom_jvp_call"
+    more = chosen_of(moving, eqn.invars) if forward else [v for v in eqn.outvars if floating(v.aval)]
+    return [v.aval for v in (*eqn.invars, *more)]
+
+
+def _traced(run: Callable[..., Any], avals: Any) -> core.ClosedJaxpr:
+    """Trace a function of values of sharded types, under their mesh."""
+    return jax.make_jaxpr(run)(*jax.tree.map(_struct, avals))
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    sharding = None if aval.sharding.mesh.empty else aval.sharding
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
+
+
+def _vjp_call(eqn: core.JaxprEqn, moving: Sequence[bool]) -> Callable[..., list]:
+    return with_vjp(_call_of(eqn), eqn, _values(eqn), moving, _traced)
+
+
+def _jvp_call(eqn: core.JaxprEqn, moving: Sequence[bool]) -> Callable[..., list]:
+    """Return a `custom_jvp` call as one with a rule that is traced."""
+    real, count = [floating(v.aval) for v in eqn.outvars], len(eqn.outvars)
+    rule = core.jaxpr_as_fun(without_shardings(_traced(_derivative(eqn, moving), _with_tangents(eqn, moving))))
+    values = core.jaxpr_as_fun(_values(eqn))
+    call = jax.custom_jvp(lambda *operands: values(*operands))
+
+    @call.defjvp
+    def differentiated(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list, list]:
+        out = rule(*primals, *chosen_of(moving, tangents))
+        still = [np.zeros(x.shape, jax.dtypes.float0) for x in chosen_of(real, out[:count], False)]
+        return list(out[:count]), merged(real, out[count:], still)
+
+    return call
+
+
+def _values(eqn: core.JaxprEqn) -> core.ClosedJaxpr:
+    return without_shardings(called(eqn.params))

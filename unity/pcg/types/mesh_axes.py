@@ -1,0 +1,43 @@
+"""The axes of a user's mesh in terms of a machine's axes of prime size, matched by size from the outermost inwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from unity.pcg.types.axis import Axis
+
+MeshAxes = Mapping[str, tuple[int, ...]]  # from the name of a mesh axis to the positions of the machine's axes that it is made of
+
+
+def mesh_axes(sizes: Mapping[str, int], axes: Sequence[Axis]) -> MeshAxes | None:
+    """Return the machine's axes that each axis of a mesh is made of; None if the sizes do not fit.
+
+    Args:
+        sizes: the sizes of the mesh's axes, outermost first.
+        axes: the axes of the machine, outermost first. The order of those of one level is free.
+    """
+    left, matched = list(range(len(axes))), dict[str, tuple[int, ...]]()
+    for name, size in sizes.items():
+        parts = list[int]()
+        while size > 1:
+            position = next((k for k in left if axes[k].level == axes[left[0]].level and size % axes[k].size == 0), None)
+            if position is None:
+                return None
+            left.remove(position)
+            parts.append(position)
+            size //= axes[position].size
+        matched[name] = tuple(parts)
+    return None if left else matched
+
+
+def sliced(over: Sequence[int], names: MeshAxes) -> tuple[str, ...]:
+    """Return the mesh axes that slice a dimension as a plan does, or into fewer slices where mesh axes are too large for that.
+
+    `over` is the positions of the machine's axes that slice the dimension, outermost first.
+    """
+    chosen, left = list[str](), tuple(over)
+    for name, parts in names.items():
+        if parts and left[: len(parts)] == parts:
+            chosen.append(name)
+            left = left[len(parts) :]
+    return tuple(chosen)
