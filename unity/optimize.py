@@ -19,7 +19,7 @@ from unity.constraints.stated import marking, pins
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.gradient_flow import losses
-from unity.pcg.jaxprs.mesh_context import apart
+from unity.pcg.jaxprs.mesh_context import unset
 from unity.pcg.parallel.stages import TWO_BW
 from unity.plan import cache
 from unity.plan.options import obeyed, refuse, refuse_machine, refuse_shardings, refuse_type
@@ -145,7 +145,7 @@ def optimize(
             bound=constrained,
             options=TransformationOptions(pipelines, branches, pack),
         )
-        with apart():
+        with unset():
             plan = task.plan_on_fewest(target) if objective == "devices" else task.plan_on(target)
             if constrained.every:
                 _ = plan.pcg  # the first access checks it against the constraints

@@ -30,6 +30,7 @@ import unity
 from unity.base.errors import ConstraintError, OptionError
 from unity.exec.context import on_mesh
 from unity.exec.lowering import mesh_of
+from unity.exec.measure import local_machine
 from unity.pcg.capture.capture import capture
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.mesh_axes import mesh_axes
@@ -281,6 +282,23 @@ def test_arrays_and_keys_that_are_closed_over_may_lie_on_the_mesh() -> None:
     close(jax.jit(jax.value_and_grad(plan))(w, x), wanted)
 
 
+def test_planning_runs_programs_on_devices_of_its_own_choice_under_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines are measured device by device, and plans for fewer devices than the mesh has are tried."""
+    there: list[Any] = []
+
+    def measured(devices: Any) -> unity.Machine:
+        there.extend(jax.jit(lambda x: x + 1)(jax.device_put(np.float32(k), d)).device for k, d in enumerate(devices))
+        return unity.Machine.grid(1, 4, "a100")
+
+    monkeypatch.setattr(local_machine, "_remembered", measured)
+    w, x = matrices()
+    with jax.set_mesh(MESH):
+        plan = unity.optimize(lambda w, x: jnp.mean((x @ w) ** 2), w, x, measure=True, budget=0, pipelines=False, progress=False)
+        assert jax.sharding.get_mesh() == MESH
+    assert there == jax.devices()
+    assert plan.machine.devices == 4
+
+
 def test_a_region_of_explicit_axes_under_an_automatic_mesh_is_read_too() -> None:
     def fn(w: Any, x: Any) -> Any:
         run = explicit_axes(lambda x: jnp.sin(reshard(x, P(None, "y"))), in_sharding=P("x", None))
@@ -342,6 +360,9 @@ def test_shardings_that_cannot_be_kept_are_refused_with_the_reason() -> None:
     def branched(x: Any) -> Any:
         return jnp.sum(lax.cond(x[0, 0] > 0, lambda x: reshard(x, P("x", None)), lambda x: x * 2, reshard(x, P("x", None))))
 
+    def ruled(x: Any) -> Any:
+        return jnp.sum(pulled(lambda x: reshard(x, P("x", None)), True)(x) ** 2)
+
     x = jnp.ones((24, 24))
     plan = partial(unity.optimize, shardings="keep", progress=False)
     with jax.set_mesh(MESH):
@@ -349,6 +370,8 @@ def test_shardings_that_cannot_be_kept_are_refused_with_the_reason() -> None:
             plan(fn, x, machine=unity.Machine.grid(1, 6, "a100"))
         with pytest.raises(ConstraintError, match=r"(?s)test_user_meshes\.py.*keeps, is inside of cond"):
             plan(branched, x, machine=MACHINE)
+        with pytest.raises(ConstraintError, match=r"keeps, is inside of custom_vjp"):
+            plan(ruled, x, machine=MACHINE)
         with pytest.raises(OptionError, match="objective='devices'"):
             plan(fn, x, machine=MACHINE, objective="devices")
     with pytest.raises(OptionError, match="expected 'free', or 'keep'"):

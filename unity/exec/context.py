@@ -50,7 +50,7 @@ def own(mesh: Mesh | AbstractMesh) -> AbstractContextManager[object]:
         raise PlanError(
             f"jax.set_mesh has set a mesh with the explicit axes {', '.join(map(str, explicit))}, where a plan's stream, whose"
             " arrays are of the plan's mesh, cannot run.\n    Leave it out, or make it of"
-            " axis_types=(jax.sharding.AxisType.Auto,) * n. (docs: moving#from-hand-written-partitionspecs)"
+            " axis_types=(jax.sharding.AxisType.Auto,) * n. (docs: moving#under-a-mesh-of-your-own)"
         )
     if here.empty:  # then transformations that read the program again (checkify) find none either
         return nullcontext()

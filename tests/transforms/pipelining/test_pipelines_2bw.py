@@ -126,6 +126,8 @@ def test_a_mesh_that_the_user_has_set_is_no_streams():
         assert jax.tree.map(jnp.shape, jax.eval_shape(plan.stream.step, flight, params, x, y)[1][1]) == jax.tree.map(
             jnp.shape, params
         )
+    with jax.set_mesh(jax.make_mesh((8,), ("mine",))), pytest.raises(PlanError, match="explicit axes mine, where a plan's stream"):
+        plan.stream.start(params, x, y)
 
 
 def test_a_call_of_the_plan_is_the_function():

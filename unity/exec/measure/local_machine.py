@@ -22,6 +22,7 @@ from unity.machine.machine import Machine, device_name
 from unity.machine.presets import DEVICES, KINDS
 from unity.machine.profiles.profile import Where
 from unity.machine.profiles.store import ProfileError, Store
+from unity.pcg.jaxprs.mesh_context import unset
 
 WAY = 3  # version of the way of measuring: a new number discards cached machines
 JaxDevice: TypeAlias = Any  # jax.Device, which is no type to a type checker: jaxlib has no stubs
@@ -44,7 +45,11 @@ def describe(devices: Sequence[JaxDevice] | None = None) -> Machine:
             without a preset are only some of those of several processes, or belong to several processes of one host.
         PlanError: the processes have different numbers of devices, or versions of JAX.
     """
-    chosen = list(jax.devices() if devices is None else devices)
+    with unset():
+        return _described(list(jax.devices() if devices is None else devices))
+
+
+def _described(chosen: list[JaxDevice]) -> Machine:
     kinds = sorted({device.device_kind for device in chosen})
     if len(kinds) != 1:
         raise MachineError(f"a machine has devices of one kind, got {', '.join(kinds) or 'none'}: pass devices= of one kind")

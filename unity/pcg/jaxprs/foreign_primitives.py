@@ -7,7 +7,7 @@ computes in JAX's own primitives, with its own reverse-mode derivative as the ru
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any

@@ -31,7 +31,8 @@ def with_own_rules(eqn: core.JaxprEqn, plain: core.JaxprEqn) -> core.ClosedJaxpr
         pass
     try:
         with eqn.ctx.manager:
-            call = _jvp_call(eqn, moving) if eqn.primitive.name == "custom_jvp_call" else _vjp_call(eqn, moving)
+            renewed = _jvp_call if eqn.primitive.name == "custom_jvp_call" else _vjp_call
+            call = renewed(eqn, called(plain.params), moving)
         return outside(call, [v.aval for v in eqn.invars])
     except Exception:  # the rule cannot be traced at all, which is reported where it is needed
         return None
@@ -86,15 +87,16 @@ def _struct(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
 
 
-def _vjp_call(eqn: core.JaxprEqn, moving: Sequence[bool]) -> Callable[..., list]:
-    return with_vjp(_call_of(eqn), eqn, _values(eqn), moving, _traced)
+def _vjp_call(eqn: core.JaxprEqn, program: core.ClosedJaxpr, moving: Sequence[bool]) -> Callable[..., list]:
+    """Return a `custom_vjp` call, which computes `program`, as one with rules that are traced."""
+    return with_vjp(_call_of(eqn), eqn, program, moving, _traced)
 
 
-def _jvp_call(eqn: core.JaxprEqn, moving: Sequence[bool]) -> Callable[..., list]:
-    """Return a `custom_jvp` call as one with a rule that is traced."""
+def _jvp_call(eqn: core.JaxprEqn, program: core.ClosedJaxpr, moving: Sequence[bool]) -> Callable[..., list]:
+    """Return a `custom_jvp` call, which computes `program`, as one with a rule that is traced."""
     real, count = [floating(v.aval) for v in eqn.outvars], len(eqn.outvars)
     rule = core.jaxpr_as_fun(without_shardings(_traced(_derivative(eqn, moving), _with_tangents(eqn, moving))))
-    values = core.jaxpr_as_fun(_values(eqn))
+    values = core.jaxpr_as_fun(program)
     call = jax.custom_jvp(lambda *operands: values(*operands))
 
     @call.defjvp
@@ -104,7 +106,3 @@ def _jvp_call(eqn: core.JaxprEqn, moving: Sequence[bool]) -> Callable[..., list]
         return list(out[:count]), merged(real, out[count:], still)
 
     return call
-
-
-def _values(eqn: core.JaxprEqn) -> core.ClosedJaxpr:
-    return without_shardings(called(eqn.params))
