@@ -204,6 +204,18 @@ def test_data_parallel_between_nodes_means_that_only_gradients_are_sent_there() 
     assert {c.kind for c in between} == {"all-reduce"}
 
 
+def test_a_constant_may_be_constrained() -> None:
+    def fn(w: Any, x: Any) -> Any:
+        mask = unity.constrain(jnp.tril(jnp.ones((64, 64))) * 2, P("device"))
+        return jnp.sum(jnp.where(mask > 0, x @ w, 0.0) ** 2)
+
+    w, x = (jax.random.normal(jax.random.key(k), (64, 64)) for k in (0, 1))
+    plan = unity.optimize(fn, w, x, machine=unity.Machine.grid(1, 8, "a100"), progress=False)
+    (node,) = (n for n, _ in plan.pcg.walk() if n.kind == "constrain")
+    assert node.types[0] == (partitioned(0),) * 3
+    np.testing.assert_allclose(jax.jit(plan)(*plan.shard(w, x)), fn(w, x), rtol=1e-5)
+
+
 def test_a_dimension_by_its_path() -> None:
     model = MODELS["gpt"]()
     plan = planned(model.loss, model.params, model.batch, constraints=[unity.require(("batch**", 1), across="device")])

@@ -353,6 +353,54 @@ def test_kept_constraints_for_the_compiler_leave_open_what_they_leave_open() -> 
     ]
 
 
+WIDE, HEADS, WORDS = 16, 4, 32
+
+
+def transformer(params: Any, tokens: Any) -> Any:
+    """A language model's loss, written for a mesh of samples (x) and heads (y)."""
+    split, rows = P("x", None, "y", None), P("x", None, None)
+    ones = reshard(jnp.ones((SIZE, SIZE), bool), P(None, None))  # a constant on the mesh
+
+    @jax.checkpoint
+    def layer(x: Any, w: Any) -> tuple[Any, None]:
+        q, k, v = (jnp.einsum("bsd,dhk->bshk", x, w[name], out_sharding=split) for name in "qkv")
+        scores = jnp.where(jnp.tril(ones), jnp.einsum("bshk,bthk->bhst", q, k), -1e9)
+        mixed = jnp.einsum("bhst,bthk->bshk", jax.nn.softmax(scores, -1), v)
+        return x + jnp.einsum("bshk,hkd->bsd", mixed, w["o"], out_sharding=rows), None
+
+    x = params["words"].at[tokens].get(out_sharding=rows)
+    x = lax.scan(layer, x, params["layers"])[0]
+    logits = jnp.einsum("bsd,dv->bsv", x, params["out"], out_sharding=P("x", None, "y"))
+    number = lax.broadcasted_iota(jnp.int32, logits.shape, 2, out_sharding=P("x", None, "y"))
+    own = jnp.where(reshard(tokens, P("x", None))[..., None] == number, logits, 0).sum(-1)
+    return jnp.mean(jax.nn.logsumexp(logits, -1) - own)
+
+
+def transformer_arguments() -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+
+    def numbers(spec: P, *shape: int) -> Any:
+        return placed(rng.normal(size=shape).astype("float32") / 4, spec)
+
+    heads, back = P(None, None, "y", None), P(None, "y", None, None)
+    layers = {name: numbers(heads, 2, WIDE, HEADS, 4) for name in "qkv"} | {"o": numbers(back, 2, HEADS, 4, WIDE)}
+    params = {"words": numbers(P(), WORDS, WIDE), "layers": layers, "out": numbers(P(None, "y"), WIDE, WORDS)}
+    return params, placed(rng.integers(WORDS, size=(8, SIZE)), P("x", None))
+
+
+@pytest.mark.parametrize("shardings", ["free", "keep"])
+def test_a_transformer_for_a_mesh_is_planned_and_trained_there(shardings: str) -> None:
+    with jax.set_mesh(MESH):
+        args = transformer_arguments()
+        options = {"machine": MACHINE, "search": "captured", "progress": False}
+        plan = unity.optimize(transformer, *args, shardings=shardings, **options)
+        wanted, found = (jax.jit(jax.value_and_grad(f))(*args) for f in (transformer, plan))
+        close(found, wanted)
+        assert types(found) == types(wanted)
+    stated = [str(c) for c in plan._made.bound.every]
+    assert len(stated) == (0 if shardings == "free" else 7 + 6)  # arguments, and lines that state a sharding of what is not an iota
+
+
 def test_shardings_that_cannot_be_kept_are_refused_with_the_reason() -> None:
     def fn(x: Any) -> Any:
         return jnp.sum(reshard(x, P("x")) ** 2)

@@ -20,7 +20,7 @@ from unity.pcg.capture.operator_names import calls, label
 from unity.pcg.capture.transposed_products import absorbed
 from unity.pcg.capture.unread_operands import without_unread
 from unity.pcg.ir.dead_code import deduplicated, extract, used
-from unity.pcg.ir.graph import PCG, Node, Value
+from unity.pcg.ir.graph import CONSTRAIN, PCG, Node, Value
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, program_of
 from unity.pcg.jaxprs.jaxprs import NESTING
 from unity.pcg.jaxprs.mapped_regions import raised
@@ -326,8 +326,9 @@ class _Capture:
                 outputs = first.results
                 node = self.nested(body, first, tuple(self.read(body, a, values, constant) for a in first.operands))
             else:
-                part, order = extract(body, cluster.members, outputs, constant)
-                operands, tensors = tuple(values[v] for v in order), tuple(body.tensors[v] for v in outputs)
+                part, order = extract(body, cluster.members, outputs, {} if first.name == CONSTRAIN else constant)
+                operands = tuple(self.read(body, v, values, constant) for v in order)  # what is constrained may be a constant
+                tensors = tuple(body.tensors[v] for v in outputs)
                 members = [body.equations[i] for i in cluster.members]
                 line, scope = _most_common(e.source for e in members), _most_common(e.scope for e in members)
                 node = Node(label(part, sizes), operands, tensors, self.shared(part), source=line, scope=scope)

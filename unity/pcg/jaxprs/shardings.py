@@ -23,6 +23,7 @@ from unity.pcg.jaxprs.jaxprs import RULED, Program
 from unity.pcg.jaxprs.mesh_context import NO_MESH, apart
 
 PLACING = {"reshard": "dst_sharding", "sharding_constraint": "sharding"}  # identities, and their parameter with a sharding
+RECORDED = frozenset({"broadcast_in_dim", "iota"})  # JAX states their sharding itself, to fit the values that they are used with
 MANUAL = "shard_map"  # its nested program is of one device
 SMALL = 65536  # bytes: a constant up to this size is copied to the host rather than kept on a mesh
 
@@ -201,6 +202,8 @@ def _open_dims(eqn: core.JaxprEqn) -> frozenset[int]:
 def _results(eqn: core.JaxprEqn) -> Sequence[Any]:
     """Return for each result of an equation the sharding that the equation states for it, or None."""
     count = len(eqn.outvars)
+    if eqn.primitive.name in RECORDED:
+        return [None] * count
     several = eqn.params.get("out_shardings", eqn.params.get("devices"))  # of a nested jit; of a device_put
     if isinstance(several, tuple | list) and len(several) == count:
         return several
