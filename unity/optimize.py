@@ -19,9 +19,11 @@ from unity.constraints.stated import marking, pins
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.gradient_flow import losses
+from unity.pcg.jaxprs.effects import warn
 from unity.pcg.jaxprs.mesh_context import unset
 from unity.pcg.parallel.stages import TWO_BW
 from unity.plan import cache
+from unity.plan.effects import dropped_effects
 from unity.plan.options import obeyed, refuse, refuse_machine, refuse_shardings, refuse_type
 from unity.plan.plan import Plan
 from unity.planning.task import Task, TransformationOptions
@@ -149,6 +151,8 @@ def optimize(
             plan = task.plan_on_fewest(target) if objective == "devices" else task.plan_on(target)
             if constrained.every:
                 _ = plan.pcg  # the first access checks it against the constraints
+            if captured.observations:
+                warn(dropped_effects(captured, plan.pcg))
         return plan
 
 

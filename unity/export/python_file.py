@@ -25,6 +25,7 @@ from unity.export.source_code import Code, call, lines, literal, mapping, return
 from unity.export.tracing import LocalProgram, piece, traced, within_mesh
 from unity.pcg.ir.graph import PCG, Value
 from unity.pcg.ir.program import Tensor
+from unity.pcg.jaxprs.effects import TITLES, Notice, warn
 from unity.pcg.types.varying_axes import CAST
 from unity.plan.plan import Plan
 from unity.transforms.pipelining.staged import by_gpipe
@@ -54,6 +55,9 @@ def write(plan: Plan, path: str | Path) -> tuple[Path, ...]:
 def source(plan: Plan, name: str) -> tuple[str, dict[str, np.ndarray]]:
     """Return the text of the file, and the arrays of the file beside it."""
     graph, captured = by_gpipe(plan.pcg), plan._made.captured
+    if captured.observations:
+        graph = replace(graph, outputs=graph.outputs[: captured.out_tree.num_leaves])
+        warn(Notice(o.line, f"{TITLES[o.name]} is left out of the exported file") for o in captured.observations)
     specs = [spec_of(n.types[0], graph.axes, n.tensors[0].ndim) for n in graph.inputs]
     count = len(captured.paths)
     tensors = [n.tensors[0] for n in graph.inputs]

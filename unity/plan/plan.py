@@ -27,6 +27,7 @@ from unity.pcg.parallel.parallelize import parallelize
 from unity.plan.call_arguments import by_position, checked, in_reverse, refuse_weak
 from unity.plan.derivation_check import check_derivation
 from unity.plan.devices import mesh_for
+from unity.plan.effects import with_effects
 from unity.plan.following_shardings import following, weights_of
 from unity.plan.frontier import Frontier
 from unity.plan.placement import Placement
@@ -185,8 +186,8 @@ class Plan:
     @property
     def out_specs(self) -> Any:
         """The partition specifications of the results, over `mesh_shape`: a pytree as the function returns it."""
-        results = self._boundary.specs[len(self.pcg.inputs) :]
-        return jax.tree.unflatten(self._made.captured.out_tree, results)
+        first, tree = len(self.pcg.inputs), self._made.captured.out_tree
+        return jax.tree.unflatten(tree, self._boundary.specs[first : first + tree.num_leaves])
 
     @property
     def mesh_shape(self) -> dict[str, int]:
@@ -315,8 +316,8 @@ class Plan:
 
     @cached_property
     def _program(self) -> Callable[..., tuple]:
-        """The lowered function of all leaves, jitted for calls outside of any jit."""
-        return jax.jit(program(self.pcg, self.mesh))
+        """The lowered function of all leaves, with its effects, jitted for calls outside of any jit."""
+        return jax.jit(with_effects(program(self.pcg, self.mesh), self._made.captured, self.pcg, self.mesh))
 
     @cached_property
     def _runnable_program(self) -> Callable[..., tuple]:

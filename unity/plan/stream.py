@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from unity.base.errors import PlanError
 from unity.exec.two_buffered_weights import Streamed
 from unity.pcg.jaxprs.weak_types import with_weak_type
 from unity.pcg.parallel.stages import TWO_BW
+from unity.plan.effects import run_effects
 
 if TYPE_CHECKING:
     from unity.plan.plan import Plan
@@ -83,11 +84,21 @@ class Stream:
 
     @cached_property
     def _step(self) -> Any:
-        return jax.jit(self._steps.step, donate_argnums=0)
+        return jax.jit(self._with_effects(self._steps.step, 1), donate_argnums=0)
 
     @cached_property
     def _finish(self) -> Any:
-        return jax.jit(self._steps.finish, donate_argnums=0)
+        return jax.jit(self._with_effects(self._steps.finish, 0), donate_argnums=0)
+
+    def _with_effects(self, step: Callable[..., tuple], position: int) -> Callable[..., tuple]:
+        """Return a step with the effects of its function, which read the results at a position of what it returns."""
+
+        def run(*args: Any) -> tuple:
+            out = step(*args)
+            run_effects(out[position], self._captured, self._plan.pcg, self._plan.mesh)
+            return out
+
+        return run
 
     def _arrays(self, flight: Flight) -> list[jax.Array]:
         """Return a flight's arrays. Raises PlanError if it is of another plan, or was used before."""

@@ -18,7 +18,7 @@ from capture_cases import TABLE, TRAPS, X
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-from jax.experimental import io_callback, pallas
+from jax.experimental import pallas
 from serial_graph import evaluate
 
 from benchmarks import models
@@ -267,32 +267,6 @@ def test_looking_at_values_is_refused(fn):
     message = refused(fn, X)
     assert "not known while it is planned" in message
     assert "test_capture.py:" in message
-
-
-@pytest.mark.parametrize(
-    "effect",
-    [
-        lambda x: jax.debug.print("{}", x.sum()),
-        lambda x: jax.debug.callback(lambda x: None, x),
-        lambda x: io_callback(lambda x: None, None, x),
-    ],
-)
-def test_side_effects_are_refused_with_their_line(effect):
-    def loss(x):
-        effect(x)  # effect
-        return x.sum()
-
-    message = refused(loss, X)
-    assert "side effects" in message
-    assert "test_capture.py:" in message
-
-
-def test_effects_inside_a_scan_are_refused():
-    def step(c, _):
-        jax.debug.print("{}", c)
-        return c, None
-
-    assert "side effects" in refused(lambda x: lax.scan(step, x.sum(), None, length=2), X)
 
 
 @pytest.mark.parametrize("leaf", ["text", object(), lambda x: x, {1, 2}])

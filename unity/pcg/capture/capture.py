@@ -16,12 +16,14 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from unity.base.errors import CaptureError
 from unity.pcg.capture.clustering import EquationCluster, clusters
 from unity.pcg.capture.heavy_operators import PLATFORM, constants, pure
+from unity.pcg.capture.observations import Observation, observed_program
 from unity.pcg.capture.operator_names import calls, label
 from unity.pcg.capture.transposed_products import absorbed
 from unity.pcg.capture.unread_operands import without_unread
 from unity.pcg.ir.dead_code import deduplicated, extract, used
 from unity.pcg.ir.graph import CONSTRAIN, PCG, Node, Value
-from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, program_of
+from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor
+from unity.pcg.jaxprs.effects import warn
 from unity.pcg.jaxprs.jaxprs import NESTING
 from unity.pcg.jaxprs.mapped_regions import raised
 from unity.pcg.jaxprs.mesh_context import apart
@@ -62,6 +64,7 @@ class Captured:
     weak: whether each argument leaf, and each result leaf, is weakly typed.
     marking: returns the marks that keep the shardings that the function states; None if they are not kept.
     result_shardings: the sharding of each result in its type.
+    observations: its side effects, whose values the program returns after the function's own results.
     """
 
     body: Body
@@ -74,6 +77,7 @@ class Captured:
     weak: Weak
     marking: Marking | None = None
     result_shardings: tuple[NamedSharding, ...] = ()
+    observations: tuple[Observation, ...] = ()
 
     def of(self, body: Body, known: Bodies | None = None) -> Captured:
         """Return this function with another program that computes the same. `known`: as for `graph_of`."""
@@ -108,7 +112,8 @@ def capture(
 
     Raises:
         CaptureError: an argument is not an array, `argnums` has no argument that can be differentiated, or the function cannot be
-            traced because it inspects values, has side effects or leaks tracers. The message has the reason and the user's line.
+            traced because it inspects values, uses results of side effects or leaks tracers. The message has the reason and the
+            user's line.
         Exception: any other error of the function, with a note.
     """
     leaves, in_tree = jax.tree.flatten(args)
@@ -117,11 +122,24 @@ def capture(
     differentiated = _differentiated(args, structs, argnums)
     closed, results, shape = _trace(fn, jax.tree.unflatten(in_tree, structs), marking)
     with apart():
-        body, consts = program_of(closed)
-        body, names = used(body), (*paths, *(f"<constant {k}>" for k in range(len(consts))))
+        observed = observed_program(closed)
+        body, names = used(observed.body), (*paths, *(f"<constant {k}>" for k in range(len(observed.consts))))
         graph = graph_of(body, names, clustering=clustering)
-    stated = tuple(aval.sharding for aval in results)
-    return Captured(body, graph, consts, in_tree, jax.tree.structure(shape), paths, differentiated, _weak(closed), marking, stated)
+    warn(observed.notices)
+    out_tree, stated = jax.tree.structure(shape), tuple(aval.sharding for aval in results)
+    return Captured(
+        body,
+        graph,
+        observed.consts,
+        in_tree,
+        out_tree,
+        paths,
+        differentiated,
+        _weak(closed),
+        marking,
+        stated,
+        observed.observations,
+    )
 
 
 def _weak(closed: core.ClosedJaxpr) -> Weak:
@@ -166,7 +184,7 @@ def result_types(
         return ResultTypes(captured.weak[1], tuple(s.spec if s.mesh == mesh else PartitionSpec() for s in planned))
     if not same:
         with apart():
-            same = used(program_of(closed)[0]).key == captured.body.key
+            same = used(observed_program(closed).body).key == captured.body.key
     return ResultTypes(_weak(closed)[1], tuple(aval.sharding.spec for aval in avals), same)
 
 
@@ -199,16 +217,7 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], marking: Marking | None 
         raise
     if any(isinstance(c, Tracer) for c in closed.consts):
         raise CaptureError(f"{_name(fn)} {_LEAK}")
-    results, closed = closed.out_avals, raised(without_shardings(closed, marking, with_own_rules))
-    if closed.effects:
-        equations = program_of(closed)[0].equations
-        where = next((e.source for e in equations if e.origin is not None and e.origin.effects), _name(fn))
-        kinds = ", ".join(sorted({type(e).__name__ for e in closed.effects}))
-        raise CaptureError(
-            f"{where}: {_name(fn)} has side effects ({kinds}), which a plan would repeat on every device.\n    Take"
-            " jax.debug.print, callbacks and the like out of the planned function. (docs: capture#effects)"
-        )
-    return closed, results, shape
+    return raised(without_shardings(closed, marking, with_own_rules)), closed.out_avals, shape
 
 
 _LEAK = (

@@ -20,6 +20,7 @@ from jax.interpreters.ad import Zero
 from unity.base.errors import CaptureError
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Body, Equation, close
+from unity.pcg.jaxprs.effects import pruned, warn
 from unity.pcg.jaxprs.foreign_primitives import first_order, outside, with_foreign
 from unity.pcg.jaxprs.jaxprs import chosen_of, equations, floating, merged
 from unity.pcg.jaxprs.weak_types import struct_of
@@ -114,6 +115,8 @@ def _traced(equation: Equation, rule: Callable[..., Any], *structs: Any) -> core
         ) from error
     if any(isinstance(c, Tracer) for c in program.consts):
         raise _leak(equation)
+    program, notices = pruned(program)
+    warn(notices)
     return program
 
 
