@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unity.base.formatting import duration, pattern, short, size
+from unity.explain.kernels import inferred_kernels
 from unity.explain.undivided import Undivided, headline, undivided
 from unity.pcg.capture.capture import unparallelized
 from unity.pcg.ir.user_lines import line_behind
@@ -58,7 +59,7 @@ def explain(plan: Plan, file: Any = None) -> None:
     if undivided_rows:
         console.print(headline(undivided_rows), style="yellow")
     transformations = (*_rewriting(plan), *_pipelining(plan), *_branching(plan), *_applications(plan))
-    for line in (*_constraints(plan), *transformations, *_tried(plan)):
+    for line in (*_constraints(plan), *transformations, *_tried(plan), *inferred_kernels(plan)):
         console.print(line)
     if undivided_rows:
         console.print(_undivided(undivided_rows))

@@ -18,7 +18,6 @@ from capture_cases import TABLE, TRAPS, X
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-from jax.experimental import pallas
 from serial_graph import evaluate
 
 from benchmarks import models
@@ -362,18 +361,6 @@ def test_equations_of_a_shard_map_keep_their_lines_and_scopes():
     assert f"test_capture.py:{line + 2} (" in equations["sin"].source
     assert f"test_capture.py:{line + 3} (" in equations["reduce_sum"].source
     assert equations["sin"].scope == "inside"
-
-
-def test_kernels_are_refused_by_their_line():
-    def double(x, y):
-        y[...] = 2 * x[...]
-
-    def loss(x):
-        return pallas.pallas_call(double, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x).sum()
-
-    message = refused(loss, X)
-    assert "pallas_call is a kernel" in message
-    assert "test_capture.py" in message
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyError("mine"), TypeError("mine"), ZeroDivisionError("mine")])

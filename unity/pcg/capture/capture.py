@@ -33,6 +33,7 @@ from unity.pcg.jaxprs.sharded_rules import with_own_rules
 from unity.pcg.jaxprs.shardings import Marking, sharding_of, without_shardings
 from unity.pcg.jaxprs.source_lines import owner
 from unity.pcg.jaxprs.weak_types import is_weak, struct_of
+from unity.pcg.operators.pallas_kernels import with_kernels
 from unity.pcg.operators.table import TABLE
 from unity.pcg.propagation.choices import choices
 from unity.pcg.propagation.scan_programs import REMATERIALIZED, SCANNED
@@ -217,7 +218,8 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], marking: Marking | None 
         raise
     if any(isinstance(c, Tracer) for c in closed.consts):
         raise CaptureError(f"{_name(fn)} {_LEAK}")
-    return raised(without_shardings(closed, marking, with_own_rules)), closed.out_avals, shape
+    program = with_kernels(raised(without_shardings(closed, marking, with_own_rules)))
+    return program, closed.out_avals, shape
 
 
 _LEAK = (

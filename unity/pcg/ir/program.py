@@ -40,9 +40,6 @@ REDUCTIONS: Mapping[str, Callable[..., jax.Array]] = {  # over an axis that `vma
     "pmax": lambda x, axes: jax.lax.reduce_max(x, axes),
     "pmin": lambda x, axes: jax.lax.reduce_min(x, axes),
 }
-REFUSED: Mapping[str, str] = {  # primitives of which the operator table can know nothing
-    "pallas_call": "is a kernel, of which only Pallas knows what it computes. Say by unity.kernel how devices may divide it.",
-}
 HOISTED = 4096  # bytes: a larger array inside a nested call becomes an input
 
 
@@ -302,9 +299,6 @@ class _Builder:
             operands = tuple(read(a) for a in eqn.invars)
             inner = self.program(eqn, operands)
             place = place_of(eqn.source_info, call, str(eqn.params.get("name", "")) if inner is not None else "")
-            if eqn.primitive.name in REFUSED:
-                where, name = place.line or "the function", eqn.primitive.name
-                raise CaptureError(f"{where}: {name} {REFUSED[name]} (docs: capture#devices-and-kernels)")
             if inner is not None:
                 self.calls += 1
                 name = f"{eqn.params.get('name', eqn.primitive.name)}#{self.calls}"

@@ -41,7 +41,7 @@ def differences(
     outputs = _outputs(function, dimensions, operands, cotangents)
     for name in (*dimensions.split, *dimensions.summed):
         halves = [
-            _outputs(function, dimensions, _half(operands, dimensions.operands, name, k), _half(cotangents, terms, name, k))
+            _outputs(function, dimensions, half(operands, dimensions.operands, name, k), half(cotangents, terms, name, k))
             for k in range(2)
         ]
         for output, first, second in zip(outputs, *halves, strict=True):
@@ -50,7 +50,7 @@ def differences(
                 if name in output.term
                 else first.value + second.value
             )
-            yield name, output.title, _difference(output.value, joined)
+            yield name, output.title, relative_difference(output.value, joined)
 
 
 def _random(results: Sequence[Any]) -> list[jax.Array | None]:
@@ -72,12 +72,12 @@ def _outputs(
     return outputs
 
 
-def _half(arrays: Sequence[jax.Array], terms: Terms, name: str, which: int) -> list[jax.Array]:
+def half(arrays: Sequence[jax.Array], terms: Terms, name: str, which: int) -> list[jax.Array]:
     """Return one half of each array that has the name, and the other arrays whole."""
     return [jnp.split(x, 2, term.index(name))[which] if name in term else x for x, term in zip(arrays, terms, strict=True)]
 
 
-def _difference(whole: jax.Array, joined: jax.Array) -> float:
+def relative_difference(whole: jax.Array, joined: jax.Array) -> float:
     """Return the largest difference of two arrays relative to the largest value of the first."""
     x, y = (np.asarray(array).astype(complex) for array in (whole, joined))  # booleans and unsigned integers have differences too
     largest = float(np.max(np.abs(x), initial=0.0))

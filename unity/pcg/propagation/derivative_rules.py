@@ -25,6 +25,7 @@ from unity.pcg.jaxprs.foreign_primitives import first_order, outside, with_forei
 from unity.pcg.jaxprs.jaxprs import chosen_of, equations, floating, merged
 from unity.pcg.jaxprs.weak_types import struct_of
 from unity.pcg.operators.kernel_primitive import KERNEL
+from unity.pcg.operators.pallas_kernels import with_kernels
 
 Flags = tuple[bool, ...]
 
@@ -117,7 +118,7 @@ def _traced(equation: Equation, rule: Callable[..., Any], *structs: Any) -> core
         raise _leak(equation)
     program, notices = pruned(program)
     warn(notices)
-    return program
+    return with_kernels(program)
 
 
 def _leak(equation: Equation) -> CaptureError:
@@ -148,7 +149,7 @@ def value_body(equation: Equation) -> Body | None:
         program = first_order(outside(call, _abstract_operands(equation)))
     except Exception:  # it cannot be traced alone, and is left to JAX unchanged
         return None
-    return close(program)
+    return close(with_kernels(program))
 
 
 @lru_cache(maxsize=1024)

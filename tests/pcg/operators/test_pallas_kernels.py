@@ -1,0 +1,495 @@
+"""Pallas kernels without a declaration: the divisions read off their grids and index maps, and plans that use them."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu
+
+import unity
+from unity.pcg.capture.capture import capture
+from unity.pcg.operators.pallas_kernels import PallasKernel, inferred
+from unity.pcg.operators.pallas_sums import is_sum
+from unity.plan.plan import Plan
+
+MACHINE = unity.Machine.grid(1, 8, "a100")
+BLOCK = 8
+
+
+def spec(*blocks: int | None, at: Callable[..., Any]) -> pl.BlockSpec:
+    return pl.BlockSpec(blocks, at)
+
+
+def first(axis: int) -> Any:
+    return pl.when(pl.program_id(axis) == 0)
+
+
+def product(x: Any, y: Any) -> Any:
+    """Multiply matrices, adding up over the last grid dimension."""
+
+    def kernel(x: Any, y: Any, out: Any) -> None:
+        @first(2)
+        def _() -> None:
+            out[...] = jnp.zeros_like(out)
+
+        out[...] += x[...] @ y[...]
+
+    (m, k), n, b = x.shape, y.shape[1], BLOCK
+    return pl.pallas_call(
+        kernel,
+        grid=(m // b, n // b, k // b),
+        in_specs=[spec(b, b, at=lambda i, j, k: (i, k)), spec(b, b, at=lambda i, j, k: (k, j))],
+        out_specs=spec(b, b, at=lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
+        interpret=True,
+        name="product",
+    )(x, y)
+
+
+def product_in_scratch(x: Any, y: Any) -> Any:
+    """Multiply matrices, adding up in memory of the kernel's own, as on a TPU."""
+
+    def kernel(x: Any, y: Any, out: Any, total: Any) -> None:
+        @first(2)
+        def _() -> None:
+            total[...] = jnp.zeros_like(total)
+
+        total[...] += x[...] @ y[...]
+
+        @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
+        def _() -> None:
+            out[...] = total[...]
+
+    (m, k), n, b = x.shape, y.shape[1], BLOCK
+    return pl.pallas_call(
+        kernel,
+        grid=(m // b, n // b, k // b),
+        in_specs=[spec(b, b, at=lambda i, j, k: (i, k)), spec(b, b, at=lambda i, j, k: (k, j))],
+        out_specs=spec(b, b, at=lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
+        scratch_shapes=[tpu.VMEM((b, b), x.dtype)],
+        interpret=True,
+    )(x, y)
+
+
+def attention(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
+    """Attend over `[batch, heads, length, width]`, a block of queries in each step."""
+
+    def kernel(q: Any, k: Any, v: Any, out: Any) -> None:
+        scores = q[...] @ k[...].T
+        if causal:
+            row = pl.program_id(2) * BLOCK + lax.broadcasted_iota(jnp.int32, scores.shape, 0)
+            scores = jnp.where(row >= lax.broadcasted_iota(jnp.int32, scores.shape, 1), scores, -1e9)
+        out[...] = jax.nn.softmax(scores) @ v[...]
+
+    b, h, s, d = q.shape
+    whole = spec(None, None, s, d, at=lambda b, h, i: (b, h, 0, 0))
+    block = spec(None, None, BLOCK, d, at=lambda b, h, i: (b, h, i, 0))
+    return pl.pallas_call(
+        kernel,
+        grid=(b, h, s // BLOCK),
+        in_specs=[block, whole, whole],
+        out_specs=block,
+        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        interpret=True,
+        name="attention",
+    )(q, k, v)
+
+
+def attended(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
+    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k)
+    scores = jnp.where(jnp.tril(jnp.ones(scores.shape[2:], bool)), scores, -1e9) if causal else scores
+    return jax.nn.softmax(scores) @ v
+
+
+def running_sum(x: Any) -> Any:
+    """Add up along the rows, with the sum so far in the kernel's own memory."""
+
+    def kernel(x: Any, out: Any, total: Any) -> None:
+        total[...] = jnp.where(x[0, 0] == jnp.inf, 0.0, total[...]) + x[...].sum(0, keepdims=True)
+        out[...] = jnp.broadcast_to(total[...], out.shape)
+
+    rows, columns = x.shape
+    block = spec(1, BLOCK, at=lambda j, i: (i, j))
+    return pl.pallas_call(
+        kernel,
+        grid=(columns // BLOCK, rows),
+        in_specs=[block],
+        out_specs=block,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        scratch_shapes=[tpu.VMEM((1, BLOCK), x.dtype)],
+        interpret=True,
+    )(x)
+
+
+def looked_up(rows: Any, table: Any) -> Any:
+    """Take rows of a table, a block of columns in each step."""
+
+    def kernel(rows: Any, table: Any, out: Any) -> None:
+        out[...] = table[...]
+
+    specs = tpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=1,
+        grid=(len(rows), table.shape[1] // BLOCK),
+        in_specs=[spec(1, BLOCK, at=lambda i, j, rows: (rows[i], j))],
+        out_specs=spec(1, BLOCK, at=lambda i, j, rows: (i, j)),
+    )
+    types = jax.ShapeDtypeStruct((len(rows), table.shape[1]), table.dtype)
+    return pl.pallas_call(kernel, grid_spec=specs, out_shape=types, interpret=True)(rows, table)
+
+
+def kernel_of(fn: Callable[..., Any], *args: Any) -> PallasKernel:
+    """Return the kernel in a function of arrays of these shapes."""
+    program = jax.make_jaxpr(fn)(*(jax.ShapeDtypeStruct(shape, "float32") for shape in args))
+    (eqn,) = [e for e in program.eqns if e.primitive.name == "pallas_call"]
+    return inferred(eqn).args[0]
+
+
+def normal(*shapes: tuple[int, ...]) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=shape).astype("float32") / 4 for shape in shapes]
+
+
+# What is inferred
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "split", "summed", "reasons"),
+    [
+        (product, [(16, 32), (32, 24)], "g0 g1", "g2", []),
+        (product, [(16, 8), (8, 8)], "g0", "", []),  # a single step along the others
+        (product_in_scratch, [(16, 32), (32, 24)], "g0 g1", "", ["grid dimension 2: result 0 is not provably a sum"]),
+        (attention, [(4, 2, 16, 8)] * 3, "g0 g1 g2", "", []),
+        (partial(attention, causal=True), [(4, 2, 16, 8)] * 3, "g0 g1", "", ["grid dimension 2: its program asks for the number"]),
+        (jax.vmap(product, (0, None)), [(4, 16, 32), (32, 24)], "g0 g1 g2", "g3", []),
+    ],
+    ids=["matrix product", "single steps", "scratch", "attention", "causal attention", "vmap"],
+)
+def test_divisions_follow_from_grids_and_index_maps(fn: Any, shapes: Any, split: str, summed: str, reasons: list[str]) -> None:
+    kernel = kernel_of(fn, *shapes)
+    assert kernel.dimensions.split == tuple(split.split())
+    assert kernel.dimensions.summed == tuple(summed.split())
+    assert len(kernel.whole) == len(reasons)
+    assert all(reason in said for reason, said in zip(reasons, kernel.whole, strict=True))
+
+
+def test_a_trial_reveals_what_steps_leave_to_the_next() -> None:
+    kernel = kernel_of(running_sum, (16, 16))
+    assert not kernel.walks
+    assert all("in a trial, the results of halves differ" in reason for reason in kernel.whole)
+    assert len(kernel.whole) == 2
+
+
+@pytest.mark.parametrize(
+    ("at", "reason"),
+    [
+        (lambda i: (i // 2, 0), "the index map of operand 0 does more than count its blocks"),
+        (lambda i: (3 - i, 0), "the index map of operand 0 does more"),
+        (lambda i: (i, i), "the index map of operand 0 does more"),
+        (lambda i: (0, 0), "it walks no operand"),
+    ],
+)
+def test_other_index_maps_are_not_divided(at: Any, reason: str) -> None:
+    def fn(x: Any) -> Any:
+        def kernel(x: Any, out: Any) -> None:
+            out[...] = 2 * x[...]
+
+        types = jax.ShapeDtypeStruct((32, 8), x.dtype)
+        specs = {"in_specs": [spec(8, 8, at=at)], "out_specs": spec(8, 8, at=lambda i: (i, 0))}
+        return pl.pallas_call(kernel, grid=(4,), out_shape=types, interpret=True, **specs)(x)
+
+    (said,) = kernel_of(fn, (32, 32)).whole
+    assert reason in said
+
+
+def test_blocks_that_reach_beyond_the_array_are_not_divided() -> None:
+    def fn(x: Any) -> Any:
+        def kernel(x: Any, out: Any) -> None:
+            out[...] = 2 * x[...]
+
+        block = spec(8, at=lambda i: (i,))
+        return pl.pallas_call(kernel, grid=(4,), in_specs=[block], out_specs=block, out_shape=x, interpret=True)(x)
+
+    (said,) = kernel_of(fn, (30,)).whole
+    assert "its blocks do not divide dimension 0 of operand 0" in said
+
+
+def accumulated(body: Callable[[Any, Any], None], *, clears: bool = True) -> Callable[[Any], Any]:
+    """Return a kernel whose only result has one block, which every step changes by `body`."""
+
+    def fn(x: Any) -> Any:
+        def kernel(x: Any, out: Any) -> None:
+            if clears:
+
+                @first(0)
+                def _() -> None:
+                    out[...] = jnp.zeros_like(out)
+
+            body(x, out)
+
+        specs = {"in_specs": [spec(1, 8, at=lambda i: (i, 0))], "out_specs": spec(1, 8, at=lambda i: (0, 0))}
+        total = jax.ShapeDtypeStruct((1, x.shape[1]), x.dtype)
+        return pl.pallas_call(kernel, grid=(len(x),), out_shape=total, interpret=True, **specs)(x)
+
+    return fn
+
+
+def add(x: Any, out: Any) -> None:
+    out[...] += x[...] ** 2
+
+
+def add_from_the_left(x: Any, out: Any) -> None:
+    out[...] = jnp.sin(x[...]) + out[...]
+
+
+def add_scaled(x: Any, out: Any) -> None:
+    out[...] = 2 * out[...] + x[...]
+
+
+def add_of_itself(x: Any, out: Any) -> None:
+    out[...] += x[...] * (1 + out[...])
+
+
+def add_twice(x: Any, out: Any) -> None:
+    out[...] += x[...]
+    out[...] += out[...] * x[...]
+
+
+def maximum(x: Any, out: Any) -> None:
+    out[...] = jnp.maximum(out[...], x[...])
+
+
+def add_where_positive(x: Any, out: Any) -> None:
+    @pl.when(out[0, 0] >= 0)
+    def _() -> None:
+        out[...] += x[...]
+
+
+def add_number(x: Any, out: Any) -> None:
+    out[...] += x[...] * pl.program_id(0)
+
+
+def add_the_first_twice(x: Any, out: Any) -> None:
+    out[...] += x[...] * jnp.where(pl.program_id(0) == 0, 2.0, 1.0)
+
+
+def add_ones_first(x: Any, out: Any) -> None:
+    @first(0)
+    def _() -> None:
+        out[...] = jnp.ones_like(out)
+
+    out[...] += x[...]
+
+
+def overwrite(x: Any, out: Any) -> None:
+    out[...] = x[...]
+
+
+SUMS = (add, add_from_the_left)
+OTHERS = (
+    add_scaled, add_of_itself, add_twice, maximum, add_where_positive, add_number, add_the_first_twice, add_ones_first, overwrite,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("body", [*SUMS, *OTHERS])
+def test_sums_are_those_that_add_up_from_zero(body: Any) -> None:
+    """The proof says of no kernel that it is a sum if halves of random numbers show that it is not."""
+    fn = accumulated(body)
+    (eqn,) = jax.make_jaxpr(fn)(jnp.ones((4, 8))).eqns
+    program = eqn.params["jaxpr"]
+    proved = is_sum(program, 0, program.invars[1:])
+    (x,) = normal((4, 8))
+    adds_up = np.allclose(fn(x), fn(x[:2]) + fn(x[2:]), rtol=1e-5)
+    assert proved == adds_up == (body in SUMS)
+    assert bool(inferred(eqn).args[0].walks) == proved
+
+
+def test_a_total_that_is_not_set_to_zero_is_no_sum() -> None:
+    (eqn,) = jax.make_jaxpr(accumulated(add, clears=False))(jnp.ones((4, 8))).eqns
+    assert not inferred(eqn).args[0].walks
+
+
+def test_equal_kernels_are_one_function() -> None:
+    def two(x: Any, y: Any) -> Any:
+        return product(product(x, y), y)
+
+    def fns() -> list[Any]:
+        eqns = [e for e in jax.make_jaxpr(two)(*normal((16, 16), (16, 16))).eqns if e.primitive.name == "pallas_call"]
+        return [inferred(e) for e in eqns]
+
+    (one, other), again = fns(), fns()
+    assert one is other is again[0]
+    (eqn,) = jax.make_jaxpr(product)(*normal((16, 16), (16, 24))).eqns
+    assert inferred(eqn) is not one
+
+
+# Any index maps
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[tuple[int, ...], list[list[int | None]]]:
+    """Draw a grid, and for the two dimensions of two operands and a result the grid dimension that walks each, if any."""
+    grid = tuple(draw(st.sampled_from([2, 4])) for _ in range(draw(st.integers(1, 3))))
+    choices = st.lists(st.sampled_from([None, *range(len(grid))]), min_size=2, max_size=2)
+    return grid, [draw(choices) for _ in range(3)]
+
+
+@settings(max_examples=25)
+@given(layouts(), st.data())
+def test_a_smaller_grid_computes_the_blocks_of_smaller_arrays(layout: Any, data: Any) -> None:
+    """A kernel over fewer blocks is what its author's code would be for arrays of that size."""
+    grid, walked = layout
+
+    def call(sizes: tuple[int, ...], *operands: Any) -> Any:
+        def kernel(x: Any, y: Any, out: Any) -> None:
+            out[...] = jnp.sin(x[...]) + 2 * y[...]
+
+        specs = [spec(2, 2, at=lambda *ids, w=w: tuple(0 if d is None else ids[d] for d in w)) for w in walked]
+        result = tuple(2 if d is None else 2 * sizes[d] for d in walked[2])
+        types = jax.ShapeDtypeStruct(result, "float32")
+        run = pl.pallas_call(kernel, grid=sizes, in_specs=specs[:2], out_specs=specs[2], out_shape=types, interpret=True)
+        return run(*operands)
+
+    def shape(w: list[int | None], sizes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(2 if d is None else 2 * sizes[d] for d in w)
+
+    kernel = kernel_of(partial(call, grid), *(shape(w, grid) for w in walked[:2]))
+    expected = {d for d in range(len(grid)) if walked[2].count(d) == 1 and all(w.count(d) < 2 for w in walked)}
+    expected = {d for d in expected if any(d in w for w in walked[:2])}
+    assert {w.grid for w in kernel.walks} == expected
+    assume(expected)
+    d = data.draw(st.sampled_from(sorted(expected)))
+    sizes = tuple(1 if k == d else n for k, n in enumerate(grid))
+    operands = normal(*(shape(w, sizes) for w in walked[:2]))
+    (result,) = kernel.run(*(kernel.blocked(k, x) for k, x in enumerate(operands)))
+    np.testing.assert_array_equal(result.reshape(shape(walked[2], sizes)), call(sizes, *operands))
+
+
+# Plans
+
+
+@jax.custom_vjp
+def multiplied(x: Any, y: Any) -> Any:
+    return product(x, y)
+
+
+multiplied.defvjp(lambda x, y: (product(x, y), (x, y)), lambda kept, g: (product(g, kept[1].T), product(kept[0].T, g)))
+
+
+@jax.custom_vjp
+def attending(q: Any, k: Any, v: Any) -> Any:
+    return attention(q, k, v)
+
+
+attending.defvjp(lambda *qkv: (attention(*qkv), qkv), lambda qkv, g: jax.vjp(attended, *qkv)[1](g))
+
+
+def layers(params: Any, x: Any) -> Any:
+    def layer(h: Any, w: Any) -> Any:
+        return h + jnp.tanh(multiplied(h, w)), None
+
+    return (lax.scan(jax.checkpoint(layer), x, params)[0] ** 2).mean()
+
+
+def plain_layers(params: Any, x: Any) -> Any:
+    return (lax.scan(lambda h, w: (h + jnp.tanh(h @ w), None), x, params)[0] ** 2).mean()
+
+
+def planned(fn: Any, *args: Any, **options: Any) -> Plan:
+    return unity.optimize(fn, *args, machine=MACHINE, budget=0, progress=False, **options)
+
+
+def states(plan: Plan, kind: str) -> set[str]:
+    nodes = (node for node, _ in plan.pcg.walk() if node.kind == kind)
+    return {s.kind for node in nodes for v in (*node.operands, *node.results) for s in v.type}
+
+
+@pytest.mark.parametrize(
+    ("fn", "plain", "shapes", "kind"),
+    [
+        (
+            lambda w, x: (jnp.tanh(multiplied(x, w)) ** 2).sum(),
+            lambda w, x: (jnp.tanh(x @ w) ** 2).sum(),
+            [(64, 64), (64, 64)],
+            "product",
+        ),
+        (layers, plain_layers, [(2, 64, 64), (64, 64)], "product"),
+        (
+            lambda w, x: (attending(x * w, x, x) ** 2).sum(),
+            lambda w, x: (attended(x * w, x, x) ** 2).sum(),
+            [(1, 1, 16, 8), (8, 2, 16, 8)],
+            "attention",
+        ),
+    ],
+    ids=["product", "scan and remat", "attention"],
+)
+def test_plans_with_divided_kernels_are_the_function(fn: Any, plain: Any, shapes: Any, kind: str) -> None:
+    args = normal(*shapes)
+    every = set[str]()
+    for point in planned(fn, *args).frontier[::3]:
+        every |= states(point, kind)
+        value = jax.jit(jax.value_and_grad(point))(*point.shard(*args))
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), value, jax.value_and_grad(plain)(*args))
+    assert "P" in every
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "said"),
+    [
+        (running_sum, [(16, 16)], "runs whole on every device: grid dimension 0: in a trial"),
+        (
+            partial(attention, causal=True),
+            [(8, 2, 16, 8)] * 3,
+            "can be divided, as inferred from its index maps, along grid dimension 0, 1; not along grid dimension 2: its",
+        ),
+        (product, [(64, 64), (64, 64)], r"can be divided, as inferred from its index maps, along grid dimension 0, 1, 2 \(a sum\)"),
+    ],
+)
+def test_no_kernel_is_refused_and_explain_tells_its_divisions(fn: Any, shapes: Any, said: str) -> None:
+    args = normal(*shapes)
+
+    def model(*args: Any) -> Any:
+        return 2 * fn(*args)
+
+    plan = planned(model, *args, training=False)
+    np.testing.assert_allclose(plan(*args), model(*args), rtol=1e-4, atol=1e-5)
+    text = io.StringIO()
+    plan.explain(text)
+    assert re.search(rf"\(test_pallas_kernels\.py:\d+ \(\w+\)\), a Pallas kernel, {said}", " ".join(text.getvalue().split()))
+
+
+def test_operands_that_index_maps_read_are_whole() -> None:
+    rows, (table,) = np.array([3, 1, 2, 2], "int32"), normal((5, 64))
+    (eqn,) = jax.make_jaxpr(looked_up)(rows, table).eqns
+    kernel = inferred(eqn).args[0]
+    assert kernel.dimensions.split == ("g1",)
+    assert "grid dimension 0: the index map of operand 1 does more" in kernel.whole[0]
+    for point in planned(looked_up, rows, table, training=False).frontier:
+        np.testing.assert_array_equal(point(rows, table), table[rows])
+
+
+def test_a_kernel_without_a_derivative_is_reported() -> None:
+    """As jax.grad reports it."""
+    with pytest.raises(unity.KernelError, match=r"product cannot be differentiated.*\n.*jax\.custom_vjp"):
+        planned(lambda w, x: product(x, w).sum(), *normal((16, 16), (16, 16)))
+    assert capture(lambda w, x: product(x, w).sum(), *normal((16, 16), (16, 16)))
+
+
+def test_a_saved_plan_finds_its_kernels(tmp_path: Any) -> None:
+    args = normal((64, 64), (64, 64))
+    plan = planned(plain := lambda w, x: (multiplied(x, w) ** 2).sum(), *args)
+    plan.save(tmp_path / "plan.json")
+    assert unity.load(tmp_path / "plan.json", plain, *args).time == plan.time
+    assert plan.check().agrees()

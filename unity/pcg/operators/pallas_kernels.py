@@ -1,0 +1,398 @@
+"""Pallas kernels without a declaration, as kernels whose dimensions are read off their grids and index maps.
+
+A grid dimension *walks* a dimension of an operand or a result if the index of its block along that dimension is the number of the
+step along the grid dimension. If every result is walked, and the kernel's program does not ask for the number of the step, then a
+part of the steps computes a part of the blocks of every result from a part of the blocks of the operands. So devices may divide the
+blocks: each runs the same program over a smaller grid. Results that are not walked are sums over devices if the program provably
+adds up what its steps compute. A trial on small random arrays confirms both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from unity.base.lru_cache import Recent
+from unity.pcg.jaxprs.foreign_primitives import outside
+from unity.pcg.jaxprs.jaxprs import Program, each, equations, floating, with_equations
+from unity.pcg.jaxprs.parameter_text import identities
+from unity.pcg.operators.kernel_primitive import KernelDimensions, bind
+from unity.pcg.operators.kernel_trials import half, relative_difference
+from unity.pcg.operators.pallas_sums import asks_for_step, is_sum
+from unity.pcg.types.parallel_type import Shape
+
+PALLAS = "pallas_call"
+TRIED = 1 << 24  # bytes: larger arrays are not made for a trial
+STEPS = 1 << 9  # of the grid, in a trial
+CLOSE = 1e-3  # relative to the largest value, though each element is computed alike
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A grid dimension along which devices may divide a kernel.
+
+    Attributes:
+        grid: its position in the grid.
+        places: for each operand, then each result, the dimension that it walks and the size of a block, or None. Results without
+            one are summed over the steps.
+    """
+
+    grid: int
+    places: tuple[tuple[int, int] | None, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class PallasKernel:
+    """A `pallas_call` as a function of arrays whose walked dimensions are split into blocks: of [blocks, block] for each.
+
+    Attributes:
+        primitive, params: as of its equation.
+        operands, results: the shapes that they were traced for.
+        walks: the grid dimensions along which devices may divide it.
+        whole: for each other grid dimension the reason why devices may not.
+    """
+
+    primitive: core.Primitive
+    params: Mapping[str, Any] = field(repr=False)
+    operands: tuple[Shape, ...]
+    results: tuple[Shape, ...]
+    walks: tuple[Walk, ...] = ()
+    whole: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Its name for people."""
+        return str(self.params.get("name") or self.params["jaxpr"].debug_info.func_name)
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The shapes of operands, then of results."""
+        return self.operands + self.results
+
+    @property
+    def dimensions(self) -> KernelDimensions:
+        """The names of its dimensions: that of the walk for blocks, and one of its own for every other dimension."""
+        terms = tuple(self._term(k) for k in range(len(self.shapes)))
+        n = len(self.operands)
+        summed = tuple(f"g{w.grid}" for w in self.walks if None in w.places[n:])
+        split = tuple(f"g{w.grid}" for w in self.walks if None not in w.places[n:])
+        return KernelDimensions(terms[:n], terms[n:], split, summed)
+
+    def _term(self, position: int) -> tuple[str, ...]:
+        names = []
+        for dim in range(len(self.shapes[position])):
+            walk = self._walk(position, dim)
+            names += [f"x{position}d{dim}"] if walk is None else [f"g{walk.grid}", f"b{position}d{dim}"]
+        return tuple(names)
+
+    def _walk(self, position: int, dim: int) -> Walk | None:
+        return next((w for w in self.walks if (p := w.places[position]) is not None and p[0] == dim), None)
+
+    def blocked(self, position: int, x: Any) -> Any:
+        """Return an operand or a result with its walked dimensions split into blocks."""
+        shape: list[int] = []
+        for dim, n in enumerate(x.shape):
+            walk = self._walk(position, dim)
+            place = None if walk is None else walk.places[position]
+            shape += [n] if place is None else [n // place[1], place[1]]
+        return x.reshape(shape)
+
+    def _joined(self, position: int, x: Any) -> Any:
+        """Return an operand whose walked dimensions are split into blocks in its own shape."""
+        sizes, shape = iter(x.shape), []
+        for dim in range(len(self.shapes[position])):
+            shape.append(next(sizes) if self._walk(position, dim) is None else next(sizes) * next(sizes))
+        return x.reshape(shape)
+
+    def run(self, *operands: Any, **changes: Any) -> list[Any]:
+        """Call the kernel with blocks, as many as there are. `changes`: of its parameters."""
+        arrays = [self._joined(k, x) for k, x in enumerate(operands)]
+        sizes = {w.grid: n for w in self.walks if (n := self._blocks(w, [x.shape for x in arrays])) is not None}
+        results = self.primitive.bind(*arrays, **{**self._params(sizes), **changes})
+        return [self.blocked(len(self.operands) + k, y) for k, y in enumerate(results)]
+
+    def _blocks(self, walk: Walk, shapes: Sequence[Shape]) -> int | None:
+        """Return the number of blocks along a walk in operands of these shapes."""
+        walked = ((s, p) for s, p in zip(shapes, walk.places, strict=False) if p is not None)
+        return next((shape[dim] // block for shape, (dim, block) in walked), None)
+
+    def shape(self, position: int, sizes: Mapping[int, int]) -> Shape:
+        """Return the shape of an operand or a result for other numbers of blocks along walks, by grid dimension."""
+        shape = list(self.shapes[position])
+        for walk in self.walks:
+            if (place := walk.places[position]) is not None:
+                shape[place[0]] = sizes.get(walk.grid, shape[place[0]] // place[1]) * place[1]
+        return tuple(shape)
+
+    def _params(self, sizes: Mapping[int, int]) -> dict[str, Any]:
+        """Return the parameters for other numbers of blocks: those of a smaller grid over smaller arrays."""
+        mapping, leading = self.params["grid_mapping"], _leading(self.params, len(self.operands))
+        if all(mapping.grid[d] == n for d, n in sizes.items()):
+            return dict(self.params)
+        grid = tuple(sizes.get(d, n) for d, n in enumerate(mapping.grid))
+        blocks = tuple(
+            dataclasses.replace(b, array_aval=b.array_aval.update(shape=self.shape(leading + k, sizes)))
+            for k, b in enumerate(mapping.block_mappings)
+        )
+        avals = tuple(a.update(shape=self.shape(len(self.operands) + k, sizes)) for k, a in enumerate(self.params["out_avals"]))
+        return {
+            **self.params,
+            "grid_mapping": dataclasses.replace(mapping, grid=grid, block_mappings=blocks),
+            "out_avals": avals,
+        }
+
+    @property
+    def flops(self) -> float:
+        """The FLOPs of a call, as its author estimates them, or of its matrix products."""
+        estimate = self.params.get("cost_estimate")
+        if estimate is not None:
+            return float(estimate.flops)
+        steps = prod(n for n in self.params["grid_mapping"].grid if isinstance(n, int))
+        return steps * _product_flops(self.params["jaxpr"])
+
+
+def _product_flops(program: core.Jaxpr) -> float:
+    """Return the FLOPs of a program's matrix products; those of a loop of unknown length are counted once."""
+    total = 0.0
+    for e in program.eqns:
+        if e.primitive.name == "dot_general":
+            left: Any = e.invars[0].aval
+            result: Any = e.outvars[0].aval
+            total += 2.0 * result.size * prod(left.shape[d] for d in e.params["dimension_numbers"][0][0])
+        inner = sum(_product_flops(getattr(p, "jaxpr", p)) for p in each(e.params) if isinstance(p, Program))
+        total += inner * (e.params["length"] if e.primitive.name == "scan" else 1)
+    return total
+
+
+def with_kernels(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """Replace every `pallas_call` of a program, in nested programs too, by a kernel with declared dimensions."""
+    return with_equations(program, _as_kernel)
+
+
+def _as_kernel(eqn: core.JaxprEqn) -> core.JaxprEqn:
+    if eqn.primitive.name == PALLAS:
+        return _call(eqn)
+    params = {name: with_equations(value, _as_kernel) for name, value in eqn.params.items()}
+    return eqn if all(params[name] is value for name, value in eqn.params.items()) else eqn.replace(params=params)
+
+
+def _call(eqn: core.JaxprEqn) -> core.JaxprEqn:
+    """Return a call of the program that splits operands into blocks, calls the kernel, and joins its results."""
+    function = inferred(eqn)
+    kernel: PallasKernel = function.args[0]
+
+    def run(*operands: Any) -> list[Any]:
+        blocked = [kernel.blocked(k, x) for k, x in enumerate(operands)]
+        results = bind(function, kernel.title, kernel.dimensions, kernel.flops, blocked)
+        return [y.reshape(shape) for y, shape in zip(results, kernel.results, strict=True)]
+
+    run.__name__ = kernel.title  # the name of the operators in it
+    program = with_equations(outside(jax.jit(run), [v.aval for v in eqn.invars]), lambda e: _placed(e, eqn.source_info))
+    return program.eqns[0].replace(invars=eqn.invars, outvars=eqn.outvars)
+
+
+def _placed(eqn: core.JaxprEqn, source_info: Any) -> core.JaxprEqn:
+    """Return an equation with another place in the user's files, in nested programs too."""
+    params = {name: with_equations(value, lambda e: _placed(e, source_info)) for name, value in eqn.params.items()}
+    return eqn.replace(params=params, source_info=source_info)
+
+
+Call = partial[list[Any]]
+_KERNELS = Recent[tuple[str, tuple[int, ...]], Call](1 << 24, lambda call: len(call.args[1]))
+
+
+def inferred(eqn: core.JaxprEqn) -> Call:
+    """Return a `pallas_call` as a function of blocks, the same object for equal calls, by which programs compare functions.
+
+    Its arguments are the kernel, and the text by which files compare it.
+    """
+    text = _text(eqn)
+    functions = tuple(i for e in equations(eqn) for i in identities(e.params))
+    if (text, functions) not in _KERNELS:
+        kernel = _divided(eqn)
+        _KERNELS[text, functions] = call = partial(_called, kernel, text)
+        call.__dict__["__name__"] = kernel.title  # for error messages
+    return _KERNELS[text, functions]
+
+
+def _called(kernel: PallasKernel, text: str, *operands: Any) -> list[Any]:
+    return kernel.run(*operands)
+
+
+def _text(eqn: core.JaxprEqn) -> str:
+    """Return a text that is equal for calls of equal kernels on equal types, in every process."""
+    mapping = eqn.params["grid_mapping"]
+    hidden = ("origin", "debug", "local_grid_env", "get_grid_indices")
+    parts = [f"{name}={value}" for name, value in sorted(eqn.params.items()) if name not in ("grid_mapping", "debug")]
+    for record in (mapping, *mapping.block_mappings):
+        fields = (f.name for f in dataclasses.fields(record) if f.name not in hidden)
+        parts += [f"{name}={getattr(record, name)}" for name in fields]
+    types = [str(v.aval) for v in (*eqn.invars, *eqn.outvars)]
+    return re.sub(r" at 0x[0-9a-f]+", "", "\n".join([*parts, *types]))
+
+
+def _leading(params: Mapping[str, Any], operands: int) -> int:
+    """Return the number of operands before those that index maps divide into blocks: bounds of the grid, and indices."""
+    return operands - params["grid_mapping"].num_inputs
+
+
+def _divided(eqn: core.JaxprEqn) -> PallasKernel:
+    """Return a kernel with those of its grid dimensions along which devices may divide it, after a trial."""
+    kernel = PallasKernel(eqn.primitive, eqn.params, _shapes(eqn.invars), _shapes(eqn.outvars))
+    read = list(_walks(kernel))
+    walks, whole = tuple(w for w in read if isinstance(w, Walk)), [w for w in read if isinstance(w, str)]
+    if walks and (reason := _trial(dataclasses.replace(kernel, walks=walks), eqn)):
+        reasons = [reason] if len(walks) == 1 else [_trial(dataclasses.replace(kernel, walks=(w,)), eqn) for w in walks]
+        whole += filter(None, reasons)
+        walks = tuple(w for w, reason in zip(walks, reasons, strict=True) if not reason)
+    return dataclasses.replace(kernel, walks=walks, whole=tuple(whole))
+
+
+def _shapes(atoms: Sequence[Any]) -> tuple[Shape, ...]:
+    return tuple(tuple(map(int, v.aval.shape)) for v in atoms)
+
+
+def _walks(kernel: PallasKernel) -> Iterator[Walk | str]:
+    """Yield for each grid dimension of more than one step a walk, or the reason why devices may not divide it."""
+    mapping = kernel.params["grid_mapping"]
+    if kernel.params.get("mesh") is not None or not all(isinstance(n, int) for n in mapping.grid):
+        yield "its grid has no fixed numbers of steps"
+        return
+    yield from (_walk(kernel, d) for d, steps in enumerate(mapping.grid) if steps > 1)
+
+
+def _walk(kernel: PallasKernel, d: int) -> Walk | str:
+    """Return the walk of a grid dimension, or the reason why it is none."""
+    mapping, count = kernel.params["grid_mapping"], len(kernel.operands)
+    places: list[tuple[int, int] | None] = [None] * _leading(kernel.params, count)
+    for position, block in enumerate(mapping.block_mappings, len(places)):
+        what = f"operand {position}" if position < count else f"result {position - count}"
+        dims, others = _walked(block.index_map_jaxpr, d)
+        if others or len(dims) > 1:
+            return f"grid dimension {d}: the index map of {what} does more than count its blocks"
+        if not dims:
+            places.append(None)
+            continue
+        size, n = _block_size(block.block_shape[dims[0]]), kernel.shapes[position][dims[0]]
+        if size is None or n != size * mapping.grid[d]:
+            return f"grid dimension {d}: its blocks do not divide dimension {dims[0]} of {what}"
+        places.append((dims[0], size))
+    if not any(places[:count]):
+        return f"grid dimension {d}: it walks no operand"
+    totals = [k for k, place in enumerate(places[count:]) if place is None]
+    return _obstacle(kernel, d, totals) or Walk(d, tuple(places))
+
+
+def _obstacle(kernel: PallasKernel, d: int, totals: Sequence[int]) -> str:
+    """Return the reason in a kernel's program why devices may not divide a grid dimension, which does not walk some results."""
+    mapping, program = kernel.params["grid_mapping"], kernel.params["jaxpr"]
+    numbered = [k for k in range(len(mapping.grid)) if k not in mapping.vmapped_dims]  # as its program sees them
+    axis = numbered.index(d) if d in numbered else None
+    if not totals:
+        asked = axis is not None and any(asks_for_step(e, axis) for e in program.eqns)
+        return f"grid dimension {d}: its program asks for the number of the step" if asked else ""
+    first = mapping.num_index_operands + mapping.num_inputs
+    narrow = any(kernel.params["out_avals"][k].dtype.itemsize < 4 for k in totals)  # whose sums each device would round
+    if narrow or axis is None or not is_sum(program, axis, [program.invars[first + k] for k in totals]):
+        return f"grid dimension {d}: result {totals[0]} is not provably a sum over its steps"
+    return ""
+
+
+def _walked(index_map: core.ClosedJaxpr, d: int) -> tuple[list[int], bool]:
+    """Return the dimensions whose block is the step along a grid dimension, and whether that has another effect on the map."""
+    program = index_map.jaxpr
+    step = program.invars[d]
+    same, dependent = {step}, {step}
+    for e in program.eqns:
+        if any(isinstance(v, core.Var) and v in dependent for v in e.invars):
+            dependent.update(e.outvars)
+            if e.primitive.name in ("convert_element_type", "copy"):
+                same.update(v for v in e.outvars if e.invars[0] in same)
+    outputs = [v if isinstance(v, core.Var) else None for v in program.outvars]
+    return [k for k, v in enumerate(outputs) if v in same], any(v in dependent and v not in same for v in outputs)
+
+
+def _block_size(block: Any) -> int | None:
+    """Return the size of a block along a dimension; None if blocks are not counted there, but elements."""
+    from jax.experimental import pallas  # takes a while, and only a program with kernels needs it
+
+    if isinstance(block, pallas.Squeezed):
+        return 1
+    return int(block.block_size) if isinstance(block, pallas.Blocked) else None
+
+
+def _trial(kernel: PallasKernel, eqn: core.JaxprEqn) -> str:
+    """Return the reason why a kernel may not be divided along its walks, after a trial in Pallas' interpreter; "" if it may."""
+    where = "grid dimension " + ", ".join(str(w.grid) for w in kernel.walks)
+    carries = bool(kernel.params["grid_mapping"].scratch_avals)  # memory that a step may leave to the next
+    sizes = {w.grid: 4 if carries else 2 for w in kernel.walks}
+    shapes = [kernel.shape(k, sizes) for k in range(len(kernel.operands))]
+    types: list[Any] = [v.aval for v in eqn.invars]
+    grid: tuple[int, ...] = kernel.params["grid_mapping"].grid
+    steps = prod(sizes.get(d, n) for d, n in enumerate(grid))
+    if steps > STEPS or sum(prod(s) * t.dtype.itemsize for s, t in zip(shapes, types, strict=True)) > TRIED:
+        return f"{where}: it has memory of its own, and is too large for a trial" if carries else ""
+
+    def difference() -> float:
+        arrays = [_sample(k, shape, t.dtype) for k, (shape, t) in enumerate(zip(shapes, types, strict=True))]
+        return _difference(kernel, [kernel.blocked(k, x) for k, x in enumerate(arrays)])
+
+    try:
+        worst = _apart(difference)
+    except Exception as problem:  # Pallas' interpreter does not know everything that compilers do
+        return f"{where}: a trial of it fails ({str(problem).strip().partition(chr(10))[0]})"
+    return "" if worst <= CLOSE else f"{where}: in a trial, the results of halves differ from the whole by {worst:.2g}"
+
+
+def _difference(kernel: PallasKernel, operands: Sequence[jax.Array]) -> float:
+    """Return the largest relative difference between a kernel's results and those put together from halves along all walks."""
+    dimensions, run = kernel.dimensions, jax.jit(partial(kernel.run, interpret=True))
+
+    def joined(names: Sequence[str], part: Sequence[jax.Array]) -> list[jax.Array]:
+        if not names:
+            return run(*part)
+        name, *rest = names
+        halves = [joined(rest, half(part, dimensions.operands, name, k)) for k in range(2)]
+        return [
+            jnp.concatenate([x, y], term.index(name)) if name in term else x + y
+            for x, y, term in zip(*halves, dimensions.results, strict=True)
+        ]
+
+    together = joined((*dimensions.split, *dimensions.summed), operands)
+    differences = [relative_difference(x, y) for x, y in zip(run(*operands), together, strict=True)]
+    return float(np.max(differences))  # NaN if any is
+
+
+def _apart(run: Callable[[], float]) -> float:
+    """Run a function in a thread of its own, which is in no trace and under no mesh, with this one's precision."""
+    wide = bool(jax.config.read("jax_enable_x64"))
+
+    def alone() -> float:
+        with jax.enable_x64(wide):
+            return run()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(alone).result()
+
+
+def _sample(number: int, shape: Shape, dtype: Any) -> jax.Array:
+    """Return random numbers, or zeros in place of integers, which may be indices."""
+    if not floating(jax.ShapeDtypeStruct(shape, dtype)):
+        return jnp.zeros(shape, dtype)
+    return jax.random.normal(jax.random.key(number), shape).astype(dtype)
+
+
+def kernel_of(function: Callable[..., Any]) -> PallasKernel | None:
+    """Return the Pallas kernel that a function of `bind` calls; None if a user has declared the function's dimensions."""
+    return function.args[0] if isinstance(function, partial) and function.func is _called else None
