@@ -192,6 +192,35 @@ def test_a_trial_reveals_what_steps_leave_to_the_next() -> None:
     assert len(kernel.whole) == 2
 
 
+def test_a_trial_that_tells_nothing_divides_nothing() -> None:
+    """The kernel adds up in its own memory, but only by rows that a trial has not."""
+
+    def fn(rows: Any, x: Any) -> Any:
+        def kernel(rows: Any, x: Any, out: Any, total: Any) -> None:
+            @pl.when(pl.program_id(0) < 0)
+            def _() -> None:
+                total[...] = jnp.zeros_like(total)
+
+            total[...] = jnp.where(rows[...] > 0, total[...] + x[...], 0)
+            out[...] = total[...]
+
+        block = spec(1, BLOCK, at=lambda j, i: (i, j))
+        return pl.pallas_call(
+            kernel,
+            grid=(x.shape[1] // BLOCK, len(x)),
+            in_specs=[block, block],
+            out_specs=block,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            scratch_shapes=[tpu.VMEM((1, BLOCK), x.dtype)],
+            interpret=True,
+        )(rows, x)
+
+    (eqn,) = jax.make_jaxpr(fn)(np.ones((4, 16), "int32"), *normal((4, 16))).eqns
+    kernel = inferred(eqn).args[0]
+    assert not kernel.walks
+    assert "its results are zeros, which tell nothing" in kernel.whole[-1]
+
+
 @pytest.mark.parametrize(
     ("at", "reason"),
     [

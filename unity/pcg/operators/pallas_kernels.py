@@ -33,7 +33,7 @@ from unity.pcg.operators.pallas_sums import asks_for_step, is_sum
 from unity.pcg.types.parallel_type import Shape
 
 PALLAS = "pallas_call"
-TRIED = 1 << 24  # bytes: larger arrays are not made for a trial
+TRIED = 1 << 25  # bytes: larger arrays are not made for a trial
 STEPS = 1 << 9  # of the grid, in a trial
 CLOSE = 1e-3  # relative to the largest value, though each element is computed alike
 
@@ -74,6 +74,11 @@ class PallasKernel:
     def title(self) -> str:
         """Its name for people."""
         return str(self.params.get("name") or self.params["jaxpr"].debug_info.func_name)
+
+    @property
+    def carries(self) -> bool:
+        """Whether it has memory of its own, in which a step may leave something to the next."""
+        return bool(self.params["grid_mapping"].scratch_avals)
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -252,10 +257,12 @@ def _divided(eqn: core.JaxprEqn) -> PallasKernel:
     kernel = PallasKernel(eqn.primitive, eqn.params, _shapes(eqn.invars), _shapes(eqn.outvars))
     read = list(_walks(kernel))
     walks, whole = tuple(w for w in read if isinstance(w, Walk)), [w for w in read if isinstance(w, str)]
-    if walks and (reason := _trial(dataclasses.replace(kernel, walks=walks), eqn)):
-        reasons = [reason] if len(walks) == 1 else [_trial(dataclasses.replace(kernel, walks=(w,)), eqn) for w in walks]
-        whole += filter(None, reasons)
-        walks = tuple(w for w, reason in zip(walks, reasons, strict=True) if not reason)
+    if walks and _trial(dataclasses.replace(kernel, walks=walks), eqn):
+        together = list[Walk]()
+        for walk in walks:
+            reason = _trial(dataclasses.replace(kernel, walks=(*together, walk)), eqn)
+            whole.append(reason) if reason else together.append(walk)
+        walks = tuple(together)
     return dataclasses.replace(kernel, walks=walks, whole=tuple(whole))
 
 
@@ -334,15 +341,14 @@ def _block_size(block: Any) -> int | None:
 
 def _trial(kernel: PallasKernel, eqn: core.JaxprEqn) -> str:
     """Return the reason why a kernel may not be divided along its walks, after a trial in Pallas' interpreter; "" if it may."""
-    where = "grid dimension " + ", ".join(str(w.grid) for w in kernel.walks)
-    carries = bool(kernel.params["grid_mapping"].scratch_avals)  # memory that a step may leave to the next
-    sizes = {w.grid: 4 if carries else 2 for w in kernel.walks}
+    where = f"grid dimension {kernel.walks[-1].grid}"
+    sizes = {w.grid: 2 for w in kernel.walks}
     shapes = [kernel.shape(k, sizes) for k in range(len(kernel.operands))]
     types: list[Any] = [v.aval for v in eqn.invars]
     grid: tuple[int, ...] = kernel.params["grid_mapping"].grid
     steps = prod(sizes.get(d, n) for d, n in enumerate(grid))
     if steps > STEPS or sum(prod(s) * t.dtype.itemsize for s, t in zip(shapes, types, strict=True)) > TRIED:
-        return f"{where}: it has memory of its own, and is too large for a trial" if carries else ""
+        return f"{where}: it has memory of its own, and is too large for a trial" if kernel.carries else ""
 
     def difference() -> float:
         arrays = [_sample(k, shape, t.dtype) for k, (shape, t) in enumerate(zip(shapes, types, strict=True))]
@@ -369,8 +375,10 @@ def _difference(kernel: PallasKernel, operands: Sequence[jax.Array]) -> float:
             for x, y, term in zip(*halves, dimensions.results, strict=True)
         ]
 
-    together = joined((*dimensions.split, *dimensions.summed), operands)
-    differences = [relative_difference(x, y) for x, y in zip(run(*operands), together, strict=True)]
+    whole, together = run(*operands), joined((*dimensions.split, *dimensions.summed), operands)
+    if kernel.carries and not all(map(np.any, whole)):
+        raise ValueError("its results are zeros, which tell nothing")
+    differences = [relative_difference(x, y) for x, y in zip(whole, together, strict=True)]
     return float(np.max(differences))  # NaN if any is
 
 
