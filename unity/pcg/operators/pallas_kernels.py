@@ -167,7 +167,7 @@ class PallasKernel:
         return steps * _product_flops(self.params["jaxpr"])
 
 
-def _product_flops(program: core.Jaxpr) -> float:
+def _product_flops(program: Any) -> float:
     """Return the FLOPs of a program's matrix products; those of a loop of unknown length are counted once."""
     total = 0.0
     for e in program.eqns:
