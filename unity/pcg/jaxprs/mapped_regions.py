@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import ShapedArray
 from jax.extend import core, source_info_util
 from jax.extend.core import primitives
 from jax.interpreters.ad import Zero
@@ -180,7 +181,8 @@ class _Region:
             rule = _Rule((self.key, *_content(eqn)), self, eqn)
             return with_jvp(rule)(*operands) if name == "custom_jvp_call" else with_vjp(rule)(*self.varied(eqn.invars, operands))
         params = {key: self.traced(value) for key, value in eqn.params.items()}
-        return function_of(eqn.replace(params=params), without_shardings)(*operands)
+        plain = [[core.Var(_plain(v.aval)) for v in variables] for variables in (eqn.invars, eqn.outvars)]
+        return function_of(eqn.replace(invars=plain[0], outvars=plain[1], params=params), without_shardings)(*operands)
 
     def traced(self, value: Any) -> Any:
         """Trace the program, or programs, in a parameter again, without the types that say along which axes values vary."""
@@ -344,6 +346,11 @@ def with_vjp(rule: _Rule) -> Callable[..., list[Any]]:
     call = jax.custom_vjp(lambda *operands: rule.region.varied(results, rule.value(*operands)))
     call.defvjp(forward, backward)
     return call
+
+
+def _plain(aval: Any) -> ShapedArray:
+    """Return a type without the mesh and the axes along which it varies."""
+    return ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 def _literal(atom: core.Literal) -> Any:
