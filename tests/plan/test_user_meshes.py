@@ -27,7 +27,7 @@ from jax.sharding import (
 from jax.sharding import PartitionSpec as P
 
 import unity
-from unity.base.errors import ConstraintError, OptionError
+from unity.base.errors import ConstraintError, OptionError, PlanError
 from unity.exec.context import on_mesh
 from unity.exec.lowering import mesh_of
 from unity.exec.measure import local_machine
@@ -297,6 +297,17 @@ def test_planning_runs_programs_on_devices_of_its_own_choice_under_a_mesh(monkey
         assert jax.sharding.get_mesh() == MESH
     assert there == jax.devices()
     assert plan.machine.devices == 4
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_mesh_of_another_size_is_refused(kind: AxisType) -> None:
+    w, x = matrices()
+    plan = unity.optimize(lambda w, x: jnp.sum(x @ w), w, x, machine=MACHINE, progress=False)
+    with jax.set_mesh(jax.make_mesh((2, 2), ("x", "y"), axis_types=(kind,) * 2, devices=jax.devices()[:4])):
+        with pytest.raises(PlanError, match="a mesh of 4 devices, where a plan for 8 cannot run"):
+            plan(w, x)
+        with pytest.raises(PlanError, match="a mesh of 4 devices, where a plan for 8 cannot run"):
+            jax.jit(jax.grad(plan))(w, x)
 
 
 def test_a_region_of_explicit_axes_under_an_automatic_mesh_is_read_too() -> None:

@@ -35,8 +35,8 @@ def own(mesh: Mesh | AbstractMesh) -> AbstractContextManager[object]:
     """Return a context in which programs are traced under a plan's mesh.
 
     Raises:
-        PlanError: the plan is called inside of `jax.shard_map` or `jax.pmap`; or it is a stream, whose arrays stay as the plan
-            places them between steps, and the user has set a mesh with explicit axes.
+        PlanError: the plan is called inside of `jax.shard_map` or `jax.pmap`; or the user has set a mesh of another size; or one
+            with explicit axes, and the plan is a stream, whose arrays stay as the plan places them between steps.
     """
     here = get_abstract_mesh()
     manual = [name for name, kind in zip(here.axis_names, here.axis_types, strict=True) if kind == AxisType.Manual]
@@ -51,6 +51,11 @@ def own(mesh: Mesh | AbstractMesh) -> AbstractContextManager[object]:
             f"jax.set_mesh has set a mesh with the explicit axes {', '.join(map(str, explicit))}, where a plan's stream, whose"
             " arrays are of the plan's mesh, cannot run.\n    Leave it out, or make it of"
             " axis_types=(jax.sharding.AxisType.Auto,) * n. (docs: moving#under-a-mesh-of-your-own)"
+        )
+    if not here.empty and here.size != mesh.size:
+        raise PlanError(
+            f"jax.set_mesh has set a mesh of {here.size} devices, where a plan for {mesh.size} cannot run.\n    Set one of the"
+            " plan's devices, in their order (plan.mesh), or none. (docs: moving#under-a-mesh-of-your-own)"
         )
     if here.empty:  # then transformations that read the program again (checkify) find none either
         return nullcontext()
