@@ -10,49 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache, partial
-from typing import Any
+from functools import cached_property, lru_cache
 
-import jax
-from jax import lax
-from jax.extend import core
-
+from unity.pcg.analysis.traced_residuals import Application, traced_residuals
 from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.operators.kernel_primitive import KERNEL, KernelError, kernel_residuals
 from unity.pcg.propagation.derivative_rules import Unreadable, jvp_body, vjp_bodies
 from unity.pcg.propagation.solver import spec_of
-from unity.pcg.types.factors import Reads, facts_of, passes_gradients
+from unity.pcg.types.factors import facts_of, passes_gradients
 
 # Recompute a value if its sources take at most this multiple of its bytes, such as a bias beside the sum's other operand.
 SLACK = 1.1
 CUSTOM_VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
 CUSTOM = ("custom_jvp_call", *CUSTOM_VJP)
 BRANCHING = ("cond", "scan")
-
-
-@cache
-def stacked(name: str) -> tuple[bool, bool, int]:
-    """Return the residuals that JAX stacks for a function in a scan.
-
-    Versions of JAX differ (1 - y beside y, or 1 - y² alone), so the installed version traces it.
-
-    Returns:
-        Whether the operand is one, whether the result is one, and the number of other values of their size.
-    """
-    steps = jax.ShapeDtypeStruct((2, 3), "float32")
-    function = partial(lax.integer_pow, y=3) if name == "integer_pow" else getattr(lax, name)
-
-    def run(xs: jax.Array) -> Any:
-        return jax.vjp(lambda xs: lax.scan(lambda _, x: (None, function(x)), None, xs)[1], xs)
-
-    program = jax.make_jaxpr(run)(steps).jaxpr
-    scan = next(e for e in program.eqns if e.primitive.name == "scan")
-    inner = scan.params["jaxpr"]
-    step = inner.jaxpr if isinstance(inner, core.ClosedJaxpr) else inner
-    sources = {id(v): id(of) for v, of in zip(scan.outvars, step.outvars, strict=True)}  # of each stack, the value in a step
-    sources |= {id(v): 0 for v in program.invars}
-    result, *stacks = (sources[id(v)] for v in program.outvars if id(v) in sources)
-    return 0 in stacks, result in stacks, len({*stacks} - {result, 0})
 
 
 @dataclass(frozen=True)
@@ -163,9 +134,10 @@ class _Derivative:
             if passes_gradients(e.name) and not useful.isdisjoint(e.results):
                 useful.update(_variables(e))
         for e in self.body.equations:
-            at = [p for p, a in enumerate(e.operands) if isinstance(a, int) and a in active]
+            facts = facts_of(e.name)
+            at = [p for p, a in enumerate(e.operands) if a in active and facts.reads_for(p) is not None]
             results = [v for v in e.results if self.body.tensors[v].floating and v in useful]
-            if at and results and passes_gradients(e.name):
+            if at and results:
                 active.update(results)
                 self.read(e, at)
 
@@ -192,29 +164,42 @@ class _Derivative:
         return {v: first.setdefault((number, self.body.tensors[v].nbytes), v) for v, number in number_of.items()}
 
     def read(self, e: Equation, at: list[int]) -> None:
-        """Record the reads of the derivative of one equation for the operands at these positions."""
+        """Record the reads of the derivative of one equation for the operands at these positions.
+
+        In a scan these are exactly the values that JAX stacks: where a function of operands may be one, JAX traces it.
+        """
         if e.name in CUSTOM:
             self.read_rule(e, at)
             return
         if e.name == KERNEL:
             self.read_kernel(e)
             return
-        spec = spec_of(self.body, e)
-        groups = spec.linear if spec is not None else ()
-        facts = facts_of(e.name)
-        groups = groups if facts.linear_in is None else (*groups, frozenset({facts.linear_in}))
-        together = next((g for g in groups if g.issuperset(at)), None)
-        if together is not None or all(any(p in g for g in groups) for p in at):
-            for p in at:
-                group = together or next(g for g in groups if p in g)
-                self.read_factors(e, p, [a for q, a in enumerate(e.operands) if q not in group])
-        elif facts.reads is Reads.RESULT or (self.stacked and facts.reads is Reads.FUNCTION):
-            operand, result, others = stacked(e.name) if self.stacked else (False, True, 0)
-            self.need(e.operands if operand else ())
-            self.need(e.results if result else ())
-            self.extra += [(e.results[0], self.body.tensors[e.results[0]].nbytes)] * others
-        else:
-            self.need(e.operands)
+        spec, facts = spec_of(self.body, e), facts_of(e.name)
+        groups = (*(spec.linear if spec is not None else ()), *facts.linear_in)
+        together = next((g for g in groups if all(p in g for p in at)), None)
+        group_of = {p: together or next((g for g in groups if p in g), None) for p in at}
+        factors = {p: [a for q, a in enumerate(e.operands) if q not in g] for p, g in group_of.items() if g is not None}
+        exact = factors.keys() >= set(at) and all(self.body.tensor(a).floating for read in factors.values() for a in read)
+        if self.stacked and not exact and self.read_traced(e, at):
+            return
+        for p in at:
+            reads = facts.reads_for(p)
+            if p in factors:
+                self.read_factors(e, p, factors[p])
+            elif reads is not None:
+                self.need(a for q, a in enumerate(e.operands) if q in reads.operands)
+                self.need(v for k, v in enumerate(e.results) if k in reads.results)
+
+    def read_traced(self, e: Equation, at: list[int]) -> bool:
+        """Record the residuals that JAX itself keeps of an equation. Returns whether it can differentiate the equation."""
+        varying = tuple(p for p, a in enumerate(e.operands) if a in self.varying)
+        structs = tuple(self.body.tensor(a).struct for a in e.operands)
+        kept = traced_residuals(Application(e.signature, e.identity, structs, tuple(at), varying, e))
+        if kept is not None:
+            self.need(e.operands[p] for p in kept.operands)
+            self.need(e.results[k] for k in kept.results)
+            self.extra += [(e.results[0], nbytes) for nbytes in kept.other_nbytes]
+        return kept is not None
 
     def read_factors(self, e: Equation, p: int, factors: list[Atom]) -> None:
         """Record the reads of the other factors of operand `p` of a product.

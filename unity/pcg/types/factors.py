@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -176,21 +175,53 @@ Specification = Callable[..., Spec]
 Local = Callable[..., list]
 
 
-class Reads(Enum):
-    """The residuals of a primitive that is not linear: the values that its derivative reads."""
+@dataclass(frozen=True)
+class AllBut:
+    """The set of all positions but some."""
 
-    OPERANDS = "the operands"
-    RESULT = "the result, as that of tanh does"
-    FUNCTION = "a function of the operand, which a scan computes ahead and stacks: 2x of x²"
-    NOTHING = "nothing, since no derivative flows through it"
+    excluded: frozenset[int] = frozenset()
+
+    def __contains__(self, position: object) -> bool:
+        return position not in self.excluded
+
+
+Positions = frozenset[int] | AllBut
+NONE: Positions = frozenset()
+EVERY: Positions = AllBut()
+
+
+def at(*positions: int) -> frozenset[int]:
+    """Return a set of positions."""
+    return frozenset(positions)
+
+
+@dataclass(frozen=True)
+class Reads:
+    """The residuals of a derivative: the operands and results, by position, that it reads, or a function of which it reads."""
+
+    operands: Positions = EVERY
+    results: Positions = NONE
+
+
+# What derivatives read: one entry for each operand, the last one for all that follow. None: no derivative flows through it.
+DerivativeReads = tuple[Reads | None, ...]
+OPERANDS: DerivativeReads = (Reads(),)
+RESULT: DerivativeReads = (Reads(NONE, EVERY),)  # as that of tanh does
+OPERANDS_AND_RESULT: DerivativeReads = (Reads(EVERY, EVERY),)
+NOTHING: DerivativeReads = (None,)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a primitive beside how it divides: its derivative, and how compilers and people see it."""
+    """Facts about a primitive beside how it divides: its derivative, and how compilers and people see it.
 
-    reads: Reads = Reads.OPERANDS
-    linear_in: int | None = None  # the operand in which JAX takes it as linear, though pieces of that cannot be summed
+    reads: the residuals of the installed JAX' derivative, for the operands in which the primitive is not linear.
+    linear_in: groups of operands, beside those of `Spec.linear`, in which JAX takes it as jointly linear: the derivative reads the
+        other operands alone, but pieces of these operands cannot be summed.
+    """
+
+    reads: DerivativeReads = OPERANDS
+    linear_in: tuple[Positions, ...] = ()
     moves: bool = False  # the result has the operand's values, elsewhere or in another type
     cheap: bool = False  # the result is recomputed for the backward pass, not kept
     fused_into_reductions: bool = False  # a reduction that reads the result computes it on the way
@@ -206,7 +237,11 @@ class Facts:
     @property
     def recomputed(self) -> bool:
         """Return whether the backward pass recomputes the result from the operands, rather than keep it."""
-        return self.cheap or self.moves or self.reads is Reads.NOTHING
+        return self.cheap or self.moves or self.reads == NOTHING
+
+    def reads_for(self, operand: int) -> Reads | None:
+        """Return the residuals of the derivative in an operand, or None if it has none."""
+        return self.reads[min(operand, len(self.reads) - 1)]
 
 
 @dataclass(frozen=True)
@@ -245,7 +280,7 @@ def facts_of(name: str) -> Facts:
 
 def passes_gradients(name: str) -> bool:
     """Return whether a derivative flows through a primitive."""
-    return facts_of(name).reads is not Reads.NOTHING
+    return facts_of(name).reads != NOTHING
 
 
 def operator(

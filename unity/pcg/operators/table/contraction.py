@@ -10,7 +10,9 @@ import jax
 from unity.pcg.operators.layout import Layout
 from unity.pcg.operators.table.sliding import Window, sliding
 from unity.pcg.types.accumulation import narrow
-from unity.pcg.types.factors import Factor, Facts, Slot, Spec, operator
+from unity.pcg.types.factors import Factor, Facts, Slot, Spec, at, operator
+
+PRODUCT = Facts(linear_in=(at(0), at(1)), product=True, reads_buffers=True, alone=True)
 
 
 def bilinear(operands: Any) -> tuple[frozenset[int], ...]:
@@ -18,7 +20,7 @@ def bilinear(operands: Any) -> tuple[frozenset[int], ...]:
     return tuple(frozenset({i}) for i in (0, 1) if not narrow(operands[i].dtype))
 
 
-@operator("dot_general", facts=Facts(product=True, reads_buffers=True, alone=True))
+@operator("dot_general", facts=PRODUCT)
 def dot_general(params: Any, operands: Any, results: Any) -> Spec:
     """x [batch, free, contracted], y [batch, contracted, free] → [batch, x free, y free], in any order of dimensions.
 
@@ -54,7 +56,7 @@ def convolve_pieces(operands: list[jax.Array], layout: Layout) -> list:
     return layout.bind(image, kernel, feature_group_count=groups, padding=tuple((0, 0) if d in split else p for d, p in space))
 
 
-@operator("conv_general_dilated", local=convolve_pieces, facts=Facts(product=True, reads_buffers=True, alone=True))
+@operator("conv_general_dilated", local=convolve_pieces, facts=PRODUCT)
 def convolution(params: Any, operands: Any, results: Any) -> Spec:
     """Image [n, g·c, *space], kernel [g·o, c, *window] → [n, g·o, *space], in any order of dimensions.
 

@@ -13,10 +13,27 @@ from jax import lax
 from unity.pcg.operators.counter_bits import bits, is_counter_based
 from unity.pcg.operators.layout import Layout
 from unity.pcg.types.accumulation import exact
-from unity.pcg.types.factors import Factor, Facts, Local, Place, Reads, Slot, Spec, operator
+from unity.pcg.types.factors import (
+    EVERY,
+    NONE,
+    NOTHING,
+    OPERANDS,
+    OPERANDS_AND_RESULT,
+    RESULT,
+    AllBut,
+    Factor,
+    Facts,
+    Local,
+    Place,
+    Reads,
+    Slot,
+    Spec,
+    at,
+    operator,
+)
 from unity.pcg.types.parallel_type import Shape
 
-FLAT = Facts(Reads.NOTHING)
+FLAT = Facts(NOTHING)
 
 
 def places_of(shape: Shape, result: Shape) -> tuple[Place, ...]:
@@ -60,16 +77,22 @@ def _each(names: str, facts: Facts) -> Mapping[str, Facts]:
 
 NONLINEAR: Mapping[str, Facts] = {
     **_each(
-        "acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e clz cosh digamma erf_inv erfc igamma igamma_grad_a igammac"
-        " lgamma log1p log2 nextafter one_minus_square polygamma polynomial population_count pow rem shift_left"
-        " shift_right_arithmetic shift_right_logical sinh tan zeta",
+        "acos acosh asin asinh atan atan2 atanh clz cos cosh digamma erf erfc lgamma log log1p log2"
+        " one_minus_square polygamma population_count shift_left shift_right_arithmetic shift_right_logical sin sinh zeta",
         Facts(),
     ),
-    "reduce_precision": Facts(rounds=True),
-    **_each("cbrt exp exp2 expm1 logistic rsqrt sqrt tanh", Facts(Reads.RESULT)),
-    **_each("cos erf log sin", Facts(Reads.FUNCTION)),
-    **_each("integer_pow square", Facts(Reads.FUNCTION, cheap=True, fused_into_reductions=True)),
-    **_each("abs clamp max min", Facts(cheap=True)),
+    **_each("igamma igamma_grad_a igammac", Facts(alone=True)),  # loops
+    "reduce_precision": Facts(linear_in=(EVERY,), rounds=True),
+    **_each("cbrt erf_inv exp exp2 logistic sqrt tan tanh", Facts(RESULT)),
+    "expm1": Facts(RESULT if jax.__version_info__ < (0, 12) else OPERANDS),
+    **_each("bessel_i0e bessel_i1e rsqrt", Facts(OPERANDS_AND_RESULT)),
+    "pow": Facts((*OPERANDS, Reads(at(0), at(0)))),
+    "nextafter": Facts((Reads(NONE), None)),
+    "rem": Facts((Reads(NONE), *OPERANDS)),
+    "polynomial": Facts((Reads(AllBut(at(1))),), linear_in=(AllBut(at(0)),)),  # in its coefficients
+    **_each("integer_pow square", Facts(cheap=True, fused_into_reductions=True)),
+    **_each("abs max min", Facts(cheap=True)),
+    "clamp": Facts((*OPERANDS, *OPERANDS, Reads(at(1, 2))), cheap=True),
     **_each("eq ne lt le gt ge eq_to lt_to le_to and or not xor sign floor ceil round is_finite", FLAT),
 }
 DRAW = 60.0  # FLOPs of threefry: twenty rounds of an addition, a rotation and an exclusive or
@@ -91,7 +114,7 @@ operator("frexp", local=lambda operands, layout: list(jnp.frexp(*operands)))(ele
 operator("ldexp", local=lambda operands, layout: [jnp.ldexp(*operands)])(elementwise())
 operator("neg", "real", "imag", "conj", facts=Facts(cheap=True))(elementwise(linear=((0,),)))
 operator("copy", "name", facts=Facts(moves=True))(elementwise(linear=((0,),)))
-operator("stop_gradient", facts=Facts(Reads.NOTHING, moves=True))(elementwise(linear=((0,),), view=True))
+operator("stop_gradient", facts=Facts(NOTHING, moves=True))(elementwise(linear=((0,),), view=True))
 PLACED = {"sharding_constraint": Facts(), "constrain": Facts(alone=True, distinct=True)}
 for _name, _facts in PLACED.items():
     operator(_name, local=lambda operands, layout: list(operands), facts=_facts)(elementwise(linear=((0,),), view=True))
@@ -113,7 +136,7 @@ def select(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(factors, (frozenset(range(1, len(operands))),), prod(results[0].shape))
 
 
-@operator("convert_element_type", facts=Facts(moves=True, fused_into_reductions=True))
+@operator("convert_element_type", facts=Facts(linear_in=(EVERY,), moves=True, fused_into_reductions=True))
 def convert(params: Any, operands: Any, results: Any) -> Spec:
     """One operand. Linear if the conversion is exact: a sum of rounded values is not the rounded sum."""
     linear = exact(operands[0].dtype, results[0].dtype)
@@ -129,7 +152,7 @@ def bitcast(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(tuple(Factor(f"d{i}", n, (Slot(i),), (Slot(i),)) for i, n in names), (), 0.0)
 
 
-@operator("optimization_barrier", facts=Facts(alone=True, distinct=True))
+@operator("optimization_barrier", facts=Facts(linear_in=(EVERY,), alone=True, distinct=True))
 def barrier(params: Any, operands: Any, results: Any) -> Spec:
     """Operands that are returned unchanged. If they have one shape, its dimensions are parallel."""
     if len({o.shape for o in operands}) != 1:

@@ -13,7 +13,7 @@ from jax import lax
 from unity.pcg.operators.layout import Layout
 from unity.pcg.operators.promised_reads import PROMISED, drop_outside_gradients
 from unity.pcg.operators.table.reshaping import is_block, part_of
-from unity.pcg.types.factors import Factor, Facts, Place, Slot, Spec, operator
+from unity.pcg.types.factors import OPERANDS_AND_RESULT, Factor, Facts, Place, Slot, Spec, at, operator
 from unity.pcg.types.parallel_type import PARTIAL
 
 Mode = lax.GatherScatterMode
@@ -107,7 +107,7 @@ def fill_value(params: Any, dtype: Any) -> jax.Array:
     return jnp.asarray(value, dtype)
 
 
-@operator("gather", local=_gather_pieces, exact=True, facts=Facts(linear_in=0))
+@operator("gather", local=_gather_pieces, exact=True, facts=Facts(linear_in=(at(0),)))
 def gather(params: Any, operands: Any, results: Any) -> Spec:
     """Table and indices `[..., index]`. Columns, batching dimensions and indices are parallel, rows are a reduction."""
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
@@ -164,10 +164,10 @@ def scattering(adds: bool) -> Any:
     return spec
 
 
-operator("scatter-add", facts=Facts(alone=True))(scattering(adds=True))
-operator("scatter-sub")(scattering(adds=True))
-operator("scatter", facts=Facts(alone=True))(scattering(adds=False))
-operator("scatter-mul", "scatter-min", "scatter-max")(scattering(adds=False))
+operator("scatter-add", "scatter-sub", facts=Facts(alone=True))(scattering(adds=True))
+operator("scatter", facts=Facts(linear_in=(at(0, 2),), alone=True))(scattering(adds=False))
+operator("scatter-mul", facts=Facts(linear_in=(at(0), at(2)), alone=True))(scattering(adds=False))
+operator("scatter-min", "scatter-max", facts=Facts(OPERANDS_AND_RESULT, alone=True))(scattering(adds=False))
 
 
 @operator(PROMISED, local=lambda operands, layout: [drop_outside_gradients(*operands, **layout.params)])

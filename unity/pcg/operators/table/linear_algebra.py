@@ -9,7 +9,9 @@ import jax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from unity.pcg.operators.layout import Layout as Pieces
-from unity.pcg.types.factors import Factor, Facts, Slot, Spec, operator
+from unity.pcg.types.factors import NONE, NOTHING, RESULT, Factor, Facts, Reads, Slot, Spec, at, operator
+
+ALONE = Facts(alone=True)
 
 
 def stacked(blocked: int, shape: tuple[int, ...], n_operands: int, n_results: int) -> tuple[Factor, ...]:
@@ -18,27 +20,29 @@ def stacked(blocked: int, shape: tuple[int, ...], n_operands: int, n_results: in
     return tuple(Factor(f"b{i}", n, (Slot(i),) * n_operands, (Slot(i),) * n_results) for i, n in lead)
 
 
-@operator("cholesky", "eig", "eigh", "geqrf", "lu", "qr", "svd")
+@operator("eig", "geqrf", "svd", facts=ALONE)
+@operator("cholesky", "eigh", "qr", facts=Facts(RESULT, alone=True))
+@operator("lu", facts=Facts((Reads(NONE, at(0, 2)),), alone=True))
 def decomposition(params: Any, operands: Any, results: Any) -> Spec:
     """Matrices `[..., m, n]` to be factorized."""
     shape = operands[0].shape
     return Spec(stacked(2, shape, 1, len(results)), (), 2.0 * prod(shape) * min(shape[-2:]))
 
 
-@operator("lu_pivots_to_permutation")
+@operator("lu_pivots_to_permutation", facts=Facts(NOTHING, alone=True))
 def permutation(params: Any, operands: Any, results: Any) -> Spec:
     """Pivots `[..., k]`, converted to permutations `[..., m]` of rows."""
     return Spec(stacked(1, operands[0].shape, 1, 1), (), 1.0 * prod(results[0].shape))
 
 
-@operator("householder_product")
+@operator("householder_product", facts=ALONE)
 def reflectors(params: Any, operands: Any, results: Any) -> Spec:
     """Reflectors `[..., m, n]` and their scalars `[..., k]`, multiplied to matrices."""
     shape = operands[0].shape
     return Spec(stacked(2, shape, 2, 1), (), 2.0 * prod(shape) * min(shape[-2:]))
 
 
-@operator("ormqr")
+@operator("ormqr", facts=ALONE)
 def reflected(params: Any, operands: Any, results: Any) -> Spec:
     """Reflectors, their scalars `[..., k]`, and matrices to be multiplied by their product. Linear in the matrices."""
     shape, lead = operands[2].shape, len(operands[2].shape) - 2
@@ -47,7 +51,7 @@ def reflected(params: Any, operands: Any, results: Any) -> Spec:
     return Spec((*stacked(2, shape, 3, 1), sides), (frozenset({2}),), 4.0 * prod(shape) * operands[1].shape[-1])
 
 
-@operator("tridiagonal_solve")
+@operator("tridiagonal_solve", facts=Facts((Reads(at(0, 1, 2), at(0)),), alone=True))
 def tridiagonal_solve(params: Any, operands: Any, results: Any) -> Spec:
     """Diagonals `[..., m]` and right-hand sides `[..., m, n]`. Linear in the latter."""
     shape = operands[3].shape
@@ -56,7 +60,7 @@ def tridiagonal_solve(params: Any, operands: Any, results: Any) -> Spec:
     return Spec((*stacked(2, shape, 4, 1), sides), (frozenset({3}),), 8.0 * prod(shape))
 
 
-@operator("triangular_solve")
+@operator("triangular_solve", facts=Facts((Reads(at(0), at(0)),), alone=True))
 def triangular_solve(params: Any, operands: Any, results: Any) -> Spec:
     """Matrices and right-hand sides. Linear in the latter."""
     shape = operands[1].shape
@@ -81,7 +85,7 @@ def _fourier_pieces(operands: list, layout: Pieces) -> list:
     return [_row_major(result)]
 
 
-@operator("fft", local=_fourier_pieces, facts=Facts(alone=True))
+@operator("fft", local=_fourier_pieces, facts=ALONE)
 def fourier(params: Any, operands: Any, results: Any) -> Spec:
     """One operand, whose trailing dimensions are transformed. Linear."""
     return Spec(stacked(len(params["fft_lengths"]), operands[0].shape, 1, 1), (frozenset({0}),), 10.0 * prod(results[0].shape))

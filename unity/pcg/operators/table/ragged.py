@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from unity.pcg.operators.layout import Layout
-from unity.pcg.operators.table.contraction import bilinear
-from unity.pcg.types.factors import Factor, Facts, Slot, Spec, operator
+from unity.pcg.operators.table.contraction import PRODUCT, bilinear
+from unity.pcg.types.factors import Factor, Slot, Spec, operator
 
 
 def ragged_dim(params: Any) -> tuple[int, bool] | None:
@@ -40,7 +40,7 @@ def ragged_pieces(operands: list[jax.Array], layout: Layout) -> list:
     return layout.bind(x, y, sizes)
 
 
-@operator("ragged_dot_general", local=ragged_pieces, facts=Facts(product=True, reads_buffers=True, alone=True))
+@operator("ragged_dot_general", local=ragged_pieces, facts=PRODUCT)
 def ragged_dot(params: Any, operands: Any, results: Any) -> Spec:
     """x [batch, free, contracted], y, and the sizes [g] of consecutive groups along the ragged dimension of x.
 

@@ -10,7 +10,18 @@ from jax import lax
 
 from unity.pcg.ir.program import close
 from unity.pcg.operators.table.elementwise import every_dimension
-from unity.pcg.types.factors import Factor, Facts, Reads, Slot, Spec, operator
+from unity.pcg.types.factors import (
+    NONE,
+    NOTHING,
+    OPERANDS_AND_RESULT,
+    Factor,
+    Facts,
+    Reads,
+    Slot,
+    Spec,
+    at,
+    operator,
+)
 from unity.pcg.types.varying_axes import aligned
 
 REDUCES, ALONE = Facts(reads_buffers=True), Facts(alone=True)
@@ -34,10 +45,11 @@ def reduction(kind: str) -> Any:
     return spec
 
 
+EXTREMUM = Facts(OPERANDS_AND_RESULT, reads_buffers=True)
 for _name, _kind in REDUCTIONS.items():
-    operator(_name, facts=REDUCES)(reduction(_kind))
+    operator(_name, facts=EXTREMUM if _kind in ("max", "min") else REDUCES)(reduction(_kind))
 operator("reduce_prod", "reduce_xor", facts=REDUCES)(reduction(""))
-operator("argmax", "argmin", facts=Facts(Reads.NOTHING, alone=True))(reduction(""))
+operator("argmax", "argmin", facts=Facts(NOTHING, alone=True))(reduction(""))
 
 
 def by_function(operands: Sequence[Any], layout: Any) -> list:
@@ -55,7 +67,7 @@ def by_function(operands: Sequence[Any], layout: Any) -> list:
     return list(lax.reduce(tuple(operands[:n]), tuple(operands[n:]), combine, layout.params["dimensions"]))
 
 
-@operator("reduce", local=by_function)
+@operator("reduce", local=by_function, facts=REDUCES)
 def general_reduction(params: Any, operands: Any, results: Any) -> Spec:
     """Operands and their scalar initial values, reduced by any function. Reduced dimensions are blocked."""
     rest = [i for i in range(operands[0].ndim) if i not in params["dimensions"]]
@@ -80,8 +92,7 @@ operator("cumprod", "cummax", "cummin", "cumlogsumexp", facts=ALONE)(along_one("
 operator("sort", facts=ALONE)(along_one("dimension"))
 
 
-@operator("approx_top_k")
-@operator("top_k", facts=ALONE)
+@operator("top_k", "approx_top_k", facts=Facts((Reads(NONE, at(1)),), alone=True))
 def top_k(params: Any, operands: Any, results: Any) -> Spec:
     """One operand. The dimension whose largest elements are selected is blocked."""
     blocked = params.get("axis", params.get("reduction_dimension", -1)) % operands[0].ndim

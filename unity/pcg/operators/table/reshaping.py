@@ -10,7 +10,7 @@ import jax
 from unity.pcg.jaxprs.rotation import ROTATION
 from unity.pcg.operators.layout import Layout
 from unity.pcg.operators.table.elementwise import every_dimension
-from unity.pcg.types.factors import WRAPPED, Factor, Facts, Halo, Reads, Slot, Spec, operator
+from unity.pcg.types.factors import NOTHING, WRAPPED, Factor, Facts, Halo, Slot, Spec, operator
 from unity.pcg.types.parallel_type import Shape
 
 LINEAR = (frozenset({0}),)
@@ -205,7 +205,7 @@ def tile(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(tuple(Factor(f"d{i}", n, (Slot(i),), (Slot(i, k),)) for i, (n, k) in enumerate(pairs) if n > 1), LINEAR)
 
 
-@operator("pad", facts=Facts(linear_in=0))
+@operator("pad")
 def pad(params: Any, operands: Any, results: Any) -> Spec:
     """Operand and padding value. Padded dimensions are blocked."""
     unpadded = [i for i, c in enumerate(params["padding_config"]) if tuple(c) == (0, 0, 0)]
@@ -221,7 +221,7 @@ def _iota_pieces(operands: list[jax.Array], layout: Layout) -> list:
     return [jax.lax.broadcast_in_dim(line, result.local_shape, (dim,))]
 
 
-@operator("iota", local=_iota_pieces, facts=Facts(Reads.NOTHING, sizes_follow=True))
+@operator("iota", local=_iota_pieces, facts=Facts(NOTHING, sizes_follow=True))
 def iota(params: Any, operands: Any, results: Any) -> Spec:
     """No operands. Every dimension is parallel."""
     return Spec(every_dimension([], results[0].shape), (), prod(results[0].shape))

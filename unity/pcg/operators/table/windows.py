@@ -9,10 +9,12 @@ import jax
 
 from unity.pcg.operators.layout import Layout
 from unity.pcg.operators.table.sliding import Window, sliding
-from unity.pcg.types.factors import Facts, Slot, Spec, operator
+from unity.pcg.types.factors import OPERANDS, Facts, Slot, Spec, at, operator
 from unity.pcg.types.parallel_type import Shape
 
 REDUCES = Facts(reads_buffers=True, alone=True)
+# the first operand is a tangent, or a cotangent, of which the second selects elements
+SELECTS = Facts((*OPERANDS, None), linear_in=(at(0),), reads_buffers=True, alone=True)
 
 
 def _spec(params: Any, operands: Any, results: Any, before: Shape, after: Shape, outside: str | None, linear: bool) -> Spec:
@@ -52,10 +54,10 @@ operator("reduce_window_sum", local=window_pieces, facts=REDUCES)(windowed("sum"
 operator("reduce_window_max", local=window_pieces, facts=REDUCES)(windowed("max"))
 operator("reduce_window_min", local=window_pieces, facts=REDUCES)(windowed("min"))
 operator("reduce_window", local=window_pieces, facts=REDUCES)(windowed())
-operator("select_and_gather_add", local=window_pieces)(windowed())
+operator("select_and_gather_add", local=window_pieces, facts=SELECTS)(windowed())
 
 
-@operator("select_and_scatter_add", local=window_pieces)
+@operator("select_and_scatter_add", local=window_pieces, facts=SELECTS)
 def select_and_scatter(params: Any, operands: Any, results: Any) -> Spec:
     """Source `[windows]` and operand. Each window lies in the slice of one device, which adds its source there."""
     source, operand = operands

@@ -1,0 +1,78 @@
+"""Residuals that the installed JAX keeps of one equation, where no fusion changes them: in a scan, which stacks each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from unity.pcg.ir.program import Equation
+
+
+@dataclass(frozen=True)
+class Application:
+    """An equation with the types of its operands; equal ones have the same residuals.
+
+    Attributes:
+        differentiated: the positions of the operands to which gradients flow.
+        varying: the positions of the operands that differ from one step of the scan to the next.
+    """
+
+    signature: str
+    identity: tuple[int, ...]
+    operands: tuple[jax.ShapeDtypeStruct, ...]
+    differentiated: tuple[int, ...]
+    varying: tuple[int, ...]
+    equation: Equation = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class TracedResiduals:
+    """The operands and results, by position, that are residuals, and the bytes of each other value that is one."""
+
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    other_nbytes: tuple[int, ...]
+
+
+@lru_cache(maxsize=16384)
+def traced_residuals(application: Application) -> TracedResiduals | None:
+    """Return the residuals that JAX keeps, or None if it cannot differentiate the primitive.
+
+    Values that do not depend on varying operands are none: JAX moves them out of the scan.
+    """
+    wide = any(x.dtype.itemsize == 8 and jnp.issubdtype(x.dtype, jnp.number) for x in application.operands)
+    try:
+        with jax.enable_x64(wide or jax.config.jax_enable_x64):  # as the equation was captured
+            closed = jax.make_jaxpr(lambda *xs: _forward(application, xs))(*application.operands)
+    except (NotImplementedError, TypeError, ValueError):
+        return None
+    program, n = closed.jaxpr, len(application.equation.results)
+    operands = {v: p for p, v in enumerate(program.invars)}
+    results = {v: k for k, v in reversed(list(enumerate(program.outvars[:n]))) if not isinstance(v, core.Literal)}
+    varying = {program.invars[p] for p in application.varying}
+    for eqn in program.eqns:
+        if any(not isinstance(v, core.Literal) and v in varying for v in eqn.invars):
+            varying.update(eqn.outvars)
+    kept = [v for v in dict.fromkeys(v for v in program.outvars[n:] if not isinstance(v, core.Literal)) if v in varying]
+    others: list[Any] = [v.aval for v in kept if v not in operands and v not in results]
+    return TracedResiduals(
+        tuple(operands[v] for v in kept if v in operands),
+        tuple(results[v] for v in kept if v in results and v not in operands),
+        tuple(x.size * x.dtype.itemsize for x in others),
+    )
+
+
+def _forward(application: Application, operands: Any) -> Any:
+    """Return an equation's results, and the derivative as JAX's tree of residuals."""
+    e, at = application.equation, application.differentiated
+
+    def of(*chosen: Any) -> Any:
+        replaced = dict(zip(at, chosen, strict=True))
+        return e.primitive.bind(*(replaced.get(p, x) for p, x in enumerate(operands)), **e.params)
+
+    return jax.vjp(of, *(operands[p] for p in at))
