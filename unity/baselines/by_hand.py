@@ -30,7 +30,8 @@ import numpy as np
 from unity.base.errors import InfeasibleError
 from unity.baselines.restricted import RestrictedSpace, Structure, only, restricted, without
 from unity.machine.resharding_tables import Types
-from unity.pcg.types.factors import facts_of
+from unity.pcg.capture.operator_names import LOOKUPS
+from unity.pcg.types.factors import facts_of, is_convolution
 from unity.search.cost.assembly import Assembled
 from unity.search.published import Asked
 from unity.search.session import Candidate, Search
@@ -38,8 +39,6 @@ from unity.search.solver.minimizer import Minimizer
 from unity.search.solver.problem import Array, Point
 from unity.search.space.configurations import IDLE
 from unity.search.space.sites import Site
-
-CONVOLUTION, LOOKUPS = "conv_general_dilated", ("embedding", "gather")
 
 
 @dataclass(frozen=True)
@@ -207,7 +206,7 @@ def one_weird_trick(search: Search, asked: Asked) -> Candidate:
     """
     structure, axes = Structure(search), len(search.machine.axes)
     kinds = {site.node.kind for site in structure.opened.sites if site.node is not None}
-    if CONVOLUTION not in kinds:
+    if not any(map(is_convolution, kinds)):
         raise InfeasibleError("one weird trick is for convolutional networks: there is no convolution in this graph")
     dense = after_dense(structure)
     space = space_on(structure, lambda s: KRIZHEVSKY if dense[s] else Mesh(axes))
@@ -234,7 +233,7 @@ def expert(search: Search, asked: Asked) -> Candidate:
     """
     structure = Structure(search)
     kinds = {site.node.kind for site in structure.opened.sites if site.node is not None}
-    if CONVOLUTION in kinds:
+    if any(map(is_convolution, kinds)):
         return one_weird_trick(search, asked)
     if any(site.around.stacked for site in structure.opened.sites):
         raise InfeasibleError(

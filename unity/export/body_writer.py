@@ -16,6 +16,7 @@ from unity.export.simplification import simplified, through_casts
 from unity.export.source_code import Code, Scope, assign, call, definition, first_of, lines, packed, returned, unpacked
 from unity.export.tracing import LocalProgram, varying_of
 from unity.pcg.ir.program import Atom, Body, Equation
+from unity.pcg.jaxprs.jaxprs import BRANCHED, LOOPED
 
 if TYPE_CHECKING:
     from unity.export.module import ModuleWriter
@@ -26,7 +27,6 @@ AUTOMATIC = SCALAR_OPERAND | {  # primitives whose functions make all operands v
     "select_n", "clamp", "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "pad", "dot_general",
     "conv_general_dilated", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max",
 }  # fmt: skip
-CONTROL_FLOW = frozenset({"scan", "while", "cond"})
 RESULT_NAMES = {
     "add": "plus", "add_any": "plus", "sub": "minus", "mul": "times", "div": "ratio", "reduce_sum": "total",
     "reduce_max": "largest", "reduce_min": "smallest", "dot_general": "product", "select_n": "chosen",
@@ -144,7 +144,7 @@ class BodyWriter:
         reduces_with_user = e.name in REDUCTION_METHODS and user.name == "broadcast_in_dim"
         broadcasts_for_user = e.name == "broadcast_in_dim" and user.name in SCALAR_OPERAND
         limit = LONGER if reduces_with_user or broadcasts_for_user else SHORT
-        return user.name not in CONTROL_FLOW and len(code.text) <= limit
+        return user.name not in LOOPED.union(BRANCHED) and len(code.text) <= limit
 
     def predicate(self, branch_index: Atom) -> Atom | None:
         """Return the boolean that a branch index is converted from, if it is."""

@@ -14,11 +14,8 @@ import jax
 
 from unity.export.tracing import LocalProgram, closed, like, traced
 from unity.pcg.ir.program import Equation
-from unity.pcg.jaxprs.jaxprs import called
+from unity.pcg.jaxprs.jaxprs import CUSTOM_JVP, called
 from unity.pcg.propagation.derivative_rules import as_function, differentiable_operands
-
-JVP = ("custom_jvp_call",)
-VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +55,7 @@ def rule_of(equation: Equation) -> DerivativeRule:
 
         return run, [x for x, f in zip(operands, floating, strict=True) if f]
 
-    if equation.name in JVP:
+    if equation.name in CUSTOM_JVP:
 
         def derivative(*operands: Any) -> Any:
             run, floats = of_floating(operands[: len(pieces)])

@@ -15,15 +15,14 @@ from jax.lax import GatherScatterMode
 from jax.sharding import NamedSharding
 
 from unity.export.checkpoint_policies import saved_kinds
-from unity.export.derivative_rules import JVP, VJP, rule_of
+from unity.export.derivative_rules import rule_of
 from unity.export.nested import applied_program, combiner, is_scatter_apply
 from unity.export.simplification import simplified
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, close, params_key
+from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, RULED
 from unity.pcg.jaxprs.scan_operands import constants_and_carry
 from unity.pcg.propagation.linear_solves import program_names, solve_program, split_operands
 from unity.pcg.propagation.solver import branches, nested_body
-
-REMAT = ("checkpoint", "remat", "remat2")
 
 
 class Meaning(NamedTuple):
@@ -177,5 +176,5 @@ def _linear_solve(e: Equation, operands: list[Meaning], depth: int) -> list[obje
 
 NESTED_CONTENT = {
     "reduce": _reduction, "reduce_window": _reduction, "custom_linear_solve": _linear_solve,
-    "scan": _scan, "while": _while, "cond": _cond, **dict.fromkeys(REMAT, _remat), **dict.fromkeys((*JVP, *VJP), _custom),
+    "scan": _scan, "while": _while, "cond": _cond, **dict.fromkeys(REMATERIALIZED, _remat), **dict.fromkeys(RULED, _custom),
 }  # fmt: skip

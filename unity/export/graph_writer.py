@@ -19,15 +19,15 @@ from unity.export.primitives.primitive_call import Operand
 from unity.export.simplification import simplified
 from unity.export.source_code import Code, assign, call, stem
 from unity.export.tracing import LocalProgram, piece
-from unity.pcg.capture.operator_names import LAYOUT
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.ir.nested_programs import has
 from unity.pcg.operators.kernel_primitive import KERNEL
 from unity.pcg.parallel.traffic import step_of
+from unity.pcg.types.factors import Role, facts_of
+from unity.pcg.types.varying_axes import CASTS
 
 NUMBER = "{number}"  # stands in a path for the loop's counter
 SMALL = 3  # equations of an operator that is written where it is used
-NOT_COUNTED = LAYOUT | {"pvary", "convert_element_type"}
 
 
 class GraphWriter:
@@ -254,7 +254,8 @@ def _in_node_order(unit: Unit, operands: Sequence[Code]) -> list[Code]:
 
 def _is_small(program: LocalProgram) -> bool:
     """Return whether an operator has few equations, so that it is written where it is used."""
-    counted = [e for e in simplified(program.body).equations if e.name not in NOT_COUNTED]
+    equations = simplified(program.body).equations
+    counted = [e for e in equations if facts_of(e.name).role not in (Role.LAYOUT, Role.CONVERSION) and e.name not in CASTS]
     return len(counted) <= SMALL
 
 

@@ -14,13 +14,14 @@ from jax.extend import core
 from unity.export.body_writer import Block, BodyWriter, InnerFunction, program_operands
 from unity.export.callbacks import pure_callback
 from unity.export.checkpoint_policies import policy_code
-from unity.export.derivative_rules import JVP, VJP, rule_of
+from unity.export.derivative_rules import rule_of
 from unity.export.errors import ExportError
 from unity.export.primitives.indexing import index_parameters, scatter_dimensions
 from unity.export.primitives.primitive_call import Operand
 from unity.export.source_code import WIDTH, Code, call, letters, lines, literal, packed, packed_targets, sequence, stem, unpacked
 from unity.export.tracing import LocalProgram, closed, varying_of
 from unity.pcg.ir.program import Equation
+from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, RULED
 from unity.pcg.jaxprs.scan_operands import constants_and_carry
 from unity.pcg.propagation.linear_solves import is_symmetric, program_names, split_operands
 from unity.pcg.propagation.solver import nested_body
@@ -281,8 +282,8 @@ NESTED: Mapping[str, NestedWriter] = {
     "while": while_loop,
     "cond": cond,
     "platform_index": platform_index,
-    **dict.fromkeys(("checkpoint", "remat", "remat2"), checkpoint),
-    **dict.fromkeys((*JVP, *VJP), custom_derivative),
+    **dict.fromkeys(REMATERIALIZED, checkpoint),
+    **dict.fromkeys(RULED, custom_derivative),
     **dict.fromkeys(("reduce", "reduce_window"), reduction),
     "custom_linear_solve": linear_solve,
     "pure_callback": pure_callback,

@@ -18,6 +18,7 @@ from capture_cases import TABLE, TRAPS, X
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from jax.experimental import pallas
 from serial_graph import evaluate
 
 from benchmarks import models

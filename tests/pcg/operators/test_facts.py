@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from jax import lax
 from jax.extend import core
@@ -195,3 +196,33 @@ def test_derivatives_round_cotangents_where_the_table_says_so(name: str) -> None
                 continue  # JAX has no derivative of it
             if through:
                 assert facts_of(name).rounds == ("reduce_precision" in through), e.signature
+
+
+def drawn(t: Tensor, rng: np.random.Generator) -> np.ndarray:
+    """Return random elements of a type, of both signs."""
+    if t.dtype == bool:
+        return rng.random(t.shape) < 0.5
+    numbers = rng.normal(size=t.shape) * 20
+    return (numbers + (1j * numbers[::-1] if np.dtype(t.dtype).kind == "c" else 0)).astype(t.dtype)
+
+
+def computed(e: Equation, *operands: np.ndarray) -> np.ndarray:
+    return np.asarray(jax.jit(lambda *xs: e.primitive.bind(*xs, **e.params))(*operands))
+
+
+@pytest.mark.parametrize("name", sorted({*TABLE} - RANDOM))
+def test_operands_commute_and_pass_unchanged_where_the_table_says_so(name: str) -> None:
+    rng, same, commute = np.random.default_rng(3), list[bool](), list[bool]()
+    for e, operands, results in by_primitive().get(name, ()):
+        known = all(isinstance(t.dtype, np.dtype) and np.dtype(t.dtype).kind in "biufc" for t in operands)
+        if e.primitive.multiple_results or not known or {t.shape for t in operands} != {results[0].shape} or not results[0].shape:
+            continue
+        with jax.enable_x64(True):
+            xs = [drawn(t, rng) for t in operands]
+            if len(xs) == 1 and e.params.get("axes") != ():  # a reduction over no dimensions
+                same.append(operands == results and np.array_equal(computed(e, *xs), xs[0]))
+            elif len(xs) == 2 and operands[0] == operands[1]:
+                values, exchanged = computed(e, *xs), computed(e, *xs[::-1])
+                commute += [] if np.all(values != values) else [np.allclose(values, exchanged, equal_nan=True)]
+    assert not same or facts_of(name).identity == all(same)
+    assert not commute or facts_of(name).commutative == all(commute)

@@ -24,8 +24,6 @@ from unity.pcg.ir.dead_code import extract
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.types.factors import facts_of
 
-WINDOWS = frozenset({"reduce_window_sum", "reduce_window_max", "reduce_window_min"})
-
 
 def layers(body: Body, constant: Mapping[int, int]) -> list[EquationCluster]:
     """Return the layers of a body: its `clusters`, some of them joined. Producers come before users."""
@@ -83,7 +81,7 @@ class _LayerClusters:
     def _light(self, members: Sequence[int]) -> bool:
         """Whether equations are light work on tensors: no lookups in a table, and at least one result with dimensions."""
         tensors, equations = self.uses.body.tensors, self._equations(members)
-        looked_up = any(e.name == "gather" and tensors[e.results[0]].floating for e in equations)
+        looked_up = any(facts_of(e.name).looks_up and tensors[e.results[0]].floating for e in equations)
         results = self.uses.outputs(members, set(members))
         return not looked_up and all(light(self.uses.body, e) for e in equations) and any(tensors[v].shape for v in results)
 
@@ -100,7 +98,7 @@ class _LayerClusters:
         joined = {layer, into, *also}
         members = sorted(i for k in joined for i in self.members[k])
         outside = self._with({m for k in joined for m in self._producers(self.members[k])} - joined)
-        if all(not facts_of(e.name).product and e.name not in WINDOWS for e in self._equations(self.members[into])):
+        if all(not (facts_of(e.name).product or facts_of(e.name).slides) for e in self._equations(self.members[into])):
             return False
         if any(outside >> k & 1 for k in joined) or not self._alike(members, self.members[into], self.members[layer]):
             return False

@@ -21,18 +21,15 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from unity.pcg.ir.program import Body, Tensor
+from unity.pcg.ir.program import Body, Tensor, tensor_type
 from unity.pcg.local.halo_exchange import neutral_element
 from unity.pcg.local.interpreter import BodyInterpreter
 from unity.pcg.operators.layout import PlacedTensor
 from unity.pcg.propagation.placement import placing
 from unity.pcg.types.axis import Axis
-from unity.pcg.types.factors import Halo, facts_of
+from unity.pcg.types.factors import TABLE, Halo, facts_of
 from unity.pcg.types.parallel_type import UNUSED, Shape, Type, local_shape
-from unity.pcg.types.varying_axes import vary, varying
-
-# Primitives whose result is a view of the operand: they need no code in a step.
-VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "pvary", "pcast", "unreplicate", "stop_gradient", "copy", "name"})
+from unity.pcg.types.varying_axes import CASTS, vary, varying
 
 DRAWN = 1 << 20
 
@@ -120,7 +117,7 @@ def without_views(program: Program, operands: Sequence[Any]) -> Program:
     closed = jax.make_jaxpr(program)(*operands)
     source: dict[Any, Any] = {}
     for e in closed.jaxpr.eqns:
-        if e.primitive.name in VIEWS and not isinstance(e.invars[0], core.Literal):
+        if _is_view(e) and not isinstance(e.invars[0], core.Literal):
             source[e.outvars[0]] = source.get(e.invars[0], e.invars[0])
     sources = {*closed.jaxpr.invars, *closed.jaxpr.constvars}
     numbers = []
@@ -135,6 +132,16 @@ def without_views(program: Program, operands: Sequence[Any]) -> Program:
         return [results[k] for k in numbers]
 
     return only
+
+
+def _is_view(eqn: core.JaxprEqn) -> bool:
+    """Return whether a step needs no code for an equation, since its result is a view of the whole operand."""
+    entry = TABLE.get(eqn.primitive.name)
+    if entry is None:
+        return eqn.primitive.name in CASTS
+    avals: list[list[Any]] = [[v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]]
+    operands, results = ([tensor_type(x.shape, x.dtype) for x in side] for side in avals)
+    return [t.nbytes for t in operands] == [t.nbytes for t in results] and entry.spec(eqn.params, operands, results).view
 
 
 def local_operands(operator: LocalOperator) -> Iterator[np.ndarray[Any, Any]]:

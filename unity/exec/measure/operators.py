@@ -39,9 +39,9 @@ from unity.exec.measure.operator_programs import (
 from unity.exec.measure.timing import repetitions, seconds_of
 from unity.pcg.ir.program import Body
 from unity.pcg.propagation.solver import nested_body, nests
+from unity.pcg.types.factors import is_convolution
 from unity.pcg.types.varying_axes import vary
 
-CONVOLUTION = "conv_general_dilated"
 ROUNDS = 5
 RUN = 0.01  # target seconds of a run
 MOST = 1 << 20  # repetitions
@@ -136,7 +136,7 @@ def _spread(seconds: Sequence[float]) -> float:
 @lru_cache(maxsize=4096)
 def convolves(body: Body) -> bool:
     """Whether a program has convolutions. XLA's CPU backend lays them out only outside of loops, and is tenfold slower inside."""
-    return any(e.name == CONVOLUTION or (nests(e) and convolves(nested_body(e))) for e in body.equations)
+    return any(is_convolution(e.name) or (nests(e) and convolves(nested_body(e))) for e in body.equations)
 
 
 def _looped(operator: LocalOperator, mesh: Mesh) -> tuple[jax.stages.Lowered]:

@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 
 from unity.pcg.analysis.traced_residuals import Application, traced_residuals
 from unity.pcg.ir.program import Atom, Body, Equation
+from unity.pcg.jaxprs.jaxprs import BRANCHED, CUSTOM_VJP, RULED, SCANNED
 from unity.pcg.operators.kernel_primitive import KERNEL, KernelError, kernel_residuals
 from unity.pcg.propagation.derivative_rules import Unreadable, jvp_body, vjp_bodies
 from unity.pcg.propagation.solver import spec_of
@@ -21,9 +22,6 @@ from unity.pcg.types.factors import facts_of, passes_gradients
 
 # Recompute a value if its sources take at most this multiple of its bytes, such as a bias beside the sum's other operand.
 SLACK = 1.1
-CUSTOM_VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
-CUSTOM = ("custom_jvp_call", *CUSTOM_VJP)
-BRANCHING = ("cond", "scan")
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def read_backward(body: Body, differentiated: tuple[bool, ...], stacked: bool = 
     active = {v for v, flag in zip(body.inputs, differentiated, strict=True) if flag}
     derivative.differentiate(active)
     # the residuals of control flow are computed inside of it
-    control_flow = {v for e in body.equations if e.name in BRANCHING for v in e.results if v in active}
+    control_flow = {v for e in body.equations if e.name in (*BRANCHED, *SCANNED) for v in e.results if v in active}
     return frozenset(derivative.read_atoms | control_flow | {v for v, _ in derivative.extra})
 
 
@@ -158,7 +156,7 @@ class _Derivative:
             operands = tuple(number_of[a] if isinstance(a, int) else a.key for a in e.operands)
             moved = e.operands[0] if facts_of(e.name).moves else None
             for v in e.results:
-                key = ("alone", v) if e.name in CUSTOM or len(e.results) > 1 else (e.signature, operands)
+                key = ("alone", v) if e.name in RULED or len(e.results) > 1 else (e.signature, operands)
                 number_of[v] = number_of[moved] if isinstance(moved, int) else numbers.setdefault(key, len(numbers))
         first: dict[tuple[int, int], int] = {}
         return {v: first.setdefault((number, self.body.tensors[v].nbytes), v) for v, number in number_of.items()}
@@ -168,7 +166,7 @@ class _Derivative:
 
         In a scan these are exactly the values that JAX stacks: where a function of operands may be one, JAX traces it.
         """
-        if e.name in CUSTOM:
+        if e.name in RULED:
             self.read_rule(e, at)
             return
         if e.name == KERNEL:

@@ -15,6 +15,7 @@ from unity.pcg.capture.heavy_operators import SMALL, Uses, constants, light, red
 from unity.pcg.capture.lossless import keeps
 from unity.pcg.capture.merging import LARGEST, Merging
 from unity.pcg.ir.program import Body, Equation
+from unity.pcg.types.factors import facts_of
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,9 @@ def _may_join(body: Body, equation: Equation, target: int, size: Mapping[int, in
     last = body.equations[target]
     if not (light(body, equation) and light(body, last)) or size[target] >= LARGEST:
         return False
-    if last.name == "gather":  # index arithmetic only: the table must stay an operand with a free choice of its sharding
+    if facts_of(last.name).looks_up:  # index arithmetic only: the table must stay an operand with a free choice of its sharding
         return not any(body.tensors[v].floating for v in equation.results)
-    return equation.name != "gather" or not body.tensors[equation.results[0]].floating or _small_gather(equation)
+    return not facts_of(equation.name).looks_up or not body.tensors[equation.results[0]].floating or _small_gather(equation)
 
 
 def _small_gather(equation: Equation) -> bool:

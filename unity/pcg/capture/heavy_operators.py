@@ -100,7 +100,7 @@ def constants(body: Body) -> Mapping[int, int]:
     producers: dict[int, int] = {}
     sizes: dict[int, int] = {}
     for i, e in enumerate(body.equations):
-        cheap = e.name == PLATFORM or (light(body, e) and e.name not in ("random_bits", "gather"))
+        cheap = e.name == PLATFORM or (light(body, e) and not (facts_of(e.name).looks_up or facts_of(e.name).draws))
         if cheap and all(not isinstance(a, int) or a in producers for a in e.operands):
             size = 1 + sum(sizes[a] for a in e.operands if isinstance(a, int))
             if size <= REPEATED:

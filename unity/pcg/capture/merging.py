@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from unity.pcg.capture.heavy_operators import SMALL, Uses, light, reduces
 from unity.pcg.capture.lossless import keeps
+from unity.pcg.types.factors import facts_of
 
 LARGEST = 96  # the most equations of a composite, which bounds the work of deriving its factors
 TINY = 256  # the most bytes of a random key
@@ -120,7 +121,7 @@ class Merging:
     def is_light(self, k: int) -> bool:
         """Return whether a cluster may join others: it has light equations only, and no gather, whose table is placed freely."""
         equations = [self.uses.body.equations[i] for i in self.members[k]]
-        return all(light(self.uses.body, e) and e.name != "gather" for e in equations)
+        return all(light(self.uses.body, e) and not facts_of(e.name).looks_up for e in equations)
 
     def is_statistic(self, k: int) -> bool:
         """Return whether a cluster reduces something large to something small."""

@@ -9,14 +9,11 @@ from math import prod
 from unity.pcg.ir.graph import BRANCHES, CONSTRAIN, LOOPS, PARALLELIZATION, STAGES
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.operators.kernel_primitive import KERNEL
-from unity.pcg.operators.table import TABLE
 from unity.pcg.propagation.scan_programs import REMATERIALIZED
 from unity.pcg.propagation.solver import nested_body
+from unity.pcg.types.factors import Role, facts_of
 
-LAYOUT = frozenset(name for name, entry in TABLE.items() if entry.facts.layout)
-CONVERT = frozenset({"convert_element_type", "copy", "stop_gradient", "reduce_precision"})
-KEYS = frozenset(name for name, entry in TABLE.items() if entry.facts.key)
-AUXILIARY = LAYOUT | CONVERT | {"iota", "slice", "split", "concatenate", "pad"}
+LOOKUPS = ("embedding", "gather")  # names of operators that look up rows of a table
 
 BY_PRIMITIVES = (  # the first set that a composite's primitives contain gives its name
     ({"reduce_max", "exp", "reduce_sum", "log"}, "log_softmax"),
@@ -73,14 +70,15 @@ def _label(composite: Body, sizes: Mapping[str, int]) -> str:
 
 def _by_decisive_primitive(composite: Body, names: set[str]) -> str | None:
     """Return the name that a single primitive implies, whatever function it came from."""
-    if "random_bits" in names:
+    if any(facts_of(name).draws for name in names):
         return "dropout"
     if any(
-        e.name == "gather" and composite.tensor(e.results[0]).floating and prod(e.params["slice_sizes"]) > 1
+        facts_of(e.name).looks_up and composite.tensor(e.results[0]).floating and prod(e.params["slice_sizes"]) > 1
         for e in composite.equations
     ):
         return "embedding"
-    return "random_keys" if names & KEYS and not any(composite.tensor(a).floating for a in composite.outputs) else None
+    keys = any(facts_of(name).key for name in names)
+    return "random_keys" if keys and not any(composite.tensor(a).floating for a in composite.outputs) else None
 
 
 def _single(equation: Equation) -> str:
@@ -103,7 +101,7 @@ def _function_name(call: str) -> str:
 def _by_call(composite: Body, sizes: Mapping[str, int]) -> str | None:
     """Return the function of the outermost nested call that is the whole operator, casts and changes of shape aside."""
     counts = calls(composite)
-    essential = [e for e in composite.equations if e.name not in AUXILIARY]
+    essential = [e for e in composite.equations if facts_of(e.name).role is Role.WORK]
     for e in essential[:1]:
         for call in e.group:
             if counts[call] >= sizes.get(call, 0) and all(call in other.group for other in essential):
@@ -121,14 +119,19 @@ def _by_content(equations: tuple[Equation, ...], names: set[str]) -> str:
     inner = {_single(e) for e in equations if e.name == "custom_jvp_call"}
     if len(inner) == 1:
         return inner.pop()
-    if "logistic" in names and names - AUXILIARY <= {"logistic", "mul", "add"}:
+    if "logistic" in names and _in(names, Role.WORK) <= {"logistic", "mul", "add"}:
         return "silu" if "mul" in names else "logistic"
-    if names <= LAYOUT:
+    if names == _in(names, Role.LAYOUT):
         return "transpose" if "transpose" in names and "reshape" not in names else "reshape"
-    if names <= LAYOUT | CONVERT:
+    if names == _in(names, Role.LAYOUT, Role.CONVERSION):
         return "convert_element_type"
-    essential = names - AUXILIARY or names - LAYOUT - CONVERT - {"iota"}
+    essential = _in(names, Role.WORK) or _in(names, Role.ARRANGEMENT)
     return essential.pop() if len(essential) == 1 else "elementwise"
+
+
+def _in(names: set[str], *roles: Role) -> set[str]:
+    """Return the primitives with one of these roles."""
+    return {name for name in names if facts_of(name).role in roles}
 
 
 def normalization(composite: Body) -> str | None:

@@ -212,8 +212,7 @@ class Outline:
 
 
 WITH_FUNCTIONS = frozenset({
-    "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "pure_callback", "custom_partitioning", "kernel",
-    HELD,
+    *RULED, "pure_callback", "custom_partitioning", "kernel", HELD,
 })  # fmt: skip
 
 

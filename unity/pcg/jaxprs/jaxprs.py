@@ -9,9 +9,17 @@ import jax.numpy as jnp
 from jax.extend import core
 
 Program = core.Jaxpr | core.ClosedJaxpr
-RULED = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})  # have derivative rules of their own
+# The primitives with programs among their parameters that are not inlined. Names differ between versions of JAX.
+CUSTOM_JVP = ("custom_jvp_call",)
+CUSTOM_VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
+RULED = frozenset({*CUSTOM_JVP, *CUSTOM_VJP})  # calls with derivative rules
+REMATERIALIZED = ("remat2", "checkpoint", "remat")
+CALLS = RULED.union(REMATERIALIZED)
+SCANNED = ("scan",)
+LOOPED = frozenset({*SCANNED, "while"})
+BRANCHED = ("cond",)
 LINEAR_SOLVE = "custom_linear_solve"
-NESTING = RULED | {"cond", "while", "scan", "remat2", "checkpoint", LINEAR_SOLVE}  # have programs inside that are not inlined
+NESTING = CALLS | LOOPED | {*BRANCHED, LINEAR_SOLVE}
 PROGRAMS = ("call_jaxpr", "jaxpr", "fun_jaxpr")  # names of the parameter with a call's program
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, close
-from unity.pcg.jaxprs.jaxprs import LINEAR_SOLVE
+from unity.pcg.jaxprs.jaxprs import CUSTOM_JVP, CUSTOM_VJP, LINEAR_SOLVE, REMATERIALIZED
 from unity.pcg.jaxprs.scan_operands import constants_and_carry
 from unity.pcg.local import replicated_calls
 from unity.pcg.local import varying_loops as loops
@@ -413,11 +413,9 @@ def _slice_type(type_: Type) -> Type:
 
 
 NESTED: Mapping[str, Callable[[Equation, list, Layout, tuple[Axis, ...]], list]] = {
-    "custom_jvp_call": _custom_jvp,
-    "custom_vjp_call": _custom_vjp,
-    "custom_vjp_call_jaxpr": _custom_vjp,
-    "remat2": _remat,
-    "checkpoint": _remat,
+    **dict.fromkeys(CUSTOM_JVP, _custom_jvp),
+    **dict.fromkeys(CUSTOM_VJP, _custom_vjp),
+    **dict.fromkeys(REMATERIALIZED, _remat),
     "cond": _cond,
     "while": _while,
     "scan": _scan,

@@ -11,47 +11,9 @@ import jax
 import numpy as np
 
 from unity.pcg.ir.program import Equation, Literal, from_jaxpr
+from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import Shape
 
-SINGLE = frozenset(
-    [
-        "abs",
-        "acos",
-        "acosh",
-        "asin",
-        "asinh",
-        "atan",
-        "atanh",
-        "cbrt",
-        "ceil",
-        "cos",
-        "cosh",
-        "div",
-        "erf",
-        "erf_inv",
-        "erfc",
-        "exp",
-        "exp2",
-        "expm1",
-        "floor",
-        "integer_pow",
-        "log",
-        "log1p",
-        "logistic",
-        "max",
-        "min",
-        "neg",
-        "pow",
-        "rsqrt",
-        "sign",
-        "sin",
-        "sinh",
-        "sqrt",
-        "square",
-        "tan",
-        "tanh",
-    ]
-)
 NAMED = {"tanh": "tanh", "logistic": "sigmoid"}  # names in the vocabulary of the rules
 DERIVED = "custom_jvp_call"
 
@@ -65,7 +27,7 @@ def pointwise(e: Equation) -> str | None:
         return None
     if e.name == DERIVED:
         return "relu" if _is_relu(e) else None
-    if e.name not in SINGLE:
+    if not facts_of(e.name).pointwise:
         return None
     if e.name in NAMED and e.params.get("accuracy") is None:
         return NAMED[e.name]

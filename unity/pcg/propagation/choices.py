@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from unity.pcg.ir.program import Atom, Body, Equation
+from unity.pcg.jaxprs.jaxprs import CALLS
 from unity.pcg.propagation.agreements import forwarded_inputs, nested_agreements
 from unity.pcg.propagation.halos import HaloEdge, halo_edges
 from unity.pcg.propagation.placement import along_axis, with_unused
 from unity.pcg.propagation.solver import Solution, Unmatched, nested_body, replicable, solve_either, spec_of
-from unity.pcg.types.factors import Match, Slot
+from unity.pcg.types.factors import Match, Slot, facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
 
 AGREED = "agreed"  # the kind of a reduction inside control flow, where no gradient flows
@@ -77,9 +78,6 @@ def unused(body: Body) -> Choice:
     return Choice("unused", (UNUSED,) * len(body.inputs), (UNUSED,) * len(body.outputs), 0, 0.0)
 
 
-INVARIANT = frozenset({"regularized_incomplete_beta"})  # JAX cannot run these on operands that differ between devices
-
-
 Seed = tuple[int, State]  # position (operands, then results) and the state wanted there
 
 
@@ -131,7 +129,7 @@ def _is_useful(solution: Solution) -> bool:
 
 def _solutions(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Solution]:
     """Yield the distinct solutions that follow from every state that an equation of the body, or a neighbour, could have."""
-    if any(e.name in INVARIANT for e in body.equations):
+    if any(facts_of(e.name).invariant for e in body.equations):
         return
     solutions: list[Solution] = []
 
@@ -230,7 +228,7 @@ def _factor_seeds(body: Body, equation: Equation) -> Iterator[Mapping[int, State
 
 def _nested_seeds(body: Body, equation: Equation) -> Iterator[Mapping[int, State]]:
     """Yield the states by variable to try at an equation with nested programs."""
-    if equation.name in ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "remat2", "checkpoint"):
+    if equation.name in CALLS:
         inner = nested_body(equation)
         for choice in choices(inner):
             states = zip((*equation.operands, *equation.results), choice.states, strict=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from unity.pcg.ir.gradient_flow import wanted_by
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.jaxprs.jaxprs import NESTING
-from unity.pcg.types.factors import Match
+from unity.pcg.types.factors import Match, facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State
 
 Place = tuple[int, int]  # an equation, by number, and one of its operands
@@ -353,9 +353,7 @@ def constants(body: Body) -> Constants:
         for e in body.equations:
             if all(isinstance(a, Literal) or a in constant for a in e.operands):
                 constant.update(e.results)
-            if e.name in ("broadcast_in_dim", "convert_element_type", "reshape") and all(
-                a.zero if isinstance(a, Literal) else a in zero for a in e.operands
-            ):
+            if facts_of(e.name).moves and all(a.zero if isinstance(a, Literal) else a in zero for a in e.operands):
                 zero.update(v for v in e.results if body.tensors[v].floating)
         cached = CONSTANTS[id(body)] = (body, Constants(frozenset(zero), frozenset(constant)))
     return cached[1]

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from unity.pcg.ir.program import Body, Equation
+from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, SCANNED
 from unity.pcg.propagation.solver import nested_body
-
-SCANNED = ("scan",)
-REMATERIALIZED = ("remat2", "checkpoint", "remat")
 
 
 def inside(equation: Equation) -> Body | None:

@@ -18,7 +18,7 @@ from jax.extend import core
 from unity.pcg.ir.nested_programs import bodies
 from unity.pcg.ir.program import Body, Equation, close, from_jaxpr
 from unity.pcg.jaxprs.foreign_primitives import first_order
-from unity.pcg.jaxprs.jaxprs import LINEAR_SOLVE, RULED, called
+from unity.pcg.jaxprs.jaxprs import CALLS, LINEAR_SOLVE, RULED, called
 from unity.pcg.jaxprs.scan_operands import constants_and_carry
 from unity.pcg.propagation import linear_solves as linear
 from unity.pcg.propagation.agreements import agreements, as_match, constant_results, is_agreeable
@@ -90,7 +90,7 @@ def equation_matches(body: Body, equation: Equation, known: Mapping[int, State])
         return _nested_matches(_NestedQuery(TABLE.version, equation.signature, equation.identity, tuple(known.items()), equation))
     spec = spec_of(body, equation) or Spec(())
     matches = matching(spec, known, n, m)
-    return [match for match in matches if match.name != "replicated"] if facts_of(equation.name).rounds else matches
+    return matches if facts_of(equation.name).replicable else [match for match in matches if match.name != "replicated"]
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def replicable(body: Body) -> bool:
     differ between devices. An operator whose derivative rounds would round each summand. A callback on the host has no cotangents.
     """
     return all(
-        is_replicable_call(e) if e.name in NESTED else e.name == ON_HOST or (e.name in TABLE and not facts_of(e.name).rounds)
+        is_replicable_call(e) if e.name in NESTED else e.name == ON_HOST or (e.name in TABLE and facts_of(e.name).replicable)
         for e in body.equations
     )
 
@@ -139,7 +139,7 @@ def is_replicable_call(equation: Equation) -> bool:
 
 def _rounds(body: Body) -> bool:
     """Return whether a derivative rule rounds cotangents, in nested programs too."""
-    return any(facts_of(e.name).rounds or any(map(_rounds, bodies(e))) for e in body.equations)
+    return any(not facts_of(e.name).replicable or any(map(_rounds, bodies(e))) for e in body.equations)
 
 
 def _call_matches(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
@@ -395,11 +395,7 @@ def _scan_loop_of(equation: Equation) -> Loop:
 
 
 NESTED: dict[str, Callable[[Equation, Mapping[int, State]], Any]] = {
-    "custom_jvp_call": _call_matches,
-    "custom_vjp_call": _call_matches,
-    "custom_vjp_call_jaxpr": _call_matches,
-    "remat2": _call_matches,
-    "checkpoint": _call_matches,
+    **dict.fromkeys(CALLS, _call_matches),
     "cond": _cond_matches,
     "while": loop_matches(while_loop_of, _solve_nested),
     "scan": loop_matches(_scan_loop_of, _solve_nested),

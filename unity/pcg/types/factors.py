@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -211,6 +212,16 @@ OPERANDS_AND_RESULT: DerivativeReads = (Reads(EVERY, EVERY),)
 NOTHING: DerivativeReads = (None,)
 
 
+class Role(Enum):
+    """The part of a primitive in an operator that people name by its work."""
+
+    WORK = "work"
+    LAYOUT = "changes the shape or the order of elements alone"
+    CONVERSION = "forwards values, perhaps in another type"
+    ARRANGEMENT = "cuts or joins values"
+    NUMBERING = "numbers elements"
+
+
 @dataclass(frozen=True)
 class Facts:
     """Facts about a primitive beside how it divides: its derivative, and how compilers and people see it.
@@ -230,14 +241,27 @@ class Facts:
     alone: bool = False  # always a separate operator, never part of a composite
     distinct: bool = False  # equal applications are not merged into one
     sizes_follow: bool = False  # sizes among its parameters follow from those of its results
-    layout: bool = False  # it changes the shape or the order of elements alone
+    role: Role = Role.WORK
+    identity: bool = False  # the result is the operand itself: no instruction of the compiled program
+    commutative: bool = False  # its two operands may be exchanged
+    pointwise: bool = False  # a function of numbers: each element of the result is that of the operands' elements at its place
+    slides: bool = False  # it reads windows of an operand
+    picks: bool = False  # each element of the result is one of a window
+    looks_up: bool = False  # it reads rows of a table
+    draws: bool = False  # it draws random bits
+    invariant: bool = False  # JAX cannot run it on operands that differ between devices
     key: bool = False  # it computes keys of random numbers
-    rounds: bool = False  # its derivative rounds cotangents: it is not replicated for use, since they would be partial sums
+    rounds: bool = False  # its derivative rounds cotangents
 
     @property
     def recomputed(self) -> bool:
         """Return whether the backward pass recomputes the result from the operands, rather than keep it."""
         return self.cheap or self.moves or self.reads == NOTHING
+
+    @property
+    def replicable(self) -> bool:
+        """Return whether it may be replicated for use, so that its cotangents are partial sums."""
+        return not (self.rounds or self.invariant)
 
     def reads_for(self, operand: int) -> Reads | None:
         """Return the residuals of the derivative in an operand, or None if it has none."""
@@ -281,6 +305,11 @@ def facts_of(name: str) -> Facts:
 def passes_gradients(name: str) -> bool:
     """Return whether a derivative flows through a primitive."""
     return facts_of(name).reads != NOTHING
+
+
+def is_convolution(name: str) -> bool:
+    """Return whether a primitive is a product of windows with a kernel."""
+    return facts_of(name).product and facts_of(name).slides
 
 
 def operator(

@@ -11,6 +11,7 @@ from jax.extend import core
 from jax.interpreters import mlir
 
 CAST = "unreplicate"
+CASTS = frozenset({"pvary", "pcast", CAST})  # primitives that change the axes along which a value varies, and nothing else
 TIME = "time"  # an axis outside of any mesh: pieces along it come one after the other
 
 

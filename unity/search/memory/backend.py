@@ -29,14 +29,13 @@ from dataclasses import dataclass
 from math import prod
 
 from unity.machine.machine import Machine
+from unity.pcg.capture.operator_names import LOOKUPS
 from unity.pcg.ir.graph import LOOPS, PARALLELIZATION, Node, Value
 from unity.pcg.ir.program import Tensor
 from unity.pcg.types.axis import Axis
-from unity.pcg.types.factors import facts_of
+from unity.pcg.types.factors import facts_of, is_convolution
 from unity.pcg.types.parallel_type import local_shape
 
-CONVOLUTION, POOLS = "conv_general_dilated", ("reduce_window_max", "reduce_window_min")
-LOOKUPS = ("embedding", "gather")
 RAGGED = "ragged_dot_general"
 ACCUMULATING = (*LOOPS, *LOOKUPS)  # the gradients of their operands are accumulated from zeros
 INDEX = 4  # bytes of an index
@@ -80,7 +79,7 @@ class Backend:
 
     def turned(self, reader: Node, v: Value) -> bool:
         """Return whether an operator's gradient reads an operand in another order of dimensions than other users."""
-        return self.turns and reader.kind == CONVOLUTION and v in reader.operands
+        return self.turns and is_convolution(reader.kind) and v in reader.operands
 
     def copies_for_collective(self, node: Node, axes: tuple[Axis, ...]) -> bool:
         """Return whether a change of type is a collective along a dimension that is not outermost, so that it copies."""
@@ -95,7 +94,7 @@ class Backend:
 
     def keeps_indices(self, node: Node) -> bool:
         """Return whether an operator's derivative needs nothing but the indices that the backend keeps."""
-        return self.indexes and node.kind in POOLS
+        return self.indexes and facts_of(node.kind).picks
 
     def extra(
         self, node: Node, local: Callable[[Value], float], argument: Callable[[Value], bool], looked_up: float = 0.0
@@ -118,7 +117,7 @@ class Backend:
         if self.eager and looked_up:
             return Extra(looked_up, start=looked_up)
         wide = sum(local(v) for v in (*node.operands, *node.results) if self.widens(node, v))
-        if self.turns and node.kind == CONVOLUTION and len(node.operands) > 1 and prod(node.operands[1].tensor.shape[2:]) > 1:
+        if self.turns and is_convolution(node.kind) and len(node.operands) > 1 and prod(node.operands[1].tensor.shape[2:]) > 1:
             turned = sum(local(v) for v in node.operands if argument(v))
             moved = sum(local(v) for v in node.operands if v.node.kind in PARALLELIZATION and not argument(v))
             return Extra(turned, wide + moved, turned, turned)

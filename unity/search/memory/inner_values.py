@@ -9,6 +9,7 @@ from unity.pcg.ir.program import Body
 from unity.pcg.propagation.halos import extended
 from unity.pcg.propagation.placement import placing
 from unity.pcg.types.axis import Axis
+from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import Type
 
 
@@ -43,7 +44,7 @@ class Inner:
     @cached_property
     def looked_up(self) -> float:
         """Bytes on one device of the inner values that gathers read from."""
-        tables = (e.operands[0] for e in self.body.equations if e.name == "gather")
+        tables = (e.operands[0] for e in self.body.equations if facts_of(e.name).looks_up)
         return sum(
             self.local(v, self.body.tensors[v].nbytes) for v in tables if isinstance(v, int) and self.body.tensors[v].floating
         )

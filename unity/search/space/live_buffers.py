@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unity.pcg.capture.group_slots import is_part
-from unity.pcg.ir.graph import CONSTRAIN, PARALLELIZATION, PCG, UNCHANGED, Node, Value
+from unity.pcg.ir.graph import PARALLELIZATION, PCG, UNCHANGED, Node, Value
+from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import Type, copies
 
 ARGUMENTS, GRADIENTS, SLOTS, RESULTS = "arguments", "gradients", "optimizer slots", "results"
 NOTHING_MOVES = ("replicate", "unreplicate", "view")
-NOTHING_RUNS = ((CONSTRAIN,), ("stop_gradient",))  # programs, by their primitives, for which nothing runs
 KEPT, CHANGED, AGAIN, WORKING = "kept for the backward pass", "changed copies", "computed again", "working set"
 COTANGENTS = "cotangents"
 FLIGHT = "on its way between steps"
@@ -33,7 +33,11 @@ def local(v: Value, graph: PCG) -> float:
 
 def stays(node: Node) -> bool:
     """Return whether a node's value aliases its operand, because nothing moves and nothing runs."""
-    return node.kind in NOTHING_MOVES or (node.body is not None and node.body.primitives in NOTHING_RUNS)
+    return node.kind in NOTHING_MOVES or (node.body is not None and _is_identity(node.body.primitives))
+
+
+def _is_identity(primitives: tuple[str, ...]) -> bool:
+    return len(primitives) == 1 and facts_of(primitives[0]).identity
 
 
 def unmoved(v: Value) -> Value:

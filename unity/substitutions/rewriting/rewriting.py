@@ -13,11 +13,10 @@ import networkx as nx
 from unity.pcg.capture.heavy_operators import pure
 from unity.pcg.ir.dead_code import deduplicated, used
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, close
+from unity.pcg.types.factors import facts_of
 from unity.substitutions.language.term import Variable
 from unity.substitutions.rewriting.occurrences import Occurrence
 from unity.substitutions.rewriting.writing import write
-
-COMMUTATIVE = frozenset({"add", "mul", "add_any", "max", "min"})
 
 
 def rewritten(body: Body, occurrence: Occurrence) -> Body | None:
@@ -130,7 +129,7 @@ def content_key(body: Body) -> str:
 
     for e in body.equations:
         operands = [of(a) for a in e.operands]
-        text = "\n".join([e.signature, *map(str, e.identity), *(sorted(operands) if e.name in COMMUTATIVE else operands)])
+        text = "\n".join([e.signature, *map(str, e.identity), *(sorted(operands) if facts_of(e.name).commutative else operands)])
         digest = hashlib.sha256(text.encode()).hexdigest()[:32]
         keys.update((v, f"{digest}.{k}") for k, v in enumerate(e.results))
     return hashlib.sha256("\n".join(of(a) for a in body.outputs).encode()).hexdigest()[:32]

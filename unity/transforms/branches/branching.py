@@ -21,7 +21,7 @@ from unity.pcg.propagation.scan_programs import SCANNED
 from unity.pcg.propagation.solver import nested_body
 from unity.pcg.types.axis import Axis
 from unity.transforms.branches.packing import packed
-from unity.transforms.branches.regions import LINEAR, Branch, BranchRegion, regions
+from unity.transforms.branches.regions import Branch, BranchRegion, joins_sums, regions
 from unity.transforms.pipelining import Pipelining
 from unity.transforms.pipelining.apart import applied
 from unity.transforms.pipelining.micro import WALK
@@ -160,7 +160,7 @@ class Forked:
         users = Uses(body).users
         for branch in region.branches:
             (user,) = set(users[branch.output])
-            while user not in joins and body.equations[user].name in LINEAR:
+            while user not in joins and joins_sums(body, body.equations[user]):
                 joins.add(user)
                 if user == region.join:
                     break

@@ -18,12 +18,12 @@ import networkx as nx
 from unity.pcg.capture.heavy_operators import Uses, constants
 from unity.pcg.ir.graph import CONSTRAIN
 from unity.pcg.ir.program import Body, Equation
+from unity.pcg.jaxprs.jaxprs import LOOPED
+from unity.pcg.propagation.solver import spec_of
 from unity.pcg.types.factors import facts_of
 from unity.transforms.pipelining.micro import WALK
 from unity.transforms.pipelining.splice import within
 
-LINEAR = frozenset({"add", "add_any", "sub", "concatenate"})  # joins through which a partial sum stays one
-LOOPED = frozenset({"scan", "while"})
 END = -1
 
 
@@ -107,7 +107,7 @@ class _Forks:
             members = self.members(end)
             if not self.works(members):
                 continue
-            inner = self.branches(end) if self.body.equations[end].name in LINEAR else []
+            inner = self.branches(end) if joins_sums(self.body, self.body.equations[end]) else []
             branches_of += inner if len(inner) > 1 else [Branch(members, self.body.equations[end].results[0])]
         return branches_of
 
@@ -126,11 +126,17 @@ def _heavy(e: Equation) -> bool:
     return facts_of(e.name).product or e.name in LOOPED
 
 
+def joins_sums(body: Body, e: Equation) -> bool:
+    """Return whether an equation joins partial sums to one: it is jointly linear in all of its operands, which are several."""
+    spec = spec_of(body, e)
+    return spec is not None and len(e.operands) > 1 and frozenset(range(len(e.operands))) in spec.linear
+
+
 def _everywhere(e: Equation) -> bool:
     return e.name == CONSTRAIN or within(e.scope, WALK)
 
 
 def _looks_up(body: Body, e: Equation) -> bool:
     """Whether an equation looks up rows of a table."""
-    floating = e.name == "gather" and body.tensors[e.results[0]].floating
+    floating = facts_of(e.name).looks_up and body.tensors[e.results[0]].floating
     return floating and any(n > 1 for n in e.params["slice_sizes"])

@@ -23,6 +23,7 @@ from unity.pcg.local.interpreter import BodyInterpreter
 from unity.pcg.operators.counter_bits import WORD, bits, is_counter_based
 from unity.pcg.propagation.scan_programs import REMATERIALIZED, programs
 from unity.pcg.propagation.solver import nested_body
+from unity.pcg.types.factors import facts_of
 from unity.transforms.pipelining.named import with_steps
 from unity.transforms.pipelining.splice import spliced
 
@@ -36,7 +37,7 @@ def draws(body: Body, size: int) -> bool:
 
 def by_sample(body: Body, e: Equation, size: int) -> bool:
     """Whether an equation draws bits for `size` samples that can be drawn sample by sample."""
-    if e.name != "random_bits":
+    if not facts_of(e.name).draws:
         return False
     key, shape = body.tensor(e.operands[0]), tuple(e.params["shape"])
     return is_counter_based(key.dtype) and key.ndim == 0 and bool(shape) and shape[0] % size == 0 and prod(shape) // size < WORD

@@ -18,13 +18,13 @@ from pathlib import Path
 
 from unity.base.errors import RuleError
 from unity.pcg.ir.program import Body, Equation
+from unity.pcg.jaxprs.jaxprs import CALLS
 from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.solver import NESTED, nested_body
 from unity.pcg.types.factors import TABLE, Match
 from unity.pcg.types.parallel_type import State
 from unity.substitutions.language.axioms import folder
 
-CALLS = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "remat2", "checkpoint"})
 Claim = tuple[str, str]  # a primitive, and kinds of states: "P R → P"
 
 

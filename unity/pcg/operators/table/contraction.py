@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -56,7 +57,7 @@ def convolve_pieces(operands: list[jax.Array], layout: Layout) -> list:
     return layout.bind(image, kernel, feature_group_count=groups, padding=tuple((0, 0) if d in split else p for d, p in space))
 
 
-@operator("conv_general_dilated", local=convolve_pieces, facts=PRODUCT)
+@operator("conv_general_dilated", local=convolve_pieces, facts=replace(PRODUCT, slides=True))
 def convolution(params: Any, operands: Any, results: Any) -> Spec:
     """Image [n, g·c, *space], kernel [g·o, c, *window] → [n, g·o, *space], in any order of dimensions.
 

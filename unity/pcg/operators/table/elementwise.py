@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import pi, prod, sqrt
 from typing import Any
 
@@ -26,6 +27,7 @@ from unity.pcg.types.factors import (
     Local,
     Place,
     Reads,
+    Role,
     Slot,
     Spec,
     at,
@@ -75,14 +77,13 @@ def _each(names: str, facts: Facts) -> Mapping[str, Facts]:
     return dict.fromkeys(names.split(), facts)
 
 
-NONLINEAR: Mapping[str, Facts] = {
+FUNCTIONS: Mapping[str, Facts] = {  # of real or complex numbers, to such
     **_each(
-        "acos acosh asin asinh atan atan2 atanh clz cos cosh digamma erf erfc lgamma log log1p log2"
-        " one_minus_square polygamma population_count shift_left shift_right_arithmetic shift_right_logical sin sinh zeta",
+        "acos acosh asin asinh atan atan2 atanh cos cosh digamma erf erfc lgamma log log1p log2 one_minus_square polygamma sin sinh"
+        " zeta",
         Facts(),
     ),
     **_each("igamma igamma_grad_a igammac", Facts(alone=True)),  # loops
-    "reduce_precision": Facts(linear_in=(EVERY,), rounds=True),
     **_each("cbrt erf_inv exp exp2 logistic sqrt tan tanh", Facts(RESULT)),
     "expm1": Facts(RESULT if jax.__version_info__ < (0, 12) else OPERANDS),
     **_each("bessel_i0e bessel_i1e rsqrt", Facts(OPERANDS_AND_RESULT)),
@@ -91,9 +92,16 @@ NONLINEAR: Mapping[str, Facts] = {
     "rem": Facts((Reads(NONE), *OPERANDS)),
     "polynomial": Facts((Reads(AllBut(at(1))),), linear_in=(AllBut(at(0)),)),  # in its coefficients
     **_each("integer_pow square", Facts(cheap=True, fused_into_reductions=True)),
-    **_each("abs max min", Facts(cheap=True)),
+    "abs": Facts(cheap=True),
+    **_each("max min", Facts(cheap=True, commutative=True)),
     "clamp": Facts((*OPERANDS, *OPERANDS, Reads(at(1, 2))), cheap=True),
-    **_each("eq ne lt le gt ge eq_to lt_to le_to and or not xor sign floor ceil round is_finite", FLAT),
+    **_each("sign floor ceil round", FLAT),
+}
+OTHERS: Mapping[str, Facts] = {
+    **_each("eq ne eq_to and or xor", replace(FLAT, commutative=True)),
+    **_each("lt le gt ge lt_to le_to not is_finite", FLAT),
+    **_each("clz population_count shift_left shift_right_arithmetic shift_right_logical", Facts()),
+    "reduce_precision": Facts(linear_in=(EVERY,), rounds=True, role=Role.CONVERSION),
 }
 DRAW = 60.0  # FLOPs of threefry: twenty rounds of an addition, a rotation and an exclusive or
 operator("threefry2x32", facts=Facts(key=True))(elementwise(work=DRAW))
@@ -107,23 +115,34 @@ def derived(function: Callable[[jax.Array], jax.Array], sign: float) -> Local:
 
 
 LOCAL = {"erf": derived(lax.erf, 1.0), "erfc": derived(lax.erfc, -1.0)}
-for _name, _facts in NONLINEAR.items():
-    operator(_name, local=LOCAL.get(_name), facts=_facts)(elementwise())
+for _name, _facts in FUNCTIONS.items():
+    operator(_name, local=LOCAL.get(_name), facts=replace(_facts, pointwise=True))(elementwise())
+for _name, _facts in OTHERS.items():
+    operator(_name, facts=_facts)(elementwise())
 # JAX's parameters of these two contain the shapes for which they were traced
 operator("frexp", local=lambda operands, layout: list(jnp.frexp(*operands)))(elementwise())
 operator("ldexp", local=lambda operands, layout: [jnp.ldexp(*operands)])(elementwise())
-operator("neg", "real", "imag", "conj", facts=Facts(cheap=True))(elementwise(linear=((0,),)))
-operator("copy", "name", facts=Facts(moves=True))(elementwise(linear=((0,),)))
-operator("stop_gradient", facts=Facts(NOTHING, moves=True))(elementwise(linear=((0,),), view=True))
-PLACED = {"sharding_constraint": Facts(), "constrain": Facts(alone=True, distinct=True)}
+operator("neg", facts=Facts(cheap=True, pointwise=True))(elementwise(linear=((0,),)))
+operator("real", "imag", "conj", facts=Facts(cheap=True))(elementwise(linear=((0,),)))
+FORWARDS = Facts(moves=True, role=Role.CONVERSION, identity=True)
+operator("copy", "name", facts=FORWARDS)(elementwise(linear=((0,),), view=True))
+operator("stop_gradient", facts=replace(FORWARDS, reads=NOTHING))(elementwise(linear=((0,),), view=True))
+PLACED = {"sharding_constraint": Facts(identity=True), "constrain": Facts(identity=True, alone=True, distinct=True)}
 for _name, _facts in PLACED.items():
     operator(_name, local=lambda operands, layout: list(operands), facts=_facts)(elementwise(linear=((0,),), view=True))
-operator("add", "sub", "add_any", facts=Facts(cheap=True))(elementwise(linear=((0, 1),)))
+operator("add", "add_any", facts=Facts(cheap=True, commutative=True))(elementwise(linear=((0, 1),)))
+operator("sub", facts=Facts(cheap=True))(elementwise(linear=((0, 1),)))
 operator("complex")(elementwise(linear=((0, 1),)))
-operator("mul", facts=Facts(cheap=True, fused_into_reductions=True))(elementwise(linear=((0,), (1,))))
+operator("mul", facts=Facts(cheap=True, fused_into_reductions=True, commutative=True))(elementwise(linear=((0,), (1,))))
 
 
-@operator("div")
+@operator("regularized_incomplete_beta", facts=Facts(alone=True, invariant=True))
+def incomplete_beta(params: Any, operands: Any, results: Any) -> Spec:
+    """Operands of one shape, none of which JAX lets differ between devices."""
+    return Spec((), (), prod(results[0].shape))
+
+
+@operator("div", facts=Facts(pointwise=True))
 def divide(params: Any, operands: Any, results: Any) -> Spec:
     """Dividend and divisor. Linear in the dividend, unless these are integers, whose quotients are rounded."""
     return elementwise(((0,),) if operands[0].floating else ())(params, operands, results)
@@ -136,7 +155,7 @@ def select(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(factors, (frozenset(range(1, len(operands))),), prod(results[0].shape))
 
 
-@operator("convert_element_type", facts=Facts(linear_in=(EVERY,), moves=True, fused_into_reductions=True))
+@operator("convert_element_type", facts=Facts(linear_in=(EVERY,), moves=True, fused_into_reductions=True, role=Role.CONVERSION))
 def convert(params: Any, operands: Any, results: Any) -> Spec:
     """One operand. Linear if the conversion is exact: a sum of rounded values is not the rounded sum."""
     linear = exact(operands[0].dtype, results[0].dtype)
@@ -186,7 +205,7 @@ def _own_part(operands: list[jax.Array], layout: Layout, **changed: Any) -> list
     return [layout.results[0].cut(result, [s for s in layout.results[0].slices if s not in divided])]
 
 
-@operator("random_bits", local=random_pieces, facts=FLAT)
+@operator("random_bits", local=random_pieces, facts=replace(FLAT, draws=True))
 def random_bits(params: Any, operands: Any, results: Any) -> Spec:
     """Keys. Devices share the work if the generator is counter-based."""
     return _from_keys(operands, results, is_counter_based(operands[0].dtype))

@@ -10,18 +10,19 @@ import jax
 from unity.pcg.jaxprs.rotation import ROTATION
 from unity.pcg.operators.layout import Layout
 from unity.pcg.operators.table.elementwise import every_dimension
-from unity.pcg.types.factors import NOTHING, WRAPPED, Factor, Facts, Halo, Slot, Spec, operator
+from unity.pcg.types.factors import NOTHING, WRAPPED, Factor, Facts, Halo, Role, Slot, Spec, operator
 from unity.pcg.types.parallel_type import Shape
 
 LINEAR = (frozenset({0}),)
-MOVES = Facts(moves=True, layout=True)
+MOVES = Facts(moves=True, role=Role.LAYOUT)
+ARRANGES = Facts(role=Role.ARRANGEMENT)
 
 
 def _broadcast_pieces(operands: list[jax.Array], layout: Layout) -> list:
     return layout.bind(*operands, shape=layout.results[0].local_shape)
 
 
-@operator("broadcast_in_dim", local=_broadcast_pieces, facts=Facts(moves=True, layout=True, sizes_follow=True))
+@operator("broadcast_in_dim", local=_broadcast_pieces, facts=Facts(moves=True, role=Role.LAYOUT, sizes_follow=True))
 def broadcast(params: Any, operands: Any, results: Any) -> Spec:
     """One operand, whose dimensions are parallel. It is replicated for use along new or widened dimensions."""
     shape, source = results[0].shape, dict(zip(params["broadcast_dimensions"], range(operands[0].ndim), strict=True))
@@ -74,7 +75,7 @@ def reshape(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(_common_factors(operands[0].shape, results[0].shape), LINEAR, view=True)
 
 
-@operator("squeeze", facts=Facts(moves=True, layout=True, sizes_follow=True))
+@operator("squeeze", facts=Facts(moves=True, role=Role.LAYOUT, sizes_follow=True))
 def squeeze(params: Any, operands: Any, results: Any) -> Spec:
     """One operand, without some dimensions of size one. The others are parallel."""
     return Spec(_common_factors(operands[0].shape, results[0].shape), LINEAR, view=True)
@@ -127,7 +128,7 @@ def _slice_pieces(operands: list[jax.Array], layout: Layout) -> list:
     return layout.bind(*operands, start_indices=start, limit_indices=limit)
 
 
-@operator("slice", local=_slice_pieces)
+@operator("slice", local=_slice_pieces, facts=ARRANGES)
 def slice_(params: Any, operands: Any, results: Any) -> Spec:
     """One operand. A dimension is parallel if the slice has all of it, or one of several equal parts.
 
@@ -158,7 +159,7 @@ def _split_pieces(operands: list[jax.Array], layout: Layout) -> list:
     return layout.bind(*operands, sizes=tuple(r.local_shape[axis] for r in layout.results))
 
 
-@operator("split", local=_split_pieces)
+@operator("split", local=_split_pieces, facts=ARRANGES)
 def split(params: Any, operands: Any, results: Any) -> Spec:
     """One operand, split along one dimension, which is parallel if all parts are equal: each device has its share of each."""
     axis, shape = params["axis"], operands[0].shape
@@ -169,7 +170,7 @@ def split(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(tuple(factors), LINEAR, view=len(results) == 1 or max(shape[:axis], default=1) <= 1)
 
 
-@operator("concatenate")
+@operator("concatenate", facts=ARRANGES)
 def concatenate(params: Any, operands: Any, results: Any) -> Spec:
     """Operands. The joined dimension is blocked, unless all operands have the same size: then each device joins its shares."""
     axis, shape = params["dimension"], results[0].shape
@@ -180,7 +181,7 @@ def concatenate(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(tuple(factors), (frozenset(range(len(operands))),))
 
 
-@operator("stack")
+@operator("stack", facts=ARRANGES)
 def stack(params: Any, operands: Any, results: Any) -> Spec:
     """Operands of one shape. The new dimension is blocked."""
     axis, shape = params["axis"], operands[0].shape
@@ -189,7 +190,7 @@ def stack(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(factors, (frozenset(range(len(operands))),))
 
 
-@operator("unstack")
+@operator("unstack", facts=ARRANGES)
 def unstack(params: Any, operands: Any, results: Any) -> Spec:
     """One operand. The dimension that is removed is blocked."""
     axis, shape = params["axis"], operands[0].shape
@@ -205,7 +206,7 @@ def tile(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(tuple(Factor(f"d{i}", n, (Slot(i),), (Slot(i, k),)) for i, (n, k) in enumerate(pairs) if n > 1), LINEAR)
 
 
-@operator("pad")
+@operator("pad", facts=ARRANGES)
 def pad(params: Any, operands: Any, results: Any) -> Spec:
     """Operand and padding value. Padded dimensions are blocked."""
     unpadded = [i for i, c in enumerate(params["padding_config"]) if tuple(c) == (0, 0, 0)]
@@ -221,7 +222,7 @@ def _iota_pieces(operands: list[jax.Array], layout: Layout) -> list:
     return [jax.lax.broadcast_in_dim(line, result.local_shape, (dim,))]
 
 
-@operator("iota", local=_iota_pieces, facts=Facts(NOTHING, sizes_follow=True))
+@operator("iota", local=_iota_pieces, facts=Facts(NOTHING, sizes_follow=True, role=Role.NUMBERING))
 def iota(params: Any, operands: Any, results: Any) -> Spec:
     """No operands. Every dimension is parallel."""
     return Spec(every_dimension([], results[0].shape), (), prod(results[0].shape))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -12,9 +13,10 @@ from unity.pcg.operators.table.sliding import Window, sliding
 from unity.pcg.types.factors import OPERANDS, Facts, Slot, Spec, at, operator
 from unity.pcg.types.parallel_type import Shape
 
-REDUCES = Facts(reads_buffers=True, alone=True)
+REDUCES = Facts(reads_buffers=True, alone=True, slides=True)
+PICKS = replace(REDUCES, picks=True)
 # the first operand is a tangent, or a cotangent, of which the second selects elements
-SELECTS = Facts((*OPERANDS, None), linear_in=(at(0),), reads_buffers=True, alone=True)
+SELECTS = Facts((*OPERANDS, None), linear_in=(at(0),), reads_buffers=True, alone=True, slides=True)
 
 
 def _spec(params: Any, operands: Any, results: Any, before: Shape, after: Shape, outside: str | None, linear: bool) -> Spec:
@@ -51,8 +53,8 @@ def window_pieces(operands: list[jax.Array], layout: Layout) -> list:
 
 
 operator("reduce_window_sum", local=window_pieces, facts=REDUCES)(windowed("sum", linear=True))
-operator("reduce_window_max", local=window_pieces, facts=REDUCES)(windowed("max"))
-operator("reduce_window_min", local=window_pieces, facts=REDUCES)(windowed("min"))
+operator("reduce_window_max", local=window_pieces, facts=PICKS)(windowed("max"))
+operator("reduce_window_min", local=window_pieces, facts=PICKS)(windowed("min"))
 operator("reduce_window", local=window_pieces, facts=REDUCES)(windowed())
 operator("select_and_gather_add", local=window_pieces, facts=SELECTS)(windowed())
 
