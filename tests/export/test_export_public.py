@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -89,6 +90,8 @@ VALUES: dict[str, Callable[[Any], Any]] = {
     "eig": lambda w: jnp.abs(jnp.linalg.eig(w)[0]),
     "schur": lambda w: jax.scipy.linalg.schur(w)[0],
     "tridiagonal": lambda w: lax.linalg.tridiagonal(symmetric(w))[1],
+    "hessenberg": lambda w: jnp.abs(lax.linalg.hessenberg(w)[0]),
+    "symmetric_product": lambda w: lax.linalg.symmetric_product(w, w + 1.0, beta=0.5, symmetrize_output=False),
     "reflectors": lambda w: jnp.linalg.qr(w, mode="raw")[0],
     "reflections": lambda w: lax.linalg.ormqr(w, w[0], w, transpose=True),
     "approximately": lambda w: lax.approx_max_k(w, 2)[0],
@@ -107,12 +110,16 @@ def test_values_equal_the_plans_where_jax_has_no_gradient(name: str, tmp_path: P
 
 def test_public_functions_are_written_for_the_primitives_that_they_are(tmp_path: Path) -> None:
     def loss(w: Any, x: Any) -> Any:
-        return jnp.linalg.eigh(symmetric(w))[0].sum() + jnp.abs(jnp.fft.fft(x)).sum() + jnp.linalg.solve(symmetric(w), x[0]).sum()
+        known = jnp.linalg.eigh(symmetric(w))[0].sum() + jnp.abs(jnp.fft.fft(x)).sum() + jnp.linalg.solve(symmetric(w), x[0]).sum()
+        reduced = lax.linalg.hessenberg(lax.stop_gradient(w))[0] + lax.linalg.tridiagonal(lax.stop_gradient(w), lower=False)[0]
+        return known + reduced.sum() + (lax.digamma(x) * lax.igamma(x, w)).sum()
 
     write(planned(Small(loss, f(4, 4), f(4, 4)), PAIR), tmp_path / "named.py")
     text = (tmp_path / "named.py").read_text()
-    for name in ("lax.linalg.eigh(", "lax.fft(", "lax.custom_linear_solve(", "lax.linalg.lu("):
+    for name in ("lax.linalg.eigh(", "lax.fft(", "lax.custom_linear_solve(", "lax.linalg.lu(", "lax.digamma("):
         assert name in text
+    assert "lax.linalg.hessenberg(" in text
+    assert re.search(r"lax\.linalg\.tridiagonal\(\w+, lower=False\)", text)
     assert "_p.bind" not in text
 
 

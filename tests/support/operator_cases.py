@@ -712,6 +712,20 @@ case(
     n(6, 4, 4),
     n(6, 4, 2),
 )
+for _op in ("hessenberg", "schur", "tridiagonal"):
+    case(_op, lambda a, op=_op: getattr(lax.linalg, op)(lax.stop_gradient(a + a.mT)), n(6, 3, 3))
+case(
+    "symmetric_product",
+    lambda a, c: lax.linalg.symmetric_product(*map(lax.stop_gradient, (a, c)), alpha=2.0, symmetrize_output=False),
+    n(6, 2, 6),
+    n(6, 2, 2),
+)
+case(
+    "symmetric_product, and a sum",
+    lambda a, c: lax.linalg.symmetric_product(*map(lax.stop_gradient, (a, c)), beta=0.5, symmetrize_output=False),
+    n(6, 2, 6),
+    n(6, 2, 2),
+)
 case("cholesky", lambda a: jnp.linalg.cholesky(a @ a.mT + jnp.eye(4)), n(6, 4, 4))
 case("eigh", lambda a: jnp.linalg.eigh(a @ a.mT)[0], n(6, 3, 3))
 case("eig", lambda a: jnp.linalg.eigvals(lax.stop_gradient(a)), n(6, 3, 3))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import jax
@@ -17,28 +18,14 @@ from unity.export.primitives.primitive_call import AppliedPrimitive, Printer, dt
 from unity.export.primitives.random_bits import PRIMITIVES_MODULE
 from unity.export.primitives.table import PRIMITIVES, precision_code
 from unity.export.source_code import Code, call, sequence
-from unity.pcg.ir.program import Equation
+from unity.pcg.ir.program import Equation, params_key
 
+FUNCTION_MODULES = ("lax", "lax.linalg")
 PUBLIC_MODULES = {"lax": lax, "lax.linalg": lax.linalg, PRIMITIVES_MODULE: primitives}  # that an exported file imports
 
 
 class NoPublicName(Exception):
     """A parameter without a public name in JAX. The message names it."""
-
-
-def printer_with_defaults(function: str, **defaults: Any) -> Printer:
-    """Return the printer of a function that takes all operands.
-
-    Args:
-        function: the function's name in the exported file.
-        defaults: its keyword parameters with their defaults, which are left out.
-    """
-
-    def printed(e: AppliedPrimitive) -> Code:
-        others = {k: e[k] for k, value in defaults.items() if e[k] != value}
-        return call(function, *e.codes, **{k: value_code(v) for k, v in others.items()})
-
-    return printed
 
 
 def _fft(e: AppliedPrimitive) -> Code:
@@ -51,10 +38,6 @@ def _eigh(e: AppliedPrimitive) -> Code:
         name: value_code(e[k]) for name, k in (("subset_by_index",) * 2, ("implementation", "algorithm")) if e[k] is not None
     }
     return call("lax.linalg.eigh", *e.codes, **options)
-
-
-def _permutation(e: AppliedPrimitive) -> Code:
-    return call("lax.linalg.lu_pivots_to_permutation", *e.codes, e["permutation_size"])
 
 
 def _ragged(e: AppliedPrimitive) -> Code:
@@ -78,25 +61,13 @@ def _ldexp(e: AppliedPrimitive) -> Code:
     return sequence([call("jnp.ldexp", *e.codes)])  # the primitive has a list of results
 
 
-_SIDES = {"left_side": False, "lower": False, "transpose_a": False, "conjugate_a": False, "unit_diagonal": False}
-
 FUNCTION_PRINTERS: Mapping[str, Printer] = {
     "fft": _fft,
     "eigh": _eigh,
-    "lu": printer_with_defaults("lax.linalg.lu"),
-    "lu_pivots_to_permutation": _permutation,
     "ragged_dot_general": _ragged,
     "geqrf": _geqrf,
-    "qr": printer_with_defaults("lax.linalg.qr", pivoting=False, full_matrices=True, use_magma=None),
-    "householder_product": printer_with_defaults("lax.linalg.householder_product"),
-    "ormqr": printer_with_defaults("lax.linalg.ormqr", left=True, transpose=False),
-    "hessenberg": printer_with_defaults("lax.linalg.hessenberg"),
-    "triangular_solve": printer_with_defaults("lax.linalg.triangular_solve", **_SIDES),
-    "tridiagonal": printer_with_defaults("lax.linalg.tridiagonal", lower=True),
-    "tridiagonal_solve": printer_with_defaults("lax.linalg.tridiagonal_solve", perturb_singular=False),
-    "regularized_incomplete_beta": printer_with_defaults("lax.betainc"),
-    "mulhi": printer_with_defaults("lax.mulhi"),
-    "frexp": printer_with_defaults("jnp.frexp"),
+    "regularized_incomplete_beta": lambda e: call("lax.betainc", *e.codes),
+    "frexp": lambda e: call("jnp.frexp", *e.codes),
     "ldexp": _ldexp,
 }
 
@@ -106,8 +77,44 @@ def printer_of(e: Equation) -> Printer | None:
     printer = PRIMITIVES.get(e.name) or FUNCTION_PRINTERS.get(e.name)
     if printer is not None:
         return printer
-    name = public_name(e.primitive)
-    return None if name is None else lambda applied: call(f"{name}.bind", *applied.codes, **_parameters(applied))
+    return None if public_name(e.primitive) is None else _by_public_name
+
+
+def _by_public_name(e: AppliedPrimitive) -> Code:
+    """Return a call of the public function that is this application, or else of the primitive."""
+    types = tuple(o.tensor.struct for o in e.operands)
+    for module in FUNCTION_MODULES:
+        options = _options(_Application(module, e.equation.signature, types, e.equation))
+        if options is not None:
+            return call(f"{module}.{e.name}", *e.codes, **{k: value_code(v) for k, v in options.items()})
+    return call(f"{public_name(e.equation.primitive)}.bind", *e.codes, **_parameters(e))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Application:
+    """An equation, the types of its operands, and a module whose function may be the same; equal ones have equal options."""
+
+    module: str
+    signature: str
+    types: tuple[jax.ShapeDtypeStruct, ...]
+    equation: Equation = dataclasses.field(compare=False)
+
+
+@lru_cache(maxsize=4096)
+def _options(application: _Application) -> Mapping[str, Any] | None:
+    """Return the keyword arguments with which a function of the primitive's name is exactly an equation, or None."""
+    e = application.equation
+    function = getattr(PUBLIC_MODULES[application.module], e.name, None)
+    if function is None:
+        return None
+    accepted = inspect.signature(function).parameters
+    options = {k: v for k, v in e.params.items() if k in accepted and accepted[k].default != v}
+    try:
+        program = jax.make_jaxpr(lambda *xs: function(*xs, **options))(*application.types).jaxpr
+    except (TypeError, ValueError):
+        return None
+    alike = [(eqn.primitive, eqn.invars, eqn.outvars, params_key(eqn.params)) for eqn in program.eqns]
+    return options if alike == [(e.primitive, program.invars, program.outvars, params_key(e.params))] else None
 
 
 def _parameters(e: AppliedPrimitive) -> dict[str, Code]:

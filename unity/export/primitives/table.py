@@ -286,17 +286,10 @@ JNP_FUNCTIONS = (
     "exp", "log", "log1p", "expm1", "tanh", "sin", "cos", "tan", "sqrt", "abs", "sign", "floor", "ceil", "square", "cbrt",
     "exp2", "sinh", "cosh", "real", "imag",
 )  # fmt: skip
-LAX_FUNCTIONS = (
-    "rsqrt", "logistic", "erf", "erfc", "erf_inv", "lgamma", "digamma", "is_finite", "acos", "asin", "atan", "acosh",
-    "asinh", "atanh", "bessel_i0e", "bessel_i1e", "clz", "population_count", "igamma", "igammac", "igamma_grad_a",
-    "polygamma", "zeta", "nextafter", "atan2", "complex", "shift_left", "shift_right_arithmetic", "shift_right_logical",
-    "stop_gradient",
-)  # fmt: skip
 
 PRIMITIVES: Mapping[str, Printer] = {
     **dict.fromkeys(INFIX, _infix),
     **{name: function_printer(f"jnp.{name}") for name in JNP_FUNCTIONS},
-    **{name: function_printer(f"lax.{name}") for name in LAX_FUNCTIONS},
     **dict.fromkeys(REDUCTION_METHODS, _reduce),
     **{f"reduce_{how}": (lambda e: call(f"lax.{e.name}", e.codes[0], tuple(e["axes"]))) for how in ("and", "or", "xor")},
     "neg": lambda e: prefix("-", e.codes[0]),

@@ -10,6 +10,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from unity.pcg.operators.layout import Layout as Pieces
 from unity.pcg.types.factors import NONE, NOTHING, RESULT, Factor, Facts, Reads, Slot, Spec, at, operator
+from unity.pcg.types.parallel_type import PARTIAL
 
 ALONE = Facts(alone=True)
 
@@ -20,13 +21,22 @@ def stacked(blocked: int, shape: tuple[int, ...], n_operands: int, n_results: in
     return tuple(Factor(f"b{i}", n, (Slot(i),) * n_operands, (Slot(i),) * n_results) for i, n in lead)
 
 
-@operator("eig", "geqrf", "svd", facts=ALONE)
+@operator("eig", "geqrf", "hessenberg", "schur", "svd", "tridiagonal", facts=ALONE)
 @operator("cholesky", "eigh", "qr", facts=Facts(RESULT, alone=True))
 @operator("lu", facts=Facts((Reads(NONE, at(0, 2)),), alone=True))
 def decomposition(params: Any, operands: Any, results: Any) -> Spec:
     """Matrices `[..., m, n]` to be factorized."""
     shape = operands[0].shape
     return Spec(stacked(2, shape, 1, len(results)), (), 2.0 * prod(shape) * min(shape[-2:]))
+
+
+@operator("symmetric_product", facts=Facts(product=True, reads_buffers=True, alone=True))
+def symmetric_product(params: Any, operands: Any, results: Any) -> Spec:
+    """Matrices `[..., m, n]` times their transposes, plus beta times others `[..., m, m]`. Parts of n yield partial sums."""
+    shape = operands[0].shape
+    last = len(shape) - 1
+    summed = Factor("n", shape[last], (Slot(last), PARTIAL if params["beta"] else None), (None,), "sum")
+    return Spec((*stacked(2, shape, 2, 1), summed), (), 2.0 * prod(shape) * shape[-2])
 
 
 @operator("lu_pivots_to_permutation", facts=Facts(NOTHING, alone=True))

@@ -14,13 +14,22 @@ from unity.verify.semantics.primitives.core import InterpreterRun, PrimitiveCall
 from unity.verify.semantics.primitives.unknown_functions import flatten_last, rowwise
 
 
-@meaning("cholesky", "eig", "eigh", "geqrf", "lu", "qr", "svd")
+@meaning("cholesky", "eig", "eigh", "geqrf", "hessenberg", "lu", "qr", "schur", "svd", "tridiagonal")
 def decomposition(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]) -> list[StackedValue]:
     """Factors of matrices in the last two dimensions: unknown functions of the whole matrix."""
     rows = [flatten_last(run.lift(v), 2) for v in values]
     shared = len(call.operands[0].shape) - 2
     shapes = [tuple(r.shape[shared:]) for r in call.results]
     return [StackedValue(x, False) for x in rowwise(run, call.function_name, rows, shapes)]
+
+
+@meaning("symmetric_product")
+def symmetric_product(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]) -> list[StackedValue]:
+    """Alpha times the product of matrices and their transposes, plus beta times other matrices."""
+    a, c = (run.lift(v) for v in values)
+    alpha, beta = (run.domain.constant(np.full((1,) * a.ndim, call.params[name])) for name in ("alpha", "beta"))
+    product = run.domain.dot(a, np.swapaxes(a, -1, -2))
+    return [StackedValue(run.domain.add(run.domain.mul(alpha, product), run.domain.mul(beta, c)), False)]
 
 
 @meaning("lu_pivots_to_permutation")
