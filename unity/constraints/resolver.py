@@ -13,7 +13,7 @@ from unity.pcg.parallel.wanted_types import Names, Wanted, axes_of
 from unity.pcg.propagation.choices import Choice
 from unity.pcg.types.parallel_type import State, partitioned
 from unity.search.space.dimensions import ProgramDimensions
-from unity.search.space.masks import Along, Pinned, names_of
+from unity.search.space.masks import Along, Pinned, names_of, pinned
 
 Dimension = str | tuple[str, int]  # one of `KINDS`, or a path of arguments and the number of their dimension
 KINDS = ("samples", "tensor", "weights")
@@ -43,7 +43,7 @@ class Resolver:
 
     def pinned(self, position: int, wanted: Wanted, rank: int) -> Pinned:
         """Return the rule that fixes the sharding of an operand or result. Raises ConstraintError if its rank does not allow it."""
-        return Pinned(position, wanted.slices(rank, self.names), tuple(axis.size for axis in self.machine.axes))
+        return pinned(position, wanted, rank, self.machine)
 
     def follows(self, dimension: Dimension) -> Callable[[int, int], bool]:
         """Return a predicate: whether a site (by number) that splits a dimension of the program (by rank) splits `dimension`.

@@ -22,7 +22,7 @@ from unity.pcg.ir.user_lines import line_behind
 from unity.pcg.parallel.stages import TWO_BW
 from unity.pcg.propagation.halos import undivided_windows
 from unity.pcg.types.axis import Axis
-from unity.pcg.types.parallel_type import show
+from unity.pcg.types.parallel_type import copies, show
 from unity.plan.summary import differentiated_in
 from unity.search.cost.prediction import CollectiveTerm, OperatorTerm, Prediction, predict
 from unity.search.cost.profile_lookup import ROOFLINE
@@ -150,7 +150,7 @@ def _arguments(plan: Plan) -> Table:
     rows = []
     for node in plan.pcg.inputs:
         tensor = node.tensors[0]
-        piece = tensor.nbytes / prod(a.size for a, s in zip(axes, node.types[0], strict=True) if s.kind == "P")
+        piece = tensor.nbytes / copies(node.types[0], axes)
         rows.append(((pattern(str(node.attributes["name"])), str(tensor), show(node.types[0], axes, tensor.ndim)), piece))
     return _filled(table, [(k[0], str(n), k[1], k[2], size(b)) for k, n, b in _grouped(rows)], "kinds of arguments")
 

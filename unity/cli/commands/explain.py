@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from unity.explain.tables import blocked
 from unity.explain.undivided import undivided
 from unity.explain.why import answers
 from unity.pcg.ir.user_lines import line_behind
+from unity.pcg.types.parallel_type import copies
 from unity.pcg.types.parallel_type import show as in_types
 from unity.plan.plan import Plan
 from unity.plan.summary import RuleUse, Summary, differentiated_in, summary_of
@@ -115,9 +115,8 @@ def _stored_arguments(summary: Summary) -> list[tuple[tuple[str, str, str], floa
     axes, rows = summary.graph.axes, []
     for node in summary.graph.inputs:
         tensor, type_ = node.tensors[0], node.types[0]
-        pieces = prod(a.size for a, s in zip(axes, type_, strict=True) if s.kind == "P")
         names = str(node.attributes["name"]), str(tensor), in_types(type_, axes, tensor.ndim)
-        rows.append((names, tensor.nbytes / pieces))
+        rows.append((names, tensor.nbytes / copies(type_, axes)))
     return rows
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from unity.machine.machine import Machine
 from unity.pcg.parallel.marks import mark_of
-from unity.pcg.parallel.wanted_types import Names, Slices
+from unity.pcg.parallel.wanted_types import Names, Slices, Wanted
 from unity.pcg.propagation.choices import Choice
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import State
@@ -152,14 +152,18 @@ def names_of(machine: Machine) -> Names:
     return axes | {v.name: tuple(k for k, a in enumerate(machine.axes) if a.level == i) for i, v in enumerate(machine.levels)}
 
 
+def pinned(position: int, wanted: Wanted, rank: int, machine: Machine) -> Pinned:
+    """Return the rule that fixes the sharding of an operand or result. Raises ConstraintError if its rank does not allow it."""
+    return Pinned(position, wanted.slices(rank, names_of(machine)), tuple(axis.size for axis in machine.axes))
+
+
 Restrict = Callable[[ProgramDimensions, Machine], Mapping[int, Mask]]  # returns the masks of the constrained sites
 
 
 def marked(dimensions: ProgramDimensions, machine: Machine) -> Mapping[int, Mask]:
     """Return the masks of the values that the program itself marks with `unity.constrain`."""
-    names, sites, sizes = names_of(machine), dimensions.opened.sites, tuple(axis.size for axis in machine.axes)
     return {
-        s: (Pinned(len(site.ports), mark_of(site.mark).slices(site.results[0].ndim, names), sizes),)
-        for s, site in enumerate(sites)
+        s: (pinned(len(site.ports), mark_of(site.mark), site.results[0].ndim, machine),)
+        for s, site in enumerate(dimensions.opened.sites)
         if site.mark is not None
     }
