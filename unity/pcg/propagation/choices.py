@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import gcd
+from itertools import product
+from math import gcd, inf
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import numpy as np
 from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.jaxprs.jaxprs import CALLS
 from unity.pcg.propagation.agreements import forwarded_inputs, nested_agreements
+from unity.pcg.propagation.dominance import superfluous
 from unity.pcg.propagation.halos import HaloEdge, halo_edges
 from unity.pcg.propagation.placement import along_axis, with_unused
 from unity.pcg.propagation.solver import Solution, Unmatched, nested_body, replicable, solve_either, spec_of
@@ -97,15 +99,19 @@ def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
     if not body.inputs or not replicable(body):
         by_states.pop(replicated.states, None)
     solutions: list[Solution] = []
-    for solution in _solutions(body, seeds):
+
+    def offer(solution: Solution) -> bool:
+        """Add a solution's choice unless another one does the same. Return whether its unused version may be useful."""
         solutions.append(solution)
-        if _is_useful(solution):
-            choice = choice_of(body, solution)
-            by_states.setdefault(choice.states, choice)
-    for solution in filter(None, [with_unused(body, s) for s in solutions if _is_useful(s)]):
-        solutions.append(solution)
-        choice = choice_of(body, solution)
-        by_states.setdefault(choice.states, choice)
+        choice, inside = choice_of(body, solution), solution.reduced or solution.contributed or solution.unused
+        if choice.states in by_states or (inside and superfluous(body, choice, by_states.values())):
+            return bool(solution.contributed)
+        by_states[choice.states] = choice
+        return True
+
+    useful = [s for s in _solutions(body, seeds) if offer(s)]
+    for solution in [other for s in useful for other in with_unused(body, s)]:
+        offer(solution)
     return _with_partitions(
         list(by_states.values()), {c: s for s in solutions for c in by_states.values() if c.states == s.operands + s.results}
     )
@@ -113,18 +119,7 @@ def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
 
 def operand_states(body: Body) -> Iterator[tuple[State, ...]]:
     """Yield the operands' states of every choice that partitions some operand, lazily, so that a caller may stop early."""
-    return (s.operands for s in _solutions(body, ()) if _is_useful(s))
-
-
-def _is_useful(solution: Solution) -> bool:
-    """Return whether a solution is worth being a choice.
-
-    If it only reduces an operand, a Reduce before the operator does the same on less data. This does not hold where the operand is
-    added to a sum that remains partial, and something else is reduced.
-    """
-    if not solution.reduced or PARTIAL not in solution.operands:
-        return True
-    return PARTIAL in solution.results and any(s.kind == "P" for s in solution.operands)
+    return (s.operands for s in _solutions(body, ()))
 
 
 def _solutions(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Solution]:
@@ -155,6 +150,8 @@ def _solutions(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Solution]:
             return
         if solution is None or not solution.matches:  # it is unused or replicated after all
             return
+        if _only_reduces_operands(body, solution):
+            return
         if all((s.operands, s.results) != (solution.operands, solution.results) for s in solutions):
             solutions.append(solution)
             yield solution
@@ -164,9 +161,23 @@ def _solutions(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Solution]:
     for solution in tuple(solutions):
         for results in _with_partial_results(body, solution):
             yield from with_boundary(solution.operands, results)
+        for known in _otherwise_whole(body, solution):
+            yield from extending(known)
     for a, b in _joinable_pairs(solutions):
-        joined = zip(body.inputs, _joined_operands(a, b), strict=True)
-        yield from extending({v: s for v, s in joined if s.kind == "P"})
+        joined = list(zip(body.inputs, _joined_operands(a, b), strict=True))
+        known = {v: s for v, s in joined if s == PARTIAL and (a.reduced or b.reduced)}
+        known |= {v: s for v, s in joined if s.kind == "P"}  # last, since what is set last is followed first
+        yield from extending(known)
+        if a.reduced and b.reduced and a.results == b.results:
+            yield from extending(known | {v: s for v, s in zip(body.outputs, a.results, strict=True) if isinstance(v, int)})
+
+
+def _only_reduces_operands(body: Body, solution: Solution) -> bool:
+    """Return whether a Reduce of its operands before the operator does what a solution does, on no more data."""
+    partial = [v for v, s in zip(body.inputs, solution.operands, strict=True) if s == PARTIAL]
+    if not partial or not solution.reduced or any(s.kind == "P" for s in solution.operands):
+        return False
+    return sum(body.tensors[v].nbytes for v in solution.reduced) >= sum(body.tensors[v].nbytes for v in partial)
 
 
 def _with_partial_results(body: Body, solution: Solution) -> Iterator[tuple[State, ...]]:
@@ -177,6 +188,38 @@ def _with_partial_results(body: Body, solution: Solution) -> Iterator[tuple[Stat
         yield tuple(PARTIAL if k in positions else s for k, s in enumerate(solution.results))
 
 
+def _otherwise_whole(body: Body, solution: Solution) -> Iterator[Mapping[int, State]]:
+    """Yield states with which a solution that has partial results may have its partial sums elsewhere.
+
+    If a value inside is no larger, that one is reduced, and the results are whole. A value inside that is added to another partial
+    sum may be whole, as all other operands, and be contributed.
+    """
+    partial = [(a, s) for a, s in zip(body.outputs, solution.results, strict=True) if s == PARTIAL and isinstance(a, int)]
+    results = [REPLICATED] if partial and _sums_less_inside(body, solution) else []
+    results += [PARTIAL] if partial and _adds_inside(body, solution) else []
+    if results:
+        operands = list(zip(body.inputs, solution.operands, strict=True))
+        sources = [{v: s for v, s in operands if s.kind == "P"}] + [{v: s} for v, s in operands if s == PARTIAL]
+        for source, result in product(filter(None, sources), results):
+            yield {v: source.get(v, REPLICATED) for v in body.inputs} | {a: result for a, _ in partial}
+
+
+def _sums_less_inside(body: Body, solution: Solution) -> bool:
+    """Return whether a partial sum inside is no larger than the partial results."""
+    results = {a for a, s in zip(body.outputs, solution.results, strict=True) if s == PARTIAL and isinstance(a, int)}
+    inner = (v for v, s in solution.states.items() if s == PARTIAL and v not in results and v not in body.inputs)
+    return min((body.tensors[v].nbytes for v in inner), default=inf) <= sum(body.tensors[a].nbytes for a in results)
+
+
+def _adds_inside(body: Body, solution: Solution) -> bool:
+    """Return whether a value that is computed inside, or that others read, is added to another partial sum."""
+    for e, match in zip(body.equations, solution.matches, strict=True):
+        summands = [a for a, s in zip(e.operands, match.operands, strict=True) if s == PARTIAL and isinstance(a, int)]
+        if len(set(summands)) > 1 and any(a not in body.inputs or len(body.touching[a]) > 1 for a in summands):
+            return True
+    return False
+
+
 def _joinable_pairs(solutions: list[Solution]) -> Iterator[tuple[Solution, Solution]]:
     """Yield pairs of solutions that may be joined: each partitions something that the other repeats.
 
@@ -185,9 +228,12 @@ def _joinable_pairs(solutions: list[Solution]) -> Iterator[tuple[Solution, Solut
     k = 0
     while k < len(solutions):
         for j in range(k):
-            joined = _joined_operands(solutions[j], solutions[k])
-            if any(s.kind == "P" for s in joined) and all(s.operands != joined for s in solutions):
-                yield solutions[j], solutions[k]
+            a, b = solutions[j], solutions[k]
+            joined = _joined_operands(a, b)
+            if any(s.kind in "PS" for s in joined) and all(
+                s.operands != joined or (a.reduced and b.reduced and s.results != a.results) for s in solutions
+            ):
+                yield a, b
         k += 1
 
 
@@ -202,14 +248,17 @@ def _seeds(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Mapping[int, State]]
     """Yield the states by variable to start from: each factor's, each partial input, and the given seeds."""
     for equation in body.equations:
         yield from _factor_seeds(body, equation)
-    for v in body.inputs:
-        if jnp.issubdtype(body.tensors[v].dtype, np.number):  # truth values and keys have no sum
-            yield {v: PARTIAL}
+    summable = [v for v in body.inputs if jnp.issubdtype(body.tensors[v].dtype, np.number)]  # truth values and keys have no sum
+    for v in summable:
+        yield {v: PARTIAL}
     boundary = (*body.inputs, *body.outputs)
     for position, state in seeds:
         atom = boundary[position]
         if isinstance(atom, int):
             yield {atom: state}
+    results = [a for a in body.outputs if isinstance(a, int) and a not in body.inputs and body.tensors[a].floating]
+    for v in summable if len(body.equations) > 1 and results else ():  # what else the results are sums of may be contributed
+        yield dict.fromkeys([v, *results], PARTIAL)
 
 
 def _factor_seeds(body: Body, equation: Equation) -> Iterator[Mapping[int, State]]:

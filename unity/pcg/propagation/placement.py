@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 
 from unity.pcg.ir.program import Body, Literal
-from unity.pcg.propagation.propagation import Unmatched
+from unity.pcg.propagation.propagation import Unmatched, contributions
 from unity.pcg.propagation.solver import Solution, solve_either
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, Type
 
@@ -45,48 +46,62 @@ def along_axis(body: Body, operands: tuple[State, ...], results: tuple[State, ..
 def _with_unused(body: Body, solution: Solution, operands: tuple[State, ...], results: tuple[State, ...]) -> Solution:
     """Return a solution with unused operands and results where the boundary states require them.
 
-    Values that lead to these results alone are computed alike on every device. Raises Unmatched if an unused operand leads to none.
+    Values that lead to these results alone are computed alike on every device, as are smaller values of unused operands, which are
+    replicated where others read them. Raises Unmatched if nothing is computed alike from an unused operand.
     """
     unused_inputs = frozenset(v for v, s in zip(body.inputs, operands, strict=True) if s == UNUSED)
     targets = [a for a, s in zip(body.outputs, results, strict=True) if s == UNUSED and isinstance(a, int)]
     targets += contributions(body, solution)
-    unused = frozenset(_producing(body, solution, _computable_alike(body, solution, unused_inputs).intersection(targets)))
+    alike = _computable_alike(body, solution, unused_inputs)
+    unused = frozenset(_producing(body, solution, alike.intersection(targets)))
+    if not unused_inputs <= unused:
+        unused |= frozenset(_producing(body, solution, _shrunk(body, alike, unused_inputs - unused)))
     if not unused_inputs <= unused:
         raise Unmatched
 
     def result_state(k: int, state: State) -> State:
         if state == UNUSED:  # a value that is the same on every device may be called replicated, too
             return REPLICATED if results[k] == REPLICATED else UNUSED
-        return UNUSED if body.outputs[k] in unused else state
+        return UNUSED if body.outputs[k] in unused and results[k] != REPLICATED else state
 
     result_states = tuple(result_state(k, state) for k, state in enumerate(solution.results))
     return replace(solution, operands=operands, results=result_states, unused=unused)
 
 
-def with_unused(body: Body, solution: Solution) -> Solution | None:
-    """Return the solution whose results and contributions to sums are unused wherever possible; None if nothing changes.
+def with_unused(body: Body, solution: Solution) -> Iterator[Solution]:
+    """Yield the solutions whose results and contributions to sums are unused wherever possible, and those whose operands are.
 
-    The operands from which these are computed become unused, too.
+    The operands from which the former are computed become unused, too; the latter's are those from which smaller values are
+    computed alike.
     """
-    alike = _computable_alike(body, solution, frozenset(v for v in body.inputs if solution.states[v] == REPLICATED))
+    inputs = frozenset(v for v in body.inputs if solution.states[v] == REPLICATED)
+    alike = _computable_alike(body, solution, inputs)
     targets = [a for a in (*body.outputs, *contributions(body, solution)) if isinstance(a, int) and a in alike]
     unused = frozenset(_producing(body, solution, targets))
-    operands, results = (
-        tuple(UNUSED if a in unused else s for a, s in zip(atoms, states, strict=True))
-        for atoms, states in ((body.inputs, solution.operands), (body.outputs, solution.results))
-    )
-    if not unused or (operands, results) == (solution.operands, solution.results):
-        return None
-    try:
-        return along_axis(body, operands, results)  # the running program is derived from the boundary states
-    except Unmatched:
-        return None
+    shrunk = frozenset(_producing(body, solution, _shrunk(body, alike, inputs)))
+    for inside, ends in dict.fromkeys([(unused, unused), (unused | shrunk, unused)]):
+        operands = tuple(UNUSED if a in inside else s for a, s in zip(body.inputs, solution.operands, strict=True))
+        results = tuple(UNUSED if a in ends else s for a, s in zip(body.outputs, solution.results, strict=True))
+        if inside and (operands, results) != (solution.operands, solution.results):
+            with suppress(Unmatched):
+                other = along_axis(body, operands, results)  # the running program is derived from the boundary states
+                if other is not None:
+                    yield other
 
 
-def contributions(body: Body, solution: Solution) -> list[int]:
-    """Return the variables that one device contributes to partial sums."""
-    atoms = (body.equations[i].operands[p] for i, p in sorted(solution.contributed))
-    return [a for a in atoms if isinstance(a, int)]
+def _shrunk(body: Body, alike: Collection[int], inputs: Collection[int]) -> set[int]:
+    """Return the variables that are computed alike from inputs and are no larger than what they are computed from."""
+
+    def nbytes(variables: Iterable[int]) -> int:
+        return sum(body.tensors[v].nbytes for v in variables)
+
+    shrunk = set[int]()
+    for e in body.equations:
+        operands = {a for a in e.operands if isinstance(a, int)}
+        sources = operands.intersection(inputs) | operands.intersection(shrunk)
+        if sources and {*e.results, *operands} <= set(alike) and nbytes(e.results) <= nbytes(sources):
+            shrunk.update(e.results)
+    return shrunk
 
 
 def _computable_alike(body: Body, solution: Solution, inputs: Collection[int]) -> set[int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from unity.pcg.ir.gradient_flow import wanted_by
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.jaxprs.jaxprs import NESTING
-from unity.pcg.types.factors import Match, facts_of
+from unity.pcg.types.factors import Match, facts_of, passes_gradients
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State
 
 Place = tuple[int, int]  # an equation, by number, and one of its operands
@@ -80,14 +80,24 @@ class Solution:
         return bool(self.unused) and not self.unused.isdisjoint(equation.results)
 
     def users(self, body: Body) -> dict[int, tuple[int, ...]]:
-        """Return for every variable that all devices compute alike the users that see it as replicated for use."""
+        """Return for every variable that all devices compute alike the users that see it as replicated for use.
+
+        Those without a derivative, such as comparisons, are left out: no cotangent of theirs is summed.
+        """
         users_of: dict[int, list[int]] = {v: [] for v in (*self.reduced, *self.unused)}
-        uses = [(a, k) for k, e in enumerate(body.equations) for a in dict.fromkeys(e.operands) if isinstance(a, int)]
+        differentiable = [(k, e) for k, e in enumerate(body.equations) if passes_gradients(e.name)]
+        uses = [(a, k) for k, e in differentiable for a in dict.fromkeys(e.operands) if isinstance(a, int)]
         uses += [(a, -1 - k) for k, a in enumerate(body.outputs) if isinstance(a, int)]
         for a, user in uses:
             if self.replicates(body, a, user):
                 users_of[a].append(user)
         return {v: tuple(users) for v, users in sorted(users_of.items())}
+
+
+def contributions(body: Body, solution: Solution) -> list[int]:
+    """Return the variables that one device contributes to partial sums."""
+    atoms = (body.equations[i].operands[p] for i, p in sorted(solution.contributed))
+    return [a for a in atoms if isinstance(a, int)]
 
 
 class Conflict(Exception):
@@ -96,7 +106,7 @@ class Conflict(Exception):
     Attributes:
         variable: a partial value that could be reduced first, if there is one.
         places: operands that could be contributed.
-        summed: whether a result of the equation must be a partial sum.
+        summed: whether a result of the equation must be a partial sum, or an input is one that could be contributed to a sum.
     """
 
     def __init__(self, variable: int | None, places: Iterable[Place] = (), summed: bool = False) -> None:
@@ -134,7 +144,7 @@ class Propagation:
             matches_of: returns the matches of an equation.
             contributed: operands that are contributed to partial sums; None if none may be.
         """
-        self.body, self.reduced, self.matches_of = body, dict(reduced), matches_of
+        self.body, self.known, self.reduced, self.matches_of = body, known, dict(reduced), matches_of
         self.contributing, self.contributed = contributed is not None, frozenset(contributed or ())
         self.states: dict[int, State] = {}
         self.matches: list[Match | None] = [None] * len(body.equations)
@@ -178,6 +188,8 @@ class Propagation:
         e = self.body.equations[i]
         matches = self.matches_of(self.body, e, self.view(i))
         operands = [(p, a) for p, a in enumerate(e.operands) if (i, p) not in self.contributed]
+        summed = any(self.states.get(v) == PARTIAL for v in e.results)  # and neither a maximum nor a truth value over devices
+        matches = [m for m in matches if m.reduction in ("", "sum")] if summed else matches
         return [m for m in matches if all(self.may_be(a, m.operands[p]) for p, a in operands)]
 
     def may_be(self, atom: Atom, state: State) -> bool:
@@ -200,9 +212,10 @@ class Propagation:
             return
         candidates = self.candidates(i)
         if not candidates:
-            partial = self.partial_operand(i)
             summed = any(self.states.get(v) == PARTIAL for v in self.body.equations[i].results)
-            raise Conflict(self.partial_result(i) if partial is None else partial, self.contributable(i), summed)
+            partial = (v for v in (self.partial_operand(i), self.partial_result(i)) if v is not None)
+            smallest = min(partial, key=lambda v: self.body.tensors[v].nbytes, default=None)
+            raise Conflict(smallest, self.contributable(i), summed or self.follows_partial(i))
         if not default and (len(candidates) > 1 or self.may_reduce(i) or self.may_contribute(i, candidates[0])):
             return
         replicate = default and candidates[-1].name == "replicated"
@@ -239,10 +252,14 @@ class Propagation:
                 raise Conflict(self.partial_operand(i))
 
     def partial_operand(self, i: int) -> int | None:
-        """Return a partial operand that could be reduced before this equation."""
-        operands = self.body.equations[i].operands
-        partial = (a for a in operands if isinstance(a, int) and a not in self.reduced and self.states.get(a) == PARTIAL)
-        return next(partial, None)
+        """Return a partial operand that could be reduced where it is produced: not an input of the body."""
+        inner = (a for a in self.body.equations[i].operands if isinstance(a, int) and a not in self.body.inputs)
+        return next((a for a in inner if a not in self.reduced and self.states.get(a) == PARTIAL), None)
+
+    def follows_partial(self, i: int) -> bool:
+        """Return whether an input that this equation reads is a partial sum only because another equation needs it so."""
+        partial = (a for a in self.body.equations[i].operands if isinstance(a, int) and self.states.get(a) == PARTIAL)
+        return any(a in self.body.inputs and a not in self.known for a in partial)
 
     def contributable(self, i: int) -> Iterator[Place]:
         """Yield the whole operands of an equation that would have to be contributed to be added to its partial operands."""
@@ -265,9 +282,10 @@ class Propagation:
         yield from zip(e.results, match.results, strict=True)
 
     def may_contribute(self, i: int, match: Match) -> bool:
-        """Return whether a match needs a partial operand that may still be produced whole, and be contributed."""
-        inner = ((a, s) for a, s in zip(self.body.equations[i].operands, match.operands, strict=True) if a not in self.body.inputs)
-        return self.contributing and any(isinstance(a, int) and s == PARTIAL and self.states.get(a) is None for a, s in inner)
+        """Return whether a match needs a partial operand that may still be whole, for others that read it, and be contributed."""
+        operands = zip(self.body.equations[i].operands, match.operands, strict=True)
+        partial = (a for a, s in operands if isinstance(a, int) and s == PARTIAL and a not in self.states)
+        return self.contributing and any(a not in self.body.inputs or len(self.body.touching[a]) > 1 for a in partial)
 
     def may_reduce(self, i: int) -> bool:
         """Return whether a result that users need whole could still be produced partial and reduced, as operands are unknown."""

@@ -24,7 +24,7 @@ from unity.pcg.propagation import linear_solves as linear
 from unity.pcg.propagation.agreements import agreements, as_match, constant_results, is_agreeable
 from unity.pcg.propagation.derivative_rules import Unreadable, is_readable, jvp_body, vjp_bodies
 from unity.pcg.propagation.loops import Loop, loop_matches, while_loop_of
-from unity.pcg.propagation.propagation import Conflict, Place, Propagation, Solution, Unmatched
+from unity.pcg.propagation.propagation import Conflict, Place, Propagation, Solution, Unmatched, contributions
 from unity.pcg.types.factors import TABLE, Differentiated, Match, Spec, facts_of, matching
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State
 
@@ -54,19 +54,57 @@ def solve(body: Body, known: Mapping[int, State], contributing: bool = False) ->
         contributing: contribute whole values to partial sums, where possible, rather than reduce the sums.
     """
     reduced: dict[int, str] = {}
+    whole: set[int] = set()  # variables that turned out to be no sums once others were reduced
     contributed: set[Place] = set()
+    may_contribute = False
     while True:
         try:
             unreduced = {v: s for v, s in known.items() if v not in reduced or s != REPLICATED}  # users see it reduced
-            return Propagation(body, unreduced, reduced, equation_matches, contributed if contributing else None).run()
+            solution = Propagation(body, unreduced, reduced, equation_matches, contributed if contributing else None).run()
         except Conflict as conflict:
             if contributing and not conflict.places <= contributed:
                 contributed |= conflict.places
                 continue
-            variable = conflict.variable
-            if variable is None or variable in reduced or variable in body.inputs:
-                raise Unmatched(not contributing and (bool(conflict.places) or conflict.summed)) from None
+            may_contribute = may_contribute or bool(conflict.places) or conflict.summed
+            variable = None if conflict.variable is None else _smallest_in_chain(body, conflict.variable)
+            if variable is None or variable in reduced or variable in body.inputs or variable in whole:
+                raise Unmatched(not contributing and may_contribute) from None
             reduced[variable] = "sum"
+        else:
+            stale = {v for v in reduced if solution.states[v] != PARTIAL}
+            if not stale and all(solution.seen(a) == REPLICATED for a in contributions(body, solution)):
+                return solution
+            if not stale:
+                raise Unmatched
+            whole |= stale
+            reduced = {v: kind for v, kind in reduced.items() if v not in stale}
+
+
+def _smallest_in_chain(body: Body, variable: int) -> int:
+    """Return the variable to reduce for another one: the smallest in the chain of sums of one operand that it is part of."""
+    producers = {v: e for e in body.equations for v in e.results}
+    chain, first, last = [variable], variable, variable
+    while first in producers and (operand := _summand(body, producers[first])) is not None:
+        first = operand
+        chain.append(first)
+    while (user := _sole_user(body, last)) is not None and _summand(body, user) is not None and user.results[0] not in body.outputs:
+        last = user.results[0]
+        chain.append(last)
+    return min(chain, key=lambda v: body.tensors[v].nbytes)
+
+
+def _sole_user(body: Body, variable: int) -> Equation | None:
+    users = [e for i in body.touching.get(variable, ()) if variable in (e := body.equations[i]).operands]
+    return users[0] if len(users) == 1 and variable not in body.outputs and len(users[0].results) == 1 else None
+
+
+def _summand(body: Body, equation: Equation) -> int | None:
+    """Return the only variable that an equation reads, if its result is the partial sum of that and either may be reduced."""
+    operands = [a for a in equation.operands if isinstance(a, int)]
+    if len(operands) != 1 or operands[0] in body.inputs:
+        return None
+    matches = equation_matches(body, equation, {len(equation.operands): PARTIAL})
+    return operands[0] if any(PARTIAL in match.operands for match in matches) else None
 
 
 def solve_either(body: Body, known: Mapping[int, State]) -> Solution:
