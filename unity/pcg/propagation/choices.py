@@ -18,7 +18,7 @@ from unity.pcg.propagation.agreements import forwarded_inputs, nested_agreements
 from unity.pcg.propagation.dominance import superfluous
 from unity.pcg.propagation.halos import HaloEdge, halo_edges
 from unity.pcg.propagation.placement import along_axis, with_unused
-from unity.pcg.propagation.solver import Solution, Unmatched, nested_body, replicable, solve_either, spec_of
+from unity.pcg.propagation.solver import Solution, Unmatched, nested_body, replicable, solve, solve_either, spec_of
 from unity.pcg.types.factors import Match, Slot, facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
 
@@ -128,7 +128,7 @@ def _solutions(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Solution]:
         return
     solutions: list[Solution] = []
 
-    def extending(known: Mapping[int, State]) -> Iterator[Solution]:
+    def extending(known: Mapping[int, State], contributing: bool = False) -> Iterator[Solution]:
         """Yield the new solutions with these states, including the alternatives where they leave a state open."""
         stack = [known]
         while stack:
@@ -136,11 +136,12 @@ def _solutions(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Solution]:
             if any(all(s.states.get(v) == state for v, state in known.items()) for s in solutions):
                 continue
             try:
-                first = solve_either(body, known)
+                first = solve(body, known, contributing=True) if contributing else solve_either(body, known)
             except Unmatched:
                 continue
             stack += [{**known, **other} for other in first.open if all(known.get(v, s) == s for v, s in other.items())]
-            yield from with_boundary(first.operands, first.results)
+            if not _only_reduces_operands(body, first):
+                yield from with_boundary(first.operands, first.results)
 
     def with_boundary(operands: tuple[State, ...], results: tuple[State, ...]) -> Iterator[Solution]:
         """Yield the solution with these boundary states if it is new: the running program is derived from them alone."""
@@ -150,19 +151,19 @@ def _solutions(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Solution]:
             return
         if solution is None or not solution.matches:  # it is unused or replicated after all
             return
-        if _only_reduces_operands(body, solution):
-            return
         if all((s.operands, s.results) != (solution.operands, solution.results) for s in solutions):
             solutions.append(solution)
             yield solution
 
     for known in _seeds(body, seeds):
         yield from extending(known)
+    for known in _sums_of(body):
+        yield from extending(known, contributing=True)
     for solution in tuple(solutions):
         for results in _with_partial_results(body, solution):
             yield from with_boundary(solution.operands, results)
         for known in _otherwise_whole(body, solution):
-            yield from extending(known)
+            yield from extending(known, contributing=PARTIAL in known.values())
     for a, b in _joinable_pairs(solutions):
         joined = list(zip(body.inputs, _joined_operands(a, b), strict=True))
         known = {v: s for v, s in joined if s == PARTIAL and (a.reduced or b.reduced)}
@@ -248,17 +249,25 @@ def _seeds(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Mapping[int, State]]
     """Yield the states by variable to start from: each factor's, each partial input, and the given seeds."""
     for equation in body.equations:
         yield from _factor_seeds(body, equation)
-    summable = [v for v in body.inputs if jnp.issubdtype(body.tensors[v].dtype, np.number)]  # truth values and keys have no sum
-    for v in summable:
+    for v in _summable(body):
         yield {v: PARTIAL}
     boundary = (*body.inputs, *body.outputs)
     for position, state in seeds:
         atom = boundary[position]
         if isinstance(atom, int):
             yield {atom: state}
+
+
+def _sums_of(body: Body) -> Iterator[Mapping[int, State]]:
+    """Yield the states in which the results are sums of a partial input; what else they are sums of may be contributed."""
     results = [a for a in body.outputs if isinstance(a, int) and a not in body.inputs and body.tensors[a].floating]
-    for v in summable if len(body.equations) > 1 and results else ():  # what else the results are sums of may be contributed
+    for v in _summable(body) if len(body.equations) > 1 and results else ():
         yield dict.fromkeys([v, *results], PARTIAL)
+
+
+def _summable(body: Body) -> list[int]:
+    """Return the inputs that have a sum: truth values and keys have none."""
+    return [v for v in body.inputs if jnp.issubdtype(body.tensors[v].dtype, np.number)]
 
 
 def _factor_seeds(body: Body, equation: Equation) -> Iterator[Mapping[int, State]]:
