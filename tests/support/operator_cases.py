@@ -468,10 +468,6 @@ def attention(q: Any, k: Any, v: Any) -> Any:
     return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s), v)
 
 
-def _chosen(x: Any, y: Any) -> Any:
-    return jax.nn.relu(jnp.where(x > 0, x, y))
-
-
 case("softmax", jax.nn.softmax, n(4, 6))
 case("softmax, masked", lambda x, m: jax.nn.softmax(x, where=m), n(4, 6), np.tile([True, False, True], (4, 2)))
 case("log_softmax", jax.nn.log_softmax, n(4, 6))
@@ -482,16 +478,6 @@ case("batch norm", batch_norm, n(6, 2, 2, 6), n(6), n(6))
 case("group norm", group_norm, n(2, 3, 12), n(12))
 case("RMS norm", lambda x, g: x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * g, n(4, 6), n(6))
 case("attention", attention, n(2, 6, 6, 2), n(2, 6, 6, 2), n(2, 6, 6, 2))
-# Values are reduced, or contributed to a sum, where they are smallest
-case("tanh of a sum of two", lambda x, y: jnp.tanh(x + y), n(4, 6), n(4, 6))
-case("tanh of sums, times another", lambda x, y: jnp.tanh(x.sum(1, keepdims=True)) * y, n(4, 6), n(4, 6))
-case("difference from another's mean", lambda x, y: y - x.mean(), n(4, 6), n(4, 6))
-case("product of two and a third", lambda x, y, z: jnp.tanh(x) * y + z, n(4, 6), n(4, 6), n(4, 6))
-case("choice by one of two, or another's sum", lambda x, y: _chosen(-x.T, y.sum()), n(4, 6), n(4, 6))
-case("maximum and another", lambda x, y: x.max(1, keepdims=True) - y, n(4, 6), n(4, 6))
-case("choice by one of two", lambda x, y: jnp.where(x > 0, y, x), n(4, 6), n(4, 6))
-case("first of many rows, repeated", lambda x, y: jnp.tile(x[:1], (4, 1)) * y, n(12, 6), n(4, 6))
-case("square of a sum in float32", lambda x, y: jnp.square(x + y).astype(jnp.float32), n(4, 6), n(4, 6))
 case(
     "attention, grouped",
     lambda q, k: jnp.einsum("bqgrd,bkgd->bgrqk", q.reshape(2, 4, 6, 2, 3), k),
@@ -876,3 +862,20 @@ def halved(x, steps):
 case("while, vmapped", lambda x, i: jax.vmap(halved)(lax.stop_gradient(x), i), n(4, 6), ints(4, 4))
 case("random, constant key", lambda x: jax.random.bernoulli(jax.random.key(3), 0.5, (4, 6)) * x, n(4, 6))
 case("device_put of two", lambda x, y: jax.device_put((x * 2, y + 1)), n(4, 6), n(6))
+
+# Values are reduced, or contributed to a sum, where they are smallest
+
+
+def _chosen(x: Any, y: Any) -> Any:
+    return jax.nn.relu(jnp.where(x > 0, x, y))
+
+
+case("tanh of a sum of two", lambda x, y: jnp.tanh(x + y), n(4, 6), n(4, 6))
+case("tanh of sums, times another", lambda x, y: jnp.tanh(x.sum(1, keepdims=True)) * y, n(4, 6), n(4, 6))
+case("difference from another's mean", lambda x, y: y - x.mean(), n(4, 6), n(4, 6))
+case("product of two and a third", lambda x, y, z: jnp.tanh(x) * y + z, n(4, 6), n(4, 6), n(4, 6))
+case("choice by one of two, or another's sum", lambda x, y: _chosen(-x.T, y.sum()), n(4, 6), n(4, 6))
+case("maximum and another", lambda x, y: x.max(1, keepdims=True) - y, n(4, 6), n(4, 6))
+case("choice by one of two", lambda x, y: jnp.where(x > 0, y, x), n(4, 6), n(4, 6))
+case("first of many rows, repeated", lambda x, y: jnp.tile(x[:1], (4, 1)) * y, n(12, 6), n(4, 6))
+case("square of a sum in float32", lambda x, y: jnp.square(x + y).astype(jnp.float32), n(4, 6), n(4, 6))
