@@ -26,10 +26,11 @@ TINY = 1 / 1024  # the bytes that count as none, as a fraction of the largest te
 def superfluous(body: Body, choice: Choice, others: Collection[Choice]) -> bool:
     """Return whether one of several other choices does what a choice does that reduces or contributes values inside.
 
-    One that reduces without partial operands is replaced only by a choice that partitions the same operands.
+    One that reduces without partial operands is replaced only by a choice that partitions the same operands, and either has the
+    same results or leaves one to be reduced.
     """
-    if PARTIAL not in choice.operands:
-        others = [c for c in others if _partitions(c) == _partitions(choice)]
+    if PARTIAL not in choice.operands and any(r.kind for r in choice.reduced):
+        others = [c for c in others if _partitions(c) == _partitions(choice) and _leaves_results(c, choice)]
     largest = max((body.tensor(a).nbytes for a in (*body.inputs, *body.outputs)), default=0)
     forward, backward = (sent * (1 + SLIGHT) + largest * TINY for sent in _inside(choice))
     return any(_replaces(body, other, choice, (forward, backward)) for other in others)
@@ -37,6 +38,11 @@ def superfluous(body: Body, choice: Choice, others: Collection[Choice]) -> bool:
 
 def _partitions(choice: Choice) -> list[State | None]:
     return [s if s.kind == "P" else None for s in choice.operands]
+
+
+def _leaves_results(choice: Choice, other: Choice) -> bool:
+    """Return whether a choice has the results of another one, or a partial result where that has a whole one."""
+    return choice.results == other.results or any(s == PARTIAL != t for s, t in zip(choice.results, other.results, strict=True))
 
 
 def _replaces(body: Body, choice: Choice, other: Choice, limits: tuple[float, float]) -> bool:
